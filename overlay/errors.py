@@ -1,0 +1,74 @@
+"""The exceptions that end a command, each with the exit code it ends it with.
+
+Every message says what was expected, what was found, where, and what to do next.
+"""
+
+from __future__ import annotations
+
+
+class OverlayError(Exception):
+    """Something in the usage or the environment stops the command.
+
+    :ivar exit_code: the exit status of the command line (2: usage or environment).
+    """
+
+    exit_code = 2
+
+
+class UsageError(OverlayError):
+    """The command was asked for something it does not do."""
+
+
+class PatchFormatError(OverlayError):
+    """A patch or a feature folder is malformed.
+
+    :param file: the malformed file, as the user would name it.
+    :param line: 1-based line, or ``None`` where the whole file is meant.
+    :param problem: what is wrong, and what would be right.
+    """
+
+    def __init__(self, file: str, line: int | None, problem: str) -> None:
+        self.file, self.line, self.problem = file, line, problem
+        place = file if line is None else f"{file}:{line}"
+        super().__init__(f"{place}: {problem}")
+
+
+class PatchFormatErrors(OverlayError):
+    """Every malformed place of a patch folder, reported together."""
+
+    def __init__(self, errors: list[PatchFormatError]) -> None:
+        self.errors = tuple(errors)
+        super().__init__("\n".join(str(error) for error in errors))
+
+
+class TargetError(OverlayError):
+    """The target cannot be found or read, or is no vLLM."""
+
+
+class PackageIndexError(OverlayError):
+    """The package index cannot be reached, or does not serve what is needed."""
+
+
+class ArchiveError(TargetError):
+    """A wheel or sdist is damaged, dangerous, or too large to be read."""
+
+
+class TransactionError(OverlayError):
+    """The target could not be written; it is in one of the two whole states."""
+
+
+class LedgerError(OverlayError):
+    """The ledger of a target is damaged, or was written by a newer overlay."""
+
+
+class RevertRefused(OverlayError):
+    """Somebody edited a patched file after us; reverting would lose the edit.
+
+    :ivar paths: the files that were edited.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, paths: tuple[str, ...]) -> None:
+        self.paths = paths
+        super().__init__(message)
