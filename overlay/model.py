@@ -83,7 +83,7 @@ class AddedFile:
 
 @dataclass(frozen=True)
 class UpstreamTest:
-    """What shows that a release itself has a feature: ``contains`` stands in ``scope`` of ``path``."""
+    """What shows that a release has a feature: ``contains`` stands in ``scope`` of ``path``."""
 
     path: str
     scope: str
