@@ -75,7 +75,12 @@ SHAPES: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [],
     },
 }
-_SHARED_BY_DRAFT = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")
+_SHARED_BY_DRAFT: tuple[str, ...] = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+)
 _SHARED_BY_DRAFT += ("num_key_value_heads", "head_dim")
 _PROMPT_TOKENS = 128
 
