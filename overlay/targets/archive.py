@@ -1,0 +1,95 @@
+"""Wheel and sdist files: told apart by content, read without extracting, within limits.
+
+What a member's path may be, and how much is read at most, is decided here for both kinds, and for
+the wheels and sdists that ``release`` fetches.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from overlay.errors import ArchiveError
+from overlay.targets.metadata import unreadable
+from overlay.targets.target import MAX_FILE_BYTES, Target
+
+#: More members than this are no vLLM (0.33.0 has 9629).
+MAX_MEMBERS = 200_000
+
+#: More unpacked bytes than this are no sdist of vLLM (0.33.0 has 137 million).
+MAX_UNPACKED_BYTES = 1 << 30
+
+#: An archive that grows more than this many times is a bomb (Python sources grow 3 to 6 times) ...
+MAX_RATIO = 100
+
+#: ... once it has grown to more than this many bytes.
+RATIO_FREE_BYTES = 64 * 1024 * 1024
+
+#: The suffixes of the files that are taken out of a release: what a patch could mean.
+TEXT_SUFFIXES = (
+    ".cfg .cpp .cu .cuh .h .ini .jinja .jinja2 .json .md .py .pyi .sh .toml .txt .typed .yaml .yml"
+).split()
+
+
+def resolve_archive(path: Path, name: str) -> Target:
+    """The read-only target in a wheel or an sdist file, which the user called ``name``.
+
+    :raises ArchiveError: if it is neither, is damaged, dangerous or too large, or holds no vLLM.
+    """
+    try:
+        with open(path, "rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise ArchiveError(unreadable(path, error)) from error
+    if magic[:2] == b"PK":
+        from overlay.targets.wheel import resolve_wheel
+
+        return resolve_wheel(path, name)
+    if magic[:2] == b"\x1f\x8b":
+        from overlay.targets.sdist import resolve_sdist
+
+        return resolve_sdist(path, name)
+    found = "an empty file" if not magic else f"a file that begins with the bytes {magic.hex(' ')}"
+    raise ArchiveError(
+        f"{name}: expected a wheel (.whl, a zip archive) or an sdist (.tar.gz), found {found}. "
+        "Download it again, or name a folder that holds vllm/"
+    )
+
+
+def check_member(archive: str, member: str) -> None:
+    """Refuse a member whose path leads anywhere but below the folder it is unpacked in.
+
+    :raises ArchiveError: if it is absolute, has ``..``, a backslash, a drive or a NUL.
+    """
+    parts = member.split("/")
+    drive = len(parts[0]) == 2 and parts[0][1] == ":"
+    if member.startswith("/") or ".." in parts or "\\" in member or "\0" in member or drive:
+        raise ArchiveError(
+            f"{archive}: expected members with plain relative paths, found {member!r}, which leads "
+            "elsewhere. The archive is not what a build of vLLM makes: do not use it"
+        )
+
+
+def check_size(archive: str, member: str, size: int) -> None:
+    """Refuse to read a member that is larger than any source file.
+
+    :raises ArchiveError: if ``size`` is above ``MAX_FILE_BYTES``.
+    """
+    if size > MAX_FILE_BYTES:
+        raise ArchiveError(
+            f"{archive}: expected source files of at most {MAX_FILE_BYTES} bytes, {member} has "
+            f"{size}. The archive is not what a build of vLLM makes: do not use it"
+        )
+
+
+def is_text(path: str) -> bool:
+    """Whether a file of vLLM with this path is taken out of a release."""
+    name = path.rsplit("/", 1)[-1]
+    return name[name.rfind(".") :].lower() in TEXT_SUFFIXES if "." in name else False
+
+
+def no_vllm(name: str) -> ArchiveError:
+    """The error for an archive of something else."""
+    return ArchiveError(
+        f"{name}: expected a wheel or sdist of vLLM, which holds vllm/__init__.py; this archive "
+        "does not. Name an archive of vLLM"
+    )

@@ -1,0 +1,160 @@
+"""A folder that holds ``vllm/``: site-packages, a checkout, an unpacked sdist."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+from overlay.errors import TargetError
+from overlay.releases import parse_release
+from overlay.targets.metadata import (
+    Distribution,
+    only_owner,
+    read_bytes,
+    source_version,
+    unreadable,
+    version_in_source,
+)
+from overlay.targets.record import Record
+from overlay.targets.target import MAX_FILE_BYTES, Target, public_release
+
+
+def resolve_folder(folder: Path, name: str) -> Target:
+    """The target in ``folder``, which the user called ``name``.
+
+    :raises TargetError: if it holds no vLLM, or two distributions own the one it holds.
+    """
+    _expect_vllm(folder, name)
+    return build(folder, name)
+
+
+def build(
+    folder: Path,
+    name: str,
+    *,
+    fallback: Callable[[], str | None] = lambda: None,
+    warnings: tuple[str, ...] = (),
+) -> Target:
+    """The target whose package is ``folder/vllm``, known to be there.
+
+    :param fallback: asked for the version where nothing beside the package tells it.
+    """
+    beside = Path(os.path.realpath(folder))
+    package = Path(os.path.realpath(folder / "vllm"))
+    root = package.parent
+    if package.name != "vllm":
+        raise TargetError(
+            f"{folder / 'vllm'} is a symbolic link to {package}: expected its target to be called "
+            "vllm too, so that paths such as vllm/v1/... mean the same there. Rename the folder"
+        )
+    owner = only_owner(beside)
+    found = owner.version if owner else source_version(root) or fallback()
+    release, bad = public_release(found)
+    return Target(
+        name=name,
+        vllm=found,
+        release=release,
+        root=root,
+        record=Record(owner.record) if owner else None,
+        record_file=owner.info / "RECORD" if owner and beside == root else None,
+        warnings=(*warnings, *bad, *_contradictions(root, owner)),
+        reader=file_reader(root),
+    )
+
+
+def file_reader(root: Path) -> Callable[[str], bytes | None]:
+    """Read files below ``root``, never through a link that leaves it.
+
+    The function that is returned raises ``TargetError`` where something other than a plain file
+    of at most ``MAX_FILE_BYTES`` stands at the path.
+    """
+    inside = str(root).rstrip(os.sep) + os.sep
+
+    def read(path: str) -> bytes | None:
+        full = root / path
+        real = os.path.realpath(full)
+        if not real.startswith(inside):
+            raise TargetError(
+                f"{full} leads out of the target, to {real}: expected a file inside {root}. "
+                "Replace the symbolic link by a copy (with uv: --link-mode copy)"
+            )
+        try:
+            status = os.stat(real)
+        except (FileNotFoundError, NotADirectoryError):
+            if full.is_symlink():
+                raise TargetError(
+                    f"{full} is a symbolic link to {real}, where nothing is: expected a file. "
+                    "Reinstall vLLM"
+                ) from None
+            return None
+        except OSError as error:
+            raise TargetError(unreadable(full, error)) from error
+        if not stat.S_ISREG(status.st_mode):
+            raise TargetError(f"{full}: expected a plain file, found {_kind(status.st_mode)}")
+        if status.st_size > MAX_FILE_BYTES:
+            raise TargetError(
+                f"{full}: expected a source file of at most {MAX_FILE_BYTES} bytes, found "
+                f"{status.st_size}"
+            )
+        return read_bytes(Path(real))
+
+    return read
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(mode), "a device")
+
+
+def _contradictions(root: Path, owner: Distribution | None) -> tuple[str, ...]:
+    """A warning where vLLM's own files and the distribution's metadata disagree on the release."""
+    content = read_bytes(root / "vllm" / "_version.py") if owner else None
+    stated = version_in_source(content) if content is not None else None
+    if owner is None or stated is None:
+        return ()
+    try:
+        same = parse_release(stated) == parse_release(owner.version)
+    except ValueError:
+        same = stated == owner.version
+    if same:
+        return ()
+    warning = (
+        f"{owner.info.name} says {owner.name} {owner.version}, but vllm/_version.py says {stated}: "
+        "the installation is a mixture; reinstall vLLM"
+    )
+    return (warning,)
+
+
+def _expect_vllm(folder: Path, name: str) -> None:
+    try:
+        with os.scandir(folder):
+            pass
+        if (folder / "vllm" / "__init__.py").is_file():
+            return
+    except OSError as error:
+        raise TargetError(unreadable(folder, error)) from error
+    found = "found none"
+    if (folder / "vllm").is_dir():
+        found = "found a folder vllm/ without __init__.py, as an uninstalled vLLM leaves behind"
+    raise TargetError(
+        f"{name}: expected a folder that holds vllm/__init__.py (site-packages, a checkout or an "
+        f"unpacked sdist), {found}.{_suggestion(folder)}"
+    )
+
+
+def _suggestion(folder: Path) -> str:
+    real = Path(os.path.realpath(folder))
+    for base in (real, *real.parents[:3]):
+        if base.name == "vllm" and (base / "__init__.py").is_file():
+            return f" It lies inside the package itself: name {base.parent}"
+    patterns = (
+        "lib*/python3*/site-packages/vllm/__init__.py",
+        "Lib/site-packages/vllm/__init__.py",
+        "*/vllm/__init__.py",
+    )
+    for pattern in patterns:
+        for found in sorted(real.glob(pattern)):
+            return f" There is one further down: name {found.parent.parent}"
+    return " Name another folder, or a wheel, an sdist, or a release such as 0.26.0"

@@ -1,0 +1,149 @@
+"""The vLLM that this Python would import, found without importing it.
+
+Only the interpreter's own path finder and the static finder that setuptools installs for
+editable distributions are asked; neither executes anything of what it finds.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Any
+
+from overlay.errors import TargetError
+from overlay.targets.folder import build
+from overlay.targets.metadata import header, read_bytes
+from overlay.targets.target import Target
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where ``import vllm`` would lead.
+
+    :ivar package: the folder ``vllm`` as found, links and all.
+    :ivar shadowed: further packages ``vllm`` that the first one hides.
+    """
+
+    package: Path
+    shadowed: tuple[Path, ...]
+
+
+def resolve_installed() -> Target:
+    """The target that this Python would import as ``vllm``.
+
+    :raises TargetError: if there is none, it lies in an archive, or two distributions own it.
+    """
+    found = find(sys.path, sys.meta_path)
+    here = os.path.realpath(found.package)
+    warnings = tuple(
+        f"this Python imports vLLM from {found.package}; another one at {other} is hidden by it "
+        "and is left as it is (name its folder to work on it)"
+        for other in dict.fromkeys(found.shadowed)
+        if os.path.realpath(other) != here
+    )
+    root = Path(here).parent
+    return build(
+        found.package.parent,
+        str(root),
+        fallback=lambda: _editable_version(root, sys.path),
+        warnings=warnings,
+    )
+
+
+def find(path: Sequence[str], meta_path: Sequence[Any]) -> Found:
+    """Look along ``path``, then in the editable finders of ``meta_path``.
+
+    :raises TargetError: if no package ``vllm`` is there, or the first one is no plain folder.
+    """
+    specs = [spec for entry in path if (spec := PathFinder.find_spec("vllm", [entry]))]
+    for finder in meta_path:
+        if getattr(finder, "__module__", "").startswith("__editable__"):
+            spec = finder.find_spec("vllm")
+            specs += [spec] if spec is not None else []
+    leftovers = [place for spec in specs if spec.origin is None for place in _places(spec)]
+    real = [spec for spec in specs if spec.origin is not None]
+    if not real:
+        raise TargetError(_nothing(path, leftovers))
+    packages = [Path(spec.origin).parent for spec in real[1:] if _is_package(spec) and spec.origin]
+    return Found(_package(real[0]), tuple(packages))
+
+
+def _places(spec: ModuleSpec) -> list[str]:
+    return [str(place) for place in spec.submodule_search_locations or ()]
+
+
+def _is_package(spec: ModuleSpec) -> bool:
+    return os.path.basename(spec.origin or "") == "__init__.py" and os.path.isfile(
+        spec.origin or ""
+    )
+
+
+def _package(spec: ModuleSpec) -> Path:
+    origin = str(spec.origin)
+    archive = getattr(spec.loader, "archive", None)
+    if archive is not None:
+        raise TargetError(
+            f"this Python imports vLLM from inside the archive {archive}: expected a plain folder, "
+            "because a file in an archive cannot be patched in place. Unpack it into a folder and "
+            "put that on sys.path, or name the archive as TARGET where it is a wheel"
+        )
+    if not _is_package(spec):
+        raise TargetError(
+            f"this Python imports vllm from {origin}: expected the package vllm/__init__.py. "
+            "Something else is called vllm here; remove or rename it"
+        )
+    return Path(os.path.abspath(origin)).parent
+
+
+def _nothing(path: Sequence[str], leftovers: Sequence[str]) -> str:
+    text = (
+        f"no vLLM: expected a package vllm that {sys.executable} could import, found none on its "
+        "path."
+    )
+    for place in dict.fromkeys(leftovers):
+        text += f" The folder {place} has no __init__.py: it is left over, or no vLLM."
+    closed = [entry for entry in path if os.path.isdir(entry) and not os.access(entry, os.R_OK)]
+    for entry in closed:
+        text += f" The folder {entry} on the path may not be read by this user."
+    return text + (
+        " Install vLLM into this environment, run overlay with the Python that has it, or name a "
+        "TARGET: a folder that holds vllm/, a wheel, an sdist, or a release such as 0.26.0"
+    )
+
+
+def _editable_version(root: Path, path: Sequence[str]) -> str | None:
+    """The version of the distribution that ``pip install --editable`` left for a source tree."""
+    for entry in path:
+        try:
+            names = sorted(os.listdir(entry or "."))
+        except OSError:
+            continue  # sys.path holds archives and folders that do not exist: nothing to look at
+        for name in names:
+            if not name.endswith(".dist-info") or "vllm" not in name.lower():
+                continue
+            info = Path(entry) / name
+            if _editable_source(info) in (root, root.parent):
+                return header(read_bytes(info / "METADATA") or b"", "Version")
+    return None
+
+
+def _editable_source(info: Path) -> Path | None:
+    raw = read_bytes(info / "direct_url.json")
+    if raw is None:
+        return None
+    import json
+    from urllib.parse import unquote, urlsplit
+
+    try:
+        data = json.loads(raw)
+        editable = bool(data["dir_info"]["editable"])
+        url = urlsplit(str(data["url"]))
+    except (ValueError, KeyError, TypeError):
+        return None  # written by something else than an editable install
+    if not editable or url.scheme != "file":
+        return None
+    return Path(os.path.realpath(unquote(url.path)))

@@ -1,0 +1,142 @@
+"""Which version a vLLM on disk is, and which distribution brought it; nothing is executed."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from overlay.errors import TargetError
+from overlay.targets.record import owns_vllm
+
+_VERSION_PY = re.compile(
+    r"^(?:__version__|version)\s*(?:=\s*(?:__version__|version)\s*)?=\s*(['\"])([^'\"\n]+)\1",
+    re.MULTILINE,
+)
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """An installed distribution that owns the package ``vllm``.
+
+    :ivar info: its ``.dist-info`` folder; :ivar record: the bytes of its RECORD.
+    """
+
+    name: str
+    version: str
+    info: Path
+    record: bytes
+
+
+def read_bytes(path: Path) -> bytes | None:
+    """The file's bytes, ``None`` where it is not there.
+
+    :raises TargetError: if it is there and cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise TargetError(unreadable(path, error)) from error
+
+
+def unreadable(path: Path, error: OSError) -> str:
+    """What to say where the system refuses to let a path be read."""
+    what = error.strerror or str(error)
+    advice = ""
+    if isinstance(error, PermissionError):
+        advice = "; run overlay as a user who may read it"
+    return f"{path}: expected to read it, the system says: {what}{advice}"
+
+
+def header(metadata: bytes, name: str) -> str | None:
+    """A header's value from METADATA or PKG-INFO, such as that of ``Version``."""
+    head = metadata.replace(b"\r\n", b"\n").split(b"\n\n", 1)[0].decode("utf-8", "replace")
+    match = re.search(rf"^{re.escape(name)}:[ \t]*(\S+)[ \t]*$", head, re.MULTILINE | re.IGNORECASE)
+    return match[1] if match else None
+
+
+def version_in_source(content: bytes) -> str | None:
+    """The version that ``vllm/_version.py`` states."""
+    match = _VERSION_PY.search(content.decode("utf-8", "replace"))
+    return match[2] if match else None
+
+
+def owners(folder: Path) -> list[Distribution]:
+    """The distributions beside ``vllm/`` in ``folder`` whose RECORD lists it.
+
+    Distributions with ``vllm`` in their name are asked first and, where one of them owns it, no
+    other: an environment may hold hundreds, and RECORDs of megabytes.
+
+    :raises TargetError: if the folder or a RECORD cannot be read.
+    """
+    infos = [name for name in _names(folder) if name.endswith(".dist-info")]
+    likely = [name for name in infos if "vllm" in name.lower()]
+    found = _owning(folder, likely)
+    return found or _owning(folder, [name for name in infos if name not in set(likely)])
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError as error:
+        raise TargetError(unreadable(folder, error)) from error
+
+
+def _owning(folder: Path, names: list[str]) -> list[Distribution]:
+    found = []
+    for name in names:
+        info = folder / name
+        record = read_bytes(info / "RECORD")
+        if record is None or not owns_vllm(record):
+            continue
+        metadata = read_bytes(info / "METADATA") or b""
+        stem, _, version = name[: -len(".dist-info")].rpartition("-")
+        found.append(
+            Distribution(
+                name=header(metadata, "Name") or stem.replace("_", "-"),
+                version=header(metadata, "Version") or version,
+                info=info,
+                record=record,
+            )
+        )
+    return found
+
+
+def only_owner(folder: Path) -> Distribution | None:
+    """The one distribution that owns ``folder/vllm``, ``None`` where nothing does.
+
+    :raises TargetError: if two do: which files are whose cannot be told.
+    """
+    found = owners(folder)
+    if len(found) > 1:
+        names = " and ".join(f"{one.name} {one.version} ({one.info.name})" for one in found)
+        raise TargetError(
+            f"{folder}: expected one distribution that owns vllm/, found {len(found)}: {names}. "
+            "They overwrote each other's files. Uninstall all of them, then install the one that "
+            "you want"
+        )
+    return found[0] if found else None
+
+
+def source_version(root: Path) -> str | None:
+    """The version of a source tree without an installed distribution; git is not asked.
+
+    Looked for in ``vllm/_version.py``, ``PKG-INFO``, ``version.txt`` and an egg-info, in that
+    order: the first is what vLLM itself would answer.
+    """
+    content = read_bytes(root / "vllm" / "_version.py")
+    if content is not None and (version := version_in_source(content)):
+        return version
+    candidates = [root / "PKG-INFO", root / "vllm.egg-info" / "PKG-INFO"]
+    for path in candidates:
+        content = read_bytes(path)
+        if content is not None and (version := header(content, "Version")):
+            return version
+    for path in (root / "version.txt", root / "vllm" / "version.txt"):
+        content = read_bytes(path)
+        if content is not None and (text := content.decode("utf-8", "replace").strip()):
+            return text.split()[0]
+    return None

@@ -1,0 +1,109 @@
+"""From what the user names to the target it stands for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from packaging.version import InvalidVersion, Version
+
+from overlay.errors import TargetError, UsageError
+from overlay.releases import KNOWN_RELEASES, ReleaseRange
+from overlay.targets.folder import resolve_folder
+from overlay.targets.target import Progress, Target
+
+
+def resolve(target: str | None, *, progress: Progress | None = None) -> Target:
+    """The target that ``target`` names; ``None`` is the vLLM that this Python would import.
+
+    What reads as a version number is a release, even where a file is called so too: write
+    ``./0.26.0`` to mean the file.
+
+    :param progress: called while a release is fetched.
+    :raises TargetError: if there is no such target, or it is no vLLM.
+    :raises ArchiveError: if a wheel or sdist is damaged, dangerous or too large.
+    :raises PackageIndexError: if a release cannot be fetched.
+    """
+    if target is None:
+        from overlay.targets.installed import resolve_installed
+
+        return resolve_installed()
+    if (release := _version(target)) is not None:
+        from overlay.targets.release import resolve_release
+
+        return resolve_release(release, target, progress=progress)
+    path = Path(os.path.expanduser(target))
+    if path.is_dir():
+        return resolve_folder(path, target)
+    if os.path.lexists(path):
+        from overlay.targets.archive import resolve_archive
+
+        return resolve_archive(path, target)
+    raise TargetError(
+        f"{target}: expected a folder that holds vllm/, a wheel, an sdist, or a release such as "
+        "0.26.0; there is no such file or folder, and it is no release number"
+    )
+
+
+def releases(text: str) -> tuple[str, ...]:
+    """The releases that ``--releases`` names, oldest first, each once.
+
+    ``all`` is every release that the shipped features are made for: the answer needs no network
+    and is the same every day.  A range within those (``0.20.0..0.33.0``) is too; for a range that
+    reaches beyond them the package index is asked which final releases lie there.  A single
+    release is itself, and commas join several of these.
+
+    :raises UsageError: if it is none of these, or a range that holds no release.
+    :raises PackageIndexError: if the index has to be asked and does not answer.
+    """
+    found: set[Version] = set()
+    for part in text.split(","):
+        found.update(_part(part.strip(), text))
+    return tuple(str(version) for version in sorted(found))
+
+
+def fetch_all(
+    names: Iterable[str], *, progress: Progress | None = None, threads: int = 2
+) -> list[Target]:
+    """Resolve several releases, ``threads`` at a time, in the order given.
+
+    :raises PackageIndexError: the first failure, as ``resolve`` would raise it.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(lambda name: resolve(name, progress=progress), names))
+
+
+def _part(part: str, text: str) -> Iterable[Version]:
+    known = [Version(release) for release in KNOWN_RELEASES]
+    if part == "all":
+        return known
+    if ".." in part:
+        try:
+            span = ReleaseRange.parse(part)
+        except ValueError as error:
+            raise UsageError(f"--releases {text}: {error}") from error
+        candidates = known
+        if span.first < known[0] or span.last > known[-1]:
+            from overlay.targets.release import final_releases
+
+            candidates = sorted({*known, *final_releases()})
+        inside = [version for version in candidates if version in span]
+        if not inside:
+            raise UsageError(f"--releases {text}: expected a range that holds releases, found none")
+        return inside
+    if (single := _version(part)) is not None:
+        return [single]
+    raise UsageError(
+        f"--releases {text}: expected 'all', a closed range such as 0.20.0..0.33.0, or a release "
+        f"such as 0.26.0; found {part!r}"
+    )
+
+
+def _version(text: str) -> Version | None:
+    try:
+        return Version(text)
+    except InvalidVersion:
+        return None

@@ -1,0 +1,174 @@
+"""An sdist: one pass over the compressed tar, keeping the source files under ``vllm/``."""
+
+from __future__ import annotations
+
+import gzip
+import tarfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from overlay.errors import ArchiveError
+from overlay.targets.archive import (
+    MAX_MEMBERS,
+    MAX_RATIO,
+    MAX_UNPACKED_BYTES,
+    RATIO_FREE_BYTES,
+    check_member,
+    check_size,
+    is_text,
+    no_vllm,
+)
+from overlay.targets.metadata import header, unreadable, version_in_source
+from overlay.targets.target import Target, public_release
+
+_DAMAGE = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError, OverflowError)
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What an archive of a release holds that a patch could mean.
+
+    :ivar files: path (``vllm/...``) to bytes; :ivar left_out: further paths under ``vllm/``.
+    """
+
+    version: str | None
+    files: Mapping[str, bytes]
+    left_out: frozenset[str]
+
+    def read(self, path: str) -> bytes | None:
+        """The bytes of ``path``, ``None`` where the release has no such file.
+
+        :raises ArchiveError: if the release has it but it was left out as no source file.
+        """
+        if path in self.left_out:
+            raise left_out(path)
+        return self.files.get(path)
+
+
+def left_out(path: str) -> ArchiveError:
+    """The error for a path that a release has and that is no source file."""
+    return ArchiveError(
+        f"{path}: expected a source file; the release has this file, but only text files are taken "
+        "out of a release. Unpack the release and name the folder instead"
+    )
+
+
+def resolve_sdist(path: Path, name: str) -> Target:
+    """The read-only target in the sdist at ``path``.
+
+    :raises ArchiveError: if it is damaged, dangerous or too large, or holds no vLLM.
+    """
+    sources = read_sources(path, name)
+    release, warnings = public_release(sources.version)
+    return Target(
+        name=name,
+        vllm=sources.version,
+        release=release,
+        root=None,
+        record=None,
+        record_file=None,
+        warnings=warnings,
+        reader=sources.read,
+    )
+
+
+def read_sources(path: Path, name: str) -> Sources:
+    """Read the sdist at ``path`` once.
+
+    :raises ArchiveError: as ``resolve_sdist``.
+    """
+    try:
+        with open(path, "rb") as compressed, gzip.GzipFile(fileobj=compressed) as plain:
+            bounded = _Bounded(plain, name, path.stat().st_size)
+            with tarfile.open(fileobj=bounded, mode="r|", encoding="utf-8") as archive:
+                return _collect(_members(archive, name), name)
+    except _DAMAGE as error:
+        raise ArchiveError(
+            f"{name}: expected a whole sdist, it is cut off or damaged ({error}). Download it again"
+        ) from error
+    except OSError as error:
+        raise ArchiveError(unreadable(path, error)) from error
+
+
+def _members(archive: tarfile.TarFile, name: str) -> Iterator[tuple[str, bytes | None]]:
+    """Path in the archive and content of every file; content ``None`` where it is not kept."""
+    count = 0
+    while (member := archive.next()) is not None:
+        archive.members.clear()  # type: ignore[attr-defined]  # or tarfile keeps every header
+        count += 1
+        if count > MAX_MEMBERS:
+            raise ArchiveError(
+                f"{name}: expected at most {MAX_MEMBERS} members. The archive is not what a build "
+                "of vLLM makes: do not use it"
+            )
+        check_member(name, member.name)
+        if member.isdir():
+            continue
+        if not member.isreg() or member.issparse():
+            raise ArchiveError(
+                f"{name}: expected plain files and folders only, {member.name} is a link or a "
+                "device. If you trust the archive, unpack it and name the folder instead"
+            )
+        yield member.name, _content(archive, member, name)
+
+
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, name: str) -> bytes | None:
+    inner = member.name.split("/", 1)[-1]
+    if inner != "PKG-INFO" and not (inner.startswith("vllm/") and is_text(inner)):
+        return None
+    check_size(name, member.name, member.size)
+    file = archive.extractfile(member)
+    content = file.read() if file is not None else b""
+    if len(content) != member.size:
+        raise EOFError(f"{member.name} ends after {len(content)} of {member.size} bytes")
+    return content
+
+
+def _collect(members: Iterator[tuple[str, bytes | None]], name: str) -> Sources:
+    files: dict[str, bytes] = {}
+    others: set[str] = set()
+    tops: set[str] = set()
+    for path, content in members:
+        top, _, inner = path.partition("/")
+        tops.add(top)
+        if inner in files or inner in others:
+            raise ArchiveError(
+                f"{name}: expected each file once, found {inner} twice. Do not use it"
+            )
+        if content is not None:
+            files[inner] = content
+        elif inner.startswith("vllm/"):
+            others.add(inner)
+    if "vllm/__init__.py" not in files:
+        raise no_vllm(name)
+    if len(tops) > 1:
+        found = ", ".join(sorted(tops)[:4])
+        raise ArchiveError(
+            f"{name}: expected an sdist with one folder at its top, found {len(tops)}: {found}"
+        )
+    metadata = files.pop("PKG-INFO", b"")
+    version = header(metadata, "Version") or version_in_source(files.get("vllm/_version.py", b""))
+    return Sources(version, files, frozenset(others))
+
+
+class _Bounded:
+    """A stream that stops with an error before a bomb fills the memory."""
+
+    def __init__(self, plain: IO[bytes], name: str, compressed: int) -> None:
+        self._plain, self._name, self._compressed = plain, name, compressed
+        self._done = 0
+
+    def read(self, size: int = -1) -> bytes:
+        chunk = self._plain.read(size)
+        self._done += len(chunk)
+        grown = self._done > RATIO_FREE_BYTES and self._done > MAX_RATIO * self._compressed
+        if grown or self._done > MAX_UNPACKED_BYTES:
+            raise ArchiveError(
+                f"{self._name}: expected an sdist of at most {MAX_UNPACKED_BYTES} bytes unpacked "
+                f"and {MAX_RATIO} times its size; this one of {self._compressed} bytes has "
+                f"unpacked to {self._done} and goes on. It is a bomb: do not use it"
+            )
+        return chunk

@@ -1,0 +1,72 @@
+"""What every kind of target becomes: a tree of files with a version, and where it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from packaging.version import Version
+
+from overlay.errors import TargetError
+from overlay.releases import parse_release
+
+#: Called while something is read or fetched: what, bytes done, bytes in all (``None``: unknown).
+Progress = Callable[[str, int, "int | None"], None]
+
+#: No file of vLLM that is worth patching comes near this many bytes.
+MAX_FILE_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Target:
+    """The files of one vLLM; satisfies ``overlay.model.Tree``.
+
+    :ivar name: what the user named; where nothing was named, the folder that was found (which
+        may be named next time to mean the same target).
+    :ivar vllm: the full version as found (``0.32.0+cpu``), ``None`` where nothing tells it.
+    :ivar release: the public version, ``None`` where ``vllm`` is unknown or no version.
+    :ivar root: the real path of the folder that holds ``vllm/``; ``None`` for read-only targets.
+    :ivar record: path to sha256 (hex) for the rows of RECORD under ``vllm/``; ``None`` where the
+        target has no RECORD, or its files were checked against one already.
+    :ivar record_file: the RECORD on disk, where one lies beside ``root``.
+    """
+
+    name: str
+    vllm: str | None
+    release: Version | None
+    root: Path | None
+    record: Mapping[str, str] | None
+    record_file: Path | None
+    warnings: tuple[str, ...]
+    reader: Callable[[str], bytes | None] = field(repr=False, compare=False)
+
+    def read(self, path: str) -> bytes | None:
+        """The bytes of ``path`` (``vllm/...``), or ``None`` where there is no such file.
+
+        :raises TargetError: if the path leaves ``vllm/``, or the file cannot be read safely.
+        """
+        check_path(path)
+        return self.reader(path)
+
+
+def check_path(path: str) -> None:
+    """Refuse a path that is not plainly inside ``vllm/``.
+
+    :raises TargetError: if it is absolute, has ``..`` or lies elsewhere.
+    """
+    parts = path.split("/")
+    if parts[0] != "vllm" or len(parts) < 2 or "\\" in path or "\0" in path:
+        raise TargetError(f"{path!r}: expected a path inside vllm/, such as vllm/v1/utils.py")
+    if any(part in ("", ".", "..") for part in parts):
+        raise TargetError(f"{path!r}: expected a plain path inside vllm/, without '.' and '..'")
+
+
+def public_release(version: str | None) -> tuple[Version | None, tuple[str, ...]]:
+    """The public release of a version string, and a warning where it is no version."""
+    if version is None:
+        return None, ()
+    try:
+        return parse_release(version), ()
+    except ValueError:
+        return None, (f"vLLM calls its version {version!r}, which is no version number",)
