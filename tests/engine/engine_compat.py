@@ -1,0 +1,142 @@
+"""Everything that the engine runs touch inside vLLM, 0.20.0 to 0.33.0, in one place.
+
+Imported in the environment of the engine only; nothing here runs before vLLM may be imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+#: Parts of module names of the overlay's targets: whatever of these a process has loaded is listed.
+WATCHED_MODULES = (
+    "vllm.v1.spec_decode.",
+    "vllm.v1.worker.gpu_model_runner",
+    "vllm.v1.cudagraph_dispatcher",
+)
+#: Name in the metrics without ``vllm:`` -> name in the result.
+COUNTERS = {
+    "spec_decode_num_drafts": "drafts",
+    "spec_decode_num_draft_tokens": "draft_tokens",
+    "spec_decode_num_accepted_tokens": "accepted",
+    "spec_decode_num_accepted_tokens_per_pos": "per_position",
+    "num_preemptions": "preemptions",
+}
+
+
+def runner_environment(runner: str | None) -> dict[str, str]:
+    """The environment variables that choose the model runner."""
+    if runner is None:
+        return {}
+    return {"VLLM_USE_V2_MODEL_RUNNER": {"v1": "0", "v2": "1"}[runner]}
+
+
+def base_environment() -> dict[str, str]:
+    """What every run wants, unless its spec or its surroundings say otherwise.
+
+    The engine core stays in the main process, where its scheduler can be watched; of the CPU's
+    memory it takes 1 GiB for the KV cache instead of a share of all there is.
+    """
+    return {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def watch_drafts(seen: Callable[[str, int, int, int], None]) -> None:
+    """Call ``seen(request id, known tokens, drafted, accepted)`` at every verification of drafts.
+
+    Known tokens are those of the request, prompt included, before the step.  Must be called
+    before the engine is made, in the process that holds its scheduler.
+    """
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    stock = Scheduler.make_spec_decoding_stats
+
+    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        drafted, request_id = kwargs["num_draft_tokens"], kwargs["request_id"]
+        if drafted:
+            known = self.requests[request_id].num_tokens
+            seen(request_id, known, drafted, kwargs["num_accepted_tokens"])
+        return stock(self, *args, **kwargs)
+
+    Scheduler.make_spec_decoding_stats = watched
+
+
+def add_request(llm: Any, request_id: str, prompt: list[int], parameters: Any) -> None:
+    """Add one request of token ids to a running engine."""
+    llm.llm_engine.add_request(request_id, {"prompt_token_ids": prompt}, parameters)
+
+
+def external_id(request_id: str) -> str:
+    """The id that ``add_request`` was given: vLLM may have appended a suffix behind a dash."""
+    return request_id.partition("-")[0]
+
+
+def read_metrics(llm: Any) -> dict[str, Any]:
+    """The engine's counters, summed over data-parallel ranks."""
+    found: dict[str, Any] = {}
+    for metric in llm.get_metrics():
+        name = COUNTERS.get(metric.name.partition(":")[2])
+        if name == "per_position":
+            old = found.get(name, [0] * len(metric.values))
+            found[name] = [a + b for a, b in zip(old, metric.values, strict=True)]
+        elif name:
+            found[name] = found.get(name, 0) + metric.value
+    return found
+
+
+def drafter_of(runner: Any) -> Any:
+    """The model runner's drafter: ``drafter`` in V1, ``speculator`` in V2, or ``None``."""
+    return getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
+
+
+def describe_worker(worker: Any) -> dict[str, Any]:
+    """What one worker runs.  Called in the worker's own process."""
+    runner = worker.model_runner
+    drafter = drafter_of(runner)
+    found: dict[str, Any] = {
+        "pid": __import__("os").getpid(),
+        "rank": worker.rank,
+        "runner": _name(type(runner)),
+        "drafter": None,
+        "propose": None,
+        "modules": _watched_modules(),
+        "overlay_imported": sorted(
+            name for name in sys.modules if name.partition(".")[0] == "overlay"
+        ),
+    }
+    if drafter is not None:
+        propose = type(drafter).propose
+        found["drafter"] = _name(type(drafter))
+        found["propose"] = {
+            "name": f"{propose.__module__}.{propose.__qualname__}",
+            "file": propose.__code__.co_filename,
+            "line": propose.__code__.co_firstlineno,
+        }
+    return found
+
+
+def describe_engine(llm: Any) -> list[dict[str, Any]]:
+    """``describe_worker`` for every worker, by rank."""
+    found: list[dict[str, Any]] = llm.collective_rpc(describe_worker)
+    return sorted(found, key=lambda worker: int(worker["rank"]))
+
+
+def _name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _watched_modules() -> dict[str, dict[str, str]]:
+    found = {}
+    for name, module in sorted(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name.startswith(WATCHED_MODULES) and file:
+            digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+            found[name] = {"file": file, "sha256": digest}
+    return found

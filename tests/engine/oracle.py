@@ -1,0 +1,141 @@
+"""What the tiny models must say, computed exactly, without PyTorch.
+
+The target's rule is ``x[t+1] = successor[x[t-1]]``: the next token depends on the one *before*
+the current one, so a model can only follow it by looking one position back, through its KV cache.
+The drafts follow the same rule except after the tokens in :attr:`Rule.wrong`, where they are wrong
+on purpose.  So the number of accepted tokens at each position is known too, whatever the device,
+the batch or the schedule.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+#: Token ids below this one (padding, begin and end of text) are never produced.
+FIRST_TOKEN = 3
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The target's and the drafts' tables, one entry a token id.
+
+    :ivar successor: the token that follows two positions after each token.
+    :ivar draft_successor: the same as the drafts believe it.
+    """
+
+    successor: tuple[int, ...]
+    draft_successor: tuple[int, ...]
+
+    @property
+    def vocab(self) -> int:
+        """Number of token ids."""
+        return len(self.successor)
+
+    @property
+    def wrong(self) -> tuple[int, ...]:
+        """The tokens after which the drafts are wrong."""
+        pairs = zip(self.successor, self.draft_successor, strict=True)
+        return tuple(token for token, (true, drafted) in enumerate(pairs) if true != drafted)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One verification of drafts in one request.
+
+    :ivar known: tokens of the request, prompt included, that were known before it.
+    :ivar drafted: tokens that were proposed.
+    :ivar accepted: how many of them, from the first on, were right.
+    """
+
+    known: int
+    drafted: int
+    accepted: int
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What vLLM's metrics of speculative decoding add up to.
+
+    :ivar per_position: for each draft position, how many verifications accepted it.
+    """
+
+    drafts: int
+    draft_tokens: int
+    accepted: int
+    per_position: tuple[int, ...]
+
+
+def make_rule(vocab: int = 192, wrong_every: int = 7, seed: int = 0) -> Rule:
+    """A rule whose successors form one cycle through all ids from ``FIRST_TOKEN`` on.
+
+    :param wrong_every: the drafts are wrong after each multiple of it; 0 for never.
+    """
+    ids = list(range(FIRST_TOKEN, vocab))
+    random.Random(seed).shuffle(ids)
+    successor = list(range(vocab))
+    for here, there in zip(ids, ids[1:] + ids[:1], strict=True):
+        successor[here] = there
+    drafted = list(successor)
+    for token in range(FIRST_TOKEN, vocab):
+        if wrong_every and token % wrong_every == 0:
+            drafted[token] = successor[successor[token]]
+    return Rule(tuple(successor), tuple(drafted))
+
+
+def _extend(table: Sequence[int], known: Sequence[int], count: int) -> list[int]:
+    if len(known) < 2:
+        raise ValueError(f"the rule needs two known tokens, not {len(known)}")
+    before, last = known[-2], known[-1]
+    made = []
+    for _ in range(count):
+        before, last = last, table[before]
+        made.append(last)
+    return made
+
+
+def continuation(rule: Rule, prompt: Sequence[int], count: int) -> list[int]:
+    """The ``count`` tokens that follow ``prompt``.
+
+    :raises ValueError: if the prompt has fewer than two tokens.
+    """
+    return _extend(rule.successor, prompt, count)
+
+
+def drafts(rule: Rule, known: Sequence[int], k: int) -> list[int]:
+    """The ``k`` tokens that the drafts propose after the ``known`` ones."""
+    return _extend(rule.draft_successor, known, k)
+
+
+def accepted(rule: Rule, known: Sequence[int], k: int) -> int:
+    """How many of the ``k`` proposals after the ``known`` tokens are right, from the first on."""
+    proposed = drafts(rule, known, k)
+    true = continuation(rule, known, k)
+    return next((i for i in range(k) if proposed[i] != true[i]), k)
+
+
+def undisturbed(rule: Rule, prompt: Sequence[int], count: int, k: int) -> list[Step]:
+    """Every verification of a request that is never preempted and never near its length limit.
+
+    The prefill gives one token; then each step verifies ``k`` proposals and adds one token more
+    than it accepts, the last one possibly running past ``count``.
+    """
+    known = [*prompt, *continuation(rule, prompt, 1)]
+    steps = []
+    while len(known) < len(prompt) + count:
+        right = accepted(rule, known, k)
+        steps.append(Step(len(known), k, right))
+        known += continuation(rule, known, right + 1)
+    return steps
+
+
+def count_steps(steps: Iterable[Step], k: int) -> Counts:
+    """Add up the steps of any number of requests."""
+    done = list(steps)
+    return Counts(
+        drafts=len(done),
+        draft_tokens=sum(step.drafted for step in done),
+        accepted=sum(step.accepted for step in done),
+        per_position=tuple(sum(step.accepted > i for step in done) for i in range(k)),
+    )

@@ -1,0 +1,212 @@
+"""Run one engine spec inside a vLLM environment and print ``RESULT`` and one line of JSON.
+
+``python run_engine.py SPEC.json [--out RESULT.json]``; see ``engine_spec.EngineSpec``.  The exit
+status says only whether the engine ran: whether it was right stands in the result.
+
+- ``ok``: every token and every accepted count agrees with the oracle.
+- ``requests``: for each, ``tokens``, ``tokens_ok``, ``steps`` (known, drafted, accepted),
+  ``steps_ok`` (each step accepted exactly what it must at that position, whatever the schedule),
+  ``prompt_logprobs_ok``, ``finish``; ``*_ok`` is null where there is nothing to compare.
+- ``counts``: vLLM's own metrics; ``watched``: the same, added up from the steps; ``oracle``: what
+  the metrics come to if nothing is preempted or near its length limit; ``counts_ok``: that
+  vLLM's equal the watched ones, and ``undisturbed``: that they equal the oracle's.
+- ``workers``: what each worker runs, from which files, with their hashes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+import time
+from collections import defaultdict
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import engine_compat
+import oracle
+from engine_spec import EngineSpec, Request
+from tiny_models import read_rule
+
+#: How a process that was spawned from this one finds the spec, and so the hooks it must call.
+SPEC_VARIABLE = "OVERLAY_TEST_ENGINE_SPEC"
+
+Steps = dict[str, list[oracle.Step]]
+
+
+def call(hook: str, *arguments: Any) -> Any:
+    """Call a ``module:function`` by name."""
+    module, _, function = hook.partition(":")
+    return getattr(importlib.import_module(module), function)(*arguments)
+
+
+def prepare(spec: EngineSpec) -> None:
+    """Environment, import path and ``pre`` hooks; everything that comes before vLLM."""
+    for name, value in engine_compat.base_environment().items():
+        os.environ.setdefault(name, value)
+    os.environ.update(engine_compat.runner_environment(spec.runner))
+    os.environ.update(spec.env)
+    sys.path.extend(folder for folder in spec.python_path if folder not in sys.path)
+    for hook in spec.pre:
+        call(hook)
+
+
+def serve(llm: Any, requests: tuple[Request, ...]) -> tuple[dict[str, Any], int]:
+    """Add each request at its step and step the engine until all are done.
+
+    :returns: the finished outputs by request id, and the number of engine steps.
+    """
+    from vllm import SamplingParams
+
+    waiting = sorted(enumerate(requests), key=lambda pair: pair[1].arrival)
+    done: dict[str, Any] = {}
+    step = 0
+    while waiting or llm.llm_engine.has_unfinished_requests():
+        while waiting and waiting[0][1].arrival <= step:
+            index, request = waiting.pop(0)
+            parameters = SamplingParams(
+                temperature=request.temperature,
+                max_tokens=request.tokens,
+                prompt_logprobs=request.prompt_logprobs,
+                ignore_eos=True,
+                detokenize=False,
+                seed=index if request.temperature else None,
+            )
+            engine_compat.add_request(llm, str(index), list(request.prompt), parameters)
+        for output in llm.llm_engine.step():
+            if output.finished:
+                done[engine_compat.external_id(output.request_id)] = output
+        step += 1
+    return done, step
+
+
+def judge(
+    request: Request, output: Any, steps: list[oracle.Step], rule: oracle.Rule
+) -> dict[str, Any]:
+    """One request's part of the result."""
+    tokens = list(output.outputs[0].token_ids)
+    prompt = list(request.prompt)
+    tokens_ok = steps_ok = None
+    if request.has_oracle:
+        tokens_ok = tokens == oracle.continuation(rule, prompt, len(tokens))
+        # A step may accept past the last token that was asked for, where the rule still holds.
+        text = prompt + oracle.continuation(rule, prompt, request.tokens)
+        steps_ok = all(
+            step.accepted == oracle.accepted(rule, text[: step.known], step.drafted)
+            for step in steps
+        )
+    return {
+        "tokens": tokens,
+        "tokens_ok": tokens_ok,
+        "steps": [[step.known, step.drafted, step.accepted] for step in steps],
+        "steps_ok": steps_ok,
+        "prompt_logprobs_ok": _prompt_logprobs_ok(request, output, rule),
+        "finish": output.outputs[0].finish_reason,
+    }
+
+
+def _prompt_logprobs_ok(request: Request, output: Any, rule: oracle.Rule) -> bool | None:
+    if request.prompt_logprobs is None:
+        return None
+    likeliest = [
+        next((token for token, logprob in entries.items() if logprob.rank == 1), None)
+        for entries in output.prompt_logprobs[2:]
+    ]
+    return likeliest == [rule.successor[token] for token in request.prompt[:-2]]
+
+
+def run(spec: EngineSpec) -> dict[str, Any]:
+    """Start the engine, serve the requests and compare with the oracle."""
+    began = time.monotonic()
+    import torch
+    import vllm
+
+    imported = time.monotonic()
+    steps: Steps = defaultdict(list)
+    engine_compat.watch_drafts(
+        lambda request_id, *step: steps[engine_compat.external_id(request_id)].append(
+            oracle.Step(*step)
+        )
+    )
+    llm = vllm.LLM(**spec.llm_arguments())
+    loaded = time.monotonic()
+    hooks = {hook: call(hook, llm) for hook in spec.post_load}
+    outputs, engine_steps = serve(llm, spec.requests)
+    served = time.monotonic()
+    hooks |= {hook: call(hook, llm) for hook in spec.finish}
+    rule = read_rule(Path(spec.models))
+    requests = [
+        judge(request, outputs[str(i)], steps[str(i)], rule)
+        for i, request in enumerate(spec.requests)
+    ]
+    result = {
+        "vllm": vllm.__version__,
+        "vllm_file": vllm.__file__,
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+        "device": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu",
+        "engine_steps": engine_steps,
+        "seconds": {
+            "import": round(imported - began, 2),
+            "load": round(loaded - imported, 2),
+            "serve": round(served - loaded, 2),
+        },
+        "requests": requests,
+        "workers": engine_compat.describe_engine(llm),
+        "hooks": hooks,
+        **_compare_counts(spec, rule, steps, engine_compat.read_metrics(llm)),
+    }
+    verdicts = [request[name] for request in requests for name in request if name.endswith("_ok")]
+    result["ok"] = all(verdict is not False for verdict in verdicts) and result["counts_ok"]
+    return result
+
+
+def _compare_counts(
+    spec: EngineSpec, rule: oracle.Rule, steps: Steps, metrics: dict[str, Any]
+) -> dict[str, Any]:
+    preemptions = metrics.pop("preemptions", 0)
+    if spec.draft is None:
+        return {"counts": None, "counts_ok": not metrics, "preemptions": preemptions}
+    watched = oracle.count_steps((step for each in steps.values() for step in each), spec.k)
+    exact = oracle.count_steps(
+        (
+            step
+            for request in spec.requests
+            for step in oracle.undisturbed(rule, request.prompt, request.tokens, spec.k)
+        ),
+        spec.k,
+    )
+    counts = oracle.Counts(**{**metrics, "per_position": tuple(metrics["per_position"])})
+    return {
+        "counts": asdict(counts),
+        "watched": asdict(watched),
+        "oracle": asdict(exact),
+        "counts_ok": counts == watched,
+        "undisturbed": counts == exact,
+        "preemptions": preemptions,
+    }
+
+
+def main() -> None:
+    """Read the spec, run it, print the result."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("spec", type=Path)
+    parser.add_argument("--out", type=Path, help="write the result there too")
+    arguments = parser.parse_args()
+    os.environ[SPEC_VARIABLE] = str(arguments.spec.resolve())
+    spec = EngineSpec.from_json(arguments.spec.read_text(encoding="utf-8"))
+    prepare(spec)
+    result = json.dumps(run(spec))
+    if arguments.out:
+        arguments.out.write_text(result, encoding="utf-8")
+    print("RESULT " + result, flush=True)
+
+
+if __name__ == "__main__":
+    main()
+elif __name__ == "__mp_main__":
+    # A worker that was spawned: it imports this file again, and must be prepared as we are.
+    prepare(EngineSpec.from_json(Path(os.environ[SPEC_VARIABLE]).read_text(encoding="utf-8")))

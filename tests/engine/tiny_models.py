@@ -1,0 +1,291 @@
+"""Write the tiny target and its drafts: Llamas with hand-made weights that follow ``oracle.Rule``.
+
+Every model has a residual stream of ``HIDDEN`` dimensions: a *slot* of one dimension a token id,
+for the drafts a second one behind it, and a last dimension that is always on (``ON``).  A single
+attention layer looks a fixed distance back, by rotary angle alone: queries and keys read nothing
+but ``ON``, so which key wins is a matter of positions, KV slots and lengths, and of nothing else.
+
+``python tiny_models.py FOLDER`` writes ``target``, ``eagle3``, ``eagle3hid``, ``eagle1`` and, last,
+``rule.json``.  10 MB; needs PyTorch and safetensors, no vLLM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from oracle import Rule, make_rule
+
+if TYPE_CHECKING:
+    import torch
+
+HIDDEN: Final = 512
+HEAD_DIM: Final = 64
+HEADS: Final = HIDDEN // HEAD_DIM
+LAYERS: Final = 4
+ROPE_BASE: Final = 10000.0
+ON: Final = HIDDEN - 1
+#: What each of the two hot dimensions of an embedding is worth behind an RMS norm.
+NORMED: Final = math.sqrt(HIDDEN / 2)
+#: Sharpness of the attention: 20 * 20 / sqrt(64) times a cosine sum that falls by 1.1 or more
+#: between the chosen key and its neighbours makes them differ by a factor of e**50.
+SHARPNESS: Final = 20.0
+#: How loud a draft's attention is beside what was handed over to it.
+LOUD: Final = 64.0
+DRAFTS: Final = ("eagle3", "eagle3hid", "eagle1")
+
+Weights = dict[str, "torch.Tensor"]
+
+
+def _zeros(*shape: int) -> torch.Tensor:
+    import torch
+
+    return torch.zeros(*shape, dtype=torch.float64)
+
+
+def _embedding(shown_as: list[int]) -> torch.Tensor:
+    """[vocab, HIDDEN]: each token lights the slot dimension of the token it is shown as, and ON."""
+    table = _zeros(len(shown_as), HIDDEN)
+    for token, shown in enumerate(shown_as):
+        table[token, shown] = 1
+        table[token, ON] = 1
+    return table
+
+
+def _head(successor: tuple[int, ...], slot: int = 0) -> torch.Tensor:
+    """[vocab, HIDDEN]: the token read from the slot votes for its successor."""
+    table = _zeros(len(successor), HIDDEN)
+    for token, following in enumerate(successor):
+        # Two tokens may vote for one successor (a wrong one); each keeps its own column.
+        table[following, slot + token] = 1
+    return table
+
+
+def _copy(inputs: int, *blocks: tuple[int, int, int]) -> torch.Tensor:
+    """[HIDDEN, inputs]: copies of ``(to, from, width)`` blocks of dimensions."""
+    matrix = _zeros(HIDDEN, inputs)
+    for to, start, width in blocks:
+        for i in range(width):
+            matrix[to + i, start + i] = 1
+    return matrix
+
+
+def _attention(name: str, distance: int, value: torch.Tensor, *, on: float, loud: float) -> Weights:
+    """An attention that reads, for each query, the key ``distance`` positions before it.
+
+    :param value: [HIDDEN, inputs], what is read there.
+    :param on: what the ON dimension (of the first HIDDEN inputs) is worth at its input.
+
+    A rotary pair of the key stands at angle ``position * theta``, that of the query at
+    ``(position - distance) * theta``; their product is greatest where the angles are equal.
+    """
+    import torch
+
+    theta = ROPE_BASE ** (-torch.arange(HEAD_DIM // 2, dtype=torch.float64) / (HEAD_DIM // 2))
+    query = torch.cat([torch.cos(theta * distance), -torch.sin(theta * distance)])
+    key = torch.cat([torch.ones_like(theta), torch.zeros_like(theta)])
+    inputs = value.shape[1]
+    weights = {"q_proj": _zeros(HIDDEN, inputs), "k_proj": _zeros(HIDDEN, inputs)}
+    weights["q_proj"][:, ON] = query.repeat(HEADS) * SHARPNESS / on
+    weights["k_proj"][:, ON] = key.repeat(HEADS) * SHARPNESS / on
+    weights |= {"v_proj": value, "o_proj": torch.eye(HIDDEN, dtype=torch.float64) * loud}
+    return {f"{name}.self_attn.{part}.weight": weight for part, weight in weights.items()}
+
+
+def _silent(name: str, inputs: int = HIDDEN) -> Weights:
+    """A whole attention that adds nothing."""
+    shapes = {"q_proj": inputs, "k_proj": inputs, "v_proj": inputs, "o_proj": HIDDEN}
+    return {f"{name}.self_attn.{part}.weight": _zeros(HIDDEN, n) for part, n in shapes.items()}
+
+
+def _silent_mlp(name: str, width: int = 128) -> Weights:
+    return {
+        f"{name}.mlp.gate_proj.weight": _zeros(width, HIDDEN),
+        f"{name}.mlp.up_proj.weight": _zeros(width, HIDDEN),
+        f"{name}.mlp.down_proj.weight": _zeros(HIDDEN, width),
+    }
+
+
+def _norms(*names: str) -> Weights:
+    import torch
+
+    return {f"{name}.weight": torch.ones(HIDDEN, dtype=torch.float64) for name in names}
+
+
+def target_weights(rule: Rule) -> Weights:
+    """The target: layer 0 reads the previous token's slot, the other layers do nothing."""
+    weights = {
+        "model.embed_tokens.weight": _embedding(list(range(rule.vocab))),
+        "lm_head.weight": _head(rule.successor),
+        **_norms("model.norm"),
+    }
+    for layer in range(LAYERS):
+        name = f"model.layers.{layer}"
+        if layer == 0:
+            slot = _copy(HIDDEN, (0, 0, rule.vocab))
+            weights |= _attention(name, 1, slot, on=NORMED, loud=1.0)
+        else:
+            weights |= _silent(name)
+        weights |= _silent_mlp(name)
+        weights |= _norms(f"{name}.input_layernorm", f"{name}.post_attention_layernorm")
+    return weights
+
+
+def _eagle3(rule: Rule, *, fc: torch.Tensor, head: torch.Tensor, attention: Weights) -> Weights:
+    return {
+        "embed_tokens.weight": _embedding(list(range(rule.vocab))),
+        "fc.weight": fc,
+        "lm_head.weight": head,
+        **attention,
+        **_silent_mlp("midlayer"),
+        **_norms("norm", *(f"midlayer.{n}" for n in ("input_layernorm", "hidden_norm"))),
+        **_norms("midlayer.post_attention_layernorm"),
+    }
+
+
+def eagle3_weights(rule: Rule) -> Weights:
+    """Reads the token before through its own KV cache: the embedding half, one position back."""
+    slot = _copy(2 * HIDDEN, (0, 0, rule.vocab))
+    return _eagle3(
+        rule,
+        # What is handed over is kept faint: it must reach the draft, and must not decide.
+        fc=_copy(3 * HIDDEN, (0, 0, HIDDEN)) * 0.05,
+        head=_head(rule.draft_successor),
+        attention=_attention("midlayer", 1, slot, on=NORMED, loud=LOUD),
+    )
+
+
+def eagle3hid_weights(rule: Rule) -> Weights:
+    """Reads the token before from the hidden state handed over (slot 1), not from the KV cache.
+
+    Its attention is aimed one position *ahead*.  The best key that it may see is its own, which
+    carries both tokens into the two slots; where ``seq_lens`` is too long a stale key beyond the
+    valid length is nearer still, and the draft is wrong.
+    """
+    vocab = rule.vocab
+    both = _copy(2 * HIDDEN, (0, 0, vocab), (vocab, HIDDEN, vocab))
+    return _eagle3(
+        rule,
+        fc=_copy(3 * HIDDEN, (0, 0, vocab)),
+        head=_head(rule.draft_successor, slot=vocab),
+        attention=_attention("midlayer", -1, both, on=NORMED, loud=LOUD),
+    )
+
+
+def eagle1_weights(rule: Rule) -> Weights:
+    """Shares the target's head, so its wrong tokens are wrong by embedding: shown as another."""
+    shown_as = list(range(rule.vocab))
+    for token in rule.wrong:
+        shown_as[token] = rule.successor.index(rule.draft_successor[token])
+    slot = _copy(HIDDEN, (0, 0, rule.vocab))
+    return {
+        "embed_tokens.weight": _embedding(shown_as),
+        "fc.weight": _copy(2 * HIDDEN, (0, 0, HIDDEN)),
+        # An EAGLE-1 draft has no norm before its first attention.
+        **_attention("layers.0", 1, slot, on=1.0, loud=LOUD),
+        **_silent_mlp("layers.0"),
+        **_norms("layers.0.post_attention_layernorm"),
+    }
+
+
+def _config(vocab: int, architecture: str, layers: int, **more: Any) -> dict[str, Any]:
+    return {
+        "architectures": [architecture],
+        "model_type": "llama",
+        "num_hidden_layers": layers,
+        "vocab_size": vocab,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 128,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS,
+        "head_dim": HEAD_DIM,
+        "max_position_embeddings": 4096,
+        "rope_theta": ROPE_BASE,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        **more,
+    }
+
+
+def _eagle3_config(vocab: int, layers: list[int]) -> dict[str, Any]:
+    """An EAGLE3 config that reads the residual stream before each of the given target layers."""
+    key = "eagle_aux_hidden_state_layer_ids"
+    return _config(
+        vocab,
+        "LlamaForCausalLMEagle3",
+        1,
+        draft_vocab_size=vocab,
+        # Keeps what is handed over small beside what the attention reads.
+        norm_before_residual=True,
+        # Model runner V2 reads the layers here, V1 there.
+        **{key: layers, "eagle_config": {key: layers, "use_aux_hidden_state": True}},
+    )
+
+
+def _write(folder: Path, weights: Weights, config: dict[str, Any]) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: weight.to(torch.bfloat16).contiguous() for name, weight in weights.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    ids = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    (folder / "generation_config.json").write_text(json.dumps(ids), encoding="utf-8")
+
+
+def write_models(folder: Path, rule: Rule) -> None:
+    """Write the target, the drafts and ``rule.json``; does nothing where they stand already.
+
+    :raises ValueError: if the slots of two tokens and ON do not fit into the residual stream.
+    """
+    vocab = rule.vocab
+    if 2 * vocab > ON or vocab % HEAD_DIM:
+        raise ValueError(f"the vocabulary must be a multiple of {HEAD_DIM} below {ON // 2}")
+    marker = folder / "rule.json"
+    wanted = json.dumps({**asdict(rule), "writer": _own_digest()})
+    if marker.is_file() and marker.read_text(encoding="utf-8") == wanted:
+        return
+    marker.unlink(missing_ok=True)
+    _write(folder / "target", target_weights(rule), _config(vocab, "LlamaForCausalLM", LAYERS))
+    _write(folder / "eagle3", eagle3_weights(rule), _eagle3_config(vocab, [1, 2, 3]))
+    # Before layer 0 the stream is the current token's embedding and nothing else.
+    _write(folder / "eagle3hid", eagle3hid_weights(rule), _eagle3_config(vocab, [0, 1, 2]))
+    _write(folder / "eagle1", eagle1_weights(rule), _config(vocab, "LlamaForCausalLM", 1))
+    marker.write_text(wanted, encoding="utf-8")
+
+
+def _own_digest() -> str:
+    """Models of another version of this file are written anew."""
+    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+
+
+def read_rule(folder: Path) -> Rule:
+    """The rule that the models of a folder follow."""
+    tables = json.loads((folder / "rule.json").read_text(encoding="utf-8"))
+    return Rule(tuple(tables["successor"]), tuple(tables["draft_successor"]))
+
+
+def main() -> None:
+    """Write the models into the folder named on the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--vocab", type=int, default=192)
+    parser.add_argument("--wrong-every", type=int, default=7, help="0: the drafts are never wrong")
+    arguments = parser.parse_args()
+    write_models(arguments.folder, make_rule(arguments.vocab, arguments.wrong_every))
+
+
+if __name__ == "__main__":
+    main()
