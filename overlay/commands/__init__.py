@@ -1,0 +1,1 @@
+"""One module a command: from a ``Request`` to a ``Report``; nothing here prints."""

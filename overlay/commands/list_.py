@@ -1,0 +1,56 @@
+"""``overlay list``: the features, the releases they are made for, and what upstream did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from overlay.commands.request import Request
+from overlay.report import FeatureEntry, Report, TopicEntry
+from overlay.verdicts import listed
+
+if TYPE_CHECKING:
+    from overlay.features import Hole
+    from overlay.model import Feature
+
+
+def list_(request: Request) -> Report:
+    """Describe every feature; a hole needs the user.
+
+    :raises PatchFormatErrors: if a folder of patches is malformed.
+    """
+    from overlay.features import holes
+
+    entries = tuple(_entry(feature, holes(feature)) for feature in request.load())
+    gaps = [
+        (entry.feature, topic.name) for entry in entries for topic in entry.topics if topic.holes
+    ]
+    code, verdict = listed(gaps, len(entries))
+    return Report("list", code, verdict, catalogue=entries)
+
+
+def _entry(feature: Feature, holes: Sequence[Hole]) -> FeatureEntry:
+    topics = tuple(
+        TopicEntry(
+            topic.name,
+            tuple(str(variant.releases) for variant in topic.variants),
+            tuple(hole.release for hole in holes if hole.topic == topic.name),
+        )
+        for topic in feature.topics
+    )
+    retires = tuple(
+        f"where {test.contains.strip()!r} stands in {test.scope} of {test.path}"
+        for test in feature.upstream_tests
+    )
+    return FeatureEntry(
+        feature=feature.id,
+        title=feature.title,
+        why=feature.why,
+        releases=str(feature.releases),
+        upstream=feature.upstream,
+        retires=retires or ("where the release's own files hold every post-image",),
+        topics=topics,
+        added=tuple(added.path for added in feature.added),
+        origin=feature.origin,
+        digest=feature.digest,
+    )

@@ -1,0 +1,106 @@
+"""What needs the user in a target: one problem for each part, with why and what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from overlay.model import FeatureResult, FileResult, TargetReport
+from overlay.states import State
+
+_WHY = {
+    State.PARTIAL: "one part is patched, another is not",
+    State.DRIFTED: "the lines that the patch expects are not there",
+    State.AMBIGUOUS: "the lines that the patch expects stand there more than once",
+    State.MISSING: "the file or the scope that the patch is for is not there",
+}
+
+_PORT = (
+    "upgrade vllm-overlay, or give the patch a variant for this release "
+    "(`overlay list -v` shows the ranges)"
+)
+
+_NEXT_WRITABLE = {
+    State.PARTIAL: "run `overlay revert`, then `overlay apply`; where revert refuses, "
+    "reinstall vLLM and apply again",
+    State.DRIFTED: f"if somebody edited this file, reinstall vLLM; otherwise {_PORT}",
+    State.AMBIGUOUS: "if somebody edited this file, reinstall vLLM; otherwise give the hunk more "
+    "context lines, so that it stands once in its scope",
+    State.MISSING: f"if the installation is incomplete, reinstall vLLM; otherwise {_PORT}",
+}
+
+_NEXT_READ_ONLY = {
+    State.PARTIAL: f"this release has a part of the change: {_PORT}",
+    State.DRIFTED: _PORT,
+    State.AMBIGUOUS: "give the hunk more context lines, so that it stands once in its scope",
+    State.MISSING: _PORT,
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that needs the user.
+
+    :ivar path: the file, or ``None`` where the feature as a whole is meant.
+    :ivar scope: the scope of the hunk, or ``None`` where the file as a whole is meant.
+    :ivar candidates: 1-based lines where the hunk could land, where there are several.
+    :ivar next: what to do.
+    """
+
+    feature: str
+    state: State
+    path: str | None
+    scope: str | None
+    patch: str | None
+    why: str
+    candidates: tuple[int, ...]
+    next: str
+
+
+def problems(target: TargetReport) -> tuple[Problem, ...]:
+    """Everything in a target that needs the user, the worst feature first."""
+    steps = _NEXT_READ_ONLY if target.root is None else _NEXT_WRITABLE
+    ordered = sorted(target.features, key=lambda feature: -feature.state.rank)
+    return tuple(problem for feature in ordered for problem in _of_feature(feature, steps))
+
+
+def _of_feature(feature: FeatureResult, steps: dict[State, str]) -> Iterator[Problem]:
+    if not feature.state.needs_attention:
+        return
+    parts = [file for file in feature.files if file.state.needs_attention]
+    for file in parts:
+        yield from _of_file(feature.feature, file, steps)
+    # A feature can need the user although none of its files does by itself: some files are
+    # patched and others not, or two features are in each other's way.
+    if not parts or feature.why is not None:
+        why = feature.why or _mixture(feature)
+        yield Problem(
+            feature.feature, feature.state, None, None, None, why, (), steps[feature.state]
+        )
+
+
+def _of_file(feature: str, file: FileResult, steps: dict[State, str]) -> Iterator[Problem]:
+    hunks = [hunk for hunk in file.hunks if hunk.state.needs_attention]
+    for hunk in hunks:
+        yield Problem(
+            feature,
+            hunk.state,
+            file.path,
+            hunk.scope,
+            file.patch,
+            hunk.why or _WHY[hunk.state],
+            hunk.candidates,
+            steps[hunk.state],
+        )
+    if not hunks or file.why is not None:
+        why = file.why or _WHY[file.state]
+        yield Problem(feature, file.state, file.path, None, file.patch, why, (), steps[file.state])
+
+
+def _mixture(feature: FeatureResult) -> str:
+    by_state: dict[State, list[str]] = {}
+    for file in feature.files:
+        by_state.setdefault(file.state, []).append(file.path)
+    if len(by_state) < 2:
+        return _WHY[feature.state]
+    return "; ".join(f"{state.value}: {', '.join(paths)}" for state, paths in by_state.items())

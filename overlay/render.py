@@ -1,0 +1,253 @@
+"""``Report`` -> lines for people to read.  Nothing here prints; ``overlay.paint`` does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from overlay.model import FeatureResult, FileResult, TargetReport
+from overlay.problems import Problem, problems
+from overlay.report import FeatureEntry, Report, enumeration
+from overlay.states import State
+
+#: Marks what needs attention where there is no colour.
+MARK = "!"
+
+
+@dataclass(frozen=True)
+class Span:
+    """Text in one style: the name of a state, ``heading``, ``muted``, ``warning`` or nothing."""
+
+    text: str
+    style: str = ""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line; where it is too long for a terminal, ``body`` wraps and ``head`` stays its margin."""
+
+    head: tuple[Span, ...]
+    body: tuple[Span, ...] = ()
+
+    def __str__(self) -> str:
+        return "".join(span.text for span in (*self.head, *self.body)).rstrip()
+
+
+def render(report: Report, *, verbose: bool = False) -> tuple[Line, ...]:
+    """The report as lines; the last one is the verdict."""
+    lines: list[Line] = []
+    if report.catalogue is not None:
+        lines += _catalogue(report.catalogue, verbose)
+    elif report.matrix:
+        lines += _matrix(report.targets)
+        lines += _shared_problems(report.targets)
+    else:
+        ordered = sorted(report.targets, key=lambda target: -target.state.rank)
+        width = _name_width(report.targets)
+        for target in ordered:
+            lines += _target(target, width, verbose)
+            lines.append(_BLANK)
+    if report.error is not None:
+        lines += [_labelled(0, "error: ", text, "drifted") for text in report.error.splitlines()]
+    if lines and lines[-1] != _BLANK:
+        lines.append(_BLANK)
+    style = "good" if report.exit == 0 else "bad"
+    return (*lines, Line((), (Span(report.verdict, style),)))
+
+
+_BLANK = Line(())
+
+
+def _labelled(indent: int, label: str, text: str, style: str = "muted") -> Line:
+    return Line((Span(" " * indent), Span(label, style)), (Span(text),))
+
+
+def _name_width(targets: Iterable[TargetReport]) -> int:
+    names = [len(feature.feature) for target in targets for feature in target.features]
+    return max(names, default=0)
+
+
+def _target(target: TargetReport, width: int, verbose: bool) -> Iterator[Line]:
+    place = target.root or (target.target if target.target != target.vllm else "")
+    release = f"vLLM {target.vllm}" if target.vllm else "vLLM of an unknown release"
+    yield Line(
+        (
+            Span(release, "heading"),
+            Span("  "),
+            Span(target.state.value, target.state.value),
+            Span(" " + MARK if target.state.needs_attention else "", target.state.value),
+            Span("  "),
+        ),
+        (Span(place, "muted"),),
+    )
+    for feature in sorted(target.features, key=lambda feature: -feature.state.rank):
+        yield Line(
+            (
+                Span(f"  {feature.feature:<{width}}  "),
+                Span(f"{_cell(feature):<12}  ", feature.state.value),
+            ),
+            (Span(_summary(feature), "muted"),),
+        )
+        if verbose:
+            yield from _files(feature)
+    for problem in problems(target):
+        yield from _problem(problem, indent=2)
+    for warning in target.warnings:
+        yield _labelled(2, "warning: ", warning, "warning")
+
+
+def _cell(feature: FeatureResult) -> str:
+    mark = f" {MARK}" if feature.state.needs_attention else ""
+    return f"{feature.state.value}{mark}"
+
+
+def _summary(feature: FeatureResult) -> str:
+    """What a feature's state means here, in a few words."""
+    hunks = [hunk for file in feature.files for hunk in file.hunks]
+    added = sum(not file.hunks for file in feature.files)
+    parts = []
+    if feature.state.needs_attention:
+        bad = sum(hunk.state.needs_attention for hunk in hunks)
+        if bad:
+            parts.append(f"{bad} of {_count(len(hunks), 'hunk')}")
+    elif feature.state is State.UPSTREAMED:
+        parts.append("vLLM has it already")
+    elif feature.state is State.INAPPLICABLE:
+        parts.append("not made for this release")
+    else:
+        files = len(feature.files) - added
+        if hunks:
+            parts.append(f"{_count(len(hunks), 'hunk')} in {_count(files, 'file')}")
+        if added:
+            parts.append(f"{_count(added, 'module')} added")
+    if feature.untested:
+        parts.append("untested on this release")
+    if feature.why and not feature.state.needs_attention:
+        parts.append(feature.why)
+    return ", ".join(parts)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _files(feature: FeatureResult) -> Iterator[Line]:
+    for file in feature.files:
+        yield Line(
+            (Span("    "), Span(f"{file.state.value:<12}  ", file.state.value)),
+            (Span(file.path), Span(f"  {_origin(file)}", "muted")),
+        )
+        for hunk in file.hunks:
+            where = f"line {hunk.line}  " if hunk.line is not None else ""
+            yield Line(
+                (Span("      "), Span(f"{hunk.state.value:<12}  ", hunk.state.value)),
+                (Span(f"{where}{hunk.scope}"), Span(f"  {hunk.why}" if hunk.why else "", "muted")),
+            )
+
+
+def _origin(file: FileResult) -> str:
+    return file.patch or "(added module)"
+
+
+def _problem(problem: Problem, indent: int, where: str = "") -> Iterator[Line]:
+    place = problem.path or problem.feature
+    if problem.scope is not None:
+        place += f" in {problem.scope}"
+    inner = indent + 2
+    yield Line(
+        (Span(" " * indent), Span(f"{MARK} {problem.state.value}: ", problem.state.value)),
+        (Span(place),),
+    )
+    if where:
+        yield _labelled(inner, "on:    ", where)
+    yield _labelled(inner, "why:   ", problem.why)
+    if problem.candidates:
+        lines = enumeration([str(line) for line in problem.candidates], most=12)
+        yield _labelled(inner, "lines: ", lines)
+    if problem.patch is not None:
+        yield _labelled(inner, "patch: ", problem.patch)
+    yield _labelled(inner, "next:  ", problem.next)
+
+
+def _matrix(targets: tuple[TargetReport, ...]) -> Iterator[Line]:
+    """One row a target, one column a feature; what needs attention is marked."""
+    features = list(dict.fromkeys(entry.feature for target in targets for entry in target.features))
+    first = max((len(_row_name(target)) for target in targets), default=0)
+    first = max(first, len("release"))
+    cells = [
+        {entry.feature: _matrix_cell(entry) for entry in target.features} for target in targets
+    ]
+    widths = [
+        max([len(name), *(len(row[name][0]) for row in cells if name in row)]) for name in features
+    ]
+    header = [Span(f"{'release':<{first}}", "heading")]
+    header += [
+        Span(f"  {name:<{width}}", "heading") for name, width in zip(features, widths, strict=True)
+    ]
+    yield Line(tuple(header))
+    for target, row in zip(targets, cells, strict=True):
+        spans = [Span(f"{_row_name(target):<{first}}")]
+        for name, width in zip(features, widths, strict=True):
+            text, style = row.get(name, ("", ""))
+            spans.append(Span(f"  {text:<{width}}", style))
+        yield Line(tuple(spans))
+
+
+def _row_name(target: TargetReport) -> str:
+    return target.target
+
+
+def _matrix_cell(feature: FeatureResult) -> tuple[str, str]:
+    note = " (untested)" if feature.untested else ""
+    return _cell(feature) + note, feature.state.value
+
+
+def _shared_problems(targets: tuple[TargetReport, ...]) -> Iterator[Line]:
+    """Each problem once, with the releases that have it; the same for the warnings."""
+    found: dict[Problem, list[str]] = {}
+    warned: dict[str, list[str]] = {}
+    for target in targets:
+        for problem in problems(target):
+            found.setdefault(problem, []).append(target.target)
+        for warning in target.warnings:
+            warned.setdefault(warning, []).append(target.target)
+    if found or warned:
+        yield _BLANK
+    for problem, names in sorted(found.items(), key=lambda item: -item[0].state.rank):
+        yield from _problem(problem, indent=0, where=enumeration(names, most=20))
+    for warning, names in warned.items():
+        yield _labelled(0, "warning: ", f"{enumeration(names, most=20)}: {warning}", "warning")
+
+
+def _catalogue(entries: tuple[FeatureEntry, ...], verbose: bool) -> Iterator[Line]:
+    for entry in entries:
+        yield Line(
+            (Span(entry.feature, "heading"), Span("  "), Span(entry.releases), Span("  ")),
+            (Span(entry.title, "muted"),),
+        )
+        if verbose:
+            yield _labelled(2, "why:      ", entry.why)
+        upstream = entry.upstream or "never proposed"
+        yield _labelled(2, "upstream: ", upstream)
+        for sentence in entry.retires:
+            yield _labelled(2, "retires:  ", sentence)
+        width = max((len(topic.name) for topic in entry.topics), default=0)
+        for topic in entry.topics:
+            yield Line(
+                (Span(f"  {topic.name:<{width}}  "),),
+                (Span(" ".join(topic.variants) or "no variant", "muted"),),
+            )
+            if topic.holes:
+                yield _labelled(
+                    2,
+                    f"{MARK} hole:   ",
+                    f"{topic.name} has no variant for {enumeration(topic.holes, most=20)}; "
+                    "give it one, or narrow the releases in the feature's feature.toml",
+                    "missing",
+                )
+        if verbose:
+            for path in entry.added:
+                yield _labelled(2, "adds:     ", path)
+            yield _labelled(2, "from:     ", entry.origin)
+            yield _labelled(2, "digest:   ", entry.digest)
+        yield _BLANK

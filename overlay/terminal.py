@@ -1,0 +1,120 @@
+"""Runs the command line: every outcome becomes a report, and the report goes to its streams."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from overlay.cli import Answer, cli
+
+INTERRUPTED = 130
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit code; no exception and no traceback leaves here.
+
+    An unexpected exception is a bug of ours: its traceback is shown, and the exit code is 2.
+    """
+    try:
+        answer = _answer(list(arguments))
+        return answer if isinstance(answer, int) else _deliver(answer)
+    except (KeyboardInterrupt, click.Abort):
+        return INTERRUPTED
+
+
+def _answer(arguments: list[str]) -> Answer | int:
+    from overlay.errors import OverlayError
+
+    try:
+        answer: Answer | int | None = cli.main(
+            arguments, prog_name="overlay", standalone_mode=False
+        )
+        return 0 if answer is None else answer
+    except click.Abort:
+        raise
+    except click.ClickException as error:
+        return _failed(arguments, _usage(error))
+    except OverlayError as error:
+        return _failed(arguments, str(error))
+    except OSError as error:
+        return _failed(arguments, _system(error))
+    except Exception as error:  # noqa: BLE001 - the last resort: reported in full, never swallowed
+        import traceback
+
+        traceback.print_exc()
+        return _failed(
+            arguments,
+            f"{type(error).__name__}: {error}\n"
+            "this is a bug in vllm-overlay; please report it with the traceback on standard "
+            "error, the command and the output of `overlay --version`",
+        )
+
+
+def _failed(arguments: list[str], error: str) -> Answer:
+    from overlay.report import failure
+
+    words = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    command = next((word for word in words if word in cli.commands), "")
+    return Answer(failure(command, error), json="--json" in words)
+
+
+def _usage(error: click.ClickException) -> str:
+    message = error.format_message()
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    path = context.command_path if context is not None else "overlay"
+    return f"{message}\n`{path} --help` shows what is possible, with examples"
+
+
+def _system(error: OSError) -> str:
+    """An error of the operating system: where, what, and what to do next."""
+    import errno
+
+    steps = {
+        errno.EACCES: "run overlay as the user who owns the installation",
+        errno.EPERM: "run overlay as the user who owns the installation",
+        errno.EROFS: "the file system is read-only: patch where the installation is built",
+        errno.ENOSPC: "free some space and run the command again",
+        errno.EDQUOT: "free some of your quota and run the command again",
+    }
+    places = [os.fsdecode(name) for name in (error.filename, error.filename2) if name is not None]
+    what = error.strerror or str(error) or type(error).__name__
+    step = steps.get(error.errno or 0, "check the place named here and run the command again")
+    return f"{' -> '.join(places) + ': ' if places else ''}{what}\n{step}"
+
+
+def _deliver(answer: Answer) -> int:
+    """Write the report where it belongs.
+
+    A reader that goes away early (``overlay list | head -1``) changes nothing about the answer,
+    so the exit code stays what it was.
+    """
+    try:
+        _write(answer)
+    except BrokenPipeError:
+        # The interpreter flushes standard output once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return answer.report.exit
+
+
+def _write(answer: Answer) -> None:
+    report = answer.report
+    if answer.json:
+        from overlay.report import as_json
+
+        sys.stdout.write(as_json(report))
+        sys.stdout.flush()
+        return
+    from overlay.paint import paint
+    from overlay.render import render
+
+    for stream in (sys.stdout, sys.stderr):
+        # A path may hold bytes that the terminal's encoding has no character for.
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    if report.diff is not None:
+        sys.stdout.buffer.write(report.diff)
+        sys.stdout.flush()
+    silent_stdout = report.diff is not None or report.exit == 2
+    paint(render(report, verbose=answer.verbose), sys.stderr if silent_stdout else sys.stdout)

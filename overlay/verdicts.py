@@ -1,0 +1,113 @@
+"""The last sentence of an answer, and the exit code that it agrees with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from overlay.model import FeatureResult, TargetReport
+from overlay.report import ATTENTION, OK, enumeration
+from overlay.states import State
+
+Verdict = tuple[int, str]
+
+
+def vllm(target: TargetReport) -> str:
+    """What to call a target in a sentence."""
+    return f"vLLM {target.vllm}" if target.vllm else f"the vLLM in {target.target}"
+
+
+def count(number: int, noun: str) -> str:
+    """``1 file``, ``2 files``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def named(features: Iterable[FeatureResult]) -> str:
+    """The ids of features as a list in a sentence."""
+    return enumeration([feature.feature for feature in features])
+
+
+def are(features: Sequence[FeatureResult]) -> str:
+    """``is`` or ``are``."""
+    return "is" if len(features) == 1 else "are"
+
+
+def those(target: TargetReport, *states: State) -> list[FeatureResult]:
+    """The features of a target that are in one of these states."""
+    return [feature for feature in target.features if feature.state in states]
+
+
+def attention(target: TargetReport) -> str | None:
+    """Which features need the user and how they stand, or ``None``."""
+    bad = [feature for feature in target.features if feature.state.needs_attention]
+    if not bad:
+        return None
+    return enumeration([f"{feature.feature} is {feature.state.value}" for feature in bad])
+
+
+def nothing_to_patch(target: TargetReport) -> str:
+    """Why there is nothing to patch in a target whose features are all out of the question."""
+    reasons = []
+    if upstreamed := those(target, State.UPSTREAMED):
+        reasons.append(f"it has {named(upstreamed)} already")
+    if outside := those(target, State.INAPPLICABLE):
+        reasons.append(f"{named(outside)} {are(outside)} not made for it")
+    return " and ".join(reasons) or "there are no features"
+
+
+def checked(targets: Sequence[TargetReport]) -> Verdict:
+    """The verdict of ``check``."""
+    if len(targets) == 1:
+        return _checked_one(targets[0])
+    bad = [target.target for target in targets if target.state.needs_attention]
+    if bad:
+        verb = "needs" if len(bad) == 1 else "need"
+        return ATTENTION, f"{len(bad)} of {len(targets)} targets {verb} you: {enumeration(bad)}."
+    tally = Counter(target.state.value for target in targets)
+    states = enumeration([f"{number} {state}" for state, number in tally.items()])
+    return OK, f"None of the {len(targets)} targets needs you: {states}."
+
+
+def _checked_one(target: TargetReport) -> Verdict:
+    if bad := attention(target):
+        return ATTENTION, f"{vllm(target)} needs you: {bad}."
+    fits = those(target, State.PRISTINE)
+    if untested := [feature for feature in fits if feature.untested]:
+        return OK, (
+            f"{named(untested)} would fit {vllm(target)}, but nobody tested it there: "
+            "apply wants --untested."
+        )
+    if fits:
+        return OK, f"Nothing needs you: {named(fits)} can be applied to {vllm(target)}."
+    if applied := those(target, State.APPLIED):
+        return OK, f"Nothing needs you: {named(applied)} {are(applied)} applied to {vllm(target)}."
+    return OK, f"Nothing to patch in {vllm(target)}: {nothing_to_patch(target)}."
+
+
+def stands(target: TargetReport) -> Verdict:
+    """The verdict of ``status``."""
+    if bad := attention(target):
+        return ATTENTION, f"{vllm(target)} needs you: {bad}."
+    applied = those(target, State.APPLIED)
+    waiting = those(target, State.PRISTINE)
+    if applied:
+        rest = f"; {named(waiting)} {are(waiting)} not" if waiting else ""
+        return OK, f"{named(applied)} {are(applied)} applied to {vllm(target)}{rest}."
+    if waiting:
+        return OK, (
+            f"Nothing is applied to {vllm(target)}: `overlay apply` would apply {named(waiting)}."
+        )
+    return OK, f"Nothing is applied to {vllm(target)}: {nothing_to_patch(target)}."
+
+
+def listed(holes: Sequence[tuple[str, str]], features: int) -> Verdict:
+    """The verdict of ``list``.
+
+    :param holes: feature and topic of each topic that has holes.
+    """
+    if holes:
+        names = enumeration([f"{topic} of {feature}" for feature, topic in holes])
+        return ATTENTION, f"{count(len(holes), 'topic')} with holes: {names}."
+    if not features:
+        return OK, "There are no features."
+    return OK, f"{count(features, 'feature')}, no holes."
