@@ -1,0 +1,213 @@
+"""The import hook: hands each patched module, and only those, the text from the store.
+
+The finder asks the finders after it for the module's own spec and keeps all of it but the code: the
+module's ``__file__`` stays, its loader's other methods stay, only what is executed is ours.  A real
+file holds that text, and the code objects name it, so that tracebacks, ``inspect``, Triton and
+source-hashing caches see what runs.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import linecache
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import CodeType, ModuleType
+
+from overlay.auto.store import StoredModule, sha256
+from overlay.errors import OverlayError
+
+#: Called with the module's name, its module object and its stored text after it was executed.
+AfterExec = Callable[[str, ModuleType, StoredModule], None]
+
+
+class HookError(ImportError, OverlayError):
+    """A module cannot be imported in its patched form; nothing of it stays in ``sys.modules``."""
+
+
+def module_name(path: str) -> str:
+    """``vllm/v1/a.py`` -> ``vllm.v1.a``; ``vllm/v1/b/__init__.py`` -> ``vllm.v1.b``."""
+    parts = Path(path).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+class PatchedLoader(importlib.abc.InspectLoader):
+    """Executes the stored text of one module; everything else is its own loader's."""
+
+    def __init__(
+        self,
+        inner: importlib.abc.Loader | None,
+        stored: StoredModule,
+        after_exec: AfterExec,
+    ) -> None:
+        self._inner = inner
+        self._stored = stored
+        self._after_exec = after_exec
+
+    def __getattr__(self, name: str) -> object:
+        # Readers of package data and the like ask the loader that knows the installation.
+        if name.startswith("__") or self._inner is None:
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """The module object that the module's own loader makes, mostly none."""
+        return self._inner.create_module(spec) if self._inner is not None else None
+
+    def is_package(self, fullname: str) -> bool:
+        """Whether the module is a package."""
+        return self._stored.path.endswith("/__init__.py")
+
+    def get_filename(self, fullname: str) -> str:
+        """The file whose text runs."""
+        return str(self._stored.file)
+
+    def get_source(self, fullname: str) -> str:
+        """The patched text."""
+        return importlib.util.decode_source(self._stored.source)
+
+    def get_code(self, fullname: str) -> CodeType:
+        """The code that runs.
+
+        Another hook's loader that transforms source (coverage, tracing) sees the patched source.
+        """
+        transform = getattr(type(self._inner), "source_to_code", None)
+        plain = importlib.abc.InspectLoader.source_to_code
+        own = getattr(importlib.machinery.SourceFileLoader, "source_to_code", plain)
+        if self._inner is None or transform is None or transform in (plain, own):
+            return self._stored.code
+        code = self._inner.source_to_code(  # type: ignore[attr-defined]
+            self._stored.source, str(self._stored.file)
+        )
+        if not isinstance(code, CodeType):
+            raise HookError(f"{type(self._inner).__name__}.source_to_code gave no code object")
+        return code
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Execute the patched text in ``module``, then check what runs.
+
+        :raises HookError: from whatever went wrong; the import system then removes the module.
+        """
+        name = module.__name__
+        try:
+            exec(self.get_code(name), module.__dict__)
+            self._show_source(module)
+            self._after_exec(name, module, self._stored)
+        except HookError:
+            raise
+        except Exception as error:
+            raise HookError(
+                f"vllm-overlay: {name} failed in its patched form ({self._stored.file}): "
+                f"{type(error).__name__}: {error}",
+                name=name,
+                path=str(self._stored.file),
+            ) from error
+
+    def _show_source(self, module: ModuleType) -> None:
+        # inspect.getsource of a class reads __file__, which stays the pristine file.  An entry
+        # without a modification time is never checked against the disk.
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str):
+            text = self.get_source(module.__name__)
+            lines = text.splitlines(keepends=True)
+            linecache.cache[file] = (len(text), None, lines, file)
+
+
+class PatchFinder(importlib.abc.MetaPathFinder):
+    """Finds the modules of one store entry.
+
+    :param root: the folder that holds ``vllm/``; a module found elsewhere is refused.
+    """
+
+    def __init__(self, root: Path, modules: Iterable[StoredModule], after_exec: AfterExec) -> None:
+        self.root = root
+        self.modules: Mapping[str, StoredModule] = {module_name(m.path): m for m in modules}
+        self._after_exec = after_exec
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec of a patched or added module, ``None`` for every other.
+
+        :raises HookError: if the module is not the file that was planned for.
+        """
+        stored = self.modules.get(fullname)
+        if stored is None:
+            return None
+        spec = self._next_spec(fullname, path, target)
+        if stored.pristine is None:
+            if spec is not None:
+                raise HookError(f"vllm-overlay: {fullname} exists already, in {spec.origin}")
+            return self._added_spec(fullname, stored)
+        if spec is None:
+            return None
+        self._require_planned(fullname, spec, stored)
+        spec.loader = PatchedLoader(spec.loader, stored, self._after_exec)
+        return spec
+
+    def _next_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> ModuleSpec | None:
+        finders = list(sys.meta_path)
+        after = finders[finders.index(self) + 1 :] if self in finders else finders
+        for finder in after:
+            find_spec = getattr(finder, "find_spec", None)
+            spec = find_spec(fullname, path, target) if find_spec is not None else None
+            if spec is not None:
+                return spec  # type: ignore[no-any-return]
+        return None
+
+    def _added_spec(self, fullname: str, stored: StoredModule) -> ModuleSpec | None:
+        loader = PatchedLoader(None, stored, self._after_exec)
+        package = stored.path.endswith("/__init__.py")
+        spec = ModuleSpec(fullname, loader, origin=str(stored.file), is_package=package)
+        spec.has_location = True
+        if package:
+            spec.submodule_search_locations = [str(stored.file.parent)]
+        return spec
+
+    def _require_planned(self, fullname: str, spec: ModuleSpec, stored: StoredModule) -> None:
+        origin = spec.origin
+        if origin is None or Path(origin).resolve() != (self.root / stored.path).resolve():
+            raise HookError(
+                f"vllm-overlay: {fullname} would be imported from {origin}, "
+                f"expected {self.root / stored.path}; two vLLMs on the path?"
+            )
+        found = sha256(Path(origin).read_bytes())
+        if found != stored.pristine:
+            raise HookError(
+                f"vllm-overlay: {origin} has sha256 {found}, planned for {stored.pristine}; "
+                "it changed after this process started; restart"
+            )
+
+
+def install(finder: PatchFinder) -> None:
+    """Put ``finder`` before every other finder.
+
+    :raises HookError: naming each target that was imported already, and who imported it.
+    """
+    imported = [name for name in finder.modules if name in sys.modules]
+    if imported:
+        raise HookError(
+            "vllm-overlay: already imported, so they cannot be patched in memory: "
+            + "; ".join(f"{name} (imported by {_importers(name)})" for name in imported)
+            + ". Apply on disk instead (overlay apply), or load the plugin earlier."
+        )
+    sys.meta_path.insert(0, finder)
+
+
+def _importers(name: str) -> str:
+    """The modules that hold ``name`` in a global, which is how an import is seen afterwards."""
+    target = sys.modules[name]
+    holders = []
+    for other, module in list(sys.modules.items()):
+        if other == name or module is None or name.startswith(other + "."):
+            continue
+        values = list(vars(module).values()) if hasattr(module, "__dict__") else []
+        if any(v is target or getattr(v, "__module__", None) == name for v in values):
+            holders.append(other)
+    return ", ".join(sorted(holders)[:3]) or "nobody that still holds it"
