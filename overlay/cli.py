@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_TARGET = """TARGET is a folder that holds vllm/ (site-packages, a checkout, an unpacked sdist), a
-    wheel or sdist file, or a release such as 0.26.0; without it, the vLLM that this Python would
-    import is meant."""
+_TARGET = (
+    "TARGET is a folder that holds vllm/ (site-packages, a checkout, an unpacked sdist), a wheel "
+    "or sdist file, or a release such as 0.26.0; without it, the vLLM that this Python would "
+    "import is meant."
+)
 
 
 @dataclass(frozen=True)
@@ -97,9 +99,7 @@ def _request(context: click.Context, features: Sequence[str] = ()) -> Request:
     return Request(patches=context.obj, features=tuple(features))
 
 
-@cli.command(
-    epilog="TARGET as for every command: " + " ".join(_TARGET.split()),
-)
+@cli.command(epilog=_TARGET)
 @click.argument("targets", metavar="[TARGET]...", nargs=-1)
 @click.option(
     "--releases",
@@ -221,7 +221,7 @@ def status(context: click.Context, target: str | None, as_json: bool, verbose: b
     return Answer(report, as_json, verbose)
 
 
-@cli.command(epilog=" ".join(_TARGET.split()))
+@cli.command(epilog=_TARGET)
 @_target_argument
 @_feature_option
 @click.pass_context

@@ -48,7 +48,9 @@ def render(report: Report, *, verbose: bool = False) -> tuple[Line, ...]:
             lines += _target(target, width, verbose)
             lines.append(_BLANK)
     if report.error is not None:
-        lines += [_labelled(0, "error: ", text, "drifted") for text in report.error.splitlines()]
+        first, *others = report.error.splitlines() or [""]
+        lines.append(_labelled(0, "error: ", first, "bad"))
+        lines += [_labelled(0, "       ", text) for text in others]
     if lines and lines[-1] != _BLANK:
         lines.append(_BLANK)
     style = "good" if report.exit == 0 else "bad"

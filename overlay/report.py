@@ -72,8 +72,12 @@ class Report:
 
 
 def failure(command: str, error: str) -> Report:
-    """The report of a command that usage or the environment stopped."""
-    return Report(command, ERROR, f"overlay {command} stopped: see the error.", error=error)
+    """The report of a command that usage or the environment stopped.
+
+    :param command: its name, or ``overlay`` where it is not known.
+    """
+    name = command if command == "overlay" else f"overlay {command}"
+    return Report(command, ERROR, f"{name} stopped: see the error.", error=error)
 
 
 def as_json(report: Report) -> str:

@@ -57,7 +57,7 @@ def _failed(arguments: list[str], error: str) -> Answer:
     from overlay.report import failure
 
     words = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    command = next((word for word in words if word in cli.commands), "")
+    command = next((word for word in words if word in cli.commands), "overlay")
     return Answer(failure(command, error), json="--json" in words)
 
 

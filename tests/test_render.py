@@ -1,0 +1,188 @@
+"""What people read: every problem with why and what next, the worst first, the verdict last."""
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overlay.model import FeatureResult, FileResult, HunkResult, TargetReport
+from overlay.paint import paint
+from overlay.problems import problems
+from overlay.render import Line, Span, render
+from overlay.report import FeatureEntry, Report, TopicEntry, failure
+from overlay.states import State, combine, worst
+from overlay.verdicts import checked
+
+states = st.sampled_from(list(State))
+
+
+@st.composite
+def features(draw: st.DrawFn, name: str = "f") -> FeatureResult:
+    files = []
+    for number in range(draw(st.integers(0, 3))):
+        hunks = tuple(
+            HunkResult(f"Scope{number}.m{index}", state, line=draw(st.integers(1, 99)))
+            for index, state in enumerate(draw(st.lists(states, max_size=3)))
+        )
+        state = combine(hunk.state for hunk in hunks) if hunks else draw(states)
+        files.append(FileResult(f"vllm/m{number}.py", state, "a.patch", hunks))
+    state = combine(file.state for file in files) if files else draw(states)
+    return FeatureResult(name, state, tuple(files))
+
+
+@st.composite
+def targets(draw: st.DrawFn) -> TargetReport:
+    found = tuple(draw(features(f"feature-{index}")) for index in range(draw(st.integers(1, 3))))
+    name = draw(st.sampled_from(["0.20.0", "0.26.0", "0.33.0"]))
+    root = draw(st.sampled_from([None, "/opt/site-packages"]))
+    return TargetReport(name, name, root, worst(one.state for one in found), found)
+
+
+def text(report: Report, *, verbose: bool = False) -> str:
+    return "\n".join(str(line) for line in render(report, verbose=verbose))
+
+
+@given(st.lists(targets(), min_size=1, max_size=4), st.booleans(), st.booleans())
+def test_the_last_line_is_the_verdict_and_every_problem_is_there(
+    found: list[TargetReport], matrix: bool, verbose: bool
+) -> None:
+    code, verdict = checked(found)
+    shown = text(Report("check", code, verdict, tuple(found), matrix=matrix), verbose=verbose)
+    assert shown.splitlines()[-1] == verdict
+    assert verdict.endswith(".")
+    assert "\n" not in verdict
+    assert code == int(any(target.state.needs_attention for target in found))
+    for target in found:
+        for problem in problems(target):
+            assert problem.why in shown
+            assert problem.next in shown
+            assert f"! {problem.state.value}: " in shown
+            if problem.scope is not None:
+                assert f"{problem.path} in {problem.scope}" in shown
+
+
+@given(targets())
+def test_a_target_has_problems_just_where_it_needs_attention(target: TargetReport) -> None:
+    assert bool(problems(target)) == target.state.needs_attention
+    needy = {feature.feature for feature in target.features if feature.state.needs_attention}
+    assert {problem.feature for problem in problems(target)} == needy
+
+
+@given(targets())
+def test_the_worst_feature_comes_first(target: TargetReport) -> None:
+    report = Report("check", 0, ".", (target,))
+    shown = [line.split() for line in text(report).splitlines() if line.startswith("  feature-")]
+    ranks = [State(words[1]).rank for words in shown]
+    assert ranks == sorted(ranks, reverse=True)
+    assert len(ranks) == len(target.features)
+
+
+def drifted(name: str, root: str | None = None) -> TargetReport:
+    hunk = HunkResult("A.b", State.DRIFTED, why="line 3 of the pre-image is not there")
+    file = FileResult("vllm/a.py", State.DRIFTED, "f/10-a/x.patch", (hunk,))
+    feature = FeatureResult("f", State.DRIFTED, (file,))
+    return TargetReport(name, name, root, State.DRIFTED, (feature,), ("a warning",))
+
+
+def test_details_on_request() -> None:
+    hunk = HunkResult("A.b", State.PRISTINE, line=571)
+    file = FileResult("vllm/a.py", State.PRISTINE, "f/10-a/x.patch", (hunk,))
+    feature = FeatureResult("f", State.PRISTINE, (file,))
+    target = TargetReport("0.26.0", "0.26.0", None, State.PRISTINE, (feature,))
+    report = Report("check", 0, "Fine.", (target,))
+    assert "571" not in text(report)
+    assert "line 571  A.b" in text(report, verbose=True)
+    assert "f/10-a/x.patch" in text(report, verbose=True)
+
+
+def test_a_matrix_marks_the_worst_and_says_a_shared_problem_once() -> None:
+    good = TargetReport(
+        "0.25.0", "0.25.0", None, State.PRISTINE, (FeatureResult("f", State.PRISTINE),)
+    )
+    found = (good, drifted("0.26.0"), drifted("0.27.0"))
+    lines = text(Report("check", 1, "Two.", found, matrix=True)).splitlines()
+    assert lines[:4] == [
+        "release  f",
+        "0.25.0   pristine",
+        "0.26.0   drifted !",
+        "0.27.0   drifted !",
+    ]
+    assert sum("line 3 of the pre-image" in line for line in lines) == 1
+    assert "  on:    0.26.0 and 0.27.0" in lines
+    assert "warning: 0.26.0 and 0.27.0: a warning" in lines
+
+
+def test_what_to_do_next_depends_on_whether_it_can_be_written() -> None:
+    assert "reinstall" in problems(drifted("0.26.0", root="/opt"))[0].next
+    assert "reinstall" not in problems(drifted("0.26.0"))[0].next
+
+
+def test_candidates_are_listed() -> None:
+    hunk = HunkResult("A.b", State.AMBIGUOUS, candidates=(3, 17))
+    file = FileResult("vllm/a.py", State.AMBIGUOUS, "p", (hunk,))
+    feature = FeatureResult("f", State.AMBIGUOUS, (file,))
+    target = TargetReport("0.26.0", "0.26.0", None, State.AMBIGUOUS, (feature,))
+    assert "lines: 3 and 17" in text(Report("check", 1, ".", (target,)))
+
+
+def test_a_partial_feature_says_which_files_stand_where() -> None:
+    files = (FileResult("vllm/a.py", State.APPLIED), FileResult("vllm/b.py", State.PRISTINE))
+    feature = FeatureResult("f", State.PARTIAL, files)
+    target = TargetReport("x", "0.26.0", "/opt", State.PARTIAL, (feature,))
+    (problem,) = problems(target)
+    assert problem.why == "applied: vllm/a.py; pristine: vllm/b.py"
+
+
+def test_holes_are_named() -> None:
+    topic = TopicEntry("10-a", ("0.20.0..0.22.1",), ("0.23.0", "0.24.0"))
+    entry = FeatureEntry("f", "t", "w", "0.20.0..0.33.0", "u", (), (topic,), (), "shipped", "d")
+    shown = text(Report("list", 1, "One.", catalogue=(entry,)))
+    assert "10-a has no variant for 0.23.0 and 0.24.0" in shown
+
+
+def test_an_error_comes_before_the_verdict() -> None:
+    assert text(failure("check", "no vLLM\nInstall one")).splitlines() == [
+        "error: no vLLM",
+        "       Install one",
+        "",
+        "overlay check stopped: see the error.",
+    ]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+LONG = (
+    Line((Span("  why:   ", "muted"),), (Span("word " * 40),)),
+    Line((), (Span("End.", "bad"),)),
+)
+
+
+def test_a_terminal_gets_colour_and_wrapped_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    stream = Terminal()
+    paint(LONG, stream)
+    assert "\x1b[" in stream.getvalue()
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream = Terminal()
+    paint(LONG, stream)
+    lines = stream.getvalue().splitlines()
+    assert not any("\x1b[3" in line or "\x1b[9" in line for line in lines)  # no colour, bold may be
+    plain = [
+        line.replace("\x1b[2m", "").replace("\x1b[1m", "").replace("\x1b[0m", "") for line in lines
+    ]
+    assert all(len(line) <= 60 for line in plain)
+    assert plain[0].startswith("  why:   word")
+    assert plain[1].startswith("         word")
+    assert plain[-1] == "End."
+
+
+def test_a_pipe_gets_plain_unwrapped_lines() -> None:
+    stream = io.StringIO()
+    paint(LONG, stream)
+    assert stream.getvalue() == "  why:   " + ("word " * 40).rstrip() + "\nEnd.\n"

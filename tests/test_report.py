@@ -1,0 +1,120 @@
+"""The JSON is the one that the design promises, key for key."""
+
+import json
+
+from overlay.model import FeatureResult, FileResult, HunkResult, TargetReport
+from overlay.report import FeatureEntry, Report, TopicEntry, as_data, as_json, enumeration, failure
+from overlay.states import State
+
+PROPOSER = "vllm/v1/spec_decode/llm_base_proposer.py"
+
+
+def target(**changes: object) -> TargetReport:
+    hunk = HunkResult("SpecDecodeBaseProposer.propose", State.PRISTINE, 571)
+    file = FileResult(PROPOSER, State.PRISTINE, "draft-graphs/10-proposer/x.patch", (hunk,))
+    feature = FeatureResult("draft-graphs", State.PRISTINE, (file,))
+    plain = {
+        "target": "0.26.0",
+        "vllm": "0.26.0",
+        "root": None,
+        "state": State.PRISTINE,
+        "features": (feature,),
+    }
+    return TargetReport(**{**plain, **changes})  # type: ignore[arg-type]
+
+
+def test_the_example_of_the_design() -> None:
+    report = Report("check", 0, "Nothing needs you.", (target(),))
+    assert json.loads(as_json(report)) == {
+        "schema": 1,
+        "command": "check",
+        "exit": 0,
+        "verdict": "Nothing needs you.",
+        "targets": [
+            {
+                "target": "0.26.0",
+                "vllm": "0.26.0",
+                "root": None,
+                "state": "pristine",
+                "warnings": [],
+                "features": [
+                    {
+                        "feature": "draft-graphs",
+                        "state": "pristine",
+                        "files": [
+                            {
+                                "path": PROPOSER,
+                                "state": "pristine",
+                                "patch": "draft-graphs/10-proposer/x.patch",
+                                "hunks": [
+                                    {
+                                        "scope": "SpecDecodeBaseProposer.propose",
+                                        "state": "pristine",
+                                        "line": 571,
+                                        "why": None,
+                                        "candidates": [],
+                                    }
+                                ],
+                            }
+                        ],
+                    }
+                ],
+            }
+        ],
+    }
+
+
+def test_an_error_stands_beside_the_exit_code() -> None:
+    data = as_data(failure("check", "no vLLM here"))
+    assert list(data) == ["schema", "command", "exit", "error", "verdict", "targets"]
+    assert data["exit"] == 2
+    assert data["error"] == "no vLLM here"
+    assert data["targets"] == []
+
+
+def test_an_added_module_is_a_file_without_hunks() -> None:
+    file = FileResult("vllm/v1/spec_decode/draft_graphs.py", State.APPLIED)
+    feature = FeatureResult("draft-graphs", State.APPLIED, (file,))
+    data = as_data(Report("status", 0, ".", (target(features=(feature,)),)))
+    assert data["targets"][0]["features"][0]["files"] == [
+        {
+            "path": "vllm/v1/spec_decode/draft_graphs.py",
+            "state": "applied",
+            "patch": None,
+            "hunks": [],
+        }
+    ]
+
+
+def test_what_there_is_to_say_of_a_feature_and_a_file_is_said() -> None:
+    file = FileResult(PROPOSER, State.MISSING, "p", why="no such file")
+    feature = FeatureResult("f", State.MISSING, (file,), why="two reasons", untested=True)
+    data = as_data(Report("check", 1, ".", (target(features=(feature,)),)))
+    found = data["targets"][0]["features"][0]
+    assert (found["why"], found["untested"]) == ("two reasons", True)
+    assert found["files"][0]["why"] == "no such file"
+
+
+def test_list_has_its_features_beside_no_targets() -> None:
+    topic = TopicEntry("10-proposer", ("0.20.0..0.22.1",), ("0.23.0",))
+    entry = FeatureEntry("f", "t", "w", "0.20.0..0.33.0", "", ("r",), (topic,), (), "shipped", "d")
+    data = as_data(Report("list", 1, ".", catalogue=(entry,)))
+    assert data["targets"] == []
+    assert data["features"][0]["topics"] == [
+        {"topic": "10-proposer", "variants": ["0.20.0..0.22.1"], "holes": ["0.23.0"]}
+    ]
+
+
+def test_odd_bytes_in_a_path_survive_as_ascii() -> None:
+    text = as_json(Report("check", 0, ".", (target(root="/opt/\udcff\u00e9"),)))
+    assert text.isascii()
+    assert json.loads(text)["targets"][0]["root"] == "/opt/\udcff\u00e9"
+    assert text.endswith("}\n")
+
+
+def test_enumeration() -> None:
+    assert enumeration([]) == ""
+    assert enumeration(["a"]) == "a"
+    assert enumeration(["a", "b"]) == "a and b"
+    assert enumeration(["a", "b", "c"]) == "a, b and c"
+    assert enumeration(list("abcdefgh"), most=4) == "a, b, c and 5 others"
