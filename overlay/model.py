@@ -26,12 +26,16 @@ class Hunk:
     :ivar lines: ``(op, text)`` with op one of ``" "``, ``"-"``, ``"+"``; text without line end.
     :ivar source_line: the hunk's first line in the file the diff was made from (a hint only).
     :ivar patch_line: 1-based line of the hunk's ``@@`` header in the patch file.
+    :ivar pre_unfinished: the pre-image's last line is the file's last and has no line end.
+    :ivar post_unfinished: the same of the post-image.
     """
 
     scope: str
     lines: tuple[tuple[str, str], ...]
     source_line: int
     patch_line: int
+    pre_unfinished: bool = False
+    post_unfinished: bool = False
 
     @property
     def pre(self) -> tuple[str, ...]:
@@ -110,6 +114,7 @@ class Feature:
     added: tuple[AddedFile, ...]
     origin: str
     digest: str
+    needs: tuple[str, ...] = ()
 
 
 class Tree(Protocol):

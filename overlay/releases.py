@@ -45,12 +45,19 @@ class ReleaseRange:
         if match is None:
             raise ValueError(f"{text!r} is no closed range of releases, such as 0.20.0..0.23.0")
         first, last = parse_release(match["first"]), parse_release(match["last"])
+        if first.is_prerelease or last.is_prerelease:
+            raise ValueError(f"{text!r} ends at a pre-release; a range holds releases only")
         if last < first:
             raise ValueError(f"{text!r} ends before it begins")
         return cls(first, last)
 
     def __contains__(self, release: object) -> bool:
-        return isinstance(release, Version) and self.first <= release <= self.last
+        """Whether it is a release of the range; a pre- or dev-release never is, wherever it lies."""
+        return (
+            isinstance(release, Version)
+            and not release.is_prerelease
+            and self.first <= release <= self.last
+        )
 
     def overlaps(self, other: ReleaseRange) -> bool:
         """Whether some release could lie in both."""

@@ -1,0 +1,111 @@
+"""Changes as one unified diff that ``git apply`` takes unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import SequenceMatcher
+
+from overlay.matching import innermost_scope
+from overlay.model import MODULE_SCOPE, Change
+from overlay.scopes import Scopes, UnparsableError, find
+from overlay.text import SourceText, TextError
+
+#: Lines of context around a change.
+CONTEXT = 3
+
+_Opcode = tuple[str, int, int, int, int]
+
+
+def render(changes: Iterable[Change]) -> bytes:
+    """The changes as a unified diff, in bytes, because the files are in encodings of their own.
+
+    The section heading of each hunk is the innermost scope that holds it, where the file before
+    the change is Python; so each hunk of it can stand in a patch of the same form.
+    """
+    return b"".join(piece for change in changes for piece in _file_diff(change))
+
+
+def _file_diff(change: Change) -> Iterator[bytes]:
+    if change.before == change.after:
+        return
+    path = change.path.encode()
+    yield b"diff --git a/%s b/%s\n" % (path, path)
+    if change.before is None:
+        yield b"new file mode 100644\n"
+    elif change.after is None:
+        yield b"deleted file mode 100644\n"
+    before, after = _split(change.before or b""), _split(change.after or b"")
+    if before == after:  # an empty file comes or goes
+        return
+    yield b"--- a/%s\n" % path if change.before is not None else b"--- /dev/null\n"
+    yield b"+++ b/%s\n" % path if change.after is not None else b"+++ /dev/null\n"
+    scopes = _scopes(change.before)
+    for group in _groups(before, after):
+        yield from _hunk(group, before, after, scopes)
+
+
+def _split(data: bytes) -> list[bytes]:
+    """The lines with their ends; only a line feed ends one."""
+    pieces = data.split(b"\n")
+    last = pieces.pop()
+    return [piece + b"\n" for piece in pieces] + ([last] if last else [])
+
+
+def _scopes(data: bytes | None) -> Scopes:
+    if data is None:
+        return {}
+    try:
+        return find(SourceText.from_bytes(data).lines)
+    except (TextError, UnparsableError):
+        return {}
+
+
+def _groups(before: list[bytes], after: list[bytes]) -> Iterator[list[_Opcode]]:
+    """The opcodes hunk by hunk, looking only between the common beginning and end."""
+    head = 0
+    while head < min(len(before), len(after)) and before[head] == after[head]:
+        head += 1
+    tail = 0
+    while tail < min(len(before), len(after)) - head and before[-1 - tail] == after[-1 - tail]:
+        tail += 1
+    # Whatever lies further away than the context can never show.
+    start, stop_before, stop_after = max(head - CONTEXT, 0), tail - CONTEXT, tail - CONTEXT
+    last_before = len(before) - max(stop_before, 0)
+    last_after = len(after) - max(stop_after, 0)
+    matcher = SequenceMatcher(
+        None, before[start:last_before], after[start:last_after], autojunk=False
+    )
+    for group in matcher.get_grouped_opcodes(CONTEXT):
+        yield [
+            (tag, i1 + start, i2 + start, j1 + start, j2 + start) for tag, i1, i2, j1, j2 in group
+        ]
+
+
+def _hunk(
+    group: Sequence[_Opcode], before: list[bytes], after: list[bytes], scopes: Scopes
+) -> Iterator[bytes]:
+    first, last = group[0], group[-1]
+    old, new = range(first[1], last[2]), range(first[3], last[4])
+    heading = b""
+    if MODULE_SCOPE in scopes:
+        heading = b" " + innermost_scope(old.start, len(old), scopes).encode()
+    yield b"@@ -%s +%s @@%s\n" % (_span(old), _span(new), heading)
+    for tag, i1, i2, j1, j2 in group:
+        if tag == "equal":
+            yield from _lines(b" ", before[i1:i2])
+        else:
+            yield from _lines(b"-", before[i1:i2])
+            yield from _lines(b"+", after[j1:j2])
+
+
+def _span(lines: range) -> bytes:
+    """A hunk's line and count; an empty span names the line before it."""
+    start = lines.start + 1 if lines else lines.start
+    return b"%d,%d" % (start, len(lines))
+
+
+def _lines(sign: bytes, lines: list[bytes]) -> Iterator[bytes]:
+    for line in lines:
+        yield sign + line
+        if not line.endswith(b"\n"):
+            yield b"\n\\ No newline at end of file\n"
