@@ -13,19 +13,25 @@ import ssl
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from overlay.errors import PackageIndexError
 from overlay.targets.pip_config import IndexConfig
 from overlay.targets.target import Progress
 
+#: How often something is asked for that a broken connection or a busy server kept back.
 ATTEMPTS = 3
+
+#: The pause before the second attempt; it doubles each time.
+RETRY_SECONDS = 0.5
 _CHUNK_BYTES = 1 << 18
 _RETRIED = (429, 500, 502, 503, 504)
+_T = TypeVar("_T")
 _NETWORK = (OSError, http.client.HTTPException)
 
 
@@ -37,12 +43,24 @@ class TransientError(PackageIndexError):
     """The answer broke off or did not come; asking again may help."""
 
 
+@dataclass(frozen=True)
+class Span:
+    """A part of a file on a server.
+
+    :ivar start: where it starts; :ivar total: bytes of the whole file; :ivar tag: the file's ETag.
+    """
+
+    content: bytes
+    start: int
+    total: int
+    tag: str
+
+
 class Session:
     """Fetches with one configuration."""
 
     def __init__(self, config: IndexConfig) -> None:
         self.config = config
-        self._pause_seconds = 0.5
         self._openers: dict[bool, urllib.request.OpenerDirector] = {}
         self._passwords = _passwords(config)
 
@@ -51,51 +69,46 @@ class Session:
 
         :raises PackageIndexError: if it cannot be fetched (``NotFoundError``: there is none).
         """
-        for attempt in range(ATTEMPTS):
-            try:
-                with self.open(url, {"Accept": accept}) as answer:
-                    content = _read_all(answer, limit, url)
-                    kind = answer.headers.get("Content-Type", "") or ""
-                    return content, kind, answer.geturl() or url
-            except TransientError:
-                self._pause(attempt)
-        raise AssertionError("the last attempt raises")
 
-    def span(self, url: str, ask: str) -> tuple[bytes, int, int, str] | None:
-        """A part of a file: its bytes, where it starts, how long the file is, and its tag.
+        def once() -> tuple[bytes, str, str]:
+            with self.open(url, {"Accept": accept, "Accept-Encoding": "identity"}) as answer:
+                content = _read_all(answer, limit, url)
+                return content, answer.headers.get("Content-Type") or "", answer.geturl() or url
+
+        return self._retry(once)
+
+    def span(self, url: str, ask: str) -> Span | None:
+        """A part of a file; ``None`` where the server does not serve parts.
 
         :param ask: the value of the ``Range`` header, such as ``bytes=0-99``.
-        :returns: ``None`` where the server does not serve parts.
         :raises PackageIndexError: if it cannot be fetched.
         """
-        headers = {"Range": ask, "Accept-Encoding": "identity"}
-        for attempt in range(ATTEMPTS):
-            try:
-                with self.open(url, headers, passed=(400, 405, 416, 501)) as answer:
-                    if answer.status != 206:
-                        return None
-                    start, end, total = _content_range(answer.headers.get("Content-Range"), url)
-                    content = _read_all(answer, end - start, url)
-                    if len(content) != end - start:
-                        raise TransientError(_short(url, end - start, len(content)))
-                    return content, start, total, answer.headers.get("ETag") or ""
-            except TransientError:
-                self._pause(attempt)
-        raise AssertionError("the last attempt raises")
+
+        def once() -> Span | None:
+            headers = {"Range": ask, "Accept-Encoding": "identity"}
+            with self.open(url, headers, passed=(400, 405, 416, 501)) as answer:
+                if answer.status != 206:
+                    return None
+                start, end, total = _content_range(answer.headers.get("Content-Range"), url)
+                content = _read_all(answer, end - start, url)
+                if len(content) != end - start:
+                    raise TransientError(_short(url, end - start, len(content)))
+                return Span(content, start, total, answer.headers.get("ETag") or "")
+
+        return self._retry(once)
 
     def download(self, url: str, file: IO[bytes], what: str, progress: Progress | None) -> None:
         """Write the whole of ``url`` into ``file``, from its start.
 
         :raises PackageIndexError: if it cannot be fetched, or breaks off on every attempt.
         """
-        for attempt in range(ATTEMPTS):
+
+        def once() -> None:
             file.seek(0)
             file.truncate()
-            try:
-                self._download(url, file, what, progress)
-                return
-            except TransientError:
-                self._pause(attempt)
+            self._download(url, file, what, progress)
+
+        self._retry(once)
 
     def _download(self, url: str, file: IO[bytes], what: str, progress: Progress | None) -> None:
         with self.open(url, {"Accept-Encoding": "identity"}) as answer:
@@ -110,11 +123,12 @@ class Session:
             if total is not None and done != total:
                 raise TransientError(_short(url, total, done))
 
-    def _pause(self, attempt: int) -> None:
-        """Wait before asking again; after the last attempt raise what is being handled."""
-        if attempt == ATTEMPTS - 1:
-            raise  # noqa: PLE0704  # called only while a TransientError is handled
-        time.sleep(self._pause_seconds * 2**attempt)
+    def _retry(self, action: Callable[[], _T]) -> _T:
+        for attempt in range(ATTEMPTS - 1):
+            with suppress(TransientError):
+                return action()
+            time.sleep(RETRY_SECONDS * 2**attempt)
+        return action()
 
     @contextmanager
     def open(
@@ -301,7 +315,7 @@ def _network_error(url: str, error: Exception, timeout: float) -> PackageIndexEr
     if isinstance(reason, FileNotFoundError):
         return NotFoundError(f"{shown}: there is no such file")
     if isinstance(reason, TimeoutError):
-        return TransientError(
+        return PackageIndexError(
             f"{shown}: expected an answer within {timeout:g} seconds, none came. Check the network "
             "and pip's proxy setting, or set PIP_DEFAULT_TIMEOUT"
         )

@@ -169,9 +169,9 @@ def _built_in_default(pip: list[str] | None, environ: Mapping[str, str]) -> str:
         if match := re.search(pattern, _run(command, environ), re.DOTALL):
             return match[1]
     raise PackageIndexError(
-        "no package index: expected one in pip's configuration or in PIP_INDEX_URL, found none, and "
-        "neither pip nor uv is there to tell its default. Set PIP_INDEX_URL to the URL of a simple "
-        "index, or name a folder, a wheel or an sdist instead of a release"
+        "no package index: expected one in pip's configuration or in PIP_INDEX_URL, found none, "
+        "and neither pip nor uv is there to tell its default. Set PIP_INDEX_URL to the URL of a "
+        "simple index, or name a folder, a wheel or an sdist instead of a release"
     )
 
 

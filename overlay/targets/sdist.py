@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from overlay.errors import ArchiveError
 from overlay.targets.archive import (
@@ -82,7 +82,7 @@ def read_sources(path: Path, name: str) -> Sources:
     """
     try:
         with open(path, "rb") as compressed, gzip.GzipFile(fileobj=compressed) as plain:
-            bounded = _Bounded(plain, name, path.stat().st_size)
+            bounded = cast(IO[bytes], _Bounded(plain, name, path.stat().st_size))
             with tarfile.open(fileobj=bounded, mode="r|", encoding="utf-8") as archive:
                 return _collect(_members(archive, name), name)
     except _DAMAGE as error:
@@ -157,7 +157,7 @@ def _collect(members: Iterator[tuple[str, bytes | None]], name: str) -> Sources:
 class _Bounded:
     """A stream that stops with an error before a bomb fills the memory."""
 
-    def __init__(self, plain: IO[bytes], name: str, compressed: int) -> None:
+    def __init__(self, plain: gzip.GzipFile, name: str, compressed: int) -> None:
         self._plain, self._name, self._compressed = plain, name, compressed
         self._done = 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 import zipfile
 import zlib
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -100,6 +101,13 @@ class Wheel:
             version = header(self.read(f"{info}/METADATA") or b"", "Version")
             return version or PurePosixPath(info).stem.rpartition("-")[2], record
         return version_in_source(self.read("vllm/_version.py") or b""), b""
+
+    def extents(self, members: Iterable[str]) -> list[tuple[int, int]]:
+        """Where the given members lie in the file, as ``(start, end)``, headers and all."""
+        starts = sorted(info.header_offset for info in self._zip.infolist())
+        ends = dict(zip(starts, [*starts[1:], self._zip.start_dir], strict=True))
+        offsets = (self.members[member].header_offset for member in members)
+        return [(offset, ends[offset]) for offset in offsets]
 
     def _damaged(self, problem: str) -> ArchiveError:
         return ArchiveError(

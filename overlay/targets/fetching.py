@@ -1,0 +1,159 @@
+"""Fetch what is needed of a release: its sdist, or the source files out of its wheel."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, cast
+
+from packaging.version import Version
+
+from overlay.errors import ArchiveError, PackageIndexError
+from overlay.targets.archive import check_size, is_text
+from overlay.targets.cache import Origin
+from overlay.targets.http import Session, local_path, without_password
+from overlay.targets.index import Candidate, listing, unknown_release
+from overlay.targets.pip_config import read_config
+from overlay.targets.record import Record
+from overlay.targets.remote_wheel import RangeFile
+from overlay.targets.sdist import Sources, read_sources
+from overlay.targets.target import Progress
+from overlay.targets.wheel import Wheel
+
+
+def fetch(wanted: Version, progress: Progress | None) -> tuple[Sources, Origin]:
+    """Fetch what is needed of a release from the configured package index.
+
+    The sdist is preferred; of a wheel only the parts with source files are fetched, where the
+    server serves parts.
+
+    :raises PackageIndexError: if no index has it, or it cannot be fetched whole.
+    :raises ArchiveError: if what the index serves is dangerous or too large.
+    """
+    session = Session(read_config())
+    found = listing(session)
+    offered = found.of(wanted)
+    if not offered:
+        raise unknown_release(wanted, found)
+    chosen, what = offered[0], f"vLLM {wanted}"
+    warnings = [*found.problems, *_doubts(chosen, what)]
+    remote = None
+    if not chosen.is_sdist and local_path(chosen.url) is None:
+        remote = RangeFile.open(session, chosen.url)
+    if remote is None:
+        read = read_sources if chosen.is_sdist else _read_wheel
+        sources = _whole(session, chosen, what, progress, read)
+        return sources, _origin(chosen, chosen.hash, warnings)
+    wheel = Wheel(cast(IO[bytes], remote), chosen.filename)
+    members = [member for member in wheel.members if _is_source(member)]
+    remote.prefetch(wheel.extents(members), what, progress)
+    warnings.append(
+        f"{what} has no sdist: its files were taken out of {chosen.filename} without fetching all "
+        "of it. Each one matches the wheel's RECORD; the hash of the whole could not be checked"
+    )
+    return wheel_sources(wheel), _origin(chosen, None, warnings)
+
+
+def wheel_sources(wheel: Wheel) -> Sources:
+    """The source files of a wheel, each checked against its RECORD.
+
+    :raises ArchiveError: if one does not match, or the wheel is damaged or no vLLM.
+    """
+    version, raw = wheel.metadata()
+    record = Record(raw)
+    files: dict[str, bytes] = {}
+    others: set[str] = set()
+    for member, info in wheel.members.items():
+        if not member.startswith("vllm/"):
+            continue
+        if not is_text(member):
+            others.add(member)
+            continue
+        check_size(wheel.name, member, info.file_size)
+        content = wheel.read(member) or b""
+        found, expected = hashlib.sha256(content).hexdigest(), record.get(member)
+        if found != expected:
+            raise ArchiveError(
+                f"{wheel.name}: {member} has the sha256 {found}, its RECORD says {expected}. The "
+                "wheel is damaged or was changed: do not use it"
+            )
+        files[member] = content
+    return Sources(version, files, frozenset(others))
+
+
+def _is_source(member: str) -> bool:
+    return member.startswith("vllm/") and is_text(member)
+
+
+def _read_wheel(path: Path, name: str) -> Sources:
+    return wheel_sources(Wheel(path, name))
+
+
+def _doubts(chosen: Candidate, what: str) -> list[str]:
+    warnings = []
+    if chosen.yanked:
+        warnings.append(f"{what} was yanked from {chosen.index}")
+    if chosen.hash is None:
+        warnings.append(f"{chosen.index} gives no hash for {chosen.filename}: it was not checked")
+    return warnings
+
+
+def _origin(chosen: Candidate, digest: tuple[str, str] | None, warnings: list[str]) -> Origin:
+    return Origin(
+        file=chosen.filename,
+        index=chosen.index,
+        digest="=".join(digest) if digest else None,
+        warnings=tuple(warnings),
+    )
+
+
+def _whole(
+    session: Session,
+    chosen: Candidate,
+    what: str,
+    progress: Progress | None,
+    read: Callable[[Path, str], Sources],
+) -> Sources:
+    """Read a file of which every byte is there and was checked against the index."""
+    if (path := local_path(chosen.url)) is not None:
+        try:
+            with open(path, "rb") as file:
+                _check_hash(file, chosen)
+        except OSError as error:
+            raise PackageIndexError(
+                f"{chosen.index} offers {path}, which cannot be read: {error.strerror}"
+            ) from error
+        return read(path, chosen.filename)
+    descriptor, name = tempfile.mkstemp(prefix="vllm-overlay-", suffix=chosen.filename)
+    try:
+        with open(descriptor, "w+b") as file:
+            session.download(chosen.url, file, what, progress)
+            file.flush()
+            _check_hash(file, chosen)
+        return read(Path(name), chosen.filename)
+    except OSError as error:
+        raise PackageIndexError(
+            f"{what}: {chosen.filename} cannot be kept in {name} while it is read: "
+            f"{error.strerror}. Make room there, or set TMPDIR to another folder"
+        ) from error
+    finally:
+        os.unlink(name)
+
+
+def _check_hash(file: IO[bytes], chosen: Candidate) -> None:
+    if chosen.hash is None:
+        return
+    algorithm, expected = chosen.hash
+    state = hashlib.new(algorithm)
+    file.seek(0)
+    while chunk := file.read(1 << 20):
+        state.update(chunk)
+    if state.hexdigest() != expected:
+        raise PackageIndexError(
+            f"{without_password(chosen.url)}: expected the {algorithm} {expected} that "
+            f"{chosen.index} gives, found {state.hexdigest()}. The download is damaged or was "
+            "changed on the way: try again, and ask whoever runs the index if it persists"
+        )

@@ -1,0 +1,219 @@
+"""What a package index offers (PEP 503 pages, PEP 691 JSON, folders), and which file to take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urldefrag, urljoin, urlsplit
+
+from packaging.utils import (
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    canonicalize_name,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
+from packaging.version import Version
+
+from overlay.errors import PackageIndexError
+from overlay.targets.http import NotFoundError, Session, local_path, without_password
+
+PROJECT = "vllm"
+_ACCEPT = (
+    "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, "
+    "text/html;q=0.1"
+)
+_PAGE_LIMIT_BYTES = 64 * 1024 * 1024
+_HASHES = ("sha256", "sha384", "sha512")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A file that an index offers.
+
+    :ivar hash: algorithm and hex digest, ``None`` where the index gives none worth checking.
+    :ivar index: the page that offers it, without password.
+    """
+
+    filename: str
+    url: str
+    version: Version
+    is_sdist: bool
+    hash: tuple[str, str] | None
+    yanked: bool
+    index: str
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Everything on offer, in the order of the indexes, and what went wrong on the way.
+
+    :ivar asked: the pages that were asked, without passwords.
+    :ivar problems: why some of them gave nothing, other than having no such project.
+    """
+
+    candidates: tuple[Candidate, ...]
+    asked: tuple[str, ...]
+    problems: tuple[str, ...]
+
+    def versions(self) -> list[Version]:
+        """The versions on offer, oldest first."""
+        return sorted({candidate.version for candidate in self.candidates})
+
+    def of(self, wanted: Version) -> list[Candidate]:
+        """The files of one release, the one to take first.
+
+        An sdist comes before a wheel, a file with a hash before one without, the exact version
+        before one with a local label, and wheels of the commonest platform before others.
+        """
+        return sorted(
+            (one for one in self.candidates if _matches(one.version, wanted)),
+            key=lambda one: (
+                not one.is_sdist,
+                one.yanked,
+                one.version.local is not None,
+                one.hash is None,
+                "x86_64" not in one.filename,
+            ),
+        )
+
+
+def listing(session: Session) -> Listing:
+    """Ask every configured index and link page for the files of vLLM.
+
+    An index without the project, or a folder that does not exist, is passed over, as pip does.
+
+    :raises PackageIndexError: if nothing is offered anywhere.
+    """
+    pages = [f"{url.rstrip('/')}/{PROJECT}/" for url in session.config.indexes]
+    asked = [*pages, *session.config.find_links]
+    candidates: list[Candidate] = []
+    problems: list[str] = []
+    for url in asked:
+        try:
+            candidates += _ask(session, url)
+        except NotFoundError:
+            continue
+        except PackageIndexError as error:
+            problems.append(str(error))
+    shown = tuple(without_password(url) for url in asked)
+    if not candidates:
+        why = " ".join(problems) or "None of them has it."
+        raise PackageIndexError(
+            f"expected files of {PROJECT} on {_places(shown)}. {why} Check pip's index settings "
+            "(pip config list), or name a folder, a wheel or an sdist instead of a release"
+        )
+    return Listing(tuple(candidates), shown, tuple(problems))
+
+
+def unknown_release(wanted: Version, found: Listing) -> PackageIndexError:
+    """The error for a release that no index offers; names its neighbours."""
+    versions = [version for version in found.versions() if not version.is_prerelease]
+    below = [str(version) for version in versions if version < wanted][-3:]
+    above = [str(version) for version in versions if version > wanted][:3]
+    near = ", ".join([*below, *above]) or "none"
+    problems = "".join(f" {problem}" for problem in found.problems)
+    return PackageIndexError(
+        f"vLLM {wanted}: expected an sdist or a wheel of it on {_places(found.asked)}; there is "
+        f"none. Releases near it: {near}.{problems}"
+    )
+
+
+def parse_page(content: bytes, kind: str, url: str) -> list[Candidate]:
+    """The files of vLLM on an index page; other links are passed over.
+
+    :param kind: the page's content type; :param url: where it came from, for relative links.
+    :raises PackageIndexError: if it is JSON and not as PEP 691 says.
+    """
+    shown = without_password(url)
+    if "json" in kind.lower():
+        return [
+            one for one in (_candidate(*link, shown) for link in _json_links(content, url)) if one
+        ]
+    parser = _Links(url)
+    parser.feed(content.decode("utf-8", "replace"))
+    return [one for one in (_candidate(*link, shown) for link in parser.links) if one]
+
+
+def _matches(version: Version, wanted: Version) -> bool:
+    if wanted.local is not None:
+        return version == wanted
+    return version.public == wanted.public
+
+
+def _places(asked: Iterable[str]) -> str:
+    return ", ".join(asked) or "a package index (none is configured: pip's no-index is set)"
+
+
+def _ask(session: Session, url: str) -> list[Candidate]:
+    path = local_path(url)
+    if path is None:
+        return parse_page(*session.page(url, _ACCEPT, _PAGE_LIMIT_BYTES))
+    if path.is_dir() and not (path / "index.html").is_file():
+        links = [(entry.as_uri(), entry.name, None, False) for entry in sorted(path.iterdir())]
+        return [one for one in (_candidate(*link, url) for link in links) if one]
+    page = path / "index.html" if path.is_dir() else path
+    return parse_page(*session.page(page.as_uri(), _ACCEPT, _PAGE_LIMIT_BYTES))
+
+
+_Link = tuple[str, str, "tuple[str, str] | None", bool]
+
+
+def _candidate(
+    url: str, filename: str, digest: tuple[str, str] | None, yanked: bool, index: str
+) -> Candidate | None:
+    try:
+        if filename.endswith(".whl"):
+            name, version, _, _ = parse_wheel_filename(filename)
+        elif filename.endswith(".tar.gz"):
+            name, version = parse_sdist_filename(filename)
+        else:
+            return None
+    except (InvalidWheelFilename, InvalidSdistFilename):
+        return None
+    if name != canonicalize_name(PROJECT):
+        return None
+    return Candidate(filename, url, version, not filename.endswith(".whl"), digest, yanked, index)
+
+
+def _json_links(content: bytes, url: str) -> list[_Link]:
+    try:
+        return [_json_link(file, url) for file in json.loads(content)["files"]]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PackageIndexError(
+            f"{without_password(url)}: expected a JSON page of a simple index (PEP 691), it cannot "
+            f"be read: {error!r}. Check the index URL in pip's configuration"
+        ) from error
+
+
+def _json_link(file: dict[str, Any], url: str) -> _Link:
+    hashes = {str(name).lower(): str(value).lower() for name, value in file["hashes"].items()}
+    digest = next(((name, hashes[name]) for name in _HASHES if name in hashes), None)
+    yanked = file.get("yanked", False)
+    return urljoin(url, file["url"]), str(file["filename"]), digest, yanked is not False
+
+
+class _Links(HTMLParser):
+    """Collects the links of a PEP 503 page."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._base = url
+        self.links: list[_Link] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        href = found.get("href")
+        if href and tag == "base":
+            self._base = urljoin(self._base, href)
+        if not href or tag != "a":
+            return
+        url, fragment = urldefrag(urljoin(self._base, href))
+        name, _, value = fragment.partition("=")
+        digest = (name.lower(), value.lower()) if name.lower() in _HASHES and value else None
+        filename = Path(unquote(urlsplit(url).path)).name
+        self.links.append((url, filename, digest, "data-yanked" in found))
