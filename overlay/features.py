@@ -6,39 +6,19 @@ Layout: ``<feature>/feature.toml``, ``<feature>/NN-<topic>/<first>..<last>.patch
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import re
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from stat import S_ISDIR, S_ISREG
-from typing import Any
 
 from packaging.version import Version
 
 from overlay.errors import OverlayError, PatchFormatError, PatchFormatErrors, UsageError
-from overlay.model import MODULE_SCOPE, AddedFile, Feature, Topic, UpstreamTest, Variant
-from overlay.patchfile import parse_patch, path_problem
-from overlay.releases import KNOWN_RELEASES, ReleaseRange
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from overlay.featurefile import entries, is_document, is_plain, read_feature, sha256_of
+from overlay.model import Feature
+from overlay.releases import KNOWN_RELEASES
 
 #: The origin of the features that come with the overlay.
 SHIPPED = "shipped"
-
-_ID = re.compile(r"^[a-z0-9]+(-[a-z0-9]+)*$")
-_TOPIC = re.compile(r"^\d\d-[a-z0-9]+(-[a-z0-9]+)*$")
-_DOCUMENTS = ("README", "LICENSE", "NOTICE", "CHANGELOG")
-_TEXTS = ("id", "title", "why", "upstream", "releases")
-_KEYS = (*_TEXTS, "upstreamed", "needs")
-_TEST_KEYS = ("path", "scope", "contains")
 
 
 @dataclass(frozen=True)
@@ -72,17 +52,14 @@ def shipped_folder() -> Path:
 def load(folders: Sequence[Path]) -> tuple[Feature, ...]:
     """The features of the folders, folder by folder, by id within each.
 
-    :raises UsageError: if a folder is not there.
+    :raises UsageError: if a folder is not there or cannot be read.
     :raises PatchFormatErrors: with everything that is malformed in any of them.
     """
     errors: list[PatchFormatError] = []
     found: list[Feature] = []
     owner: dict[str, Path] = {}
     for folder in folders:
-        for path in _feature_folders(Path(folder), errors):
-            feature = _FeatureReader(path, _origin(Path(folder)), errors).read()
-            if feature is None:
-                continue
+        for path, feature in _features(Path(folder), errors):
             if feature.id in owner:
                 errors.append(
                     PatchFormatError(
@@ -113,7 +90,18 @@ def holes(feature: Feature, releases: Iterable[str] = KNOWN_RELEASES) -> tuple[H
 
 def digest(features: Iterable[Feature]) -> str:
     """One sha256 (hex) over the digests of a set of features, whatever their order."""
-    return _sha256(sorted(feature.digest for feature in features))
+    return sha256_of(sorted(feature.digest for feature in features))
+
+
+def _features(folder: Path, errors: list[PatchFormatError]) -> Iterator[tuple[Path, Feature]]:
+    origin = _origin(folder)
+    try:
+        for path in _feature_folders(folder, errors):
+            feature = read_feature(path, origin, errors)
+            if feature is not None:
+                yield path, feature
+    except OSError as error:
+        raise UsageError(f"cannot read the features in {folder}: {error}") from error
 
 
 def _origin(folder: Path) -> str:
@@ -132,10 +120,10 @@ def _feature_folders(folder: Path, errors: list[PatchFormatError]) -> list[Path]
             f"{'no folder' if folder.exists() else 'nothing'}; name one with --patches DIR"
         )
     found = []
-    for path in _entries(folder):
-        if path.name.startswith(".") or path.name == "__init__.py" or _is_document(path):
+    for path in entries(folder):
+        if path.name.startswith(".") or path.name == "__init__.py" or is_document(path):
             continue
-        if not _is_plain(path, errors):
+        if not is_plain(path, errors):
             continue
         if not path.is_dir():
             errors.append(
@@ -148,291 +136,3 @@ def _feature_folders(folder: Path, errors: list[PatchFormatError]) -> list[Path]
         else:
             found.append(path)
     return found
-
-
-def _entries(folder: Path) -> list[Path]:
-    """What lies in a folder, by name, without the bytecode that Python leaves behind."""
-    return sorted(
-        (path for path in folder.iterdir() if path.name != "__pycache__"),
-        key=lambda path: path.name,
-    )
-
-
-def _is_document(path: Path) -> bool:
-    return path.name.split(".")[0] in _DOCUMENTS and path.suffix in ("", ".md", ".txt", ".rst")
-
-
-def _is_plain(path: Path, errors: list[PatchFormatError]) -> bool:
-    """Whether it is a regular file or folder; a link or device could lead anywhere."""
-    mode = os.lstat(path).st_mode
-    if S_ISDIR(mode) or S_ISREG(mode):
-        return True
-    what = "a symbolic link" if path.is_symlink() else "a special file"
-    errors.append(
-        PatchFormatError(str(path), None, f"expected a plain file or folder, found {what}")
-    )
-    return False
-
-
-class _FeatureReader:
-    """Reads one feature's folder, collecting errors."""
-
-    def __init__(self, folder: Path, origin: str, errors: list[PatchFormatError]) -> None:
-        self.folder, self.origin, self.errors = folder, origin, errors
-        self.toml_path = folder / "feature.toml"
-        self.toml_text = ""
-
-    def error(self, path: Path, problem: str, line: int | None = None) -> None:
-        """Note an error."""
-        self.errors.append(PatchFormatError(str(path), line, problem))
-
-    def read(self) -> Feature | None:
-        """The feature, or ``None`` after errors."""
-        known = len(self.errors)
-        table = self._read_toml()
-        topics: list[Topic] = []
-        added: list[AddedFile] = []
-        for path in _entries(self.folder):
-            if path.name.startswith(".") or not _is_plain(path, self.errors):
-                if path.name.startswith("."):
-                    self.error(path, "a hidden file is no part of a feature; remove it")
-            elif path.name == "files" and path.is_dir():
-                added = self._read_added(path)
-            elif _TOPIC.match(path.name) and path.is_dir():
-                topics.append(self._read_topic(path))
-            elif path.name != "feature.toml" and not (_is_document(path) and path.is_file()):
-                self.error(
-                    path,
-                    "expected feature.toml, README.md, files/ or a topic's folder NN-<topic>/ "
-                    "(two digits, lower case, such as 01-proposer)",
-                )
-        feature = self._build(table, tuple(topics), tuple(added))
-        return feature if len(self.errors) == known else None
-
-    # feature.toml
-
-    def _read_toml(self) -> dict[str, Any]:
-        if not _is_plain(self.toml_path, self.errors):
-            return {}
-        text = self._read_text(self.toml_path)
-        if text is None:
-            return {}
-        self.toml_text = text
-        try:
-            table: dict[str, Any] = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            place = re.search(r"at line (\d+)", str(error))
-            self.error(self.toml_path, f"no TOML: {error}", int(place[1]) if place else None)
-            return {}
-        return table
-
-    def _line_of(self, key: str) -> int | None:
-        pattern = re.compile(rf"^\s*(\[\[?\s*)?[\"']?{re.escape(key)}[\"']?\s*[=\]]")
-        lines = self.toml_text.split("\n")
-        return next((i for i, line in enumerate(lines, 1) if pattern.match(line)), None)
-
-    def _toml_error(self, key: str, problem: str) -> None:
-        self.error(self.toml_path, problem, self._line_of(key))
-
-    def _build(
-        self, table: dict[str, Any], topics: tuple[Topic, ...], added: tuple[AddedFile, ...]
-    ) -> Feature | None:
-        if not table:
-            if not any(error.file == str(self.toml_path) for error in self.errors):
-                self.error(self.toml_path, f"it is empty; expected {', '.join(_TEXTS)}")
-            return None
-        for key in table:
-            if key not in _KEYS:
-                self._toml_error(key, f"unknown key {key!r}; known are {', '.join(_KEYS)}")
-        texts = {key: self._text(table, key) for key in _TEXTS}
-        releases = self._releases(texts["releases"])
-        tests = self._tests(table.get("upstreamed", []))
-        needs = table.get("needs", [])
-        if not isinstance(needs, list) or not all(isinstance(need, str) and need for need in needs):
-            self._toml_error("needs", "needs: expected a list of texts")
-            needs = []
-        if texts["id"] and not _ID.match(texts["id"]):
-            self._toml_error("id", f"id: {texts['id']!r} is not lower-case-with-hyphens")
-        elif texts["id"] and texts["id"] != self.folder.name:
-            self._toml_error(
-                "id", f"id: expected the folder's name, {self.folder.name!r}, found {texts['id']!r}"
-            )
-        if texts["upstream"] and not re.match(r"^https?://\S+$", texts["upstream"]):
-            self._toml_error("upstream", f"upstream: {texts['upstream']!r} is no URL")
-        if not (topics or added or tests):
-            self.error(
-                self.toml_path,
-                "the feature does nothing: expected a topic, an added module or [[upstreamed]]",
-            )
-        if releases is None:
-            return None
-        self._check_variants(releases, topics, added)
-        feature = Feature(
-            texts["id"],
-            texts["title"],
-            texts["why"],
-            texts["upstream"],
-            releases,
-            tests,
-            topics,
-            added,
-            self.origin,
-            "",
-            tuple(needs),
-        )
-        return Feature(**{**vars(feature), "digest": _digest(feature)})
-
-    def _text(self, table: dict[str, Any], key: str) -> str:
-        value = table.get(key)
-        if isinstance(value, str) and value.strip():
-            return value.strip()
-        if key in table:
-            self._toml_error(key, f"{key}: expected a text, found {value!r}")
-        else:
-            self.error(self.toml_path, f"the key {key} is missing")
-        return ""
-
-    def _releases(self, text: str) -> ReleaseRange | None:
-        if not text:
-            return None
-        try:
-            return ReleaseRange.parse(text)
-        except ValueError as error:
-            self._toml_error("releases", f"releases: {error}")
-            return None
-
-    def _tests(self, tables: Any) -> tuple[UpstreamTest, ...]:
-        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-            self._toml_error("upstreamed", "upstreamed: expected tables, written [[upstreamed]]")
-            return ()
-        found = []
-        for table in tables:
-            for key in table:
-                if key not in _TEST_KEYS:
-                    self._toml_error(
-                        key,
-                        f"unknown key {key!r} in [[upstreamed]]; known are path, scope, contains",
-                    )
-            values = [self._test_text(table, key) for key in _TEST_KEYS]
-            problem = path_problem(values[0]) if values[0] else None
-            if problem:
-                self._toml_error("path", f"path: {problem}")
-            if all(values):
-                found.append(UpstreamTest(*values))
-        return tuple(found)
-
-    def _test_text(self, table: dict[str, Any], key: str) -> str:
-        value = table.get(key, MODULE_SCOPE if key == "scope" else None)
-        if isinstance(value, str) and value.strip():
-            return value
-        self._toml_error("upstreamed", f"[[upstreamed]] needs a text as {key}, found {value!r}")
-        return ""
-
-    # Topics and added modules
-
-    def _read_topic(self, folder: Path) -> Topic:
-        variants: list[Variant] = []
-        for path in _entries(folder):
-            if not _is_plain(path, self.errors):
-                continue
-            if path.is_dir() or path.suffix != ".patch":
-                self.error(path, "expected only <first>..<last>.patch files in a topic's folder")
-                continue
-            try:
-                releases = ReleaseRange.parse(path.name[: -len(".patch")])
-            except ValueError as error:
-                self.error(path, f"its name says its range: {error}")
-                continue
-            text = self._read_text(path)
-            if text is None:
-                continue
-            name = path.relative_to(self.folder.parent).as_posix()
-            try:
-                variants.append(Variant(releases, parse_patch(text, name)))
-            except PatchFormatErrors as malformed:
-                for place in malformed.errors:
-                    self.error(path, place.problem, place.line)
-        if not _entries(folder):
-            self.error(folder, "a topic without a patch; expected <first>..<last>.patch")
-        return Topic(folder.name, tuple(sorted(variants, key=lambda variant: variant.releases)))
-
-    def _read_text(self, path: Path) -> str | None:
-        data = path.read_bytes()
-        try:
-            return data.decode("utf-8")
-        except UnicodeDecodeError as error:
-            self.error(path, "it is not UTF-8", data.count(b"\n", 0, error.start) + 1)
-            return None
-
-    def _read_added(self, folder: Path) -> list[AddedFile]:
-        found: list[AddedFile] = []
-        pending = [folder]
-        while pending:
-            current = pending.pop()
-            for path in _entries(current):
-                if not _is_plain(path, self.errors):
-                    continue
-                if path.is_dir():
-                    pending.append(path)
-                    continue
-                name = path.relative_to(folder).as_posix()
-                problem = path_problem(name)
-                if problem:
-                    self.error(path, f"an added module's path {problem}")
-                else:
-                    found.append(AddedFile(name, path.read_bytes()))
-        return sorted(found, key=lambda added: added.path)
-
-    def _check_variants(
-        self, releases: ReleaseRange, topics: tuple[Topic, ...], added: tuple[AddedFile, ...]
-    ) -> None:
-        added_paths = {file.path for file in added}
-        for topic in topics:
-            for variant in topic.variants:
-                path = self.folder.parent / variant.patch.name
-                if variant.patch.path in added_paths:
-                    self.error(path, f"it patches {variant.patch.path}, which the feature adds")
-                if variant.releases.first < releases.first or variant.releases.last > releases.last:
-                    self.error(path, f"its range leaves the feature's, {releases}")
-            for before, after in pairwise(topic.variants):
-                if before.releases.overlaps(after.releases):
-                    self.error(
-                        self.folder.parent / after.patch.name,
-                        f"its range overlaps that of {before.patch.name}; a release has one "
-                        "variant of a topic",
-                    )
-
-
-def _digest(feature: Feature) -> str:
-    """A hash over what the feature does; titles, headers and line numbers do nothing."""
-    return _sha256(
-        {
-            "id": feature.id,
-            "releases": str(feature.releases),
-            "upstreamed": [vars(test) for test in feature.upstream_tests],
-            "topics": [
-                {
-                    "name": topic.name,
-                    "variants": [
-                        {
-                            "releases": str(variant.releases),
-                            "path": variant.patch.path,
-                            "hunks": [
-                                [hunk.scope, hunk.lines, hunk.pre_unfinished, hunk.post_unfinished]
-                                for hunk in variant.patch.hunks
-                            ],
-                        }
-                        for variant in topic.variants
-                    ],
-                }
-                for topic in feature.topics
-            ],
-            "added": [
-                [added.path, hashlib.sha256(added.content).hexdigest()] for added in feature.added
-            ],
-        }
-    )
-
-
-def _sha256(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

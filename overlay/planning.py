@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from packaging.version import Version
 
-from overlay.matching import edits, final_newline_after, match
+from overlay.matching import edits, final_newline_after
 from overlay.model import (
     AddedFile,
     Change,
@@ -30,9 +30,10 @@ from overlay.model import (
 )
 from overlay.provenance import Provenance
 from overlay.releases import ReleaseRange
-from overlay.scopes import Scopes, Syntax, UnparsableError
+from overlay.scopes import Syntax, UnparsableError
+from overlay.simulation import Simulation, Step
 from overlay.states import State, combine
-from overlay.text import SourceText, TextError
+from overlay.text import TextError
 
 
 def plan(
@@ -52,7 +53,9 @@ def plan(
     :param syntax: answers about texts, if they are remembered from elsewhere.
     :returns: a plan whose ``changes`` are empty unless no feature needs attention.
     """
-    planner = _Planner(_Texts(pristine, syntax or Syntax()), release, Provenance(pristine, record))
+    planner = _Planner(
+        Simulation(pristine, syntax or Syntax()), release, Provenance(pristine, record)
+    )
     for feature in features:
         planner.add(feature)
     return planner.finish()
@@ -61,16 +64,6 @@ def plan(
 def below(release: Version, releases: ReleaseRange) -> bool:
     """Whether a release lies below a range; a pre- or dev-release counts as what it leads to."""
     return Version(release.base_version) < releases.first
-
-
-@dataclass(frozen=True)
-class _Step:
-    """One patch or added module, simulated: which it is, and what it left of its file."""
-
-    feature: int
-    file: int
-    label: str
-    after: bytes
 
 
 @dataclass
@@ -99,66 +92,14 @@ class _Attempt:
 
     result: FileResult
     after: bytes | None = None
-    clashes: tuple[_Step, ...] = ()
-
-
-class _Texts:
-    """The files of the tree, as they are and as the steps so far leave them."""
-
-    def __init__(self, tree: Tree, syntax: Syntax) -> None:
-        self._tree, self.syntax = tree, syntax
-        self._pristine: dict[str, bytes | None] = {}
-        self._sources: dict[bytes, SourceText | TextError] = {}
-        self.steps: dict[str, list[_Step]] = {}
-
-    def pristine(self, path: str) -> bytes | None:
-        """The bytes of the tree's own file."""
-        if path not in self._pristine:
-            self._pristine[path] = self._tree.read(path)
-        return self._pristine[path]
-
-    def current(self, path: str) -> bytes | None:
-        """The bytes that the steps so far leave."""
-        steps = self.steps.get(path)
-        return steps[-1].after if steps else self.pristine(path)
-
-    def source(self, data: bytes) -> SourceText:
-        """The text of a file.
-
-        :raises TextError: if it is no source text.
-        """
-        known = self._sources.get(data)
-        if known is None:
-            try:
-                known = SourceText.from_bytes(data)
-            except TextError as error:
-                known = error
-            self._sources[data] = known
-        if isinstance(known, TextError):
-            raise known
-        return known
-
-    def scopes(self, data: bytes) -> Scopes:
-        """The scopes of a file.
-
-        :raises TextError, UnparsableError: if it is no source text, or no Python.
-        """
-        return self.syntax.scopes(data, self.source(data).lines)
-
-    def match(self, hunk: Hunk, data: bytes | None) -> HunkResult:
-        """How a hunk stands in these bytes; what cannot be read is ``drifted``."""
-        if data is None:
-            return HunkResult(hunk.scope, State.MISSING)
-        try:
-            source = self.source(data)
-            return match(hunk, source.lines, self.scopes(data), source.final_newline)
-        except (TextError, UnparsableError) as error:
-            return HunkResult(hunk.scope, State.DRIFTED, why=f"the file cannot be read: {error}")
+    clashes: tuple[Step, ...] = ()
 
 
 class _Planner:
-    def __init__(self, texts: _Texts, release: Version | None, provenance: Provenance) -> None:
-        self.texts, self.release, self.provenance = texts, release, provenance
+    def __init__(
+        self, simulation: Simulation, release: Version | None, provenance: Provenance
+    ) -> None:
+        self.simulation, self.release, self.provenance = simulation, release, provenance
         self.drafts: list[_Draft] = []
 
     def add(self, feature: Feature) -> None:
@@ -191,8 +132,8 @@ class _Planner:
         if any(result.state.needs_attention for result in results):
             return Plan(results, (), warnings)
         changes = tuple(
-            Change(path, self.texts.pristine(path), self.texts.current(path))
-            for path in sorted(self.texts.steps)
+            Change(path, self.simulation.pristine(path), self.simulation.current(path))
+            for path in sorted(self.simulation.steps)
         )
         return Plan(results, tuple(c for c in changes if c.before != c.after), warnings)
 
@@ -203,10 +144,12 @@ class _Planner:
         unmet = []
         for test in feature.upstream_tests:
             self.provenance.use(test.path)
-            data = self.texts.pristine(test.path)
+            data = self.simulation.pristine(test.path)
             try:
-                places = self.texts.scopes(data).get(test.scope, ()) if data is not None else ()
-                lines = self.texts.source(data).lines if data is not None else ()
+                places = (
+                    self.simulation.scopes(data).get(test.scope, ()) if data is not None else ()
+                )
+                lines = self.simulation.source(data).lines if data is not None else ()
             except (TextError, UnparsableError):
                 places, lines = (), ()
             if not any(
@@ -220,9 +163,9 @@ class _Planner:
     def _add_module(self, draft: _Draft, added: AddedFile) -> None:
         path = added.path
         self.provenance.use(path)
-        before, now = self.texts.pristine(path), self.texts.current(path)
+        before, now = self.simulation.pristine(path), self.simulation.current(path)
         result, after = FileResult(path, State.PRISTINE), None
-        problem = self.texts.syntax.compile_error(added.content, path)
+        problem = self.simulation.syntax.compile_error(added.content, path)
         if problem is not None:
             result = _drifted(path, None, f"the added module does not compile: {problem}")
         elif before is not None and before != added.content:
@@ -235,7 +178,7 @@ class _Planner:
                 why = f"the module stands there already, but {foreign}"
                 result = _drifted(path, None, why)
         elif now is not None:
-            step = self.texts.steps[path][-1]
+            step = self.simulation.steps[path][-1]
             result = self._clash(step, path, None, draft)
         else:
             after = added.content
@@ -282,12 +225,12 @@ class _Planner:
 
     def _attempt(self, draft: _Draft, patch: Patch) -> _Attempt:
         """Match a patch against its file as it is now; nothing is kept."""
-        data = self.texts.current(patch.path)
+        data = self.simulation.current(patch.path)
         if data is None:
             why = f"expected the file {patch.path}, found none"
             hunks = tuple(HunkResult(h.scope, State.MISSING, why=why) for h in patch.hunks)
             return _Attempt(FileResult(patch.path, State.MISSING, patch.name, hunks, why))
-        clashes: list[_Step] = []
+        clashes: list[Step] = []
         results = [self._stand(draft, patch, hunk, data, clashes) for hunk in patch.hunks]
         _refuse_overlaps(patch.hunks, results)
         after: bytes | None = None
@@ -299,14 +242,14 @@ class _Planner:
         return _Attempt(result, after if state is State.PRISTINE else None, tuple(clashes))
 
     def _stand(
-        self, draft: _Draft, patch: Patch, hunk: Hunk, data: bytes, clashes: list[_Step]
+        self, draft: _Draft, patch: Patch, hunk: Hunk, data: bytes, clashes: list[Step]
     ) -> HunkResult:
         """How one hunk stands, the release's own text and earlier steps told apart."""
-        now = self.texts.match(hunk, data)
-        steps = self.texts.steps.get(patch.path, [])
+        now = self.simulation.match(hunk, data)
+        steps = self.simulation.steps.get(patch.path, [])
         if now.state is State.PRISTINE:
             return now
-        before = self.texts.match(hunk, self.texts.pristine(patch.path)) if steps else now
+        before = self.simulation.match(hunk, self.simulation.pristine(patch.path)) if steps else now
         if before.state is State.UPSTREAMED:
             foreign = self.provenance.foreign(patch.path)
             if foreign is None:
@@ -318,7 +261,9 @@ class _Planner:
             )
         if before.state is not State.PRISTINE and now.state is not State.UPSTREAMED:
             return now
-        step = next(s for s in steps if self.texts.match(hunk, s.after).state is not before.state)
+        step = next(
+            s for s in steps if self.simulation.match(hunk, s.after).state is not before.state
+        )
         clashes.append(step)
         why = self._clash_words(step, draft, patch.name)
         return HunkResult(hunk.scope, State.DRIFTED, before.line, why)
@@ -335,14 +280,14 @@ class _Planner:
         endings = [final_newline_after(hunk) for hunk in patch.hunks]
         ending = next((ending for ending in endings if ending is not None), None)
         try:
-            after = self.texts.source(data).splice(made, ending).to_bytes()
-            self.texts.scopes(after)
+            after = self.simulation.source(data).splice(made, ending).to_bytes()
+            self.simulation.scopes(after)
         except TextError as error:
             return None, f"the patched file cannot be written: {error}"
         except UnparsableError as error:
             return None, f"the patched file is no Python: {error}"
         for index, hunk in enumerate(patch.hunks):
-            again = self.texts.match(hunk, after)
+            again = self.simulation.match(hunk, after)
             if again.state is State.UPSTREAMED:
                 continue
             if again.state in (State.PRISTINE, State.AMBIGUOUS):
@@ -368,10 +313,10 @@ class _Planner:
     def _keep(self, draft: _Draft, label: str, attempt: _Attempt) -> None:
         draft.files.append(attempt.result)
         if attempt.after is not None:
-            step = _Step(len(self.drafts) - 1, len(draft.files) - 1, label, attempt.after)
-            self.texts.steps.setdefault(attempt.result.path, []).append(step)
+            step = Step(len(self.drafts) - 1, len(draft.files) - 1, label, attempt.after)
+            self.simulation.steps.setdefault(attempt.result.path, []).append(step)
 
-    def _clash_words(self, step: _Step, draft: _Draft, patch: str | None) -> str:
+    def _clash_words(self, step: Step, draft: _Draft, patch: str | None) -> str:
         other = self.drafts[step.feature].feature.id
         mine = f"{draft.feature.id} ({patch})" if patch else draft.feature.id
         return (
@@ -379,7 +324,7 @@ class _Planner:
             "leave one of them out, or make one patch of both"
         )
 
-    def _clash(self, step: _Step, path: str, patch: str | None, draft: _Draft) -> FileResult:
+    def _clash(self, step: Step, path: str, patch: str | None, draft: _Draft) -> FileResult:
         """Refuse the earlier step too; gives the later one's result."""
         why = self._clash_words(step, draft, patch)
         files = self.drafts[step.feature].files
@@ -390,8 +335,8 @@ class _Planner:
 
     def _compile(self) -> None:
         """Refuse the first step of each file whose result does not compile."""
-        for path, steps in self.texts.steps.items():
-            compile_error = self.texts.syntax.compile_error
+        for path, steps in self.simulation.steps.items():
+            compile_error = self.simulation.syntax.compile_error
             if compile_error(steps[-1].after, path) is None:
                 continue
             for step in steps:
