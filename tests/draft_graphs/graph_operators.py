@@ -1,0 +1,108 @@
+"""What the graph double does with an operator: enter it, refuse it, skip it or record it.
+
+A CUDA graph records kernels. On CPU the nearest thing to a kernel is an operator that runs no
+Python and calls no other operator; everything above has to be entered until such leaves show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import torch
+import torch.library
+from torch.utils._pytree import tree_leaves
+
+CPU_KEYS = ("CPU", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
+ALLOCATIONS = frozenset(
+    "aten::" + name
+    for name in "empty empty_strided empty_like empty_permuted new_empty new_empty_strided".split()
+)
+# Their result, or its shape, has to come back to the host before the next line can run.
+HOST_READS = frozenset(
+    "aten::" + name
+    for name in (
+        "_local_scalar_dense item is_nonzero equal nonzero nonzero_numpy masked_select bincount "
+        "histc _unique2 unique_dim unique_consecutive unique_dim_consecutive _pin_memory"
+    ).split()
+)
+# Planners that are C++ on CPU and host code on any GPU.
+HOST_PLANNERS = frozenset({"_C::get_scheduler_metadata"})
+DATA_DEPENDENT = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+INDEX_WRITES = frozenset({"aten::index_put", "aten::index_put_", "aten::_index_put_impl_"})
+
+
+@cache
+def has_python_kernel(func: torch._ops.OpOverload) -> bool:
+    """Whether the operator's CPU kernel is a Python function (`Library.impl`, `custom_op`)."""
+    if func.namespace in ("aten", "prims"):
+        return False
+    overload = func._schema.overload_name
+    names = {func._schema.name, func._schema.name + (f".{overload}" if overload else "")}
+    registered = {
+        f"{namespace}::{operator}"
+        for namespace, operator, key in (entry.split("/") for entry in torch.library._impls)
+        if key in CPU_KEYS
+    }
+    keys = [getattr(torch._C.DispatchKey, key) for key in CPU_KEYS]
+    return bool(names & registered) or any(key in func.py_kernels for key in keys)
+
+
+@cache
+def is_composite(func: torch._ops.OpOverload) -> bool:
+    """Whether PyTorch defines the operator by others, which are the ones that hold kernels."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    return func.namespace == "aten" and func.has_kernel_for_dispatch_key(key)
+
+
+@cache
+def is_allocation(func: torch._ops.OpOverload) -> bool:
+    """Whether the operator only allocates: a replay has nothing to do for it."""
+    return func._schema.name in ALLOCATIONS
+
+
+@cache
+def always_runs(func: torch._ops.OpOverload) -> bool:
+    """Whether the operator has an effect besides what it returns."""
+    schema = func._schema
+    return not schema.returns or any(_is_written(argument) for argument in schema.arguments)
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and bool(argument.alias_info.is_write)
+
+
+def written_tensors(
+    func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[torch.Tensor]:
+    """The tensor arguments that the operator may write.
+
+    An operator that returns nothing and declares no written argument may write any of them.
+    """
+    arguments = func._schema.arguments
+    undeclared = not func._schema.returns and not any(map(_is_written, arguments))
+    for position, argument in enumerate(arguments):
+        value = args[position] if position < len(args) else kwargs.get(argument.name)
+        if undeclared or _is_written(argument):
+            yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+
+
+def refusal(
+    func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> str | None:
+    """Why a CUDA graph could not capture this call, or None."""
+    name = func._schema.name
+    if name in HOST_PLANNERS:
+        return "plans on the host"
+    if name in HOST_READS:
+        return "the host reads its result"
+    if name == "aten::index" or (name in INDEX_WRITES and args[2].numel() != 1):
+        if any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]):
+            return "a boolean mask makes the shape depend on data"
+        return None
+    if name == "aten::repeat_interleave" and kwargs.get("output_size") is not None:
+        return None
+    if any(tag in func.tags for tag in DATA_DEPENDENT) and name != "aten::index":
+        return "the shape of its result depends on data"
+    return None

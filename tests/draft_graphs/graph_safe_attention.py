@@ -1,0 +1,192 @@
+"""Paged attention in plain PyTorch that a graph can hold: no value of a tensor reaches the host.
+
+Stands in for vLLM's own CPU backend, which plans on the host and bakes the plan. Like a GPU
+kernel it reads lengths, query offsets and block tables from the device when it runs, leaves the
+output of padding rows alone, and does not write where the slot is -1. Shapes depend only on the
+number of tokens, of requests and of blocks in a row of the table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionCGSupport,
+    AttentionImpl,
+    AttentionMetadataBuilder,
+    AttentionType,
+    CommonAttentionMetadata,
+    MultipleOf,
+)
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+from vllm.v1.kv_cache_interface import KVCacheLayout
+
+
+@dataclass
+class GraphSafeMetadata:
+    """Views of what the common metadata holds; the integers are baked by a capture."""
+
+    num_actual_tokens: int
+    max_query_len: int
+    query_start_loc: torch.Tensor  # [R + 1]
+    max_seq_len: int
+    seq_lens: torch.Tensor  # [R]
+    block_table: torch.Tensor  # [R, blocks]
+    slot_mapping: torch.Tensor  # [T]
+
+
+class GraphSafeBackend(AttentionBackend):
+    """Called CPU_ATTN, because vLLM's platform for CPU accepts no other name."""
+
+    forward_includes_kv_cache_update = False
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16, torch.float32]
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto"]
+
+    @staticmethod
+    def get_name() -> str:
+        return "CPU_ATTN"
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
+        return [MultipleOf(1)]
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
+        return (KVCacheLayout.LBHNC,)
+
+    @staticmethod
+    def get_impl_cls() -> type[GraphSafeImpl]:
+        return GraphSafeImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[GraphSafeBuilder]:
+        return GraphSafeBuilder
+
+
+class GraphSafeBuilder(AttentionMetadataBuilder[GraphSafeMetadata]):
+    """Wraps what it is given; nothing is planned."""
+
+    _cudagraph_support = AttentionCGSupport.ALWAYS
+    supports_draft_decode_metadata_update = True
+
+    def __init__(
+        self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+
+    def build(
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
+    ) -> GraphSafeMetadata:
+        common = common_attn_metadata
+        if not common.causal:
+            raise NotImplementedError("only causal attention")
+        return GraphSafeMetadata(
+            num_actual_tokens=common.num_actual_tokens,
+            max_query_len=common.max_query_len,
+            query_start_loc=common.query_start_loc,
+            max_seq_len=common.max_seq_len,
+            seq_lens=common.seq_lens,
+            block_table=common.block_table_tensor,
+            slot_mapping=common.slot_mapping,
+        )
+
+    def update_draft_decode_metadata(self, metadata: GraphSafeMetadata) -> None:
+        """Nothing to refresh: all of it is views."""
+
+
+class GraphSafeImpl(AttentionImpl):
+    """Cache: [blocks, heads, tokens of a block, 2 * head size], keys beside values."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        **unsupported: Any,
+    ) -> None:
+        if alibi_slopes or sliding_window or logits_soft_cap or attn_type != AttentionType.DECODER:
+            raise NotImplementedError("plain causal attention only")
+        self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
+        self.num_kv_heads = num_kv_heads or num_heads
+        self.kv_cache_dtype = kv_cache_dtype
+        self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
+
+    def do_kv_cache_update(
+        self,
+        layer: Any,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """Write rows to their slots; a row with slot -1 writes the null block's own content."""
+        tokens, block_size = slot_mapping.shape[0], kv_cache.shape[2]
+        slots = slot_mapping.clamp(min=0)
+        blocks, offsets = slots // block_size, slots % block_size
+        cells = kv_cache.transpose(1, 2)
+        new = torch.cat([key[:tokens], value[:tokens]], -1).to(kv_cache.dtype)
+        real = (slot_mapping >= 0)[:, None, None]
+        cells.index_put_((blocks, offsets), torch.where(real, new, cells[blocks, offsets]))
+
+    def forward(
+        self,
+        layer: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: GraphSafeMetadata | None,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """All rows against all cells of all requests, with those of other requests masked."""
+        if attn_metadata is None:
+            return output  # vLLM's profile run
+        meta, size, heads = attn_metadata, self.head_size, self.num_kv_heads
+        requests, tokens = meta.seq_lens.shape[0], query.shape[0]
+        starts = meta.query_start_loc[: requests + 1]
+        rows = torch.arange(tokens, dtype=starts.dtype)
+        owner = torch.searchsorted(starts[1:].contiguous(), rows, right=True)
+        real = rows < starts[requests]
+        owner = owner.clamp(max=requests - 1)
+        # The last row of a request sees its whole sequence, the one before a token less.
+        seen = meta.seq_lens[owner] - (starts[owner + 1] - 1 - rows)
+
+        table = meta.block_table[:requests].long()
+        cells = kv_cache[table].transpose(2, 3).reshape(-1, heads, 2 * size).float()
+        per_request = cells.shape[0] // requests
+        cell = torch.arange(cells.shape[0])
+        visible = (
+            real[:, None]
+            & (cell // per_request == owner[:, None])
+            & (cell % per_request < seen[:, None])
+        )
+        # What nobody may see may hold NaN, and zero times NaN is NaN.
+        cells = torch.where(visible.any(0)[:, None, None], cells, 0.0)
+
+        queries = query.view(tokens, heads, self.num_heads // heads, size).float() * self.scale
+        scores = torch.einsum("thgd,shd->thgs", queries, cells[..., :size])
+        weights = scores.masked_fill(~visible[:, None, None], float("-inf")).softmax(-1)
+        result = torch.einsum("thgs,shd->thgd", weights, cells[..., size:])
+        result = result.reshape(output.shape).to(output.dtype)
+        output.copy_(torch.where(real.view(-1, *[1] * (output.dim() - 1)), result, output))
+        return output
+
+
+def register() -> None:
+    """Put the backend in the place of vLLM's own for CPU."""
+    register_backend(AttentionBackendEnum.CPU_ATTN, f"{__name__}.{GraphSafeBackend.__name__}")

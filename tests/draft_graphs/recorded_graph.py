@@ -1,0 +1,354 @@
+"""A graph on CPU that behaves like a CUDA graph, so that capture and replay can be tested there.
+
+Capture records every leaf operator, with the memory that its tensors lie in and the numbers that
+it got, and leaves all memory as it was: nothing has run. Replay runs exactly those operators on
+exactly that memory, with no Python of the captured code. What capture allocated holds poison
+before each replay of any graph of the same pool, unless somebody outside still holds it.
+
+It refuses what a capture refuses (`CaptureRefused`: the host reads a value, a shape depends on
+data, fresh host data comes in) and what a replay would silently get wrong (`ReplayRefused`:
+memory that only the graph still owns, because somebody assigned a new tensor to the name).
+
+It cannot show: copies between host and device that are missing, races between streams, two
+tensors of one graph that share memory because their lives do not overlap.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from graph_operators import (
+    always_runs,
+    has_python_kernel,
+    is_allocation,
+    is_composite,
+    refusal,
+    written_tensors,
+)
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+
+# These never reach the dispatcher for a tensor that already is on the host.
+HOST_ESCAPES: dict[Any, str] = {
+    torch.Tensor.tolist: "Tensor.tolist",
+    torch.Tensor.numpy: "Tensor.numpy",
+    torch.Tensor.__array__: "Tensor.__array__",
+    torch.Tensor.__dlpack__: "Tensor.__dlpack__",
+    torch.Tensor.cpu: "Tensor.cpu",
+    torch.Tensor.pin_memory: "Tensor.pin_memory",
+    torch.tensor: "torch.tensor",
+}
+# Functions without a tensor argument: no mode sees them.
+HOST_SOURCES = ("from_numpy", "frombuffer")
+
+
+class CaptureRefused(RuntimeError):
+    """A CUDA graph capture would have failed here; the message names the operator."""
+
+
+class ReplayRefused(RuntimeError):
+    """A CUDA graph replay would have silently used memory that nobody means any more."""
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory under a tensor of our own: a later `t.data = ...` does not move it."""
+    alias = torch.empty(0, dtype=tensor.dtype)
+    return alias.set_(  # type: ignore[call-overload,no-any-return]
+        tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
+    )
+
+
+# external: was there before; pool: allocated by the capture; constant: a number baked into a kernel
+Role = Literal["external", "pool", "constant"]
+
+
+@dataclass
+class Memory:
+    """One storage that the recording uses."""
+
+    everything: torch.Tensor  # the whole storage, flat, in the dtype of its first user
+    storage: torch.UntypedStorage
+    role: Role
+    first_user: str
+    references: int = 2  # the recording's own: `everything` and the handle `storage`
+    before: torch.Tensor | None = None  # contents to be put back when the capture ends
+
+    def owned_elsewhere(self) -> bool:
+        """Whether anything outside the recording holds this memory."""
+        count: int = torch._C._storage_Use_Count(self.storage._cdata)  # type: ignore[attr-defined]
+        return count > self.references
+
+    def orphaned(self) -> bool:
+        """Whether memory that the graph was given has lost its owner."""
+        return self.role == "external" and not self.owned_elsewhere()
+
+    def poison(self) -> None:
+        """Fill with what no honest value is: NaN, or an integer beyond any index and length."""
+        tensor = self.everything
+        if tensor.dtype.is_floating_point and tensor.element_size() > 1:
+            tensor.fill_(float("nan"))
+        elif tensor.dtype in (torch.int16, torch.int32, torch.int64):
+            # Not -1, which is a lawful slot for padding.
+            tensor.fill_(torch.iinfo(tensor.dtype).max - 4242)
+        elif tensor.numel():
+            tensor.view(torch.uint8).fill_(0xDB if tensor.dtype != torch.bool else 1)
+
+    def describe(self) -> str:
+        shape = tuple(self.everything.shape)
+        return f"{self.everything.dtype}{list(shape)}, first used by {self.first_user}"
+
+
+@dataclass
+class Operation:
+    """One recorded call: frozen arguments, and the memory that its results go to."""
+
+    func: torch._ops.OpOverload
+    leaves: list[Any]
+    spec: TreeSpec
+    results: list[tuple[int, torch.Tensor]] = field(default_factory=list)
+
+    def run(self) -> None:
+        args, kwargs = tree_unflatten(self.leaves, self.spec)
+        out = self.func(*args, **kwargs)
+        if self.results:
+            flat = tree_leaves(out)
+            for position, destination in self.results:
+                destination.copy_(flat[position])
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        yield from (leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor))
+        yield from (destination for _, destination in self.results)
+
+
+class GraphPool:
+    """Graphs that share memory: the replay of one may spoil what another holds for nobody."""
+
+    def __init__(self) -> None:
+        self._graphs: weakref.WeakSet[RecordedGraph] = weakref.WeakSet()
+
+    def add(self, graph: RecordedGraph) -> None:
+        self._graphs.add(graph)
+
+    def poison(self, replayed: RecordedGraph) -> None:
+        """Poison all that `replayed` allocated, and of its neighbours what nobody else holds."""
+        for graph in list(self._graphs):
+            for memory in graph.memory.values():
+                if memory.role != "pool":
+                    continue
+                if graph is replayed or not memory.owned_elsewhere():
+                    memory.poison()
+
+
+class _HostEscapes(TorchFunctionMode):
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func in HOST_ESCAPES:
+            raise CaptureRefused(f"{HOST_ESCAPES[func]}: a value crosses between host and device")
+        if func is torch.as_tensor and not isinstance(args[0], torch.Tensor):
+            raise CaptureRefused("torch.as_tensor: fresh host data")
+        return func(*args, **(kwargs or {}))
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, graph: RecordedGraph) -> None:
+        super().__init__()
+        self.graph = graph
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if has_python_kernel(func):
+            self.graph.entered[str(func)] += 1
+            keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+            with self:
+                return func.redispatch(keys, *args, **kwargs)
+        if is_composite(func):
+            with self:
+                return func.decompose(*args, **kwargs)
+        return self.graph._record(func, args, kwargs)
+
+
+@contextlib.contextmanager
+def _refuse_host_sources() -> Iterator[None]:
+    def refuse(name: str) -> Callable[..., Any]:
+        def refused(*args: Any, **kwargs: Any) -> Any:
+            raise CaptureRefused(f"torch.{name}: fresh host data")
+
+        return refused
+
+    originals = {name: getattr(torch, name) for name in HOST_SOURCES}
+    try:
+        for name in HOST_SOURCES:
+            setattr(torch, name, refuse(name))
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(torch, name, original)
+
+
+class RecordedGraph:
+    """One recording; `capture` once, `replay` any number of times.
+
+    `host_only`: tensors that the captured code must not touch (on a GPU they would be host
+    memory, or memory that belongs to somebody else). Raises `CaptureRefused`, `ReplayRefused`.
+    """
+
+    capturing: RecordedGraph | None = None
+
+    def __init__(
+        self,
+        name: str = "graph",
+        pool: GraphPool | None = None,
+        host_only: Iterable[torch.Tensor] = (),
+    ) -> None:
+        self.name = name
+        self.pool = pool or GraphPool()
+        self.pool.add(self)
+        self.operations: list[Operation] = []
+        self.memory: dict[int, Memory] = {}
+        self.entered: Counter[str] = Counter()
+        self.replays = 0
+        self.captured = False
+        self._host_only = {_key(tensor): tensor for tensor in host_only}
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[None]:
+        """Record what runs inside; all memory is as before when it ends."""
+        if self.captured or RecordedGraph.capturing is not None:
+            raise CaptureRefused(f"{self.name}: captured already, or another capture is running")
+        RecordedGraph.capturing = self
+        try:
+            # Below autograd, because C++ operators that are registered as composites run at the
+            # autograd key, above the mode, which would never see them.
+            with (
+                _refuse_host_sources(),
+                torch.no_grad(),
+                torch._C._AutoDispatchBelowAutograd(),  # type: ignore[attr-defined]
+                _HostEscapes(),
+                _Recorder(self),
+            ):
+                yield
+        finally:
+            RecordedGraph.capturing = None
+            self._undo()
+        self._count_references()
+        for memory in self.memory.values():
+            if memory.orphaned():
+                raise CaptureRefused(
+                    f"{self.name}: {memory.describe()}, was made inside the capture by something "
+                    "that no dispatcher sees (host data, compiled code)"
+                )
+        self.captured = True
+
+    def replay(self) -> None:
+        """Run what was recorded, on the memory that it was recorded on."""
+        if not self.captured or RecordedGraph.capturing is not None:
+            raise ReplayRefused(f"{self.name}: not captured, or replayed inside a capture")
+        for memory in self.memory.values():
+            if memory.orphaned():
+                raise ReplayRefused(
+                    f"{self.name}: only the graph still owns {memory.describe()}: "
+                    "the name was assigned a new tensor after capture"
+                )
+        with torch.no_grad(), _disable_current_modes():
+            self.pool.poison(self)
+            for operation in self.operations:
+                operation.run()
+        self.replays += 1
+
+    def reset(self) -> None:
+        """Forget the recording, as `CUDAGraph.reset` does."""
+        self.operations.clear()
+        self.memory.clear()
+        self.captured = False
+
+    def allocated_bytes(self) -> int:
+        """Bytes that the capture allocated."""
+        return sum(m.everything.nbytes for m in self.memory.values() if m.role == "pool")
+
+    def _know(self, tensor: torch.Tensor, user: str, role: Role) -> Memory:
+        key = _key(tensor)
+        if key not in self.memory:
+            storage = tensor.untyped_storage()
+            items = storage.nbytes() // tensor.element_size()
+            flat = torch.empty(0, dtype=tensor.dtype).set_(storage, 0, (items,), (1,))  # type: ignore[call-overload]
+            self.memory[key] = Memory(flat, storage, role, user)
+        return self.memory[key]
+
+    def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = str(func)
+        reason = refusal(func, args, kwargs)
+        if reason:
+            raise CaptureRefused(f"{name}: {reason}")
+        leaves, spec = tree_flatten((args, kwargs))
+        inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        if func._schema.name == "aten::lift_fresh":
+            return self._constant(func, inputs[0])
+        for tensor in inputs:
+            if _key(tensor) in self._host_only:
+                raise CaptureRefused(f"{name}: touches a tensor that the graph must not use")
+            self._know(tensor, name, "external")
+        for tensor in written_tensors(func, args, kwargs):
+            memory = self.memory[_key(tensor)]
+            if memory.role == "external" and memory.before is None:
+                memory.before = memory.everything.clone()
+        frozen = [_alias(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        operation = Operation(func, frozen, spec)
+        out = func(*args, **kwargs)
+        for position, result in enumerate(tree_leaves(out)):
+            if isinstance(result, (bool, int, float)):
+                raise CaptureRefused(f"{name}: returns a number to the host")
+            if isinstance(result, torch.Tensor) and self._is_new(result):
+                memory = self._know(result, name, "pool")
+                if is_allocation(func):
+                    memory.poison()
+                else:
+                    operation.results.append((position, _alias(result)))
+        if operation.results or always_runs(func):
+            self.operations.append(operation)
+        return out
+
+    def _constant(self, func: Any, tensor: torch.Tensor) -> torch.Tensor:
+        """`x[a:b] = 3.0` wraps the number so; a kernel gets it baked. Anything larger is data."""
+        if tensor.dim():
+            raise CaptureRefused(f"{func}: fresh host data")
+        self._know(tensor, str(func), "constant")
+        return func(tensor)  # type: ignore[no-any-return]
+
+    def _is_new(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage().nbytes() > 0 and _key(tensor) not in self.memory
+
+    def _undo(self) -> None:
+        with torch.no_grad():
+            for memory in self.memory.values():
+                if memory.role == "pool":
+                    memory.poison()
+                elif memory.before is not None:
+                    memory.everything.copy_(memory.before)
+                    memory.before = None
+
+    def _count_references(self) -> None:
+        uses = Counter(_key(t) for operation in self.operations for t in operation.tensors())
+        for key, memory in self.memory.items():
+            memory.references = 2 + uses[key]
