@@ -138,7 +138,7 @@ class PatchFinder(importlib.abc.MetaPathFinder):
         stored = self.modules.get(fullname)
         if stored is None:
             return None
-        spec = self._next_spec(fullname, path, target)
+        spec = _next_spec(self, fullname, path, target)
         if stored.pristine is None:
             if spec is not None:
                 raise HookError(f"vllm-overlay: {fullname} exists already, in {spec.origin}")
@@ -148,18 +148,6 @@ class PatchFinder(importlib.abc.MetaPathFinder):
         self._require_planned(fullname, spec, stored)
         spec.loader = PatchedLoader(spec.loader, stored, self._after_exec)
         return spec
-
-    def _next_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
-    ) -> ModuleSpec | None:
-        finders = list(sys.meta_path)
-        after = finders[finders.index(self) + 1 :] if self in finders else finders
-        for finder in after:
-            find_spec = getattr(finder, "find_spec", None)
-            spec = find_spec(fullname, path, target) if find_spec is not None else None
-            if spec is not None:
-                return spec  # type: ignore[no-any-return]
-        return None
 
     def _added_spec(self, fullname: str, stored: StoredModule) -> ModuleSpec | None:
         loader = PatchedLoader(None, stored, self._after_exec)
@@ -183,6 +171,60 @@ class PatchFinder(importlib.abc.MetaPathFinder):
                 f"vllm-overlay: {origin} has sha256 {found}, planned for {stored.pristine}; "
                 "it changed after this process started; restart"
             )
+
+
+class _WatchedLoader(importlib.abc.Loader):
+    """A module's own loader, and a callback once the module was executed."""
+
+    def __init__(self, inner: importlib.abc.Loader, after: Callable[[ModuleType], None]) -> None:
+        self._inner = inner
+        self._after = after
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._inner.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._inner.exec_module(module)
+        self._after(module)
+
+
+class WatchFinder(importlib.abc.MetaPathFinder):
+    """Calls back when one module has been imported; changes nothing of it."""
+
+    def __init__(self, name: str, after: Callable[[ModuleType], None]) -> None:
+        self._name = name
+        self._after = after
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec that the finders after this one give, for the watched module only."""
+        if fullname != self._name:
+            return None
+        spec = _next_spec(self, fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _WatchedLoader(spec.loader, self._after)
+        return spec
+
+
+def _next_spec(
+    finder: importlib.abc.MetaPathFinder,
+    fullname: str,
+    path: Sequence[str] | None,
+    target: ModuleType | None,
+) -> ModuleSpec | None:
+    """What the finders after ``finder`` find."""
+    finders = list(sys.meta_path)
+    after = finders[finders.index(finder) + 1 :] if finder in finders else finders
+    for other in after:
+        find_spec = getattr(other, "find_spec", None)
+        spec = find_spec(fullname, path, target) if find_spec is not None else None
+        if spec is not None:
+            return spec  # type: ignore[no-any-return]
+    return None
 
 
 def install(finder: PatchFinder) -> None:

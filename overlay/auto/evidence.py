@@ -1,0 +1,76 @@
+"""Proof of effect: what a process runs, compared scope by scope with what was planned."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from types import CodeType, ModuleType
+
+#: States of one scope in a running process.
+RUNS, DIFFERS, UNSEEN = "runs", "differs", "unseen"
+
+
+def planned_code(module: CodeType, scope: str) -> list[CodeType]:
+    """The code objects that the qualified name ``scope`` stands for inside a module's code.
+
+    A name may be defined more than once (a property and its setter); all are given.
+    """
+    level = [module]
+    for part in scope.split("."):
+        level = [
+            constant
+            for code in level
+            for constant in code.co_consts
+            if isinstance(constant, CodeType) and constant.co_name == part
+        ]
+    return level
+
+
+def running_code(module: ModuleType, scope: str) -> list[CodeType]:
+    """The code objects that ``scope`` resolves to in an executed module, decorators undone."""
+    value: object = module
+    for part in scope.split("."):
+        try:
+            # Through __dict__, since a descriptor must not run here.
+            value = vars(value)[part]
+        except (KeyError, TypeError):
+            return []
+    return list(_codes(value))
+
+
+def _codes(value: object, depth: int = 0) -> Iterable[CodeType]:
+    code = getattr(value, "__code__", None)
+    if isinstance(code, CodeType):
+        yield code
+    if depth > 8:  # a decorator that wraps itself
+        return
+    if isinstance(value, property):
+        inner: Iterable[object] = (value.fget, value.fset, value.fdel)
+    elif isinstance(value, (classmethod, staticmethod)):
+        inner = (value.__func__,)
+    elif isinstance(value, (functools.partial, functools.partialmethod)):
+        inner = (value.func,)
+    else:
+        inner = (getattr(value, "__wrapped__", None), getattr(value, "fn", None))
+    for each in inner:
+        if each is not None and each is not value:
+            yield from _codes(each, depth + 1)
+
+
+def compare(module: ModuleType, code: CodeType, scopes: Iterable[str]) -> dict[str, str]:
+    """For each scope whether the planned code runs.
+
+    :returns: scope -> ``runs``; ``differs`` (other code stands there); or ``unseen`` (a class, a
+        nested function or an opaque decorator: nothing to compare).
+    """
+    found = {}
+    for scope in sorted(set(scopes)):
+        if scope == "<module>":
+            continue
+        planned = planned_code(code, scope)
+        running = running_code(module, scope)
+        if not planned or not running:
+            found[scope] = UNSEEN
+        else:
+            found[scope] = RUNS if any(one in planned for one in running) else DIFFERS
+    return found

@@ -1,0 +1,138 @@
+"""Ranks that differ are stopped: every worker compares what it runs before the model is loaded."""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from types import ModuleType
+from typing import Any
+
+from overlay.errors import OverlayError
+
+#: Seconds to wait for the other ranks to say what they run; they start within seconds of another.
+TIMEOUT = 120.0
+_MODULE = "vllm.distributed.parallel_state"
+_FUNCTION = "initialize_model_parallel"
+
+
+class RanksDiffer(OverlayError, RuntimeError):
+    """Ranks of one engine run different code; all of them stop."""
+
+
+@dataclass(frozen=True, order=True)
+class RankReport:
+    """What one rank runs.
+
+    :ivar digest: over the patch set, its states and every ``OVERLAY`` switch; see ``activate``.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    vllm: str
+    digest: str
+    summary: str
+
+
+def report(rank: int, vllm: str, digest: str, summary: str) -> RankReport:
+    """This process's report."""
+    return RankReport(rank, socket.gethostname(), os.getpid(), vllm, digest, summary)
+
+
+def table(reports: Iterable[RankReport]) -> str:
+    """Reports as lines of host, rank, vLLM release and digest."""
+    head = ("host", "rank", "pid", "vllm", "digest", "runs")
+    rows = [head] + [
+        (r.host, str(r.rank), str(r.pid), r.vllm, r.digest[:12], r.summary) for r in sorted(reports)
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def require_equal(reports: Sequence[RankReport]) -> None:
+    """Stop where two ranks run different code.
+
+    :raises RanksDiffer: with the table of all ranks.
+    """
+    if len({(r.digest, r.vllm) for r in reports}) > 1:
+        raise RanksDiffer(
+            "vllm-overlay: the ranks of this engine do not run the same code; expected one "
+            "vLLM release and one digest everywhere, found:\n"
+            + table(reports)
+            + "\nMake the overlay, its patches folders and its OVERLAY switches equal on every "
+            "node, or set OVERLAY=off on all of them, and start again."
+        )
+
+
+def compare(mine: RankReport, group: Any) -> None:
+    """Compare over vLLM's own world group (``cpu_group``); a no-op for a single process.
+
+    A rank without the overlay never answers.  It is found through the group's store first, since a
+    collective that one rank does not enter would hang until the group's own timeout.
+
+    :raises RanksDiffer: if a rank runs other code, or none of ours.
+    """
+    if group.world_size == 1:
+        return
+    import torch.distributed as dist
+
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"vllm-overlay/{mine.rank}", mine.digest)
+    silent: list[int] = []
+    for rank in range(group.world_size):
+        try:
+            wait = TIMEOUT if not silent else 1.0
+            store.wait([f"vllm-overlay/{rank}"], timedelta(seconds=wait))
+        except RuntimeError:  # torch raises DistStoreError, a RuntimeError, when time is up
+            silent.append(rank)
+    if silent:
+        raise RanksDiffer(
+            f"vllm-overlay: rank {', '.join(map(str, silent))} did not say what it runs within "
+            f"{TIMEOUT:.0f} s; expected the overlay on every node, found this:\n{table([mine])}\n"
+            "Install the same overlay there, or set OVERLAY=off on all nodes, and start again."
+        )
+    gathered: list[dict[str, Any] | None] = [None] * group.world_size
+    dist.all_gather_object(gathered, asdict(mine), group=group.cpu_group)
+    require_equal([RankReport(**row) for row in gathered if row is not None])
+
+
+def watch(describe: Callable[[int], RankReport]) -> None:
+    """Have this process compare itself with its peers as soon as vLLM has made its groups.
+
+    vLLM makes them before it loads the model, in ``initialize_model_parallel`` of
+    ``vllm.distributed.parallel_state``, whichever executor started the process (multiprocess, Ray
+    or the external launcher).
+
+    :param describe: gives this process's report for its rank.
+    """
+    module = sys.modules.get(_MODULE)
+    if module is not None:
+        _wrap(module, describe)
+        return
+    from overlay.auto.hook import WatchFinder
+
+    sys.meta_path.insert(0, WatchFinder(_MODULE, lambda found: _wrap(found, describe)))
+
+
+def _wrap(module: ModuleType, describe: Callable[[int], RankReport]) -> None:
+    inner = getattr(module, _FUNCTION)
+    if getattr(inner, "_overlay_compares", False):
+        return
+
+    @functools.wraps(inner)
+    def initialize_then_compare(*args: Any, **kwargs: Any) -> Any:
+        result = inner(*args, **kwargs)
+        group = module.get_world_group()
+        compare(describe(group.rank), group)
+        return result
+
+    initialize_then_compare._overlay_compares = True  # type: ignore[attr-defined]
+    setattr(module, _FUNCTION, initialize_then_compare)

@@ -1,0 +1,90 @@
+"""The environment variables of the overlay, read and checked in one place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from overlay.errors import UsageError
+
+#: Every variable of ours starts with this; vLLM warns about unknown ones with its own prefix.
+PREFIX = "OVERLAY_"
+MODES = ("auto", "disk", "off")
+#: What vLLM lists for its plugins; ``VLLM_PLUGINS`` names plugins by it.
+PLUGIN_NAME = "overlay"
+
+
+@dataclass(frozen=True)
+class Switches:
+    """What the environment asks of the plugin.
+
+    :ivar mode: ``auto`` (patch in memory, verify on disk), ``disk`` (verify only) or ``off``.
+    :ivar required: ids of features without which the process must not start; ``all`` is every one.
+    :ivar patches: further patches folders.
+    :ivar untested: whether a release that no variant's range holds may be patched in memory.
+    :ivar all: every ``OVERLAY`` variable that is set, for the digest that ranks compare.
+    """
+
+    mode: str
+    required: frozenset[str]
+    patches: tuple[Path, ...]
+    untested: bool
+    all: Mapping[str, str]
+
+    def requires(self, feature: str) -> bool:
+        """Whether the process must not start without ``feature``."""
+        return feature in self.required or "all" in self.required
+
+
+#: Variables that name places of one machine: they may differ between nodes.
+_LOCAL = frozenset({"OVERLAY_CACHE", "OVERLAY_PATCHES"})
+
+
+def read(environment: Mapping[str, str] = os.environ) -> Switches:
+    """Read the switches.
+
+    :raises UsageError: for a value that is none of those allowed.
+    """
+    mode = environment.get("OVERLAY", "auto")
+    if mode not in MODES:
+        raise UsageError(f"OVERLAY={mode!r}: expected one of {', '.join(MODES)}")
+    required = environment.get("OVERLAY_REQUIRED", "")
+    folders = environment.get("OVERLAY_PATCHES", "")
+    return Switches(
+        mode=mode,
+        required=frozenset(name.strip() for name in required.split(",") if name.strip()),
+        patches=tuple(Path(folder) for folder in folders.split(os.pathsep) if folder),
+        untested=_flag(environment, "OVERLAY_UNTESTED"),
+        all={
+            name: value
+            for name, value in sorted(environment.items())
+            if (name == "OVERLAY" or name.startswith(PREFIX)) and name not in _LOCAL
+        },
+    )
+
+
+def _flag(environment: Mapping[str, str], name: str) -> bool:
+    value = environment.get(name, "0")
+    if value not in ("0", "1"):
+        raise UsageError(f"{name}={value!r}: expected 0 or 1")
+    return value == "1"
+
+
+def carry_to_ray(environment: dict[str, str] | os._Environ[str] = os.environ) -> None:
+    """Have vLLM's Ray executor copy our variables to the workers on other nodes.
+
+    It copies those with its own prefixes and those whose prefix this variable lists (vLLM 0.20.0 to
+    0.33.0, ``vllm/ray/ray_env.py``).
+    """
+    name = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
+    prefixes = [part.strip() for part in environment.get(name, "").split(",") if part.strip()]
+    if "OVERLAY" not in prefixes:
+        environment[name] = ",".join([*prefixes, "OVERLAY"])
+
+
+def plugin_allowed(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether vLLM's allow-list of plugins lets ours run."""
+    allowed = environment.get("VLLM_PLUGINS")
+    return allowed is None or PLUGIN_NAME in allowed.split(",")
