@@ -1,0 +1,5 @@
+"""How a target is changed: all or nothing, whatever happens meanwhile.
+
+``commit`` applies and reverts, ``recovery`` ends what was interrupted, ``ledger`` remembers what
+was done, ``lock`` keeps processes apart, and ``files`` holds every system call that writes.
+"""
