@@ -1,0 +1,12 @@
+"""The plugin that vLLM loads in each of its processes (entry point of ``vllm.general_plugins``).
+
+Nothing happens at import, since vLLM swallows what a plugin raises while it is imported; the
+function does the work, and what it raises stops the process.
+"""
+
+
+def register() -> None:
+    """Patch this process, or verify that it is patched; see ``overlay.auto.process``."""
+    from overlay.auto.process import start
+
+    start()
