@@ -8,18 +8,19 @@ file needs neither the list of members nor anything else of the archive.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import tempfile
 import weakref
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from overlay.targets.sdist import Sources, left_out
+from overlay.targets.sources import Sources, left_out
 
 _SCHEMA = 1
 _INDEX = "overlay-index.json"
@@ -48,21 +49,19 @@ class Origin:
 
 
 class CachedRelease:
-    """A release in an open archive; the archive may be replaced or removed meanwhile.
+    """A release in an archive, which may be replaced or removed on disk meanwhile.
 
+    :param read_at: gives the bytes at an offset, fewer at the end; :param size: of the archive.
     :raises DamagedError: if the archive is not what was written.
     """
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        # Readers are kept for as long as their target: nobody else knows when to close.
-        weakref.finalize(self, file.close)
+    def __init__(self, read_at: Callable[[int, int], bytes], size: int) -> None:
+        self._read_at, self._size = read_at, size
         index = self._index()
         try:
+            origin = {**index["origin"], "warnings": tuple(index["origin"]["warnings"])}
+            self.origin = Origin(**origin)
             self.version: str | None = index["vllm"]
-            self.origin = Origin(
-                **{**index["origin"], "warnings": tuple(index["origin"]["warnings"])}
-            )
             self._left_out = frozenset(index["left_out"])
             self._files: Mapping[str, Any] = index["files"]
         except _DAMAGE as error:
@@ -74,7 +73,23 @@ class CachedRelease:
 
         :raises FileNotFoundError: if there is none; :raises DamagedError: if it is damaged.
         """
-        return cls(open(path, "rb"))
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+        # A position of its own for every read: threads and forks share the descriptor.
+        def read_at(offset: int, length: int) -> bytes:
+            return os.pread(descriptor, length, offset)
+
+        # Held open for as long as something may read: nobody else knows when to close.
+        weakref.finalize(read_at, os.close, descriptor)
+        return cls(read_at, os.fstat(descriptor).st_size)
+
+    @classmethod
+    def in_memory(cls, sources: Sources, origin: Origin) -> CachedRelease:
+        """The same without a file, where the cache cannot be written to."""
+        file = io.BytesIO()
+        write_to(file, sources, origin)
+        raw = file.getvalue()
+        return cls(lambda offset, length: raw[offset : offset + length], len(raw))
 
     def read(self, path: str) -> bytes | None:
         """The bytes of ``path``, checked; ``None`` where the release has no such file.
@@ -101,8 +116,8 @@ class CachedRelease:
         return sorted(self._files)
 
     def _index(self) -> dict[str, Any]:
-        size = os.fstat(self._file.fileno()).st_size
-        tail = self._at(max(0, size - _COMMENT_BYTES), min(size, _COMMENT_BYTES))
+        length = min(self._size, _COMMENT_BYTES)
+        tail = self._at(self._size - length, length)
         fields = tail[tail.rfind(b"overlay-index ") :].split()
         try:
             if int(fields[1]) != _SCHEMA:
@@ -118,7 +133,10 @@ class CachedRelease:
         return index
 
     def _at(self, offset: int, length: int) -> bytes:
-        content = os.pread(self._file.fileno(), length, offset)
+        try:
+            content = self._read_at(offset, length)
+        except OSError as error:
+            raise DamagedError(f"it cannot be read: {error.strerror}") from error
         if len(content) != length:
             raise DamagedError("it is cut off")
         return content
@@ -139,10 +157,12 @@ def archive_path(release: str) -> Path:
 
 
 def write(path: Path, sources: Sources, origin: Origin) -> CachedRelease:
-    """Put a release at ``path``, whole or not at all, and open it.
+    """Put a release at ``path``, whole or not at all, and open it; the caller holds its lock.
 
     :raises OSError: if the folder cannot be written to.
     """
+    for left_over in path.parent.glob(f".{path.name}.*.new"):  # by a process that was killed
+        left_over.unlink(missing_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".new", dir=path.parent)
     try:
         with open(descriptor, "wb") as file:

@@ -6,25 +6,40 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
 from packaging.version import Version
 
 from overlay.errors import ArchiveError, PackageIndexError
-from overlay.targets.archive import check_size, is_text
+from overlay.releases import parse_release
+from overlay.targets.archive import MAX_UNPACKED_BYTES, check_size, is_text
 from overlay.targets.cache import Origin
 from overlay.targets.http import Session, local_path, without_password
 from overlay.targets.index import Candidate, listing, unknown_release
 from overlay.targets.pip_config import read_config
 from overlay.targets.record import Record
 from overlay.targets.remote_wheel import RangeFile
-from overlay.targets.sdist import Sources, read_sources
+from overlay.targets.sdist import read_sources
+from overlay.targets.sources import Sources
 from overlay.targets.target import Progress
 from overlay.targets.wheel import Wheel
 
 
-def fetch(wanted: Version, progress: Progress | None) -> tuple[Sources, Origin]:
+@dataclass(frozen=True)
+class Fetched:
+    """A release as it came from the index.
+
+    :ivar warnings: what went wrong this time, and need not be said of the release ever after.
+    """
+
+    sources: Sources
+    origin: Origin
+    warnings: tuple[str, ...]
+
+
+def fetch(wanted: Version, progress: Progress | None) -> Fetched:
     """Fetch what is needed of a release from the configured package index.
 
     The sdist is preferred; of a wheel only the parts with source files are fetched, where the
@@ -38,23 +53,41 @@ def fetch(wanted: Version, progress: Progress | None) -> tuple[Sources, Origin]:
     offered = found.of(wanted)
     if not offered:
         raise unknown_release(wanted, found)
-    chosen, what = offered[0], f"vLLM {wanted}"
-    warnings = [*found.problems, *_doubts(chosen, what)]
+    sources, origin = _take(session, offered[0], f"vLLM {wanted}", progress)
+    _expect_version(sources, wanted, offered[0])
+    return Fetched(sources, origin, found.problems)
+
+
+def _take(
+    session: Session, chosen: Candidate, what: str, progress: Progress | None
+) -> tuple[Sources, Origin]:
     remote = None
     if not chosen.is_sdist and local_path(chosen.url) is None:
         remote = RangeFile.open(session, chosen.url)
     if remote is None:
         read = read_sources if chosen.is_sdist else _read_wheel
         sources = _whole(session, chosen, what, progress, read)
-        return sources, _origin(chosen, chosen.hash, warnings)
+        return sources, _origin(chosen, chosen.hash, _doubts(chosen, what))
     wheel = Wheel(cast(IO[bytes], remote), chosen.filename)
     members = [member for member in wheel.members if _is_source(member)]
     remote.prefetch(wheel.extents(members), what, progress)
-    warnings.append(
+    partly = (
         f"{what} has no sdist: its files were taken out of {chosen.filename} without fetching all "
         "of it. Each one matches the wheel's RECORD; the hash of the whole could not be checked"
     )
-    return wheel_sources(wheel), _origin(chosen, None, warnings)
+    return wheel_sources(wheel), _origin(chosen, None, [*_doubts(chosen, what), partly])
+
+
+def _expect_version(sources: Sources, wanted: Version, chosen: Candidate) -> None:
+    try:
+        right = parse_release(sources.version or "") == Version(wanted.public)
+    except ValueError:
+        right = False
+    if not right:
+        raise PackageIndexError(
+            f"{chosen.index}: expected {chosen.filename} to hold vLLM {wanted}, it says that it is "
+            f"{sources.version}. Ask whoever runs the index"
+        )
 
 
 def wheel_sources(wheel: Wheel) -> Sources:
@@ -66,6 +99,7 @@ def wheel_sources(wheel: Wheel) -> Sources:
     record = Record(raw)
     files: dict[str, bytes] = {}
     others: set[str] = set()
+    total = 0
     for member, info in wheel.members.items():
         if not member.startswith("vllm/"):
             continue
@@ -73,6 +107,12 @@ def wheel_sources(wheel: Wheel) -> Sources:
             others.add(member)
             continue
         check_size(wheel.name, member, info.file_size)
+        total += info.file_size
+        if total > MAX_UNPACKED_BYTES:
+            raise ArchiveError(
+                f"{wheel.name}: expected at most {MAX_UNPACKED_BYTES} bytes of source files, found "
+                "more. It is a bomb: do not use it"
+            )
         content = wheel.read(member) or b""
         found, expected = hashlib.sha256(content).hexdigest(), record.get(member)
         if found != expected:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import tempfile
+from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
 from overlay.errors import PackageIndexError
-from overlay.targets.cache import CachedRelease, DamagedError, Origin, archive_path, write, write_to
-from overlay.targets.sdist import Sources
+from overlay.targets.cache import CachedRelease, DamagedError, archive_path, write
 from overlay.targets.target import Progress, Target, public_release
+
+if TYPE_CHECKING:
+    from overlay.targets.fetching import Fetched
 
 #: How long one process waits for another one that fetches the same release.
 LOCK_SECONDS = 900
@@ -33,7 +35,7 @@ def resolve_release(wanted: Version, name: str, *, progress: Progress | None = N
         root=None,
         record=None,
         record_file=None,
-        warnings=(*kept.warnings, *kept.cached.origin.warnings, *bad),
+        warnings=(*dict.fromkeys(kept.warnings), *kept.cached.origin.warnings, *bad),
         reader=kept.read,
     )
 
@@ -59,29 +61,29 @@ class _Kept:
     def __init__(self, wanted: Version, progress: Progress | None) -> None:
         self._wanted, self._progress = wanted, progress
         self._path = archive_path(str(wanted))
-        self.warnings: tuple[str, ...] = ()
-        self.cached = self._open() or self._fetch_locked()
+        self.warnings: list[str] = []
+        self.cached = self._open() or self._obtain(reopen=True)
 
     def read(self, path: str) -> bytes | None:
         try:
             return self.cached.read(path)
         except DamagedError:
-            self.cached = self._fetch_locked(replace=self.cached)
+            self.cached = self._obtain(reopen=False)
             return self.cached.read(path)
 
     def _open(self) -> CachedRelease | None:
         try:
             return CachedRelease.open(self._path)
-        except (FileNotFoundError, NotADirectoryError, DamagedError):
+        except (FileNotFoundError, DamagedError):
             return None
         except OSError as error:
             self._warn(error)
             return None
 
-    def _fetch_locked(self, replace: CachedRelease | None = None) -> CachedRelease:
-        """Fetch the release unless another process has just done so.
+    def _obtain(self, reopen: bool) -> CachedRelease:
+        """Fetch the release, one process at a time.
 
-        :param replace: a damaged release that must not be taken from the cache again.
+        :param reopen: take what another process has fetched while this one waited.
         """
         import filelock
 
@@ -96,29 +98,28 @@ class _Kept:
             ) from error
         except (OSError, NotImplementedError) as error:
             self._warn(error)
-            return self._store(*self._fetch())
+            fetched = self._fetch()
+            return CachedRelease.in_memory(fetched.sources, fetched.origin)
         with held:
-            found = None if replace is not None else self._open()
-            return found or self._store(*self._fetch())
+            found = self._open() if reopen else None
+            return found or self._store(self._fetch())
 
-    def _fetch(self) -> tuple[Sources, Origin]:
-        from overlay.targets.fetching import fetch  # brings the network in, half of our start time
+    def _fetch(self) -> Fetched:
+        from overlay.targets.fetching import fetch  # brings the network in: only where needed
 
-        return fetch(self._wanted, self._progress)
+        fetched = fetch(self._wanted, self._progress)
+        self.warnings += fetched.warnings
+        return fetched
 
-    def _store(self, sources: Sources, origin: Origin) -> CachedRelease:
+    def _store(self, fetched: Fetched) -> CachedRelease:
         try:
-            return write(self._path, sources, origin)
+            return write(self._path, fetched.sources, fetched.origin)
         except OSError as error:
             self._warn(error)
-        file = tempfile.TemporaryFile()  # noqa: SIM115  # closed by the reader's finalizer
-        write_to(file, sources, origin)
-        file.flush()
-        return CachedRelease(file)
+            return CachedRelease.in_memory(fetched.sources, fetched.origin)
 
     def _warn(self, error: Exception) -> None:
-        text = (
+        self.warnings.append(
             f"the cache {self._path.parent} cannot be used ({error}): vLLM {self._wanted} was "
             "fetched for this command only. Make the folder writable or set OVERLAY_CACHE"
         )
-        self.warnings = tuple(dict.fromkeys((*self.warnings, text)))

@@ -6,7 +6,7 @@ import io
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from overlay.errors import PackageIndexError
+from overlay.errors import ArchiveError, PackageIndexError
 from overlay.targets.http import Session, Span, without_password
 from overlay.targets.target import Progress
 
@@ -16,8 +16,11 @@ TAIL_BYTES = 1 << 20
 #: Parts that lie closer together than this are fetched in one request.
 GAP_BYTES = 1 << 18
 
-#: No request asks for more than this.
+#: Parts are joined up to this size.
 SPAN_BYTES = 1 << 23
+
+#: A source file, or the list of members, that takes more than this is a forgery.
+MAX_SPAN_BYTES = 1 << 26
 
 
 class RangeFile(io.RawIOBase):
@@ -106,6 +109,11 @@ class RangeFile(io.RawIOBase):
         self._parts.insert(at, content)
 
     def _fetch(self, start: int, end: int) -> None:
+        if end - start > MAX_SPAN_BYTES:
+            raise ArchiveError(
+                f"{without_password(self._url)}: expected members of at most {MAX_SPAN_BYTES} "
+                f"bytes, found one of {end - start}. It is not what a build of vLLM makes"
+            )
         span = self._session.span(self._url, f"bytes={start}-{end - 1}")
         if span is None or span.start != start or _end(span) != end:
             raise PackageIndexError(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
@@ -25,6 +27,11 @@ def resolve(target: str | None, *, progress: Progress | None = None) -> Target:
     :raises ArchiveError: if a wheel or sdist is damaged, dangerous or too large.
     :raises PackageIndexError: if a release cannot be fetched.
     """
+    if target is not None and not target.strip():
+        raise TargetError(
+            "TARGET is empty: leave it out to mean the installed vLLM, or name a folder, a wheel, "
+            "an sdist, or a release such as 0.26.0"
+        )
     if target is None:
         from overlay.targets.installed import resolve_installed
 
@@ -32,18 +39,23 @@ def resolve(target: str | None, *, progress: Progress | None = None) -> Target:
     if (release := _version(target)) is not None:
         from overlay.targets.release import resolve_release
 
-        return resolve_release(release, target, progress=progress)
+        found = resolve_release(release, target, progress=progress)
+        return _doubted(found) if os.path.lexists(target) else found
     path = Path(os.path.expanduser(target))
-    if path.is_dir():
+    try:
+        is_folder = stat.S_ISDIR(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise TargetError(
+            f"{target!r}: expected a folder that holds vllm/, a wheel, an sdist, or a release such "
+            "as 0.26.0; there is no such file or folder, and it is no release number"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise TargetError(f"{target!r}: expected a path that can be looked at: {error}") from error
+    if is_folder:
         return resolve_folder(path, target)
-    if os.path.lexists(path):
-        from overlay.targets.archive import resolve_archive
+    from overlay.targets.archive import resolve_archive
 
-        return resolve_archive(path, target)
-    raise TargetError(
-        f"{target}: expected a folder that holds vllm/, a wheel, an sdist, or a release such as "
-        "0.26.0; there is no such file or folder, and it is no release number"
-    )
+    return resolve_archive(path, target)
 
 
 def releases(text: str) -> tuple[str, ...]:
@@ -74,6 +86,14 @@ def fetch_all(
 
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(lambda name: resolve(name, progress=progress), names))
+
+
+def _doubted(found: Target) -> Target:
+    warning = (
+        f"{found.name} is read as a release; to mean the file or folder of that name here, write "
+        f"./{found.name}"
+    )
+    return replace(found, warnings=(*found.warnings, warning))
 
 
 def _part(part: str, text: str) -> Iterable[Version]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import gzip
 import tarfile
 import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, cast
 
@@ -22,38 +21,10 @@ from overlay.targets.archive import (
     no_vllm,
 )
 from overlay.targets.metadata import header, unreadable, version_in_source
+from overlay.targets.sources import Sources
 from overlay.targets.target import Target, public_release
 
 _DAMAGE = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError, OverflowError)
-
-
-@dataclass(frozen=True)
-class Sources:
-    """What an archive of a release holds that a patch could mean.
-
-    :ivar files: path (``vllm/...``) to bytes; :ivar left_out: further paths under ``vllm/``.
-    """
-
-    version: str | None
-    files: Mapping[str, bytes]
-    left_out: frozenset[str]
-
-    def read(self, path: str) -> bytes | None:
-        """The bytes of ``path``, ``None`` where the release has no such file.
-
-        :raises ArchiveError: if the release has it but it was left out as no source file.
-        """
-        if path in self.left_out:
-            raise left_out(path)
-        return self.files.get(path)
-
-
-def left_out(path: str) -> ArchiveError:
-    """The error for a path that a release has and that is no source file."""
-    return ArchiveError(
-        f"{path}: expected a source file; the release has this file, but only text files are taken "
-        "out of a release. Unpack the release and name the folder instead"
-    )
 
 
 def resolve_sdist(path: Path, name: str) -> Target:
@@ -116,7 +87,7 @@ def _members(archive: tarfile.TarFile, name: str) -> Iterator[tuple[str, bytes |
 
 
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, name: str) -> bytes | None:
-    inner = member.name.split("/", 1)[-1]
+    inner = member.name.removeprefix("./").partition("/")[2]
     if inner != "PKG-INFO" and not (inner.startswith("vllm/") and is_text(inner)):
         return None
     check_size(name, member.name, member.size)
@@ -132,7 +103,7 @@ def _collect(members: Iterator[tuple[str, bytes | None]], name: str) -> Sources:
     others: set[str] = set()
     tops: set[str] = set()
     for path, content in members:
-        top, _, inner = path.partition("/")
+        top, _, inner = path.removeprefix("./").partition("/")
         tops.add(top)
         if inner in files or inner in others:
             raise ArchiveError(
