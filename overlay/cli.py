@@ -165,24 +165,15 @@ def apply(
       overlay apply --feature draft-graphs /opt/venv/lib/python3.12/site-packages
     """
     from overlay.commands.apply import apply as command
-    from overlay.progress import Meter
 
-    with Meter() as progress:
-        report = command(
-            _request(context, features),
-            target,
-            dry_run=dry_run,
-            untested=untested,
-            progress=progress,
-        )
+    report = command(_request(context, features), target, dry_run=dry_run, untested=untested)
     return Answer(report, as_json, verbose)
 
 
 @cli.command()
 @_target_argument
 @_output_options
-@click.pass_context
-def revert(context: click.Context, target: str | None, as_json: bool, verbose: bool) -> Answer:
+def revert(target: str | None, as_json: bool, verbose: bool) -> Answer:
     """Put back the exact bytes that apply found, and remove what it added.
 
     TARGET is a folder that holds vllm/; without it, the vLLM that this Python would import is
@@ -195,7 +186,7 @@ def revert(context: click.Context, target: str | None, as_json: bool, verbose: b
     """
     from overlay.commands.revert import revert as command
 
-    return Answer(command(_request(context), target), as_json, verbose)
+    return Answer(command(target), as_json, verbose)
 
 
 @cli.command()

@@ -72,7 +72,7 @@ def _of_feature(feature: FeatureResult, steps: dict[State, str]) -> Iterator[Pro
         yield from _of_file(feature.feature, file, steps)
     # A feature can need the user although none of its files does by itself: some files are
     # patched and others not, or two features are in each other's way.
-    if not parts or feature.why is not None:
+    if not parts:
         why = feature.why or _mixture(feature)
         yield Problem(
             feature.feature, feature.state, None, None, None, why, (), steps[feature.state]
@@ -82,6 +82,9 @@ def _of_feature(feature: FeatureResult, steps: dict[State, str]) -> Iterator[Pro
 def _of_file(feature: str, file: FileResult, steps: dict[State, str]) -> Iterator[Problem]:
     hunks = [hunk for hunk in file.hunks if hunk.state.needs_attention]
     for hunk in hunks:
+        # What is wrong with the whole file is said once, not once for each of its hunks.
+        if hunk.why is not None and hunk.why == file.why:
+            continue
         yield Problem(
             feature,
             hunk.state,

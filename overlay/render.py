@@ -113,19 +113,19 @@ def _summary(feature: FeatureResult) -> str:
         if bad:
             parts.append(f"{bad} of {_count(len(hunks), 'hunk')}")
     elif feature.state is State.UPSTREAMED:
-        parts.append("vLLM has it already")
+        return "vLLM has it already"
     elif feature.state is State.INAPPLICABLE:
-        parts.append("not made for this release")
+        return feature.why or "not made for this release"
     else:
         files = len(feature.files) - added
         if hunks:
             parts.append(f"{_count(len(hunks), 'hunk')} in {_count(files, 'file')}")
         if added:
             parts.append(f"{_count(added, 'module')} added")
-    if feature.untested:
-        parts.append("untested on this release")
-    if feature.why and not feature.state.needs_attention:
+    if feature.why:
         parts.append(feature.why)
+    elif feature.untested:
+        parts.append("untested on this release")
     return ", ".join(parts)
 
 
@@ -134,6 +134,8 @@ def _count(number: int, noun: str) -> str:
 
 
 def _files(feature: FeatureResult) -> Iterator[Line]:
+    if feature.why and feature.state is State.UPSTREAMED:
+        yield _labelled(4, "", feature.why)
     for file in feature.files:
         yield Line(
             (Span("    "), Span(f"{file.state.value:<12}  ", file.state.value)),

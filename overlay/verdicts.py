@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from overlay.model import FeatureResult, TargetReport
+from overlay.model import Change, FeatureResult, TargetReport
 from overlay.report import ATTENTION, OK, enumeration
 from overlay.states import State
 
@@ -98,6 +98,77 @@ def stands(target: TargetReport) -> Verdict:
             f"Nothing is applied to {vllm(target)}: `overlay apply` would apply {named(waiting)}."
         )
     return OK, f"Nothing is applied to {vllm(target)}: {nothing_to_patch(target)}."
+
+
+def not_applied(target: TargetReport) -> str:
+    """The verdict of an ``apply`` that something stands in the way of."""
+    return f"Nothing was written to {vllm(target)}: {attention(target)}."
+
+
+def untested_refused(target: TargetReport, features: Sequence[FeatureResult]) -> str:
+    """The verdict of an ``apply`` to a release that nobody tested the patches on."""
+    return (
+        f"Nothing was written: nobody tested {named(features)} on {vllm(target)}; "
+        "`overlay apply --untested` applies what matches all the same."
+    )
+
+
+def would_apply(target: TargetReport, changes: Sequence[Change]) -> str:
+    """The verdict of ``apply --dry-run``."""
+    waiting = those(target, State.PRISTINE, State.PARTIAL)
+    if not waiting:
+        return f"Nothing was written, and nothing would be: {_settled(target)}."
+    added = sum(change.before is None for change in changes)
+    return (
+        f"Nothing was written: apply would put {named(waiting)} into {vllm(target)}, "
+        f"{count(len(changes) - added, 'file')} patched and {added} added in all."
+    )
+
+
+def applied(target: TargetReport, changed: int, *, wrote: bool) -> str:
+    """The verdict of an ``apply`` that went through.
+
+    :param changed: files of vLLM that were written or removed.
+    """
+    if not wrote:
+        return f"Nothing to do: {_settled(target)}."
+    standing = those(target, State.APPLIED)
+    if not standing:
+        return f"The overlay has left {vllm(target)}: {nothing_to_patch(target)}."
+    written = f", {count(changed, 'file')} written" if changed else ""
+    return f"Applied {named(standing)} to {vllm(target)}{written}."
+
+
+def reverted(target: TargetReport, changed: int, *, wrote: bool) -> Verdict:
+    """The verdict of a ``revert`` that went through."""
+    if not wrote:
+        return OK, f"Nothing to revert: the overlay has changed nothing in {vllm(target)}."
+    what = f"took {named(target.features)} out; " if target.features else ""
+    return OK, f"Reverted {vllm(target)}: {what}{count(changed, 'file')} restored or removed."
+
+
+def differs(target: TargetReport, files: int) -> Verdict:
+    """The verdict of ``diff``."""
+    if bad := attention(target):
+        return ATTENTION, f"There is no diff for {vllm(target)}: {bad}."
+    if not files:
+        return OK, f"The diff is empty for {vllm(target)}: {nothing_to_patch(target)}."
+    fits = those(target, State.PRISTINE)
+    return OK, f"The diff puts {named(fits)} into {vllm(target)}, {count(files, 'file')} in all."
+
+
+def unanswered(errors: int, targets: int) -> str:
+    """The verdict of a ``check`` of which some targets could not be read."""
+    if targets == 1:
+        return "overlay check stopped: see the error."
+    return f"{errors} of {targets} targets could not be checked: see the errors."
+
+
+def _settled(target: TargetReport) -> str:
+    """Why there is nothing to do in a target."""
+    if standing := those(target, State.APPLIED):
+        return f"{named(standing)} {are(standing)} applied to {vllm(target)} already"
+    return f"{vllm(target)}: {nothing_to_patch(target)}"
 
 
 def listed(holes: Sequence[tuple[str, str]], features: int) -> Verdict:

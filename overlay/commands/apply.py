@@ -1,0 +1,102 @@
+"""``overlay apply``: all of the features that are meant, or nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from overlay.commands.examine import (
+    Examination,
+    examine,
+    public,
+    resolve_writable,
+    with_features,
+)
+from overlay.commands.request import Request
+from overlay.commands.status import by_ledger
+from overlay.errors import UsageError
+from overlay.model import FeatureResult, TargetReport
+from overlay.report import ATTENTION, OK, Report
+from overlay.states import State
+from overlay.transaction import commit
+from overlay.verdicts import applied, not_applied, untested_refused, would_apply
+
+
+def apply(
+    request: Request, name: str | None = None, *, dry_run: bool = False, untested: bool = False
+) -> Report:
+    """Apply what is meant, beside what is applied already.
+
+    :param dry_run: do everything but write.
+    :param untested: also apply to a release that no patch was tested on.
+    :raises UsageError: if the target is a file or a release, or a feature does not exist.
+    :raises OverlayError: if the features, the target or its ledger cannot be read or written.
+    """
+    target, root = resolve_writable(name, "apply")
+    features = request.load()
+    meant = request.select(features)
+    found = examine(target, features, meant)
+    _refuse_strangers(found)
+    if blocked := _blocked(found):
+        return Report("apply", ATTENTION, not_applied(blocked), (blocked,))
+    if not untested and (new := _untested(found)):
+        return Report("apply", ATTENTION, untested_refused(found.report, new), (found.report,))
+    if dry_run:
+        verdict = would_apply(found.report, found.plan.changes)
+        return Report("apply", OK, verdict, (found.report,))
+    outcome = commit.apply(
+        root,
+        found.plan,
+        found.features,
+        release=public(target) or target.vllm or "unknown",
+        record_file=target.record_file,
+    )
+    stands = by_ledger(target, features, meant) or examine(target, features, meant).report
+    stands = replace(stands, warnings=tuple(dict.fromkeys((*outcome.warnings, *stands.warnings))))
+    verdict = applied(stands, len(outcome.changed), wrote=outcome.wrote)
+    return Report("apply", OK, verdict, (stands,))
+
+
+def _refuse_strangers(found: Examination) -> None:
+    """Refuse to take out what is applied and not among the patches at hand.
+
+    A team's own patches would otherwise vanish with the first apply that does not name them.
+
+    :raises UsageError: naming each such feature and where it came from.
+    """
+    known = {feature.id for feature in found.features}
+    on_disk = found.ledger.applied if found.ledger is not None else ()
+    strange = [one for one in on_disk if one.result.feature not in known]
+    if strange:
+        names = ", ".join(f"{one.result.feature} (from {one.origin})" for one in strange)
+        raise UsageError(
+            f"{found.report.root}: applied there, and not among these patches: {names}. Name its "
+            "folder with --patches DIR before the command to keep it, or run `overlay revert` "
+            "first to take everything off"
+        )
+
+
+def _blocked(found: Examination) -> TargetReport | None:
+    """The target with everything that stands in the way of applying, or ``None``.
+
+    What is applied and was partly put back counts as something that applying mends; what was
+    edited since does not, and neither does a form of a patch that does not fit any more.
+    """
+    stands = {one.feature: one for one in found.everything.features}
+    results: list[FeatureResult] = []
+    bad = False
+    for planned in found.plan.features:
+        now = stands[planned.feature]
+        if planned.state.needs_attention and not now.state.needs_attention:
+            now = planned
+        bad = bad or planned.state.needs_attention or now.state is State.DRIFTED
+        results.append(now)
+    return with_features(found.everything, results) if bad else None
+
+
+def _untested(found: Examination) -> list[FeatureResult]:
+    """What would be applied to a release that it was never tested on."""
+    return [
+        one
+        for one in found.everything.features
+        if one.untested and one.state not in (State.APPLIED, State.UPSTREAMED, State.INAPPLICABLE)
+    ]

@@ -1,0 +1,86 @@
+"""``overlay check``: would the patches go on?  Nothing is written to any target."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from overlay.commands.examine import examine
+from overlay.commands.request import Request
+from overlay.errors import OverlayError
+from overlay.report import ERROR, Report
+from overlay.targets import Progress, releases, resolve
+from overlay.verdicts import checked, unanswered
+
+if TYPE_CHECKING:
+    from overlay.model import Feature, TargetReport
+
+#: Below this many targets a second process costs more than it saves.
+_WORTH_A_POOL = 4
+
+
+def check(
+    request: Request,
+    names: Sequence[str],
+    span: str | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """How the features stand in every target that is named, and in every release of ``span``.
+
+    A target that cannot be read is an error of the whole, and the others are answered all the
+    same.
+
+    :param names: targets; none and no ``span`` is the vLLM that this Python would import.
+    :param span: releases as ``--releases`` takes them.
+    :raises UsageError: if ``span`` is none, or a feature that is meant does not exist.
+    :raises PatchFormatErrors: if a folder of patches is malformed.
+    """
+    features = request.select(request.load())
+    wanted: list[str | None] = [*names, *(releases(span) if span is not None else ())]
+    if not wanted:
+        wanted = [None]
+    answers = _answers(list(dict.fromkeys(wanted)), features, progress)
+    found = tuple(answer for answer in answers if not isinstance(answer, str))
+    errors = [answer for answer in answers if isinstance(answer, str)]
+    matrix = len(found) > 1
+    if errors:
+        verdict = unanswered(len(errors), len(answers))
+        return Report("check", ERROR, verdict, found, "\n".join(errors), matrix)
+    code, verdict = checked(found)
+    return Report("check", code, verdict, found, matrix=matrix)
+
+
+def _answers(
+    names: Sequence[str | None], features: tuple[Feature, ...], progress: Progress | None
+) -> list[TargetReport | str]:
+    """One report, or one error, for each name, in their order."""
+    workers = min(_cores(), len(names))
+    if len(names) < _WORTH_A_POOL or workers < 2:
+        return [_answer(name, features, progress) for name in names]
+    return _in_processes(names, features, progress, workers)
+
+
+def _in_processes(
+    names: Sequence[str | None],
+    features: tuple[Feature, ...],
+    progress: Progress | None,
+    workers: int,
+) -> list[TargetReport | str]:
+    raise NotImplementedError
+
+
+def _answer(
+    name: str | None, features: tuple[Feature, ...], progress: Progress | None
+) -> TargetReport | str:
+    try:
+        return examine(resolve(name, progress=progress), features).report
+    except (OverlayError, OSError) as error:
+        return str(error)
+
+
+def _cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,35 @@
+"""``overlay diff``: the change to a pristine vLLM as one unified diff."""
+
+from __future__ import annotations
+
+from overlay.commands.examine import report
+from overlay.commands.request import Request
+from overlay.diffs import render
+from overlay.planning import plan
+from overlay.report import Report
+from overlay.standing import pristine_view
+from overlay.targets import Progress, resolve
+from overlay.transaction import ledger as ledgers
+from overlay.transaction.commit import reading
+from overlay.verdicts import differs
+
+
+def diff(request: Request, name: str | None = None, progress: Progress | None = None) -> Report:
+    """The change that the features that are meant make to the pristine text of a target.
+
+    Nothing is printed where one of them needs the user: a part of a change is no change.
+
+    :raises OverlayError: if the features or the target cannot be read.
+    """
+    features = request.select(request.load())
+    target = resolve(name, progress=progress)
+    if target.root is None:
+        made, said = plan(features, target, target.release, target.record), None
+    else:
+        with reading(target.root) as said:
+            ledger = ledgers.load(target.root)
+            view = pristine_view(target, ledger, ledgers.copies(target.root))
+            made = plan(features, view, target.release, target.record)
+    answer = report(target, made, features, said)
+    code, verdict = differs(answer, len(made.changes))
+    return Report("diff", code, verdict, (answer,), diff=render(made.changes))

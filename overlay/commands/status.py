@@ -1,0 +1,67 @@
+"""``overlay status``: what is applied, and whether it still stands.
+
+What the running processes of vLLM have loaded is another question, which this answers only for
+the files; an option for it belongs beside ``_of_files``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from overlay.commands.examine import examine, public, report
+from overlay.commands.request import Request
+from overlay.report import Report
+from overlay.standing import from_ledger
+from overlay.targets import Progress, resolve
+from overlay.transaction import ledger as ledgers
+from overlay.transaction.commit import reading
+from overlay.verdicts import stands
+
+if TYPE_CHECKING:
+    from overlay.model import Feature, TargetReport
+    from overlay.targets import Target
+    from overlay.transaction.ledger import Ledger
+
+
+def status(request: Request, name: str | None = None, progress: Progress | None = None) -> Report:
+    """How a target stands: by its ledger alone where that says it all, else by a plan.
+
+    :raises OverlayError: if the features, the target or its ledger cannot be read.
+    """
+    answer = _of_files(resolve(name, progress=progress), request.load())
+    code, verdict = stands(answer)
+    return Report("status", code, verdict, (answer,))
+
+
+def _of_files(target: Target, features: tuple[Feature, ...]) -> TargetReport:
+    return by_ledger(target, features) or examine(target, features).report
+
+
+def by_ledger(
+    target: Target, features: tuple[Feature, ...], meant: Sequence[Feature] | None = None
+) -> TargetReport | None:
+    """How a target stands by hashes alone, or ``None`` where only a plan can tell.
+
+    :param features: all features, in order; :param meant: those to report (default: all).
+    """
+    if target.root is None:
+        return None
+    with reading(target.root) as said:
+        ledger = ledgers.load(target.root)
+        if ledger is None or not _covers(ledger, features):
+            return None
+        found = from_ledger(ledger, target, public(target))
+    # What the ledger's version of the overlay was does not matter where the patches are the same.
+    found = None if found is None else replace(found, warnings=())
+    return (
+        None if found is None else report(target, found, features if meant is None else meant, said)
+    )
+
+
+def _covers(ledger: Ledger, features: tuple[Feature, ...]) -> bool:
+    """Whether the ledger speaks of just these features, in the form that they have now."""
+    return {one.result.feature: one.digest for one in ledger.features} == {
+        feature.id: feature.digest for feature in features
+    }
