@@ -119,6 +119,7 @@ class _Planner:
                 f"{'; '.join(self._unmet(feature))}; found no such text there"
             )
         else:
+            self._note_untested(draft)
             for added in feature.added:
                 self._add_module(draft, added)
             for topic in feature.topics:
@@ -178,7 +179,7 @@ class _Planner:
                 why = f"the module stands there already, but {foreign}"
                 result = _drifted(path, None, why)
         elif now is not None:
-            step = self.simulation.steps[path][-1]
+            step = self.simulation.steps[path][0]
             result = self._clash(step, path, None, draft)
         else:
             after = added.content
@@ -193,24 +194,28 @@ class _Planner:
         if inside:
             chosen = self._attempt(draft, inside[0].patch)
         else:
-            draft.untested = True
-            note = self._untested_note(draft.feature, topic)
-            if note not in draft.notes:
-                draft.notes.append(note)
+            if not draft.untested:
+                draft.notes.append(f"no variant for {self.release}; untested, judged by content")
+                draft.untested = True
             chosen = self._best(draft, topic)
         self.provenance.use(chosen.result.path)
         for step in chosen.clashes:
             self._clash(step, chosen.result.path, chosen.result.patch, draft)
         self._keep(draft, chosen.result.patch or "", chosen)
 
-    def _untested_note(self, feature: Feature, topic: Topic) -> str:
-        if self.release is None:
-            return "the release of this vLLM cannot be told; judged by content"
-        if self.release.is_prerelease:
-            return f"{self.release} is no release and in no range; judged by content"
-        if self.release > feature.releases.last:
-            return f"{self.release} is newer than every range; untested, judged by content"
-        return f"{topic.name} has no variant for {self.release}; judged by content"
+    def _note_untested(self, draft: _Draft) -> None:
+        """Note a release that lies in no range: nobody has tried the feature there."""
+        release, releases = self.release, draft.feature.releases
+        if release is not None and release in releases:
+            return
+        if release is None:
+            why = "the release of this vLLM cannot be told"
+        elif release.is_prerelease:
+            why = f"{release} is no release, so it is in no range"
+        else:
+            why = f"{release} is newer than its range, {releases}"
+        draft.untested = True
+        draft.notes.append(f"{why}; untested, judged by content")
 
     def _best(self, draft: _Draft, topic: Topic) -> _Attempt:
         """The variant that fits: all of it pristine, all of it there, or the nearest."""

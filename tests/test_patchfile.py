@@ -1,0 +1,197 @@
+"""Patch files: what is read, and where each malformed one is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from overlay.errors import PatchFormatErrors
+from overlay.patchfile import parse_patch, path_problem
+
+GOOD = """\
+Description: Call the graphs
+ before the first pass
+Origin: vllm-overlay
+Bug: https://example.invalid/1
+Bug-Team: https://example.invalid/2
+Forwarded: not-needed
+Last-Update: 2026-11-20
+---
+diff --git a/vllm/a.py b/vllm/a.py
+index 1234567..89abcde 100644
+--- a/vllm/a.py\t2026-11-20 10:00:00
++++ b/vllm/a.py
+@@ -10,4 +10,5 @@ A.f
+ one
+
+-two
++2
++3
+ four
+@@ -40 +41 @@ <module>
+-last
+\\ No newline at end of file
++last
+"""
+
+
+def errors(text: str) -> list[tuple[int | None, str]]:
+    with pytest.raises(PatchFormatErrors) as caught:
+        parse_patch(text, "x.patch")
+    assert all(str(error).startswith("x.patch") for error in caught.value.errors)
+    return [(error.line, error.problem) for error in caught.value.errors]
+
+
+def test_a_good_patch_is_read_whole() -> None:
+    patch = parse_patch(GOOD, "demo/01-a/0.20.0..0.21.0.patch")
+    assert patch.name == "demo/01-a/0.20.0..0.21.0.patch"
+    assert patch.path == "vllm/a.py"
+    assert patch.headers == {
+        "Description": "Call the graphs\nbefore the first pass",
+        "Origin": "vllm-overlay",
+        "Bug": "https://example.invalid/1",
+        "Bug-Team": "https://example.invalid/2",
+        "Forwarded": "not-needed",
+        "Last-Update": "2026-11-20",
+    }
+    first, second = patch.hunks
+    assert (first.scope, first.source_line, first.patch_line) == ("A.f", 10, 13)
+    assert first.pre == ("one", "", "two", "four")
+    assert first.post == ("one", "", "2", "3", "four")
+    assert not first.pre_unfinished
+    assert not first.post_unfinished
+    assert (second.scope, second.patch_line) == ("<module>", 20)
+    assert (second.pre, second.post) == (("last",), ("last",))
+    assert (second.pre_unfinished, second.post_unfinished) == (True, False)
+
+
+def test_a_patch_checked_out_with_crlf_says_the_same() -> None:
+    assert parse_patch(GOOD.replace("\n", "\r\n"), "x") == parse_patch(GOOD, "x")
+
+
+def test_other_breaks_than_line_feeds_are_content() -> None:
+    patch = parse_patch(GOOD.replace("+3", "+\x0c3\u2028\x1c"), "x")
+    assert "\x0c3\u2028\x1c" in patch.hunks[0].post
+
+
+def test_lines_that_look_like_headers_inside_a_hunk_are_content() -> None:
+    text = GOOD[: GOOD.index("@@ -10")] + (
+        "@@ -1,3 +1,3 @@ <module>\n--- a/vllm/b.py\n+++ b/vllm/b.py\n x\n-@@ -1 +1 @@\n+y\n"
+    )
+    (hunk,) = parse_patch(text, "x").hunks
+    assert hunk.pre == ("-- a/vllm/b.py", "x", "@@ -1 +1 @@")
+    assert hunk.post == ("++ b/vllm/b.py", "x", "y")
+
+
+def test_a_mark_on_a_context_line_stands_for_both_sides() -> None:
+    text = GOOD[: GOOD.index("@@ -40")] + "@@ -40,2 +40,2 @@ A\n-a\n+b\n c\n\\ No newline\n"
+    hunk = parse_patch(text, "x").hunks[1]
+    assert (hunk.pre_unfinished, hunk.post_unfinished) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "problem"),
+    [
+        # headers
+        ("Origin: vllm-overlay\n", "", 1, "header Origin is missing"),
+        ("Origin: vllm-overlay\n", "Origin:\n", 1, "header Origin is missing or empty"),
+        ("Forwarded:", "Forwarded-To:", 6, "unknown header Forwarded-To"),
+        ("Forwarded:", "forwarded:", 6, "write Forwarded:"),
+        ("Forwarded: not-needed", "Origin: x", 6, "stands twice"),
+        ("2026-11-20\n---", "20 November\n---", 7, "no date"),
+        ("2026-11-20\n---", "2026-13-01\n---", 7, "no date"),
+        ("2026-11-20\n---", "20261120\n---", 7, "no date"),
+        ("Forwarded: not-needed", "what is this", 6, "neither a header"),
+        # paths
+        ("vllm/a.py", "vllm/../a.py", 12, "'..'"),
+        ("vllm/a.py", "/etc/a.py", 12, "not relative"),
+        ("vllm/a.py", "vllm//a.py", 12, "empty part"),
+        ("vllm/a.py", "tests/a.py", 12, "outside vllm/"),
+        ("vllm/a.py", "vllm.py", 12, "outside vllm/"),
+        ("vllm/a.py", "vllm/a.cu", 12, "no Python module"),
+        ("vllm/a.py", "vllm/a\\b.py", 12, "backslash"),
+        ("+++ b/vllm/a.py", "+++ b/vllm/c.py", 12, "renames vllm/a.py to vllm/c.py"),
+        ("--- a/vllm/a.py", "--- vllm/a.py", 11, "the prefix a/ is missing"),
+        ("+++ b/vllm/a.py", "+++ vllm/a.py", 12, "the prefix b/ is missing"),
+        ("+++ b/vllm/a.py\n", "", 12, "expected '+++ b/vllm/...'"),
+        ("--- a/vllm/a.py\t2026-11-20 10:00:00\n", "", 11, "expected '--- a/vllm/...'"),
+        ("--- a/vllm/a.py", "--- /dev/null", 11, "creates a file"),
+        ("+++ b/vllm/a.py", "+++ /dev/null", 12, "deletes one"),
+        ("a/vllm/a.py b/vllm/a.py", "a/vllm/a.py b/vllm/d.py", 9, "does not name"),
+        # what a patch may not do
+        ("index 1234567..89abcde 100644", "old mode 100644", 10, "mode"),
+        ("index 1234567..89abcde 100644", "new file mode 100644", 10, "creates a file"),
+        ("index 1234567..89abcde 100644", "deleted file mode 100644", 10, "deletes"),
+        ("index 1234567..89abcde 100644", "rename from vllm/b.py", 10, "renames"),
+        ("index 1234567..89abcde 100644", "copy from vllm/b.py", 10, "copies"),
+        ("index 1234567..89abcde 100644", "GIT binary patch", 10, "binary"),
+        ("index 1234567..89abcde 100644", "nonsense", 10, "expected '--- a/vllm/...'"),
+        ("@@ -40 ", "--- a/vllm/b.py\n+++ b/vllm/b.py\n@@ -40 ", 20, "second file"),
+        ("@@ -40 ", "diff --git a/vllm/b.py b/vllm/b.py\n@@ -40 ", 20, "second file"),
+        # hunks
+        ("-10,4", "-10,5", 13, "promises 5 lines before and 5 after, the hunk has 4 and 5"),
+        ("-10,4", "-10,3", 13, "promises 3 lines before"),
+        ("+10,5", "+10,4", 13, "4 after, the hunk has 4 and 5"),
+        ("@@ -40 +41 @@", "@@ -40 @@", 20, "expected '@@ -line,count"),
+        ("@@ A.f", "@@", 13, "found nothing"),
+        ("@@ A.f", "@@ def f(self):", 13, "found 'def f(self):'"),
+        ("@@ A.f", "@@ A.", 13, "found 'A.'"),
+        ("@@ A.f", "@@ A.f.<locals>.g", 13, "qualified name"),
+        ("-two\n+2\n+3\n", " two\n+2\n-2\n", 13, "promises"),
+        ("-two\n+2\n+3\n", "*two\n", 13, "the hunk has 2 and 2"),
+        ("+last\n", "+last\n\\ No newline at end of file\n", 20, "changes nothing"),
+        ("-last\n\\ No newline at end of file\n", "", 20, "pre-image is empty"),
+        ("\\ No newline at end of file\n+last\n", "", 20, "post-image is empty"),
+        ("-last\n\\ No", "\\ No", 21, "follows no line"),
+        (" four\n", "\\ No newline\n four\n", 19, "not the last of its side"),
+    ],
+)
+def test_each_malformed_place_is_named(old: str, new: str, line: int, problem: str) -> None:
+    assert old in GOOD
+    found = errors(GOOD.replace(old, new))
+    assert any(at == line and problem in text for at, text in found), found
+
+
+def test_a_hunk_that_changes_nothing_is_refused() -> None:
+    text = GOOD[: GOOD.index("@@ -10")]
+    assert "changes nothing" in errors(text + "@@ -1,2 +1,2 @@ A\n x\n-a\n+a\n")[0][1]
+    assert "changes nothing" in errors(text + "@@ -1,2 +1,2 @@ A\n x\n-a\n+a\r\n")[0][1]
+    assert "changes nothing" in errors(text + "@@ -1 +1 @@ A\n x\n")[0][1]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "Description is missing"),
+        (GOOD[: GOOD.index("diff --git")], "holds no diff"),
+        (GOOD[: GOOD.index("@@ -10")], "holds no hunk"),
+        (GOOD[GOOD.index("diff --git") :], "Origin is missing"),
+        (GOOD + "trailing\n", "found 'trailing'"),
+        (GOOD + "-- \n2.39.5\n", "the hunk has 2 and 1"),
+    ],
+)
+def test_what_is_no_whole_patch_is_refused(text: str, problem: str) -> None:
+    assert any(problem in found for _, found in errors(text))
+
+
+def test_trailing_blank_lines_are_forgiven() -> None:
+    assert parse_patch(GOOD + "\n \n", "x") == parse_patch(GOOD, "x")
+
+
+def test_every_error_is_reported_in_the_order_of_the_lines() -> None:
+    text = GOOD.replace("Origin: vllm-overlay\n", "").replace("A.f", "def f():").replace("+41", "")
+    found = errors(text)
+    assert [line for line, _ in found] == [1, 12, 19]
+
+
+@pytest.mark.parametrize("path", ["vllm/a.py", "vllm/v1/spec_decode/__init__.py"])
+def test_paths_inside_vllm_are_allowed(path: str) -> None:
+    assert path_problem(path) is None
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["", "vllm", "vllm/", "C:/vllm/a.py", "./vllm/a.py", "vllm/./a.py", "vllm/a\x00.py", "VLLM/a.py"]
+    + ["vllm/a\n.py", "vllm2/a.py", "../vllm/a.py", "vllm/a.pyc", "vllm/a.PY"],
+)
+def test_other_paths_are_not(path: str) -> None:
+    assert path_problem(path)
