@@ -5,6 +5,9 @@ Every message says what was expected, what was found, where, and what to do next
 
 from __future__ import annotations
 
+import errno
+import os
+
 
 class OverlayError(Exception):
     """Something in the usage or the environment stops the command.
@@ -72,3 +75,22 @@ class RevertRefused(OverlayError):
     def __init__(self, message: str, paths: tuple[str, ...]) -> None:
         self.paths = paths
         super().__init__(message)
+
+
+_STEPS = {
+    errno.EACCES: "run the command as the user that owns the place",
+    errno.EPERM: "run the command as the user that owns the place",
+    errno.EROFS: "the file system is read-only: run the command where it is not",
+    errno.ENOSPC: "free some space and run the command again",
+    errno.EDQUOT: "free some of your quota and run the command again",
+    errno.EIO: "the disk reports a fault: check it before you run the command again",
+}
+
+
+def described(error: OSError) -> str:
+    """What the operating system refused, where, and what to do next."""
+    names = [os.fsdecode(name) for name in (error.filename, error.filename2) if name is not None]
+    place = f"{' -> '.join(names)}: " if names else ""
+    what = error.strerror or str(error) or type(error).__name__
+    step = _STEPS.get(error.errno or 0, "remove the cause and run the command again")
+    return f"{place}{what}; {step}"

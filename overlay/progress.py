@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -34,6 +35,7 @@ class Meter:
         self._began: dict[str, float] = {}
         self._tasks: dict[str, TaskID] = {}
         self._bar: Bar | None = None
+        self._lock = threading.Lock()  # several releases are fetched at a time
 
     def __enter__(self) -> Meter:
         return self
@@ -51,13 +53,13 @@ class Meter:
         """Show ``done`` of ``total`` bytes of ``what`` once it has taken more than a second."""
         if not self._stream.isatty():
             return
-        began = self._began.setdefault(what, self._clock())
-        if what not in self._tasks:
-            if self._clock() - began < PATIENCE:
-                return
-            self._tasks[what] = self._open().add_task(what, total=total)
-        if self._bar is not None:
-            self._bar.update(self._tasks[what], completed=done, total=total)
+        with self._lock:
+            began = self._began.setdefault(what, self._clock())
+            if what not in self._tasks:
+                if self._clock() - began < PATIENCE:
+                    return
+                self._tasks[what] = self._open().add_task(what, total=total)
+            self._open().update(self._tasks[what], completed=done, total=total)
 
     def _open(self) -> Bar:
         if self._bar is None:

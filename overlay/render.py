@@ -40,8 +40,10 @@ def render(report: Report, *, verbose: bool = False) -> tuple[Line, ...]:
         lines += _catalogue(report.catalogue, verbose)
     elif report.matrix:
         lines += _matrix(report.targets)
+    if report.matrix and not verbose:
         lines += _shared_problems(report.targets)
-    else:
+    elif report.catalogue is None:
+        lines += [_BLANK] if report.matrix else []
         ordered = sorted(report.targets, key=lambda target: -target.state.rank)
         width = _name_width(report.targets)
         for target in ordered:
@@ -76,9 +78,10 @@ def _target(target: TargetReport, width: int, verbose: bool) -> Iterator[Line]:
         (
             Span(release, "heading"),
             Span("  "),
-            Span(target.state.value, target.state.value),
-            Span(" " + MARK if target.state.needs_attention else "", target.state.value),
-            Span("  "),
+            # A state of the whole says less than its features', unless it needs somebody.
+            Span(f"{target.state.value} {MARK}  ", target.state.value)
+            if target.state.needs_attention
+            else Span(""),
         ),
         (Span(place, "muted"),),
     )
@@ -106,7 +109,8 @@ def _cell(feature: FeatureResult) -> str:
 def _summary(feature: FeatureResult) -> str:
     """What a feature's state means here, in a few words."""
     hunks = [hunk for file in feature.files for hunk in file.hunks]
-    added = sum(not file.hunks for file in feature.files)
+    patched = len({file.path for file in feature.files if file.patch is not None})
+    added = sum(file.patch is None for file in feature.files)
     parts = []
     if feature.state.needs_attention:
         bad = sum(hunk.state.needs_attention for hunk in hunks)
@@ -117,11 +121,12 @@ def _summary(feature: FeatureResult) -> str:
     elif feature.state is State.INAPPLICABLE:
         return feature.why or "not made for this release"
     else:
-        files = len(feature.files) - added
         if hunks:
-            parts.append(f"{_count(len(hunks), 'hunk')} in {_count(files, 'file')}")
+            parts.append(f"{_count(len(hunks), 'hunk')} in {_count(patched, 'file')}")
+        elif patched:
+            parts.append(_count(patched, "file"))
         if added:
-            parts.append(f"{_count(added, 'module')} added")
+            parts.append(_count(added, "added module"))
     if feature.why:
         parts.append(feature.why)
     elif feature.untested:
@@ -176,29 +181,26 @@ def _problem(problem: Problem, indent: int, where: str = "") -> Iterator[Line]:
 def _matrix(targets: tuple[TargetReport, ...]) -> Iterator[Line]:
     """One row a target, one column a feature; what needs attention is marked."""
     features = list(dict.fromkeys(entry.feature for target in targets for entry in target.features))
-    first = max((len(_row_name(target)) for target in targets), default=0)
-    first = max(first, len("release"))
+    plain = all(target.target == target.vllm for target in targets)
+    title = "release" if plain else "target"
+    first = max([len(title), *(len(target.target) for target in targets)])
     cells = [
         {entry.feature: _matrix_cell(entry) for entry in target.features} for target in targets
     ]
     widths = [
         max([len(name), *(len(row[name][0]) for row in cells if name in row)]) for name in features
     ]
-    header = [Span(f"{'release':<{first}}", "heading")]
+    header = [Span(f"{title:<{first}}", "heading")]
     header += [
         Span(f"  {name:<{width}}", "heading") for name, width in zip(features, widths, strict=True)
     ]
     yield Line(tuple(header))
     for target, row in zip(targets, cells, strict=True):
-        spans = [Span(f"{_row_name(target):<{first}}")]
+        spans = [Span(f"{target.target:<{first}}")]
         for name, width in zip(features, widths, strict=True):
             text, style = row.get(name, ("", ""))
             spans.append(Span(f"  {text:<{width}}", style))
         yield Line(tuple(spans))
-
-
-def _row_name(target: TargetReport) -> str:
-    return target.target
 
 
 def _matrix_cell(feature: FeatureResult) -> tuple[str, str]:

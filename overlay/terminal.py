@@ -26,7 +26,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _answer(arguments: list[str]) -> Answer | int:
-    from overlay.errors import OverlayError
+    from overlay.errors import OverlayError, described
 
     try:
         answer: Answer | int | None = cli.main(
@@ -40,7 +40,7 @@ def _answer(arguments: list[str]) -> Answer | int:
     except OverlayError as error:
         return _failed(arguments, str(error))
     except OSError as error:
-        return _failed(arguments, _system(error))
+        return _failed(arguments, described(error))
     except Exception as error:  # noqa: BLE001 - the last resort: reported in full, never swallowed
         import traceback
 
@@ -66,23 +66,6 @@ def _usage(error: click.ClickException) -> str:
     context = error.ctx if isinstance(error, click.UsageError) else None
     path = context.command_path if context is not None else "overlay"
     return f"{message}\n`{path} --help` shows what is possible, with examples"
-
-
-def _system(error: OSError) -> str:
-    """An error of the operating system: where, what, and what to do next."""
-    import errno
-
-    steps = {
-        errno.EACCES: "run overlay as the user who owns the installation",
-        errno.EPERM: "run overlay as the user who owns the installation",
-        errno.EROFS: "the file system is read-only: patch where the installation is built",
-        errno.ENOSPC: "free some space and run the command again",
-        errno.EDQUOT: "free some of your quota and run the command again",
-    }
-    places = [os.fsdecode(name) for name in (error.filename, error.filename2) if name is not None]
-    what = error.strerror or str(error) or type(error).__name__
-    step = steps.get(error.errno or 0, "check the place named here and run the command again")
-    return f"{' -> '.join(places) + ': ' if places else ''}{what}\n{step}"
 
 
 def _deliver(answer: Answer) -> int:

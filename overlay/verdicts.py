@@ -139,12 +139,16 @@ def applied(target: TargetReport, changed: int, *, wrote: bool) -> str:
     return f"Applied {named(standing)} to {vllm(target)}{written}."
 
 
-def reverted(target: TargetReport, changed: int, *, wrote: bool) -> Verdict:
-    """The verdict of a ``revert`` that went through."""
+def reverted(target: TargetReport, restored: int, removed: int, *, wrote: bool) -> Verdict:
+    """The verdict of a ``revert`` that went through.
+
+    :param restored: files that have their own bytes again; :param removed: files taken away.
+    """
     if not wrote:
         return OK, f"Nothing to revert: the overlay has changed nothing in {vllm(target)}."
-    what = f"took {named(target.features)} out; " if target.features else ""
-    return OK, f"Reverted {vllm(target)}: {what}{count(changed, 'file')} restored or removed."
+    what = f"took {named(target.features)} out, " if target.features else ""
+    files = f"{count(restored, 'file')} restored and {removed} removed"
+    return OK, f"Reverted {vllm(target)}: {what}{files}."
 
 
 def differs(target: TargetReport, files: int) -> Verdict:

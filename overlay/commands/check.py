@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING
 
 from overlay.commands.examine import examine
 from overlay.commands.request import Request
-from overlay.errors import OverlayError
+from overlay.errors import OverlayError, described
 from overlay.report import ERROR, Report
 from overlay.targets import Progress, releases, resolve
 from overlay.verdicts import checked, unanswered
 
 if TYPE_CHECKING:
     from overlay.model import Feature, TargetReport
+    from overlay.targets import Target
 
 #: Below this many targets a second process costs more than it saves.
 _WORTH_A_POOL = 4
+
+#: How many releases are fetched at a time.
+_FETCHES = 2
 
 
 def check(
@@ -56,27 +60,32 @@ def _answers(
 ) -> list[TargetReport | str]:
     """One report, or one error, for each name, in their order."""
     workers = min(_cores(), len(names))
-    if len(names) < _WORTH_A_POOL or workers < 2:
-        return [_answer(name, features, progress) for name in names]
-    return _in_processes(names, features, progress, workers)
+    if len(names) < _WORTH_A_POOL or workers < 2 or not hasattr(os, "fork"):
+        return [_examined(_found(name, progress), features) for name in names]
+    from overlay.commands.parallel import in_processes, in_threads
+
+    targets = in_threads(lambda name: _found(name, progress), names, _FETCHES)
+    return in_processes(lambda target: _examined(target, features), targets, workers)
 
 
-def _in_processes(
-    names: Sequence[str | None],
-    features: tuple[Feature, ...],
-    progress: Progress | None,
-    workers: int,
-) -> list[TargetReport | str]:
-    raise NotImplementedError
-
-
-def _answer(
-    name: str | None, features: tuple[Feature, ...], progress: Progress | None
-) -> TargetReport | str:
+def _found(name: str | None, progress: Progress | None) -> Target | str:
     try:
-        return examine(resolve(name, progress=progress), features).report
-    except (OverlayError, OSError) as error:
+        return resolve(name, progress=progress)
+    except OverlayError as error:
         return str(error)
+    except OSError as error:
+        return described(error)
+
+
+def _examined(target: Target | str, features: tuple[Feature, ...]) -> TargetReport | str:
+    if isinstance(target, str):
+        return target
+    try:
+        return examine(target, features).report
+    except OverlayError as error:
+        return f"{target.name}: {error}"
+    except OSError as error:
+        return described(error)
 
 
 def _cores() -> int:

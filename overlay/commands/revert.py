@@ -37,7 +37,11 @@ def revert(name: str | None = None) -> Report:
         return _refused(target, before, refusal)
     results = () if before is None else tuple(_reverted(one.result) for one in before.applied)
     answer = _report(target, Plan(results, (), outcome.warnings))
-    code, verdict = reverted(answer, len(outcome.changed), wrote=outcome.wrote)
+    entries = () if before is None else before.entries
+    ours = {entry.path for entry in entries if entry.before is None}
+    removed = sum(path in ours for path in outcome.changed)
+    restored = len(outcome.changed) - removed
+    code, verdict = reverted(answer, restored, removed, wrote=outcome.wrote)
     return Report("revert", code, verdict, (answer,))
 
 
