@@ -6,6 +6,7 @@ Imported in the environment of the engine only; nothing here runs before vLLM ma
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -34,18 +35,27 @@ def runner_environment(runner: str | None) -> dict[str, str]:
     return {"VLLM_USE_V2_MODEL_RUNNER": {"v1": "0", "v2": "1"}[runner]}
 
 
-def base_environment() -> dict[str, str]:
+def base_environment(workers: int) -> dict[str, str]:
     """What every run wants, unless its spec or its surroundings say otherwise.
 
     The engine core stays in the main process, where its scheduler can be watched; of the CPU's
     memory it takes 1 GiB for the KV cache instead of a share of all there is.
+
+    :param workers: tensor-parallel workers.  Several of them on CPU want a core each named, where
+        vLLM would ask for a NUMA node each.
     """
-    return {
+    wanted = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
+    if workers > 1:
+        cores = sorted(os.sched_getaffinity(0))
+        wanted["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(
+            str(cores[rank % len(cores)]) for rank in range(workers)
+        )
+    return wanted
 
 
 def watch_drafts(seen: Callable[[str, int, int, int], None]) -> None:
@@ -101,7 +111,7 @@ def describe_worker(worker: Any) -> dict[str, Any]:
     runner = worker.model_runner
     drafter = drafter_of(runner)
     found: dict[str, Any] = {
-        "pid": __import__("os").getpid(),
+        "pid": os.getpid(),
         "rank": worker.rank,
         "runner": _name(type(runner)),
         "drafter": None,

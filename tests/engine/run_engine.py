@@ -45,7 +45,7 @@ def call(hook: str, *arguments: Any) -> Any:
 
 def prepare(spec: EngineSpec) -> None:
     """Environment, import path and ``pre`` hooks; everything that comes before vLLM."""
-    for name, value in engine_compat.base_environment().items():
+    for name, value in engine_compat.base_environment(spec.tensor_parallel_size).items():
         os.environ.setdefault(name, value)
     os.environ.update(engine_compat.runner_environment(spec.runner))
     os.environ.update(spec.env)

