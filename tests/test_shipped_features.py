@@ -1,0 +1,223 @@
+"""The shipped features against the real releases they are made for."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from packaging.version import Version
+
+from overlay.diffs import render
+from overlay.features import holes, load, shipped_folder
+from overlay.matching import innermost_scope, match
+from overlay.model import Feature, Plan
+from overlay.planning import plan
+from overlay.releases import KNOWN_RELEASES
+from overlay.scopes import Syntax
+from overlay.states import State
+from overlay.targets import Target, resolve
+from overlay.text import SourceText
+
+DRAFTS = "draft-graphs"
+LORA = "active-lora-graphs"
+SYNTAX = Syntax()
+
+
+@functools.cache
+def shipped() -> tuple[Feature, ...]:
+    return load([shipped_folder()])
+
+
+def feature(name: str) -> Feature:
+    return next(feature for feature in shipped() if feature.id == name)
+
+
+@functools.cache
+def target(release: str) -> Target:
+    return resolve(release)
+
+
+@functools.cache
+def planned(release: str) -> Plan:
+    found = target(release)
+    return plan(shipped(), found, found.release, found.record, SYNTAX)
+
+
+def states(release: str) -> dict[str, State]:
+    return {result.feature: result.state for result in planned(release).features}
+
+
+# What needs no release
+
+
+def test_the_shipped_features_have_no_holes() -> None:
+    assert {one.id: holes(one) for one in shipped()} == {LORA: (), DRAFTS: ()}
+
+
+def test_every_known_release_is_in_every_shipped_range() -> None:
+    for one in shipped():
+        assert [text for text in KNOWN_RELEASES if Version(text) not in one.releases] == []
+
+
+def test_a_hunk_has_as_much_context_before_as_behind() -> None:
+    """GNU patch takes a hunk with less context on one side for one at that end of the file."""
+    uneven = []
+    for topic in feature(DRAFTS).topics:
+        for variant in topic.variants:
+            for hunk in variant.patch.hunks:
+                ops = "".join(op for op, _ in hunk.lines)
+                before, behind = len(ops) - len(ops.lstrip(" ")), len(ops) - len(ops.rstrip(" "))
+                if before != behind or before == 0:
+                    uneven.append((variant.patch.name, hunk.scope, before, behind))
+    assert uneven == []
+
+
+def test_hooks_only_add() -> None:
+    """A hook takes no line of vLLM's away, so upstream's path is all there behind it."""
+    ops = Counter(
+        op
+        for topic in feature(DRAFTS).topics
+        for variant in topic.variants
+        for hunk in variant.patch.hunks
+        for op, _ in hunk.lines
+    )
+    assert ops["-"] == 0
+    assert ops["+"] > 0
+
+
+# Against the releases
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("release", KNOWN_RELEASES)
+def test_every_known_release_takes_the_draft_graphs_and_has_the_rest(release: str) -> None:
+    assert states(release) == {DRAFTS: State.PRISTINE, LORA: State.UPSTREAMED}
+    assert planned(release).warnings == ()
+    assert all(not result.untested for result in planned(release).features)
+    added = {file.path for file in feature(DRAFTS).added}
+    patched = {variant.patch.path for topic in feature(DRAFTS).topics for variant in topic.variants}
+    assert {change.path for change in planned(release).changes} == added | patched
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("release", KNOWN_RELEASES)
+def test_each_hunk_is_in_no_narrower_scope_than_it_says(release: str) -> None:
+    """The scope that a hunk names is the innermost one that holds its pre-image."""
+    wide = []
+    for topic in feature(DRAFTS).topics:
+        patch = next(v.patch for v in topic.variants if Version(release) in v.releases)
+        data = target(release).read(patch.path)
+        assert data is not None
+        lines = SourceText.from_bytes(data).lines
+        scopes = SYNTAX.scopes(data, lines)
+        for hunk in patch.hunks:
+            found = match(hunk, lines, scopes)
+            assert found.line is not None
+            innermost = innermost_scope(found.line - 1, len(hunk.pre), scopes)
+            if innermost != hunk.scope:
+                wide.append((patch.name, hunk.scope, innermost))
+    assert wide == []
+
+
+@pytest.mark.network
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+@pytest.mark.parametrize("release", KNOWN_RELEASES)
+def test_git_applies_the_rendered_diff_and_each_patch_to_the_same_bytes(
+    release: str, tmp_path: Path
+) -> None:
+    changes = planned(release).changes
+    whole, series = tmp_path / "whole", tmp_path / "series"
+    for root in (whole, series):
+        for change in changes:
+            if change.before is not None:
+                (root / change.path).parent.mkdir(parents=True, exist_ok=True)
+                (root / change.path).write_bytes(change.before)
+        git(root, "init", "-q")
+    git(whole, "apply", "-", stdin=render(changes))
+    for change in changes:
+        assert (whole / change.path).read_bytes() == change.after, change.path
+
+    names = [file.patch for one in planned(release).features for file in one.files if file.patch]
+    for name in names:
+        git(series, "apply", str(shipped_folder() / name))
+    for change in changes:
+        if change.before is not None:
+            assert (series / change.path).read_bytes() == change.after, change.path
+
+
+def git(root: Path, *arguments: str, stdin: bytes = b"") -> None:
+    done = subprocess.run(
+        ["git", *arguments], cwd=root, input=stdin, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("release", KNOWN_RELEASES)
+def test_the_names_that_a_hook_uses_are_assigned_before_it(release: str) -> None:
+    """Each name in an added line is an argument, or assigned earlier in its function, or global."""
+    unknown = []
+    for change in planned(release).changes:
+        if change.before is None or change.after is None:
+            continue
+        old = set(change.before.decode().splitlines())
+        lines = change.after.decode().splitlines()
+        tree = ast.parse(change.after)
+        everywhere = bound_by(tree.body) | set(dir(builtins))
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        for function in functions:
+            known = everywhere | bound_by(list(ast.walk(function)))
+            known |= {one.arg for one in [*function.args.args, *function.args.kwonlyargs]}
+            for name in names(function, ast.Load):
+                stored = [one.lineno for one in names(function, ast.Store) if one.id == name.id]
+                earlier = name.id in known or min(stored, default=name.lineno) < name.lineno
+                if lines[name.lineno - 1] not in old and not earlier:
+                    unknown.append((change.path, function.name, name.id))
+    assert unknown == []
+
+
+def names(function: ast.FunctionDef, context: type[ast.expr_context]) -> list[ast.Name]:
+    return [
+        node
+        for node in ast.walk(function)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, context)
+    ]
+
+
+def bound_by(nodes: Sequence[ast.AST]) -> set[str]:
+    """What imports, classes and functions among the nodes bind."""
+    bound: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            bound.update(alias.asname or alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef):
+            bound.add(node.name)
+    return bound
+
+
+@pytest.mark.network
+def test_below_their_ranges_the_features_are_inapplicable() -> None:
+    assert states("0.15.1") == {DRAFTS: State.INAPPLICABLE, LORA: State.INAPPLICABLE}
+    assert planned("0.15.1").changes == ()
+
+
+@pytest.mark.network
+def test_the_history_begins_with_0_16() -> None:
+    assert states("0.16.0") == {DRAFTS: State.INAPPLICABLE, LORA: State.UPSTREAMED}
+
+
+@pytest.mark.network
+def test_the_upstream_tests_do_not_hold_before_the_change() -> None:
+    """Without its range, the record of history would still tell 0.15.1 from what came after."""
+    found = target("0.15.1")
+    for test in feature(LORA).upstream_tests:
+        data = found.read(test.path)
+        text = "" if data is None else data.decode()
+        assert test.contains not in text, test
