@@ -167,11 +167,10 @@ def state(root: Path, begun: Journal | None = None) -> str:
 
     :param begun: the transaction; the one that the journal tells of, if left out.
     """
-    told = journal.begun(root)
     begun = begun or journal.read(root)
     if begun is None:
         return "The target stands whole."
-    rest = "; the next overlay command cleans up" if told else ""
+    rest = "; the next overlay command cleans up" if journal.pending(root) else ""
     stands = set(survey(root, begun).values())
     if stands == {Stand.AFTER}:
         return f"The {begun.action} is complete{rest}."

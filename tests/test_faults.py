@@ -1,0 +1,187 @@
+"""Whatever happens to a transaction, at whichever system call: one of the two whole states."""
+
+from __future__ import annotations
+
+import errno
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from overlay.errors import TransactionError
+from overlay.transaction.recovery import recover
+from tests.support import faults, transactions
+from tests.support.faults import FaultyOs, faulty
+from tests.support.transactions import ONE, TWO, Copies, Site, Snapshot, snapshot
+
+Action = Callable[[Site], object]
+ERRORS = [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EIO]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """An action on a site, with the two whole states it may end in.
+
+    :ivar never: calls that the file system does not know, with what it answers.
+    """
+
+    copies: Copies
+    action: Action
+    before: Snapshot
+    after: Snapshot
+    calls: tuple[str, ...]
+    never: dict[str, int]
+
+    def system(self, at: int = 0, fault: faults.Fault | None = None, lasting: bool = False):
+        return FaultyOs(at, fault, lasting, self.never)
+
+    def whole(self, site: Site) -> bool:
+        """Whether the site stands in one of the two states, with nothing left over."""
+        return snapshot(site.root) in (self.before, self.after)
+
+    def each_file_is_whole(self, site: Site) -> bool:
+        """Whether every file that has a place in a whole state has one of its two contents."""
+        for path, found in snapshot(site.root).items():
+            known = [state[path] for state in (self.before, self.after) if path in state]
+            if known and found not in known:
+                return False
+        return True
+
+
+def _apply(site: Site) -> object:
+    return site.apply(ONE)
+
+
+def _upgrade(site: Site) -> object:
+    return site.apply(TWO)
+
+
+def _revert(site: Site) -> object:
+    return site.revert()
+
+
+NO_LINKS = {"link": errno.EPERM}
+
+
+@pytest.fixture(
+    params=["apply", "revert", "upgrade", "checkout", "revert-checkout", "apply-no-links"]
+)
+def scenario(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scenario]:
+    with transactions.memory_folder(tmp_path) as folder:
+        yield _scenario(request.param, folder)
+
+
+def _scenario(name: str, folder: Path) -> Scenario:
+    start = transactions.checkout if "checkout" in name else transactions.installed
+    site = start(folder / "start")
+    action = {"revert": _revert, "revert-checkout": _revert, "upgrade": _upgrade}.get(name, _apply)
+    never = NO_LINKS if "no-links" in name else {}
+    if action is not _apply:
+        site.apply(ONE)
+    copies = Copies(site, folder)
+    with faulty(FaultyOs(never=never)) as system:
+        done = copies.fresh()
+        action(done)
+    before, after = snapshot(site.root), snapshot(done.root)
+    assert before != after
+    return Scenario(copies, action, before, after, tuple(system.names), never)
+
+
+def test_the_scenarios_go_through_every_kind_of_call(scenario: Scenario) -> None:
+    assert {"open", "write", "fsync", "close", "replace", "unlink"} <= set(scenario.calls)
+    assert len(scenario.calls) > 60
+
+
+def test_killed_at_every_call(scenario: Scenario) -> None:
+    for at in range(1, len(scenario.calls) + 1):
+        site = scenario.copies.fresh()
+
+        def work(site: Site = site, at: int = at) -> None:
+            with faulty(scenario.system(at, faults.killing)):
+                scenario.action(site)
+
+        assert faults.in_child(work) == -signal.SIGKILL, f"call {at} was not reached"
+        where = f"killed at call {at}, {scenario.calls[at - 1]}"
+        assert scenario.each_file_is_whole(site), where
+        recover(site.root)
+        assert scenario.whole(site), where
+        assert recover(site.root) is None, where
+
+
+@pytest.mark.parametrize("lasting", [False, True], ids=["once", "from-then-on"])
+@pytest.mark.parametrize("number", ERRORS, ids=errno.errorcode.get)
+def test_an_error_at_every_call(scenario: Scenario, number: int, lasting: bool) -> None:
+    for at in range(1, len(scenario.calls) + 1):
+        site = scenario.copies.fresh()
+        where = f"{errno.errorcode[number]} at call {at}, {scenario.calls[at - 1]}"
+        with faulty(scenario.system(at, faults.failing(number), lasting)):
+            try:
+                scenario.action(site)
+            except TransactionError as error:
+                told = str(error)
+            else:
+                # Some failures are none: a link that becomes a copy, bytecode nobody believes.
+                told = ""
+        assert scenario.each_file_is_whole(site), where
+        stands = snapshot(site.root)
+        if not told:
+            assert stands == scenario.after, where
+        elif not lasting:
+            # One failure is dealt with at once; a second one may keep the clean-up waiting.
+            assert scenario.whole(site), f"{where}: {told}"
+        if "is complete." in told:
+            assert stands == scenario.after, f"{where}: {told}"
+        if "as it was before the" in told and "cleans up" not in told:
+            assert stands == scenario.before, f"{where}: {told}"
+        recover(site.root)
+        assert scenario.whole(site), where
+
+
+def test_ctrl_c_at_every_call(scenario: Scenario) -> None:
+    for at in range(1, len(scenario.calls) + 1):
+        site = scenario.copies.fresh()
+        where = f"interrupted at call {at}, {scenario.calls[at - 1]}"
+        with faulty(scenario.system(at, faults.interrupting)), pytest.raises(KeyboardInterrupt):
+            scenario.action(site)
+        assert scenario.whole(site), where
+
+
+def test_dead_again_while_recovering(scenario: Scenario) -> None:
+    """A second death, at every call of the recovery from a death at every few calls."""
+    step = 3
+    for first in range(1, len(scenario.calls) + 1, step):
+        second = 0
+        while True:
+            second += 1
+            site = scenario.copies.fresh()
+            with faulty(scenario.system(first, faults.dying, lasting=True)):
+                with pytest.raises(faults.Dead):
+                    scenario.action(site)
+            with faulty(scenario.system(second, faults.dying, lasting=True)) as system:
+                try:
+                    recover(site.root)
+                except faults.Dead:
+                    pass
+            where = f"dead at call {first}, recovering dead at {second}"
+            assert scenario.each_file_is_whole(site), where
+            reached = system.count >= second
+            recover(site.root)
+            assert scenario.whole(site), where
+            if not reached:
+                break
+
+
+def test_after_any_death_apply_and_revert_work(scenario: Scenario) -> None:
+    for at in range(1, len(scenario.calls) + 1, 5):
+        site = scenario.copies.fresh()
+        with faulty(scenario.system(at, faults.dying, lasting=True)):
+            with pytest.raises(faults.Dead):
+                scenario.action(site)
+        scenario.action(site)
+        assert snapshot(site.root) == scenario.after
+        site.revert()
+        assert not (site.root / ".vllm-overlay").exists()
+        for path, content in site.pristine.items():
+            assert (site.root / path).read_bytes() == content
