@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import csv
+import io
 from collections.abc import Iterator, Mapping
 
 _OWNED = b"vllm/__init__.py,"
@@ -41,9 +42,8 @@ class Record(Mapping[str, str]):
 
 
 def _rows(text: str) -> Iterator[tuple[str, str]]:
-    lines = (line for line in text.splitlines() if line.startswith(("vllm/", '"vllm/')))
-    for row in csv.reader(lines):
-        if len(row) < 2 or not row[1].startswith("sha256="):
+    for row in csv.reader(io.StringIO(text, newline="")):
+        if len(row) < 2 or not row[0].startswith("vllm/") or not row[1].startswith("sha256="):
             continue
         encoded = row[1][len("sha256=") :]
         try:

@@ -24,6 +24,7 @@ from overlay.targets.metadata import header, unreadable, version_in_source
 from overlay.targets.sources import Sources
 from overlay.targets.target import Target, public_release
 
+_CHUNK_BYTES = 1 << 16
 _DAMAGE = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError, OverflowError)
 
 
@@ -55,7 +56,10 @@ def read_sources(path: Path, name: str) -> Sources:
         with open(path, "rb") as compressed, gzip.GzipFile(fileobj=compressed) as plain:
             bounded = cast(IO[bytes], _Bounded(plain, name, path.stat().st_size))
             with tarfile.open(fileobj=bounded, mode="r|", encoding="utf-8") as archive:
-                return _collect(_members(archive, name), name)
+                sources = _collect(_members(archive, name), name)
+            while bounded.read(_CHUNK_BYTES):
+                pass  # the checksum of the whole stands behind the last byte
+            return sources
     except _DAMAGE as error:
         raise ArchiveError(
             f"{name}: expected a whole sdist, it is cut off or damaged ({error}). Download it again"

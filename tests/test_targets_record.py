@@ -1,0 +1,45 @@
+"""RECORD: every row under ``vllm/`` that has a sha256, and whether a distribution owns vLLM."""
+
+from __future__ import annotations
+
+import hashlib
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overlay.targets.record import Record, owns_vllm
+from tests.support import fake_vllm
+
+_NAMES = st.text(
+    st.characters(blacklist_categories=("Cs",), blacklist_characters="/\0\r\n"), min_size=1
+)
+_PATHS = st.builds("{}/{}".format, st.sampled_from(["vllm", "vllm/v1", "torch", "vllmx"]), _NAMES)
+
+
+@given(st.dictionaries(_PATHS, st.binary(max_size=20)))
+def test_reads_back_every_row_under_vllm(contents: dict[str, bytes]) -> None:
+    record = Record(fake_vllm.record(contents, "vllm-1.0.dist-info/RECORD"))
+
+    assert dict(record) == {
+        path: hashlib.sha256(content).hexdigest()
+        for path, content in contents.items()
+        if path.startswith("vllm/")
+    }
+
+
+def test_rows_without_a_usable_sha256_are_left_out() -> None:
+    rows = (
+        b"vllm/a.py,,\r\n"
+        b"vllm/b.py,md5=AAAA,3\r\n"
+        b"vllm/c.py,sha256=short,3\r\n"
+        b"vllm/d.py\r\n"
+        b"vllm/e.py,sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU,0\r\n"
+    )
+
+    assert dict(Record(rows)) == {"vllm/e.py": hashlib.sha256(b"").hexdigest()}
+
+
+def test_ownership_is_the_package_itself_not_a_file_beside_it() -> None:
+    assert owns_vllm(b"vllm/__init__.py,sha256=x,1\n")
+    assert owns_vllm(b"a.py,,\r\nvllm/__init__.py,,\r\n")
+    assert not owns_vllm(b"acme/vllm/__init__.py,,\nvllm/plugin.py,,\nvllm_overlay/__init__.py,,\n")
