@@ -1,0 +1,99 @@
+"""The command line in this process, with small features in the place of the shipped ones."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlay.terminal import run
+from tests.support.patches import hunk, patch_text, write_feature
+
+PROPOSER = "vllm/v1/spec_decode/proposer.py"
+RUNNER = "vllm/v1/worker/gpu_model_runner.py"
+ADDED = "vllm/v1/spec_decode/demo.py"
+
+PROPOSE = patch_text(
+    PROPOSER,
+    hunk(
+        [
+            "     def propose(self, tokens):",
+            "-        drafts = [self._first(tokens)]",
+            "+        drafts = [self._first(tokens)]  # patched",
+        ],
+        "SpecDecodeBaseProposer.propose",
+    ),
+)
+
+CAPTURE = patch_text(
+    RUNNER,
+    hunk(
+        [
+            "         captured = 0",
+            "-        for size in (1, 2, 4):",
+            "+        for size in (1, 2, 4, 8):",
+        ],
+        "GPUModelRunner.capture_model",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one command did."""
+
+    exit: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def last(self) -> str:
+        """The last line of the human output."""
+        return (self.out or self.err).splitlines()[-1]
+
+
+@dataclass
+class Cli:
+    """Runs commands; ``shipped`` and ``team`` are folders of features."""
+
+    shipped: Path
+    team: Path
+    capsys: pytest.CaptureFixture[str]
+
+    def __call__(self, *arguments: str | Path) -> Result:
+        self.capsys.readouterr()
+        code = run([str(argument) for argument in arguments])
+        captured = self.capsys.readouterr()
+        return Result(code, captured.out, captured.err)
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """One shipped feature, ``demo``, and one of a team, ``team-capture``."""
+    shipped, team = tmp_path / "shipped", tmp_path / "team"
+    write_feature(
+        shipped,
+        {"10-propose/0.20.0..0.33.0.patch": PROPOSE, f"files/{ADDED}": "VALUE = 1\n"},
+    )
+    write_feature(team, {"10-capture/0.20.0..0.33.0.patch": CAPTURE}, id="team-capture")
+    monkeypatch.setattr("overlay.features.shipped_folder", lambda: shipped)
+    monkeypatch.delenv("OVERLAY_PATCHES", raising=False)
+    monkeypatch.setenv("OVERLAY_CACHE", str(tmp_path / "cache"))
+    return Cli(shipped, team, capsys)
+
+
+def digest(folder: Path) -> dict[str, str]:
+    """The sha256 of every file below a folder."""
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
