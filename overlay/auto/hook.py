@@ -13,6 +13,7 @@ import importlib.machinery
 import importlib.util
 import linecache
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -136,7 +137,7 @@ class PatchFinder(importlib.abc.MetaPathFinder):
         :raises HookError: if the module is not the file that was planned for.
         """
         stored = self.modules.get(fullname)
-        if stored is None:
+        if stored is None or _stands_aside(self, fullname):
             return None
         spec = _next_spec(self, fullname, path, target)
         if stored.pristine is None:
@@ -202,12 +203,22 @@ class WatchFinder(importlib.abc.MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The spec that the finders after this one give, for the watched module only."""
-        if fullname != self._name:
+        if fullname != self._name or _stands_aside(self, fullname):
             return None
         spec = _next_spec(self, fullname, path, target)
         if spec is not None and spec.loader is not None:
             spec.loader = _WatchedLoader(spec.loader, self._after)
         return spec
+
+
+class _Asking(threading.local):
+    """The modules that this thread's finders of ours are asking the other finders for."""
+
+    def __init__(self) -> None:
+        self.names: set[tuple[int, str]] = set()
+
+
+_asking = _Asking()
 
 
 def _next_spec(
@@ -216,15 +227,27 @@ def _next_spec(
     path: Sequence[str] | None,
     target: ModuleType | None,
 ) -> ModuleSpec | None:
-    """What the finders after ``finder`` find."""
+    """What the finders after ``finder`` find.
+
+    A finder among them may ask the whole import system in turn; ``finder`` then stands aside.
+    """
+    question = (id(finder), fullname)
     finders = list(sys.meta_path)
     after = finders[finders.index(finder) + 1 :] if finder in finders else finders
-    for other in after:
-        find_spec = getattr(other, "find_spec", None)
-        spec = find_spec(fullname, path, target) if find_spec is not None else None
-        if spec is not None:
-            return spec  # type: ignore[no-any-return]
+    _asking.names.add(question)
+    try:
+        for other in after:
+            find_spec = getattr(other, "find_spec", None)
+            spec = find_spec(fullname, path, target) if find_spec is not None else None
+            if spec is not None:
+                return spec  # type: ignore[no-any-return]
+    finally:
+        _asking.names.discard(question)
     return None
+
+
+def _stands_aside(finder: importlib.abc.MetaPathFinder, fullname: str) -> bool:
+    return (id(finder), fullname) in _asking.names
 
 
 def install(finder: PatchFinder) -> None:

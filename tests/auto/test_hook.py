@@ -1,0 +1,292 @@
+"""The import hook, each case in a fresh interpreter, as vLLM's processes are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+
+PRISTINE = '''\
+"""A module."""
+import functools
+
+
+class Runner:
+    def run(self):
+        return "pristine"
+
+
+def helper():
+    return __file__
+'''
+PATCHED = PRISTINE.replace('"pristine"', "added()").replace(
+    "import functools", "from vllm.new import added"
+)
+ADDED = "def added():\n    return 'patched'\n"
+
+PRELUDE = f"""
+import sys
+sys.path[:0] = [ROOT, {str(REPO)!r}]
+from pathlib import Path
+from overlay.auto.hook import HookError, PatchFinder, WatchFinder, install
+from overlay.auto.store import Store, sha256
+PRISTINE = Path(ROOT, "vllm/mod.py").read_bytes()
+seen = []
+store = Store(Path(ROOT, "cache"))
+TEXTS = {{
+    "vllm/mod.py": (PATCHED.encode(), sha256(PRISTINE)),
+    "vllm/new/__init__.py": (ADDED.encode(), None),
+}}
+entry = store.save("key", TEXTS, {{}})
+finder = PatchFinder(Path(ROOT), entry.modules, lambda name, module, stored: seen.append(name))
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm/__init__.py").write_text("")
+    (tmp_path / "vllm/mod.py").write_text(PRISTINE)
+    (tmp_path / "vllm/other.py").write_text("VALUE = 1\n")
+    return tmp_path
+
+
+def run(root: Path, code: str, *options: str, patched: str = PATCHED) -> None:
+    """Run ``code`` after the prelude in a fresh interpreter; it asserts by itself."""
+    head = f"ROOT = {str(root)!r}\nPATCHED = {patched!r}\nADDED = {ADDED!r}\n"
+    done = subprocess.run(
+        [sys.executable, *options, "-c", head + PRELUDE + textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=root,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("-O",), ("-B",), ("-OO",)])
+def test_the_patched_code_runs_and_the_installation_stays(
+    root: Path, options: tuple[str, ...]
+) -> None:
+    run(
+        root,
+        """
+        install(finder)
+        import vllm.mod, vllm.other
+        assert vllm.mod.Runner().run() == "patched"
+        assert seen == ["vllm.new", "vllm.mod"], seen
+        assert vllm.mod.helper() == str(Path(ROOT, "vllm/mod.py"))      # __file__ stays
+        assert vllm.mod.helper.__code__.co_filename == str(entry.folder / "vllm/mod.py")
+        assert Path(ROOT, "vllm/mod.py").read_bytes() == PRISTINE
+        assert not list(Path(ROOT, "vllm/__pycache__").glob("mod.*"))   # no bytecode of ours
+        assert not Path(ROOT, "vllm/new").exists()
+        """,
+        *options,
+    )
+
+
+def test_inspect_and_tracebacks_show_the_patched_text(root: Path) -> None:
+    run(
+        root,
+        """
+        install(finder)
+        import inspect, traceback, vllm.mod
+        assert "added()" in inspect.getsource(vllm.mod.Runner.run)
+        assert "added()" in inspect.getsource(vllm.mod.Runner)
+        assert "added()" in inspect.getsource(vllm.mod)
+        assert vllm.mod.__loader__.get_source("vllm.mod") == PATCHED
+        sys.modules["vllm.new"].added.__code__ = (lambda: 1 / 0).__code__
+        vllm.mod.added = None
+        try:
+            vllm.mod.Runner().run()
+        except TypeError:
+            assert "return added()" in traceback.format_exc()
+        else:
+            raise AssertionError
+        """,
+    )
+
+
+def test_reload_and_pickle_keep_the_patched_code(root: Path) -> None:
+    run(
+        root,
+        """
+        install(finder)
+        import importlib, pickle, vllm.mod
+        assert pickle.loads(pickle.dumps(vllm.mod.Runner))().run() == "patched"
+        assert importlib.reload(vllm.mod).Runner().run() == "patched"
+        assert seen.count("vllm.mod") == 2
+        """,
+    )
+
+
+def test_a_stale_bytecode_file_is_not_executed(root: Path) -> None:
+    run(
+        root,
+        """
+        import py_compile
+        py_compile.compile(str(Path(ROOT, "vllm/mod.py")))
+        install(finder)
+        import vllm.mod
+        assert vllm.mod.Runner().run() == "patched"
+        """,
+    )
+
+
+def test_a_target_imported_already_is_named_with_its_importer(root: Path) -> None:
+    (root / "importer.py").write_text("from vllm.mod import Runner\n")
+    run(
+        root,
+        """
+        import importer
+        try:
+            install(finder)
+        except HookError as error:
+            assert "vllm.mod (imported by importer)" in str(error), error
+        else:
+            raise AssertionError
+        assert finder not in sys.meta_path
+        """,
+    )
+
+
+def test_an_error_in_the_patched_module_leaves_nothing_half_done(root: Path) -> None:
+    run(
+        root,
+        """
+        install(finder)
+        try:
+            import vllm.mod
+        except HookError as error:
+            assert isinstance(error.__cause__, ZeroDivisionError)
+            assert "vllm.mod" in str(error)
+        else:
+            raise AssertionError
+        assert "vllm.mod" not in sys.modules
+        """,
+        patched="1 / 0\n",
+    )
+
+
+def test_a_failing_check_after_execution_fails_the_import(root: Path) -> None:
+    run(
+        root,
+        """
+        def refuse(name, module, stored):
+            raise KeyError(name)
+        install(PatchFinder(Path(ROOT), entry.modules, refuse))
+        try:
+            import vllm.new
+        except HookError as error:
+            assert isinstance(error.__cause__, KeyError)
+        else:
+            raise AssertionError
+        assert "vllm.new" not in sys.modules
+        """,
+    )
+
+
+def test_a_file_that_changed_since_planning_is_refused(root: Path) -> None:
+    run(
+        root,
+        """
+        install(finder)
+        Path(ROOT, "vllm/mod.py").write_bytes(PRISTINE + b"# edited")
+        try:
+            import vllm.mod
+        except HookError as error:
+            assert "changed" in str(error)
+        else:
+            raise AssertionError
+        """,
+    )
+
+
+def test_another_vllm_on_the_path_is_refused(root: Path, tmp_path: Path) -> None:
+    run(
+        root,
+        """
+        import shutil
+        shutil.copytree(Path(ROOT, "vllm"), Path(ROOT, "second/vllm"))
+        sys.path.insert(0, str(Path(ROOT, "second")))
+        install(finder)
+        try:
+            import vllm.mod
+        except HookError as error:
+            assert "two vLLMs" in str(error)
+        else:
+            raise AssertionError
+        """,
+    )
+
+
+OTHER_HOOK = """
+import importlib.abc, importlib.machinery
+class Instrument(importlib.machinery.SourceFileLoader):
+    def source_to_code(self, data, path, *, _optimization=-1):
+        return super().source_to_code(data.replace(b"'patched'", b"'both'"), path)
+class Other(importlib.abc.MetaPathFinder):
+    busy = False
+    def find_spec(self, name, path=None, target=None):
+        if not name.startswith("vllm.") or Other.busy:
+            return None
+        Other.busy = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            Other.busy = False
+        if spec is not None and type(spec.loader) is importlib.machinery.SourceFileLoader:
+            spec.loader = Instrument(name, spec.origin)
+        return spec
+"""
+
+
+@pytest.mark.parametrize("ours_first", [True, False])
+def test_other_hooks_keep_working_in_both_orders(root: Path, ours_first: bool) -> None:
+    order = "install(finder)\nsys.meta_path.insert(0, Other())\n"
+    if ours_first:
+        order = "sys.meta_path.insert(0, Other())\ninstall(finder)\n"
+    body = "import vllm.mod, vllm.other\nassert vllm.other.VALUE == 1\n"
+    body += "assert vllm.mod.Runner().run() == 'patched'\n"
+    body += "assert type(vllm.other.__loader__).__name__ == 'Instrument'\n"
+    run(root, OTHER_HOOK + order + body)
+
+
+def test_a_transforming_loader_sees_the_patched_text(root: Path) -> None:
+    body = "sys.meta_path.insert(0, Other())\ninstall(finder)\nimport vllm.mod\n"
+    body += "assert vllm.mod.Runner().run() == 'both'\n"
+    run(root, OTHER_HOOK + body, patched=PATCHED.replace("added()", "'patched'"))
+
+
+def test_watching_a_module_changes_nothing_of_it(root: Path) -> None:
+    run(
+        root,
+        """
+        found = []
+        sys.meta_path.insert(0, WatchFinder("vllm.other", found.append))
+        import vllm.other, vllm.mod
+        assert found == [vllm.other]
+        assert vllm.mod.Runner().run() == "pristine"
+        assert vllm.other.__loader__.get_source("vllm.other") == "VALUE = 1\\n"
+        """,
+    )
+
+
+def test_fork_and_spawn_run_the_patched_code(root: Path) -> None:
+    run(
+        root,
+        """
+        import os
+        install(finder)
+        import vllm.mod
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if vllm.mod.Runner().run() == "patched" else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        """,
+    )
