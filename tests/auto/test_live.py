@@ -1,0 +1,105 @@
+"""Which running processes are vLLM's, and what is wrong with them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from overlay.auto import live, records
+from overlay.auto.records import ModuleRecord, ProcessRecord
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(records, "folder", lambda: tmp_path)
+    return tmp_path
+
+
+def record(pid: int, **changes: object) -> ProcessRecord:
+    one = ProcessRecord(
+        pid=pid,
+        started=records.start_time(pid),
+        host=os.uname().nodename,
+        role="worker",
+        rank=0,
+        vllm="0.32.0",
+        root="/site",
+        way="memory",
+        digest="a" * 64,
+        summary="x (memory)",
+    )
+    return replace(one, **changes)  # type: ignore[arg-type]
+
+
+def test_a_record_comes_back_while_its_process_runs() -> None:
+    mine = record(os.getpid(), modules=(ModuleRecord("vllm.a", "0" * 64, {"f": "runs"}),))
+    records.write(mine)
+    assert list(records.read_all()) == [mine]
+
+
+def test_a_record_of_an_ended_process_is_taken_away(folder: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    records.write(record(child.pid))
+    child.communicate(b"\n")
+    assert list(records.read_all()) == []
+    assert list(folder.iterdir()) == []
+
+
+def test_a_reused_pid_is_noticed() -> None:
+    records.write(record(os.getpid(), started="1"))
+    assert list(records.read_all()) == []
+
+
+def test_processes_with_and_without_a_record_are_listed_with_their_engine() -> None:
+    code = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'input()', 'VLLM::Worker'],"
+        " stdin=subprocess.PIPE)\n"
+        "print(child.pid, flush=True)\ninput()\nchild.communicate(b'')\n"
+    )
+    engine = subprocess.Popen(
+        [sys.executable, "-c", code, "VLLM::EngineCore"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert engine.stdout is not None
+    worker = int(engine.stdout.readline())
+    try:
+        records.write(record(engine.pid))
+        found = {one.pid: one for one in live.processes() if one.engine == engine.pid}
+        assert set(found) == {engine.pid, worker}
+        assert found[engine.pid].problem is None
+        assert found[worker].record is None
+        assert "without the overlay's plugin, its peers with it" in str(found[worker].problem)
+    finally:
+        engine.communicate("\n")
+
+
+def test_equal_peers_have_no_problem() -> None:
+    peers = [record(1), record(2)]
+    assert [live.problem(one, peers) for one in peers] == [None, None]
+
+
+def test_peers_that_differ_are_said_plainly() -> None:
+    peers = [record(1), record(2, digest="b" * 64)]
+    assert "2 bbbbbbbbbbbb" in str(live.problem(peers[0], peers))
+
+
+def test_an_unpatched_process_among_patched_ones_is_a_problem() -> None:
+    peers = [record(1), record(2, way="none")]
+    assert "unpatched" in str(live.problem(peers[1], peers))
+
+
+def test_code_that_differs_from_the_plan_is_a_problem() -> None:
+    mine = record(1, modules=(ModuleRecord("vllm.a", "0" * 64, {"f": "differs"}),))
+    assert "vllm.a" in str(live.problem(mine, [mine]))
+
+
+def test_a_lone_process_without_the_plugin_is_a_problem() -> None:
+    assert "VLLM_PLUGINS" in str(live.problem(None, [None]))
