@@ -83,8 +83,8 @@ def test_a_dry_run_writes_nothing(cli: Cli, site: Path) -> None:
     result = cli("apply", "--dry-run", site)
     assert (result.exit, result.last) == (
         0,
-        "Nothing was written: apply would put demo into vLLM 0.26.0, 1 file patched and 1 added "
-        "in all.",
+        "Nothing was written: "
+        + "apply would put demo into vLLM 0.26.0, 1 file patched and 1 added in all.",
     )
     assert digest(site) == before
     cli("apply", site)
