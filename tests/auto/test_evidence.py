@@ -1,0 +1,69 @@
+"""The running code objects compared with the plan, scope by scope."""
+
+from __future__ import annotations
+
+import types
+
+from overlay.auto import evidence
+
+TEXT = """
+import functools
+
+def wrap(function):
+    @functools.wraps(function)
+    def wrapped(*args):
+        return function(*args)
+    return wrapped
+
+class A:
+    def plain(self):
+        return 1
+
+    @property
+    def shown(self):
+        return 2
+
+    @classmethod
+    def made(cls):
+        return 3
+
+    @wrap
+    def wrapped(self):
+        return 4
+
+def free():
+    return 5
+"""
+SCOPES = ["A.plain", "A.shown", "A.made", "A.wrapped", "free"]
+
+
+def executed(text: str) -> types.ModuleType:
+    module = types.ModuleType("m")
+    exec(compile(text, "m.py", "exec"), module.__dict__)
+    return module
+
+
+PLANNED = compile(TEXT, "other.py", "exec")
+
+
+def test_planned_code_runs_through_every_decorator() -> None:
+    assert evidence.compare(executed(TEXT), PLANNED, SCOPES) == dict.fromkeys(SCOPES, "runs")
+
+
+def test_each_scope_that_differs_is_found() -> None:
+    for number, scope in enumerate(SCOPES, start=1):
+        changed = executed(TEXT.replace(f"return {number}", f"return {number}0"))
+        found = evidence.compare(changed, PLANNED, SCOPES)
+        assert [name for name, state in found.items() if state != "runs"] == [scope]
+        assert found[scope] == "differs"
+
+
+def test_a_replaced_function_is_found() -> None:
+    module = executed(TEXT)
+    module.A.plain = lambda self: 1
+    assert evidence.compare(module, PLANNED, ["A.plain"]) == {"A.plain": "differs"}
+
+
+def test_what_has_no_code_is_unseen_and_the_module_scope_left_out() -> None:
+    found = evidence.compare(executed(TEXT), PLANNED, ["A", "gone", "<module>"])
+    assert found == {"A": "unseen", "gone": "unseen"}

@@ -1,0 +1,69 @@
+"""The environment variables: an unknown value is an error, never a default."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from overlay.auto import switches
+from overlay.errors import UsageError
+
+
+def test_defaults() -> None:
+    found = switches.read({})
+    assert (found.mode, found.required, found.patches, found.untested) == (
+        "auto",
+        frozenset(),
+        (),
+        False,
+    )
+
+
+@pytest.mark.parametrize("mode", switches.MODES)
+def test_known_modes(mode: str) -> None:
+    assert switches.read({"OVERLAY": mode}).mode == mode
+
+
+@pytest.mark.parametrize(
+    "environment", [{"OVERLAY": "on"}, {"OVERLAY": ""}, {"OVERLAY_UNTESTED": "yes"}]
+)
+def test_an_unknown_value_is_an_error_that_names_the_allowed(environment: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="expected"):
+        switches.read(environment)
+
+
+def test_required_features_and_folders() -> None:
+    found = switches.read(
+        {"OVERLAY_REQUIRED": "a, b", "OVERLAY_PATCHES": os.pathsep.join(("/x", "/y"))}
+    )
+    assert [found.requires(name) for name in "abc"] == [True, True, False]
+    assert found.patches == (Path("/x"), Path("/y"))
+    assert switches.read({"OVERLAY_REQUIRED": "all"}).requires("anything")
+
+
+def test_every_switch_counts_but_places_of_one_machine() -> None:
+    environment = {"OVERLAY_DRAFT_GRAPHS": "off", "OVERLAY_CACHE": "/c", "OVERLAYS": "1", "X": "1"}
+    assert switches.read(environment).all == {"OVERLAY_DRAFT_GRAPHS": "off"}
+
+
+def test_ray_is_told_to_carry_our_variables_once() -> None:
+    name = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
+    environment = {name: "MY_"}
+    switches.carry_to_ray(environment)
+    switches.carry_to_ray(environment)
+    assert environment[name] == "MY_,OVERLAY"
+
+
+@pytest.mark.parametrize(
+    ("environment", "allowed"),
+    [
+        ({}, True),
+        ({"VLLM_PLUGINS": "overlay,x"}, True),
+        ({"VLLM_PLUGINS": "x"}, False),
+        ({"VLLM_PLUGINS": ""}, False),
+    ],
+)
+def test_the_allow_list_of_vllm(environment: dict[str, str], allowed: bool) -> None:
+    assert switches.plugin_allowed(environment) is allowed
