@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensors that outlive a replay: what the graphs read and write beside the proposer's own.
+
+They lie outside every graph pool, so that no replay can reuse their memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+PADDING_SLOT = -1
+NULL_BLOCK = 0
+
+
+class DraftBuffers:
+    """Static tensors for up to R requests and T tokens of a first pass.
+
+    A padded row looks like a young request that owns no memory: K+1 tokens long, none rejected,
+    all its blocks the null block, all its slots -1. So every kernel sees an ordinary row, and
+    nothing that it computes is written to the KV cache.
+
+    next_tokens, sample_indices, seq_lens, rejected: [R] int32; sample_indices are rows of the
+        first pass, seq_lens count rejected tokens, as the target's do.
+    block_table: [R, blocks] int32. padding_bits: [R] int64, 0 for live rows and -1 for padding.
+    step_seq_lens: [R] int32, without the rejected tokens; advanced by every later pass.
+    drafts: [K, R] int64, one row a pass. step_drafts: [R] int64, the tokens of the last `step`.
+    target_hidden: [T, width], what `combine_hidden_states` reads; None where it is not called.
+    query_start_loc, query_start_loc_cpu: [R+1] int32 by tokens a request (K+1 and 1).
+    seq_lens_bound: [R] int32 on the host, the largest length there is.
+    """
+
+    def __init__(
+        self,
+        proposer: Any,
+        *,
+        max_reqs: int,
+        max_first_reqs: int,
+        blocks: int,
+        combine_width: int | None,
+    ) -> None:
+        device = proposer.device
+        k = int(proposer.speculative_config.num_speculative_tokens)
+        query_len = k + 1
+        max_tokens = max_first_reqs * query_len
+
+        def int32(*size: int, fill: int = 0) -> torch.Tensor:
+            return torch.full(size, fill, dtype=torch.int32, device=device)
+
+        def int64(*size: int, fill: int = 0) -> torch.Tensor:
+            return torch.full(size, fill, dtype=torch.int64, device=device)
+
+        self.next_tokens = int32(max_reqs)
+        self.sample_indices = int32(max_reqs)
+        self.seq_lens = int32(max_reqs)
+        self.rejected = int32(max_reqs)
+        self.block_table = int32(max_reqs, blocks, fill=NULL_BLOCK)
+        self.padding_bits = int64(max_reqs)
+        self.step_seq_lens = int32(max_reqs)
+        self.drafts = int64(k, max_reqs)
+        self.step_drafts = int64(max_reqs)
+        self.target_hidden: torch.Tensor | None = None
+        if combine_width is not None and max_tokens:
+            self.target_hidden = torch.zeros(
+                (max_tokens, combine_width), dtype=proposer.dtype, device=device
+            )
+        rows = torch.arange(max_reqs + 1, dtype=torch.int32)
+        self.query_start_loc_cpu = {1: rows, query_len: rows * query_len}
+        self.query_start_loc = {
+            length: start.to(device) for length, start in self.query_start_loc_cpu.items()
+        }
+        self.seq_lens_bound = torch.full((max_reqs,), proposer.max_model_len, dtype=torch.int32)
+
+        # What padded rows are overwritten with.
+        self.last_of_each = (rows[1:] * query_len - 1).to(device)
+        self.young = int32(max_reqs, fill=query_len)
+        self.none = int32(max_reqs)
+        self.padding_slots = int64(max(max_tokens, max_reqs), fill=PADDING_SLOT)
+        self.live_then_padding = torch.cat([int64(max_reqs), int64(max_reqs, fill=-1)])
+        self.pad_all(proposer)
+
+    def pad_all(self, proposer: Any) -> None:
+        """Make every row padding, the proposer's buffers included: nothing is live."""
+        self.next_tokens.zero_()
+        self.sample_indices.copy_(self.last_of_each)
+        self.seq_lens.copy_(self.young)
+        self.rejected.zero_()
+        self.block_table.fill_(NULL_BLOCK)
+        self.padding_bits.fill_(-1)
+        self.step_seq_lens.copy_(self.young)
+        self.drafts.zero_()
+        self.step_drafts.zero_()
+        if self.target_hidden is not None:
+            self.target_hidden.zero_()
+        tokens = int(self.padding_slots.shape[0])
+        proposer.input_ids[:tokens].zero_()
+        proposer.positions[:tokens].zero_()
+        proposer.hidden_states[:tokens].zero_()
+        proposer._slot_mapping_buffer[:tokens].fill_(PADDING_SLOT)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All of them by name."""
+        found = {
+            name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)
+        }
+        for length, start in self.query_start_loc.items():
+            found[f"query_start_loc[{length}]"] = start
+        return found

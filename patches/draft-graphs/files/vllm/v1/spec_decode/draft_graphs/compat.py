@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that differs between vLLM 0.20.0 and 0.33.0, told apart by features, not versions.
+
+vLLM's modules are imported inside the functions: vLLM imports this package while it is itself
+being imported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+# Attention backends whose `build_for_drafting` is host arithmetic over views of what it is given
+# (0.20 to 0.31), after a device operation into a buffer of the attention group (0.32 and later,
+# where the kernel's block is smaller than the manager's). docs/draft-graphs.md has the verdicts.
+GRAPH_ATTENTION_BACKENDS = frozenset({"FLASH_ATTN", "TRITON_ATTN"})
+
+# Methods of SpecDecodeBaseProposer whose work the graphs take over or build on. A proposer that
+# has its own version of one of them keeps upstream's drafting.
+TAKEN_OVER = (
+    "propose",
+    "set_inputs_first_pass",
+    "build_model_inputs_first_pass",
+    "build_per_group_and_layer_attn_metadata",
+    "_greedy_sample",
+    "_get_positions",
+    "_set_positions",
+    "_get_slot_mapping",
+    "model_returns_tuple",
+    "initialize_attn_backend",
+    "_sample_draft_tokens",  # 0.22 and later
+    "_sample_from_logits",  # 0.22 and later
+    "_update_positions_dependent_metadata",  # 0.21 and later
+)
+
+
+def no_cuda_graphs() -> str | None:
+    """Why this platform has no CUDA or HIP graphs; None where it has."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cuda_alike():
+        return f"the platform ({current_platform.device_type}) has neither CUDA nor HIP graphs"
+    return None
+
+
+def announce_graph_pool(pool: object) -> None:
+    """Tell NCCL's allocator for symmetric memory which pool is being captured into."""
+    from vllm.distributed.device_communicators.pynccl_allocator import set_graph_pool_id
+
+    set_graph_pool_id(pool)
+
+
+def common_attention_metadata(**fields: Any) -> Any:
+    """A CommonAttentionMetadata of those `fields` that this release has.
+
+    `seq_lens_cpu_upper_bound` is there in all of them; the deprecated `_seq_lens_cpu` and
+    `_num_computed_tokens_cpu` (until 0.29) stay None, as upstream's drafter leaves them.
+    """
+    from vllm.v1.attention.backend import CommonAttentionMetadata
+
+    known = {field.name for field in dataclasses.fields(CommonAttentionMetadata)}
+    return CommonAttentionMetadata(
+        **{name: value for name, value in fields.items() if name in known}
+    )
+
+
+def forward_context(
+    proposer: Any, attention_metadata: Any, num_tokens: int
+) -> AbstractContextManager[None]:
+    """The context of one draft pass of `num_tokens` tokens, padding included.
+
+    The runtime mode is NONE, so that the wrappers of PIECEWISE graphs (and, from 0.22, of
+    breakable graphs) pass the call through to the compiled code, which the capture records.
+    """
+    from vllm.config import CUDAGraphMode
+    from vllm.forward_context import set_forward_context
+
+    return set_forward_context(  # type: ignore[no-any-return]
+        attention_metadata,
+        proposer.vllm_config,
+        num_tokens=num_tokens,
+        cudagraph_runtime_mode=CUDAGraphMode.NONE,
+        slot_mapping=proposer._get_slot_mapping(num_tokens),
+    )
+
+
+def advance(
+    *,
+    positions: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    slots: torch.Tensor,
+    block_size: int,
+    max_model_len: int,
+) -> None:
+    """One position further, in place: positions [R], seq_lens [R] and slots [R].
+
+    block_table: [R, blocks]. block_size: the proposer's, which is the kernel's until 0.31 and
+    the KV-cache manager's from 0.32. The function is taken where upstream's proposer takes it.
+    """
+    from vllm.v1.spec_decode import llm_base_proposer
+
+    llm_base_proposer.eagle_step_update_slot_mapping_and_metadata(
+        positions_1d=positions,
+        block_table_tensor=block_table,
+        seq_lens=seq_lens,
+        block_size=block_size,
+        max_model_len=max_model_len,
+        out_clamped_positions=positions,
+        out_slot_mapping=slots,
+        input_batch_size=int(slots.shape[0]),
+    )
+
+
+def overridden_methods(proposer: Any) -> tuple[str, ...]:
+    """Which of the methods that the graphs take over this proposer has from elsewhere."""
+    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+
+    return tuple(
+        name
+        for name in TAKEN_OVER
+        if getattr(type(proposer), name, None) is not getattr(SpecDecodeBaseProposer, name, None)
+        or name in vars(proposer)
+    )
+
+
+def is_eagle_proposer(proposer: Any) -> bool:
+    """Whether the proposer is EagleProposer itself: eagle, eagle3 and every plain MTP method."""
+    from vllm.v1.spec_decode.eagle import EagleProposer
+
+    return type(proposer) is EagleProposer
+
+
+def weight_offloader() -> str | None:
+    """Name of the offloader that copies weights in between passes; None where none does."""
+    from vllm.model_executor.offloader.base import NoopOffloader, get_offloader
+
+    offloader = get_offloader()
+    # The UVA offloader maps host memory: it has nothing to do between passes.
+    if isinstance(offloader, NoopOffloader) or type(offloader).__name__ == "UVAOffloader":
+        return None
+    return type(offloader).__name__
+
+
+def sequence_parallel(vllm_config: Any) -> bool:
+    """Whether token counts must be multiples of the tensor-parallel size."""
+    passes = vllm_config.compilation_config.pass_config
+    parallel = vllm_config.parallel_config
+    return bool(
+        getattr(passes, "enable_sp", False)
+        or getattr(parallel, "use_sequence_parallel_moe", False)  # needed no DP from 0.33
+    )
+
+
+def combine_width(proposer: Any) -> int | None:
+    """Width of the hidden states that `combine_hidden_states` takes; None where not known.
+
+    EAGLE3 concatenates the target's auxiliary hidden states and lets the draft's `fc` reduce
+    them. Without auxiliary hidden states the function returns what it is given.
+    """
+    if not proposer.eagle3_use_aux_hidden_state:
+        return int(proposer.hidden_size)
+    fc = getattr(getattr(proposer.model, "model", None), "fc", None)
+    width = getattr(fc, "input_size", None) or getattr(fc, "in_features", None)
+    return int(width) if width is not None else None
+
+
+def kv_caches(proposer: Any) -> dict[str, torch.Tensor]:
+    """The KV cache of each draft layer by name; a list of tensors gives several entries."""
+    context = proposer.vllm_config.compilation_config.static_forward_context
+    caches: dict[str, torch.Tensor] = {}
+    for layer in sorted(proposer._draft_attn_layer_names):
+        cache = getattr(context[layer], "kv_cache", None)
+        if isinstance(cache, torch.Tensor):
+            caches[layer] = cache
+        elif isinstance(cache, (list, tuple)):  # one per virtual engine, in older releases
+            caches.update({f"{layer}[{index}]": each for index, each in enumerate(cache)})
+    return caches
+
+
+def block_table_width(runner: Any, kv_cache_gid: int) -> int:
+    """Blocks in a row of the runner's block table of one KV-cache group."""
+    table = runner.input_batch.block_table[kv_cache_gid]
+    return int(table.get_device_tensor(1).shape[1])
+
+
+def all_ranks_agree(yes: bool) -> bool:
+    """Whether all tensor-parallel ranks say yes. They all have to ask, and none on its device."""
+    from vllm.distributed.parallel_state import get_tp_group
+
+    group = get_tp_group()
+    if group.world_size == 1:
+        return yes
+    votes = torch.tensor([int(yes)], dtype=torch.int32)
+    torch.distributed.all_reduce(votes, op=torch.distributed.ReduceOp.MIN, group=group.cpu_group)
+    return bool(votes.item())
+
+
+def is_speaker() -> bool:
+    """Whether this rank writes what all ranks would write to the log."""
+    from vllm.distributed.parallel_state import get_tp_group
+
+    return bool(get_tp_group().rank_in_group == 0)
+
+
+def kv_cache_groups(groups: Iterable[Any]) -> int:
+    """In how many KV-cache groups the draft's attention groups lie."""
+    return len({group.kv_cache_group_id for group in groups})

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the facts of the policy from vLLM's objects."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from . import compat
+from .graph_backend import GraphBackend
+from .policy import Facts
+
+
+def early_facts(proposer: Any, backend: GraphBackend) -> Facts:
+    """What is known once the draft model is loaded."""
+    config = proposer.vllm_config
+    speculative = proposer.speculative_config
+    parallel = config.parallel_config
+    cache = config.cache_config
+    return Facts(
+        num_speculative_tokens=int(speculative.num_speculative_tokens),
+        no_graphs=backend.no_graphs(),
+        enforce_eager=bool(speculative.enforce_eager),
+        proposer_class=type(proposer).__name__,
+        is_eagle_proposer=compat.is_eagle_proposer(proposer),
+        overridden_methods=compat.overridden_methods(proposer),
+        parallel_drafting=bool(proposer.parallel_drafting),
+        extra_input_slots=bool(proposer.needs_extra_input_slots),
+        # 0.21 and later
+        constant_draft_positions=bool(getattr(proposer, "constant_draft_positions", False)),
+        # 0.24 and later
+        heterogeneous_vocab=bool(getattr(proposer, "use_heterogeneous_vocab", False)),
+        # 0.23 and later
+        shared_mtp_indices=bool(getattr(proposer, "_share_mtp_indices", False)),
+        padded_batch_disabled=bool(speculative.disable_padded_drafter_batch),
+        multimodal_inputs=bool(proposer.supports_mm_inputs),
+        mrope=bool(proposer.uses_mrope),
+        # until 0.29
+        xdrope=getattr(proposer, "uses_xdrope_dim", 0) > 0
+        and getattr(proposer, "draft_uses_xdrope_dim", 0) > 0,
+        lora=config.lora_config is not None,
+        eplb=bool(parallel.enable_eplb),
+        micro_batching=bool(parallel.use_ubatching),
+        data_parallel_size=int(parallel.data_parallel_size),
+        context_parallel_size=max(
+            int(parallel.decode_context_parallel_size), int(parallel.prefill_context_parallel_size)
+        ),
+        sequence_parallel=compat.sequence_parallel(config),
+        weight_offloader=compat.weight_offloader(),
+        computes_kv_scales=bool(getattr(cache, "calculate_kv_scales", False)),
+        fast_prefill=bool(getattr(cache, "kv_sharing_fast_prefill", False)),
+        # 0.24 and later
+        dynamic_k=getattr(speculative, "num_speculative_tokens_per_batch_size", None) is not None,
+        # 0.22 and later
+        probabilistic=bool(getattr(proposer, "_enable_probabilistic_draft_probs", False)),
+    )
+
+
+def late_facts(early: Facts, proposer: Any) -> Facts:
+    """What is known when vLLM captures: attention and KV cache are there, the mode is settled."""
+    config = proposer.vllm_config
+    compilation = config.compilation_config
+    groups = proposer.draft_attn_groups
+    no_first = None
+    if proposer.method == "eagle3" and compat.combine_width(proposer) is None:
+        no_first = "the width of the target's hidden states is not known from the draft's fc layer"
+    return replace(
+        early,
+        cudagraph_mode=compilation.cudagraph_mode.name,
+        max_num_seqs=int(proposer.max_batch_size),
+        max_capture_tokens=min(
+            int(compilation.max_cudagraph_capture_size or 0), int(proposer.max_num_tokens)
+        ),
+        attention_backends=tuple(sorted({group.backend.get_name() for group in groups})),
+        kv_cache_groups=compat.kv_cache_groups(groups),
+        no_first=no_first,
+    )

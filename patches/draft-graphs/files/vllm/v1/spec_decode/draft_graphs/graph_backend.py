@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one place that makes graphs. Tests replace it; nothing else needs to be replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, Protocol
+from unittest.mock import patch
+
+import torch
+
+from . import compat
+
+
+class Graph(Protocol):
+    """A captured graph."""
+
+    def replay(self) -> None:
+        """Launch the captured work on the current stream; does not wait for it."""
+
+
+class GraphBackend(Protocol):
+    """How graphs are made on a device."""
+
+    # Attention backends (`AttentionBackend.get_name()`) whose drafting metadata such a graph
+    # can build inside itself.
+    attention_backends: frozenset[str]
+
+    def no_graphs(self) -> str | None:
+        """Why no graph can be made on this machine; None where one can."""
+
+    def new_pool(self) -> object:
+        """A memory pool that graphs may share; it dies with the last of them."""
+
+    def capture(self, function: Callable[[], None], pool: object) -> Graph:
+        """Record `function()` without running it. Called inside vLLM's `graph_capture()`."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that it was given."""
+
+    def free_memory(self) -> int:
+        """Bytes free on the device, after unused blocks were given back."""
+
+
+class CudaGraphBackend:
+    """CUDA graphs, and HIP graphs on ROCm, on the stream that is current."""
+
+    attention_backends = compat.GRAPH_ATTENTION_BACKENDS
+
+    def no_graphs(self) -> str | None:
+        """Why no graph can be made on this machine; None where one can."""
+        return compat.no_cuda_graphs()
+
+    def new_pool(self) -> object:
+        """A pool id."""
+        return torch.cuda.graph_pool_handle()
+
+    def capture(self, function: Callable[[], None], pool: object) -> Graph:
+        """Record `function()` without running it. Called inside vLLM's `graph_capture()`."""
+        graph = torch.cuda.CUDAGraph()
+        with ExitStack() as stack:
+            # Collecting garbage and emptying the cache at every capture takes most of the time
+            # of capturing many small graphs; upstream patches them away, too.
+            for name in ("gc.collect", "torch.cuda.empty_cache", "torch.accelerator.empty_cache"):
+                stack.enter_context(patch(name, _nothing))
+            compat.announce_graph_pool(pool)
+            with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream()):
+                function()
+        return graph  # type: ignore[no-any-return]
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that it was given."""
+        torch.cuda.synchronize()
+
+    def free_memory(self) -> int:
+        """Bytes free on the device, after unused blocks were given back."""
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        return int(torch.cuda.mem_get_info()[0])
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Stands for what is not to run during a capture."""
+
+
+def default_graph_backend() -> GraphBackend:
+    """The backend of this machine. `create_draft_graphs` asks for it by this name, each time."""
+    return CudaGraphBackend()

@@ -1,0 +1,423 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Captures the draft graphs, dispatches batches to them and replays them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from vllm.logger import init_logger
+
+from . import compat, graph_backend, report
+from .addresses import Addresses
+from .buffers import DraftBuffers
+from .facts import early_facts, late_facts
+from .graph_backend import Graph, GraphBackend
+from .keys import DraftKey, has_padding, plan_keys
+from .passes import Passes
+from .policy import Decision, Facts, Mode, check_from, decide, mode_from
+from .staging import FirstStaging, LaterStaging
+
+logger = init_logger(__name__)
+
+T = TypeVar("T")
+
+# Upstream's profile counts at least this much for each graph beside the largest (bytes).
+LEAST_PER_GRAPH = 1 << 20
+
+
+class CaptureFailed(RuntimeError):
+    """Draft graphs could not be captured on this rank, or on another one."""
+
+
+class _Captured:
+    """All that belongs to one capture; dropping it frees the graphs and their memory."""
+
+    def __init__(
+        self, proposer: Any, runner: Any, backend: GraphBackend, plan: list[DraftKey], check: bool
+    ) -> None:
+        firsts = [key.num_reqs for key in plan if key.role == "first"]
+        self.plan = plan
+        self.attn_groups = proposer.draft_attn_groups
+        combines = proposer.method == "eagle3" and bool(firsts)
+        self.hidden_width = (
+            compat.combine_width(proposer) if combines else int(proposer.hidden_size)
+        )
+        self.buffers = DraftBuffers(
+            proposer,
+            max_reqs=max(key.num_reqs for key in plan),
+            max_first_reqs=max(firsts, default=0),
+            blocks=compat.block_table_width(runner, proposer.kv_cache_gid),
+            combine_width=self.hidden_width if combines else None,
+        )
+        self.blocks = int(self.buffers.block_table.shape[1])
+        self.passes = Passes(proposer, self.buffers)
+        self.passes.keeps_steps = any(key.role == "step" for key in plan)
+        self.pool = backend.new_pool()
+        self.graphs: dict[DraftKey, Graph] = {}
+        self.masked = {key for key in plan if key.role != "first" and has_padding(key, plan)}
+        self.addresses = Addresses(proposer, self.buffers) if check else None
+        self.first_staging: dict[tuple[DraftKey, bool, int], FirstStaging] = {}
+        self.later_staging: dict[tuple[DraftKey, int], LaterStaging] = {}
+
+    def capture(self, key: DraftKey, backend: GraphBackend) -> None:
+        """Run the body of `key` once, so that nothing is compiled or tuned later, then record it.
+
+        The warm-up has every row padded, so it writes no slot of the KV cache.
+        """
+        self.passes.body(key, mask=True)()
+        backend.synchronize()
+        if self.addresses is not None:
+            self.passes.observe = self.addresses.observer(key, self.passes, key.num_tokens)
+        try:
+            self.graphs[key] = backend.capture(
+                self.passes.body(key, mask=key in self.masked), self.pool
+            )
+        finally:
+            self.passes.observe = None
+
+
+class DraftGraphs:
+    """The draft graphs of one proposer.
+
+    Until `capture` has succeeded, and again once anything was withdrawn, `propose` and
+    `later_steps` answer None: vLLM goes on as without them.
+    """
+
+    def __init__(
+        self, proposer: Any, *, mode: Mode, backend: GraphBackend, check: bool, facts: Facts
+    ) -> None:
+        self.mode = mode
+        self.check = check
+        self._proposer = proposer
+        self._backend = backend
+        self._facts = facts
+        self._k = facts.num_speculative_tokens
+        self._query_len = self._k + 1
+        self._captured: _Captured | None = None
+        self._withdrawn: str | None = None
+
+    # ---- capture
+
+    def capture(self, runner: Any) -> None:
+        """Capture every graph that the policy grants, or none, and say so in one line.
+
+        Called inside vLLM's `graph_capture()`, after the target's graphs. May be called again:
+        what was captured before is dropped first. Raises nothing for a failed capture: all draft
+        keys are withdrawn, a warning tells why, and vLLM drafts as upstream.
+        """
+        self.release()
+        self._withdrawn = None
+        decision, plan = self._plan()
+        if not plan:
+            self._say(report.refused_line(self.mode, decision))
+            return
+        started, free = time.perf_counter(), self._backend.free_memory()
+        captured = self._capture_keys(runner, plan, plan)
+        if captured is None:
+            return
+        self._captured = captured
+        for key in plan:
+            self._proposer.cudagraph_dispatcher.add_draft_key(key)
+        memory = max(free - self._backend.free_memory(), 0)
+        seconds = time.perf_counter() - started
+        self._say(report.captured_line(self.mode, plan, decision.notes, memory, seconds))
+
+    def profile(self, runner: Any) -> int:
+        """Bytes that `capture` will take, from capturing the two largest graphs of each role.
+
+        Called inside `graph_capture()` while vLLM has a minimal KV cache. Keeps nothing. A
+        failure counts as nothing: the capture itself will meet it again and say so.
+        """
+        self.release()
+        _, plan = self._plan()
+        if not plan:
+            return 0
+        free = self._backend.free_memory()
+        samples: dict[str, list[int]] = {}
+
+        def sample(key: DraftKey) -> None:
+            nonlocal free
+            now = self._backend.free_memory()
+            samples.setdefault(key.role, []).append(max(free - now, 0))
+            free = now
+
+        roles = {key.role: [other for other in plan if other.role == key.role] for key in plan}
+        largest = [key for keys in roles.values() for key in keys[:2]]
+        captured = self._capture_keys(runner, plan, largest, sample)
+        if captured is None:
+            return 0
+        del captured
+        self.release()
+        total = 0
+        for role, keys in roles.items():
+            first, *second = samples[role]
+            total += first + (len(keys) - 1) * max([LEAST_PER_GRAPH, *second])
+        return total
+
+    def release(self) -> None:
+        """Withdraw every draft key and free the graphs with all their memory."""
+        self._proposer.cudagraph_dispatcher.withdraw_draft_keys()
+        if self._captured is not None:
+            self._backend.synchronize()
+            self._captured = None
+
+    def _plan(self) -> tuple[Decision, list[DraftKey]]:
+        facts = late_facts(self._facts, self._proposer)
+        decision = decide(self.mode, facts, self._backend.attention_backends)
+        if not decision.any:
+            return decision, []
+        return decision, plan_keys(
+            k=self._k,
+            max_num_seqs=facts.max_num_seqs or 0,
+            max_capture_tokens=facts.max_capture_tokens or 0,
+            first=decision.first,
+            later=decision.later,
+        )
+
+    def _capture_keys(
+        self,
+        runner: Any,
+        plan: list[DraftKey],
+        keys: list[DraftKey],
+        after_each: Callable[[DraftKey], None] | None = None,
+    ) -> _Captured | None:
+        """Capture `keys` of `plan`; None, with everything withdrawn, if any rank fails."""
+        try:
+            with torch.inference_mode():
+                captured = self._agreed(
+                    partial(_Captured, self._proposer, runner, self._backend, plan, self.check),
+                    "the buffers",
+                )
+                for key in keys:
+                    self._agreed(partial(captured.capture, key, self._backend), str(key))
+                    if after_each is not None:
+                        after_each(key)
+                captured.buffers.pad_all(self._proposer)
+                self._backend.synchronize()
+        except CaptureFailed as failure:
+            logger.debug("Draft graphs: traceback of the failed capture", exc_info=True)
+            self.withdraw(str(failure))
+            return None
+        return captured
+
+    def _agreed(self, work: Callable[[], T], what: str) -> T:
+        """The result of `work` if all tensor-parallel ranks have one.
+
+        A rank that went on alone would wait for the others in its next collective. Whatever a
+        capture raises means that this configuration cannot be captured, so all of it counts.
+        """
+        try:
+            result = work()
+        except Exception as error:
+            compat.all_ranks_agree(False)
+            raise CaptureFailed(f"{what}: {type(error).__name__}: {error}") from error
+        if not compat.all_ranks_agree(True):
+            raise CaptureFailed(f"{what}: another tensor-parallel rank failed")
+        return result
+
+    def withdraw(self, reason: str) -> None:
+        """No draft graph runs from now on; vLLM drafts as upstream. Warns once."""
+        self.release()
+        if self._withdrawn is None:
+            logger.warning("%s", report.withdrawn_line(reason))
+        self._withdrawn = reason
+
+    def _say(self, line: str) -> None:
+        if compat.is_speaker():
+            logger.info("%s", line)
+
+    # ---- replay
+
+    def propose(
+        self,
+        *,
+        num_speculative_tokens: int,
+        target_token_ids: torch.Tensor,
+        target_positions: torch.Tensor,
+        target_hidden_states: torch.Tensor,
+        next_token_ids: torch.Tensor,
+        token_indices_to_sample: torch.Tensor | None,
+        common_attn_metadata: Any,
+        sampling_metadata: Any,
+        mm_embed_inputs: Any,
+        num_rejected_tokens_gpu: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        """All drafts [R, K] int64 of a uniform batch, or None if no graphs hold it.
+
+        The arguments are those of upstream's `propose`; none of them is written. Uniform means
+        K+1 tokens for each of the R requests.
+        """
+        captured = self._captured
+        if captured is None or mm_embed_inputs is not None:
+            return None
+        cad = common_attn_metadata
+        reqs, tokens = cad.seq_lens.shape[0], target_token_ids.shape[0]
+        query_len = self._query_len
+        if cad.max_query_len != query_len or tokens != reqs * query_len:
+            return None
+        if not self._can_run(captured, num_speculative_tokens, cad, sampling_metadata):
+            return None
+        if target_hidden_states.shape[-1] != captured.hidden_width:
+            return None
+        dispatch = self._proposer.cudagraph_dispatcher.dispatch_draft
+        first = dispatch("first", tokens, reqs, self._k)
+        if first is None:
+            return None
+        later = None
+        if num_speculative_tokens > 1:
+            later = self._dispatch_later(reqs, num_speculative_tokens)
+            if later is None or later.num_reqs != first.num_reqs:
+                return None
+        staging = self._first_staging(captured, first, later, reqs)
+        staging.stage(
+            target_token_ids=target_token_ids,
+            target_positions=target_positions,
+            target_hidden_states=target_hidden_states,
+            next_token_ids=next_token_ids,
+            token_indices_to_sample=token_indices_to_sample,
+            num_rejected=num_rejected_tokens_gpu,
+            seq_lens=cad.seq_lens,
+            block_table=cad.block_table_tensor,
+            slots=cad.slot_mapping,
+        )
+        self._replay(captured, first)
+        if later is not None:
+            self._replay_later(captured, later, num_speculative_tokens)
+        return _rows(captured, num_speculative_tokens, reqs)
+
+    def later_steps(
+        self,
+        *,
+        draft_token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        hidden_states: torch.Tensor,
+        common_attn_metadata: Any,
+        sampling_metadata: Any,
+        num_rejected_tokens_gpu: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        """All drafts [R, K] int64 after a first pass that ran as upstream's, or None.
+
+        draft_token_ids: [R], the first drafts. positions: [R] of the tokens they follow.
+        hidden_states: [R, hidden]. common_attn_metadata is that of the first pass.
+        """
+        captured = self._captured
+        if captured is None:
+            return None
+        cad = common_attn_metadata
+        reqs = cad.seq_lens.shape[0]
+        k = int(self._proposer.num_speculative_tokens)
+        if k < 2 or positions.dim() != 1 or draft_token_ids.shape[0] != reqs:
+            return None
+        if not self._can_run(captured, k, cad, sampling_metadata):
+            return None
+        key = self._dispatch_later(reqs, k)
+        if key is None:
+            return None
+        staging = captured.later_staging.get((key, reqs))
+        if staging is None:
+            staging = captured.later_staging[key, reqs] = LaterStaging(
+                self._proposer, captured.buffers, key, reqs, mask=key in captured.masked
+            )
+        staging.stage(
+            draft_token_ids=draft_token_ids,
+            positions=positions,
+            hidden_states=hidden_states,
+            num_rejected=num_rejected_tokens_gpu,
+            seq_lens=cad.seq_lens,
+            block_table=cad.block_table_tensor,
+        )
+        self._replay_later(captured, key, k)
+        return _rows(captured, k, reqs)
+
+    def _can_run(self, captured: _Captured, k: int, cad: Any, sampling_metadata: Any) -> bool:
+        """What both kinds of batch need, beside a key."""
+        proposer = self._proposer
+        if captured.attn_groups is not proposer.draft_attn_groups:
+            self.withdraw("the KV cache was initialized anew after the capture")
+            return False
+        if self._facts.probabilistic and not sampling_metadata.all_greedy:
+            return False
+        return 0 < k <= self._k and cad.block_table_tensor.shape[1] == captured.blocks
+
+    def _dispatch_later(self, reqs: int, k: int) -> DraftKey | None:
+        """The graph for the passes after the first: the loop if it drafts k tokens, or steps."""
+        dispatcher = self._proposer.cudagraph_dispatcher
+        key = dispatcher.dispatch_draft("loop", reqs, reqs, self._k) if k == self._k else None
+        if key is None:
+            key = dispatcher.dispatch_draft("step", reqs, reqs, self._k)
+        return key  # type: ignore[no-any-return]
+
+    def _first_staging(
+        self, captured: _Captured, first: DraftKey, later: DraftKey | None, reqs: int
+    ) -> FirstStaging:
+        mask = later in captured.masked
+        staging = captured.first_staging.get((first, mask, reqs))
+        if staging is None:
+            staging = captured.first_staging[first, mask, reqs] = FirstStaging(
+                self._proposer, captured.buffers, first, reqs, mask=mask
+            )
+        return staging
+
+    def _replay(self, captured: _Captured, key: DraftKey) -> None:
+        if captured.addresses is not None:
+            captured.addresses.check(key)
+        captured.graphs[key].replay()
+
+    def _replay_later(self, captured: _Captured, key: DraftKey, k: int) -> None:
+        if key.role == "loop":
+            self._replay(captured, key)
+            return
+        buffers, reqs = captured.buffers, key.num_reqs
+        for index in range(1, k):
+            self._replay(captured, key)
+            buffers.drafts[index, :reqs].copy_(buffers.step_drafts[:reqs])
+
+
+def _rows(captured: _Captured, k: int, reqs: int) -> torch.Tensor:
+    """A copy of the drafts, [reqs, k]: another stream may still read it after the next replay."""
+    return captured.buffers.drafts[:k, :reqs].t().clone(memory_format=torch.contiguous_format)
+
+
+# ---- what vLLM calls
+
+
+def create_draft_graphs(proposer: Any) -> DraftGraphs | None:
+    """Draft graphs for a proposer whose model has been loaded, to be captured later.
+
+    None, with the reasons in the log, where the configuration gets none. Raises ValueError for
+    an unknown value of OVERLAY_DRAFT_GRAPHS or OVERLAY_DRAFT_GRAPHS_CHECK.
+    """
+    mode, check = mode_from(os.environ), check_from(os.environ)
+    backend = graph_backend.default_graph_backend()
+    if mode == "off":
+        decision = decide(mode, Facts(num_speculative_tokens=1), frozenset())
+    else:
+        facts = early_facts(proposer, backend)
+        decision = decide(mode, facts, backend.attention_backends)
+    if not decision.any:
+        if compat.is_speaker():
+            logger.info("%s", report.refused_line(mode, decision))
+        return None
+    return DraftGraphs(proposer, mode=mode, backend=backend, check=check, facts=facts)
+
+
+def _of_runner(runner: Any) -> DraftGraphs | None:
+    return getattr(getattr(runner, "drafter", None), "draft_graphs", None)
+
+
+def capture_draft_graphs(runner: Any) -> None:
+    """Capture the draft graphs of a runner, if its drafter has any. See `DraftGraphs.capture`."""
+    graphs = _of_runner(runner)
+    if graphs is not None:
+        graphs.capture(runner)
+
+
+def profile_draft_graphs(runner: Any) -> int:
+    """Bytes that `capture_draft_graphs` will take; 0 without draft graphs."""
+    graphs = _of_runner(runner)
+    return 0 if graphs is None else graphs.profile(runner)

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which draft graphs there are and which of them holds a batch. Imports neither torch nor vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Role = Literal["first", "step", "loop"]
+ROLES: tuple[Role, ...] = get_args(Role)
+
+
+@dataclass(frozen=True)
+class DraftKey:
+    """One captured draft graph.
+
+    role: `first` is the pass over the K+1 tokens that the target has just verified, `step` one
+        later pass over one token a request, `loop` all K-1 later passes.
+    num_tokens: tokens of one pass, padding included.
+    num_reqs: requests, padding included; num_tokens is a multiple of it.
+    k: the K (num_speculative_tokens) that the graph was captured for.
+    """
+
+    role: Role
+    num_tokens: int
+    num_reqs: int
+    k: int
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise ValueError(f"role {self.role!r} is none of {', '.join(ROLES)}")
+        per_request = self.k + 1 if self.role == "first" else 1
+        if self.num_reqs < 1 or self.num_tokens != self.num_reqs * per_request:
+            raise ValueError(
+                f"a {self.role} graph of {self.num_reqs} requests with k={self.k} has "
+                f"{self.num_reqs * per_request} tokens, not {self.num_tokens}"
+            )
+
+
+def draft_key(role: Role, num_reqs: int, k: int) -> DraftKey:
+    """The key of a graph for `num_reqs` requests; its token count follows from the role."""
+    return DraftKey(role, num_reqs * (k + 1) if role == "first" else num_reqs, num_reqs, k)
+
+
+class DraftKeys:
+    """The draft graphs that may run. Empty means: none may."""
+
+    def __init__(self) -> None:
+        self._keys: set[DraftKey] = set()
+        # Per role and k: the smallest fitting key by number of live requests.
+        self._fits: dict[tuple[str, int], list[DraftKey | None]] = {}
+
+    def add(self, key: DraftKey) -> None:
+        """Let `key` be dispatched; adding it again changes nothing."""
+        self._keys.add(key)
+        self._fits.pop((key.role, key.k), None)
+
+    def clear(self) -> None:
+        """Let no key be dispatched."""
+        self._keys.clear()
+        self._fits.clear()
+
+    def dispatch(self, role: str, num_tokens: int, num_reqs: int, k: int) -> DraftKey | None:
+        """The smallest graph that holds a uniform batch, or None.
+
+        num_tokens, num_reqs: live tokens and requests. A batch whose token count is not that of
+        a uniform batch of this role has no graph.
+        """
+        fits = self._fits.get((role, k))
+        if fits is None:
+            fits = self._fits[role, k] = self._table(role, k)
+        if not 0 < num_reqs < len(fits):
+            return None
+        key = fits[num_reqs]
+        if key is None or num_tokens * key.num_reqs != key.num_tokens * num_reqs:
+            return None
+        return key
+
+    def _table(self, role: str, k: int) -> list[DraftKey | None]:
+        keys = sorted(
+            (key for key in self._keys if key.role == role and key.k == k),
+            key=lambda key: key.num_reqs,
+        )
+        table: list[DraftKey | None] = [None]
+        for key in keys:
+            table.extend([key] * (key.num_reqs + 1 - len(table)))
+        return table
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._keys
+
+    def __iter__(self) -> Iterator[DraftKey]:
+        return iter(sorted(self._keys, key=lambda key: (key.role, key.k, key.num_reqs)))
+
+
+def ladder(limit: int) -> list[int]:
+    """Request counts to capture, ascending, for batches of up to `limit` requests.
+
+    1, 2, 4, then every 8 to 64, every 16 to 128, every 32 beyond, and `limit` itself, so that a
+    batch wastes at most half of a small graph and 31 rows of a large one.
+    """
+    if limit < 1:
+        return []
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, limit + 1, 32)]
+    return sorted({size for size in sizes if size <= limit} | {limit})
+
+
+def plan_keys(
+    *, k: int, max_num_seqs: int, max_capture_tokens: int, first: bool, later: tuple[Role, ...]
+) -> list[DraftKey]:
+    """The graphs to capture, the largest of each role first.
+
+    k: num_speculative_tokens.
+    max_num_seqs: live requests that a batch can have.
+    max_capture_tokens: the largest number of tokens of one pass; beyond it FlashAttention has no
+        bound for its number of splits, and vLLM has no graphs either.
+    first, later: the roles that the policy grants.
+    """
+    later_limit = min(max_num_seqs, max_capture_tokens)
+    first_limit = min(max_num_seqs, max_capture_tokens // (k + 1))
+    # One ladder, so that a batch has as many padded rows in its first pass as in the later ones.
+    sizes = sorted({*ladder(later_limit), *ladder(first_limit)}, reverse=True)
+    keys = [draft_key("first", size, k) for size in sizes if first and size <= first_limit]
+    if k > 1:
+        keys += [draft_key(role, size, k) for role in later for size in sizes]
+    return keys
+
+
+def has_padding(key: DraftKey, plan: Iterable[DraftKey]) -> bool:
+    """Whether batches with fewer requests than `key` has will run in it, given all keys."""
+    smaller = [
+        other.num_reqs
+        for other in plan
+        if (other.role, other.k) == (key.role, key.k) and other.num_reqs < key.num_reqs
+    ]
+    return max(smaller, default=0) + 1 < key.num_reqs

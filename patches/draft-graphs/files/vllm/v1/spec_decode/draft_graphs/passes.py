@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the graphs hold: one function a role, run once for warm-up and once under capture.
+
+All of it is device work on memory that outlives the graphs, or host work that depends only on
+the key. No function here reads a value of a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import compat
+from .buffers import DraftBuffers
+from .keys import DraftKey
+
+
+class Passes:
+    """The draft passes of one proposer over one set of buffers.
+
+    observe: called with (name, value) for everything that a pass hands to the model: the keyword
+    arguments and the attention metadata. The address check listens.
+    """
+
+    def __init__(self, proposer: Any, buffers: DraftBuffers) -> None:
+        self.proposer = proposer
+        self.buffers = buffers
+        self.k = int(proposer.speculative_config.num_speculative_tokens)
+        self.returns_tuple = bool(proposer.model_returns_tuple())
+        self.combines = proposer.method == "eagle3"
+        self.keeps_steps = False
+        self.observe: Callable[[str, Any], None] | None = None
+
+    def body(self, key: DraftKey, *, mask: bool) -> Callable[[], None]:
+        """The function whose work the graph of `key` holds.
+
+        mask: whether the slots of padded rows are forced to -1 after every step.
+        """
+        reqs = key.num_reqs
+        if key.role == "first":
+            return lambda: self.first(reqs)
+        if key.role == "step":
+            return lambda: self.step(reqs, mask=mask)
+        return lambda: self.loop(reqs, mask=mask)
+
+    def first(self, reqs: int) -> None:
+        """The pass over the K+1 tokens of each of `reqs` requests.
+
+        Reads the proposer's input_ids (shifted by one already), positions, hidden states or
+        target_hidden, and slots; next_tokens, sample_indices, seq_lens, rejected, block_table.
+        Writes drafts[0] and the inputs of the later passes: the proposer's positions and hidden
+        states of the first `reqs` rows, and step_seq_lens.
+        """
+        proposer, buffers = self.proposer, self.buffers
+        tokens = reqs * (self.k + 1)
+        indices = buffers.sample_indices[:reqs]
+        proposer.input_ids[indices] = buffers.next_tokens[:reqs]
+        if self.combines and buffers.target_hidden is not None:
+            proposer.hidden_states[:tokens].copy_(
+                proposer.model.combine_hidden_states(buffers.target_hidden[:tokens])
+            )
+        last, hidden = self._forward(reqs, self.k + 1, buffers.seq_lens, draft_index=0)
+        draft = proposer._greedy_sample(last.index_select(0, indices))
+        buffers.drafts[0, :reqs].copy_(draft)
+        if self.k == 1:
+            return
+        if self.keeps_steps:
+            buffers.step_drafts[:reqs].copy_(draft)
+        positions = proposer.positions[:tokens].index_select(0, indices)
+        proposer.positions[:reqs].copy_(positions)
+        proposer.hidden_states[:reqs].copy_(hidden.index_select(0, indices))
+        torch.sub(
+            buffers.seq_lens[:reqs], buffers.rejected[:reqs], out=buffers.step_seq_lens[:reqs]
+        )
+
+    def step(self, reqs: int, *, mask: bool) -> None:
+        """One later pass: from step_drafts to step_drafts."""
+        tokens = self.buffers.step_drafts[:reqs]
+        self._later(reqs, tokens, tokens, draft_index=1, hand_over=True, mask=mask)
+
+    def loop(self, reqs: int, *, mask: bool) -> None:
+        """All later passes: from drafts[0] to drafts[1] up to drafts[K-1]."""
+        drafts = self.buffers.drafts
+        for index in range(1, self.k):
+            self._later(
+                reqs,
+                drafts[index - 1, :reqs],
+                drafts[index, :reqs],
+                draft_index=index,
+                hand_over=index + 1 < self.k,
+                mask=mask,
+            )
+
+    def _later(
+        self,
+        reqs: int,
+        tokens: torch.Tensor,
+        drafts: torch.Tensor,
+        *,
+        draft_index: int,
+        hand_over: bool,
+        mask: bool,
+    ) -> None:
+        """One pass over one token a request.
+
+        tokens: [reqs], read. drafts: [reqs], written; may be the same. hand_over: whether a
+        further pass needs the hidden states.
+        """
+        proposer, buffers = self.proposer, self.buffers
+        slots = proposer._slot_mapping_buffer[:reqs]
+        proposer.input_ids[:reqs].copy_(tokens)
+        compat.advance(
+            positions=proposer.positions[:reqs],
+            block_table=buffers.block_table[:reqs],
+            seq_lens=buffers.step_seq_lens[:reqs],
+            slots=slots,
+            block_size=proposer.block_size,
+            max_model_len=proposer.max_model_len,
+        )
+        if mask:
+            slots.bitwise_or_(buffers.padding_bits[:reqs])
+        last, hidden = self._forward(reqs, 1, buffers.step_seq_lens, draft_index=draft_index)
+        drafts.copy_(proposer._greedy_sample(last))
+        if hand_over:
+            proposer.hidden_states[:reqs].copy_(hidden)
+
+    def _forward(
+        self, reqs: int, query_len: int, seq_lens: torch.Tensor, *, draft_index: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The draft model over `reqs * query_len` tokens of the proposer's buffers.
+
+        Returns the hidden states for the logits and those for the next pass.
+        """
+        proposer = self.proposer
+        tokens = reqs * query_len
+        _, metadata = proposer.build_per_group_and_layer_attn_metadata(
+            self.metadata(reqs, query_len, seq_lens), draft_index=draft_index
+        )
+        inputs = self.inputs(tokens)
+        if self.observe is not None:
+            self.observe("keyword argument", inputs)
+            self.observe("attention metadata", metadata)
+        with compat.forward_context(proposer, metadata, tokens):
+            result = proposer.model(**inputs)
+        if self.returns_tuple:
+            last, hidden = result
+            return last, hidden
+        return result, result
+
+    def inputs(self, tokens: int) -> dict[str, torch.Tensor | None]:
+        """Keyword arguments of the draft model, as upstream's proposer makes them."""
+        inputs, _ = self.proposer.build_model_inputs_first_pass(tokens, tokens, None)
+        return inputs  # type: ignore[no-any-return]
+
+    def metadata(self, reqs: int, query_len: int, seq_lens: torch.Tensor) -> Any:
+        """What the attention builders see: `reqs` rows over static memory, largest lengths."""
+        buffers = self.buffers
+        tokens = reqs * query_len
+        return compat.common_attention_metadata(
+            query_start_loc=buffers.query_start_loc[query_len][: reqs + 1],
+            query_start_loc_cpu=buffers.query_start_loc_cpu[query_len][: reqs + 1],
+            seq_lens=seq_lens[:reqs],
+            seq_lens_cpu_upper_bound=buffers.seq_lens_bound[:reqs],
+            num_reqs=reqs,
+            num_actual_tokens=tokens,
+            max_query_len=query_len,
+            max_seq_len=self.proposer.max_model_len,
+            block_table_tensor=buffers.block_table[:reqs],
+            slot_mapping=self.proposer._slot_mapping_buffer[:tokens],
+            causal=True,
+        )

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a configuration gets, and why. Imports neither torch nor vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from .keys import Role
+
+MODE_VARIABLE = "OVERLAY_DRAFT_GRAPHS"
+CHECK_VARIABLE = "OVERLAY_DRAFT_GRAPHS_CHECK"
+
+Mode = Literal["off", "step", "loop", "auto"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+
+FULL_MODES = ("FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
+
+
+def mode_from(environ: Mapping[str, str]) -> Mode:
+    """The mode that the environment asks for; `auto` where it is silent.
+
+    Raises ValueError, naming the modes, for any other value.
+    """
+    value = environ.get(MODE_VARIABLE, "auto")
+    for mode in MODES:
+        if value == mode:
+            return mode
+    raise ValueError(f"{MODE_VARIABLE} is {value!r}; set it to one of {', '.join(MODES)}")
+
+
+def check_from(environ: Mapping[str, str]) -> bool:
+    """Whether every replay is to check the addresses that its graph reads.
+
+    Raises ValueError for anything but 0 and 1.
+    """
+    value = environ.get(CHECK_VARIABLE, "0")
+    if value not in ("0", "1"):
+        raise ValueError(f"{CHECK_VARIABLE} is {value!r}; set it to 0 or 1")
+    return value == "1"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the decision depends on. The late ones are None until vLLM captures its graphs."""
+
+    num_speculative_tokens: int
+    # Why no graph can be made on this device; None where it can.
+    no_graphs: str | None = None
+    enforce_eager: bool = False
+    proposer_class: str = "EagleProposer"
+    is_eagle_proposer: bool = True
+    overridden_methods: tuple[str, ...] = ()
+    parallel_drafting: bool = False
+    extra_input_slots: bool = False
+    constant_draft_positions: bool = False
+    heterogeneous_vocab: bool = False
+    shared_mtp_indices: bool = False
+    padded_batch_disabled: bool = False
+    multimodal_inputs: bool = False
+    mrope: bool = False
+    xdrope: bool = False
+    lora: bool = False
+    eplb: bool = False
+    micro_batching: bool = False
+    data_parallel_size: int = 1
+    context_parallel_size: int = 1
+    sequence_parallel: bool = False
+    # Name of the offloader that moves weights between passes; None where there is none.
+    weight_offloader: str | None = None
+    computes_kv_scales: bool = False
+    fast_prefill: bool = False
+    dynamic_k: bool = False
+    probabilistic: bool = False
+    # Late facts.
+    cudagraph_mode: str | None = None
+    max_num_seqs: int | None = None
+    max_capture_tokens: int | None = None
+    attention_backends: tuple[str, ...] | None = None
+    kv_cache_groups: int | None = None
+    # Why `first` cannot be staged; None where it can.
+    no_first: str | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """first: the first pass of uniform batches; later: the roles of the passes after it.
+
+    refusals: why there are no draft graphs at all. notes: which batches stay as upstream has
+    them although there are graphs, and why.
+    """
+
+    first: bool = False
+    later: tuple[Role, ...] = ()
+    refusals: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def any(self) -> bool:
+        """Whether there is anything to capture."""
+        return self.first or bool(self.later)
+
+
+def _yes_no_refusals(facts: Facts) -> list[str]:
+    table: list[tuple[bool, str]] = [
+        (facts.enforce_eager, "the drafter has enforce_eager"),
+        (facts.parallel_drafting, "parallel drafting drafts all tokens in one pass"),
+        (facts.extra_input_slots, "the drafter needs input slots of its own"),
+        (facts.constant_draft_positions, "the draft steps do not advance their positions"),
+        (facts.heterogeneous_vocab, "draft and target have different vocabularies"),
+        (facts.shared_mtp_indices, "the draft steps share indices through a host flag"),
+        (facts.padded_batch_disabled, "disable_padded_drafter_batch makes new inputs on the host"),
+        (facts.multimodal_inputs, "the drafter takes multimodal embeddings"),
+        (facts.mrope, "the drafter has M-RoPE positions"),
+        (facts.xdrope, "the drafter has XD-RoPE positions"),
+        (facts.lora, "LoRA is on"),
+        (facts.eplb, "expert load balancing moves the draft's experts"),
+        (facts.micro_batching, "micro-batching is on"),
+        (facts.sequence_parallel, "sequence parallelism pads tokens by rules of its own"),
+        (facts.computes_kv_scales, "KV scales are computed in the first forward pass"),
+        (facts.fast_prefill, "kv_sharing_fast_prefill has metadata of its own"),
+    ]
+    return [reason for refused, reason in table if refused]
+
+
+def _late_refusals(facts: Facts, attention: frozenset[str]) -> list[str]:
+    reasons = []
+    mode = facts.cudagraph_mode
+    if mode is not None and mode not in FULL_MODES:
+        reasons.append(f"the target's cudagraph mode is {mode}; one of {', '.join(FULL_MODES)}")
+    if facts.attention_backends is not None:
+        if not facts.attention_backends:
+            reasons.append("the draft model has no attention layers")
+        strangers = [name for name in facts.attention_backends if name not in attention]
+        if strangers:
+            reasons.append(
+                f"attention backend {', '.join(strangers)} of the draft is not known to build its "
+                f"metadata inside a graph; known: {', '.join(sorted(attention))}"
+            )
+    if facts.kv_cache_groups is not None and facts.kv_cache_groups > 1:
+        reasons.append(f"the draft's layers lie in {facts.kv_cache_groups} KV-cache groups")
+    if facts.max_num_seqs is not None and (facts.max_capture_tokens or 0) < 1:
+        reasons.append("there are no cudagraph capture sizes")
+    return reasons
+
+
+def refusals(facts: Facts, attention: frozenset[str]) -> list[str]:
+    """Every reason why this configuration gets no draft graphs at all; empty where it does.
+
+    attention: names of the attention backends whose metadata can be built inside a graph.
+    """
+    reasons = [] if facts.no_graphs is None else [facts.no_graphs]
+    if not facts.is_eagle_proposer:
+        reasons.append(f"{facts.proposer_class} is not EagleProposer itself")
+    elif facts.overridden_methods:
+        reasons.append(
+            f"{facts.proposer_class} has its own {', '.join(sorted(facts.overridden_methods))}"
+        )
+    if facts.num_speculative_tokens < 1:
+        reasons.append(f"num_speculative_tokens is {facts.num_speculative_tokens}")
+    reasons += _yes_no_refusals(facts)
+    if facts.data_parallel_size > 1:
+        reasons.append("data-parallel ranks would have to agree on every dispatch")
+    if facts.context_parallel_size > 1:
+        reasons.append("context parallelism computes lengths on the host")
+    if facts.weight_offloader is not None:
+        reasons.append(f"{facts.weight_offloader} moves weights between passes")
+    return reasons + _late_refusals(facts, attention)
+
+
+def decide(mode: Mode, facts: Facts, attention: frozenset[str]) -> Decision:
+    """What to capture for `facts` in `mode`, with the reasons for all that is not captured."""
+    if mode == "off":
+        return Decision(refusals=(f"{MODE_VARIABLE}=off",))
+    reasons = refusals(facts, attention)
+    if reasons:
+        return Decision(refusals=tuple(reasons))
+    first = facts.no_first is None
+    later, notes = _later_roles(mode, facts)
+    if facts.no_first is not None:
+        notes.append(f"first: {facts.no_first}")
+    if not first and not later:
+        return Decision(refusals=tuple(notes))
+    if facts.probabilistic:
+        notes.append("batches with sampled drafts (probabilistic, not all greedy)")
+    notes += _too_large(facts, first, later)
+    return Decision(first=first, later=later, notes=tuple(notes))
+
+
+def _later_roles(mode: Mode, facts: Facts) -> tuple[tuple[Role, ...], list[str]]:
+    if facts.num_speculative_tokens == 1:
+        return (), []
+    if mode == "step":
+        return ("step",), []
+    if not facts.dynamic_k:
+        return ("loop",), []
+    if mode == "auto":
+        return ("step",), ["no loop, but steps, because K changes from batch to batch"]
+    return ("loop",), ["batches with a K below the configured one"]
+
+
+def _too_large(facts: Facts, first: bool, later: tuple[Role, ...]) -> list[str]:
+    if facts.max_num_seqs is None or facts.max_capture_tokens is None:
+        return []
+    notes = []
+    largest = facts.max_capture_tokens // (facts.num_speculative_tokens + 1)
+    if first and largest < facts.max_num_seqs:
+        notes.append(
+            f"first passes over {largest} requests, the largest capture size being "
+            f"{facts.max_capture_tokens} tokens"
+        )
+    if later and facts.max_capture_tokens < facts.max_num_seqs:
+        notes.append(f"later passes over {facts.max_capture_tokens} requests")
+    return notes
