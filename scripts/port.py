@@ -6,11 +6,12 @@
     python scripts/port.py renumber                  counts and line numbers, from the sources
 
 ``check`` takes each topic's variants, the nearest first, matches them as ``overlay apply`` would,
-and says which one lands.  With ``--write`` the range of that variant (or, where another variant
-lies between, a copy of it) is widened to the release, and the feature's range once every topic
-lands.  For what does not land it writes, into the folder of ``--out``, each hunk with the reason
-and the lines of the release that come nearest.  Exit status: 0 if all lands, 1 if not, 2 for a
-wrong usage or sources that cannot be had.
+and says which one lands.  With ``--write``, once all of a feature lands, the range of each such
+variant (or, where another variant lies between, of a copy of it) is widened to the release, and so
+is the feature's.  For what does not land it writes, into the folder of ``--out``, each hunk with
+the reason and the lines of the release that come nearest: write a variant for the release from
+that, and run it again.  Exit status: 0 if all lands, 1 if not, 2 for a wrong usage or sources that
+cannot be had.
 """
 
 from __future__ import annotations
@@ -296,9 +297,11 @@ def check(
             file.write_text("\n\n".join(report(label, one) for one in tried), encoding="utf-8")
             click.echo(f"{label}: nothing lands; see {file}")
         complete = len(landed) == len(topics(feature))
-        for landing in landed if write else ():
-            click.echo(f"  {landing.path.parent.name}: now {widen(landing.path, release).name}")
-        if write and landed and complete:
+        if write and not complete:
+            click.echo(f"{feature.name}: nothing is widened until all of it lands")
+        elif write:
+            for landing in landed:
+                click.echo(f"  {landing.path.parent.name}: now {widen(landing.path, release).name}")
             widen_feature(feature / "feature.toml", release)
     if not whole:
         sys.exit(1)
