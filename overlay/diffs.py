@@ -61,24 +61,45 @@ def _scopes(data: bytes | None) -> Scopes:
 
 
 def _groups(before: list[bytes], after: list[bytes]) -> Iterator[list[_Opcode]]:
-    """The opcodes hunk by hunk, looking only between the common beginning and end."""
+    """The opcodes hunk by hunk, with at most ``CONTEXT`` unchanged lines around each change."""
+    group: list[_Opcode] = []
+    opcodes = _opcodes(before, after)
+    for number, (tag, i1, i2, j1, j2) in enumerate(opcodes):
+        if tag != "equal":
+            group.append((tag, i1, i2, j1, j2))
+            continue
+        size = i2 - i1
+        first, last = number == 0, number == len(opcodes) - 1
+        if not (first or last) and size <= 2 * CONTEXT:
+            group.append((tag, i1, i2, j1, j2))
+            continue
+        kept = min(size, CONTEXT)
+        if not first:
+            yield [*group, (tag, i1, i1 + kept, j1, j1 + kept)]
+        group = [(tag, i2 - kept, i2, j2 - kept, j2)]
+    if any(tag != "equal" for tag, *_ in group):
+        yield group
+
+
+def _opcodes(before: list[bytes], after: list[bytes]) -> list[_Opcode]:
+    """How one becomes the other; the search leaves out their common beginning and end."""
+    shorter = min(len(before), len(after))
     head = 0
-    while head < min(len(before), len(after)) and before[head] == after[head]:
+    while head < shorter and before[head] == after[head]:
         head += 1
     tail = 0
-    while tail < min(len(before), len(after)) - head and before[-1 - tail] == after[-1 - tail]:
+    while tail < shorter - head and before[-1 - tail] == after[-1 - tail]:
         tail += 1
-    # Whatever lies further away than the context can never show.
-    start, stop_before, stop_after = max(head - CONTEXT, 0), tail - CONTEXT, tail - CONTEXT
-    last_before = len(before) - max(stop_before, 0)
-    last_after = len(after) - max(stop_after, 0)
-    matcher = SequenceMatcher(
-        None, before[start:last_before], after[start:last_after], autojunk=False
-    )
-    for group in matcher.get_grouped_opcodes(CONTEXT):
-        yield [
-            (tag, i1 + start, i2 + start, j1 + start, j2 + start) for tag, i1, i2, j1, j2 in group
-        ]
+    end_before, end_after = len(before) - tail, len(after) - tail
+    matcher = SequenceMatcher(None, before[head:end_before], after[head:end_after], autojunk=False)
+    return [
+        *([("equal", 0, head, 0, head)] if head else []),
+        *(
+            (tag, i1 + head, i2 + head, j1 + head, j2 + head)
+            for tag, i1, i2, j1, j2 in matcher.get_opcodes()
+        ),
+        *([("equal", end_before, len(before), end_after, len(after))] if tail else []),
+    ]
 
 
 def _hunk(

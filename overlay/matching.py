@@ -159,6 +159,11 @@ def _why_drifted(
                 len(lines),
                 f"expected a file that ends {expected} a newline, found one that ends {ends} one",
             )
+        for at in _occurrences(hunk.pre, lines, range(len(lines))):
+            return at + 1, (
+                "expected its lines at the end of the file, because it says whether that has a "
+                f"newline; found them at line {at + 1}, before the end"
+            )
     elsewhere = _elsewhere(hunk, lines, scopes)
     if elsewhere is not None and hunk.scope != MODULE_SCOPE:
         return None, f"expected its lines in {hunk.scope}, but {elsewhere}"

@@ -341,4 +341,16 @@ class _Reader:
             )
         elif (hunk.pre, hunk.pre_unfinished) == (hunk.post, hunk.post_unfinished):
             self.error(body.line, "it changes nothing (the ends of lines are no content)")
+        elif not (hunk.pre_unfinished or hunk.post_unfinished) and _stands_in(hunk.post, hunk.pre):
+            self.error(
+                body.line,
+                "its post-image stands in its pre-image, so nothing could show that it is "
+                "applied: give it context on both sides of the lines that it removes",
+            )
         return hunk if len(self.errors) == known else None
+
+
+def _stands_in(image: tuple[str, ...], lines: tuple[str, ...]) -> bool:
+    """Whether the lines of an image stand together somewhere in the lines."""
+    size = len(image)
+    return any(lines[at : at + size] == image for at in range(len(lines) - size + 1))

@@ -194,8 +194,9 @@ class _Planner:
         if inside:
             chosen = self._attempt(draft, inside[0].patch)
         else:
-            if not draft.untested:
-                draft.notes.append(f"no variant for {self.release}; untested, judged by content")
+            if self.release is not None and self.release in draft.feature.releases:
+                note = f"{topic.name} has no variant for {self.release}"
+                draft.notes.append(f"{note}; untested, judged by content")
                 draft.untested = True
             chosen = self._best(draft, topic)
         self.provenance.use(chosen.result.path)

@@ -159,6 +159,22 @@ def test_a_hunk_that_changes_nothing_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    "body",
+    ["-1,2 +1 @@ A\n x\n-a\n", "-1,2 +1 @@ A\n-x\n a\n", "-1,3 +1,2 @@ A\n x\n-x\n a\n"],
+)
+def test_a_removal_at_the_edge_of_a_hunk_is_refused(body: str) -> None:
+    (error,) = errors(GOOD[: GOOD.index("@@ -10")] + "@@ " + body)
+    assert "context on both sides" in error[1]
+
+
+def test_a_removal_between_context_is_not() -> None:
+    text = GOOD[: GOOD.index("@@ -10")]
+    assert parse_patch(text + "@@ -1,3 +1,2 @@ A\n x\n-y\n z\n", "x").hunks
+    at_end = "@@ -1,2 +1 @@ A\n-x\n-y\n\\ No newline\n+x\n\\ No newline\n"
+    assert parse_patch(text + at_end, "x").hunks
+
+
+@pytest.mark.parametrize(
     ("text", "problem"),
     [
         ("", "Description is missing"),
@@ -190,8 +206,10 @@ def test_paths_inside_vllm_are_allowed(path: str) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["", "vllm", "vllm/", "C:/vllm/a.py", "./vllm/a.py", "vllm/./a.py", "vllm/a\x00.py", "VLLM/a.py"]
-    + ["vllm/a\n.py", "vllm2/a.py", "../vllm/a.py", "vllm/a.pyc", "vllm/a.PY"],
+    [
+        *("", "vllm", "vllm/", "C:/vllm/a.py", "./vllm/a.py", "vllm/./a.py", "vllm/a\x00.py"),
+        *("VLLM/a.py", "vllm/a\n.py", "vllm2/a.py", "../vllm/a.py", "vllm/a.pyc", "vllm/a.PY"),
+    ],
 )
 def test_other_paths_are_not(path: str) -> None:
     assert path_problem(path)

@@ -1,0 +1,125 @@
+"""Changes as a unified diff; ``git apply`` says whether it is one (see also test_peers)."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from overlay.diffs import render
+from overlay.model import Change
+from overlay.patchfile import parse_patch
+from tests.support.patches import HEADERS
+
+BEFORE = (
+    b"import os\n\n\nclass A:\n    def f(self):\n        x = 1\n        y = 2\n        return x\n"
+)
+AFTER = BEFORE.replace(b"y = 2", b"y = 3")
+
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is the judge here")
+
+
+def test_a_hunk_s_heading_is_its_scope() -> None:
+    assert render([Change("vllm/a.py", BEFORE, AFTER)]) == (
+        b"diff --git a/vllm/a.py b/vllm/a.py\n"
+        b"--- a/vllm/a.py\n"
+        b"+++ b/vllm/a.py\n"
+        b"@@ -4,5 +4,5 @@ A\n"
+        b" class A:\n     def f(self):\n         x = 1\n-        y = 2\n+        y = 3\n"
+        b"         return x\n"
+    )
+
+
+def test_what_is_rendered_can_stand_in_a_patch() -> None:
+    diff = render([Change("vllm/a.py", BEFORE, AFTER)]).decode()
+    patch = parse_patch(HEADERS + diff, "x.patch")
+    assert [hunk.scope for hunk in patch.hunks] == ["A"]
+
+
+def test_code_that_is_not_python_gets_no_heading() -> None:
+    assert b"@@ -1,1 +1,1 @@\n" in render([Change("vllm/a.py", b"def (\n", b"def ((\n")])
+    assert b"@@ -1,1 +1,1 @@\n" in render([Change("vllm/a.py", b"\xff\n", b"\xfe\n")])
+
+
+def test_nothing_changed_is_nothing_rendered() -> None:
+    assert render([]) == b""
+    assert render([Change("vllm/a.py", BEFORE, BEFORE)]) == b""
+
+
+def applied(folder: Path, change: Change, *options: str) -> bytes | None:
+    """What git makes of the file before the change."""
+    shutil.rmtree(folder, ignore_errors=True)
+    path = folder / change.path
+    path.parent.mkdir(parents=True)
+    if change.before is not None:
+        path.write_bytes(change.before)
+    done = subprocess.run(
+        ["git", "-c", "core.autocrlf=false", "apply", "--whitespace=nowarn", *options, "-"],
+        cwd=folder,
+        input=render([change]),
+        capture_output=True,
+        env={"GIT_CEILING_DIRECTORIES": str(folder.parent), "PATH": "/usr/bin:/bin:/usr/local/bin"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return path.read_bytes() if path.exists() else None
+
+
+@needs_git
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (BEFORE, AFTER),
+        (None, b"x = 1\n"),
+        (None, b"x = 1"),
+        (None, b""),
+        (b"", None),
+        (b"x\n", None),
+        (b"x", b"x\n"),
+        (b"x\n", b"x"),
+        (b"x", b"y"),
+        (b"a\r\nb\r\n", b"a\r\nc\r\n"),
+        (b"a\r\nb\nc", b"a\nb\r\nd"),
+        (b"a\x0cb\rc\n", b"a\x0cb\rd\n"),
+        (b"# coding: latin-1\n\xe9\n", b"# coding: latin-1\n\xe8\n"),
+        (b"\xef\xbb\xbfx\n", b"\xef\xbb\xbfy\n"),
+        (b"--- a/x\n+++ b/x\n", b"--- a/y\n+++ b/x\n@@ -1 +1 @@\n"),
+        (b"".join(b"%d\n" % i for i in range(40)), b"".join(b"%d\n" % i for i in range(2, 39))),
+    ],
+)
+def test_git_makes_the_same_of_it(
+    tmp_path: Path, before: bytes | None, after: bytes | None
+) -> None:
+    assert applied(tmp_path / "t", Change("vllm/a.py", before, after)) == after
+
+
+LINES = st.lists(
+    st.sampled_from([b"a\n", b"b\n", b"c\r\n", b"\n", b"def f():\n", b"\xe9\n", b"\x0c\n"]),
+    max_size=30,
+)
+
+
+@needs_git
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(LINES, LINES, LINES, LINES, st.booleans(), st.booleans())
+def test_git_makes_the_same_of_any_change(
+    tmp_path: Path,
+    head: list[bytes],
+    old: list[bytes],
+    new: list[bytes],
+    tail: list[bytes],
+    unfinished: bool,
+    unfinished_after: bool,
+) -> None:
+    before, after = b"".join(head + old + tail), b"".join(head + new + head[:3] + tail)
+    before += b"z" if unfinished else b""
+    after += b"z" if unfinished_after else b""
+    if before != after:
+        change = Change("vllm/a.py", before, after)
+        assert applied(tmp_path / "t", change) == after

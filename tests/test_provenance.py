@@ -1,0 +1,51 @@
+"""Whether a file is the release's own."""
+
+from __future__ import annotations
+
+import hashlib
+
+from overlay.provenance import Provenance, other_patcher
+from tests.support.patches import MemoryTree
+
+OWN, EDITED = b"x = 1\n", b"# [Genesis wiring marker: Genesis P12]\nx = 1\n"
+RECORD = {"vllm/a.py": hashlib.sha256(OWN).hexdigest()}
+
+
+def test_the_release_s_own_file_is_not_foreign() -> None:
+    provenance = Provenance(MemoryTree({"vllm/a.py": OWN}), RECORD)
+    provenance.use("vllm/a.py")
+    assert provenance.foreign("vllm/a.py") is None
+    assert provenance.warnings() == ()
+
+
+def test_an_edited_file_is_named_with_the_other_patcher() -> None:
+    provenance = Provenance(MemoryTree({"vllm/a.py": EDITED, "vllm/b.py": b"y\n"}), RECORD)
+    provenance.use("vllm/b.py")
+    provenance.use("vllm/a.py")
+    first, second = provenance.warnings()
+    assert first.startswith("vllm/a.py: it is not the release's own file: expected the sha256 ")
+    assert RECORD["vllm/a.py"][:12] in first
+    assert hashlib.sha256(EDITED).hexdigest()[:12] in first
+    assert "with a mark of Genesis at line 1" in first
+    assert "the RECORD does not list it" in second
+
+
+def test_only_files_that_matter_are_warned_of() -> None:
+    provenance = Provenance(MemoryTree({"vllm/a.py": EDITED}), RECORD)
+    assert provenance.foreign("vllm/a.py") is not None
+    assert provenance.warnings() == ()
+
+
+def test_without_a_record_nothing_is_said() -> None:
+    provenance = Provenance(MemoryTree({"vllm/a.py": EDITED}), None)
+    provenance.use("vllm/a.py")
+    assert provenance.warnings() == ()
+
+
+def test_a_file_that_is_not_there_is_not_foreign() -> None:
+    assert Provenance(MemoryTree({}), RECORD).foreign("vllm/a.py") is None
+
+
+def test_the_word_alone_is_no_mark() -> None:
+    assert other_patcher(b"# Genesis of this module\nGENESIS = 1\n") is None
+    assert other_patcher(b"x\n\n    # [Genesis PN3]\n") == "a mark of Genesis at line 3"
