@@ -1,0 +1,86 @@
+"""Fixtures for tests that need a real engine, and the notice that there was none.
+
+Where ``.cache/engine`` does not stand yet, it is made first (about three minutes).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import environment
+import pytest
+from private_copy import PrivateCopy, make_private_copy
+
+MODELS_SCRIPT = Path(__file__).with_name("tiny_models.py")
+NO_ENGINE = pytest.StashKey[str]()
+
+
+class OverlayFailed(AssertionError):
+    """A call of the command did not end with the expected exit status."""
+
+
+def overlay(*arguments: str | Path, expect: int = 0) -> str:
+    """Call the command in a process of its own; what it printed.
+
+    :raises OverlayFailed: if it ends with another status than ``expect``.
+    """
+    ended = subprocess.run(
+        [sys.executable, "-m", "overlay", *map(str, arguments)],
+        cwd=environment.ROOT,
+        env={name: value for name, value in os.environ.items() if not name.startswith("OVERLAY")},
+        text=True,
+        capture_output=True,
+        check=False,
+        timeout=120,
+    )
+    if ended.returncode != expect:
+        raise OverlayFailed(
+            f"overlay {arguments} ended with status {ended.returncode}, not {expect}:\n"
+            f"{ended.stdout}{ended.stderr}"
+        )
+    return ended.stdout
+
+
+@pytest.fixture(scope="session")
+def engine_python(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -> Path:
+    """The interpreter of an environment with an unpatched vLLM that runs on CPU."""
+    capture = pytestconfig.pluginmanager.getplugin("capturemanager")
+    try:
+        with capture.global_and_fixture_disabled():
+            return environment.engine_python()
+    except environment.TorchUnavailable as error:
+        pytestconfig.stash[NO_ENGINE] = str(error)
+        pytest.skip(f"no engine: {error}")
+
+
+@pytest.fixture(scope="session")
+def tiny_models(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the tiny target and its drafts."""
+    folder = tmp_path_factory.mktemp("models")
+    subprocess.run([str(engine_python), str(MODELS_SCRIPT), str(folder)], check=True, timeout=120)
+    return folder
+
+
+def private_vllm(engine_python: Path, folder: Path) -> Iterator[PrivateCopy]:
+    """A private, still pristine copy of vLLM below ``folder``, gone afterwards."""
+    copy = make_private_copy(engine_python, folder / "environment")
+    yield copy
+    shutil.rmtree(folder / "environment")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say so, at the end and unmistakably, where the engine tests were skipped."""
+    reason = terminalreporter.config.stash.get(NO_ENGINE, None)
+    if reason is None:
+        return
+    terminalreporter.section("THE ENGINE WAS NOT TESTED", sep="!", red=True, bold=True)
+    terminalreporter.line(
+        "No real vLLM engine ran, so nothing here shows that a patched vLLM still drafts as it "
+        "should. " + reason,
+        red=True,
+    )
