@@ -27,6 +27,7 @@ def resolve_release(wanted: Version, name: str, *, progress: Progress | None = N
     :raises ArchiveError: if what the index serves is dangerous or too large.
     """
     kept = _Kept(wanted, progress)
+    trouble = (kept.trouble,) if kept.trouble else ()
     release, bad = public_release(kept.cached.version)
     return Target(
         name=name,
@@ -35,7 +36,7 @@ def resolve_release(wanted: Version, name: str, *, progress: Progress | None = N
         root=None,
         record=None,
         record_file=None,
-        warnings=(*dict.fromkeys(kept.warnings), *kept.cached.origin.warnings, *bad),
+        warnings=(*kept.warnings, *trouble, *kept.cached.origin.warnings, *bad),
         reader=kept.read,
     )
 
@@ -61,7 +62,8 @@ class _Kept:
     def __init__(self, wanted: Version, progress: Progress | None) -> None:
         self._wanted, self._progress = wanted, progress
         self._path = archive_path(str(wanted))
-        self.warnings: list[str] = []
+        self.warnings: tuple[str, ...] = ()
+        self.trouble: str | None = None
         self.cached = self._open() or self._obtain(reopen=True)
 
     def read(self, path: str) -> bytes | None:
@@ -108,7 +110,7 @@ class _Kept:
         from overlay.targets.fetching import fetch  # brings the network in: only where needed
 
         fetched = fetch(self._wanted, self._progress)
-        self.warnings += fetched.warnings
+        self.warnings = fetched.warnings
         return fetched
 
     def _store(self, fetched: Fetched) -> CachedRelease:
@@ -119,7 +121,8 @@ class _Kept:
             return CachedRelease.in_memory(fetched.sources, fetched.origin)
 
     def _warn(self, error: Exception) -> None:
-        self.warnings.append(
-            f"the cache {self._path.parent} cannot be used ({error}): vLLM {self._wanted} was "
+        why = getattr(error, "strerror", None) or error
+        self.trouble = (
+            f"the cache {self._path.parent} cannot be used ({why}): vLLM {self._wanted} was "
             "fetched for this command only. Make the folder writable or set OVERLAY_CACHE"
         )
