@@ -28,6 +28,7 @@ _DOCUMENTS = ("README", "LICENSE", "NOTICE", "CHANGELOG")
 _TEXTS = ("id", "title", "why", "upstream", "releases")
 _KEYS = (*_TEXTS, "upstreamed", "needs")
 _TEST_KEYS = ("path", "scope", "contains")
+_LEFT_BEHIND = re.compile(r"__pycache__|\.[a-z]+_cache")
 
 
 def read_feature(folder: Path, origin: str, errors: list[PatchFormatError]) -> Feature | None:
@@ -41,9 +42,9 @@ def read_feature(folder: Path, origin: str, errors: list[PatchFormatError]) -> F
 
 
 def entries(folder: Path) -> list[Path]:
-    """What lies in a folder, by name, without the bytecode that Python leaves behind."""
+    """What lies in a folder, by name, without what Python and the usual tools leave behind."""
     return sorted(
-        (path for path in folder.iterdir() if path.name != "__pycache__"),
+        (path for path in folder.iterdir() if not _LEFT_BEHIND.fullmatch(path.name)),
         key=lambda path: path.name,
     )
 

@@ -33,6 +33,7 @@ def test_a_whole_feature(tmp_path: Path) -> None:
             "files/vllm/v1/__init__.py": "",
             "files/vllm/v1/new.py": b"x = 1\r\n",
             "files/vllm/v1/__pycache__/new.cpython-311.pyc": b"\x00",
+            "files/.mypy_cache/CACHEDIR.TAG": "left by a tool",
             "README.md": "words",
         },
         toml='needs = ["V1"]\n[[upstreamed]]\npath = "vllm/a.py"\nscope = "A.f"\ncontains = "x"\n'
