@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from overlay.commands.examine import (
-    Examination,
-    examine,
-    public,
-    resolve_writable,
-    with_features,
-)
+from overlay.commands.answer import public, resolve_writable, with_features
+from overlay.commands.examine import Examination, examine
 from overlay.commands.request import Request
 from overlay.commands.status import by_ledger
 from overlay.errors import UsageError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from overlay.commands.examine import report
+from overlay.commands.answer import report
 from overlay.commands.request import Request
 from overlay.diffs import render
 from overlay.planning import plan

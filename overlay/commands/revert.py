@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from overlay.commands.examine import public, resolve_writable
+from overlay.commands.answer import public, resolve_writable
 from overlay.errors import LedgerError, RevertRefused
 from overlay.model import FeatureResult, FileResult, Plan, TargetReport
 from overlay.report import ATTENTION, Report

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from overlay.commands.examine import examine, public, report
+from overlay.commands.answer import public, report
 from overlay.commands.request import Request
 from overlay.report import Report
 from overlay.standing import from_ledger
@@ -36,7 +36,12 @@ def status(request: Request, name: str | None = None, progress: Progress | None 
 
 
 def _of_files(target: Target, features: tuple[Feature, ...]) -> TargetReport:
-    return by_ledger(target, features) or examine(target, features).report
+    known = by_ledger(target, features)
+    if known is not None:
+        return known
+    from overlay.commands.examine import examine
+
+    return examine(target, features).report
 
 
 def by_ledger(
