@@ -83,16 +83,20 @@ def _main_index(
     """The main index: a variable comes before a file, pip's before uv's."""
     return (
         settings.get(":env:", {}).get("index-url")
-        or environ.get("UV_DEFAULT_INDEX", "").rpartition("=")[2]
+        or _unnamed(environ.get("UV_DEFAULT_INDEX", ""))
         or environ.get("UV_INDEX_URL")
         or options.get("index-url")
     )
 
 
 def _uv_extra(environ: Mapping[str, str]) -> list[str]:
-    named = _words(environ.get("UV_INDEX"))
-    plain = [re.sub(r"^[A-Za-z0-9._-]+=", "", one) for one in named]
-    return [*plain, *_words(environ.get("UV_EXTRA_INDEX_URL"))]
+    named = [_unnamed(one) for one in _words(environ.get("UV_INDEX"))]
+    return [*named, *_words(environ.get("UV_EXTRA_INDEX_URL"))]
+
+
+def _unnamed(index: str) -> str:
+    """The URL in ``name=url``, uv's way to give an index a name."""
+    return re.sub(r"^[A-Za-z0-9._-]+=", "", index)
 
 
 def _pip() -> list[str] | None:
