@@ -1,0 +1,140 @@
+"""All 19 releases, as a user would: check, apply, apply again, diff, revert.
+
+The sources come from the configured package index, once, into the user's cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Container
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlay.releases import KNOWN_RELEASES
+from overlay.targets import resolve
+from overlay.targets.cache import CachedRelease, archive_path
+
+pytestmark = [pytest.mark.network, pytest.mark.slow]
+
+ROOT = Path(__file__).resolve().parent.parent
+FEATURES = {"active-lora-graphs", "draft-graphs"}
+
+
+def overlay(*arguments: str | Path) -> str:
+    """Call the command; it must end with 0."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "overlay", *map(str, arguments)],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        check=False,
+        timeout=600,
+    )
+    assert ended.returncode == 0, f"overlay {arguments}:\n{ended.stdout}{ended.stderr}"
+    return ended.stdout
+
+
+def answer(*arguments: str | Path) -> dict[str, Any]:
+    """The command's JSON, of one target."""
+    report = json.loads(overlay(*arguments, "--json"))
+    assert report["exit"] == 0
+    (target,) = report["targets"]
+    return dict(target)
+
+
+def states(target: dict[str, Any]) -> dict[str, str]:
+    return {feature["feature"]: feature["state"] for feature in target["features"]}
+
+
+def unpack(release: str, folder: Path, only: Container[str] | None = None) -> Path:
+    """The Python sources of a release, or some of them, as its sdist has them."""
+    resolve(release)  # fetches it where it is not in the cache
+    kept = CachedRelease.open(archive_path(release))
+    for path in kept.paths():
+        if only is not None and path not in only:
+            continue
+        content = kept.read(path)
+        assert content is not None
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+    return folder
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """sha256 of each file, and every folder."""
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        if path.is_file()
+        else "folder"
+        for path in folder.rglob("*")
+    }
+
+
+def written(folder: Path) -> dict[str, tuple[int, int, int]]:
+    """What any write, replacement or touch below the folder would change."""
+    stats = {path: path.stat() for path in (folder, *folder.rglob("*"))}
+    return {str(path): (s.st_ino, s.st_mtime_ns, s.st_ctime_ns) for path, s in stats.items()}
+
+
+def git_apply(diff: str, folder: Path, *options: str) -> None:
+    ended = subprocess.run(
+        ["git", "apply", "--verbose", *options, "-"],
+        input=diff,
+        cwd=folder,
+        env={**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.parent)},
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("release", KNOWN_RELEASES)
+def test_a_release_from_check_to_revert(release: str, tmp_path: Path) -> None:
+    tree = unpack(release, tmp_path / "tree")
+    pristine = hashes(tree)
+    assert len(pristine) > 1000
+
+    expected = {"active-lora-graphs": "upstreamed", "draft-graphs": "pristine"}
+    assert states(answer("check", release)) == expected
+    assert states(answer("check", tree)) == expected
+    assert hashes(tree) == pristine
+
+    applied = answer("apply", tree)
+    assert states(applied) == {**expected, "draft-graphs": "applied"}
+    patched = hashes(tree)
+    touched = {
+        path for path in patched.keys() | pristine if patched.get(path) != pristine.get(path)
+    }
+    sources = {path for path in touched if path.endswith(".py")}
+    for path in sources:
+        compile((tree / path).read_bytes(), path, "exec", dont_inherit=True)
+    reported = {file["path"] for one in applied["features"] for file in one["files"]}
+    assert sources <= reported
+    assert touched - sources <= {p for p in touched if p.startswith(".vllm-overlay")} | {
+        str(Path(path).parent.as_posix()) for path in sources
+    }
+
+    before = written(tree)
+    assert states(answer("apply", tree)) == states(applied)
+    assert states(answer("status", tree)) == states(applied)
+    assert written(tree) == before
+
+    if shutil.which("git"):
+        by_git = unpack(release, tmp_path / "git", only=sources)
+        diff = overlay("diff", release)
+        git_apply(diff, by_git, "--check")
+        git_apply(diff, by_git)
+        made = {path: digest for path, digest in hashes(by_git).items() if digest != "folder"}
+        assert made == {path: patched[path] for path in sources}
+
+    overlay("revert", tree)
+    assert hashes(tree) == pristine
+    assert states(answer("status", tree)) == expected
