@@ -189,6 +189,19 @@ def _editable(site: Path, source: Path, version: str) -> None:
     (info / "direct_url.json").write_text(json.dumps(url))
 
 
+def _editable_finder(package: Path) -> type:
+    """A finder as setuptools generates it for an editable install."""
+
+    class Finder:
+        @staticmethod
+        def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec:
+            init = str(package / "__init__.py")
+            return ModuleSpec(name, SourceFileLoader(name, init), origin=init, is_package=True)
+
+    Finder.__module__ = "__editable___vllm_0_26_0_finder"
+    return Finder
+
+
 def test_an_editable_install_through_the_path(tmp_path: Path, on_path) -> None:
     version = "0.26.1.dev3+gabc"
     source = fake_vllm.tree(tmp_path / "a checkout", extra={"vllm/_version.py": None})
@@ -201,21 +214,44 @@ def test_an_editable_install_through_the_path(tmp_path: Path, on_path) -> None:
     assert (target.record, target.record_file) == (None, None)
 
 
+def test_an_editable_install_into_a_build_folder(tmp_path: Path, on_path) -> None:
+    source = tmp_path / "checkout"
+    built = fake_vllm.tree(source / "build" / "editable", extra={"vllm/_version.py": None})
+    _editable(tmp_path / "site", source, "0.26.0")
+
+    assert on_path(tmp_path / "site", built).vllm == "0.26.0"
+
+
+def test_an_editable_install_of_another_source_tells_no_version(tmp_path: Path, on_path) -> None:
+    source = fake_vllm.tree(tmp_path / "checkout", extra={"vllm/_version.py": None})
+    _editable(tmp_path / "site", tmp_path / "elsewhere", "0.26.0")
+
+    assert on_path(tmp_path / "site", source).vllm is None
+
+
 def test_an_editable_install_through_the_finder_of_setuptools(tmp_path: Path, on_path) -> None:
     source = fake_vllm.tree(tmp_path / "checkout", extra={"vllm/_version.py": None})
     _editable(tmp_path / "site", source, "0.26.0")
 
-    class Finder:
-        @staticmethod
-        def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec:
-            init = str(source / "vllm" / "__init__.py")
-            return ModuleSpec(name, SourceFileLoader(name, init), origin=init, is_package=True)
-
-    Finder.__module__ = "__editable___vllm_0_26_0_finder"
-
-    target = on_path(tmp_path / "site", finders=(Finder,))
+    target = on_path(tmp_path / "site", finders=(_editable_finder(source / "vllm"),))
 
     assert (target.vllm, target.root) == ("0.26.0", source)
+
+
+@pytest.mark.parametrize("how", ["finder", "link"])
+def test_a_package_whose_folder_has_another_name_is_refused(
+    tmp_path: Path, on_path, how: str
+) -> None:
+    source = fake_vllm.tree(tmp_path / "checkout")
+    (source / "vllm").rename(source / "code")
+    (tmp_path / "site").mkdir()
+    if how == "link":
+        (tmp_path / "site" / "vllm").symlink_to(source / "code")
+
+    with pytest.raises(TargetError, match="a folder that is called vllm itself") as caught:
+        on_path(tmp_path / "site", finders=(_editable_finder(source / "code"),))
+
+    assert str(source / "code") in str(caught.value)
 
 
 def test_other_finders_are_not_asked(tmp_path: Path) -> None:

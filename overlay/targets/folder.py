@@ -27,27 +27,28 @@ def resolve_folder(folder: Path, name: str) -> Target:
     :raises TargetError: if it holds no vLLM, or two distributions own the one it holds.
     """
     _expect_vllm(folder, name)
-    return build(folder, name)
+    return build(folder / "vllm", name)
 
 
 def build(
-    folder: Path,
+    package: Path,
     name: str,
     *,
     fallback: Callable[[], str | None] = lambda: None,
     warnings: tuple[str, ...] = (),
 ) -> Target:
-    """The target whose package is ``folder/vllm``, known to be there.
+    """The target whose package is the folder ``package``, known to be there.
 
     :param fallback: asked for the version where nothing beside the package tells it.
     """
-    beside = Path(os.path.realpath(folder))
-    package = Path(os.path.realpath(folder / "vllm"))
-    root = package.parent
-    if package.name != "vllm":
+    beside = Path(os.path.realpath(package.parent))
+    real = Path(os.path.realpath(package))
+    root = real.parent
+    if real.name != "vllm":
         raise TargetError(
-            f"{folder / 'vllm'} is a symbolic link to {package}: expected its target to be called "
-            "vllm too, so that paths such as vllm/v1/... mean the same there. Rename the folder"
+            f"the package vllm lies in {real}: expected a folder that is called vllm itself, "
+            "because the paths of a patch begin with vllm/. Rename the folder, and whatever "
+            "leads there"
         )
     owner = only_owner(beside)
     found = owner.version if owner else source_version(root) or fallback()

@@ -47,7 +47,7 @@ def resolve_installed() -> Target:
     )
     root = Path(here).parent
     return build(
-        found.package.parent,
+        found.package,
         str(root),
         fallback=lambda: _editable_version(root, sys.path),
         warnings=warnings,
@@ -126,7 +126,7 @@ def _editable_version(root: Path, path: Sequence[str]) -> str | None:
             if not name.endswith(".dist-info") or "vllm" not in name.lower():
                 continue
             info = Path(entry) / name
-            if _editable_source(info) in (root, root.parent):
+            if (source := _editable_source(info)) and source in (root, *root.parents):
                 return header(read_bytes(info / "METADATA") or b"", "Version")
     return None
 

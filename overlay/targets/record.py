@@ -19,7 +19,8 @@ def owns_vllm(raw: bytes) -> bool:
 class Record(Mapping[str, str]):
     """Path to sha256 (hex) for the rows under ``vllm/``; read on first use, for it is long.
 
-    Rows without a sha256, such as those of bytecode, are left out: nothing can be compared.
+    Rows without a sha256, such as those of bytecode, are left out: nothing can be compared.  So
+    are the overlay's own rows, for they tell nothing about the release.
     """
 
     def __init__(self, raw: bytes) -> None:
@@ -28,7 +29,10 @@ class Record(Mapping[str, str]):
 
     def _read(self) -> dict[str, str]:
         if self._rows is None:
-            self._rows = dict(_rows(self._raw.decode("utf-8", "surrogateescape")))
+            from overlay.transaction.record_rows import release_part
+
+            raw = release_part(self._raw)
+            self._rows = dict(_rows(raw.decode("utf-8", "surrogateescape")))
         return self._rows
 
     def __getitem__(self, path: str) -> str:
