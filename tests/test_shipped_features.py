@@ -7,6 +7,8 @@ import builtins
 import functools
 import shutil
 import subprocess
+import sys
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -90,6 +92,113 @@ def test_hooks_only_add() -> None:
     )
     assert ops["-"] == 0
     assert ops["+"] > 0
+
+
+# The hooks and the module that they call
+
+PACKAGE = "vllm/v1/spec_decode/draft_graphs"
+
+
+def module(name: str) -> ast.Module:
+    files = {file.path: file.content for file in feature(DRAFTS).added}
+    return ast.parse(files[f"{PACKAGE}/{name}.py"])
+
+
+def added_lines() -> list[str]:
+    """What each hunk adds, as Python of its own."""
+    return [
+        textwrap.dedent("\n".join(text for op, text in hunk.lines if op == "+"))
+        for topic in feature(DRAFTS).topics
+        for variant in topic.variants
+        for hunk in variant.patch.hunks
+    ]
+
+
+def method(name: str, cls: str, function: str) -> ast.FunctionDef:
+    (owner,) = [n for n in module(name).body if isinstance(n, ast.ClassDef) and n.name == cls]
+    (found,) = [n for n in owner.body if isinstance(n, ast.FunctionDef) and n.name == function]
+    return found
+
+
+def calls_on(attribute: str) -> list[ast.Call]:
+    """The calls in hooks of a method of ``self.<attribute>``."""
+    return [
+        node
+        for text in added_lines()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and ast.unparse(node.func.value) == f"self.{attribute}"
+    ]
+
+
+def test_the_package_exports_what_the_hooks_import() -> None:
+    imported = {
+        (node.module, alias.name)
+        for text in added_lines()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    dotted = PACKAGE.replace("/", ".")
+    (exported,) = [
+        ast.literal_eval(node.value)
+        for node in module("__init__").body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    ]
+    provided = {(dotted, name) for name in exported}
+    provided |= {(f"{dotted}.keys", name) for name in bound_by(module("keys").body)}
+    assert imported
+    assert imported <= provided
+    assert set(exported) <= bound_by(module("graphs").body)
+
+
+def test_the_hooks_call_the_draft_graphs_by_their_arguments() -> None:
+    calls = {ast.unparse(call.func).split(".")[-1]: call for call in calls_on("draft_graphs")}
+    assert set(calls) == {"propose", "later_steps"}
+    for name, call in calls.items():
+        arguments = method("graphs", "DraftGraphs", name).args
+        required = [argument.arg for argument in arguments.kwonlyargs]
+        assert [keyword.arg for keyword in call.keywords] == required
+        assert call.args == []
+        assert [argument.arg for argument in arguments.args] == ["self"]
+
+
+def test_the_hooks_call_the_keys_by_their_arguments() -> None:
+    calls = {ast.unparse(call.func).split(".")[-1]: call for call in calls_on("draft_keys")}
+    assert set(calls) == {"add", "clear", "dispatch"}
+    for name, call in calls.items():
+        expected = [argument.arg for argument in method("keys", "DraftKeys", name).args.args]
+        assert ["self", *map(ast.unparse, call.args)] == expected
+        assert call.keywords == []
+
+
+def test_the_package_imports_nothing_that_imports_it() -> None:
+    """vLLM imports the package while it is itself being imported: no cycle may arise."""
+    allowed = {"torch", "vllm.logger", *sys.stdlib_module_names}
+    foreign = []
+    for file in feature(DRAFTS).added:
+        pending: list[ast.AST] = list(ast.parse(file.content).body)
+        while pending:
+            node = pending.pop()
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+                continue
+            names_ = (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+                if isinstance(node, ast.ImportFrom) and node.level == 0
+                else []
+            )
+            foreign += [
+                (file.path, name)
+                for name in names_
+                if name not in allowed and name.split(".")[0] not in allowed
+            ]
+            pending += ast.iter_child_nodes(node)
+    assert foreign == []
 
 
 # Against the releases
