@@ -168,7 +168,7 @@ def sync_folder(path: Path) -> None:
     """Bring a folder's names to the disk, if the folder is there."""
     try:
         folder = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     try:
         os.fsync(folder)

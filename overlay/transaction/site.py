@@ -62,12 +62,20 @@ class Site:
         return files.form(full) or files.inherited(full.parent)
 
     def missing_folders(self, path: str) -> list[str]:
-        """The folders above ``path`` that are not there, outermost first."""
+        """The folders above ``path`` that are not there, outermost first.
+
+        :raises TransactionError: if something else than a folder stands in their place.
+        """
         missing: list[str] = []
         folder = path.rpartition("/")[0]
         while folder and not os.path.lexists(self.root / folder):
             missing.append(folder)
             folder = folder.rpartition("/")[0]
+        if folder and not (self.root / folder).is_dir():
+            raise TransactionError(
+                f"{self.root / folder}: expected a folder for {path}, found something else. "
+                "Nothing was changed; reinstall vLLM"
+            )
         return missing[::-1]
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
+import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -109,17 +110,27 @@ def checkout(folder: Path) -> Site:
     return Site(fake_vllm.tree(folder, RELEASE), None, fake_vllm.files(RELEASE))
 
 
-def snapshot(root: Path) -> Snapshot:
-    """Every file with its mode and bytes, every folder with its mode; no bytecode."""
+def snapshot(root: Path, bytecode: bool = False) -> Snapshot:
+    """Every file with its mode and bytes, every folder with its mode.
+
+    :param bytecode: whether ``__pycache__`` counts.
+    """
     found: Snapshot = {}
-    for path in sorted(root.rglob("*")):
-        if "__pycache__" in path.parts:
-            continue
-        status = path.lstat()
-        found[path.relative_to(root).as_posix()] = (
-            status.st_mode,
-            path.read_bytes() if path.is_file() else None,
-        )
+    folders = [""]
+    for folder in folders:
+        with os.scandir(root / folder) as items:
+            for item in items:
+                name = f"{folder}{item.name}"
+                is_folder = item.is_dir(follow_symlinks=False)
+                if is_folder:
+                    if item.name == "__pycache__" and not bytecode:
+                        continue
+                    folders.append(f"{name}/")
+                content = None
+                if not is_folder:
+                    with open(item.path, "rb") as file:
+                        content = file.read()
+                found[name] = (item.stat(follow_symlinks=False).st_mode, content)
     return found
 
 
@@ -138,15 +149,33 @@ def memory_folder(otherwise: Path) -> Iterator[Path]:
 
 
 class Copies:
-    """Fresh copies of a site, each removed when the next one is asked for."""
+    """A copy of a site that is made as new whenever it is asked for."""
 
     def __init__(self, site: Site, folder: Path) -> None:
-        self._site, self._folder, self._numbers = site, folder, itertools.count()
-        self._last: Path | None = None
+        self._wanted = snapshot(site.root, bytecode=True)
+        self._copy = site.copy(folder / "copy")
 
     def fresh(self) -> Site:
-        """One more copy."""
-        if self._last is not None:
-            shutil.rmtree(self._last)
-        self._last = self._folder / f"copy-{next(self._numbers)}"
-        return self._site.copy(self._last)
+        """The copy, as the site was; only what differs is written, for that is fast."""
+        root = self._copy.root
+        found = snapshot(root, bytecode=True)
+        for path in sorted(found.keys() - self._wanted.keys(), reverse=True):
+            _remove(root / path, found[path])
+        for path, (mode, content) in sorted(self._wanted.items()):
+            if found.get(path) == (mode, content):
+                continue
+            if content is None:
+                (root / path).mkdir(exist_ok=True)
+            else:
+                # A new file, never the old one's bytes: that may be another file's second name.
+                (root / path).unlink(missing_ok=True)
+                (root / path).write_bytes(content)
+            (root / path).chmod(stat.S_IMODE(mode))
+        return self._copy
+
+
+def _remove(path: Path, found: tuple[int, bytes | None]) -> None:
+    if found[1] is None:
+        path.rmdir()
+    else:
+        path.unlink()
