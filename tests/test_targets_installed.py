@@ -123,6 +123,15 @@ def test_no_vllm(tmp_path: Path, on_path) -> None:
     assert sys.executable in str(caught.value)
 
 
+def test_a_folder_on_the_path_that_may_not_be_read_is_named(
+    tmp_path: Path, on_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may read everything
+
+    with pytest.raises(TargetError, match=f"{tmp_path} on the path may not be read by this user"):
+        on_path(tmp_path)
+
+
 def test_a_left_over_folder_is_named_and_is_no_vllm(tmp_path: Path, on_path) -> None:
     (tmp_path / "vllm" / "__pycache__").mkdir(parents=True)
 

@@ -6,12 +6,16 @@ import hashlib
 import io
 import os
 import random
+import ssl
 import subprocess
 import sys
+import tempfile
+import urllib.request
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.error import URLError
 
 import pytest
 from hypothesis import given, settings
@@ -363,7 +367,76 @@ def test_a_dangerous_sdist_stays_dangerous(tmp_path: Path, index: FakeIndex) -> 
         resolve("0.26.0")
 
 
+def test_a_folder_of_links_that_may_not_be_listed_is_named(
+    tmp_path: Path, index: FakeIndex, configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index.add(fake_vllm.sdist(tmp_path))
+    configure(index.simple, find_links=(tmp_path.as_uri(),))
+
+    def refuse(self: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+
+    assert f"{tmp_path.as_uri()}: cannot be listed" in resolve("0.26.0").warnings[0]
+
+
+# How the network is reached
+
+
+def test_the_proxy_is_used(tmp_path: Path, index: FakeIndex, configure) -> None:
+    index.add(fake_vllm.sdist(tmp_path))
+    configure("http://nowhere.example/simple", proxy=index.url)
+
+    assert _is_whole(resolve("0.26.0"))
+
+
+def test_certificates_are_checked_unless_the_host_is_trusted() -> None:
+    session = http.Session(IndexConfig((), trusted_hosts=frozenset({"a.example", "b.example:8"})))
+
+    def mode(url: str) -> ssl.VerifyMode:
+        (handler,) = (
+            one
+            for one in session._opener(url).handlers
+            if isinstance(one, urllib.request.HTTPSHandler)
+        )
+        context: ssl.SSLContext = handler._context  # type: ignore[attr-defined]
+        return context.verify_mode
+
+    assert mode("https://c.example/x") == ssl.CERT_REQUIRED
+    assert mode("https://b.example/x") == ssl.CERT_REQUIRED
+    assert mode("https://a.example:99/x") == ssl.CERT_NONE
+    assert mode("https://b.example:8/x") == ssl.CERT_NONE
+
+
+def test_a_certificate_file_that_is_none_is_an_error(
+    tmp_path: Path, index: FakeIndex, configure
+) -> None:
+    configure(index.simple, cert=str(tmp_path / "none.pem"))
+
+    with pytest.raises(PackageIndexError, match=r"none\.pem"):
+        resolve("0.26.0")
+
+
+def test_a_certificate_that_is_not_trusted_says_what_to_set(configure) -> None:
+    error = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    error.verify_message = "self-signed certificate"
+
+    said = str(http._network_error("https://me:pw@a.example/x", URLError(error), 5))
+
+    assert said.startswith("https://a.example/x: ")
+    assert "self-signed certificate" in said
+    assert "PIP_CERT" in said
+
+
 # Passwords
+
+
+def test_a_netrc_file_that_cannot_be_parsed_is_an_error(tmp_path: Path, index: FakeIndex) -> None:
+    (tmp_path / "netrc").write_text("machine")
+
+    with pytest.raises(PackageIndexError, match="netrc: expected a readable netrc file"):
+        resolve("0.26.0")
 
 
 def test_the_password_of_the_index_is_used_and_never_shown(
@@ -596,6 +669,24 @@ def test_a_full_disk_while_downloading(
 
     with pytest.raises(PackageIndexError, match=r"No space left on device.*TMPDIR"):
         resolve("0.26.0")
+
+
+def test_nothing_is_left_in_the_temporary_folder(
+    tmp_path: Path, index: FakeIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    for version in ("0.26.0", "0.27.0"):
+        index.add(fake_vllm.sdist(tmp_path, version))
+    index.hashes["vllm-0.27.0.tar.gz"] = "0" * 64
+
+    resolve("0.26.0")
+    with pytest.raises(PackageIndexError):
+        resolve("0.27.0")
+
+    assert list(scratch.iterdir()) == []
+    assert not list(archive_path("0.26.0").parent.glob(".*"))
 
 
 def test_progress_is_told(tmp_path: Path, index: FakeIndex) -> None:

@@ -232,9 +232,9 @@ def _netrc(host: str) -> tuple[str, str] | None:
     path = os.environ.get("NETRC") or os.path.expanduser("~/.netrc")
     try:
         login = netrc.netrc(path).authenticators(host)
-    except FileNotFoundError:
-        return None
-    except (OSError, netrc.NetrcParseError) as error:
+    except OSError:
+        return None  # there is none, or it is another user's: nobody meant us to use it
+    except netrc.NetrcParseError as error:
         raise PackageIndexError(f"{path}: expected a readable netrc file: {error}") from error
     return (login[0], login[2] or "") if login else None
 

@@ -151,13 +151,22 @@ def _places(asked: Iterable[str]) -> str:
 
 def _ask(session: Session, url: str) -> list[Candidate]:
     path = local_path(url)
-    if path is None:
-        return parse_page(*session.page(url, _ACCEPT, _PAGE_LIMIT_BYTES))
-    if path.is_dir() and not (path / "index.html").is_file():
-        links = [(entry.as_uri(), entry.name, None, False) for entry in sorted(path.iterdir())]
-        return [one for one in (_candidate(*link, url) for link in links) if one]
-    page = path / "index.html" if path.is_dir() else path
-    return parse_page(*session.page(page.as_uri(), _ACCEPT, _PAGE_LIMIT_BYTES))
+    if path is not None:
+        try:
+            links = _folder_links(path)
+        except OSError as error:
+            raise PackageIndexError(f"{url}: cannot be listed: {error.strerror}") from error
+        if links is not None:
+            return [one for one in (_candidate(*link, url) for link in links) if one]
+        url = (path / "index.html" if path.is_dir() else path).as_uri()
+    return parse_page(*session.page(url, _ACCEPT, _PAGE_LIMIT_BYTES))
+
+
+def _folder_links(path: Path) -> list[_Link] | None:
+    """The files in a folder, ``None`` where it is a page, or a folder that has one."""
+    if not path.is_dir() or (path / "index.html").is_file():
+        return None
+    return [(entry.as_uri(), entry.name, None, False) for entry in sorted(path.iterdir())]
 
 
 _Link = tuple[str, str, "tuple[str, str] | None", bool]

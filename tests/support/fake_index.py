@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import urlsplit
 
 PROJECT_PAGE = "/simple/vllm/"
 
@@ -107,6 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
     index: FakeIndex
 
     def do_GET(self) -> None:
+        self.path = urlsplit(self.path).path  # a client of a proxy asks for the whole URL
         self.index.authorizations.append(self.headers.get("Authorization"))
         if self.path in self.index.stalled:
             self.index.over.wait(30)
