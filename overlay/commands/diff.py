@@ -5,6 +5,7 @@ from __future__ import annotations
 from overlay.commands.answer import report
 from overlay.commands.request import Request
 from overlay.diffs import render
+from overlay.memo import Memo
 from overlay.planning import plan
 from overlay.report import Report
 from overlay.standing import pristine_view
@@ -24,12 +25,12 @@ def diff(request: Request, name: str | None = None, progress: Progress | None = 
     features = request.select(request.load())
     target = resolve(name, progress=progress)
     if target.root is None:
-        made, said = plan(features, target, target.release, target.record), None
+        made, said = plan(features, target, target.release, target.record, Memo()), None
     else:
         with reading(target.root) as said:
             ledger = ledgers.load(target.root)
             view = pristine_view(target, ledger, ledgers.copies(target.root))
-            made = plan(features, view, target.release, target.record)
+            made = plan(features, view, target.release, target.record, Memo())
     answer = report(target, made, features, said)
     code, verdict = differs(answer, len(made.changes))
     return Report("diff", code, verdict, (answer,), diff=render(made.changes))

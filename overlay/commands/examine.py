@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from overlay.commands.answer import public, report
+from overlay.memo import Memo
 from overlay.model import Plan, TargetReport
 from overlay.planning import plan as make_plan
 from overlay.standing import assess, conditions, pristine_view, void
@@ -49,14 +50,14 @@ def examine(
     """
     meant = features if meant is None else meant
     if target.root is None:
-        made = make_plan(meant, target, target.release, target.record)
+        made = make_plan(meant, target, target.release, target.record, Memo())
         answer = report(target, made, meant)
         return Examination(tuple(meant), made, answer, answer)
     with reading(target.root) as said:
         ledger = ledgers.load(target.root)
         planned = with_applied(features, meant, ledger)
         view = pristine_view(target, ledger, ledgers.copies(target.root))
-        made = make_plan(planned, view, target.release, target.record)
+        made = make_plan(planned, view, target.release, target.record, Memo())
         stands = assess(made, ledger, target, planned, public(target))
         if ledger is not None and void(ledger, conditions(ledger, target.read), public(target)):
             ledger = None
