@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import environment
@@ -20,14 +21,29 @@ from environment import ROOT, say
 TYPED = ("overlay", "scripts", "tests/engine")
 
 
-def checks(python: Path) -> list[tuple[str, list[str]]]:
+@dataclass(frozen=True)
+class Check:
+    """One command that must end with 0 in ``folder``."""
+
+    name: str
+    folder: Path
+    arguments: tuple[str, ...]
+
+
+def checks() -> list[Check]:
     """What must pass before the tests are worth their time."""
-    run = [str(python), "-m"]
-    return [
-        ("ruff check", [*run, "ruff", "check", "."]),
-        ("ruff format --check", [*run, "ruff", "format", "--check", "."]),
-        (f"mypy --strict {' '.join(TYPED)}", [*run, "mypy", "--strict", *TYPED]),
+    settings = ("--config-file", str(ROOT / "pyproject.toml"))
+    strict = ("mypy", "--strict", *settings, "--cache-dir", str(ROOT / ".mypy_cache"))
+    found = [
+        Check("ruff check", ROOT, ("ruff", "check", ".")),
+        Check("ruff format --check", ROOT, ("ruff", "format", "--check", ".")),
+        Check(f"mypy --strict {' '.join(TYPED)}", ROOT, (*strict, *TYPED)),
     ]
+    for added in sorted((ROOT / "patches").glob("*/files")):
+        # Seen from there, as from site-packages, its modules are parts of vllm.
+        name = f"mypy --strict {added.relative_to(ROOT)}"
+        found.append(Check(name, added, (*strict, "--explicit-package-bases", "-p", "vllm")))
+    return found
 
 
 def main() -> int:
@@ -39,11 +55,12 @@ def main() -> int:
         environment.engine_python()
     except environment.TorchUnavailable:
         say("[engine] pip finds no CPU build of PyTorch: the engine tests will be skipped")
-    for name, command in checks(python):
-        say(f"[check] {name}")
-        status = subprocess.run(command, cwd=ROOT, check=False).returncode
+    for check in checks():
+        say(f"[check] {check.name}")
+        command = [str(python), "-m", *check.arguments]
+        status = subprocess.run(command, cwd=check.folder, check=False).returncode
         if status != 0:
-            say(f"[check] {name} failed with status {status}; nothing behind it was run")
+            say(f"[check] {check.name} failed with status {status}; nothing behind it was run")
             return 1
     say(f"[tests] all of them, {time.monotonic() - began:.0f} s after the start")
     command = [str(python), "-m", "pytest", "--durations=10", *sys.argv[1:]]
