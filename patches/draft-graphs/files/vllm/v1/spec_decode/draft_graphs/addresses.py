@@ -65,13 +65,9 @@ class Addresses:
 
     def check(self, graph: object) -> None:
         """Raises AddressError, naming the tensor, where one is not where `graph` reads it."""
-        for name, tensor in self._read_by_all():
-            if name not in self._lasting:
-                raise AddressError(f"{graph}: {name} is new since the capture")
-            self._compare(graph, name, self._lasting[name], tensor)
-        gone = self._lasting.keys() - {name for name, _ in self._read_by_all()}
-        if gone:
-            raise AddressError(f"{graph}: {', '.join(sorted(gone))} is gone since the capture")
+        now = dict(self._read_by_all())
+        for name, address in self._lasting.items():
+            self._compare(graph, name, address, now.get(name))
         for name, address, current in self._handed.get(graph, []):
             self._compare(graph, name, address, current())
 
@@ -99,9 +95,16 @@ class Addresses:
             yield f"KV cache of {name}", tensor
         for index, group in enumerate(proposer.draft_attn_groups):
             for where in (group, group.get_metadata_builder()):
-                for name, value in vars(where).items():
-                    if isinstance(value, torch.Tensor) and value.device.type != "meta":
-                        yield f"attention group {index} {type(where).__name__}.{name}", value
+                yield from _attributes(f"attention group {index}", where)
+        for name, layer in compat.draft_layers(proposer).items():
+            yield from _attributes(f"layer {name}", layer)
+            yield from _attributes(f"layer {name}", getattr(layer, "impl", None))
+
+
+def _attributes(owner: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, each in vars(value).items() if value is not None else ():
+        if isinstance(each, torch.Tensor):
+            yield f"{owner} {type(value).__name__}.{name}", each
 
 
 def _argument(passes: Passes, tokens: int, name: str) -> Callable[[], torch.Tensor | None]:

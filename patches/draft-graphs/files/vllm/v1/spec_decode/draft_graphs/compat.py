@@ -169,17 +169,33 @@ def combine_width(proposer: Any) -> int | None:
     return int(width) if width is not None else None
 
 
+def draft_layers(proposer: Any) -> dict[str, Any]:
+    """The attention layers of the draft model by name."""
+    context = proposer.vllm_config.compilation_config.static_forward_context
+    return {name: context[name] for name in sorted(proposer._draft_attn_layer_names)}
+
+
 def kv_caches(proposer: Any) -> dict[str, torch.Tensor]:
     """The KV cache of each draft layer by name; a list of tensors gives several entries."""
-    context = proposer.vllm_config.compilation_config.static_forward_context
     caches: dict[str, torch.Tensor] = {}
-    for layer in sorted(proposer._draft_attn_layer_names):
-        cache = getattr(context[layer], "kv_cache", None)
+    for name, layer in draft_layers(proposer).items():
+        cache = getattr(layer, "kv_cache", None)
         if isinstance(cache, torch.Tensor):
-            caches[layer] = cache
-        elif isinstance(cache, (list, tuple)):  # one per virtual engine, in older releases
-            caches.update({f"{layer}[{index}]": each for index, each in enumerate(cache)})
+            caches[name] = cache
+        elif isinstance(cache, (list, tuple)):
+            caches.update({f"{name}[{index}]": each for index, each in enumerate(cache)})
     return caches
+
+
+def per_request_attention(vllm_config: Any) -> bool:
+    """Whether attention takes ranges or prefixes per request from the host.
+
+    R-SWA from 0.25, prefix language models with multimodal prefixes from 0.20.
+    """
+    model = vllm_config.model_config
+    return bool(
+        getattr(model, "rswa_window", None) is not None or getattr(model, "is_mm_prefix_lm", False)
+    )
 
 
 def block_table_width(runner: Any, kv_cache_gid: int) -> int:

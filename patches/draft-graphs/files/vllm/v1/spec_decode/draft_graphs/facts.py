@@ -8,7 +8,7 @@ from typing import Any
 
 from . import compat
 from .graph_backend import GraphBackend
-from .policy import Facts
+from .policy import FULL_MODES, Facts
 
 
 def early_facts(proposer: Any, backend: GraphBackend) -> Facts:
@@ -16,6 +16,7 @@ def early_facts(proposer: Any, backend: GraphBackend) -> Facts:
     config = proposer.vllm_config
     speculative = proposer.speculative_config
     parallel = config.parallel_config
+    mode = config.compilation_config.cudagraph_mode.name
     cache = config.cache_config
     return Facts(
         num_speculative_tokens=int(speculative.num_speculative_tokens),
@@ -49,6 +50,9 @@ def early_facts(proposer: Any, backend: GraphBackend) -> Facts:
         weight_offloader=compat.weight_offloader(),
         computes_kv_scales=bool(getattr(cache, "calculate_kv_scales", False)),
         fast_prefill=bool(getattr(cache, "kv_sharing_fast_prefill", False)),
+        per_request_attention=compat.per_request_attention(config),
+        # vLLM may still lower a FULL mode for the sake of an attention backend, never raise one.
+        cudagraph_mode=None if mode in FULL_MODES else mode,
         # 0.24 and later
         dynamic_k=getattr(speculative, "num_speculative_tokens_per_batch_size", None) is not None,
         # 0.22 and later

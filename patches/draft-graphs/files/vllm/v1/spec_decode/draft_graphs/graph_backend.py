@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Protocol
@@ -62,8 +63,10 @@ class CudaGraphBackend:
         with ExitStack() as stack:
             # Collecting garbage and emptying the cache at every capture takes most of the time
             # of capturing many small graphs; upstream patches them away, too.
-            for name in ("gc.collect", "torch.cuda.empty_cache", "torch.accelerator.empty_cache"):
-                stack.enter_context(patch(name, _nothing))
+            stack.enter_context(patch.object(gc, "collect", _nothing))
+            for module in (torch.cuda, torch.accelerator):
+                if hasattr(module, "empty_cache"):
+                    stack.enter_context(patch.object(module, "empty_cache", _nothing))
             compat.announce_graph_pool(pool)
             with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream()):
                 function()

@@ -117,10 +117,12 @@ class DraftGraphs:
             self._say(report.refused_line(self.mode, decision))
             return
         started, free = time.perf_counter(), self._backend.free_memory()
-        captured = self._capture_keys(runner, plan, plan)
-        if captured is None:
+        try:
+            self._captured = self._capture_keys(runner, plan, plan)
+        except CaptureFailed as failure:
+            logger.debug("Draft graphs: the failed capture", exc_info=True)
+            self.withdraw(str(failure))
             return
-        self._captured = captured
         for key in plan:
             self._proposer.cudagraph_dispatcher.add_draft_key(key)
         memory = max(free - self._backend.free_memory(), 0)
@@ -148,11 +150,11 @@ class DraftGraphs:
 
         roles = {key.role: [other for other in plan if other.role == key.role] for key in plan}
         largest = [key for keys in roles.values() for key in keys[:2]]
-        captured = self._capture_keys(runner, plan, largest, sample)
-        if captured is None:
+        try:
+            self._capture_keys(runner, plan, largest, sample)
+        except CaptureFailed:
+            logger.debug("Draft graphs: the failed capture of the profile", exc_info=True)
             return 0
-        del captured
-        self.release()
         total = 0
         for role, keys in roles.items():
             first, *second = samples[role]
@@ -185,24 +187,21 @@ class DraftGraphs:
         plan: list[DraftKey],
         keys: list[DraftKey],
         after_each: Callable[[DraftKey], None] | None = None,
-    ) -> _Captured | None:
-        """Capture `keys` of `plan`; None, with everything withdrawn, if any rank fails."""
-        try:
-            with torch.inference_mode():
-                captured = self._agreed(
-                    partial(_Captured, self._proposer, runner, self._backend, plan, self.check),
-                    "the buffers",
-                )
-                for key in keys:
-                    self._agreed(partial(captured.capture, key, self._backend), str(key))
-                    if after_each is not None:
-                        after_each(key)
-                captured.buffers.pad_all(self._proposer)
-                self._backend.synchronize()
-        except CaptureFailed as failure:
-            logger.debug("Draft graphs: traceback of the failed capture", exc_info=True)
-            self.withdraw(str(failure))
-            return None
+    ) -> _Captured:
+        """Capture `keys` of `plan`. Raises CaptureFailed, having kept nothing, if any rank does."""
+        with torch.inference_mode():
+            captured = self._agreed(
+                partial(_Captured, self._proposer, runner, self._backend, plan, self.check),
+                "the buffers",
+            )
+            for key in keys:
+                self._agreed(partial(captured.capture, key, self._backend), str(key))
+                if after_each is not None:
+                    after_each(key)
+            # A warm-up may leave anything in the proposer's buffers: within `graph_capture()`
+            # vLLM's custom all-reduce returns memory as it found it unless it is captured.
+            captured.buffers.pad_all(self._proposer)
+            self._backend.synchronize()
         return captured
 
     def _agreed(self, work: Callable[[], T], what: str) -> T:
@@ -341,6 +340,9 @@ class DraftGraphs:
             self.withdraw("the KV cache was initialized anew after the capture")
             return False
         if self._facts.probabilistic and not sampling_metadata.all_greedy:
+            return False
+        # A tensor for `causal` (0.25 and later) is a choice per request.
+        if cad.causal is not True:
             return False
         return 0 < k <= self._k and cad.block_table_tensor.shape[1] == captured.blocks
 

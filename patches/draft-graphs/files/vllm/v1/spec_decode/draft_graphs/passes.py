@@ -70,7 +70,7 @@ class Passes:
             buffers.step_drafts[:reqs].copy_(draft)
         positions = proposer.positions[:tokens].index_select(0, indices)
         proposer.positions[:reqs].copy_(positions)
-        proposer.hidden_states[:reqs].copy_(hidden.index_select(0, indices))
+        _gather(hidden, indices, proposer.hidden_states[:reqs])
         torch.sub(
             buffers.seq_lens[:reqs], buffers.rejected[:reqs], out=buffers.step_seq_lens[:reqs]
         )
@@ -171,3 +171,13 @@ class Passes:
             slot_mapping=self.proposer._slot_mapping_buffer[:tokens],
             causal=True,
         )
+
+
+def _gather(source: torch.Tensor, rows: torch.Tensor, into: torch.Tensor) -> None:
+    """into[i] = source[rows[i]], without a copy in between unless the two share memory."""
+    if source.dtype == into.dtype and (
+        source.untyped_storage().data_ptr() != into.untyped_storage().data_ptr()
+    ):
+        torch.index_select(source, 0, rows, out=into)
+    else:
+        into.copy_(source.index_select(0, rows))

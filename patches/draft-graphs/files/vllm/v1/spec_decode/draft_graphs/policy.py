@@ -71,6 +71,7 @@ class Facts:
     weight_offloader: str | None = None
     computes_kv_scales: bool = False
     fast_prefill: bool = False
+    per_request_attention: bool = False
     dynamic_k: bool = False
     probabilistic: bool = False
     # Late facts.
@@ -120,6 +121,7 @@ def _yes_no_refusals(facts: Facts) -> list[str]:
         (facts.sequence_parallel, "sequence parallelism pads tokens by rules of its own"),
         (facts.computes_kv_scales, "KV scales are computed in the first forward pass"),
         (facts.fast_prefill, "kv_sharing_fast_prefill has metadata of its own"),
+        (facts.per_request_attention, "attention takes prefixes or ranges from the host"),
     ]
     return [reason for refused, reason in table if refused]
 
