@@ -3,7 +3,9 @@
 Stands in for vLLM's own CPU backend, which plans on the host and bakes the plan. Like a GPU
 kernel it reads lengths, query offsets and block tables from the device when it runs, leaves the
 output of padding rows alone, and does not write where the slot is -1. Shapes depend only on the
-number of tokens, of requests and of blocks in a row of the table.
+number of tokens, of requests and of blocks in a row of the table. The integers of the metadata
+bound the work, as the launch grid of a kernel does: what lies beyond them is not computed. What a
+kernel would read or write out of bounds is clamped here, and counted in `FAULTS`.
 """
 
 from __future__ import annotations
@@ -23,6 +25,26 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.kv_cache_interface import KVCacheLayout
+
+#: What `FAULTS` counts, by position.
+FAULT_NAMES = (
+    "a query is longer than max_query_len",
+    "the queries have more tokens than there are",
+    "a sequence is longer than max_seq_len",
+    "a sequence is shorter than its query",
+    "a block of the table is not in the cache",
+    "a slot is not in the cache",
+    "two tokens go to one slot",
+)
+#: How often each was seen since somebody last set it to zero; lies where device memory would.
+FAULTS = torch.zeros(len(FAULT_NAMES), dtype=torch.int64)
+
+
+def faults() -> list[str]:
+    """What was seen since the last call."""
+    found = [name for name, count in zip(FAULT_NAMES, FAULTS.tolist(), strict=True) if count]
+    FAULTS.zero_()
+    return found
 
 
 @dataclass
@@ -134,7 +156,11 @@ class GraphSafeImpl(AttentionImpl):
     ) -> None:
         """Write rows to their slots; a row with slot -1 writes the null block's own content."""
         tokens, block_size = slot_mapping.shape[0], kv_cache.shape[2]
-        slots = slot_mapping.clamp(min=0)
+        cells_in_all = kv_cache.shape[0] * block_size
+        inside = slot_mapping.sort().values
+        FAULTS[5].add_((slot_mapping >= cells_in_all).sum())
+        FAULTS[6].add_(((inside[1:] == inside[:-1]) & (inside[1:] >= 0)).sum())
+        slots = slot_mapping.clamp(min=0, max=cells_in_all - 1)
         blocks, offsets = slots // block_size, slots % block_size
         cells = kv_cache.transpose(1, 2)
         new = torch.cat([key[:tokens], value[:tokens]], -1).to(kv_cache.dtype)
@@ -161,12 +187,21 @@ class GraphSafeImpl(AttentionImpl):
         starts = meta.query_start_loc[: requests + 1]
         rows = torch.arange(tokens, dtype=starts.dtype)
         owner = torch.searchsorted(starts[1:].contiguous(), rows, right=True)
-        real = rows < starts[requests]
+        lengths = starts[1:] - starts[:-1]
+        FAULTS[0].add_((lengths > meta.max_query_len).sum())
+        FAULTS[1].add_(starts[requests] > tokens)
+        FAULTS[2].add_((meta.seq_lens > meta.max_seq_len).sum())
+        FAULTS[3].add_(((meta.seq_lens < lengths) & (meta.seq_lens > 0)).sum())
+        real = rows < starts[requests].clamp(max=meta.num_actual_tokens)
         owner = owner.clamp(max=requests - 1)
+        real &= rows - starts[owner] < meta.max_query_len
         # The last row of a request sees its whole sequence, the one before a token less.
         seen = meta.seq_lens[owner] - (starts[owner + 1] - 1 - rows)
+        seen = seen.clamp(max=meta.max_seq_len)
 
         table = meta.block_table[:requests].long()
+        FAULTS[4].add_(((table < 0) | (table >= kv_cache.shape[0])).sum())
+        table = table.clamp(min=0, max=kv_cache.shape[0] - 1)
         cells = kv_cache[table].transpose(2, 3).reshape(-1, heads, 2 * size).float()
         per_request = cells.shape[0] // requests
         cell = torch.arange(cells.shape[0])

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm._C", reason="needs vLLM for CPU")
 
-from graph_safe_attention import GraphSafeImpl, GraphSafeMetadata  # noqa: E402
+from graph_safe_attention import FAULT_NAMES, GraphSafeImpl, GraphSafeMetadata, faults  # noqa: E402
 from recorded_graph import RecordedGraph  # noqa: E402
 
 HEADS, KV_HEADS, SIZE, BLOCK, BLOCKS = 4, 2, 8, 4, 24
@@ -80,6 +80,7 @@ def test_agrees_with_attention_request_by_request(requests: list[tuple[int, int]
     before = batch.cache.clone()
     batch.run()
     torch.testing.assert_close(batch.output, batch.expected())
+    assert faults() == []
     changed = (batch.cache != before).any(3).any(1).flatten().nonzero().flatten()
     assert set(changed.tolist()) == set(batch.meta.slot_mapping[: batch.live].tolist())
 
@@ -119,3 +120,68 @@ def test_a_recording_follows_lengths_tables_and_slots(requests: list[tuple[int, 
     meta.slot_mapping.copy_(slots)
     graph.replay()
     torch.testing.assert_close(batch.output, batch.expected())
+
+
+def break_query(meta: GraphSafeMetadata) -> None:
+    meta.max_query_len = 1
+
+
+def break_tokens(meta: GraphSafeMetadata) -> None:
+    meta.query_start_loc[-1] = 17
+    meta.max_query_len = 17
+    meta.seq_lens[-1] = 20
+
+
+def break_bound(meta: GraphSafeMetadata) -> None:
+    meta.max_seq_len = 8
+
+
+def break_length(meta: GraphSafeMetadata) -> None:
+    meta.seq_lens[0] = 1
+
+
+def break_table(meta: GraphSafeMetadata) -> None:
+    meta.block_table[1, 0] = BLOCKS
+
+
+def break_slot(meta: GraphSafeMetadata) -> None:
+    meta.slot_mapping[0] = BLOCKS * BLOCK
+
+
+def break_slots(meta: GraphSafeMetadata) -> None:
+    meta.slot_mapping[0] = meta.slot_mapping[1]
+
+
+@pytest.mark.parametrize(
+    ("broken", "named"),
+    list(
+        zip(
+            [
+                break_query,
+                break_tokens,
+                break_bound,
+                break_length,
+                break_table,
+                break_slot,
+                break_slots,
+            ],
+            FAULT_NAMES,
+            strict=True,
+        )
+    ),
+)
+def test_what_a_kernel_would_do_out_of_bounds_is_counted(broken: Any, named: str) -> None:
+    batch = Batch([(2, 9), (2, 4)], padded_tokens=16, seed=4)
+    broken(batch.meta)
+    faults()
+    batch.run()
+    assert faults() == [named]
+    assert faults() == []
+
+
+def test_the_integers_of_the_metadata_bound_the_work() -> None:
+    batch = Batch([(3, 9), (2, 4)], padded_tokens=8, seed=5)
+    batch.meta.max_query_len, batch.meta.num_actual_tokens = 2, 4
+    batch.run()
+    computed = (batch.output != 7.0).any(1).tolist()
+    assert computed == [True, True, False, True, False, False, False, False]

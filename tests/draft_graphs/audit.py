@@ -1,0 +1,191 @@
+"""What must hold around every call of the draft graphs, whatever they draft.
+
+A call of `DraftGraphs.propose` or `.later_steps` that used graphs must have run no Python of the
+draft model, written only the KV slots of the live requests' next tokens (or the null block), left
+the runner's tensors alone, and returned memory that belongs to no graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import graph_safe_attention
+import torch
+from junk import Junk
+from recorded_backend import RecordedBackend
+from recorded_graph import RecordedGraph
+
+
+class AuditFailed(AssertionError):
+    """A draft graph did what it must not."""
+
+
+class Audit:
+    """Wraps the two entries of one proposer's draft graphs, and counts what passes through.
+
+    used: calls that graphs answered, by "entry requests". declined: calls that they left to
+    upstream's code. replays: by "role size". python_calls: of the draft model, inside the entries.
+    """
+
+    def __init__(self, runner: Any, backend: RecordedBackend) -> None:
+        self.runner, self.backend, self.proposer = runner, backend, runner.drafter
+        self.used: Counter[str] = Counter()
+        self.declined: Counter[str] = Counter()
+        self.replays: Counter[str] = Counter()
+        self.python_calls = 0
+        self._inside = False
+        self._live = 0
+        context = self.proposer.vllm_config.compilation_config.static_forward_context
+        self._caches = [
+            context[name].kv_cache
+            for group in self.proposer.draft_attn_groups
+            for name in group.layer_names
+        ]
+
+    @contextlib.contextmanager
+    def untouched_by_capture(self) -> Iterator[None]:
+        """Inside, no KV cell but those of the null block may change."""
+        before = [cache.clone() for cache in self._caches]
+        yield
+        blocks, _, size, _ = self._caches[0].shape
+        allowed = torch.zeros(blocks, size, dtype=torch.bool)
+        allowed[0] = True
+        for cache, old in zip(self._caches, before, strict=True):
+            self._check_slots("capture", cache, old, allowed)
+
+    def watch(self) -> None:
+        """From now on, look at every call."""
+        graphs = self.proposer.draft_graphs
+        if graphs is None:
+            return
+        captured = graphs._captured
+        self._junk = None
+        if captured is not None:
+            blocks, _, size, _ = self._caches[0].shape
+            self._junk = Junk(self.proposer, captured.buffers, blocks, size)
+            self._keys = {id(graph): key for key, graph in captured.graphs.items()}
+            self.backend.before_replay = self._before_replay
+        for entry in ("propose", "later_steps"):
+            setattr(graphs, entry, self._audited(entry, getattr(graphs, entry)))
+        model = self.proposer.model
+        forward = type(model).forward
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.python_calls += self._inside
+            return forward(model, *args, **kwargs)
+
+        model.forward = counted
+
+    def _before_replay(self, graph: RecordedGraph) -> None:
+        key = self._keys[id(graph)]
+        self.replays[f"{key.role} {key.num_reqs}"] += 1
+        if self._junk is not None:
+            self._junk.before_replay(key.role, self._live)
+
+    def _audited(self, entry: str, stock: Any) -> Any:
+        def call(**kwargs: Any) -> Any:
+            common = kwargs["common_attn_metadata"]
+            live = common.batch_size()
+            allowed = self._slots(entry, kwargs)
+            before = [cache.clone() for cache in self._caches]
+            foreign = {name: tensor.clone() for name, tensor in self._foreign(kwargs)}
+            if self._junk is not None:
+                self._junk.before_call()
+            graph_safe_attention.faults()
+            calls, self._inside, self._live = self.python_calls, True, live
+            try:
+                drafts = stock(**kwargs)
+            finally:
+                self._inside = False
+            if drafts is None:
+                self.declined[f"{entry} {live}"] += 1
+                return None
+            self.used[f"{entry} {live}"] += 1
+            where = f"{entry} with {live} requests"
+            self._expect(self.python_calls == calls, f"{where}: Python of the draft model ran")
+            for cache, old in zip(self._caches, before, strict=True):
+                self._check_slots(where, cache, old, allowed)
+            for name, tensor in self._foreign(kwargs):
+                same = _same(tensor, foreign[name])
+                self._expect(same, f"{where}: {name}, which is the runner's, was written")
+            self._check_result(where, drafts, live)
+            self._expect_no_faults(where)
+            return drafts
+
+        return call
+
+    @staticmethod
+    def _expect(condition: bool, message: str) -> None:
+        if not condition:
+            raise AuditFailed(message)
+
+    @staticmethod
+    def _expect_no_faults(where: str) -> None:
+        found = graph_safe_attention.faults()
+        if found:
+            raise AuditFailed(f"{where}: {'; '.join(found)}")
+
+    def _foreign(self, kwargs: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Tensors that the graphs may read but not write."""
+        common = kwargs["common_attn_metadata"]
+        for name in ("query_start_loc", "query_start_loc_cpu", "seq_lens", "block_table_tensor"):
+            yield f"common_attn_metadata.{name}", getattr(common, name)
+        for name in ("query_start_loc", "input_ids", "seq_lens", "positions"):
+            buffer = getattr(self.runner, name, None)
+            tensor = getattr(buffer, "gpu", buffer)
+            if isinstance(tensor, torch.Tensor):
+                yield f"runner.{name}", tensor
+        for name, value in kwargs.items():
+            if isinstance(value, torch.Tensor):
+                yield name, value
+
+    def _slots(self, entry: str, kwargs: dict[str, Any]) -> torch.Tensor:
+        """[blocks, tokens of a block]: the slots that this call may write."""
+        proposer, common = self.proposer, kwargs["common_attn_metadata"]
+        blocks, _, size, _ = self._caches[0].shape
+        allowed = torch.zeros(blocks * size, dtype=torch.bool)
+        allowed[:size] = True  # the null block
+        if entry == "propose":
+            slots = common.slot_mapping[: kwargs["target_token_ids"].shape[0]]
+            allowed[slots[slots >= 0]] = True
+            last = kwargs["token_indices_to_sample"]
+            if last is None:
+                last = common.query_start_loc[1:].long() - 1
+            positions = kwargs["target_positions"][last.long()]
+        else:
+            positions = kwargs["positions"]
+        for step in range(1, proposer.num_speculative_tokens):
+            ahead = positions + step
+            rows = torch.nonzero(ahead < proposer.max_model_len).flatten()
+            ahead = ahead[rows]
+            block = common.block_table_tensor[rows, ahead // size].long()
+            allowed[block * size + ahead % size] = True
+        return allowed.view(blocks, size)
+
+    def _check_slots(
+        self, where: str, cache: torch.Tensor, old: torch.Tensor, allowed: torch.Tensor
+    ) -> None:
+        bits = torch.int16 if cache.element_size() == 2 else torch.int32
+        changed = (cache.view(bits) != old.view(bits)).any(3).any(1) & ~allowed
+        if changed.any():
+            found = [tuple(slot) for slot in changed.nonzero().tolist()[:4]]
+            raise AuditFailed(f"{where}: wrote KV cells of others, (block, offset) {found}")
+
+    def _check_result(self, where: str, drafts: torch.Tensor, live: int) -> None:
+        shape = (live, self.proposer.num_speculative_tokens)
+        self._expect(
+            tuple(drafts.shape) == shape and drafts.dtype == torch.int64,
+            f"{where}: returned {drafts.dtype}{list(drafts.shape)}, not int64{list(shape)}",
+        )
+        key = drafts.untyped_storage()._cdata
+        of_graphs = any(key in graph.memory for graph in self.backend.graphs)
+        self._expect(not of_graphs, f"{where}: the result lies in memory of a graph")
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.dtype.is_floating_point:
+        return bool(torch.equal(a.nan_to_num(), b.nan_to_num()))
+    return bool(torch.equal(a, b))

@@ -1,0 +1,56 @@
+"""vLLM's engine on CPU, led to believe that its platform has graphs.
+
+The target still runs as it does on CPU: nothing wraps its model. But its batches are padded as a
+GPU's are, and the runner's own `capture_model` runs, with the overlay's hunk in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import graph_safe_attention
+
+
+def prepare() -> None:
+    """Let the CPU platform keep the configured cudagraph mode and its capture sizes."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    graph_safe_attention.register()
+    stock = CpuPlatform.check_and_update_config.__func__
+
+    def check_and_update_config(cls: type, vllm_config: Any) -> None:
+        sizes = vllm_config.compilation_config.cudagraph_capture_sizes
+        stock(cls, vllm_config)
+        vllm_config.compilation_config.cudagraph_capture_sizes = sizes
+
+    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)  # type: ignore[method-assign,assignment]
+    CpuPlatform.support_static_graph_mode = classmethod(lambda cls: True)  # type: ignore[method-assign,assignment]
+
+
+@contextlib.contextmanager
+def no_streams(*args: Any, **kwargs: Any) -> Iterator[None]:
+    """Stands for the context in which vLLM captures: it has streams, which CPU has not."""
+    yield
+
+
+def runner_of(llm: Any) -> Any:
+    """The model runner of an engine that lives in this process."""
+    return llm.llm_engine.model_executor.driver_worker.worker.model_runner
+
+
+def capture_model(llm: Any) -> None:
+    """What a GPU's worker does at the end of its start: the runner captures all its graphs."""
+    from vllm.v1.worker import gpu_model_runner
+    from vllm.v1.worker.workspace import init_workspace_manager
+
+    runner = runner_of(llm)
+    init_workspace_manager(runner.device)
+    memory = (1 << 34, 1 << 35)
+    with (
+        mock.patch.object(gpu_model_runner, "graph_capture", no_streams),
+        mock.patch("torch.accelerator.get_memory_info", return_value=memory),
+    ):
+        runner.capture_model()

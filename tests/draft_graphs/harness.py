@@ -1,0 +1,396 @@
+"""Runs in a vLLM on CPU that has the draft graphs: real engines, real replays, everything watched.
+
+``python harness.py PLAN.json --out RESULT.json``. A plan is a list of engines; each engine serves
+its requests once per run of its own, and before each run the draft graphs are made and captured
+anew by the module's own code. See `Plan` and `Run`; what comes back is one `Outcome` a run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib
+import importlib.util
+import json
+import logging
+import os
+import sys
+import time
+from collections import defaultdict
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+PACKAGE = "vllm.v1.spec_decode.draft_graphs"
+#: Small operators on few cores: threads that wait for each other take ten times as long.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One capture and one service of the requests.
+
+    :ivar mode: `OVERLAY_DRAFT_GRAPHS`.
+    :ivar ladder: the sizes to capture instead of the module's own.
+    :ivar mutation: (file of the package, old text, new text) to be changed before anything else;
+        the old text must stand there exactly once.
+    :ivar sabotage: a name in `sabotage.SABOTAGES`, done after the capture and undone at the end.
+    :ivar check: `OVERLAY_DRAFT_GRAPHS_CHECK`.
+    """
+
+    name: str
+    mode: str = "auto"
+    ladder: tuple[int, ...] | None = None
+    mutation: tuple[tuple[str, str, str], ...] = ()
+    sabotage: str | None = None
+    check: bool = True
+
+
+@dataclass
+class Plan:
+    """One engine: an `EngineSpec` as a dictionary, and its runs."""
+
+    spec: dict[str, Any]
+    runs: list[Run]
+
+
+@dataclass
+class Outcome:
+    """What one run showed.
+
+    :ivar error: what was raised while capturing or serving; None if nothing was.
+    :ivar tokens_ok: every request's tokens are the oracle's.
+    :ivar accepted: per draft position, how often it was accepted; `expected`: the same by the
+        oracle, for the very same verifications.
+    :ivar profiled: what the module told vLLM's profile, bytes.
+    :ivar used, declined: calls of the module's entries, by "entry requests".
+    :ivar replays: by "role size".
+    """
+
+    name: str
+    error: str | None = None
+    tokens_ok: bool = False
+    accepted: list[int] = field(default_factory=list)
+    expected: list[int] = field(default_factory=list)
+    preemptions: int = 0
+    profiled: int = 0
+    python_calls: int = 0
+    used: dict[str, int] = field(default_factory=dict)
+    declined: dict[str, int] = field(default_factory=dict)
+    captured: list[str] = field(default_factory=list)
+    replays: dict[str, int] = field(default_factory=dict)
+    log: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+class Log(logging.Handler):
+    """Keeps what the module says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def start(self) -> None:
+        """Forget what was said; vLLM configures its loggers at every start, so attach anew."""
+        self.lines.clear()
+        logger = logging.getLogger("vllm")
+        if self not in logger.handlers:
+            logger.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "draft_graphs" in record.name or "draft_graphs" in record.pathname:
+            self.lines.append(f"{record.levelname} {record.getMessage()}")
+
+
+Modules = dict[str, Any]
+INSTALLED: Modules = {}
+
+
+def belongs(name: str) -> bool:
+    """Whether a module is the package or inside it."""
+    return name == PACKAGE or name.startswith(PACKAGE + ".")
+
+
+def loaded_package() -> Modules:
+    """What is loaded of the package, by name."""
+    importlib.import_module(f"{PACKAGE}.graphs")
+    return {name: module for name, module in sys.modules.items() if belongs(name)}
+
+
+def use_package(modules: Modules) -> None:
+    """Let vLLM find these modules as the package, where it looks by name."""
+    for name in [name for name in sys.modules if belongs(name)]:
+        del sys.modules[name]
+    sys.modules.update(modules)
+    parent, _, child = PACKAGE.rpartition(".")
+    setattr(importlib.import_module(parent), child, modules[PACKAGE])
+    proposer: Any = importlib.import_module(f"{parent}.llm_base_proposer")
+    proposer.create_draft_graphs = modules[PACKAGE].create_draft_graphs
+
+
+def load_package(mutation: tuple[tuple[str, str, str], ...], folder: Path) -> Modules:
+    """Load the package once more, from a copy in `folder`, changed by `mutation`.
+
+    :raises ValueError: if a text to be changed does not stand in its file exactly once.
+    """
+    source = Path(INSTALLED[PACKAGE].__file__).parent
+    texts = {path.name: path.read_text(encoding="utf-8") for path in source.glob("*.py")}
+    for file, old, new in mutation:
+        if texts[file].count(old) != 1:
+            raise ValueError(f"{file} holds {texts[file].count(old)} times, not once: {old!r}")
+        texts[file] = texts[file].replace(old, new)
+    folder.mkdir(parents=True)
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    for name in [name for name in sys.modules if belongs(name)]:
+        del sys.modules[name]
+    spec = importlib.util.spec_from_file_location(
+        PACKAGE, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[PACKAGE] = module
+    spec.loader.exec_module(module)
+    return loaded_package()
+
+
+def set_variables(run: Run) -> None:
+    """What the user of the draft graphs would set."""
+    os.environ["OVERLAY_DRAFT_GRAPHS"] = run.mode
+    os.environ["OVERLAY_DRAFT_GRAPHS_CHECK"] = str(int(run.check))
+
+
+def ladder_of(run: Run) -> contextlib.AbstractContextManager[Any]:
+    """The sizes that the run asks for, where the planner looks them up."""
+    if run.ladder is None:
+        return contextlib.nullcontext()
+    sizes = run.ladder
+    return mock.patch(f"{PACKAGE}.keys.ladder", lambda limit: [n for n in sizes if n <= limit])
+
+
+class Engine:
+    """One engine and what it takes to run it again and again.
+
+    Its first run, unless that has a mutation, uses the package as it is installed, and the draft
+    graphs that loading the model made; the later ones a copy of it, and graphs made anew.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        import cpu_engine
+        import engine_spec
+        import vllm
+        from recorded_backend import RecordedBackend
+
+        self.spec = engine_spec.EngineSpec.from_json(json.dumps(plan.spec))
+        use_package(INSTALLED)
+        self.backend = RecordedBackend()
+        self.backend.install()
+        self.loaded_for = None if plan.runs[0].mutation else plan.runs[0]
+        set_variables(plan.runs[0])
+        self.llm = vllm.LLM(**self.spec.llm_arguments())
+        self.runner = cpu_engine.runner_of(self.llm)
+
+    def close(self) -> None:
+        """Let another engine start in this process."""
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        self.llm.llm_engine.engine_core.shutdown()
+        del self.llm, self.runner
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+    def abort(self) -> None:
+        """Forget all requests, after an error."""
+        core = self.llm.llm_engine
+        core.abort_request(list(core.output_processor.request_states), internal=True)
+        while core.has_unfinished_requests():
+            core.step()
+
+    def make_graphs(self, run: Run, scratch: Path) -> None:
+        """What loading the draft model does for the draft graphs, once more."""
+        from recorded_backend import RecordedBackend
+
+        use_package(load_package(run.mutation, scratch))
+        self.backend = RecordedBackend()
+        self.backend.install()
+        set_variables(run)
+        drafter = self.runner.drafter
+        keys = importlib.import_module(f"{PACKAGE}.keys")
+        drafter.cudagraph_dispatcher.draft_keys = keys.DraftKeys()
+        drafter.draft_graphs = sys.modules[PACKAGE].create_draft_graphs(drafter)
+
+    def capture(self, run: Run, outcome: Outcome) -> Any:
+        """Profile and capture, as a GPU's worker does; the audit that watches from then on."""
+        import cpu_engine
+        import torch
+        from audit import Audit
+
+        # Whatever ran last may have left its slots there.
+        slots = self.runner.drafter._slot_mapping_buffer
+        slots.copy_(torch.arange(slots.shape[0]) % (16 * int(self.spec.block_size or 16)))
+        package: Any = sys.modules[PACKAGE]
+        stock = package.capture_draft_graphs
+        audit = Audit(self.runner, self.backend)
+
+        def capture_draft_graphs(runner: Any) -> None:
+            with audit.untouched_by_capture():
+                stock(runner)
+
+        with (
+            ladder_of(run),
+            mock.patch.object(package, "capture_draft_graphs", capture_draft_graphs),
+        ):
+            with audit.untouched_by_capture():
+                outcome.profiled = package.profile_draft_graphs(self.runner)
+            if run.mutation:
+                # The target's part, which takes longest, is what it was.
+                package.capture_draft_graphs(self.runner)
+            else:
+                cpu_engine.capture_model(self.llm)
+        return audit
+
+    def run(self, run: Run, scratch: Path, log: Log) -> Outcome:
+        """Make, capture, serve, compare."""
+        from sabotage import SABOTAGES
+
+        outcome = Outcome(run.name)
+        log.start()
+        steps: dict[str, list[Any]] = defaultdict(list)
+        CURRENT["steps"] = steps
+        began = time.monotonic()
+        audit = None
+        drafter = self.runner.drafter
+        model, undo = drafter.model, []
+        try:
+            if self.loaded_for is not run:
+                self.make_graphs(run, scratch)
+            audit = self.capture(run, outcome)
+            captured = time.monotonic()
+            outcome.seconds["capture"] = round(captured - began, 2)
+            if run.sabotage is not None:
+                undo.append(SABOTAGES[run.sabotage](drafter))
+            audit.watch()
+            self.serve(outcome, steps)
+            outcome.seconds["serve"] = round(time.monotonic() - captured, 2)
+        # Whatever a mutation does belongs in the outcome.
+        except Exception as error:  # noqa: BLE001
+            outcome.error = f"{type(error).__name__}: {error}"
+            self.abort()
+        finally:
+            for each in undo:
+                each()
+            drafter.model = model
+        self.loaded_for = None
+        if audit is not None:
+            outcome.used, outcome.declined = dict(audit.used), dict(audit.declined)
+            outcome.python_calls = audit.python_calls
+            outcome.replays = dict(audit.replays)
+        dispatcher = drafter.cudagraph_dispatcher
+        outcome.captured = [f"{key.role} {key.num_reqs}" for key in dispatcher.draft_keys]
+        outcome.log = list(log.lines)
+        return outcome
+
+    def serve(self, outcome: Outcome, steps: dict[str, list[Any]]) -> None:
+        """Serve the plan's requests; what they should be is the oracle's business."""
+        import oracle
+        import run_engine
+        from tiny_models import read_rule
+
+        before = run_engine.engine_compat.read_metrics(self.llm).get("preemptions", 0)
+        outputs, _ = run_engine.serve(self.llm, self.spec.requests)
+        after = run_engine.engine_compat.read_metrics(self.llm).get("preemptions", 0)
+        outcome.preemptions = int(after - before)
+        rule = read_rule(Path(self.spec.models))
+        wanted = []
+        outcome.tokens_ok = True
+        for index, request in enumerate(self.spec.requests):
+            tokens = list(outputs[str(index)].outputs[0].token_ids)
+            prompt = list(request.prompt)
+            outcome.tokens_ok &= tokens == oracle.continuation(rule, prompt, len(tokens))
+            text = prompt + oracle.continuation(rule, prompt, request.tokens)
+            for step in steps[str(index)]:
+                right = oracle.accepted(rule, text[: step.known], step.drafted)
+                wanted.append(oracle.Step(step.known, step.drafted, right))
+        seen = [step for each in steps.values() for step in each]
+        outcome.accepted = list(oracle.count_steps(seen, self.spec.k).per_position)
+        outcome.expected = list(oracle.count_steps(wanted, self.spec.k).per_position)
+
+
+#: Where the scheduler's watcher puts what it sees.
+CURRENT: dict[str, dict[str, list[Any]]] = {}
+
+
+def watch_scheduler() -> None:
+    """Once per process: note every verification of drafts under the current run."""
+    import engine_compat
+    import oracle
+
+    def seen(request_id: str, *step: int) -> None:
+        CURRENT["steps"][engine_compat.external_id(request_id)].append(oracle.Step(*step))
+
+    engine_compat.watch_drafts(seen)
+
+
+def run_plans(plans: list[Plan], scratch: Path) -> list[list[dict[str, Any]]]:
+    """All outcomes, engine by engine."""
+    import cpu_engine
+
+    cpu_engine.prepare()
+    importlib.import_module("vllm.v1.spec_decode.llm_base_proposer")
+    INSTALLED.update(loaded_package())
+    watch_scheduler()
+    log = Log()
+    outcomes = []
+    for number, plan in enumerate(plans):
+        engine = Engine(plan)
+        outcomes.append(
+            [
+                asdict(engine.run(run, scratch / f"{number}-{index}", log))
+                for index, run in enumerate(plan.runs)
+            ]
+        )
+        engine.close()
+    return outcomes
+
+
+def main() -> None:
+    """Read the plan, run it, write the outcomes."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("plan", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    here = Path(__file__).parent
+    sys.path[1:1] = [str(here.parent / "engine")]
+    import engine_compat
+
+    os.environ.update(engine_compat.base_environment(workers=1))
+    os.environ.update(engine_compat.runner_environment("v1"))
+    os.environ.update(ENVIRONMENT)
+    plans = [
+        Plan(
+            plan["spec"],
+            [
+                Run(
+                    **{
+                        **run,
+                        "ladder": tuple(run["ladder"]) if run["ladder"] else None,
+                        "mutation": tuple(tuple(change) for change in run["mutation"]),
+                    }
+                )
+                for run in plan["runs"]
+            ],
+        )
+        for plan in json.loads(arguments.plan.read_text(encoding="utf-8"))
+    ]
+    outcomes = run_plans(plans, arguments.out.with_suffix(".packages"))
+    arguments.out.write_text(json.dumps(outcomes), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
