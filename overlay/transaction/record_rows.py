@@ -76,11 +76,12 @@ def without_rows(record: bytes, before: str | None, paths: Iterable[str]) -> byt
     :param before: sha256 of RECORD before us; the result has it where nobody else wrote since.
     :param paths: the paths of our rows; where somebody did, just their rows are taken out.
     """
-    base = release_part(record)
-    for candidate in (base, base.removesuffix(b"\n"), base.removesuffix(b"\r\n")):
-        if sha256(candidate) == before:
-            return candidate
     ours = {LEDGER_PATH, *paths}
+    base = release_part(record)
+    if {row.path for row in our_rows(record)} <= ours:
+        for candidate in (base, base.removesuffix(b"\n"), base.removesuffix(b"\r\n")):
+            if sha256(candidate) == before:
+                return candidate
     kept = [
         line
         for line in record.decode("utf-8", "surrogateescape").splitlines(keepends=True)

@@ -1,0 +1,218 @@
+"""What the ledger says about a target, whatever became of it since."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from overlay.model import Plan
+from overlay.standing import Condition, assess, conditions, from_ledger, pristine_view, void
+from overlay.states import State
+from overlay.transaction import ledger as ledgers
+from overlay.transaction.ledger import Ledger
+from tests.support import transactions
+from tests.support.transactions import ADDED, ONE, PROPOSER, RUNNER, TWO, PatchSet, Site
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A folder as a tree."""
+
+    root: Path
+
+    def read(self, path: str) -> bytes | None:
+        try:
+            return (self.root / path).read_bytes()
+        except FileNotFoundError:
+            return None
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    site = transactions.installed(tmp_path / "site")
+    site.apply()
+    return site
+
+
+def ledger_of(site: Site) -> Ledger:
+    found = ledgers.load(site.root)
+    assert found is not None
+    return found
+
+
+def assessed(site: Site, patches: PatchSet = ONE, release: str = "0.26.0") -> Plan:
+    plan = patches.plan(site.pristine)
+    features = [patches.feature()]
+    return assess(plan, ledgers.load(site.root), Disk(site.root), features, release)
+
+
+def edit(site: Site, path: str) -> None:
+    with (site.root / path).open("ab") as file:
+        file.write(b"# by hand\n")
+
+
+def put_back(site: Site, path: str) -> None:
+    (site.root / path).write_bytes(site.pristine[path])
+
+
+def states(plan: Plan) -> dict[str, State]:
+    (feature,) = plan.features
+    return {file.path: file.state for file in feature.files}
+
+
+def test_without_a_ledger_the_plan_is_the_answer(tmp_path: Path) -> None:
+    site = transactions.installed(tmp_path / "site")
+    assert assessed(site) == ONE.plan(site.pristine)
+
+
+def test_the_pristine_view_is_the_pristine_target(site: Site) -> None:
+    view = pristine_view(Disk(site.root), ledger_of(site), ledgers.copies(site.root))
+    for path, content in site.pristine.items():
+        assert view.read(path) == content
+    assert view.read(ADDED) is None
+
+
+def test_the_pristine_view_shows_what_was_edited(site: Site) -> None:
+    edit(site, PROPOSER)
+    view = pristine_view(Disk(site.root), ledger_of(site), ledgers.copies(site.root))
+    assert view.read(PROPOSER) == (site.root / PROPOSER).read_bytes()
+    assert view.read(RUNNER) == site.pristine[RUNNER]
+
+
+def test_what_stands_is_applied(site: Site) -> None:
+    plan = assessed(site)
+    assert plan.state is State.APPLIED
+    assert set(states(plan).values()) == {State.APPLIED}
+    assert plan.changes == ONE.plan(site.pristine).changes
+    assert plan.warnings == ()
+    hunk = plan.features[0].files[0].hunks[0]
+    assert (hunk.state, hunk.line) == (State.APPLIED, 3)
+
+
+def test_the_fast_way_says_the_same(site: Site) -> None:
+    for change in (lambda: None, lambda: edit(site, PROPOSER), lambda: put_back(site, RUNNER)):
+        change()
+        fast = from_ledger(ledger_of(site), Disk(site.root), "0.26.0")
+        assert fast is not None
+        assert fast.features == assessed(site).features
+
+
+def test_an_edited_file_is_drifted_and_named(site: Site) -> None:
+    edit(site, PROPOSER)
+    plan = assessed(site)
+    assert plan.state is State.DRIFTED
+    assert states(plan) == {
+        PROPOSER: State.DRIFTED,
+        RUNNER: State.APPLIED,
+        ADDED: State.APPLIED,
+    }
+    why = plan.features[0].files[0].why
+    assert why is not None
+    assert f"{PROPOSER} was edited" in why
+
+
+def test_a_file_put_back_is_partial(site: Site) -> None:
+    put_back(site, PROPOSER)
+    plan = assessed(site)
+    assert plan.state is State.PARTIAL
+    assert states(plan)[PROPOSER] is State.PRISTINE
+    assert site.apply().changed == (PROPOSER,)
+    assert assessed(site).state is State.APPLIED
+
+
+def test_a_file_removed_is_missing(site: Site) -> None:
+    (site.root / RUNNER).unlink()
+    assert assessed(site).state is State.MISSING
+
+
+def test_an_added_module_removed_is_partial(site: Site) -> None:
+    (site.root / ADDED).unlink()
+    assert assessed(site).state is State.PARTIAL
+
+
+def test_a_reinstalled_vllm_makes_the_ledger_void(site: Site) -> None:
+    put_back(site, PROPOSER)
+    put_back(site, RUNNER)
+    plan = assessed(site)
+    assert plan.features == ONE.plan(site.pristine).features
+    said, left = plan.warnings
+    assert "the release's own again" in said
+    assert ADDED in left
+    assert from_ledger(ledger_of(site), Disk(site.root), "0.26.0") is None
+    site.revert()
+    assert not (site.root / ADDED).exists()
+    assert not (site.root / ".vllm-overlay").exists()
+
+
+def test_a_replaced_vllm_makes_the_ledger_void(site: Site) -> None:
+    newer = {path: content + b"# newer\n" for path, content in site.pristine.items()}
+    for path in (PROPOSER, RUNNER):
+        (site.root / path).write_bytes(newer[path])
+    site = replace(site, pristine=newer)
+    plan = assessed(site, release="0.27.0")
+    assert plan.state is State.PRISTINE
+    assert "vLLM 0.26.0 was replaced by 0.27.0" in plan.warnings[0]
+    outcome = site.apply(release="0.27.0")
+    assert outcome.changed == (PROPOSER, RUNNER)
+    assert assessed(site, release="0.27.0").state is State.APPLIED
+    site.revert()
+    assert Disk(site.root).read(PROPOSER) == newer[PROPOSER]
+
+
+def test_reverting_after_a_replacement_leaves_the_new_files(site: Site) -> None:
+    (site.root / PROPOSER).write_bytes(b"of 0.27.0\n")
+    (site.root / RUNNER).write_bytes(b"also of 0.27.0\n")
+    from overlay.transaction import commit
+
+    outcome = commit.revert(site.root, release="0.27.0")
+    assert outcome.changed == (ADDED,)
+    assert sorted(outcome.warnings)[0].startswith(PROPOSER)
+    assert Disk(site.root).read(PROPOSER) == b"of 0.27.0\n"
+    assert not (site.root / ".vllm-overlay").exists()
+
+
+def test_a_release_that_is_called_otherwise_is_still_ours(site: Site) -> None:
+    """Hashes are the truth: what the metadata says may change without a file changing."""
+    assert assessed(site, release="0.26.1").state is State.APPLIED
+
+
+def test_other_patches_are_applied_with_a_warning(site: Site) -> None:
+    plan = assessed(site, TWO)
+    assert plan.state is State.APPLIED
+    (warning,) = plan.warnings
+    assert "applied in another form" in warning
+    site.apply(TWO)
+    assert assessed(site, TWO).warnings == ()
+
+
+def test_other_patches_that_do_not_fit_are_said_to(site: Site) -> None:
+    plan = TWO.plan(site.pristine)
+    plan = replace(plan, features=(replace(plan.features[0], state=State.DRIFTED),), changes=())
+    found = assess(plan, ledger_of(site), Disk(site.root), [TWO.feature()], "0.26.0")
+    assert found.state is State.APPLIED
+    assert "the present form is drifted on this vLLM" in found.warnings[0]
+
+
+def test_an_applied_feature_that_is_not_asked_for_is_named(site: Site) -> None:
+    found = assess(Plan(()), ledger_of(site), Disk(site.root), [], "0.26.0")
+    assert found.features == ()
+    assert any("feature draft was applied" in warning for warning in found.warnings)
+
+
+CHANGES: list[tuple[Callable[[Site], object], Condition]] = [
+    (lambda site: None, Condition.OURS),
+    (lambda site: edit(site, PROPOSER), Condition.EDITED),
+    (lambda site: put_back(site, PROPOSER), Condition.PRISTINE),
+    (lambda site: (site.root / PROPOSER).unlink(), Condition.GONE),
+]
+
+
+@pytest.mark.parametrize(("change", "expected"), CHANGES)
+def test_conditions(site: Site, change: Callable[[Site], object], expected: Condition) -> None:
+    change(site)
+    found = conditions(ledger_of(site), Disk(site.root).read)
+    assert found == {PROPOSER: expected, RUNNER: Condition.OURS, ADDED: Condition.OURS}
+    assert void(ledger_of(site), found, "0.26.0") is None
