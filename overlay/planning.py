@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 
 from packaging.version import Version
 
@@ -278,11 +277,10 @@ class _Planner:
         self, patch: Patch, results: list[HunkResult], data: bytes
     ) -> tuple[bytes | None, str | None]:
         """The patched bytes, or why there are none; a hunk that would apply twice is marked."""
-        made = [
-            edit
-            for hunk, result in zip(patch.hunks, results, strict=True)
-            for edit in edits(hunk, (result.line or 1) - 1)
-        ]
+        # In the order of the text: where one hunk ends with an insertion and the next begins with
+        # one, that is the order of the new lines.
+        placed = sorted(zip(results, patch.hunks, strict=True), key=lambda pair: pair[0].line or 0)
+        made = [edit for result, hunk in placed for edit in edits(hunk, (result.line or 1) - 1)]
         endings = [final_newline_after(hunk) for hunk in patch.hunks]
         ending = next((ending for ending in endings if ending is not None), None)
         try:
@@ -379,19 +377,21 @@ def _by_distance(topic: Topic, release: Version | None) -> Iterable[Variant]:
 
 def _refuse_overlaps(hunks: Sequence[Hunk], results: list[HunkResult]) -> None:
     """Mark the hunks of one patch whose pre-images stand on the same lines."""
-    placed = sorted(
-        (
-            (result.line or 0, index)
-            for index, result in enumerate(results)
-            if result.state is State.PRISTINE
+    placed = [
+        (index, range(result.line, result.line + len(hunks[index].pre)))
+        for index, result in enumerate(results)
+        if result.state is State.PRISTINE and result.line is not None
+    ]
+    for index, mine in placed:
+        shared = sorted(
+            hunks[other].patch_line
+            for other, theirs in placed
+            if other != index and mine.start < theirs.stop and theirs.start < mine.stop
         )
-    )
-    for (line, index), (after_line, after) in pairwise(placed):
-        if line + len(hunks[index].pre) > after_line:
-            for mine, other in ((index, after), (after, index)):
-                results[mine] = replace(
-                    results[mine],
-                    state=State.DRIFTED,
-                    why=f"it stands on the same lines as the hunk at line "
-                    f"{hunks[other].patch_line} of the patch; make one hunk of both",
-                )
+        if shared:
+            results[index] = replace(
+                results[index],
+                state=State.DRIFTED,
+                why="it stands on the same lines as the hunks at these lines of the patch: "
+                f"{', '.join(map(str, shared))}; make one hunk of them",
+            )

@@ -411,8 +411,8 @@ def test_hunks_that_share_lines_are_refused() -> None:
     result = planned(feature((A, [two, one])))
     hunks = result.features[0].files[0].hunks
     assert [h.state for h in hunks] == [State.DRIFTED, State.DRIFTED]
-    assert "the hunk at line 7 of the patch" in str(hunks[0].why)
-    assert "the hunk at line 12 of the patch" in str(hunks[1].why)
+    assert "the hunks at these lines of the patch: 7;" in str(hunks[0].why)
+    assert "the hunks at these lines of the patch: 12;" in str(hunks[1].why)
 
 
 def test_a_file_of_which_only_part_is_there_is_partial() -> None:
