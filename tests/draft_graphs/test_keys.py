@@ -1,0 +1,180 @@
+"""Laws of the draft keys: which graphs there are, and which of them a batch gets."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from added_modules import FOLDER, added
+from hypothesis import given
+from hypothesis import strategies as st
+
+keys: Any = added("keys")
+
+KS = st.integers(1, 8)
+SIZES = st.sets(st.integers(1, 40), max_size=8)
+SEQS = st.integers(1, 700)
+CAPTURES = st.integers(1, 600)
+
+
+@st.composite
+def plans(draw: Any) -> tuple[list[Any], int, int, int]:
+    """A plan, with the k, max_num_seqs and max_capture_tokens that it was made for."""
+    k, seqs, tokens = draw(KS), draw(SEQS), draw(CAPTURES)
+    later = draw(st.sampled_from([("loop",), ("step",), ("loop", "step"), ()]))
+    first = draw(st.booleans())
+    plan = keys.plan_keys(
+        k=k, max_num_seqs=seqs, max_capture_tokens=tokens, first=first, later=later
+    )
+    return plan, k, seqs, tokens
+
+
+@given(sizes=SIZES, k=KS, role=st.sampled_from(keys.ROLES), reqs=st.integers(-1, 45))
+def test_the_smallest_graph_that_holds_the_batch_is_dispatched(
+    sizes: set[int], k: int, role: str, reqs: int
+) -> None:
+    captured = keys.DraftKeys()
+    for size in sizes:
+        captured.add(keys.draft_key(role, size, k))
+    per_request = k + 1 if role == "first" else 1
+    found = captured.dispatch(role, reqs * per_request, reqs, k)
+    fitting = [size for size in sizes if size >= reqs]
+    expected = keys.draft_key(role, min(fitting), k) if fitting and reqs > 0 else None
+    assert found == expected
+
+
+@given(sizes=SIZES, k=KS, reqs=st.integers(1, 45), tokens=st.integers(0, 500))
+def test_a_batch_that_is_not_uniform_has_no_graph(
+    sizes: set[int], k: int, reqs: int, tokens: int
+) -> None:
+    captured = keys.DraftKeys()
+    for size in sizes:
+        captured.add(keys.draft_key("first", size, k))
+    if tokens != reqs * (k + 1):
+        assert captured.dispatch("first", tokens, reqs, k) is None
+
+
+@given(sizes=st.sets(st.integers(1, 40), min_size=1), k=KS)
+def test_neither_another_role_nor_another_k_is_dispatched(sizes: set[int], k: int) -> None:
+    captured = keys.DraftKeys()
+    for size in sizes:
+        captured.add(keys.draft_key("loop", size, k))
+    assert captured.dispatch("step", 1, 1, k) is None
+    assert captured.dispatch("loop", 1, 1, k + 1) is None
+    assert captured.dispatch("loop", 1, 1, k) is not None
+
+
+def test_a_key_added_after_a_dispatch_counts() -> None:
+    captured = keys.DraftKeys()
+    captured.add(keys.draft_key("loop", 8, 3))
+    assert captured.dispatch("loop", 3, 3, 3).num_reqs == 8
+    captured.add(keys.draft_key("loop", 4, 3))
+    assert captured.dispatch("loop", 3, 3, 3).num_reqs == 4
+
+
+def test_cleared_keys_dispatch_nothing() -> None:
+    captured = keys.DraftKeys()
+    captured.add(keys.draft_key("loop", 8, 3))
+    assert captured.dispatch("loop", 3, 3, 3) is not None
+    captured.clear()
+    assert len(captured) == 0
+    assert captured.dispatch("loop", 3, 3, 3) is None
+
+
+@given(limit=st.integers(-3, 900))
+def test_the_ladder_ends_at_its_limit_and_wastes_little(limit: int) -> None:
+    sizes = keys.ladder(limit)
+    assert sizes == sorted(set(sizes))
+    if limit < 1:
+        assert sizes == []
+        return
+    assert sizes[0] == 1
+    assert sizes[-1] == limit
+    for smaller, size in itertools.pairwise(sizes):
+        assert size - smaller <= (
+            4 if size <= 8 else 8 if size <= 64 else 16 if size <= 128 else 32
+        )
+
+
+@given(made=plans())
+def test_a_plan_holds_every_batch_within_the_limits_and_no_other(
+    made: tuple[list[Any], int, int, int],
+) -> None:
+    plan, k, seqs, tokens = made
+    captured = keys.DraftKeys()
+    for key in plan:
+        captured.add(key)
+    for role in {key.role for key in plan}:
+        per_request = k + 1 if role == "first" else 1
+        limit = min(seqs, tokens // per_request)
+        for reqs in (1, 2, 3, 5, limit // 2, limit - 1, limit, limit + 1, seqs):
+            if reqs > 0:
+                key = captured.dispatch(role, reqs * per_request, reqs, k)
+                assert (key is not None) == (reqs <= limit), (role, reqs, limit)
+    assert all(key.num_tokens <= tokens and key.num_reqs <= seqs for key in plan)
+    assert k > 1 or all(key.role == "first" for key in plan)
+
+
+@given(made=plans())
+def test_first_and_later_passes_of_a_batch_have_the_same_rows(
+    made: tuple[list[Any], int, int, int],
+) -> None:
+    plan, k, _, _ = made
+    captured = keys.DraftKeys()
+    for key in plan:
+        captured.add(key)
+    for reqs in range(1, 140):
+        first = captured.dispatch("first", reqs * (k + 1), reqs, k)
+        for role in ("step", "loop"):
+            later = captured.dispatch(role, reqs, reqs, k)
+            if first is not None and later is not None:
+                assert first.num_reqs == later.num_reqs
+
+
+@given(made=plans())
+def test_the_largest_graph_of_each_role_comes_first(
+    made: tuple[list[Any], int, int, int],
+) -> None:
+    plan = made[0]
+    for role in keys.ROLES:
+        sizes = [key.num_reqs for key in plan if key.role == role]
+        assert sizes == sorted(set(sizes), reverse=True)
+
+
+@given(made=plans())
+def test_a_graph_has_padding_if_a_smaller_batch_is_dispatched_to_it(
+    made: tuple[list[Any], int, int, int],
+) -> None:
+    plan, k, _, _ = made
+    captured = keys.DraftKeys()
+    for key in plan:
+        captured.add(key)
+    for key in plan:
+        per_request = key.num_tokens // key.num_reqs
+        padded = any(
+            captured.dispatch(key.role, reqs * per_request, reqs, k) == key
+            for reqs in range(max(1, key.num_reqs - 40), key.num_reqs)
+        )
+        assert keys.has_padding(key, plan) == padded
+
+
+@pytest.mark.parametrize(
+    ("role", "tokens", "reqs", "k"),
+    [("first", 3, 1, 3), ("step", 4, 1, 3), ("loop", 0, 0, 3), ("second", 1, 1, 3)],
+)
+def test_a_key_that_contradicts_itself_cannot_be_made(
+    role: str, tokens: int, reqs: int, k: int
+) -> None:
+    with pytest.raises(ValueError):
+        keys.DraftKey(role, tokens, reqs, k)
+
+
+def test_keys_policy_and_report_need_neither_torch_nor_vllm() -> None:
+    script = (
+        "import sys; import draft_graphs.keys, draft_graphs.policy, draft_graphs.report;"
+        "sys.exit(any(name.split('.')[0] in ('torch', 'vllm') for name in sys.modules))"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=FOLDER, check=True, timeout=60)

@@ -1,0 +1,185 @@
+"""What a configuration gets: every refusal has its reason, and nothing else refuses."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from added_modules import added
+
+policy: Any = added("policy")
+report: Any = added("report")
+keys: Any = added("keys")
+
+ATTENTION = frozenset({"FLASH_ATTN", "TRITON_ATTN"})
+EARLY = policy.Facts(num_speculative_tokens=3)
+LATE = replace(
+    EARLY,
+    cudagraph_mode="FULL_AND_PIECEWISE",
+    max_num_seqs=128,
+    max_capture_tokens=512,
+    attention_backends=("FLASH_ATTN",),
+    kv_cache_groups=1,
+)
+
+# Fact -> (a value that must refuse, a word of the reason).
+REFUSED: dict[str, tuple[Any, str]] = {
+    "num_speculative_tokens": (0, "num_speculative_tokens"),
+    "no_graphs": ("the platform (cpu) has no graphs", "platform"),
+    "enforce_eager": (True, "enforce_eager"),
+    "is_eagle_proposer": (False, "EagleProposer"),
+    "overridden_methods": (("propose",), "propose"),
+    "parallel_drafting": (True, "parallel drafting"),
+    "extra_input_slots": (True, "slots"),
+    "constant_draft_positions": (True, "positions"),
+    "heterogeneous_vocab": (True, "vocabularies"),
+    "shared_mtp_indices": (True, "indices"),
+    "padded_batch_disabled": (True, "disable_padded_drafter_batch"),
+    "multimodal_inputs": (True, "multimodal"),
+    "mrope": (True, "M-RoPE"),
+    "xdrope": (True, "XD-RoPE"),
+    "lora": (True, "LoRA"),
+    "eplb": (True, "expert"),
+    "micro_batching": (True, "micro-batching"),
+    "data_parallel_size": (2, "data-parallel"),
+    "context_parallel_size": (2, "context parallelism"),
+    "sequence_parallel": (True, "sequence parallelism"),
+    "weight_offloader": ("PrefetchOffloader", "PrefetchOffloader"),
+    "computes_kv_scales": (True, "KV scales"),
+    "fast_prefill": (True, "kv_sharing_fast_prefill"),
+    "per_request_attention": (True, "prefixes"),
+    "cudagraph_mode": ("PIECEWISE", "PIECEWISE"),
+    "max_capture_tokens": (0, "capture sizes"),
+    "attention_backends": (("FLASHINFER",), "FLASHINFER"),
+    "kv_cache_groups": (2, "groups"),
+}
+# Facts that leave something to capture; the tests below say what.
+GRANTED = {"dynamic_k", "probabilistic", "no_first", "max_num_seqs", "proposer_class"}
+
+
+def test_every_fact_is_tested() -> None:
+    assert {field.name for field in fields(policy.Facts)} == REFUSED.keys() | GRANTED
+
+
+@pytest.mark.parametrize("mode", ["step", "loop", "auto"])
+@pytest.mark.parametrize("facts", [EARLY, LATE], ids=["early", "late"])
+def test_a_plain_configuration_gets_graphs(mode: str, facts: Any) -> None:
+    decision = policy.decide(mode, facts, ATTENTION)
+    assert decision.any
+    assert decision.first
+    assert decision.later == (("step",) if mode == "step" else ("loop",))
+    assert decision.refusals == ()
+    assert decision.notes == ()
+
+
+@pytest.mark.parametrize("fact", sorted(REFUSED))
+@pytest.mark.parametrize("mode", ["step", "loop", "auto"])
+def test_one_adverse_fact_refuses_everything_and_says_so(fact: str, mode: str) -> None:
+    value, word = REFUSED[fact]
+    decision = policy.decide(mode, replace(LATE, **{fact: value}), ATTENTION)
+    assert not decision.any
+    assert len(decision.refusals) == 1
+    assert word in decision.refusals[0]
+
+
+def test_all_reasons_are_given_at_once() -> None:
+    facts = replace(LATE, lora=True, eplb=True, data_parallel_size=2)
+    assert len(policy.decide("auto", facts, ATTENTION).refusals) == 3
+
+
+@pytest.mark.parametrize("mode", ["FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"])
+def test_full_modes_of_the_target_grant(mode: str) -> None:
+    assert policy.decide("auto", replace(LATE, cudagraph_mode=mode), ATTENTION).any
+
+
+@pytest.mark.parametrize("mode", ["PIECEWISE", "NONE"])
+def test_other_modes_of_the_target_refuse(mode: str) -> None:
+    assert not policy.decide("auto", replace(LATE, cudagraph_mode=mode), ATTENTION).any
+
+
+def test_no_attention_layers_refuse() -> None:
+    assert not policy.decide("auto", replace(LATE, attention_backends=()), ATTENTION).any
+
+
+def test_off_refuses_whatever_the_facts() -> None:
+    decision = policy.decide("off", LATE, ATTENTION)
+    assert not decision.any
+    assert decision.refusals == ("OVERLAY_DRAFT_GRAPHS=off",)
+
+
+def test_one_draft_token_has_no_later_pass() -> None:
+    decision = policy.decide("auto", replace(LATE, num_speculative_tokens=1), ATTENTION)
+    assert (decision.first, decision.later) == (True, ())
+
+
+def test_a_changing_k_gets_steps_in_auto_and_a_note_in_loop() -> None:
+    facts = replace(LATE, dynamic_k=True)
+    assert policy.decide("auto", facts, ATTENTION).later == ("step",)
+    loop = policy.decide("loop", facts, ATTENTION)
+    assert loop.later == ("loop",)
+    assert "K below" in loop.notes[0]
+
+
+def test_without_a_first_pass_the_later_ones_stay() -> None:
+    facts = replace(LATE, no_first="no fc layer")
+    decision = policy.decide("auto", facts, ATTENTION)
+    assert (decision.first, decision.later) == (False, ("loop",))
+    assert "first: no fc layer" in decision.notes
+    alone = policy.decide("auto", replace(facts, num_speculative_tokens=1), ATTENTION)
+    assert not alone.any
+    assert alone.refusals == ("first: no fc layer",)
+
+
+def test_sampled_drafts_are_noted() -> None:
+    decision = policy.decide("auto", replace(LATE, probabilistic=True), ATTENTION)
+    assert decision.any
+    assert "probabilistic" in decision.notes[0]
+
+
+def test_batches_beyond_the_capture_size_are_noted() -> None:
+    decision = policy.decide("auto", replace(LATE, max_num_seqs=200), ATTENTION)
+    assert decision.notes == (
+        "first passes over 128 requests, the largest capture size being 512 tokens",
+    )
+    decision = policy.decide("auto", replace(LATE, max_num_seqs=600), ATTENTION)
+    assert decision.notes[1] == "later passes over 512 requests"
+
+
+@pytest.mark.parametrize("mode", ["off", "step", "loop", "auto"])
+def test_the_environment_chooses_the_mode(mode: str) -> None:
+    assert policy.mode_from({"OVERLAY_DRAFT_GRAPHS": mode}) == mode
+
+
+def test_the_default_mode_is_auto() -> None:
+    assert policy.mode_from({}) == "auto"
+
+
+@pytest.mark.parametrize("value", ["", "on", "AUTO", "1", "merged"])
+def test_an_unknown_mode_stops_and_names_the_modes(value: str) -> None:
+    with pytest.raises(ValueError, match="off, step, loop, auto"):
+        policy.mode_from({"OVERLAY_DRAFT_GRAPHS": value})
+
+
+def test_the_check_is_off_unless_it_is_one() -> None:
+    assert not policy.check_from({})
+    assert not policy.check_from({"OVERLAY_DRAFT_GRAPHS_CHECK": "0"})
+    assert policy.check_from({"OVERLAY_DRAFT_GRAPHS_CHECK": "1"})
+    with pytest.raises(ValueError, match="0 or 1"):
+        policy.check_from({"OVERLAY_DRAFT_GRAPHS_CHECK": "yes"})
+
+
+def test_the_line_of_a_capture_says_what_was_captured() -> None:
+    plan = keys.plan_keys(k=3, max_num_seqs=8, max_capture_tokens=16, first=True, later=("loop",))
+    line = report.captured_line("auto", plan, ("first passes over 4 requests",), 3 << 20, 1.26)
+    assert line == (
+        "Draft graphs: mode auto, K=3; captured first 3 (1, 2, 4 requests); "
+        "loop 4 (1, 2, 4, 8 requests); 3 MiB, 1.3 s. As upstream: first passes over 4 requests"
+    )
+
+
+def test_the_line_of_a_refusal_gives_the_reasons() -> None:
+    decision = policy.decide("auto", replace(LATE, lora=True, eplb=True), ATTENTION)
+    line = report.refused_line("auto", decision)
+    assert line.startswith("Draft graphs: none (mode auto), the drafter runs as upstream: LoRA is")
+    assert "; expert" in line
