@@ -67,7 +67,17 @@ def _target_argument(command: F) -> F:
     return click.argument("target", required=False)(command)
 
 
+class _InOrder(click.Group):
+    """A group that lists its commands in the order in which they are used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Names in the order of definition."""
+        return list(self.commands)
+
+
 @click.group(
+    cls=_InOrder,
+    no_args_is_help=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit status: 0 nothing needs you, 1 something does, 2 usage or environment.",
 )
@@ -170,7 +180,7 @@ def apply(
     return Answer(report, as_json, verbose)
 
 
-@cli.command()
+@cli.command(short_help="Put every byte back.")
 @_target_argument
 @_output_options
 def revert(target: str | None, as_json: bool, verbose: bool) -> Answer:
@@ -212,7 +222,7 @@ def status(context: click.Context, target: str | None, as_json: bool, verbose: b
     return Answer(report, as_json, verbose)
 
 
-@cli.command(epilog=_TARGET)
+@cli.command(epilog=_TARGET, short_help="Print the change as one unified diff.")
 @_target_argument
 @_feature_option
 @click.pass_context
@@ -231,7 +241,7 @@ def diff(context: click.Context, target: str | None, features: tuple[str, ...]) 
         return Answer(command(_request(context, features), target, progress))
 
 
-@cli.command("list")
+@cli.command("list", short_help="Show the features and the releases they are made for.")
 @_output_options
 @click.pass_context
 def list_(context: click.Context, as_json: bool, verbose: bool) -> Answer:

@@ -52,7 +52,7 @@ class ReleaseRange:
         return cls(first, last)
 
     def __contains__(self, release: object) -> bool:
-        """Whether it is a release of the range; a pre- or dev-release never is, wherever it lies."""
+        """Whether it is a release of the range; a pre- or dev-release never is."""
         return (
             isinstance(release, Version)
             and not release.is_prerelease

@@ -36,7 +36,7 @@ def _answer(arguments: list[str]) -> Answer | int:
     except click.Abort:
         raise
     except click.ClickException as error:
-        return _failed(arguments, _usage(error))
+        return _failed(arguments, _usage(error, _command(arguments)))
     except OverlayError as error:
         return _failed(arguments, str(error))
     except OSError as error:
@@ -56,16 +56,22 @@ def _answer(arguments: list[str]) -> Answer | int:
 def _failed(arguments: list[str], error: str) -> Answer:
     from overlay.report import failure
 
-    words = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    command = next((word for word in words if word in cli.commands), "overlay")
-    return Answer(failure(command, error), json="--json" in words)
+    return Answer(failure(_command(arguments), error), json="--json" in _options(arguments))
 
 
-def _usage(error: click.ClickException) -> str:
-    message = error.format_message()
-    context = error.ctx if isinstance(error, click.UsageError) else None
-    path = context.command_path if context is not None else "overlay"
-    return f"{message}\n`{path} --help` shows what is possible, with examples"
+def _options(arguments: list[str]) -> list[str]:
+    """The words among which options can be."""
+    return arguments[: arguments.index("--")] if "--" in arguments else arguments
+
+
+def _command(arguments: list[str]) -> str:
+    """The command that was meant, as far as it can be told."""
+    return next((word for word in _options(arguments) if word in cli.commands), "overlay")
+
+
+def _usage(error: click.ClickException, command: str) -> str:
+    name = command if command == "overlay" else f"overlay {command}"
+    return f"{error.format_message()}\n`{name} --help` shows what is possible, with examples"
 
 
 def _deliver(answer: Answer) -> int:

@@ -11,16 +11,17 @@ import hashlib
 import io
 import json
 import os
-import tempfile
 import weakref
-import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from overlay.targets.sources import Sources, left_out
+
+if TYPE_CHECKING:
+    import zipfile
 
 _SCHEMA = 1
 _INDEX = "overlay-index.json"
@@ -161,6 +162,8 @@ def write(path: Path, sources: Sources, origin: Origin) -> CachedRelease:
 
     :raises OSError: if the folder cannot be written to.
     """
+    import tempfile
+
     for left_over in path.parent.glob(f".{path.name}.*.new"):  # by a process that was killed
         left_over.unlink(missing_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".new", dir=path.parent)
@@ -179,6 +182,8 @@ def write(path: Path, sources: Sources, origin: Origin) -> CachedRelease:
 
 def write_to(file: IO[bytes], sources: Sources, origin: Origin) -> None:
     """Write the archive of a release into an open file."""
+    import zipfile
+
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as archive:
         entries = {}
         for path, content in sorted(sources.files.items()):

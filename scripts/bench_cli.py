@@ -1,0 +1,203 @@
+"""How long the commands take, whole processes, beside ``git apply --check`` of the same diff.
+
+    python scripts/bench_cli.py [--site SITE_PACKAGES] [--repeats 15] [--output bench/results]
+
+A copy of an installed vLLM (``--site``; default: the one that this Python would import) is made
+in a temporary folder and put first on the path of every command, so that no installation is
+touched.  ``check --releases all`` runs on a warm cache: what is missing of it is fetched first,
+which is not measured.  Writes ``cli-<date>.json`` and prints a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY))
+
+from overlay import __version__  # noqa: E402
+from overlay.targets import resolve  # noqa: E402
+
+#: Seconds, from the project's aims.
+AIMS = {"help": 0.15, "status, patched": 0.25, "check, pristine": 0.25, "check, all releases": 6.0}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One command to be measured.
+
+    :ivar prepare: brings the copy into the state that the command is measured in.
+    """
+
+    name: str
+    command: Sequence[str | Path]
+    cwd: Path
+    prepare: Callable[[], object] = lambda: None
+    repeats: int | None = None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One process: seconds by the clock, and seconds of processor time with its children's."""
+
+    wall: float
+    cpu: float
+
+
+def main() -> None:
+    """Measure, write the figures, print them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--site", type=Path, help="a folder that holds vllm/ and its .dist-info")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--output", type=Path, default=REPOSITORY / "bench" / "results")
+    parser.add_argument("--without-releases", action="store_true", help="leave the releases out")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="overlay-bench-") as name:
+        folder = Path(name)
+        site = copy_site(arguments.site, folder / "site-packages")
+        figures = [
+            figure(case, arguments.repeats, environment(site))
+            for case in cases(site, folder, releases=not arguments.without_releases)
+        ]
+        document = {"machine": machine(), "vllm": resolve(str(site)).vllm, "figures": figures}
+    date = datetime.datetime.now(datetime.timezone.utc).date()
+    path = arguments.output / f"cli-{date}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=1) + "\n")
+    print(table(figures))
+    print(f"written to {path}")
+
+
+def copy_site(given: Path | None, copy: Path) -> Path:
+    """A private copy of an installed vLLM and its metadata."""
+    source = given.resolve() if given is not None else resolve(None).root
+    assert source is not None, "what this Python imports always has a root"
+    copy.mkdir(parents=True)
+    for path in [source / "vllm", *source.glob("vllm*.dist-info")]:
+        command = ["cp", "-r", "--reflink=auto", str(path), str(copy)]
+        if subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode:
+            shutil.copytree(path, copy / path.name, dirs_exist_ok=True)
+    return copy
+
+
+def environment(site: Path) -> dict[str, str]:
+    """Ours, with the copy as the vLLM that Python would import."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(REPOSITORY)])}
+
+
+def cases(site: Path, folder: Path, *, releases: bool) -> list[Case]:
+    """What is measured, in order."""
+    overlay = [sys.executable, "-m", "overlay"]
+    surroundings = environment(site)
+
+    def quietly(*arguments: str) -> Callable[[], object]:
+        def act() -> None:
+            command = [*overlay, *arguments]
+            subprocess.run(
+                command, cwd=folder, env=surroundings, check=True, stdout=subprocess.DEVNULL
+            )
+
+        return act
+
+    diff = folder / "overlay.diff"
+    with diff.open("wb") as file:
+        subprocess.run([*overlay, "diff"], cwd=folder, env=surroundings, check=True, stdout=file)
+    revert = quietly("revert")
+    found = [
+        Case("python, nothing", [sys.executable, "-c", ""], folder),
+        Case("help", [*overlay, "--help"], folder),
+        Case("list", [*overlay, "list"], folder),
+        Case("status, pristine", [*overlay, "status"], folder, revert),
+        Case("check, pristine", [*overlay, "check"], folder, revert),
+        Case("git apply --check", ["git", "apply", "--check", diff], site, revert),
+        Case("status, patched", [*overlay, "status"], folder, quietly("apply")),
+        Case("check, patched", [*overlay, "check"], folder, quietly("apply")),
+        Case("apply, nothing to do", [*overlay, "apply"], folder, quietly("apply")),
+    ]
+    if releases:
+        every = [*overlay, "check", "--releases", "all"]
+        warm = quietly("check", "--releases", "all")
+        found.append(Case("check, all releases", every, folder, warm, repeats=5))
+    return found
+
+
+def figure(case: Case, repeats: int, surroundings: Mapping[str, str]) -> dict[str, Any]:
+    """The figures of one case; one run before the first that counts warms the caches."""
+    case.prepare()
+    runs = [sample(case, surroundings) for _ in range((case.repeats or repeats) + 1)][1:]
+    walls = sorted(run.wall for run in runs)
+    return {
+        "case": case.name,
+        "median_s": round(statistics.median(walls), 4),
+        "min_s": round(walls[0], 4),
+        "max_s": round(walls[-1], 4),
+        "median_cpu_s": round(statistics.median(run.cpu for run in runs), 4),
+        "runs": len(runs),
+        "aim_s": AIMS.get(case.name),
+        "load_1min": round(os.getloadavg()[0], 2),
+    }
+
+
+def sample(case: Case, surroundings: Mapping[str, str]) -> Sample:
+    """One run; standard output goes nowhere, and the command has to succeed."""
+    before = os.times()
+    began = time.perf_counter()
+    subprocess.run(
+        list(map(str, case.command)),
+        cwd=case.cwd,
+        env=dict(surroundings),
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+    wall = time.perf_counter() - began
+    after = os.times()
+    cpu = after.children_user + after.children_system
+    return Sample(wall, cpu - before.children_user - before.children_system)
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return {
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "cores": len(os.sched_getaffinity(0)),
+        "overlay": __version__,
+        "commit": commit.stdout.strip() or None,
+    }
+
+
+def table(figures: Sequence[Mapping[str, Any]]) -> str:
+    """The figures for reading."""
+    rows = [f"{'case':<22} {'median':>8} {'min':>8} {'cpu':>8} {'aim':>6}"]
+    for one in figures:
+        aim = "" if one["aim_s"] is None else f"{one['aim_s']:.2f}"
+        rows.append(
+            f"{one['case']:<22} {one['median_s']:>8.3f} {one['min_s']:>8.3f} "
+            f"{one['median_cpu_s']:>8.3f} {aim:>6}"
+        )
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    main()
