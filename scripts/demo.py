@@ -33,6 +33,8 @@ CASES = {
     f"{draft}, K={k}": EngineSpec(str(FOLDER / "models"), draft, k, make_requests(6))
     for draft, k in (("eagle3", 3), ("eagle3hid", 5), ("eagle1", 3))
 }
+#: A module that a patched vLLM loads and a pristine one has not.
+ADDED = "vllm.v1.spec_decode.draft_graphs"
 STAGES = ("before", "patched", "reverted")
 
 
@@ -116,17 +118,17 @@ def serve(notes: Notes, stage: str, copy: PrivateCopy) -> None:
             result = launch(copy.python, replace(spec))
             del result["log"]
             notes.put(f"{stage} {case}", result)
-            say(f"[{stage}] {case}: {_verdict(result)} ({time.monotonic() - began:.0f} s)")
+            verdict = "as it must be" if _right(stage, result) else "NOT as it must be"
+            say(f"[{stage}] {case}: {verdict} ({time.monotonic() - began:.0f} s)")
         else:
             say(f"[{stage}] {case}: done before the interruption")
 
 
-def _right(result: dict[str, Any]) -> bool:
-    return bool(result["ok"]) and result["counts"] == result["oracle"]
-
-
-def _verdict(result: dict[str, Any]) -> str:
-    return "as it must be" if _right(result) else "NOT as it must be"
+def _right(stage: str, result: dict[str, Any]) -> bool:
+    """Tokens and counts agree with what is known, and what ran was patched when it should be."""
+    patched = {ADDED in worker["modules"] for worker in result["workers"]}
+    known = bool(result["ok"]) and result["counts"] == result["oracle"]
+    return known and patched == {stage == "patched"}
 
 
 def table(notes: Notes) -> list[str]:
@@ -185,8 +187,8 @@ def main() -> int:
         "What is left of it after `overlay revert`:\n"
         + ("\n".join(left) or "  nothing: every file is byte for byte what it was")
     )
-    results = [notes.get(f"{stage} {case}") for stage in STAGES for case in CASES]
-    good = all(_right(result) for result in results) and not left
+    right = [_right(stage, notes.get(f"{stage} {case}")) for stage in STAGES for case in CASES]
+    good = all(right) and not left
     notes.forget()
     say(
         "\nThe patched vLLM drafts exactly as before, and reverted it is what it was."
