@@ -60,6 +60,10 @@ class TransactionError(OverlayError):
     """The target could not be written; it is in one of the two whole states."""
 
 
+class PlanOutdated(TransactionError):
+    """Another command applied something since the plan was made; a new plan has to know of it."""
+
+
 class LedgerError(OverlayError):
     """The ledger of a target is damaged, or was written by a newer overlay."""
 

@@ -129,8 +129,9 @@ def assess(
     warnings = [*plan.warnings, *_by_another_overlay(ledger, features, plan.features)]
     warnings += [
         f"feature {name} was applied by vllm-overlay {ledger.overlay} and is not among these "
-        "patches; 'overlay apply' takes it out"
-        for name in known
+        f"patches: name its folder ({one.origin}) with --patches, or take everything off with "
+        "'overlay revert'"
+        for name, one in known.items()
     ]
     return replace(plan, features=results, warnings=tuple(warnings))
 

@@ -81,10 +81,10 @@ def test_a_second_apply_and_a_second_revert_write_nothing(cli: Cli, site: Path) 
 def test_a_dry_run_writes_nothing(cli: Cli, site: Path) -> None:
     before = digest(site)
     result = cli("apply", "--dry-run", site)
-    assert (result.exit, result.last) == (
-        0,
-        "Nothing was written: "
-        + "apply would put demo into vLLM 0.26.0, 1 file patched and 1 added in all.",
+    assert result.exit == 0
+    assert result.last == (
+        "Nothing was written: apply would put demo into vLLM 0.26.0, 1 file patched and 1 added "
+        "in all."
     )
     assert digest(site) == before
     cli("apply", site)
@@ -169,6 +169,21 @@ def test_an_edit_after_us_is_said_and_never_lost(cli: Cli, site: Path) -> None:
     assert cli("revert", site).last == (
         f"Nothing was reverted in vLLM 0.26.0: {PROPOSER} edited after the overlay applied."
     )
+
+
+def test_an_edit_beside_our_lines_is_an_edit_too(cli: Cli, tmp_path: Path) -> None:
+    checkout = fake_vllm.tree(tmp_path / "checkout")  # no RECORD tells that the file is edited
+    cli("apply", checkout)
+    with (checkout / PROPOSER).open("a") as file:
+        file.write("MINE = 1\n")
+    before = digest(checkout)
+    result = cli("apply", checkout)
+    assert (result.exit, result.last) == (
+        1,
+        "Nothing was written to vLLM 0.26.0: demo is drifted.",
+    )
+    assert PROPOSER in result.out
+    assert digest(checkout) == before
 
 
 def test_apply_mends_what_was_put_back(cli: Cli, site: Path) -> None:
@@ -379,3 +394,26 @@ def test_every_help_has_an_example(cli: Cli, command: str) -> None:
 
 def test_version(cli: Cli) -> None:
     assert cli("--version").out == f"overlay {__version__}\n"
+
+
+def test_what_another_command_applies_meanwhile_stays(
+    cli: Cli, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the plan of one apply and its transaction, another one applies something else."""
+    from overlay.commands import apply as module
+    from overlay.transaction import commit
+
+    cli_patches = ("--patches", cli.team)
+    plain = commit.apply
+    once = iter([True])
+
+    def late(*arguments: object, **options: object) -> object:
+        if next(once, False):
+            assert cli(*cli_patches, "apply", "--feature", "team-capture", site).exit == 0
+        return plain(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module.commit, "apply", late)
+    assert cli(*cli_patches, "apply", "--feature", "demo", site).exit == 0
+    assert cli(*cli_patches, "status", site).last == (
+        "demo and team-capture are applied to vLLM 0.26.0."
+    )

@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from overlay.commands.answer import public, resolve_writable, with_features
 from overlay.commands.examine import Examination, examine
 from overlay.commands.request import Request
 from overlay.commands.status import by_ledger
-from overlay.errors import UsageError
+from overlay.errors import PlanOutdated, UsageError
 from overlay.model import FeatureResult, TargetReport
 from overlay.report import ATTENTION, OK, Report
 from overlay.states import State
 from overlay.transaction import commit
 from overlay.verdicts import applied, not_applied, untested_refused, would_apply
+
+if TYPE_CHECKING:
+    from overlay.model import Feature
+    from overlay.targets import Target
+
+
+#: How often other commands may apply something of theirs between a plan and its transaction.
+_ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What an ``apply`` has to do, however often it has to begin anew."""
+
+    target: Target
+    root: Path
+    features: tuple[Feature, ...]
+    meant: tuple[Feature, ...]
+    dry_run: bool
+    untested: bool
 
 
 def apply(
@@ -28,24 +51,38 @@ def apply(
     """
     target, root = resolve_writable(name, "apply")
     features = request.load()
-    meant = request.select(features)
-    found = examine(target, features, meant)
+    job = _Job(target, root, features, request.select(features), dry_run, untested)
+    for _ in range(_ATTEMPTS - 1):
+        with suppress(PlanOutdated):
+            return _attempt(job)
+    return _attempt(job)
+
+
+def _attempt(job: _Job) -> Report:
+    """Plan and apply once.
+
+    :raises PlanOutdated: if another command applied something in between.
+    """
+    found = examine(job.target, job.features, job.meant)
     _refuse_strangers(found)
     if blocked := _blocked(found):
         return Report("apply", ATTENTION, not_applied(blocked), (blocked,))
-    if not untested and (new := _untested(found)):
+    if not job.untested and (new := _untested(found)):
         return Report("apply", ATTENTION, untested_refused(found.report, new), (found.report,))
-    if dry_run:
+    if job.dry_run:
         verdict = would_apply(found.report, found.plan.changes)
         return Report("apply", OK, verdict, (found.report,))
+    target = job.target
     outcome = commit.apply(
-        root,
+        job.root,
         found.plan,
         found.features,
         release=public(target) or target.vllm or "unknown",
         record_file=target.record_file,
+        known=found.applied,
     )
-    stands = by_ledger(target, features, meant) or examine(target, features, meant).report
+    stands = by_ledger(target, job.features, job.meant)
+    stands = stands or examine(target, job.features, job.meant).report
     stands = replace(stands, warnings=tuple(dict.fromkeys((*outcome.warnings, *stands.warnings))))
     verdict = applied(stands, len(outcome.changed), wrote=outcome.wrote)
     return Report("apply", OK, verdict, (stands,))
@@ -58,9 +95,9 @@ def _refuse_strangers(found: Examination) -> None:
 
     :raises UsageError: naming each such feature and where it came from.
     """
-    known = {feature.id for feature in found.features}
+    at_hand = {feature.id for feature in found.features}
     on_disk = found.ledger.applied if found.ledger is not None else ()
-    strange = [one for one in on_disk if one.result.feature not in known]
+    strange = [one for one in on_disk if one.result.feature not in at_hand]
     if strange:
         names = ", ".join(f"{one.result.feature} (from {one.origin})" for one in strange)
         raise UsageError(

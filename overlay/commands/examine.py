@@ -37,6 +37,12 @@ class Examination:
     everything: TargetReport
     ledger: Ledger | None = None
 
+    @property
+    def applied(self) -> frozenset[str]:
+        """The ids of what was applied when this was made."""
+        applied = self.ledger.applied if self.ledger is not None else ()
+        return frozenset(one.result.feature for one in applied)
+
 
 def examine(
     target: Target, features: tuple[Feature, ...], meant: Sequence[Feature] | None = None
