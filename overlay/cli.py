@@ -183,7 +183,8 @@ def apply(
 @cli.command(short_help="Put every byte back.")
 @_target_argument
 @_output_options
-def revert(target: str | None, as_json: bool, verbose: bool) -> Answer:
+@click.pass_context
+def revert(context: click.Context, target: str | None, as_json: bool, verbose: bool) -> Answer:
     """Put back the exact bytes that apply found, and remove what it added.
 
     TARGET is a folder that holds vllm/; without it, the vLLM that this Python would import is
@@ -196,7 +197,7 @@ def revert(target: str | None, as_json: bool, verbose: bool) -> Answer:
     """
     from overlay.commands.revert import revert as command
 
-    return Answer(command(target), as_json, verbose)
+    return Answer(command(_request(context), target), as_json, verbose)
 
 
 @cli.command()

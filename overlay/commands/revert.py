@@ -18,40 +18,54 @@ from overlay.verdicts import reverted, vllm
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from overlay.commands.request import Request
     from overlay.targets import Target
-    from overlay.transaction.ledger import Ledger
+    from overlay.transaction.ledger import Ledger, Rebuilt
 
 
-def revert(name: str | None = None) -> Report:
+def revert(request: Request, name: str | None = None) -> Report:
     """Take everything off.  No patches are needed for it: the ledger knows what was done.
 
+    Only where the ledger is lost, it is worked out anew from the patches and RECORD.
+
+    :raises LedgerError: if it is lost, and cannot be proven what it said.
     :raises UsageError: if the target is a file or a release.
     :raises TargetError: if there is no such target.
     :raises TransactionError: if it cannot be written.
     """
     target, root = resolve_writable(name, "revert")
-    before = _ledger(root)
+    said, before = _ledger(root)
+
+    def rebuild() -> Rebuilt:
+        from overlay.lost import rebuild
+
+        return rebuild(request.load(), target, target.release, target.record)
+
     try:
-        outcome = commit.revert(root, release=public(target))
+        outcome = commit.revert(
+            root, release=public(target), record_file=target.record_file, rebuild=rebuild
+        )
     except RevertRefused as refusal:
         return _refused(target, before, refusal)
     results = () if before is None else tuple(_reverted(one.result) for one in before.applied)
-    answer = _report(target, Plan(results, (), outcome.warnings))
-    entries = () if before is None else before.entries
-    ours = {entry.path for entry in entries if entry.before is None}
-    removed = sum(path in ours for path in outcome.changed)
+    warnings = (*((said,) if said else ()), *outcome.warnings)
+    answer = _report(target, Plan(results, (), tuple(dict.fromkeys(warnings))))
+    removed = sum(target.read(path) is None for path in outcome.changed)
     restored = len(outcome.changed) - removed
     code, verdict = reverted(answer, restored, removed, wrote=outcome.wrote)
     return Report("revert", code, verdict, (answer,))
 
 
-def _ledger(root: Path) -> Ledger | None:
-    """The ledger, for the report only; whether a damaged one can be reverted is decided later."""
-    with commit.reading(root):
+def _ledger(root: Path) -> tuple[str | None, Ledger | None]:
+    """What recovery has to say, and the ledger: for the report only.
+
+    Whether a damaged one can be reverted is decided later.
+    """
+    with commit.reading(root) as said:
         try:
-            return ledgers.load(root)
+            return said, ledgers.load(root)
         except LedgerError:
-            return None
+            return said, None
 
 
 def _refused(target: Target, ledger: Ledger | None, refusal: RevertRefused) -> Report:

@@ -12,6 +12,7 @@ from overlay.model import Feature, Plan
 from overlay.transaction import files, journal, lock, recovery
 from overlay.transaction.intent import Intent, Request, to_apply, to_revert
 from overlay.transaction.journal import Journal
+from overlay.transaction.ledger import Rebuilt
 from overlay.transaction.site import Site, unwritable
 
 
@@ -36,6 +37,7 @@ def apply(
     *,
     release: str,
     record_file: Path | None = None,
+    known: frozenset[str] | None = None,
     timeout: float = lock.TIMEOUT,
 ) -> Outcome:
     """Bring the target in ``root`` to what ``plan`` wants; write nothing where it stands already.
@@ -45,7 +47,10 @@ def apply(
     :param features: those that the plan was made from.
     :param release: the public version of the vLLM that stands in ``root``.
     :param record_file: RECORD, where one lies beside ``vllm/``.
+    :param known: ids of what was applied when the plan was made, so that nothing is taken out
+        that another command has applied since; ``None``: whatever the plan does not want goes.
     :param timeout: seconds to wait for other commands.
+    :raises PlanOutdated: if something was applied since that the plan does not know of.
     :raises TransactionError: if the target cannot be written, or is no longer as the plan found it;
         it is in one of its two whole states then, or the message says that it is not.
     :raises LedgerError: if the ledger or a pristine copy is damaged.
@@ -53,20 +58,29 @@ def apply(
     """
     if plan.state.needs_attention:
         raise ValueError(f"a plan that is {plan.state.value} cannot be applied")
-    request = Request(plan, tuple(features), release, record_file)
+    request = Request(plan, tuple(features), release, record_file, known)
     return _run(root, lambda site: to_apply(site, request), timeout)
 
 
-def revert(root: Path, *, release: str | None = None, timeout: float = lock.TIMEOUT) -> Outcome:
+def revert(
+    root: Path,
+    *,
+    release: str | None = None,
+    record_file: Path | None = None,
+    rebuild: Callable[[], Rebuilt] | None = None,
+    timeout: float = lock.TIMEOUT,
+) -> Outcome:
     """Bring the target in ``root`` back to its pristine bytes, and leave nothing of ours.
 
     :param release: the public version of the vLLM that stands in ``root``, where it is known.
+    :param record_file: RECORD, where one lies beside ``vllm/``; for a ledger that is lost.
+    :param rebuild: how to work out a ledger that is lost (``overlay.lost.rebuild``).
     :param timeout: seconds to wait for other commands.
     :raises RevertRefused: if somebody edited a file after us; nothing was changed.
     :raises TransactionError: as ``apply``.
     :raises LedgerError: if the ledger or a pristine copy is damaged.
     """
-    return _run(root, lambda site: to_revert(site, release), timeout)
+    return _run(root, lambda site: to_revert(site, release, record_file, rebuild), timeout)
 
 
 @contextmanager

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import overlay
-from overlay.errors import RevertRefused, TransactionError
+from overlay.errors import PlanOutdated, RevertRefused, TransactionError
 from overlay.model import Change, Feature, FeatureResult, HunkResult, Plan
 from overlay.standing import Condition, condition, conditions, void
 from overlay.states import State
@@ -21,9 +21,17 @@ from overlay.transaction.ledger import (
     Entry,
     Ledger,
     LedgerFeature,
+    LedgerLost,
+    Rebuilt,
     RecordEntry,
 )
-from overlay.transaction.record_rows import Row, release_part, with_rows, without_rows
+from overlay.transaction.record_rows import (
+    Row,
+    our_rows,
+    release_part,
+    with_rows,
+    without_rows,
+)
 from overlay.transaction.site import Site
 
 
@@ -60,27 +68,31 @@ class Intent:
 
 @dataclass(frozen=True)
 class Request:
-    """What ``apply`` is asked for."""
+    """What ``apply`` is asked for.
+
+    :ivar known: ids of what was applied when the plan was made; ``None``: whatever is applied by
+        now and not in the plan is to go.
+    """
 
     plan: Plan
     features: Sequence[Feature]
     release: str
     record_file: Path | None
+    known: frozenset[str] | None = None
 
 
 def to_apply(site: Site, request: Request) -> Intent:
     """What brings the target from what stands to what the plan wants.
 
+    :raises PlanOutdated: if something was applied that the plan does not know of.
     :raises TransactionError: if a file is neither as the plan found it nor as the ledger left it.
     """
     old = ledgers.load(site.root)
+    _expect_known(site, old, request)
     drafts, left_alone = _files(site, old, request.plan.changes, request.release)
     edited = [draft.path for draft in drafts if draft.problem]
     if edited:
-        raise TransactionError(
-            f"{', '.join(edited)}: changed by somebody else, since the plan was made or since the "
-            "overlay applied. Nothing was changed; run the command again, and see 'overlay status'"
-        )
+        raise _changed_meanwhile(edited)
     if not request.plan.changes:
         if any(result.state is State.APPLIED for result in request.plan.features):
             raise ValueError("the plan says what is applied, and not how: make it from pristine")
@@ -93,13 +105,40 @@ def to_apply(site: Site, request: Request) -> Intent:
     return _intent("apply", site, writes, old, new, drafts, left_alone)
 
 
-def to_revert(site: Site, release: str | None) -> Intent:
+def _expect_known(site: Site, old: Ledger | None, request: Request) -> None:
+    if old is None or request.known is None:
+        return
+    planned = {feature.id for feature in request.features}
+    applied = {one.result.feature for one in old.applied}
+    news = sorted(applied - planned - request.known)
+    if news and void(old, conditions(old, site.read), request.release) is None:
+        raise PlanOutdated(
+            f"{site.root}: another command has applied {', '.join(news)} meanwhile. Nothing was "
+            "changed; run the command again"
+        )
+
+
+def to_revert(
+    site: Site,
+    release: str | None = None,
+    record_file: Path | None = None,
+    rebuild: Callable[[], Rebuilt] | None = None,
+) -> Intent:
     """What brings the target back to its pristine bytes.
 
     :param release: the release that stands, as far as it is known.
+    :param record_file: RECORD, where one lies beside ``vllm/``.
+    :param rebuild: how to work out a ledger that is lost.
     :raises RevertRefused: if somebody edited a file after us.
     """
-    old = ledgers.load(site.root)
+    try:
+        old = ledgers.load(site.root)
+    except LedgerLost:
+        if rebuild is None:
+            raise
+        return _to_revert_without_ledger(site, record_file, rebuild())
+    if old is None and rebuild is not None and _is_listed(site, record_file):
+        return _to_revert_without_ledger(site, record_file, rebuild())
     drafts, left_alone = _files(site, old, (), release)
     edited = tuple(draft.path for draft in drafts if draft.problem)
     if edited:
@@ -110,6 +149,43 @@ def to_revert(site: Site, release: str | None) -> Intent:
             edited,
         )
     return _removal("revert", site, old, drafts, left_alone)
+
+
+def _changed_meanwhile(paths: Sequence[str]) -> TransactionError:
+    return TransactionError(
+        f"{', '.join(paths)}: changed by somebody else, since the plan was made or since the "
+        "overlay applied. Nothing was changed; run the command again, and see 'overlay status'"
+    )
+
+
+def _is_listed(site: Site, record_file: Path | None) -> bool:
+    """Whether RECORD still has our rows."""
+    path = _record_path(site, record_file)
+    return path is not None and bool(our_rows(site.read(path) or b""))
+
+
+def _to_revert_without_ledger(site: Site, record_file: Path | None, rebuilt: Rebuilt) -> Intent:
+    """As ``to_revert``, by a ledger that was worked out anew and has no RECORD in it."""
+    old = rebuilt.ledger
+    writes = []
+    for entry in old.entries:
+        now = site.read(entry.path)
+        if condition(entry, now) is not Condition.OURS:
+            raise _changed_meanwhile([entry.path])
+        after = None if entry.before is None else rebuilt.pristine[entry.before]
+        real = site.real(entry.path)
+        writes.append(Write(real, now, after, site.form(real)))
+    drafts = [_Draft(entry.path, write) for entry, write in zip(old.entries, writes, strict=True)]
+    path = _record_path(site, record_file)
+    if path is not None:
+        record = site.read(path)
+        rows = our_rows(record or b"")
+        if record is not None and rows:
+            after = without_rows(record, None, [row.path for row in rows])
+            writes.append(Write(site.real(path), record, after, site.form(path)))
+    intent = _removal("revert", site, old, drafts, [], writes)
+    said = "the ledger was lost: what it said was worked out from RECORD and the patches at hand"
+    return replace(intent, warnings=(said, *intent.warnings))
 
 
 @dataclass(frozen=True)
@@ -170,13 +246,19 @@ def _restore(site: Site, entry: Entry) -> Write:
 
 
 def _removal(
-    action: str, site: Site, old: Ledger | None, drafts: list[_Draft], left_alone: list[str]
+    action: str,
+    site: Site,
+    old: Ledger | None,
+    drafts: Sequence[_Draft],
+    left_alone: Sequence[str],
+    writes: Sequence[Write] | None = None,
 ) -> Intent:
     """The intent that leaves nothing of ours."""
     if old is None:
         return Intent(action)
-    writes = [draft.write for draft in drafts if draft.write]
-    writes += _state_files(site, old, None, ())
+    if writes is None:
+        writes = [draft.write for draft in drafts if draft.write]
+    writes = [*writes, *_state_files(site, old, None, ())]
     return _intent(action, site, writes, old, None, drafts, left_alone)
 
 
@@ -193,10 +275,7 @@ def _state_files(
                 wanted[f"{PRISTINE_FOLDER}/{sha256(change.before)}"] = change.before
         if new.record is None:
             wanted[IGNORE_PATH] = b"*\n"
-    present = {LEDGER_PATH, IGNORE_PATH}
-    if old is not None:
-        present |= {f"{PRISTINE_FOLDER}/{e.before}" for e in old.entries if e.before is not None}
-    for path in sorted(present | set(wanted)):
+    for path in sorted(site.state_files() | set(wanted)):
         now, after = site.read(path), wanted.get(path)
         if now != after:
             writes.append(Write(path, now, after, site.form(path)))
@@ -259,14 +338,19 @@ def _new_ledger(site: Site, request: Request, old: Ledger | None) -> Ledger:
     return replace(new, record=_record_entry(site, request.record_file, old, new))
 
 
+def _record_path(site: Site, record_file: Path | None) -> str | None:
+    """RECORD's path in the target, if it lies beside ``vllm/``."""
+    if record_file is None or record_file.parent.parent.resolve() != site.root:
+        return None
+    return f"{record_file.parent.name}/{record_file.name}"
+
+
 def _record_entry(
     site: Site, record_file: Path | None, old: Ledger | None, new: Ledger
 ) -> RecordEntry | None:
-    if record_file is None or record_file.parent.parent.resolve() != site.root:
-        return None
-    path = f"{record_file.parent.name}/{record_file.name}"
-    now = site.read(path)
-    if now is None:
+    path = _record_path(site, record_file)
+    now = None if path is None else site.read(path)
+    if path is None or now is None:
         return None
     base = release_part(now)
     if old is not None and old.record is not None and old.record.path == path:

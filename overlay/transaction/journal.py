@@ -14,11 +14,10 @@ from pathlib import Path
 
 from overlay.errors import LedgerError
 from overlay.transaction import files
-from overlay.transaction.ledger import LEDGER_PATH, STATE_FOLDER, inside
+from overlay.transaction.ledger import JOURNAL_PATH, LEDGER_PATH, STATE_FOLDER, inside
 
 SCHEMA = 1
-JOURNAL_PATH = f"{STATE_FOLDER}/journal.json"
-_DRAFT_PATH = f"{JOURNAL_PATH}.overlay-new"
+DRAFT_PATH = f"{JOURNAL_PATH}.overlay-new"
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,8 @@ def write(root: Path, journal: Journal, owner: files.Owner | None) -> None:
     files.sync_folder(root)
     document = {"schema": SCHEMA, **asdict(journal)}
     data = (json.dumps(document, indent=1) + "\n").encode()
-    files.create(root / _DRAFT_PATH, data, files.Form(files.FILE_MODE, owner))
-    files.replace(root / _DRAFT_PATH, root / JOURNAL_PATH)
+    files.create(root / DRAFT_PATH, data, files.Form(files.FILE_MODE, owner))
+    files.replace(root / DRAFT_PATH, root / JOURNAL_PATH)
     files.sync_folder(root / STATE_FOLDER)
 
 
@@ -112,7 +111,7 @@ def remove(root: Path) -> None:
 
 def sweep(root: Path) -> None:
     """Remove what is of no use without a journal: a draft of one, and an empty state folder."""
-    files.remove(root / _DRAFT_PATH)
+    files.remove(root / DRAFT_PATH)
     if not os.path.lexists(root / LEDGER_PATH):
         files.remove_folder(root / STATE_FOLDER)
         files.sync_folder(root)
@@ -125,7 +124,7 @@ def begun(root: Path) -> bool:
 
 def pending(root: Path) -> bool:
     """Whether something waits to be ended or swept; a few looks at the disk."""
-    if begun(root) or os.path.lexists(root / _DRAFT_PATH):
+    if begun(root) or os.path.lexists(root / DRAFT_PATH):
         return True
     folder = root / STATE_FOLDER
     return not os.path.lexists(root / LEDGER_PATH) and folder.is_dir() and not folder.is_symlink()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ STATE_FOLDER = ".vllm-overlay"
 LEDGER_PATH = f"{STATE_FOLDER}/ledger.json"
 PRISTINE_FOLDER = f"{STATE_FOLDER}/pristine"
 IGNORE_PATH = f"{STATE_FOLDER}/.gitignore"
+JOURNAL_PATH = f"{STATE_FOLDER}/journal.json"
 
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 
@@ -87,10 +88,23 @@ class Ledger:
         return tuple(one for one in self.features if one.result.state is State.APPLIED)
 
 
+@dataclass(frozen=True)
+class Rebuilt:
+    """A ledger worked out anew, with the pristine bytes it names, by sha256."""
+
+    ledger: Ledger
+    pristine: Mapping[str, bytes]
+
+
+class LedgerLost(LedgerError):
+    """The ledger is damaged or gone: what it said may still be worked out anew."""
+
+
 def load(root: Path) -> Ledger | None:
     """The ledger of the target in ``root``, or ``None`` where nothing of ours stands.
 
-    :raises LedgerError: if it is damaged, cannot be read, or a newer overlay wrote it.
+    :raises LedgerLost: if it is damaged, or gone from beside its pristine copies.
+    :raises LedgerError: if it cannot be read, or a newer overlay wrote it.
     """
     path = root / LEDGER_PATH
     try:
@@ -100,7 +114,12 @@ def load(root: Path) -> Ledger | None:
             f"{path} cannot be read ({error.strerror}): it says what the overlay changed in this "
             "vLLM. Run the command as a user that may read it"
         ) from error
-    return None if data is None else decode(data, str(path))
+    if data is not None:
+        return decode(data, str(path))
+    # While a transaction runs, the copies come first and the ledger last.
+    if (root / PRISTINE_FOLDER).is_dir() and not (root / JOURNAL_PATH).exists():
+        raise LedgerLost(_lost(f"{path} is gone, but its pristine copies are there"))
+    return None
 
 
 def copies(root: Path) -> Callable[[str], bytes]:
@@ -149,7 +168,8 @@ def decode(data: bytes, where: str) -> Ledger:
     """Read ``ledger.json``.
 
     :param where: its path, for messages.
-    :raises LedgerError: if it is damaged, or a newer overlay wrote it.
+    :raises LedgerLost: if it is damaged.
+    :raises LedgerError: if a newer overlay wrote it.
     """
     try:
         document = json.loads(data)
@@ -164,11 +184,15 @@ def decode(data: bytes, where: str) -> Ledger:
             raise ValueError(f"schema is {schema!r}, expected {SCHEMA}")
         return _ledger(document)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise LedgerError(
-            f"{where} is damaged ({type(error).__name__}: {error}): expected the overlay's record "
-            "of what it changed. Nothing was changed; 'overlay revert' restores what it can prove "
-            f"from RECORD and the pristine copies. Otherwise: {reinstall()}"
-        ) from error
+        raise LedgerLost(_lost(f"{where} is damaged ({type(error).__name__}: {error})")) from error
+
+
+def _lost(found: str) -> str:
+    return (
+        f"{found}: expected the overlay's record of what it changed in this vLLM. Nothing was "
+        "changed; 'overlay revert' takes out what it can prove to be ours. Otherwise: "
+        f"{reinstall()}"
+    )
 
 
 def _ledger(document: dict[str, Any]) -> Ledger:

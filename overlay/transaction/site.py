@@ -8,7 +8,8 @@ from pathlib import Path
 
 from overlay.errors import TransactionError
 from overlay.transaction import files
-from overlay.transaction.ledger import STATE_FOLDER
+from overlay.transaction.journal import DRAFT_PATH
+from overlay.transaction.ledger import JOURNAL_PATH, STATE_FOLDER
 
 
 class Site:
@@ -55,6 +56,15 @@ class Site:
             return files.read(self.root / self.real(path))
         except OSError as error:
             raise unwritable(error, "Nothing was changed.") from error
+
+    def state_files(self) -> set[str]:
+        """Every file in our own folder, but not the journal of a transaction."""
+        found = {
+            path.relative_to(self.root).as_posix()
+            for path in (self.root / STATE_FOLDER).rglob("*")
+            if not path.is_dir() or path.is_symlink()
+        }
+        return found - {JOURNAL_PATH, DRAFT_PATH}
 
     def form(self, path: str) -> files.Form:
         """The form that ``path`` has, or shall have where it is new."""

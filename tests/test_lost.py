@@ -1,0 +1,181 @@
+"""A ledger that is lost or damaged: what can be proven is reverted, the rest is refused."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, event, given
+from hypothesis import strategies as st
+
+from overlay import planning
+from overlay.errors import LedgerError
+from overlay.lost import rebuild
+from overlay.model import Feature
+from overlay.releases import parse_release
+from overlay.targets import Target, resolve
+from overlay.transaction import commit, ledger
+from tests.support import transactions
+from tests.support.patches import MemoryTree, feature, hunk
+from tests.support.transactions import PROPOSER, RUNNER, Site, snapshot
+
+RELEASE = parse_release("0.26.0")
+MODULE = "vllm/v1/drafts/module.py"
+FIRST = feature(
+    (
+        PROPOSER,
+        [
+            hunk(
+                [
+                    "     def propose(self, tokens):",
+                    "-        drafts = [self._first(tokens)]",
+                    "+        drafts = [self._first(tokens)]  # patched",
+                    "+        self.count = len(drafts)",
+                ],
+                "SpecDecodeBaseProposer.propose",
+            ),
+            hunk(["         self.num_tokens = num_tokens", "+        self.count = 0"]),
+        ],
+    ),
+    (RUNNER, [hunk(["         captured = 0", "+        captured += 0"])]),
+    id="first",
+    added={MODULE: b"MODULE = 1\n"},
+)
+#: Stacked on the first one: it needs a line that only that brings.
+SECOND = feature(
+    (RUNNER, [hunk(["-        captured += 0", "+        captured += 00"])]), id="second"
+)
+FEATURES = (FIRST, SECOND)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return transactions.installed(tmp_path / "site")
+
+
+def apply(site: Site, features: tuple[Feature, ...] = FEATURES) -> None:
+    target = resolve(str(site.root))
+    plan = planning.plan(features, target, RELEASE, target.record)
+    assert plan.changes
+    commit.apply(site.root, plan, features, release="0.26.0", record_file=site.record)
+
+
+def revert(site: Site, features: tuple[Feature, ...] = FEATURES) -> commit.Outcome:
+    target: Target = resolve(str(site.root))
+    return commit.revert(
+        site.root,
+        release="0.26.0",
+        record_file=target.record_file,
+        rebuild=lambda: rebuild(features, target, target.release, target.record),
+    )
+
+
+LOSSES: dict[str, Callable[[Site], object]] = {
+    "damaged": lambda site: (site.root / ledger.LEDGER_PATH).write_bytes(b"{"),
+    "gone": lambda site: (site.root / ledger.LEDGER_PATH).unlink(),
+    "all of it gone": lambda site: shutil.rmtree(site.root / ledger.STATE_FOLDER),
+}
+
+
+@pytest.mark.parametrize("lose", LOSSES.values(), ids=LOSSES)
+@pytest.mark.parametrize("features", [(FIRST,), FEATURES], ids=["one", "stacked"])
+def test_what_can_be_proven_is_reverted(
+    site: Site, features: tuple[Feature, ...], lose: Callable[[Site], object]
+) -> None:
+    before = snapshot(site.root)
+    apply(site, features)
+    lose(site)
+    outcome = revert(site)
+    assert outcome.changed == (MODULE, PROPOSER, RUNNER)
+    assert any("worked out from RECORD" in warning for warning in outcome.warnings)
+    assert snapshot(site.root) == before
+    assert not revert(site).wrote
+
+
+@pytest.mark.parametrize("lose", LOSSES.values(), ids=LOSSES)
+@pytest.mark.parametrize("path", [PROPOSER, RUNNER, MODULE])
+def test_what_was_edited_is_named_and_left_alone(
+    site: Site, path: str, lose: Callable[[Site], object]
+) -> None:
+    apply(site)
+    with (site.root / path).open("ab") as file:
+        file.write(b"# by hand\n")
+    lose(site)
+    before = snapshot(site.root)
+    with pytest.raises(LedgerError, match="own files") as caught:
+        revert(site)
+    assert path in str(caught.value)
+    assert "Reinstall vLLM" in str(caught.value)
+    assert snapshot(site.root) == before
+
+
+def test_other_patches_than_those_at_hand_are_refused(site: Site) -> None:
+    apply(site, (FIRST,))
+    LOSSES["gone"](site)
+    topic = replace(FIRST.topics[1], variants=())
+    with pytest.raises(LedgerError, match=PROPOSER):
+        revert(site, (replace(FIRST, topics=(topic,)), SECOND, feature((PROPOSER, []), id="x")))
+
+
+def test_nothing_stands_but_the_state_folder(site: Site) -> None:
+    """vLLM was reinstalled by something that does not know RECORD."""
+    before = snapshot(site.root)
+    apply(site)
+    for path in (PROPOSER, RUNNER):
+        (site.root / path).write_bytes(site.pristine[path])
+    (site.root / MODULE).unlink()
+    (site.root / MODULE).parent.rmdir()
+    LOSSES["damaged"](site)
+    outcome = revert(site)
+    assert outcome.changed == ()
+    assert snapshot(site.root) == before
+
+
+def test_a_checkout_has_nothing_to_prove_it_with(tmp_path: Path) -> None:
+    site = transactions.checkout(tmp_path / "checkout")
+    apply(site)
+    LOSSES["damaged"](site)
+    before = snapshot(site.root)
+    with pytest.raises(LedgerError, match="git checkout -- vllm"):
+        revert(site)
+    assert snapshot(site.root) == before
+
+
+def test_other_commands_say_that_the_ledger_is_gone(site: Site) -> None:
+    apply(site)
+    LOSSES["gone"](site)
+    with pytest.raises(LedgerError, match=r"ledger\.json is gone.*overlay revert"):
+        ledger.load(site.root)
+
+
+lines = st.lists(st.sampled_from(["a = 1", "b = 2", "c = 3", "d = 4"]), max_size=6)
+
+
+@given(before=lines, removed=lines, added=lines, after=lines)
+def test_a_rebuilt_ledger_tells_the_truth_or_nothing(
+    before: list[str], removed: list[str], added: list[str], after: list[str]
+) -> None:
+    """Law: whatever is applied, its ledger is rebuilt with the very pristine bytes, or refused."""
+    path = "vllm/module.py"
+    pristine = "".join(f"{line}\n" for line in [*before, *removed, *after]).encode()
+    context = [f" {line}" for line in before[-2:]]
+    assume(context or removed)  # the format knows no hunk without a pre-image
+    one = feature(
+        (path, [hunk([*context, *(f"-{x}" for x in removed), *(f"+{x}" for x in added)])])
+    )
+    plan = planning.plan((one,), MemoryTree({path: pristine}), RELEASE)
+    assume(plan.changes)
+    patched = MemoryTree({path: plan.changes[0].after or b""})
+    record = {path: ledger.files.sha256(pristine)}
+    try:
+        found = rebuild((one,), patched, RELEASE, record)
+    except LedgerError:
+        event("refused")
+        return
+    event("rebuilt")
+    (entry,) = found.ledger.entries
+    assert entry.before is not None
+    assert found.pristine[entry.before] == pristine
