@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
 
-from overlay.matching import innermost_scope
-from overlay.model import MODULE_SCOPE, Change
+from overlay.matching import holding_scopes
+from overlay.model import Change
 from overlay.scopes import Scopes, UnparsableError, find
 from overlay.text import SourceText, TextError
 
@@ -19,8 +19,8 @@ _Opcode = tuple[str, int, int, int, int]
 def render(changes: Iterable[Change]) -> bytes:
     """The changes as a unified diff, in bytes, because the files are in encodings of their own.
 
-    The section heading of each hunk is the innermost scope that holds it, where the file before
-    the change is Python; so each hunk of it can stand in a patch of the same form.
+    The section heading of each hunk is the innermost scope that holds it before and after the
+    change, where both files are Python; so each hunk can stand in a patch of the same form.
     """
     return b"".join(piece for change in changes for piece in _file_diff(change))
 
@@ -39,9 +39,9 @@ def _file_diff(change: Change) -> Iterator[bytes]:
         return
     yield b"--- a/%s\n" % path if change.before is not None else b"--- /dev/null\n"
     yield b"+++ b/%s\n" % path if change.after is not None else b"+++ /dev/null\n"
-    scopes = _scopes(change.before)
+    old, new = _scopes(change.before), _scopes(change.after)
     for group in _groups(before, after):
-        yield from _hunk(group, before, after, scopes)
+        yield from _hunk(group, before, after, (old, new))
 
 
 def _split(data: bytes) -> list[bytes]:
@@ -103,13 +103,14 @@ def _opcodes(before: list[bytes], after: list[bytes]) -> list[_Opcode]:
 
 
 def _hunk(
-    group: Sequence[_Opcode], before: list[bytes], after: list[bytes], scopes: Scopes
+    group: Sequence[_Opcode],
+    before: list[bytes],
+    after: list[bytes],
+    scopes: tuple[Scopes, Scopes],
 ) -> Iterator[bytes]:
     first, last = group[0], group[-1]
     old, new = range(first[1], last[2]), range(first[3], last[4])
-    heading = b""
-    if MODULE_SCOPE in scopes:
-        heading = b" " + innermost_scope(old.start, len(old), scopes).encode()
+    heading = _heading(old, new, scopes)
     yield b"@@ -%s +%s @@%s\n" % (_span(old), _span(new), heading)
     for tag, i1, i2, j1, j2 in group:
         if tag == "equal":
@@ -117,6 +118,14 @@ def _hunk(
         else:
             yield from _lines(b"-", before[i1:i2])
             yield from _lines(b"+", after[j1:j2])
+
+
+def _heading(old: range, new: range, scopes: tuple[Scopes, Scopes]) -> bytes:
+    """The innermost scope that holds the lines before the change, and those after it as well."""
+    afterwards = set(holding_scopes(new.start, len(new), scopes[1]))
+    names = (name for name in holding_scopes(old.start, len(old), scopes[0]) if name in afterwards)
+    name = next(names, None)
+    return b"" if name is None else b" " + name.encode()
 
 
 def _span(lines: range) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
 
 from overlay.model import MODULE_SCOPE, Hunk, HunkResult
 from overlay.states import State
@@ -115,13 +114,18 @@ def _occurrences(image: Sequence[str], lines: Sequence[str], scope: range) -> It
 
 def innermost_scope(line: int, size: int, scopes: Scopes) -> str:
     """The innermost scope that holds ``size`` lines from the 0-based ``line`` on."""
+    return next(iter(holding_scopes(line, size, scopes)), MODULE_SCOPE)
+
+
+def holding_scopes(line: int, size: int, scopes: Scopes) -> list[str]:
+    """The scopes that hold ``size`` lines from the 0-based ``line`` on, the innermost first."""
     holding = [
         (len(place), name)
         for name, places in scopes.items()
         for place in places
         if place.start <= line and line + size <= place.stop
     ]
-    return min(holding, default=(0, MODULE_SCOPE))[1]
+    return [name for _, name in sorted(holding)]
 
 
 def _elsewhere(hunk: Hunk, lines: Sequence[str], scopes: Scopes) -> str | None:
@@ -136,6 +140,8 @@ def _elsewhere(hunk: Hunk, lines: Sequence[str], scopes: Scopes) -> str | None:
 
 def _why_missing(hunk: Hunk, lines: Sequence[str], scopes: Scopes) -> str:
     """Why a scope is not there, with what it may be called now."""
+    from difflib import get_close_matches  # only where something is wrong
+
     last = hunk.scope.rpartition(".")[2]
     same_last = [name for name in scopes if name.rpartition(".")[2] == last]
     close = get_close_matches(hunk.scope, list(scopes), n=3, cutoff=0.7)

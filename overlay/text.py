@@ -65,8 +65,10 @@ class SourceText:
             raise TextError(f"its encoding, {encoding}, does not give the same bytes back")
         pieces = text.split("\n")
         last = pieces.pop()
-        lines = [piece[:-1] if piece.endswith("\r") else piece for piece in pieces]
-        ends = ["\r\n" if piece.endswith("\r") else "\n" for piece in pieces]
+        lines, ends = pieces, ["\n"] * len(pieces)
+        if "\r" in text:
+            ends = ["\r\n" if piece.endswith("\r") else "\n" for piece in pieces]
+            lines = [piece.removesuffix("\r") for piece in pieces]
         if last:
             lines.append(last)
             ends.append("")

@@ -40,6 +40,14 @@ def test_what_is_rendered_can_stand_in_a_patch() -> None:
     assert [hunk.scope for hunk in patch.hunks] == ["A"]
 
 
+def test_a_hunk_that_outgrows_its_scope_names_one_that_holds_it_afterwards() -> None:
+    before = BEFORE + b"\n\nclass B:\n    x = 1\n    y = 2\n    z = 3\n"
+    inside = render([Change("vllm/a.py", before, before.replace(b"z = 3", b"z = 4"))])
+    assert b"@@ -11,4 +11,4 @@ B\n" in inside
+    beyond = render([Change("vllm/a.py", before, before + b"\n\nclass C:\n    pass\n")])
+    assert b"@@ -13,3 +13,7 @@ <module>\n" in beyond
+
+
 def test_code_that_is_not_python_gets_no_heading() -> None:
     assert b"@@ -1,1 +1,1 @@\n" in render([Change("vllm/a.py", b"def (\n", b"def ((\n")])
     assert b"@@ -1,1 +1,1 @@\n" in render([Change("vllm/a.py", b"\xff\n", b"\xfe\n")])
