@@ -31,6 +31,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from overlay import __version__  # noqa: E402
 from overlay.targets import resolve  # noqa: E402
+from overlay.targets.cache import cache_folder  # noqa: E402
 
 #: Seconds, from the project's aims.
 AIMS = {"help": 0.15, "status, patched": 0.25, "check, pristine": 0.25, "check, all releases": 6.0}
@@ -41,6 +42,7 @@ class Case:
     """One command to be measured.
 
     :ivar prepare: brings the copy into the state that the command is measured in.
+    :ivar cold: forget before each run what is remembered of texts that were seen before.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Case:
     cwd: Path
     prepare: Callable[[], object] = lambda: None
     repeats: int | None = None
+    cold: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,10 +86,15 @@ def main() -> None:
 
 
 def copy_site(given: Path | None, copy: Path) -> Path:
-    """A private copy of an installed vLLM and its metadata."""
+    """A private copy of an installed vLLM and its metadata, and a cache beside it."""
     source = given.resolve() if given is not None else resolve(None).root
     assert source is not None, "what this Python imports always has a root"
     copy.mkdir(parents=True)
+    # The releases that were fetched before, beside a memory of texts that is ours alone.
+    (copy.parent / "cache").mkdir()
+    kept = cache_folder() / "releases"
+    kept.mkdir(parents=True, exist_ok=True)
+    (copy.parent / "cache" / "releases").symlink_to(kept)
     for path in [source / "vllm", *source.glob("vllm*.dist-info")]:
         command = ["cp", "-r", "--reflink=auto", str(path), str(copy)]
         if subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode:
@@ -95,8 +103,17 @@ def copy_site(given: Path | None, copy: Path) -> Path:
 
 
 def environment(site: Path) -> dict[str, str]:
-    """Ours, with the copy as the vLLM that Python would import."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(REPOSITORY)])}
+    """Ours, with the copy as the vLLM that Python would import.
+
+    Bytecode is written, as an installer does, but not into the repository.
+    """
+    kept = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    return {
+        **kept,
+        "OVERLAY_CACHE": str(site.parent / "cache"),
+        "PYTHONPATH": os.pathsep.join([str(site), str(REPOSITORY)]),
+        "PYTHONPYCACHEPREFIX": str(site.parent / "bytecode"),
+    }
 
 
 def cases(site: Path, folder: Path, *, releases: bool) -> list[Case]:
@@ -123,6 +140,7 @@ def cases(site: Path, folder: Path, *, releases: bool) -> list[Case]:
         Case("list", [*overlay, "list"], folder),
         Case("status, pristine", [*overlay, "status"], folder, revert),
         Case("check, pristine", [*overlay, "check"], folder, revert),
+        Case("check, first time", [*overlay, "check"], folder, revert, cold=True),
         Case("git apply --check", ["git", "apply", "--check", diff], site, revert),
         Case("status, patched", [*overlay, "status"], folder, quietly("apply")),
         Case("check, patched", [*overlay, "check"], folder, quietly("apply")),
@@ -132,13 +150,20 @@ def cases(site: Path, folder: Path, *, releases: bool) -> list[Case]:
         every = [*overlay, "check", "--releases", "all"]
         warm = quietly("check", "--releases", "all")
         found.append(Case("check, all releases", every, folder, warm, repeats=5))
+        found.append(Case("the same, first time", every, folder, warm, repeats=5, cold=True))
     return found
 
 
 def figure(case: Case, repeats: int, surroundings: Mapping[str, str]) -> dict[str, Any]:
     """The figures of one case; one run before the first that counts warms the caches."""
     case.prepare()
-    runs = [sample(case, surroundings) for _ in range((case.repeats or repeats) + 1)][1:]
+    cache = Path(surroundings["OVERLAY_CACHE"]) / "syntax"
+    runs = []
+    for _ in range((case.repeats or repeats) + 1):
+        if case.cold:
+            shutil.rmtree(cache, ignore_errors=True)
+        runs.append(sample(case, surroundings))
+    del runs[0]
     walls = sorted(run.wall for run in runs)
     return {
         "case": case.name,
