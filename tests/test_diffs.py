@@ -45,7 +45,7 @@ def test_a_hunk_that_outgrows_its_scope_names_one_that_holds_it_afterwards() -> 
     inside = render([Change("vllm/a.py", before, before.replace(b"z = 3", b"z = 4"))])
     assert b"@@ -11,4 +11,4 @@ B\n" in inside
     beyond = render([Change("vllm/a.py", before, before + b"\n\nclass C:\n    pass\n")])
-    assert b"@@ -13,3 +13,7 @@ <module>\n" in beyond
+    assert b"@@ -12,3 +12,7 @@ <module>\n" in beyond
 
 
 def test_code_that_is_not_python_gets_no_heading() -> None:
