@@ -5,80 +5,23 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from vllm.logger import init_logger
 
 from . import compat, graph_backend, report
-from .addresses import Addresses
-from .buffers import DraftBuffers
+from .capture import Captured, CaptureFailed, capture_keys
 from .facts import early_facts, late_facts
-from .graph_backend import Graph, GraphBackend
-from .keys import DraftKey, has_padding, plan_keys
-from .passes import Passes
+from .graph_backend import GraphBackend
+from .keys import DraftKey, plan_keys
 from .policy import Decision, Facts, Mode, check_from, decide, mode_from
 from .staging import FirstStaging, LaterStaging
 
 logger = init_logger(__name__)
 
-T = TypeVar("T")
-
 # Upstream's profile counts at least this much for each graph beside the largest (bytes).
 LEAST_PER_GRAPH = 1 << 20
-
-
-class CaptureFailed(RuntimeError):
-    """Draft graphs could not be captured on this rank, or on another one."""
-
-
-class _Captured:
-    """All that belongs to one capture; dropping it frees the graphs and their memory."""
-
-    def __init__(
-        self, proposer: Any, runner: Any, backend: GraphBackend, plan: list[DraftKey], check: bool
-    ) -> None:
-        firsts = [key.num_reqs for key in plan if key.role == "first"]
-        self.plan = plan
-        self.attn_groups = proposer.draft_attn_groups
-        combines = proposer.method == "eagle3" and bool(firsts)
-        self.hidden_width = (
-            compat.combine_width(proposer) if combines else int(proposer.hidden_size)
-        )
-        self.buffers = DraftBuffers(
-            proposer,
-            max_reqs=max(key.num_reqs for key in plan),
-            max_first_reqs=max(firsts, default=0),
-            blocks=compat.block_table_width(runner, proposer.kv_cache_gid),
-            combine_width=self.hidden_width if combines else None,
-        )
-        self.blocks = int(self.buffers.block_table.shape[1])
-        self.passes = Passes(proposer, self.buffers)
-        self.passes.keeps_steps = any(key.role == "step" for key in plan)
-        self.pool = backend.new_pool()
-        self.graphs: dict[DraftKey, Graph] = {}
-        self.masked = {key for key in plan if key.role != "first" and has_padding(key, plan)}
-        self.addresses = Addresses(proposer, self.buffers) if check else None
-        self.first_staging: dict[tuple[DraftKey, bool, int], FirstStaging] = {}
-        self.later_staging: dict[tuple[DraftKey, int], LaterStaging] = {}
-
-    def capture(self, key: DraftKey, backend: GraphBackend) -> None:
-        """Run the body of `key` once, so that nothing is compiled or tuned later, then record it.
-
-        The warm-up has every row padded, so it writes no slot of the KV cache.
-        """
-        self.passes.body(key, mask=True)()
-        backend.synchronize()
-        if self.addresses is not None:
-            self.passes.observe = self.addresses.observer(key, self.passes, key.num_tokens)
-        try:
-            self.graphs[key] = backend.capture(
-                self.passes.body(key, mask=key in self.masked), self.pool
-            )
-        finally:
-            self.passes.observe = None
 
 
 class DraftGraphs:
@@ -98,7 +41,7 @@ class DraftGraphs:
         self._facts = facts
         self._k = facts.num_speculative_tokens
         self._query_len = self._k + 1
-        self._captured: _Captured | None = None
+        self._captured: Captured | None = None
         self._withdrawn: str | None = None
 
     # ---- capture
@@ -118,7 +61,9 @@ class DraftGraphs:
             return
         started, free = time.perf_counter(), self._backend.free_memory()
         try:
-            self._captured = self._capture_keys(runner, plan, plan)
+            self._captured = capture_keys(
+                self._proposer, runner, self._backend, plan, plan, check=self.check
+            )
         except CaptureFailed as failure:
             logger.debug("Draft graphs: the failed capture", exc_info=True)
             self.withdraw(str(failure))
@@ -151,7 +96,9 @@ class DraftGraphs:
         roles = {key.role: [other for other in plan if other.role == key.role] for key in plan}
         largest = [key for keys in roles.values() for key in keys[:2]]
         try:
-            self._capture_keys(runner, plan, largest, sample)
+            capture_keys(
+                self._proposer, runner, self._backend, plan, largest, check=False, after_each=sample
+            )
         except CaptureFailed:
             logger.debug("Draft graphs: the failed capture of the profile", exc_info=True)
             return 0
@@ -180,44 +127,6 @@ class DraftGraphs:
             first=decision.first,
             later=decision.later,
         )
-
-    def _capture_keys(
-        self,
-        runner: Any,
-        plan: list[DraftKey],
-        keys: list[DraftKey],
-        after_each: Callable[[DraftKey], None] | None = None,
-    ) -> _Captured:
-        """Capture `keys` of `plan`. Raises CaptureFailed, having kept nothing, if any rank does."""
-        with torch.inference_mode():
-            captured = self._agreed(
-                partial(_Captured, self._proposer, runner, self._backend, plan, self.check),
-                "the buffers",
-            )
-            for key in keys:
-                self._agreed(partial(captured.capture, key, self._backend), str(key))
-                if after_each is not None:
-                    after_each(key)
-            # A warm-up may leave anything in the proposer's buffers: within `graph_capture()`
-            # vLLM's custom all-reduce returns memory as it found it unless it is captured.
-            captured.buffers.pad_all(self._proposer)
-            self._backend.synchronize()
-        return captured
-
-    def _agreed(self, work: Callable[[], T], what: str) -> T:
-        """The result of `work` if all tensor-parallel ranks have one.
-
-        A rank that went on alone would wait for the others in its next collective. Whatever a
-        capture raises means that this configuration cannot be captured, so all of it counts.
-        """
-        try:
-            result = work()
-        except Exception as error:
-            compat.all_ranks_agree(False)
-            raise CaptureFailed(f"{what}: {type(error).__name__}: {error}") from error
-        if not compat.all_ranks_agree(True):
-            raise CaptureFailed(f"{what}: another tensor-parallel rank failed")
-        return result
 
     def withdraw(self, reason: str) -> None:
         """No draft graph runs from now on; vLLM drafts as upstream. Warns once."""
@@ -333,7 +242,7 @@ class DraftGraphs:
         self._replay_later(captured, key, k)
         return _rows(captured, k, reqs)
 
-    def _can_run(self, captured: _Captured, k: int, cad: Any, sampling_metadata: Any) -> bool:
+    def _can_run(self, captured: Captured, k: int, cad: Any, sampling_metadata: Any) -> bool:
         """What both kinds of batch need, beside a key."""
         proposer = self._proposer
         if captured.attn_groups is not proposer.draft_attn_groups:
@@ -355,7 +264,7 @@ class DraftGraphs:
         return key  # type: ignore[no-any-return]
 
     def _first_staging(
-        self, captured: _Captured, first: DraftKey, later: DraftKey | None, reqs: int
+        self, captured: Captured, first: DraftKey, later: DraftKey | None, reqs: int
     ) -> FirstStaging:
         mask = later in captured.masked
         staging = captured.first_staging.get((first, mask, reqs))
@@ -365,12 +274,12 @@ class DraftGraphs:
             )
         return staging
 
-    def _replay(self, captured: _Captured, key: DraftKey) -> None:
+    def _replay(self, captured: Captured, key: DraftKey) -> None:
         if captured.addresses is not None:
             captured.addresses.check(key)
         captured.graphs[key].replay()
 
-    def _replay_later(self, captured: _Captured, key: DraftKey, k: int) -> None:
+    def _replay_later(self, captured: Captured, key: DraftKey, k: int) -> None:
         if key.role == "loop":
             self._replay(captured, key)
             return
@@ -380,7 +289,7 @@ class DraftGraphs:
             buffers.drafts[index, :reqs].copy_(buffers.step_drafts[:reqs])
 
 
-def _rows(captured: _Captured, k: int, reqs: int) -> torch.Tensor:
+def _rows(captured: Captured, k: int, reqs: int) -> torch.Tensor:
     """A copy of the drafts, [reqs, k]: another stream may still read it after the next replay."""
     return captured.buffers.drafts[:k, :reqs].t().clone(memory_format=torch.contiguous_format)
 
