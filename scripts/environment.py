@@ -78,16 +78,21 @@ def with_supported_python() -> None:
 
 
 def dev_python() -> Path:
-    """The Python of the development environment, which is made or completed first."""
+    """The Python of the development environment, which is made or completed first.
+
+    Without a CPU build of PyTorch the tests that need one are skipped.
+    """
     requirements = hashlib.sha256((ROOT / "setup.py").read_bytes()).hexdigest()
+    install = (*_PIP, "install")
     steps = (
-        Step(
-            "tools",
-            "vLLM Overlay and the development tools",
-            (*_PIP, "install", "-e", f"{ROOT}[dev]"),
-        ),
+        Step("tools", "vLLM Overlay and the development tools", (*install, "-e", f"{ROOT}[dev]")),
+        Step("torch", f"{TORCH} and numpy, for tests of graphs", (*install, TORCH, "numpy")),
     )
-    return _make("dev", requirements, steps)
+    try:
+        return _make("dev", requirements, steps)
+    except TorchUnavailable as error:
+        say(f"[dev] without PyTorch: {error}")
+        return CACHE / "dev" / "bin" / "python"
 
 
 def engine_python() -> Path:
@@ -152,7 +157,7 @@ def _run(what: str, command: list[str]) -> None:
         return
     output = (ended.stdout + ended.stderr).strip()
     tail = "\n".join(output.splitlines()[-15:])
-    if what == "engine torch" and "No matching distribution found for torch" in output:
+    if what.endswith(" torch") and "No matching distribution found for torch" in output:
         raise TorchUnavailable(
             f"pip finds no {TORCH} for Python {sys.version.split()[0]} on this machine. It is "
             "PyTorch's own CPU build and does not stand in every package index: name PyTorch's "
