@@ -33,6 +33,7 @@ def test_rows_without_a_usable_sha256_are_left_out() -> None:
         b"vllm/b.py,md5=AAAA,3\r\n"
         b"vllm/c.py,sha256=short,3\r\n"
         b"vllm/d.py\r\n"
+        b"vllm/f.py,sha256=c2hvcnQ,3\r\n"
         b"vllm/e.py,sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU,0\r\n"
     )
 

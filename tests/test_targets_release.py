@@ -10,20 +10,32 @@ import ssl
 import subprocess
 import sys
 import tempfile
+import threading
 import urllib.request
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 from urllib.error import URLError
 
+import filelock
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlay.errors import ArchiveError, PackageIndexError, UsageError
 from overlay.releases import KNOWN_RELEASES
-from overlay.targets import Target, fetch_all, fetching, http, pip_config, releases, resolve
+from overlay.targets import (
+    Target,
+    fetch_all,
+    fetching,
+    http,
+    pip_config,
+    release,
+    releases,
+    resolve,
+)
 from overlay.targets.cache import CachedRelease, DamagedError, Origin, archive_path, write_to
 from overlay.targets.pip_config import IndexConfig
 from overlay.targets.sources import Sources
@@ -317,6 +329,21 @@ def test_a_download_that_always_breaks_off(tmp_path: Path, index: FakeIndex, ran
     assert not archive_path("0.26.0").exists()
 
 
+@pytest.mark.parametrize("json", [False, True], ids=["html", "json"])
+def test_a_page_that_breaks_off_is_not_taken_for_the_whole(
+    tmp_path: Path, index: FakeIndex, json: bool
+) -> None:
+    index.json = json
+    for version in ("0.25.0", "0.26.0"):
+        index.add(fake_vllm.sdist(tmp_path, version))
+    index.cut[PROJECT_PAGE] = (200, http.ATTEMPTS - 1)
+    assert _is_whole(resolve("0.26.0"))
+
+    index.cut[PROJECT_PAGE] = (200, http.ATTEMPTS)
+    with pytest.raises(PackageIndexError, match=r"broke off|ended after 200"):
+        resolve("0.25.0")
+
+
 def test_a_busy_server_is_asked_again(tmp_path: Path, index: FakeIndex) -> None:
     index.add(fake_vllm.sdist(tmp_path))
     index.statuses[PROJECT_PAGE] = [503, 429]
@@ -582,17 +609,60 @@ _TEXTS = {"vllm/a.py": b"print(1)\n" * 30, "vllm/b.py": bytes(range(256))}
 _WRITTEN = _archive(_TEXTS)
 
 
-@settings(max_examples=300)
-@given(st.integers(0, len(_WRITTEN) - 1), st.integers(1, 255))
-def test_no_damaged_byte_is_passed_on(at: int, change: int) -> None:
-    raw = bytearray(_WRITTEN)
-    raw[at] ^= change
-    try:
-        found = _opened(bytes(raw))
-        texts = {path: found.read(path) for path in _TEXTS}
-    except DamagedError:
-        return
-    assert texts == _TEXTS
+@pytest.mark.parametrize("change", [1, 0x20, 0x80])
+def test_no_damaged_byte_is_passed_on(change: int) -> None:
+    refused = 0
+    for at in range(len(_WRITTEN)):
+        raw = bytearray(_WRITTEN)
+        raw[at] ^= change
+        try:
+            found = _opened(bytes(raw))
+            texts = {path: found.read(path) for path in _TEXTS}
+        except DamagedError:
+            refused += 1
+            continue
+        assert texts == _TEXTS
+        assert (found.version, found.paths()) == ("0.26.0", sorted(_TEXTS))
+        assert found.origin == Origin("vllm.tar.gz", "index", None, ("careful",))
+    assert refused > sum(map(len, _TEXTS.values())) / 4
+
+
+def test_who_waits_for_a_release_takes_what_the_other_one_fetched(
+    tmp_path: Path, index: FakeIndex, offline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index.add(fake_vllm.sdist(tmp_path))
+    resolve("0.26.0")
+    path = archive_path("0.26.0")
+    aside = path.rename(path.with_suffix(".aside"))
+    offline()
+    waiting = threading.Event()
+    acquire = filelock.FileLock.acquire
+
+    def announce(self: filelock.FileLock, *args: object, **options: object) -> object:
+        waiting.set()
+        return acquire(self, *args, **options)  # type: ignore[arg-type]
+
+    with ThreadPoolExecutor(1) as pool:
+        with filelock.FileLock(f"{path}.lock"):
+            monkeypatch.setattr(filelock.FileLock, "acquire", announce)
+            target = pool.submit(resolve, "0.26.0")
+            assert waiting.wait(30)
+            aside.rename(path)
+
+        assert _is_whole(target.result(30))
+
+
+def test_a_process_that_fetches_for_too_long_is_named(
+    tmp_path: Path, index: FakeIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(release, "LOCK_SECONDS", 0.1)
+    path = archive_path("0.26.0")
+    path.parent.mkdir(parents=True)
+
+    with filelock.FileLock(f"{path}.lock"), pytest.raises(PackageIndexError) as caught:
+        resolve("0.26.0")
+
+    assert f"{path}.lock" in str(caught.value)
 
 
 def test_processes_that_want_the_same_release_fetch_it_once(
@@ -631,11 +701,14 @@ def test_a_cache_that_cannot_be_written_is_a_warning(
     if where == "a file":
         cache.write_text("in the way")
     else:
+        make = tempfile.mkstemp
 
-        def refuse(*_: object, **__: object) -> None:
-            raise PermissionError(13, "Permission denied")
+        def refuse(*words: Any, **options: Any) -> tuple[int, str]:
+            if str(options.get("dir", "")).startswith(str(cache)):
+                raise PermissionError(13, "Permission denied")
+            return make(*words, **options)
 
-        monkeypatch.setattr("overlay.targets.cache.tempfile", SimpleNamespace(mkstemp=refuse))
+        monkeypatch.setattr(tempfile, "mkstemp", refuse)  # root may write everywhere
 
     target = resolve("0.26.0")
 

@@ -74,6 +74,15 @@ def test_joined_parts_cover_every_part_and_waste_little(pairs: list[tuple[int, i
     assert len(joined) <= max(1, len(spans))
 
 
+def test_parts_are_joined_up_to_a_size() -> None:
+    step = SPAN_BYTES // 4
+    spans = [(at, at + step) for at in range(0, 3 * SPAN_BYTES, step)]
+
+    assert join_spans(spans) == [(at, at + SPAN_BYTES) for at in (0, SPAN_BYTES, 2 * SPAN_BYTES)]
+    assert join_spans([(0, 1), (1 + GAP_BYTES, 5 + GAP_BYTES)]) == [(0, 5 + GAP_BYTES)]
+    assert len(join_spans([(0, 1), (2 + GAP_BYTES, 5 + GAP_BYTES)])) == 2
+
+
 def test_what_was_fetched_is_not_asked_for_again() -> None:
     session = FakeSession()
     file = _open(session)
