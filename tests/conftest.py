@@ -1,3 +1,3 @@
 """Plugins of the whole test suite."""
 
-pytest_plugins = ["engine_fixtures"]
+pytest_plugins = ["engine_fixtures", "pytester"]
