@@ -34,6 +34,27 @@ def test_a_hunk_s_heading_is_its_scope() -> None:
     )
 
 
+def test_changes_that_share_context_share_a_hunk() -> None:
+    lines = [b"v%d = %d\n" % (n, n) for n in range(30)]
+    for gap, headers in (
+        (6, [b"@@ -3,14 +3,14 @@ <module>"]),
+        (7, [b"@@ -3,7 +3,7 @@ <module>", b"@@ -11,7 +11,7 @@ <module>"]),
+    ):
+        after = list(lines)
+        after[5], after[5 + gap + 1] = b"x = 1\n", b"y = 1\n"
+        diff = render([Change("vllm/a.py", b"".join(lines), b"".join(after))])
+        assert [line for line in diff.split(b"\n") if line.startswith(b"@@")] == headers
+
+
+def test_a_file_that_comes_or_goes_has_an_empty_span() -> None:
+    assert b"--- /dev/null\n+++ b/vllm/a.py\n@@ -0,0 +1,1 @@\n+x\n" in render(
+        [Change("vllm/a.py", None, b"x\n")]
+    )
+    assert b"--- a/vllm/a.py\n+++ /dev/null\n@@ -1,1 +0,0 @@\n-x\n" in render(
+        [Change("vllm/a.py", b"x\n", None)]
+    )
+
+
 def test_what_is_rendered_can_stand_in_a_patch() -> None:
     diff = render([Change("vllm/a.py", BEFORE, AFTER)]).decode()
     patch = parse_patch(HEADERS + diff, "x.patch")

@@ -55,6 +55,7 @@ def test_a_good_patch_is_read_whole() -> None:
     }
     first, second = patch.hunks
     assert (first.scope, first.source_line, first.patch_line) == ("A.f", 10, 13)
+    assert first.lines[1:3] == ((" ", ""), ("-", "two"))
     assert first.pre == ("one", "", "two", "four")
     assert first.post == ("one", "", "2", "3", "four")
     assert not first.pre_unfinished
@@ -191,6 +192,7 @@ def test_what_is_no_whole_patch_is_refused(text: str, problem: str) -> None:
 
 def test_trailing_blank_lines_are_forgiven() -> None:
     assert parse_patch(GOOD + "\n \n", "x") == parse_patch(GOOD, "x")
+    assert parse_patch(GOOD + " \n\n", "x") == parse_patch(GOOD, "x")
 
 
 def test_every_error_is_reported_in_the_order_of_the_lines() -> None:

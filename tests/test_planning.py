@@ -343,6 +343,20 @@ def test_what_the_release_has_stays_upstreamed_under_an_earlier_feature() -> Non
     assert len(result.changes) == 1
 
 
+def test_what_only_an_earlier_feature_puts_there_is_a_clash() -> None:
+    other = hunk(["-    never", "+    y += 1"], "f")
+    result = planned(feature((A, [HUNK])), feature((A, [other]), id="other"))
+    assert [found.state for found in result.features] == [State.DRIFTED, State.DRIFTED]
+    assert "touch the same lines" in str(result.features[1].files[0].hunks[0].why)
+
+
+def test_a_feature_that_takes_another_one_back_changes_nothing() -> None:
+    back = hunk(["     y = x", "-    y += 1", "     z = y"], "f")
+    result = planned(feature((A, [HUNK])), feature((A, [back]), id="other"))
+    assert result.state is State.PRISTINE
+    assert result.changes == ()
+
+
 # Results that would not do
 
 
