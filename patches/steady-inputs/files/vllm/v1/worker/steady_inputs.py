@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inputs of a step that are the same as in the last one are neither made nor copied again.
+
+From one decode step of speculative decoding to the next a batch mostly keeps its shape: the same
+requests with K+1 tokens each. What the runner derives from the shape alone then stays the same on
+the GPU, too. Nothing here changes what a step computes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+VARIABLE = "OVERLAY_STEADY_INPUTS"
+
+# Buffers of the runner (CpuGpuBuffer) whose GPU side nothing but `copy_to_gpu` writes, in vLLM
+# 0.20.0 to 0.33.0.
+STEADY_BUFFERS = (
+    "req_indices",
+    "query_pos",
+    "num_scheduled_tokens",
+    "discard_request_mask",
+    "num_decode_draft_tokens",
+    "prev_positions",
+    "prev_num_draft_tokens",
+)
+
+
+def wanted(environ: Mapping[str, str]) -> bool:
+    """Whether the environment asks for steady inputs; it does where it is silent.
+
+    Raises ValueError for anything but on and off.
+    """
+    value = environ.get(VARIABLE, "on")
+    if value not in ("on", "off"):
+        raise ValueError(f"{VARIABLE} is {value!r}; set it to on or off")
+    return value == "on"
+
+
+class SteadyCopy:
+    """Stands for `copy_to_gpu` of one buffer: copies only what the GPU does not hold already."""
+
+    def __init__(self, buffer: Any) -> None:
+        self._buffer = buffer
+        self._held = buffer.np.copy()
+        # How many leading elements of the GPU side are known to equal `_held`.
+        self._known = 0
+        # The device's memory for which that is known; another tensor is another content.
+        self._gpu = buffer.gpu
+
+    def __call__(self, n: int | None = None) -> Any:
+        """The GPU side, or its first `n` elements, equal to the CPU side once the stream is there.
+
+        n: leading elements to copy; None for all.
+        """
+        buffer = self._buffer
+        now = buffer.np if n is None else buffer.np[:n]
+        size = now.shape[0]
+        if buffer.gpu is not self._gpu:
+            self._gpu, self._known = buffer.gpu, 0
+        if size > self._known or not (now == self._held[:size]).all():
+            self._held[:size] = now
+            self._known = max(self._known, size)
+            buffer.gpu[:size].copy_(buffer.cpu[:size], non_blocking=True)
+        return buffer.gpu if n is None else buffer.gpu[:n]
+
+
+class SteadyInputs:
+    """What one runner keeps from step to step."""
+
+    def __init__(self, runner: Any) -> None:
+        self._input_ids = runner.input_ids
+        self._shape: tuple[Any, Any] | None = None
+        self._metadata: Any = None
+        self._draft_positions: Any = None
+        for name in STEADY_BUFFERS:
+            buffer = getattr(runner, name)
+            buffer.copy_to_gpu = SteadyCopy(buffer)
+
+    def spec_decode_metadata(self, num_draft_tokens: Any, cu_num_tokens: Any) -> Any | None:
+        """The metadata of the last step with this step's draft tokens, if the shape is the same.
+
+        num_draft_tokens, cu_num_tokens: [requests] int32 arrays, drafts and cumulated tokens.
+        """
+        if self._shape is None:
+            return None
+        last_drafts, last_tokens = self._shape
+        if (
+            last_drafts.shape != num_draft_tokens.shape
+            or not (last_drafts == num_draft_tokens).all()
+            or not (last_tokens == cu_num_tokens).all()
+        ):
+            return None
+        return dataclasses.replace(
+            self._metadata,
+            draft_token_ids=self._input_ids.gpu[self._draft_positions],
+            num_draft_tokens=num_draft_tokens.tolist(),
+        )
+
+    def keep_spec_decode_metadata(
+        self, num_draft_tokens: Any, cu_num_tokens: Any, metadata: Any
+    ) -> None:
+        """Keep the metadata of a shape; both arrays are copied, since the runner reuses them."""
+        if self._metadata is not None and metadata.logits_indices is self._metadata.logits_indices:
+            return
+        self._shape = (num_draft_tokens.copy(), cu_num_tokens.copy())
+        self._metadata = metadata
+        self._draft_positions = metadata.logits_indices[metadata.target_logits_indices + 1]
+
+
+def create_steady_inputs(runner: Any) -> SteadyInputs | None:
+    """What a runner keeps from step to step; None without speculative decoding or if switched off.
+
+    Raises ValueError for an unknown value of OVERLAY_STEADY_INPUTS.
+    """
+    if not wanted(os.environ) or runner.speculative_config is None:
+        return None
+    return SteadyInputs(runner)
