@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -18,7 +19,7 @@ from overlay.model import Change, Plan
 from overlay.transaction import commit, files, ledger
 from overlay.transaction.recovery import recover
 from tests.support import transactions
-from tests.support.faults import FaultyOs, faulty, in_child
+from tests.support.faults import FaultyOs, failing, faulty, in_child
 from tests.support.transactions import (
     ADDED,
     ONE,
@@ -239,6 +240,99 @@ def test_a_link_inside_the_target_is_followed(tmp_path: Path) -> None:
     assert snapshot(site.root) == before
 
 
+def test_a_linked_root_is_the_root(installed: Site, tmp_path: Path) -> None:
+    before = snapshot(installed.root)
+    link = tmp_path / "link"
+    link.symlink_to(installed.root)
+    record = link / installed.record.relative_to(installed.root)
+    replace(installed, root=link, record=record).apply()
+    assert ADDED.encode() in installed.record.read_bytes()
+    commit.revert(link)
+    assert snapshot(installed.root) == before
+
+
+def test_what_was_edited_before_us_comes_back_as_it_was(installed: Site) -> None:
+    edited = installed.pristine[PROPOSER] + b"# by hand, before\n"
+    (installed.root / PROPOSER).write_bytes(edited)
+    before = snapshot(installed.root)
+    replace(installed, pristine={**installed.pristine, PROPOSER: edited}).apply()
+    installed.revert()
+    assert snapshot(installed.root) == before
+
+
+def test_a_rolled_back_apply_gives_back_the_very_files(installed: Site) -> None:
+    """Not copies of them: hard links stay links, and nothing looks modified."""
+
+    def identity(path: str) -> tuple[int, int]:
+        status = (installed.root / path).stat()
+        return status.st_ino, status.st_mtime_ns
+
+    before = [identity(path) for path in (PROPOSER, RUNNER)]
+    with faulty(FaultyOs()) as counting:
+        installed.copy(installed.root.parent / "counted").apply()
+    last = max(at for at, name in enumerate(counting.names, 1) if name == "replace")
+    with faulty(FaultyOs(last, failing(errno.EIO))), pytest.raises(TransactionError):
+        installed.apply()
+    assert [identity(path) for path in (PROPOSER, RUNNER)] == before
+
+
+def compiled(source: Path, mode: str) -> Path:
+    """Compile a module; its bytecode."""
+    command = [sys.executable, "-m", "compileall", "-q", "-f", "--invalidation-mode", mode]
+    subprocess.run([*command, str(source)], check=True)
+    return next((source.parent / "__pycache__").glob(f"{source.stem}.*.pyc"))
+
+
+class NoUnlinkOfBytecode(FaultyOs):
+    """A ``__pycache__`` that another user owns."""
+
+    def unlink(self, path: Path) -> None:
+        if str(path).endswith(".pyc"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        os.unlink(path)
+
+
+@pytest.mark.parametrize("mode", ["timestamp", "checked-hash"])
+def test_bytecode_that_python_checks_may_stay(site: Site, mode: str) -> None:
+    bytecode = compiled(site.root / PROPOSER, mode)
+    with faulty(NoUnlinkOfBytecode()):
+        site.apply()
+    assert bytecode.exists()
+    assert not (site.root / ".vllm-overlay/journal.json").exists()
+
+
+def test_bytecode_that_python_believes_may_not(site: Site) -> None:
+    bytecode = compiled(site.root / PROPOSER, "unchecked-hash")
+    before = snapshot(site.root)
+    with faulty(NoUnlinkOfBytecode()), pytest.raises(TransactionError, match=r"\.pyc"):
+        site.apply()
+    assert bytecode.exists()
+    assert snapshot(site.root) == before
+
+
+def test_bytecode_of_a_file_of_the_same_time_and_size_may_not(site: Site) -> None:
+    """Python tells sources apart by time and size only."""
+    patches = PatchSet("5" * 64, {PROPOSER: b""}, {})
+    path = site.root / PROPOSER
+    pristine = {**site.pristine, PROPOSER: site.pristine[PROPOSER] + b"# A\n"}
+    path.write_bytes(pristine[PROPOSER])
+    plan = patches.plan(pristine)
+    after = site.pristine[PROPOSER] + b"# B\n"
+    plan = replace(plan, changes=(Change(PROPOSER, pristine[PROPOSER], after),))
+    future = 4_000_000_000
+    os.utime(path, (future, future))
+    compiled(path, "timestamp")
+
+    class SameTime(NoUnlinkOfBytecode):
+        def fsync(self, file: int) -> None:
+            os.utime(file, (future, future))
+
+    with faulty(SameTime()), pytest.raises(TransactionError, match=r"\.pyc"):
+        commit.apply(site.root, plan, [patches.feature()], release="0.26.0")
+    assert path.read_bytes() == pristine[PROPOSER]
+    assert not (site.root / ".vllm-overlay").exists()
+
+
 # What they refuse
 
 
@@ -386,7 +480,7 @@ def test_another_users_installation_is_named_and_left_alone(public: Path) -> Non
         assert str(site.root) in said
         assert "Permission denied" in said
         assert "as it was before the apply" in said
-        assert "the user that owns this vLLM, root" in said
+        assert f"{site.root} belongs to root" in said
 
     assert as_nobody(work) == 0
     assert snapshot(site.root) == before
@@ -551,7 +645,7 @@ def test_a_full_disk_for_real(tmp_path: Path) -> None:
         before = snapshot(site.root)
         filler = folder / "filler"
         fill(filler)
-        with pytest.raises(TransactionError, match="disk is full") as caught:
+        with pytest.raises(TransactionError, match="free some space") as caught:
             site.apply()
         assert "as it was before the apply" in str(caught.value)
         assert snapshot(site.root) == before

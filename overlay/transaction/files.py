@@ -181,12 +181,13 @@ def sync_folder(path: Path) -> None:
         os.close(folder)
 
 
-def remove_bytecode(source: Path) -> None:
+def remove_bytecode(source: Path, coming: Path | None) -> None:
     """Remove what Python compiled from ``source``, and its ``__pycache__`` if that leaves it empty.
 
     Bytecode that cannot be removed is left where Python itself will not believe it.
 
-    :raises OSError: if it cannot be removed and would be run, or has no source any more.
+    :param coming: the file that takes the place of ``source``; ``None`` for no file.
+    :raises OSError: if it cannot be removed and would be run, or will have no source any more.
     """
     cache = source.parent / "__pycache__"
     try:
@@ -198,20 +199,17 @@ def remove_bytecode(source: Path) -> None:
         try:
             remove(cache / name)
         except OSError:
-            if _believed(cache / name, source):
+            if coming is None or _believed(cache / name, coming):
                 raise
     if stale and len(stale) == len(names):
         remove_folder(cache)
 
 
 def _believed(bytecode: Path, source: Path) -> bool:
-    """Whether Python would run ``bytecode`` for ``source``, or ``source`` is gone."""
+    """Whether Python would run ``bytecode`` for ``source``."""
     with open(bytecode, "rb") as file:
         header = file.read(16)
-    try:
-        status = os.stat(source)
-    except FileNotFoundError:
-        return True
+    status = os.stat(source)
     flags = int.from_bytes(header[4:8], "little")
     if flags & 1:
         # By hash: with the second bit Python compares the source's hash before it believes.

@@ -17,7 +17,7 @@ from __future__ import annotations
 from enum import Enum
 from pathlib import Path
 
-from overlay.errors import TransactionError
+from overlay.errors import TransactionError, described
 from overlay.transaction import files, journal, lock
 from overlay.transaction.journal import Journal, Step
 from overlay.transaction.ledger import STATE_FOLDER
@@ -50,7 +50,7 @@ def recover(root: Path, timeout: float = lock.TIMEOUT) -> str | None:
             return recover_locked(root)
         except OSError as error:
             return (
-                f"an interrupted transaction could not be ended here: {describe(error)}. "
+                f"an interrupted transaction could not be ended here: {described(error)}. "
                 f"{state(root)} Run 'overlay status' as a user that may write there"
             )
 
@@ -121,15 +121,23 @@ def can_undo(root: Path, begun: Journal, stands: dict[str, Stand]) -> bool:
 
 def finish(root: Path, begun: Journal) -> None:
     """Bring every file to its new bytes, then forget the old ones."""
+    stands = survey(root, begun)
+    # Bytecode goes first: where it cannot, nothing was touched yet, and undoing is easy.
+    for step in begun.steps:
+        if stands[step.path] is Stand.BEFORE:
+            _drop_bytecode(root, step, step.new if step.after else None)
+        elif stands[step.path] is Stand.AFTER:
+            _drop_bytecode(root, step, step.path if step.after else None)
     for step in begun.steps:
         if _stand(root, step) is not Stand.BEFORE:
             continue
         if step.after is None:
             files.remove(root / step.path)
+            # Once more, for somebody may have imported it meanwhile.
+            _drop_bytecode(root, step, None)
         else:
             files.replace(root / step.new, root / step.path)
     sync(root, begun)
-    _drop_bytecode(root, begun)
     for step in begun.steps:
         files.remove(root / step.old)
         files.remove(root / step.new)
@@ -142,18 +150,19 @@ def finish(root: Path, begun: Journal) -> None:
 def undo(root: Path, begun: Journal) -> None:
     """Bring every file back to its old bytes, then forget the new ones."""
     stands = survey(root, begun)
+    taken = [step for step in reversed(begun.steps) if stands[step.path] is Stand.AFTER]
     # First of all the new bytes: without them nobody goes forward again from here.
     for step in begun.steps:
         files.remove(root / step.new)
-    for step in reversed(begun.steps):
-        if stands[step.path] is not Stand.AFTER:
-            continue
+    for step in taken:
+        _drop_bytecode(root, step, step.old if step.before else None)
+    for step in taken:
         if step.before is None:
             files.remove(root / step.path)
+            _drop_bytecode(root, step, None)
         else:
             files.replace(root / step.old, root / step.path)
     sync(root, begun)
-    _drop_bytecode(root, begun)
     for step in begun.steps:
         files.remove(root / step.old)
     for folder in reversed(begun.made):
@@ -167,25 +176,22 @@ def state(root: Path, begun: Journal | None = None) -> str:
 
     :param begun: the transaction; the one that the journal tells of, if left out.
     """
-    begun = begun or journal.read(root)
+    try:
+        begun = begun or journal.read(root)
+        stands = set() if begun is None else set(survey(root, begun).values())
+    except OSError:
+        return "What stands there cannot be told, for it cannot be read."
     if begun is None:
         return "The target stands whole."
     rest = "; the next overlay command cleans up" if journal.pending(root) else ""
-    stands = set(survey(root, begun).values())
     if stands == {Stand.AFTER}:
         return f"The {begun.action} is complete{rest}."
     if stands == {Stand.BEFORE}:
         return f"The target is as it was before the {begun.action}{rest}."
     return (
-        f"The target stands between two states; the next overlay command that can write there ends "
+        "The target stands between two states; the next overlay command that can write there ends "
         f"the {begun.action} or takes it back."
     )
-
-
-def describe(error: OSError) -> str:
-    """An operating system's error as ``path: reason``."""
-    names = [str(name) for name in (error.filename, error.filename2) if name is not None]
-    return f"{' -> '.join(names) or 'a file'}: {error.strerror or error}"
 
 
 def _stand(root: Path, step: Step) -> Stand:
@@ -201,7 +207,6 @@ def sync(root: Path, begun: Journal) -> None:
         files.sync_folder(folder)
 
 
-def _drop_bytecode(root: Path, begun: Journal) -> None:
-    for step in begun.steps:
-        if step.path.endswith(".py"):
-            files.remove_bytecode(root / step.path)
+def _drop_bytecode(root: Path, step: Step, coming: str | None) -> None:
+    if step.path.endswith(".py"):
+        files.remove_bytecode(root / step.path, None if coming is None else root / coming)

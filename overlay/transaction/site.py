@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
 
-from overlay.errors import TransactionError
+from overlay.errors import TransactionError, described
 from overlay.transaction import files
 from overlay.transaction.journal import DRAFT_PATH
 from overlay.transaction.ledger import JOURNAL_PATH, STATE_FOLDER
@@ -94,33 +95,27 @@ def unwritable(error: OSError, state: str) -> TransactionError:
 
     :param state: in a sentence, what stands in the target now.
     """
-    import errno
-
-    names = [str(name) for name in (error.filename, error.filename2) if name is not None]
-    where = names[-1] if names else "the target"
-    advice = {
-        errno.EACCES: _permission(where),
-        errno.EPERM: _permission(where),
-        errno.EROFS: "The file system is read-only: apply where it is not, such as while the image "
-        "is built.",
-        errno.ENOSPC: "The disk is full: free some space, and run the command again.",
-        errno.EDQUOT: "Your disk quota is used up: free some space, and run the command again.",
-        errno.EIO: "The disk reports a fault: check it before you run the command again.",
-        errno.ENOTDIR: "A file stands where a folder is expected: reinstall vLLM.",
-        errno.EBUSY: "It is in use, or mounted by itself: patch the file that is mounted there.",
-    }.get(error.errno or 0, "Remove the cause, and run the command again.")
-    return TransactionError(f"{where}: {error.strerror or error}. {state} {advice}")
+    return TransactionError(f"{described(error)}. {state}{_belongs(error)}")
 
 
-def _permission(where: str) -> str:
-    owner = ""
-    path = Path(where)
-    while not path.exists() and path != path.parent:
-        path = path.parent
+def _belongs(error: OSError) -> str:
+    """Whose the place is where permission is missing."""
+    if error.errno not in (errno.EACCES, errno.EPERM) or error.filename is None:
+        return ""
+    place = Path(os.fsdecode(error.filename))
+    while not place.exists() and place != place.parent:
+        place = place.parent
     try:
-        import pwd
+        user = place.stat().st_uid
+    except OSError:
+        return ""
+    return f" {place} belongs to {_name(user)}."
 
-        owner = f", {pwd.getpwuid(path.stat().st_uid).pw_name}"
-    except (ImportError, KeyError, OSError):
-        owner = ""
-    return f"Run the command as the user that owns this vLLM{owner}."
+
+def _name(user: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return f"user {user}"
