@@ -173,16 +173,17 @@ def test_an_edit_after_us_is_said_and_never_lost(cli: Cli, site: Path) -> None:
 
 def test_an_edit_beside_our_lines_is_an_edit_too(cli: Cli, tmp_path: Path) -> None:
     checkout = fake_vllm.tree(tmp_path / "checkout")  # no RECORD tells that the file is edited
-    cli("apply", checkout)
-    with (checkout / PROPOSER).open("a") as file:
+    only_team = ("--patches", cli.team, "apply", "--feature", "team-capture", checkout)
+    assert cli(*only_team).exit == 0
+    with (checkout / RUNNER).open("a") as file:
         file.write("MINE = 1\n")
     before = digest(checkout)
-    result = cli("apply", checkout)
+    result = cli(*only_team)
     assert (result.exit, result.last) == (
         1,
-        "Nothing was written to vLLM 0.26.0: demo is drifted.",
+        "Nothing was written to vLLM 0.26.0: team-capture is drifted.",
     )
-    assert PROPOSER in result.out
+    assert RUNNER in result.out
     assert digest(checkout) == before
 
 
@@ -238,6 +239,15 @@ def test_a_subset_keeps_what_is_applied(cli: Cli, site: Path) -> None:
     assert cli("--patches", cli.team, "status", site).last == (
         "demo and team-capture are applied to vLLM 0.26.0."
     )
+
+
+def test_the_answer_is_about_what_was_meant(cli: Cli, site: Path) -> None:
+    cli("--patches", cli.team, "apply", site)
+    for command in ("apply", "check"):
+        result = cli("--patches", cli.team, command, "--feature", "team-capture", site, "--json")
+        (answer,) = result.json["targets"]
+        assert [one["feature"] for one in answer["features"]] == ["team-capture"]
+        assert answer["state"] == "applied"
 
 
 def test_an_apply_never_takes_a_team_s_patches_out_unasked(cli: Cli, site: Path) -> None:
@@ -305,6 +315,19 @@ def test_a_target_that_cannot_be_read_does_not_hide_the_others(
     assert [one["target"] for one in result.json["targets"]] == [str(site)]
     assert "no-such" in result.json["error"]
     assert "nor-this" in result.json["error"]
+
+
+def test_a_damaged_ledger_of_one_target_does_not_hide_the_others(
+    cli: Cli, site: Path, tmp_path: Path
+) -> None:
+    other = fake_vllm.site_packages(tmp_path / "other")
+    cli("apply", site)
+    (site / ".vllm-overlay/ledger.json").write_text("{")
+    result = cli("check", site, other, "--json")
+    assert result.exit == 2
+    assert [one["target"] for one in result.json["targets"]] == [str(other)]
+    assert result.json["error"].startswith(f"{site}: ")
+    assert result.json["verdict"] == "1 of 2 targets could not be checked: see the errors."
 
 
 def test_many_targets_are_checked_in_processes(cli: Cli, tmp_path: Path) -> None:

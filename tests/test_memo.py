@@ -16,6 +16,9 @@ from overlay.scopes import Syntax, UnparsableError
 TEXT = "class A:\n    def b(self):\n        pass\n\n\ndef c():\n    def d():\n        pass\n"
 
 
+assert len(TEXT.split("\n")) == 9  # as the damaged memory below says
+
+
 def lines(text: str) -> list[str]:
     return text.split("\n")
 
@@ -80,7 +83,7 @@ def test_errors_are_not_remembered(tmp_path: Path) -> None:
     assert remembered(tmp_path) == []
 
 
-@pytest.mark.parametrize("damage", [b"", b"{}", b"0" * 64 + b'{"lines":8,"scopes":{}}'])
+@pytest.mark.parametrize("damage", [b"", b"{}", b"0" * 64 + b'{"lines":9,"scopes":{}}'])
 def test_a_damaged_memory_is_none(tmp_path: Path, damage: bytes) -> None:
     memory = Memo(tmp_path)
     expected = ask(memory, TEXT)

@@ -118,6 +118,16 @@ def test_what_to_do_next_depends_on_whether_it_can_be_written() -> None:
     assert "reinstall" not in problems(drifted("0.26.0"))[0].next
 
 
+def test_a_missing_file_is_said_once_and_not_for_each_hunk() -> None:
+    why = "expected the file vllm/a.py, found none"
+    hunks = tuple(HunkResult(f"A.m{index}", State.MISSING, why=why) for index in range(3))
+    file = FileResult("vllm/a.py", State.MISSING, "p", hunks, why)
+    feature = FeatureResult("f", State.MISSING, (file,))
+    target = TargetReport("0.26.0", "0.26.0", None, State.MISSING, (feature,))
+    (problem,) = problems(target)
+    assert (problem.path, problem.scope, problem.why) == ("vllm/a.py", None, why)
+
+
 def test_candidates_are_listed() -> None:
     hunk = HunkResult("A.b", State.AMBIGUOUS, candidates=(3, 17))
     file = FileResult("vllm/a.py", State.AMBIGUOUS, "p", (hunk,))
