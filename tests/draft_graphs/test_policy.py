@@ -36,8 +36,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "heterogeneous_vocab": (True, "vocabularies"),
     "shared_mtp_indices": (True, "indices"),
     "padded_batch_disabled": (True, "disable_padded_drafter_batch"),
-    "multimodal_inputs": (True, "multimodal"),
-    "mrope": (True, "M-RoPE"),
     "xdrope": (True, "XD-RoPE"),
     "lora": (True, "LoRA"),
     "eplb": (True, "expert"),

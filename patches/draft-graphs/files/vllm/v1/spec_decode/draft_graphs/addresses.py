@@ -13,8 +13,6 @@ from . import compat
 from .buffers import DraftBuffers
 from .passes import Passes
 
-PROPOSER_BUFFERS = ("input_ids", "positions", "hidden_states", "_slot_mapping_buffer")
-
 
 class AddressError(RuntimeError):
     """A graph would read memory that is no longer what it was captured on."""
@@ -83,8 +81,8 @@ class Addresses:
 
     def _read_by_all(self) -> Iterator[tuple[str, torch.Tensor]]:
         proposer = self._proposer
-        for name in PROPOSER_BUFFERS:
-            yield f"proposer.{name}", getattr(proposer, name)
+        for name, tensor in compat.proposer_buffers(proposer).items():
+            yield f"proposer.{name}", tensor
         for name, tensor in self._buffers.tensors().items():
             yield f"draft buffer {name}", tensor
         for name, tensor in proposer.model.named_parameters(remove_duplicate=False):

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from . import compat
+
 PADDING_SLOT = -1
 NULL_BLOCK = 0
 
@@ -95,7 +97,7 @@ class DraftBuffers:
             self.target_hidden.zero_()
         tokens = int(self.padding_slots.shape[0])
         proposer.input_ids[:tokens].zero_()
-        proposer.positions[:tokens].zero_()
+        compat.position_rows(proposer)[:, :tokens].zero_()
         proposer.hidden_states[:tokens].zero_()
         proposer._slot_mapping_buffer[:tokens].fill_(PADDING_SLOT)
 

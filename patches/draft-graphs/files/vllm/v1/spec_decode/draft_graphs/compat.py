@@ -169,6 +169,26 @@ def combine_width(proposer: Any) -> int | None:
     return int(width) if width is not None else None
 
 
+def position_rows(proposer: Any) -> torch.Tensor:
+    """The positions that the draft model reads, [dimensions, tokens] int64, as one view.
+
+    One row, or one per dimension of M-RoPE. The first is what slots and lengths go by; from the
+    second pass on the others are copies of it, as in upstream's proposer.
+    """
+    if proposer.uses_mrope:
+        return proposer.mrope_positions
+    return proposer.positions.unsqueeze(0)
+
+
+def proposer_buffers(proposer: Any) -> dict[str, torch.Tensor]:
+    """The proposer's own persistent tensors that the graphs read or write, by name."""
+    names = ["input_ids", "hidden_states", "_slot_mapping_buffer"]
+    names.append("mrope_positions" if proposer.uses_mrope else "positions")
+    if proposer.supports_mm_inputs:
+        names.append("inputs_embeds")
+    return {name: getattr(proposer, name) for name in names}
+
+
 def draft_layers(proposer: Any) -> dict[str, Any]:
     """The attention layers of the draft model by name."""
     context = proposer.vllm_config.compilation_config.static_forward_context

@@ -34,8 +34,6 @@ def early_facts(proposer: Any, backend: GraphBackend) -> Facts:
         # 0.23 and later
         shared_mtp_indices=bool(getattr(proposer, "_share_mtp_indices", False)),
         padded_batch_disabled=bool(speculative.disable_padded_drafter_batch),
-        multimodal_inputs=bool(proposer.supports_mm_inputs),
-        mrope=bool(proposer.uses_mrope),
         # until 0.29
         xdrope=getattr(proposer, "uses_xdrope_dim", 0) > 0
         and getattr(proposer, "draft_uses_xdrope_dim", 0) > 0,

@@ -158,10 +158,10 @@ class DraftGraphs:
         """All drafts [R, K] int64 of a uniform batch, or None if no graphs hold it.
 
         The arguments are those of upstream's `propose`; none of them is written. Uniform means
-        K+1 tokens for each of the R requests.
+        K+1 tokens for each of the R requests, and no multimodal embeddings among them.
         """
         captured = self._captured
-        if captured is None or mm_embed_inputs is not None:
+        if captured is None or (mm_embed_inputs is not None and mm_embed_inputs[0]):
             return None
         cad = common_attn_metadata
         reqs, tokens = cad.seq_lens.shape[0], target_token_ids.shape[0]
@@ -210,7 +210,8 @@ class DraftGraphs:
     ) -> torch.Tensor | None:
         """All drafts [R, K] int64 after a first pass that ran as upstream's, or None.
 
-        draft_token_ids: [R], the first drafts. positions: [R] of the tokens they follow.
+        draft_token_ids: [R], the first drafts. positions: [R], or [dimensions, R] with M-RoPE,
+        of the tokens they follow.
         hidden_states: [R, hidden]. common_attn_metadata is that of the first pass.
         """
         captured = self._captured
@@ -219,7 +220,7 @@ class DraftGraphs:
         cad = common_attn_metadata
         reqs = cad.seq_lens.shape[0]
         k = int(self._proposer.num_speculative_tokens)
-        if k < 2 or positions.dim() != 1 or draft_token_ids.shape[0] != reqs:
+        if k < 2 or draft_token_ids.shape[0] != reqs:
             return None
         if not self._can_run(captured, k, cad, sampling_metadata):
             return None
@@ -233,7 +234,7 @@ class DraftGraphs:
             )
         staging.stage(
             draft_token_ids=draft_token_ids,
-            positions=positions,
+            positions=positions[0] if positions.dim() == 2 else positions,
             hidden_states=hidden_states,
             num_rejected=num_rejected_tokens_gpu,
             seq_lens=cad.seq_lens,

@@ -68,8 +68,8 @@ class Passes:
             return
         if self.keeps_steps:
             buffers.step_drafts[:reqs].copy_(draft)
-        positions = proposer.positions[:tokens].index_select(0, indices)
-        proposer.positions[:reqs].copy_(positions)
+        positions = compat.position_rows(proposer)[0]
+        positions[:reqs].copy_(positions[:tokens].index_select(0, indices))
         _gather(hidden, indices, proposer.hidden_states[:reqs])
         torch.sub(
             buffers.seq_lens[:reqs], buffers.rejected[:reqs], out=buffers.step_seq_lens[:reqs]
@@ -110,15 +110,18 @@ class Passes:
         """
         proposer, buffers = self.proposer, self.buffers
         slots = proposer._slot_mapping_buffer[:reqs]
+        positions = compat.position_rows(proposer)[:, :reqs]
         proposer.input_ids[:reqs].copy_(tokens)
         compat.advance(
-            positions=proposer.positions[:reqs],
+            positions=positions[0],
             block_table=buffers.block_table[:reqs],
             seq_lens=buffers.step_seq_lens[:reqs],
             slots=slots,
             block_size=proposer.block_size,
             max_model_len=proposer.max_model_len,
         )
+        if positions.shape[0] > 1:
+            positions[1:].copy_(positions[0].expand_as(positions[1:]))
         if mask:
             slots.bitwise_or_(buffers.padding_bits[:reqs])
         last, hidden = self._forward(reqs, 1, buffers.step_seq_lens, draft_index=draft_index)
@@ -150,7 +153,10 @@ class Passes:
         return result, result
 
     def inputs(self, tokens: int) -> dict[str, torch.Tensor | None]:
-        """Keyword arguments of the draft model, as upstream's proposer makes them."""
+        """Keyword arguments of the draft model, as upstream's proposer makes them.
+
+        For a multimodal drafter that is an embedding of the tokens: device work, too.
+        """
         inputs, _ = self.proposer.build_model_inputs_first_pass(tokens, tokens, None)
         return inputs  # type: ignore[no-any-return]
 

@@ -58,8 +58,6 @@ class Facts:
     heterogeneous_vocab: bool = False
     shared_mtp_indices: bool = False
     padded_batch_disabled: bool = False
-    multimodal_inputs: bool = False
-    mrope: bool = False
     xdrope: bool = False
     lora: bool = False
     eplb: bool = False
@@ -112,8 +110,6 @@ def _yes_no_refusals(facts: Facts) -> list[str]:
         (facts.heterogeneous_vocab, "draft and target have different vocabularies"),
         (facts.shared_mtp_indices, "the draft steps share indices through a host flag"),
         (facts.padded_batch_disabled, "disable_padded_drafter_batch makes new inputs on the host"),
-        (facts.multimodal_inputs, "the drafter takes multimodal embeddings"),
-        (facts.mrope, "the drafter has M-RoPE positions"),
         (facts.xdrope, "the drafter has XD-RoPE positions"),
         (facts.lora, "LoRA is on"),
         (facts.eplb, "expert load balancing moves the draft's experts"),

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from . import compat
 from .buffers import DraftBuffers
 from .keys import DraftKey
 
@@ -60,8 +61,8 @@ class FirstStaging:
         self.rows = rows = _Rows(buffers, key, reqs, mask=mask)
         self.no_rejected = buffers.none[:reqs]
         self.last_of_each = buffers.last_of_each[:reqs]
-        hidden = buffers.target_hidden if buffers.target_hidden is not None else None
-        self.hidden = (proposer.hidden_states if hidden is None else hidden)[:tokens]
+        combined_from = buffers.target_hidden
+        self.hidden = (proposer.hidden_states if combined_from is None else combined_from)[:tokens]
         self.int32 = [
             proposer.input_ids[: tokens - 1],
             buffers.next_tokens[:reqs],
@@ -71,11 +72,12 @@ class FirstStaging:
         ]
         if not rows.block_table_is_large:
             self.int32.append(rows.block_table)
-        self.int64 = [
-            proposer.positions[:tokens],
-            proposer._slot_mapping_buffer[:tokens],
-            *rows.padding_bits,
-        ]
+        positions = compat.position_rows(proposer)
+        # M-RoPE has several rows, which are no one piece of memory.
+        self.position_rows = positions[:, :tokens] if positions.shape[0] > 1 else None
+        self.int64 = [proposer._slot_mapping_buffer[:tokens], *rows.padding_bits]
+        if self.position_rows is None:
+            self.int64.append(positions[0, :tokens])
         self.int32_tail: list[torch.Tensor] = []
         self.int64_tail: list[torch.Tensor] = list(rows.padding_bits_from)
         if padded > reqs:
@@ -89,8 +91,8 @@ class FirstStaging:
                 buffers.young[reqs:padded],
                 buffers.none[reqs:padded],
             ]
-            self.int64.append(proposer._slot_mapping_buffer[tokens:padded_tokens])
-            self.int64_tail.append(buffers.padding_slots[: padded_tokens - tokens])
+            self.int64.insert(1, proposer._slot_mapping_buffer[tokens:padded_tokens])
+            self.int64_tail.insert(0, buffers.padding_slots[: padded_tokens - tokens])
 
     def stage(
         self,
@@ -107,14 +109,20 @@ class FirstStaging:
     ) -> None:
         """Copy the live rows and pad the others.
 
-        target_token_ids, target_positions, slots: [tokens] (positions may be [3, tokens], all
-        rows alike, where only the target has M-RoPE). target_hidden_states: [tokens, width].
-        The others: [reqs]; block_table: [reqs, blocks]. None for the indices to sample means the
-        last token of each request, None for the rejected tokens that there are none.
+        target_token_ids, slots: [tokens]. target_positions: [tokens], or [dimensions, tokens]
+        where the target has M-RoPE; a drafter without it takes the first row.
+        target_hidden_states: [tokens, width]. The others: [reqs]; block_table: [reqs, blocks].
+        None for the indices to sample means the last token of each request, None for the
+        rejected tokens that there are none.
         """
         reqs, tokens = self.reqs, self.tokens
-        if target_positions.dim() == 2:
-            target_positions = target_positions[0]
+        int64 = [_cut(slots, tokens), *self.int64_tail]
+        if self.position_rows is not None:
+            self.position_rows.copy_(target_positions[:, :tokens])
+        elif target_positions.dim() == 2:
+            int64.append(target_positions[0, :tokens])
+        else:
+            int64.append(_cut(target_positions, tokens))
         int32 = [
             target_token_ids[1:tokens],
             _cut(next_token_ids, reqs),
@@ -125,9 +133,7 @@ class FirstStaging:
         if not self.rows.block_table_is_large:
             int32.append(block_table)
         torch._foreach_copy_(self.int32, int32 + self.int32_tail)
-        torch._foreach_copy_(
-            self.int64, [_cut(target_positions, tokens), _cut(slots, tokens), *self.int64_tail]
-        )
+        torch._foreach_copy_(self.int64, int64)
         self.rows.copy_block_table(block_table)
         self.hidden.copy_(_cut(target_hidden_states, tokens))
 
@@ -146,13 +152,14 @@ class LaterStaging:
         self.no_rejected = buffers.none[:reqs]
         self.tail = buffers.step_seq_lens[reqs:padded] if padded > reqs else None
         self.tail_from = buffers.young[reqs:padded]
+        all_positions = compat.position_rows(proposer)[0]
         self.int64 = [
-            proposer.positions[:reqs],
+            all_positions[:reqs],
             buffers.drafts[0, :reqs],
             buffers.step_drafts[:reqs],
             *self.rows.padding_bits,
         ]
-        self.positions_tail = proposer.positions[reqs:padded] if padded > reqs else None
+        self.positions_tail = all_positions[reqs:padded] if padded > reqs else None
 
     def stage(
         self,
