@@ -235,8 +235,8 @@ def _catalogue(entries: tuple[FeatureEntry, ...], verbose: bool) -> Iterator[Lin
             yield _labelled(2, "why:      ", entry.why)
         upstream = entry.upstream or "never proposed"
         yield _labelled(2, "upstream: ", upstream)
-        for sentence in entry.retires:
-            yield _labelled(2, "retires:  ", sentence)
+        for number, sentence in enumerate(entry.retires):
+            yield _labelled(2, "     and: " if number else "retires:  ", sentence)
         width = max((len(topic.name) for topic in entry.topics), default=0)
         for topic in entry.topics:
             yield Line(

@@ -440,3 +440,26 @@ def test_what_another_command_applies_meanwhile_stays(
     assert cli(*cli_patches, "status", site).last == (
         "demo and team-capture are applied to vLLM 0.26.0."
     )
+
+
+def test_features_that_touch_the_same_lines_are_refused_with_both_names(
+    cli: Cli, site: Path
+) -> None:
+    change = hunk(
+        [
+            "     def propose(self, tokens):",
+            "-        drafts = [self._first(tokens)]",
+            "+        drafts = [self._first(tokens)]  # theirs",
+        ],
+        "SpecDecodeBaseProposer.propose",
+    )
+    patches = {"10-theirs/0.20.0..0.33.0.patch": patch_text(PROPOSER, change)}
+    write_feature(cli.team, patches, id="theirs")
+    before = digest(site)
+    result = cli("--patches", cli.team, "apply", site)
+    assert (result.exit, result.last) == (
+        1,
+        "Nothing was written to vLLM 0.26.0: demo is drifted and theirs is drifted.",
+    )
+    assert "demo (demo/10-propose/0.20.0..0.33.0.patch) and theirs (theirs/10-theirs/" in result.out
+    assert digest(site) == before
