@@ -19,7 +19,7 @@ from packaging.version import Version
 from overlay.diffs import render
 from overlay.features import holes, load, shipped_folder
 from overlay.matching import innermost_scope, match
-from overlay.model import Feature, Plan
+from overlay.model import Feature, Plan, Variant
 from overlay.planning import plan
 from overlay.releases import KNOWN_RELEASES
 from overlay.scopes import Syntax
@@ -29,6 +29,9 @@ from overlay.text import SourceText
 
 DRAFTS = "draft-graphs"
 LORA = "active-lora-graphs"
+STEADY = "steady-inputs"
+#: The features that patch the known releases.
+OURS = (DRAFTS, STEADY)
 SYNTAX = Syntax()
 
 
@@ -60,7 +63,7 @@ def states(release: str) -> dict[str, State]:
 
 
 def test_the_shipped_features_have_no_holes() -> None:
-    assert {one.id: holes(one) for one in shipped()} == {LORA: (), DRAFTS: ()}
+    assert {one.id: holes(one) for one in shipped()} == {LORA: (), DRAFTS: (), STEADY: ()}
 
 
 def test_every_known_release_is_in_every_shipped_range() -> None:
@@ -68,27 +71,28 @@ def test_every_known_release_is_in_every_shipped_range() -> None:
         assert [text for text in KNOWN_RELEASES if Version(text) not in one.releases] == []
 
 
+def our_variants() -> list[Variant]:
+    return [
+        variant for name in OURS for topic in feature(name).topics for variant in topic.variants
+    ]
+
+
 def test_a_hunk_has_as_much_context_before_as_behind() -> None:
     """GNU patch takes a hunk with less context on one side for one at that end of the file."""
     uneven = []
-    for topic in feature(DRAFTS).topics:
-        for variant in topic.variants:
-            for hunk in variant.patch.hunks:
-                ops = "".join(op for op, _ in hunk.lines)
-                before, behind = len(ops) - len(ops.lstrip(" ")), len(ops) - len(ops.rstrip(" "))
-                if before != behind or before == 0:
-                    uneven.append((variant.patch.name, hunk.scope, before, behind))
+    for variant in our_variants():
+        for hunk in variant.patch.hunks:
+            ops = "".join(op for op, _ in hunk.lines)
+            before, behind = len(ops) - len(ops.lstrip(" ")), len(ops) - len(ops.rstrip(" "))
+            if before != behind or before == 0:
+                uneven.append((variant.patch.name, hunk.scope, before, behind))
     assert uneven == []
 
 
 def test_hooks_only_add() -> None:
     """A hook takes no line of vLLM's away, so upstream's path is all there behind it."""
     ops = Counter(
-        op
-        for topic in feature(DRAFTS).topics
-        for variant in topic.variants
-        for hunk in variant.patch.hunks
-        for op, _ in hunk.lines
+        op for variant in our_variants() for hunk in variant.patch.hunks for op, _ in hunk.lines
     )
     assert ops["-"] == 0
     assert ops["+"] > 0
@@ -177,7 +181,7 @@ def test_the_package_imports_nothing_that_imports_it() -> None:
     """vLLM imports the package while it is itself being imported: no cycle may arise."""
     allowed = {"torch", "vllm.logger", *sys.stdlib_module_names}
     foreign = []
-    for file in feature(DRAFTS).added:
+    for file in [file for name in OURS for file in feature(name).added]:
         pending: list[ast.AST] = list(ast.parse(file.content).body)
         while pending:
             node = pending.pop()
@@ -207,11 +211,15 @@ def test_the_package_imports_nothing_that_imports_it() -> None:
 @pytest.mark.network
 @pytest.mark.parametrize("release", KNOWN_RELEASES)
 def test_every_known_release_takes_the_draft_graphs_and_has_the_rest(release: str) -> None:
-    assert states(release) == {DRAFTS: State.PRISTINE, LORA: State.UPSTREAMED}
+    assert states(release) == {
+        DRAFTS: State.PRISTINE,
+        LORA: State.UPSTREAMED,
+        STEADY: State.PRISTINE,
+    }
     assert planned(release).warnings == ()
     assert all(not result.untested for result in planned(release).features)
-    added = {file.path for file in feature(DRAFTS).added}
-    patched = {variant.patch.path for topic in feature(DRAFTS).topics for variant in topic.variants}
+    added = {file.path for name in OURS for file in feature(name).added}
+    patched = {variant.patch.path for variant in our_variants()}
     assert {change.path for change in planned(release).changes} == added | patched
 
 
@@ -220,7 +228,7 @@ def test_every_known_release_takes_the_draft_graphs_and_has_the_rest(release: st
 def test_each_hunk_is_in_no_narrower_scope_than_it_says(release: str) -> None:
     """The scope that a hunk names is the innermost one that holds its pre-image."""
     wide = []
-    for topic in feature(DRAFTS).topics:
+    for topic in [topic for name in OURS for topic in feature(name).topics]:
         patch = next(v.patch for v in topic.variants if Version(release) in v.releases)
         data = target(release).read(patch.path)
         assert data is not None
@@ -313,13 +321,17 @@ def bound_by(nodes: Sequence[ast.AST]) -> set[str]:
 
 @pytest.mark.network
 def test_below_their_ranges_the_features_are_inapplicable() -> None:
-    assert states("0.15.1") == {DRAFTS: State.INAPPLICABLE, LORA: State.INAPPLICABLE}
+    assert states("0.15.1") == dict.fromkeys((DRAFTS, LORA, STEADY), State.INAPPLICABLE)
     assert planned("0.15.1").changes == ()
 
 
 @pytest.mark.network
 def test_the_history_begins_with_0_16() -> None:
-    assert states("0.16.0") == {DRAFTS: State.INAPPLICABLE, LORA: State.UPSTREAMED}
+    assert states("0.16.0") == {
+        DRAFTS: State.INAPPLICABLE,
+        LORA: State.UPSTREAMED,
+        STEADY: State.INAPPLICABLE,
+    }
 
 
 @pytest.mark.network
