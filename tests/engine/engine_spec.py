@@ -22,7 +22,7 @@ class Request:
     :ivar tokens: how many to generate.
     :ivar arrival: the engine step before which it is added.
     :ivar temperature: the target is so sure of itself that up to 1.0 the oracle still holds; a
-        request above that is not compared with it.
+        request above that is not compared with it.  vLLM takes no more than 2.0.
     :ivar prompt_logprobs: ask for that many, and compare the likeliest with the oracle.
     """
 

@@ -72,8 +72,8 @@ def serve(llm: Any, requests: tuple[Request, ...]) -> tuple[dict[str, Any], int]
                 max_tokens=request.tokens,
                 prompt_logprobs=request.prompt_logprobs,
                 ignore_eos=True,
+                # No seed of its own: on CPU vLLM cannot rewind a request's generator.
                 detokenize=False,
-                seed=index if request.temperature else None,
             )
             engine_compat.add_request(llm, str(index), list(request.prompt), parameters)
         for output in llm.llm_engine.step():
@@ -169,7 +169,8 @@ def _compare_counts(
 ) -> dict[str, Any]:
     preemptions = metrics.pop("preemptions", 0)
     if spec.draft is None:
-        return {"counts": None, "counts_ok": not metrics, "preemptions": preemptions}
+        nothing = dict.fromkeys(("counts", "watched", "oracle", "undisturbed"))
+        return {**nothing, "counts_ok": not metrics, "preemptions": preemptions}
     watched = oracle.count_steps((step for each in steps.values() for step in each), spec.k)
     exact = oracle.count_steps(
         (

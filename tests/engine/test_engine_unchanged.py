@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from engine_fixtures import overlay, private_vllm
 from engine_launch import launch
-from engine_spec import EngineSpec, make_requests
+from engine_spec import EngineSpec, Request, make_requests
 from private_copy import PrivateCopy, hash_files, orphaned_bytecode, site_packages
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -24,14 +24,24 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 PROPOSER = "vllm.v1.spec_decode.llm_base_proposer"
 ADDED = "vllm.v1.spec_decode.draft_graphs"
 OFF = {"OVERLAY_DRAFT_GRAPHS": "off"}
-#: With each, chunked prefills, decodes and requests that come and go share a step.
+
+
+def with_prompt_logprobs(requests: tuple[Request, ...]) -> tuple[Request, ...]:
+    """Every third of them asks for prompt logprobs too."""
+    return tuple(
+        replace(request, prompt_logprobs=None if index % 3 else 1)
+        for index, request in enumerate(requests)
+    )
+
+
+#: In the second, chunked prefills, decodes and requests that come and go share steps.
 CASES = {
     "eagle3-k3": EngineSpec("", "eagle3", 3, make_requests(6)),
     "eagle3hid-k5": EngineSpec(
         "",
         "eagle3hid",
         5,
-        make_requests(12, lengths=(2, 70), wave=3, steps_between=3),
+        with_prompt_logprobs(make_requests(12, lengths=(2, 70), wave=3, steps_between=3)),
         block_size=32,
         max_num_batched_tokens=64,
     ),
@@ -81,6 +91,7 @@ def expect_the_oracle(result: dict[str, Any]) -> None:
     for index, request in enumerate(result["requests"]):
         assert request["tokens_ok"], f"request {index} said {request['tokens']}"
         assert request["steps_ok"], f"request {index} accepted {request['steps']}"
+        assert request["prompt_logprobs_ok"] is not False
         assert request["finish"] == "length"
     assert result["counts"] == result["oracle"]
     assert result["ok"]
