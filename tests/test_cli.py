@@ -423,7 +423,6 @@ def test_what_another_command_applies_meanwhile_stays(
     cli: Cli, site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the plan of one apply and its transaction, another one applies something else."""
-    from overlay.commands import apply as module
     from overlay.transaction import commit
 
     cli_patches = ("--patches", cli.team)
@@ -435,7 +434,7 @@ def test_what_another_command_applies_meanwhile_stays(
             assert cli(*cli_patches, "apply", "--feature", "team-capture", site).exit == 0
         return plain(*arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(module.commit, "apply", late)
+    monkeypatch.setattr(commit, "apply", late)
     assert cli(*cli_patches, "apply", "--feature", "demo", site).exit == 0
     assert cli(*cli_patches, "status", site).last == (
         "demo and team-capture are applied to vLLM 0.26.0."

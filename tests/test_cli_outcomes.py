@@ -27,14 +27,13 @@ def command(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", "overlay", *map(str, arguments)]
 
 
-def start(*arguments: str | Path, **options: object) -> subprocess.Popen[str]:
+def start(*arguments: str | Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         command(*arguments),
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        **options,  # type: ignore[call-overload]
     )
 
 

@@ -28,16 +28,20 @@ def run(*command: str | Path, cwd: Path | None = None) -> str:
     return process.stdout
 
 
+def sources() -> list[str]:
+    """The files of the project, without what tools leave behind."""
+    listed = run("git", "ls-files", "-co", "--exclude-standard", cwd=REPOSITORY).splitlines()
+    return [name for name in listed if (REPOSITORY / name).is_file()]
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy, because setuptools leaves folders beside ``setup.py``."""
     source = tmp_path_factory.mktemp("source")
-    listed = run("git", "ls-files", "-co", "--exclude-standard", cwd=REPOSITORY).splitlines()
-    for name in listed:
-        original, copy = REPOSITORY / name, source / name
-        if original.is_file():
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(original.read_bytes())
+    for name in sources():
+        copy = source / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes((REPOSITORY / name).read_bytes())
     out = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
     run(*pip, "--no-index", "--wheel-dir", out, source)
@@ -52,24 +56,19 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(folder, with_pip=False, symlinks=True)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
     (site / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install"]
-    run(*pip, "--no-deps", "--no-index", "--force-reinstall", wheel)
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python")]
+    run(*pip, "install", "--no-deps", "--no-index", "--force-reinstall", wheel)
     return folder
-
-
-def files_of(folder: Path) -> set[str]:
-    return {
-        path.relative_to(folder).as_posix()
-        for path in folder.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
 
 
 def test_every_patch_is_in_the_wheel(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     packed = {name.removeprefix("overlay/patches/") for name in names if "/patches/" in name}
-    assert packed == files_of(REPOSITORY / "patches")
+    assert packed
+    assert packed == {
+        name.removeprefix("patches/") for name in sources() if name.startswith("patches/")
+    }
     assert "overlay/py.typed" in names
     assert {name.split("/")[0] for name in names} == {
         "overlay",
