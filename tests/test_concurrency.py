@@ -131,6 +131,33 @@ def test_some_are_killed_among_many(site: Site) -> None:
     assert snapshot(site.root) in whole
 
 
+def test_ctrl_c_at_any_moment(site: Site) -> None:
+    """For real, between any two instructions of Python; what is left then, the next one ends."""
+    whole = states_of(site)
+
+    def endlessly(ready: int) -> None:
+        os.write(ready, b"x")
+        for turn in itertools.count():
+            (site.apply, site.revert, lambda: site.apply(TWO))[turn % 3]()
+
+    def change(ready: int) -> None:
+        signal.alarm(60)
+        with pytest.raises(KeyboardInterrupt):
+            endlessly(ready)
+
+    for turn in range(25):
+        begun, ready = os.pipe()
+        child = start(lambda ready=ready: change(ready))
+        os.read(begun, 1)
+        time.sleep(0.0037 * turn)
+        os.kill(child, signal.SIGINT)
+        assert finish([child]) == [0]
+        os.close(begun)
+        os.close(ready)
+        recover(site.root)
+        assert snapshot(site.root) in whole
+
+
 def test_a_reader_waits_for_a_writer(site: Site) -> None:
     with lock.exclusive(site.root):
         begun = time.monotonic()

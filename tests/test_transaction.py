@@ -577,6 +577,21 @@ def test_what_others_wrote_into_an_interrupted_apply_is_left_alone(installed: Si
     assert not (installed.root / ".vllm-overlay").exists()
 
 
+def test_what_cannot_be_finished_is_undone(installed: Site) -> None:
+    before = snapshot(installed.root)
+    interrupt_in_the_middle(installed)
+
+    class NoReplacing(FaultyOs):
+        def replace(self, source: Path, destination: Path) -> None:
+            if str(source).endswith(".overlay-new"):
+                raise OSError(errno.EBUSY, "Device or resource busy", str(source))
+            os.replace(source, destination)
+
+    with faulty(NoReplacing()):
+        assert recover(installed.root) == f"an interrupted apply was undone in {installed.root}"
+    assert snapshot(installed.root) == before
+
+
 def test_what_cannot_be_ended_is_said(installed: Site) -> None:
     interrupt_in_the_middle(installed)
     for left in installed.root.rglob(".*.overlay-*"):
