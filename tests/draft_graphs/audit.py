@@ -27,7 +27,8 @@ class Audit:
     """Wraps the two entries of one proposer's draft graphs, and counts what passes through.
 
     used: calls that graphs answered, by "entry requests". declined: calls that they left to
-    upstream's code. replays: by "role size". python_calls: of the draft model, inside the entries.
+    upstream's code. replays: by "role size". model_calls: of the draft model's Python in all;
+    python_calls: of those, the ones inside the entries.
     """
 
     def __init__(self, runner: Any, backend: RecordedBackend) -> None:
@@ -35,7 +36,7 @@ class Audit:
         self.used: Counter[str] = Counter()
         self.declined: Counter[str] = Counter()
         self.replays: Counter[str] = Counter()
-        self.python_calls = 0
+        self.python_calls = self.model_calls = 0
         self._inside = False
         self._live = 0
         context = self.proposer.vllm_config.compilation_config.static_forward_context
@@ -75,6 +76,7 @@ class Audit:
 
         def counted(*args: Any, **kwargs: Any) -> Any:
             self.python_calls += self._inside
+            self.model_calls += 1
             return forward(model, *args, **kwargs)
 
         model.forward = counted

@@ -64,10 +64,11 @@ class Outcome:
     """What one run showed.
 
     :ivar error: what was raised while capturing or serving; None if nothing was.
-    :ivar tokens_ok: every request's tokens are the oracle's.
+    :ivar tokens_ok: every request's tokens, and prompt logprobs, are the oracle's.
     :ivar accepted: per draft position, how often it was accepted; `expected`: the same by the
         oracle, for the very same verifications.
     :ivar profiled: what the module told vLLM's profile, bytes.
+    :ivar python_calls: of the draft model inside the entries; `model_calls`: in all.
     :ivar used, declined: calls of the module's entries, by "entry requests".
     :ivar replays: by "role size".
     """
@@ -80,6 +81,7 @@ class Outcome:
     preemptions: int = 0
     profiled: int = 0
     python_calls: int = 0
+    model_calls: int = 0
     used: dict[str, int] = field(default_factory=dict)
     declined: dict[str, int] = field(default_factory=dict)
     captured: list[str] = field(default_factory=list)
@@ -290,6 +292,7 @@ class Engine:
         if audit is not None:
             outcome.used, outcome.declined = dict(audit.used), dict(audit.declined)
             outcome.python_calls = audit.python_calls
+            outcome.model_calls = audit.model_calls
             outcome.replays = dict(audit.replays)
         dispatcher = drafter.cudagraph_dispatcher
         outcome.captured = [f"{key.role} {key.num_reqs}" for key in dispatcher.draft_keys]
@@ -310,9 +313,10 @@ class Engine:
         wanted = []
         outcome.tokens_ok = True
         for index, request in enumerate(self.spec.requests):
-            tokens = list(outputs[str(index)].outputs[0].token_ids)
             prompt = list(request.prompt)
-            outcome.tokens_ok &= tokens == oracle.continuation(rule, prompt, len(tokens))
+            judged = run_engine.judge(request, outputs[str(index)], steps[str(index)], rule)
+            outcome.tokens_ok &= judged["tokens_ok"] is not False
+            outcome.tokens_ok &= judged["prompt_logprobs_ok"] is not False
             text = prompt + oracle.continuation(rule, prompt, request.tokens)
             for step in steps[str(index)]:
                 right = oracle.accepted(rule, text[: step.known], step.drafted)

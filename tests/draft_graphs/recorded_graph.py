@@ -20,7 +20,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from graph_operators import (
@@ -61,6 +61,11 @@ def _key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def _is_empty(tensor: torch.Tensor) -> bool:
+    """Whether it has no memory, and so nothing that a replay could get wrong."""
+    return tensor.untyped_storage().nbytes() == 0
+
+
 def _alias(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory under a tensor of our own: a later `t.data = ...` does not move it."""
     alias = torch.empty(0, dtype=tensor.dtype)
@@ -81,13 +86,16 @@ class Memory:
     storage: torch.UntypedStorage
     role: Role
     first_user: str
-    references: int = 2  # the recording's own: `everything` and the handle `storage`
+    references: int = 1  # the recording's own: `everything`, and what its operations hold
     before: torch.Tensor | None = None  # contents to be put back when the capture ends
 
     def owned_elsewhere(self) -> bool:
-        """Whether anything outside the recording holds this memory."""
+        """Whether anything but recordings holds this memory."""
         count: int = torch._C._storage_Use_Count(self.storage._cdata)  # type: ignore[attr-defined]
-        return count > self.references
+        key = int(self.storage._cdata)
+        known = (graph.memory.get(key) for graph in list(RecordedGraph.alive))
+        # The handle `storage` is one and the same for all recordings.
+        return count > 1 + sum(memory.references for memory in known if memory is not None)
 
     def orphaned(self) -> bool:
         """Whether memory that the graph was given has lost its owner."""
@@ -214,7 +222,8 @@ class RecordedGraph:
     memory, or memory that belongs to somebody else). Raises `CaptureRefused`, `ReplayRefused`.
     """
 
-    capturing: RecordedGraph | None = None
+    capturing: ClassVar[RecordedGraph | None] = None
+    alive: ClassVar[weakref.WeakSet[RecordedGraph]] = weakref.WeakSet()
 
     def __init__(
         self,
@@ -225,6 +234,7 @@ class RecordedGraph:
         self.name = name
         self.pool = pool or GraphPool()
         self.pool.add(self)
+        RecordedGraph.alive.add(self)
         self.operations: list[Operation] = []
         self.memory: dict[int, Memory] = {}
         self.entered: Counter[str] = Counter()
@@ -249,14 +259,20 @@ class RecordedGraph:
                 _Recorder(self),
             ):
                 yield
+        except BaseException:
+            self._undo()
+            self.reset()
+            raise
         finally:
             RecordedGraph.capturing = None
-            self._undo()
+        self._undo()
         self._count_references()
         for memory in self.memory.values():
             if memory.orphaned():
+                found = memory.describe()
+                self.reset()
                 raise CaptureRefused(
-                    f"{self.name}: {memory.describe()}, was made inside the capture by something "
+                    f"{self.name}: {found}, was made inside the capture by something "
                     "that no dispatcher sees (host data, compiled code)"
                 )
         self.captured = True
@@ -305,14 +321,8 @@ class RecordedGraph:
         inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         if func._schema.name == "aten::lift_fresh":
             return self._constant(func, inputs[0])
-        for tensor in inputs:
-            if _key(tensor) in self._host_only:
-                raise CaptureRefused(f"{name}: touches a tensor that the graph must not use")
-            self._know(tensor, name, "external")
-        for tensor in written_tensors(func, args, kwargs):
-            memory = self.memory[_key(tensor)]
-            if memory.role == "external" and memory.before is None:
-                memory.before = memory.everything.clone()
+        self._note_inputs(name, inputs)
+        self._keep_contents(func, args, kwargs)
         frozen = [_alias(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         operation = Operation(func, frozen, spec)
         out = func(*args, **kwargs)
@@ -329,6 +339,20 @@ class RecordedGraph:
             self.operations.append(operation)
         return out
 
+    def _note_inputs(self, name: str, inputs: list[torch.Tensor]) -> None:
+        for tensor in inputs:
+            if _key(tensor) in self._host_only:
+                raise CaptureRefused(f"{name}: touches a tensor that the graph must not use")
+            if not _is_empty(tensor):
+                self._know(tensor, name, "external")
+
+    def _keep_contents(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Of what is about to be written, so that the capture can leave it as it was."""
+        for tensor in written_tensors(func, args, kwargs):
+            memory = None if _is_empty(tensor) else self.memory[_key(tensor)]
+            if memory is not None and memory.role == "external" and memory.before is None:
+                memory.before = memory.everything.clone()
+
     def _constant(self, func: Any, tensor: torch.Tensor) -> torch.Tensor:
         """`x[a:b] = 3.0` wraps the number so; a kernel gets it baked. Anything larger is data."""
         if tensor.dim():
@@ -337,7 +361,7 @@ class RecordedGraph:
         return func(tensor)  # type: ignore[no-any-return]
 
     def _is_new(self, tensor: torch.Tensor) -> bool:
-        return tensor.untyped_storage().nbytes() > 0 and _key(tensor) not in self.memory
+        return not _is_empty(tensor) and _key(tensor) not in self.memory
 
     def _undo(self) -> None:
         with torch.no_grad():
@@ -351,4 +375,4 @@ class RecordedGraph:
     def _count_references(self) -> None:
         uses = Counter(_key(t) for operation in self.operations for t in operation.tensors())
         for key, memory in self.memory.items():
-            memory.references = 2 + uses[key]
+            memory.references = 1 + uses[key]

@@ -79,6 +79,7 @@ def test_what_a_capture_could_not_do_is_refused_by_name(
         lambda: torch.einsum("ij,jk->ik", MATRIX, MATRIX).t().reshape(-1).softmax(0),
         lambda: torch.where(VECTOR > 3, VECTOR, 0.0),
         lambda: VECTOR.topk(2),
+        lambda: (VECTOR[8:] == VECTOR[:0]).sum(),
         lambda: torch.cat([VECTOR, VECTOR.to(torch.float64)]),
     ],
 )
@@ -158,6 +159,18 @@ def test_a_name_that_was_assigned_a_new_tensor_is_caught() -> None:
     gc.collect()
     with pytest.raises(ReplayRefused, match=r"float32\[4\], first used by aten\.add"):
         graph.replay()
+
+
+def test_another_recording_is_no_owner() -> None:
+    holder = Holder()
+    holder.value = torch.ones(4)
+    graph, _ = record(lambda: holder.value + 1)
+    other, _ = record(lambda: holder.value + 2)
+    other.replay()
+    holder.value = None
+    for each in (graph, other):
+        with pytest.raises(ReplayRefused, match="only the graph still owns"):
+            each.replay()
 
 
 def test_a_new_tensor_beside_the_old_one_is_not_read() -> None:

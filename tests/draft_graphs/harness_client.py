@@ -1,0 +1,125 @@
+"""Calls `harness.py` in the environment of a patched vLLM; the part that pytest imports."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from engine_spec import EngineSpec, Request
+from harness import Outcome, Plan, Run
+
+SCRIPT = Path(__file__).with_name("harness.py")
+#: The target runs eagerly on CPU; its mode decides what the drafter may do.
+FULL_DECODE_ONLY = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+
+
+class HarnessFailed(AssertionError):
+    """The harness did not come to its end."""
+
+
+def make_requests(seed: int = 3) -> tuple[Request, ...]:
+    """Twelve requests in three waves that end one after the other: eight at most are live, and
+    towards the end each smaller number is, for some steps, in uniform batches."""
+    rng = random.Random(seed)
+    made = []
+    for index in range(12):
+        prompt = tuple(rng.randrange(3, 192) for _ in range(rng.randint(2, 39)))
+        tokens = 16 if index < 4 else 12 + 5 * index
+        made.append(Request(prompt, tokens, arrival=index // 4 * 3))
+    return tuple(made)
+
+
+def make_spec(models: Path, draft: str, k: int, **more: Any) -> dict[str, Any]:
+    """A small engine for eight requests, whose KV cache holds fewer: some are preempted."""
+    settings: dict[str, Any] = {
+        "requests": make_requests(),
+        "block_size": 16,
+        "kv_blocks": 26,
+        "max_model_len": 128,
+        "enforce_eager": False,
+        "compilation": FULL_DECODE_ONLY,
+        **more,
+    }
+    spec = EngineSpec(models=str(models), draft=draft, k=k, **settings)
+    return dict(json.loads(spec.to_json()))
+
+
+def run_harness(
+    python: Path, plans: Sequence[Plan], *, timeout: float = 420
+) -> list[dict[str, Outcome]]:
+    """The outcomes of every plan, by the names of its runs.
+
+    :raises HarnessFailed: if it ends without a result; says what it printed last.
+    """
+    with tempfile.TemporaryDirectory(prefix="draft-graphs-") as folder:
+        plan, out, log = (Path(folder, name) for name in ("plan.json", "out.json", "log"))
+        plan.write_text(json.dumps([asdict(each) for each in plans]), encoding="utf-8")
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PYTHON", "OVERLAY"))
+        }
+        with log.open("wb") as stream:
+            ended = subprocess.run(
+                [str(python), str(SCRIPT), str(plan), "--out", str(out)],
+                cwd=folder,
+                env=inherited,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                check=False,
+                timeout=timeout,
+            )
+        if ended.returncode != 0 or not out.is_file():
+            said = log.read_text(encoding="utf-8", errors="replace")
+            raise HarnessFailed(f"ended with status {ended.returncode}:\n{said[-4000:]}")
+        found = json.loads(out.read_text(encoding="utf-8"))
+    return [{each["name"]: Outcome(**each) for each in outcomes} for outcomes in found]
+
+
+def expect_right(outcome: Outcome) -> None:
+    """Tokens and accepted counts are the oracle's, and nothing was raised on the way."""
+    assert outcome.error is None, outcome.error
+    assert outcome.tokens_ok
+    assert outcome.accepted == outcome.expected
+    assert sum(outcome.accepted) > 0
+
+
+def expect_graphs(outcome: Outcome, k: int) -> None:
+    """Every batch that graphs could hold was drafted by them, with no Python of the draft model."""
+    assert outcome.python_calls == 0
+    assert outcome.used
+    assert outcome.captured
+    # Upstream's first pass runs where `propose` declined, and its later ones where, after that,
+    # `later_steps` declined, too.
+    passes = {"propose": 0, "later_steps": 0}
+    for call, times in outcome.declined.items():
+        passes[call.split()[0]] += times
+    assert outcome.model_calls == passes["propose"] + (k - 1) * passes["later_steps"]
+
+
+def live_sizes(outcome: Outcome, entry: str) -> set[int]:
+    """The numbers of live requests for which graphs answered an entry."""
+    calls = (call.split() for call in outcome.used)
+    return {int(size) for name, size in calls if name == entry}
+
+
+__all__ = [
+    "HarnessFailed",
+    "Outcome",
+    "Plan",
+    "Run",
+    "expect_graphs",
+    "expect_right",
+    "live_sizes",
+    "make_requests",
+    "make_spec",
+    "run_harness",
+]

@@ -1,0 +1,223 @@
+"""Draft graphs in a real engine: real captures and replays, drafts exactly as without them.
+
+The module's own code creates, captures, dispatches and replays; only what makes a graph is
+replaced, by the double of `recorded_graph.py`. Everything that `audit.py` watches is watched, the
+module's address check is on, and padded rows hold junk before every replay.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness_client import (
+    Outcome,
+    Plan,
+    Run,
+    expect_graphs,
+    expect_right,
+    live_sizes,
+    make_requests,
+    make_spec,
+    run_harness,
+)
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+DRAFTS = ("eagle3", "eagle3hid", "eagle1")
+KS = (1, 2, 3, 5)
+OWN = [1, 2, 4, 8]
+
+#: The second sizes make every batch but the full one a padded one.
+RUNS = {
+    "loop": Run("loop", "loop"),
+    "step": Run("step", "step"),
+    "loop, only 8": Run("loop, only 8", "loop", ladder=(8,)),
+    "step, only 8": Run("step, only 8", "step", ladder=(8,)),
+}
+
+
+@pytest.fixture(scope="module")
+def matrix(patched_python: Path, tiny_models: Path) -> dict[tuple[str, int], dict[str, Outcome]]:
+    """Every draft and K, each in one engine, and all engines in one process."""
+    cases = [(draft, k) for draft in DRAFTS for k in KS]
+    plans = [
+        Plan(make_spec(tiny_models, draft, k), [RUNS[name] for name in names_for(k)])
+        for draft, k in cases
+    ]
+    return dict(zip(cases, run_harness(patched_python, plans), strict=True))
+
+
+def names_for(k: int) -> list[str]:
+    return ["loop", "loop, only 8"] if k == 1 else list(RUNS)
+
+
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("k", KS)
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_drafts_are_those_of_the_oracle(
+    matrix: dict[tuple[str, int], dict[str, Outcome]], draft: str, k: int, name: str
+) -> None:
+    if name not in names_for(k):
+        pytest.skip("K=1 has no later passes")
+    outcome = matrix[draft, k][name]
+    expect_right(outcome)
+    expect_graphs(outcome, k)
+    assert outcome.preemptions > 0, "the KV cache was to be too small"
+    sizes = [8] if "only" in name else OWN
+    roles = ["first"] if k == 1 else ["first", name[:4]]
+    assert outcome.captured == [f"{role} {size}" for role in roles for size in sizes]
+    assert set(outcome.replays) <= set(outcome.captured)
+    assert {replay.split()[0] for replay in outcome.replays} == set(roles)
+    assert outcome.profiled > 0
+
+
+def test_every_number_of_requests_was_live(
+    matrix: dict[tuple[str, int], dict[str, Outcome]],
+) -> None:
+    seen: dict[str, set[int]] = {"propose": set(), "later_steps": set()}
+    for outcomes in matrix.values():
+        for entry, sizes in seen.items():
+            sizes |= live_sizes(outcomes["loop, only 8"], entry)
+    assert seen["propose"] == set(range(1, 9))
+    assert len(seen["later_steps"]) > 3
+
+
+def scenario(models: Path, name: str) -> Plan:
+    """Engines beside the matrix; each has a run with the mode off to be compared with."""
+    requests = make_requests()
+    settings: dict[str, dict[str, Any]] = {
+        "one request at a time": {"max_num_seqs": 1, "requests": requests[:3]},
+        "small capture sizes": {
+            "compilation": {
+                "mode": 0,
+                "cudagraph_mode": "FULL_DECODE_ONLY",
+                "cudagraph_capture_sizes": [1, 2, 4, 8],
+            }
+        },
+        "the target in FULL": {"compilation": {"mode": 0, "cudagraph_mode": "FULL"}},
+        "up to the largest length": {
+            "requests": tuple(_replace(request, tokens=200) for request in requests[:6]),
+            "max_model_len": 80,
+            "kv_blocks": 40,
+        },
+        "prefix caching, chunked prefill and prompt logprobs": {
+            "requests": tuple(
+                _replace(request, prompt_logprobs=2 if index % 4 == 1 else None)
+                for index, request in enumerate(requests + requests[:4])
+            ),
+            "prefix_caching": True,
+            "max_num_batched_tokens": 64,
+        },
+        "the target without graphs": {"enforce_eager": True, "compilation": None},
+        "an eager drafter": {"speculative": {"enforce_eager": True}},
+        "sampled drafts, all greedy": {"speculative": {"draft_sample_method": "probabilistic"}},
+        "sampled drafts": {
+            "speculative": {"draft_sample_method": "probabilistic"},
+            "requests": tuple(_replace(request, temperature=1.5) for request in requests[:4]),
+        },
+    }
+    runs = [Run("auto"), Run("off", "off")]
+    if name == "one request at a time":
+        runs.append(FAILING)
+    return Plan(make_spec(models, "eagle3hid", 3, **settings[name]), runs)
+
+
+#: The host reads a length, which no capture allows.
+FAILING = Run(
+    "a capture that fails",
+    mutation=(
+        (
+            "passes.py",
+            "max_seq_len=self.proposer.max_model_len",
+            "max_seq_len=int(seq_lens[:reqs].max())",
+        ),
+    ),
+)
+
+
+def _replace(request: Any, **changes: Any) -> Any:
+    from dataclasses import replace
+
+    return replace(request, **changes)
+
+
+USED = (
+    "one request at a time",
+    "small capture sizes",
+    "the target in FULL",
+    "up to the largest length",
+    "prefix caching, chunked prefill and prompt logprobs",
+    "sampled drafts, all greedy",
+)
+REFUSED = {
+    "the target without graphs": "cudagraph mode is NONE",
+    "an eager drafter": "the drafter has enforce_eager",
+}
+
+
+@pytest.fixture(scope="module")
+def scenarios(patched_python: Path, tiny_models: Path) -> dict[str, dict[str, Outcome]]:
+    names = [*USED, *REFUSED, "sampled drafts"]
+    plans = [scenario(tiny_models, name) for name in names]
+    return dict(zip(names, run_harness(patched_python, plans), strict=True))
+
+
+@pytest.mark.parametrize("name", USED)
+def test_drafts_are_those_without_graphs(
+    scenarios: dict[str, dict[str, Outcome]], name: str
+) -> None:
+    outcome, off = scenarios[name]["auto"], scenarios[name]["off"]
+    assert outcome.error is None
+    assert outcome.tokens_ok
+    assert off.tokens_ok
+    assert outcome.accepted == off.accepted
+    if name != "up to the largest length":
+        # Near it, upstream stops to draft for all requests, which the oracle does not know.
+        expect_right(outcome)
+    expect_graphs(outcome, 3)
+    assert not off.used
+
+
+def test_first_passes_over_the_largest_capture_size_stay_upstreams(
+    scenarios: dict[str, dict[str, Outcome]],
+) -> None:
+    outcome = scenarios["small capture sizes"]["auto"]
+    assert outcome.captured == ["first 1", "first 2", *(f"loop {size}" for size in OWN)]
+    assert live_sizes(outcome, "propose") <= {1, 2}
+    assert 8 in live_sizes(outcome, "later_steps")
+
+
+def test_one_request_at_a_time_has_two_graphs(scenarios: dict[str, dict[str, Outcome]]) -> None:
+    assert scenarios["one request at a time"]["auto"].captured == ["first 1", "loop 1"]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_runs_as_upstream_and_says_why(
+    scenarios: dict[str, dict[str, Outcome]], name: str
+) -> None:
+    outcome = scenarios[name]["auto"]
+    expect_right(outcome)
+    assert not outcome.captured
+    assert not outcome.used
+    assert any(REFUSED[name] in line for line in outcome.log), outcome.log
+
+
+def test_sampled_drafts_are_left_to_upstream(scenarios: dict[str, dict[str, Outcome]]) -> None:
+    outcome = scenarios["sampled drafts"]["auto"]
+    assert outcome.error is None
+    assert outcome.captured
+    assert not outcome.used
+    assert outcome.declined
+
+
+def test_a_capture_that_fails_leaves_upstreams_drafting(
+    scenarios: dict[str, dict[str, Outcome]],
+) -> None:
+    outcome = scenarios["one request at a time"]["a capture that fails"]
+    expect_right(outcome)
+    assert not outcome.captured
+    assert not outcome.used
+    (warning,) = [line for line in outcome.log if line.startswith("WARNING")]
+    assert "_local_scalar_dense" in warning

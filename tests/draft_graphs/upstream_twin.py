@@ -1,0 +1,389 @@
+"""Upstream's `propose` and the draft graphs, side by side on the same random batches.
+
+``python upstream_twin.py --cases N --seed S``, in a vLLM on CPU that has the draft graphs. No
+engine runs: the proposer is vLLM's own class over a small random model with paged attention, and
+each batch is drafted twice, from the same state: by upstream's code and through the hooks. The
+drafts must be equal, the KV caches must be, and through the graphs no null block, no argument
+and no tensor of the caller's may have been written. Prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import graph_safe_attention
+import torch
+from recorded_backend import RecordedBackend
+from vllm.config import CUDAGraphMode, VllmConfig, set_current_vllm_config
+from vllm.forward_context import BatchDescriptor, get_forward_context
+from vllm.model_executor.models.llama_eagle3 import Eagle3LlamaForCausalLM
+from vllm.platforms import current_platform
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.spec_decode.draft_graphs.graphs import DraftGraphs
+from vllm.v1.spec_decode.draft_graphs.keys import DraftKeys
+from vllm.v1.spec_decode.draft_graphs.policy import Facts
+from vllm.v1.spec_decode.eagle import EagleProposer
+
+VOCAB, HIDDEN, HEADS, HEAD, BLOCK, BLOCKS, WIDTH, LONGEST = 97, 32, 2, 16, 4, 160, 16, 64
+LAYER = "draft.layers.0"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One kind of drafter, and what it was captured for."""
+
+    k: int
+    mode: str
+    max_num_seqs: int
+    max_capture_tokens: int
+    method: str = "eagle3"
+    returns_tuple: bool = True
+    mrope: bool = False
+    multimodal: bool = False
+
+
+class Model(Eagle3LlamaForCausalLM):
+    """Random weights, one attention layer, everything that a drafter may be asked for.
+
+    Upstream lets only its own classes draft for EAGLE3, so it is one, by name alone.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        torch.nn.Module.__init__(self)
+        self.shape = shape
+        generator = torch.Generator().manual_seed(0)
+
+        def weight(*size: int) -> torch.nn.Parameter:
+            return torch.nn.Parameter(torch.randn(size, generator=generator) / size[-1] ** 0.5)
+
+        self.embed, self.head = weight(VOCAB, HIDDEN), weight(VOCAB, HIDDEN)
+        self.query, self.key, self.value = (weight(HIDDEN, HIDDEN) for _ in range(3))
+        self.places, self.mix = weight(3, HIDDEN), weight(HIDDEN, 2 * HIDDEN)
+        self.reduce = weight(HIDDEN, 3 * HIDDEN)
+        self.model = SimpleNamespace(fc=SimpleNamespace(input_size=3 * HIDDEN))
+        self.attention = graph_safe_attention.GraphSafeImpl(HEADS, HEAD, HEAD**-0.5, HEADS)
+        self.kv_cache = torch.zeros(BLOCKS, HEADS, BLOCK, 2 * HEAD)
+
+    def combine_hidden_states(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """[tokens, 3 * hidden] to [tokens, hidden]."""
+        return hidden_states @ self.reduce.T
+
+    def embed_input_ids(
+        self, input_ids: torch.Tensor, multimodal_embeddings: Any = None, is_multimodal: Any = None
+    ) -> torch.Tensor:
+        assert not multimodal_embeddings
+        return self.embed[input_ids.long()]
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return hidden_states @ self.head.T
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        inputs_embeds: torch.Tensor | None,
+        hidden_states: torch.Tensor,
+    ) -> Any:
+        context = get_forward_context()
+        metadata, slots = context.attn_metadata[LAYER], context.slot_mapping[LAYER]
+        embeds = inputs_embeds if input_ids is None else self.embed_input_ids(input_ids)
+        places = positions if positions.dim() == 2 else positions[None].expand(3, -1)
+        mixed = torch.cat([embeds, hidden_states], -1) @ self.mix.T
+        mixed = torch.tanh(mixed + torch.sin(places.T.float() @ self.places))
+        query, key, value = (mixed @ w.T for w in (self.query, self.key, self.value))
+        tokens = mixed.shape[0]
+        cells = [each.view(tokens, HEADS, HEAD) for each in (query, key, value)]
+        self.attention.do_kv_cache_update(self, cells[1], cells[2], self.kv_cache, slots)
+        output = torch.zeros(tokens, HEADS * HEAD)
+        self.attention.forward(self, *cells, self.kv_cache, metadata, output)
+        last = torch.tanh(mixed + output)
+        return (last, torch.tanh(last + mixed)) if self.shape.returns_tuple else last
+
+
+class Dispatcher:
+    """Upstream's answer is always eager; the draft keys are the module's own."""
+
+    def __init__(self) -> None:
+        self.draft_keys = DraftKeys()
+        self.add_draft_key, self.withdraw_draft_keys = self.draft_keys.add, self.draft_keys.clear
+        self.dispatch_draft = self.draft_keys.dispatch
+
+    def dispatch(self, num_tokens: int, **kwargs: Any) -> tuple[Any, Any]:
+        return CUDAGraphMode.NONE, BatchDescriptor(num_tokens)
+
+
+class Group:
+    """The one attention group of the draft."""
+
+    kv_cache_group_id = 0
+    layer_names = (LAYER,)
+    backend = graph_safe_attention.GraphSafeBackend
+
+    def __init__(self) -> None:
+        self.builder = object.__new__(graph_safe_attention.GraphSafeBuilder)
+
+    def get_metadata_builder(self) -> Any:
+        return self.builder
+
+    def build_metadata_for_drafting(self, common_attn_metadata: Any, draft_index: int) -> Any:
+        return self.builder.build(0, common_attn_metadata, fast_build=True)
+
+
+def make_proposer(shape: Shape, config: VllmConfig) -> Any:
+    """vLLM's EagleProposer with the attributes that drafting reads, and none of its set-up."""
+    proposer: Any = object.__new__(EagleProposer)
+    tokens = 256
+    model = Model(shape)
+    config.compilation_config.static_forward_context[LAYER] = model
+    compilation = config.compilation_config
+    compilation.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
+    compilation.max_cudagraph_capture_size = shape.max_capture_tokens
+    attributes: dict[str, Any] = {
+        "allowed_attn_types": None,
+        "arange": torch.arange(tokens + 1, dtype=torch.int32),
+        "block_size": BLOCK,
+        "constant_draft_positions": False,
+        "cudagraph_dispatcher": Dispatcher(),
+        "device": torch.device("cpu"),
+        "dp_rank": 0,
+        "draft_attn_groups": [Group()],
+        "draft_model_config": SimpleNamespace(
+            hf_config=SimpleNamespace(architectures=["DeepSeekMTPModel"])
+        ),
+        "dtype": torch.float32,
+        "eagle3_use_aux_hidden_state": True,
+        "eplb_state": None,
+        "hidden_size": HIDDEN,
+        "hidden_states": torch.zeros(tokens, HIDDEN),
+        "input_ids": torch.zeros(tokens, dtype=torch.int32),
+        "inputs_embeds": torch.zeros(tokens, HIDDEN),
+        "kv_cache_gid": 0,
+        "max_batch_size": shape.max_num_seqs,
+        "max_model_len": LONGEST,
+        "max_num_tokens": tokens,
+        "method": shape.method,
+        "model": model,
+        "mrope_positions": torch.zeros(3, tokens + 1, dtype=torch.int64),
+        "needs_extra_input_slots": False,
+        "num_speculative_tokens": shape.k,
+        "parallel_drafting": False,
+        "pass_hidden_states_to_model": True,
+        "positions": torch.zeros(tokens, dtype=torch.int64),
+        "speculative_config": SimpleNamespace(num_speculative_tokens=shape.k),
+        "supports_mm_inputs": shape.multimodal,
+        "token_arange_np": torch.arange(tokens, dtype=torch.int32).numpy(),
+        "use_heterogeneous_vocab": False,
+        "use_local_argmax_reduction": False,
+        "uses_mrope": shape.mrope,
+        "vllm_config": config,
+        "_draft_attn_layer_names": {LAYER},
+        "_enable_probabilistic_draft_probs": False,
+        "_last_draft_probs": None,
+        "_share_mtp_indices": False,
+        "_slot_mapping_buffer": torch.zeros(tokens, dtype=torch.int64),
+    }
+    vars(proposer).update(attributes)
+    proposer.model_returns_tuple = lambda: shape.returns_tuple
+    return proposer
+
+
+def make_graphs(shape: Shape, proposer: Any) -> DraftGraphs:
+    """The module's own object, captured with recordings on memory that no request has used."""
+    table = SimpleNamespace(get_device_tensor=lambda rows: torch.zeros(rows, WIDTH))
+    runner = SimpleNamespace(input_batch=SimpleNamespace(block_table=[table]))
+    graphs = DraftGraphs(
+        proposer,
+        mode=shape.mode,  # type: ignore[arg-type]
+        backend=RecordedBackend(),
+        check=True,
+        facts=Facts(num_speculative_tokens=shape.k),
+    )
+    before = proposer.model.kv_cache.clone()
+    graphs.capture(runner)
+    assert graphs._captured is not None, "nothing was captured"
+    assert torch.equal(proposer.model.kv_cache, before), "the capture wrote the KV cache"
+    return graphs
+
+
+def make_batch(shape: Shape, dice: random.Random, proposer: Any) -> dict[str, Any]:
+    """Arguments of `propose` for random requests; two in three batches are uniform."""
+    reqs = dice.randint(1, shape.max_num_seqs)
+    uniform = dice.random() < 0.67
+    full = shape.k + 1
+    lengths = [full if uniform else dice.choice([full, dice.randint(1, 9)]) for _ in range(reqs)]
+    free = dice.sample(range(1, BLOCKS), BLOCKS - 1)
+    table = torch.zeros(reqs, WIDTH, dtype=torch.int32)
+    seq_lens, positions, slots = [], [], []
+    for row, length in enumerate(lengths):
+        seen = dice.randint(length, LONGEST - shape.k)
+        blocks = [free.pop() for _ in range(-(-(seen + shape.k) // BLOCK))]
+        table[row, : len(blocks)] = torch.tensor(blocks)
+        seq_lens.append(seen)
+        places = range(seen - length, seen)
+        positions += places
+        slots += [blocks[place // BLOCK] * BLOCK + place % BLOCK for place in places]
+        if not free or len(free) < 2 * WIDTH:
+            reqs = row + 1
+            break
+    lengths, table = lengths[:reqs], table[:reqs]
+    ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0).int()
+    tokens = int(ends[-1])
+    rejected = last = None
+    if dice.random() < 0.8:
+        rejected = torch.tensor(
+            [dice.randint(0, min(shape.k, length - 1)) for length in lengths], dtype=torch.int32
+        )
+        last = ends[1:] - 1 - rejected
+    places_all = torch.tensor(positions)
+    if shape.mrope:
+        shift = torch.tensor([[0], [3], [7]])
+        places_all = places_all[None] + shift
+    width = 3 * HIDDEN if shape.method == "eagle3" else HIDDEN
+    generator = torch.Generator().manual_seed(dice.randrange(1 << 30))
+    common = CommonAttentionMetadata(
+        query_start_loc=ends,
+        query_start_loc_cpu=ends.clone(),
+        seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
+        seq_lens_cpu_upper_bound=torch.tensor(seq_lens, dtype=torch.int32),
+        num_reqs=reqs,
+        num_actual_tokens=tokens,
+        max_query_len=max(lengths),
+        max_seq_len=max(seq_lens),
+        block_table_tensor=table,
+        slot_mapping=torch.tensor(slots),
+        causal=True,
+    )
+    return {
+        "num_speculative_tokens": shape.k,
+        "target_token_ids": torch.randint(0, VOCAB, (tokens,), generator=generator).int(),
+        "target_positions": places_all,
+        "target_hidden_states": torch.randn(tokens, width, generator=generator),
+        "next_token_ids": torch.randint(0, VOCAB, (reqs,), generator=generator).int(),
+        "token_indices_to_sample": last,
+        "common_attn_metadata": common,
+        "sampling_metadata": SimpleNamespace(all_greedy=True),
+        "mm_embed_inputs": ([], torch.zeros(tokens, dtype=torch.bool))
+        if shape.multimodal
+        else None,
+        "num_rejected_tokens_gpu": rejected,
+    }
+
+
+def cloned(batch: dict[str, Any]) -> dict[str, Any]:
+    """The batch with memory of its own."""
+    return {name: copy.deepcopy(value) for name, value in batch.items()}
+
+
+def tensors(batch: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """All tensors of a batch by name."""
+    common = vars(batch["common_attn_metadata"])
+    found = {**batch, **common}
+    return {name: each for name, each in found.items() if isinstance(each, torch.Tensor)}
+
+
+def counted(used: Counter[str], name: str, stock: Callable[..., Any]) -> Callable[..., Any]:
+    """`stock`, with its answers counted."""
+
+    def call(**kwargs: Any) -> Any:
+        found = stock(**kwargs)
+        used[f"{name} {'used' if found is not None else 'declined'}"] += 1
+        return found
+
+    return call
+
+
+def run_shape(shape: Shape, cases: int, dice: random.Random) -> dict[str, int]:
+    """Draft `cases` batches both ways. Raises AssertionError at the first that differs."""
+    config = VllmConfig()
+    config.model_config = SimpleNamespace(uses_mrope=shape.mrope)  # type: ignore[assignment]
+    used: Counter[str] = Counter()
+    with set_current_vllm_config(config), torch.inference_mode():
+        proposer = make_proposer(shape, config)
+        graphs: Any = make_graphs(shape, proposer)
+        graphs.propose = counted(used, "propose", graphs.propose)
+        graphs.later_steps = counted(used, "later_steps", graphs.later_steps)
+        cache = proposer.model.kv_cache
+        cache.normal_(generator=torch.Generator().manual_seed(1))
+        for case in range(cases):
+            batch = make_batch(shape, dice, proposer)
+            before = cache.clone()
+            proposer.draft_graphs = None
+            expected = proposer.propose(**cloned(batch))
+            upstream, _ = cache.clone(), cache.copy_(before)
+            proposer.draft_graphs = graphs
+            mine = cloned(batch)
+            found = proposer.propose(**mine)
+            where = f"case {case} of {shape}, {batch['next_token_ids'].shape[0]} requests"
+            assert torch.equal(found, expected), f"{where}: {found} is not {expected}"
+            assert torch.allclose(cache[1:], upstream[1:], atol=1e-4), f"{where}: KV cache"
+            uniform = used["propose used"] > 0 and graphs_answered(used, case)
+            if uniform:
+                assert torch.equal(cache[0], before[0]), f"{where}: the null block was written"
+                for name, tensor in tensors(mine).items():
+                    assert torch.equal(tensor, tensors(batch)[name]), f"{where}: wrote {name}"
+    return dict(used)
+
+
+def graphs_answered(used: Counter[str], case: int) -> bool:
+    """Whether the last call of `propose` was answered by graphs."""
+    answered = used["propose used"]
+    last, used["answers before"] = used["answers before"], answered
+    return answered > last
+
+
+SHAPES = (
+    Shape(k=1, mode="auto", max_num_seqs=6, max_capture_tokens=64),
+    Shape(k=2, mode="auto", max_num_seqs=9, max_capture_tokens=64),
+    Shape(k=3, mode="auto", max_num_seqs=7, max_capture_tokens=64),
+    Shape(k=3, mode="step", max_num_seqs=7, max_capture_tokens=64),
+    Shape(k=5, mode="loop", max_num_seqs=6, max_capture_tokens=24),
+    Shape(k=3, mode="auto", max_num_seqs=5, max_capture_tokens=64, method="eagle"),
+    Shape(k=4, mode="step", max_num_seqs=5, max_capture_tokens=64, method="mtp"),
+    Shape(
+        k=3, mode="auto", max_num_seqs=5, max_capture_tokens=64, method="mtp", returns_tuple=False
+    ),
+    Shape(k=3, mode="auto", max_num_seqs=6, max_capture_tokens=64, mrope=True, method="mtp"),
+    Shape(k=3, mode="auto", max_num_seqs=6, max_capture_tokens=64, multimodal=True),
+    Shape(
+        k=3,
+        mode="step",
+        max_num_seqs=6,
+        max_capture_tokens=64,
+        mrope=True,
+        multimodal=True,
+        method="mtp",
+        returns_tuple=False,
+    ),
+)
+
+
+def main() -> None:
+    """Run all shapes."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cases", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    current_platform.import_kernels()
+    current_platform.register_triton_kernel_overrides()
+    from vllm.v1.spec_decode.draft_graphs import compat
+
+    compat.all_ranks_agree = lambda yes: yes  # no process group here
+    compat.is_speaker = lambda: False
+    torch.set_num_threads(1)
+    used: Counter[str] = Counter()
+    for number, shape in enumerate(SHAPES):
+        dice = random.Random(arguments.seed * 1000 + number)
+        used.update(run_shape(shape, arguments.cases, dice))
+    print("TWIN " + json.dumps(dict(used)))
+
+
+if __name__ == "__main__":
+    main()
