@@ -34,6 +34,14 @@ ENGINES: dict[str, tuple[str, dict[str, str]]] = {
         "patched",
         {"VLLM_USE_V2_MODEL_RUNNER": "0", "OVERLAY_DRAFT_GRAPHS": "loop"},
     ),
+    "patched-loop-unsteady": (
+        "patched",
+        {
+            "VLLM_USE_V2_MODEL_RUNNER": "0",
+            "OVERLAY_DRAFT_GRAPHS": "loop",
+            "OVERLAY_STEADY_INPUTS": "off",
+        },
+    ),
     "v2": ("stock", {"VLLM_USE_V2_MODEL_RUNNER": "1"}),
 }
 

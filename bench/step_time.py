@@ -97,6 +97,17 @@ def write_configs(shape: str, folder: Path) -> tuple[Path, Path]:
     return folder / "target", folder / "draft"
 
 
+def host_figures(seconds: list[float]) -> dict[str, float]:
+    """Median, mean and largest host milliseconds of the calls; nothing where none was seen."""
+    if not seconds:
+        return {}
+    return {
+        "propose_host_ms": round(1000 * statistics.median(seconds), 3),
+        "propose_host_mean_ms": round(1000 * statistics.fmean(seconds), 3),
+        "propose_host_max_ms": round(1000 * max(seconds), 3),
+    }
+
+
 class HostTimer:
     """Collects the host seconds of every call of one method."""
 
@@ -247,9 +258,7 @@ def main() -> None:
             "tokens_per_s": round(size * args.tokens / median, 1),
             "spread": round((max(times) - min(times)) / median, 3),
             "mean_acceptance_length": round(1 + accepted / drafts, 3),
-            "propose_host_ms": round(1000 * statistics.median(timer.seconds), 3)
-            if timer.seconds
-            else None,
+            **host_figures(timer.seconds),
         }
     if args.profile:
         from torch.profiler import ProfilerActivity, profile
@@ -276,8 +285,8 @@ def host_functions(run: Any, counter: Any) -> dict[str, float]:
     steps = counter("num_drafts") - drafts
     stats = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
     rows = {
-        f"{Path(file).name}:{name}": 1000 * cumulative / steps
-        for (file, _, name), (_, _, _, cumulative, _) in stats.items()
+        f"{Path(file).name}:{line}:{name}": 1000 * cumulative / steps
+        for (file, line, name), (_, _, _, cumulative, _) in stats.items()
         if "vllm" in file
     }
     top = sorted(rows.items(), key=lambda row: -row[1])[:60]
