@@ -96,7 +96,8 @@ class SourceText:
         New lines take the line end of the lines that they replace, otherwise of the line before
         them, otherwise of the line after.
 
-        :param final_newline: whether the last line is to be finished; ``None``: as it is now.
+        :param final_newline: whether the last line is to be finished; ``None``: as it is now.  An
+            empty last line always is.
         :raises TextError: if edits overlap or lie outside, if a new line cannot be encoded, or if
             the result would be read in another encoding.
         """
@@ -121,7 +122,8 @@ class SourceText:
         finished = self.final_newline if final_newline is None else final_newline
         ends[:-1] = [end or self._usual_end for end in ends[:-1]]
         if ends:
-            ends[-1] = (ends[-1] or self._usual_end) if finished else ""
+            # An empty line without an end would be no line.
+            ends[-1] = (ends[-1] or self._usual_end) if finished or not lines[-1] else ""
         spliced = SourceText(tuple(lines), tuple(ends), self.encoding, self.bom)
         self._check_same_reading(spliced, ordered)
         return spliced

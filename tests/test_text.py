@@ -95,6 +95,7 @@ def test_what_cannot_be_written_back_is_refused(data: bytes, reason: str) -> Non
         (b"a\nb", Edit(1, 2, ()), b"a"),
         (b"a\n", Edit(0, 1, ()), b""),
         (b"", Edit(0, 0, ("x",)), b"x\n"),
+        (b"a\r\n\r\nb", Edit(2, 3, ()), b"a\r\n\r\n"),
         (b"\xef\xbb\xbfa\n", Edit(0, 1, ("é",)), "\ufeffé\n".encode()),
         (b"# coding: latin-1\na\n", Edit(1, 2, ("é",)), b"# coding: latin-1\n\xe9\n"),
     ],
@@ -126,16 +127,18 @@ def test_bad_edits_are_refused(data: bytes, edits: list[Edit], reason: str) -> N
 
 @st.composite
 def texts_with_edits(draw: st.DrawFn) -> tuple[SourceText, list[Edit]]:
-    lines = draw(st.lists(st.sampled_from("abcde"), min_size=1, max_size=12))
+    lines = draw(st.lists(st.sampled_from(["a", "b", "c", ""]), min_size=1, max_size=12))
     end = draw(st.sampled_from(["\n", "\r\n"]))
     text = end.join(lines) + (end if draw(st.booleans()) else "")
-    edits, at = [], 0
-    while at < len(lines) and draw(st.booleans()):
-        start = draw(st.integers(at, len(lines)))
-        stop = draw(st.integers(start, len(lines)))
-        edits.append(Edit(start, stop, tuple(draw(st.lists(st.sampled_from("xyz"), max_size=3)))))
+    source = SourceText.from_bytes(text.encode())
+    size, edits, at = len(source.lines), [], 0
+    while at < size and draw(st.booleans()):
+        start = draw(st.integers(at, size))
+        stop = draw(st.integers(start, size))
+        new = draw(st.lists(st.sampled_from(["x", "y", ""]), max_size=3))
+        edits.append(Edit(start, stop, tuple(new)))
         at = stop + 1
-    return SourceText.from_bytes(text.encode()), edits
+    return source, edits
 
 
 @given(texts_with_edits())
@@ -151,5 +154,12 @@ def test_an_edit_undone_gives_the_bytes_back(case: tuple[SourceText, list[Edit]]
     for edit in reversed(edits):
         expected[edit.start : edit.stop] = edit.lines
     assert list(after.lines) == expected
-    if any(after.ends):  # otherwise the text has forgotten its line ends
+    assert SourceText.from_bytes(after.to_bytes()).lines == after.lines
+    if after.lines and not after.lines[-1]:
+        assert after.final_newline
+    elif after.lines:
+        assert after.final_newline == source.final_newline
+    if (
+        any(after.ends) and after.final_newline == source.final_newline
+    ):  # otherwise the text has forgotten its line ends
         assert after.splice(undo).to_bytes() == source.to_bytes()
