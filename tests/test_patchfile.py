@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+from pathlib import Path
+
 import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
 
 from overlay.errors import PatchFormatErrors
 from overlay.patchfile import parse_patch, path_problem
@@ -215,3 +221,83 @@ def test_paths_inside_vllm_are_allowed(path: str) -> None:
 )
 def test_other_paths_are_not(path: str) -> None:
     assert path_problem(path)
+
+
+PIECES = [
+    "@@ -1 +1 @@ A",
+    "--- a/vllm/a.py",
+    "+++ b/vllm/a.py",
+    "\\ No newline",
+    " x",
+    "-y",
+    "+z",
+    "",
+]
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from(["delete", "repeat", "insert", "swap"]),
+        st.integers(0, 30),
+        st.sampled_from(
+            [*PIECES, "Bug: x", "@@", "diff --git a/vllm/a.py b/vllm/a.py", "\r", "---"]
+        ),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+def changed(changes: list[tuple[str, int, str]]) -> str:
+    """The good patch with some of its lines gone, doubled, swapped or new."""
+    lines = GOOD.split("\n")
+    for kind, place, piece in changes:
+        at = place % len(lines)
+        if kind == "delete" and len(lines) > 1:
+            del lines[at]
+        elif kind == "repeat":
+            lines.insert(at, lines[at])
+        elif kind == "insert":
+            lines.insert(at, piece)
+        else:
+            lines[at], lines[at - 1] = lines[at - 1], lines[at]
+    return "\n".join(lines)
+
+
+@settings(max_examples=500)
+@given(CHANGES)
+def test_any_text_is_a_patch_or_gets_placed_errors(changes: list[tuple[str, int, str]]) -> None:
+    text = changed(changes)
+    try:
+        patch = parse_patch(text, "x.patch")
+    except PatchFormatErrors as malformed:
+        places = [error.line for error in malformed.errors]
+        assert places
+        assert all(line is None or 1 <= line <= len(text.split("\n")) for line in places)
+        return
+    assert patch.path == "vllm/a.py"
+    assert patch.hunks
+    for hunk in patch.hunks:
+        assert hunk.pre
+        assert hunk.post
+        assert text.split("\n")[hunk.patch_line - 1].startswith("@@ -")
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is the judge here")
+@settings(max_examples=150, deadline=None)
+@given(CHANGES)
+def test_git_reads_every_patch_that_we_read(changes: list[tuple[str, int, str]]) -> None:
+    text = changed(changes)
+    try:
+        patch = parse_patch(text, "x.patch")
+    except PatchFormatErrors:
+        event("malformed")
+        return
+    event("read by both")
+    command = ["git", "apply", "--numstat", "-"]
+    # Outside any repository: inside one, git leaves out what is not below the working folder.
+    done = subprocess.run(
+        command, input=text.encode(), capture_output=True, cwd=Path(Path.cwd().anchor), check=False
+    )
+    assert done.returncode == 0, done.stderr
+    ops = [op for hunk in patch.hunks for op, _ in hunk.lines]
+    expected = f"{ops.count('+')}\t{ops.count('-')}\tvllm/a.py\n"
+    assert done.stdout.decode() == expected
