@@ -51,9 +51,7 @@ class Audit:
         """Inside, no KV cell but those of the null block may change."""
         before = [cache.clone() for cache in self._caches]
         yield
-        blocks, _, size, _ = self._caches[0].shape
-        allowed = torch.zeros(blocks, size, dtype=torch.bool)
-        allowed[0] = True
+        allowed = self._null_block()
         for cache, old in zip(self._caches, before, strict=True):
             self._check_slots("capture", cache, old, allowed)
 
@@ -65,8 +63,7 @@ class Audit:
         captured = graphs._captured
         self._junk = None
         if captured is not None:
-            blocks, _, size, _ = self._caches[0].shape
-            self._junk = Junk(self.proposer, captured.buffers, blocks, size)
+            self._junk = Junk(self.proposer, captured.buffers, self._slots_in_all())
             self._keys = {id(graph): key for key, graph in captured.graphs.items()}
             self.backend.before_replay = self._before_replay
         for entry in ("propose", "later_steps"):
@@ -145,11 +142,11 @@ class Audit:
                 yield name, value
 
     def _slots(self, entry: str, kwargs: dict[str, Any]) -> torch.Tensor:
-        """[blocks, tokens of a block]: the slots that this call may write."""
+        """[slots]: those that this call may write."""
         proposer, common = self.proposer, kwargs["common_attn_metadata"]
-        blocks, _, size, _ = self._caches[0].shape
-        allowed = torch.zeros(blocks * size, dtype=torch.bool)
-        allowed[:size] = True  # the null block
+        # The manager's, which the kernel may cut further: slots count the same in both.
+        size = proposer.block_size
+        allowed = self._null_block()
         if entry == "propose":
             slots = common.slot_mapping[: kwargs["target_token_ids"].shape[0]]
             allowed[slots[slots >= 0]] = True
@@ -165,16 +162,24 @@ class Audit:
             ahead = ahead[rows]
             block = common.block_table_tensor[rows, ahead // size].long()
             allowed[block * size + ahead % size] = True
-        return allowed.view(blocks, size)
+        return allowed
+
+    def _slots_in_all(self) -> int:
+        return int(self._caches[0].shape[0] * self._caches[0].shape[2])
+
+    def _null_block(self) -> torch.Tensor:
+        allowed = torch.zeros(self._slots_in_all(), dtype=torch.bool)
+        allowed[: self.proposer.block_size] = True
+        return allowed
 
     def _check_slots(
         self, where: str, cache: torch.Tensor, old: torch.Tensor, allowed: torch.Tensor
     ) -> None:
         bits = torch.int16 if cache.element_size() == 2 else torch.int32
-        changed = (cache.view(bits) != old.view(bits)).any(3).any(1) & ~allowed
+        changed = (cache.view(bits) != old.view(bits)).any(3).any(1).flatten() & ~allowed
         if changed.any():
-            found = [tuple(slot) for slot in changed.nonzero().tolist()[:4]]
-            raise AuditFailed(f"{where}: wrote KV cells of others, (block, offset) {found}")
+            found = changed.nonzero().flatten().tolist()[:4]
+            raise AuditFailed(f"{where}: wrote KV slots of others: {found}")
 
     def _check_result(self, where: str, drafts: torch.Tensor, live: int) -> None:
         shape = (live, self.proposer.num_speculative_tokens)

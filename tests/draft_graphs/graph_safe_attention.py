@@ -26,6 +26,8 @@ from vllm.v1.attention.backend import (
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.kv_cache_interface import KVCacheLayout
 
+#: Any size, until somebody wants the kernel's blocks to be smaller than the manager's.
+KERNEL_BLOCK_SIZES: list[Any] = [MultipleOf(1)]
 #: What `FAULTS` counts, by position.
 FAULT_NAMES = (
     "a query is longer than max_query_len",
@@ -73,7 +75,7 @@ class GraphSafeBackend(AttentionBackend):
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
-        return [MultipleOf(1)]
+        return KERNEL_BLOCK_SIZES
 
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:

@@ -53,10 +53,14 @@ class Run:
 
 @dataclass
 class Plan:
-    """One engine: an `EngineSpec` as a dictionary, and its runs."""
+    """One engine: an `EngineSpec` as a dictionary, and its runs.
+
+    :ivar kernel_block: tokens in a block of the attention kernel; None for those of the manager.
+    """
 
     spec: dict[str, Any]
     runs: list[Run]
+    kernel_block: int | None = None
 
 
 @dataclass
@@ -186,10 +190,15 @@ class Engine:
     def __init__(self, plan: Plan) -> None:
         import cpu_engine
         import engine_spec
+        import graph_safe_attention
         import vllm
         from recorded_backend import RecordedBackend
 
         self.spec = engine_spec.EngineSpec.from_json(json.dumps(plan.spec))
+        sizes = [vllm.v1.attention.backend.MultipleOf(1)]
+        graph_safe_attention.KERNEL_BLOCK_SIZES[:] = (
+            [plan.kernel_block] if plan.kernel_block else sizes
+        )
         use_package(INSTALLED)
         self.backend = RecordedBackend()
         self.backend.install()
@@ -389,6 +398,7 @@ def main() -> None:
                 )
                 for run in plan["runs"]
             ],
+            plan["kernel_block"],
         )
         for plan in json.loads(arguments.plan.read_text(encoding="utf-8"))
     ]

@@ -15,9 +15,8 @@ import torch
 class Junk:
     """Junk for the buffers of one proposer's draft graphs; always the same sequence of it."""
 
-    def __init__(self, proposer: Any, buffers: Any, blocks: int, block_size: int) -> None:
-        self.proposer, self.buffers = proposer, buffers
-        self.blocks, self.block_size = blocks, block_size
+    def __init__(self, proposer: Any, buffers: Any, slots: int) -> None:
+        self.proposer, self.buffers, self.slots = proposer, buffers, slots
         self.k = int(proposer.speculative_config.num_speculative_tokens)
         self.vocab = int(proposer.vllm_config.model_config.get_vocab_size())
         self.random = torch.Generator().manual_seed(0)
@@ -34,12 +33,12 @@ class Junk:
             self._fill(tensor, 3, self.vocab)
         self._fill(proposer.input_ids[:tokens], 3, self.vocab)
         self._fill(proposer.positions[:tokens], 0, longest)
-        self._fill(proposer._slot_mapping_buffer[:tokens], 0, self.blocks * self.block_size)
+        self._fill(proposer._slot_mapping_buffer[:tokens], 0, self.slots)
         self._fill(buffers.sample_indices, 0, tokens)
         self._fill(buffers.seq_lens, 1, longest)
         self._fill(buffers.step_seq_lens, 1, longest)
         self._fill(buffers.rejected, 0, self.k + 1)
-        self._fill(buffers.block_table, 1, self.blocks)
+        self._fill(buffers.block_table, 1, self.slots // proposer.block_size)
         self._fill(buffers.padding_bits, -1, 1)
         proposer.hidden_states[:tokens].fill_(float("nan"))
         if buffers.target_hidden is not None:

@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """The bugs that the proof must catch: each a small change of the module, and what catches it.
 
 A mutation that nothing catches means that the proof is too weak, or that the code it changes is
@@ -7,12 +8,17 @@ not needed. `docs/mutations.md` is this table, written out by `render`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 #: What shows the mutation: wrong counts of accepted drafts; the audit around every call; the
 #: module's own address check; an error while serving; the graph double refusing; the graphs not
 #: being used, or used for what they must not be.
 Catcher = Literal["acceptance", "audit", "address check", "error", "graph double", "use"]
+
+#: The engine that shows it: by the draft that depends most on what is broken, or by what makes
+#: the code that is broken run.
+Engine = Literal["eagle3hid", "eagle3", "kernel blocks", "sampled drafts"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +28,7 @@ class Mutation:
     :ivar stands_for: "defect N" of the closed upstream change, "hazard N" of the table of capture
         hazards, or what else it is about.
     :ivar changes: (file of the package, old text, new text).
+    :ivar check: whether the module's address check is on.
     :ivar says: a part of what the error, or the module's warning, must say.
     """
 
@@ -32,6 +39,7 @@ class Mutation:
     mode: str = "loop"
     says: str = ""
     check: bool = True
+    engine: Engine = "eagle3hid"
 
 
 def _one(file: str, old: str, new: str) -> tuple[tuple[str, str, str], ...]:
@@ -65,7 +73,7 @@ MUTATIONS = (
             "captured.graphs[key].replay()",
             "next(g for k, g in captured.graphs.items() if k.num_reqs == key.num_reqs).replay()",
         ),
-        "acceptance",
+        "error",
     ),
     Mutation(
         "later passes keep the query offsets of the first",
@@ -75,7 +83,7 @@ MUTATIONS = (
             "query_start_loc=buffers.query_start_loc[query_len]",
             "query_start_loc=buffers.query_start_loc[self.k + 1]",
         ),
-        "acceptance",
+        "audit",
     ),
     Mutation(
         "the offsets of padded rows hold the total, so the first padded row gets a huge query",
@@ -128,7 +136,7 @@ MUTATIONS = (
             "    proposer.model.forward = lambda **kwargs: model(**kwargs)\n"
             "    return DraftGraphs(proposer, mode=mode,",
         ),
-        "use",
+        "error",
     ),
     Mutation(
         "the warm-up finds stale slots",
@@ -139,7 +147,18 @@ MUTATIONS = (
             "",
         ),
         "audit",
-        says="capture: wrote KV cells",
+        says="capture: wrote KV slots",
+    ),
+    Mutation(
+        "sampled drafts are drawn in the graph",
+        "defect 10",
+        _one(
+            "graphs.py",
+            "        if self._facts.probabilistic and not sampling_metadata.all_greedy:\n            return False\n",
+            "",
+        ),
+        "use",
+        engine="sampled drafts",
     ),
     # ---- the hazards of capturing
     Mutation(
@@ -219,7 +238,7 @@ MUTATIONS = (
             "",
         ),
         "audit",
-        says="wrote KV cells",
+        says="wrote KV slots",
     ),
     Mutation(
         "neither the blocks nor the slots of padded rows are padded in later passes",
@@ -231,7 +250,25 @@ MUTATIONS = (
         )
         + _one("staging.py", "            self.block_table_tail.zero_()\n", "            pass\n"),
         "audit",
-        says="wrote KV cells",
+        says="wrote KV slots",
+    ),
+    Mutation(
+        "the metadata, and with it the kernel's block table, is made outside the graph",
+        "hazard 5",
+        _one(
+            "passes.py",
+            "        _, metadata = proposer.build_per_group_and_layer_attn_metadata(\n"
+            "            self.metadata(reqs, query_len, seq_lens), draft_index=draft_index\n"
+            "        )\n",
+            "        made = vars(self).setdefault('made', {})\n"
+            "        if (reqs, query_len) not in made:\n"
+            "            made[reqs, query_len] = proposer.build_per_group_and_layer_attn_metadata(\n"
+            "                self.metadata(reqs, query_len, seq_lens), draft_index=draft_index\n"
+            "            )[1]\n"
+            "        metadata = made[reqs, query_len]\n",
+        ),
+        "acceptance",
+        engine="kernel blocks",
     ),
     Mutation(
         "the largest length is that of the capture",
@@ -357,7 +394,7 @@ MUTATIONS = (
         "the later passes do not get the positions of the first",
         "replay",
         _one("passes.py", "        proposer.positions[:reqs].copy_(positions)\n", ""),
-        "acceptance",
+        "audit",
     ),
     Mutation(
         "the metadata is that of the first pass's lengths",
@@ -376,6 +413,8 @@ MUTATIONS = (
             "staging",
             _one("staging.py", old, new),
             catcher,
+            # Only this draft reads the past through the tokens that it is given.
+            engine="eagle3" if what == "the target's tokens" else "eagle3hid",
         )
         for what, kind, old, new, catcher in (
             (
@@ -397,14 +436,14 @@ MUTATIONS = (
                 "first",
                 "self.last_of_each if token_indices_to_sample is None else token_indices_to_sample,",
                 "self.int32[2].clone(),",
-                "acceptance",
+                "audit",
             ),
             (
                 "the lengths",
                 "first",
                 "_cut(seq_lens, reqs),",
                 "self.int32[3].clone(),",
-                "acceptance",
+                "audit",
             ),
             (
                 "the rejected tokens",
@@ -418,7 +457,7 @@ MUTATIONS = (
                 "first",
                 "_cut(target_positions, tokens), _cut(slots, tokens)",
                 "self.int64[0].clone(), _cut(slots, tokens)",
-                "acceptance",
+                "audit",
             ),
             (
                 "the slots",
@@ -439,7 +478,7 @@ MUTATIONS = (
                 "first",
                 "int32.append(block_table)",
                 "int32.append(self.rows.block_table.clone())",
-                "acceptance",
+                "audit",
             ),
             (
                 "the blocks",
@@ -498,6 +537,112 @@ MUTATIONS = (
         "dispatch",
         _one("keys.py", "key = fits[num_reqs]\n", "key = fits[max(1, num_reqs - 1)]\n")
         + _one("keys.py", " or num_tokens * key.num_reqs != key.num_tokens * num_reqs", ""),
-        "error",
+        "acceptance",
     ),
 )
+
+
+@dataclass(frozen=True)
+class PolicyMutation:
+    """A reason to refuse that the policy forgets; `test_policy.REFUSED` has what it must refuse."""
+
+    fact: str
+    stands_for: str
+    old: str
+    new: str
+
+
+def _forgets(fact: str, stands_for: str) -> PolicyMutation:
+    return PolicyMutation(fact, stands_for, f"(facts.{fact}, ", "(False, ")
+
+
+POLICY_MUTATIONS = (
+    PolicyMutation(
+        "data_parallel_size", "defect 9", "if facts.data_parallel_size > 1:", "if False:"
+    ),
+    _forgets("extra_input_slots", "hazard 7"),
+    _forgets("parallel_drafting", "hazard 7"),
+    PolicyMutation("is_eagle_proposer", "hazard 8", "if not facts.is_eagle_proposer:", "if False:"),
+    PolicyMutation(
+        "overridden_methods", "hazard 8", "elif facts.overridden_methods:", "elif False:"
+    ),
+    _forgets("padded_batch_disabled", "hazard 9"),
+    _forgets("shared_mtp_indices", "hazard 11"),
+    _forgets("eplb", "hazard 12"),
+    _forgets("heterogeneous_vocab", "policy"),
+    _forgets("micro_batching", "policy"),
+    _forgets("lora", "policy"),
+    _forgets("sequence_parallel", "policy"),
+    _forgets("enforce_eager", "policy"),
+)
+
+#: Rows that no mutation here stands for, and why.
+OTHERWISE = {
+    "hazard 13": "dynamic K: `test_policy.py` and `test_keys.py`; under it vLLM takes FULL away from the target",
+    "hazard 14": "nothing to mutate: `dummy_run` of the proposer is upstream's and reaches no draft graph",
+    "hazard 15": "the sabotages: the address check must name each tensor that is replaced after the capture",
+}
+#: What CPU cannot show. These are looked at on a GPU.
+GPU_ONLY = {
+    "no warm-up before a capture": "Triton tunes and cuBLAS makes its workspace inside the capture",
+    "a copy to or from the host is missing, or races": "one buffer is both on CPU",
+    "the result is read on another stream while the next replay writes it": "there is one stream on CPU; here only that the result is not the graphs' memory",
+    "two tensors of a graph share memory, or draft and target graphs share a pool": "the double gives every tensor its own; of a neighbour in a pool it spoils what nobody holds",
+    "the largest graph is not captured first": "memory only",
+    "the largest number of splits of FlashAttention": "its metadata is made by its own builder",
+}
+
+PAGE_TOP = """# Mutations
+
+Each line is a bug that was put into the draft graphs' module, and what showed it, in a real engine
+on CPU with the graph double (`tests/draft_graphs/`). A mutation that nothing shows fails
+`tests/draft_graphs/test_mutations.py`. This page is written by `mutations.py` beside it.
+
+"Defect" counts the defects of the closed upstream change that this feature follows, "hazard" the
+places where a captured drafter would read stale memory or bake a number of the host; the other
+words say which part of the module it is about. What shows it:
+
+- *acceptance*: tokens, or how often each draft position was accepted, differ from the oracle;
+- *audit*: a call wrote KV slots of others or tensors of the runner, returned memory of a graph,
+  or attention was asked for what would be out of bounds;
+- *address check*: the module's own debug mode named the tensor;
+- *graph double*: the capture or the replay was refused, as a GPU would have to;
+- *error*: serving failed; *use*: graphs were used for what they must not be;
+- *policy*: the policy's own test, without an engine.
+
+| stands for | mutation | shown by |
+|---|---|---|
+"""
+
+
+def _rows() -> list[tuple[str, str, str]]:
+    rows = [(each.stands_for, each.name, each.catcher) for each in MUTATIONS]
+    rows += [
+        (each.stands_for, f"the policy forgets `{each.fact}`", "policy")
+        for each in POLICY_MUTATIONS
+    ]
+    rows += [(row, "(none)", why) for row, why in OTHERWISE.items()]
+    return sorted(rows, key=_order)
+
+
+def _order(row: tuple[str, str, str]) -> tuple[str, int]:
+    kind, _, number = row[0].partition(" ")
+    return (kind if number else f"~{kind}", int(number or 0))
+
+
+def render() -> str:
+    """The page `docs/mutations.md`."""
+    lines = [f"| {stands_for} | {name} | {shown} |" for stands_for, name, shown in _rows()]
+    gpu = [f"| {what} | {why} |" for what, why in GPU_ONLY.items()]
+    return (
+        PAGE_TOP
+        + "\n".join(lines)
+        + "\n\n## Only a GPU can show\n\n| bug | why CPU cannot |\n|---|---|\n"
+        + "\n".join(gpu)
+        + "\n"
+    )
+
+
+if __name__ == "__main__":
+    page = Path(__file__).parents[2] / "docs" / "mutations.md"
+    page.write_text(render(), encoding="utf-8")

@@ -7,9 +7,10 @@ it. Each sabotage takes the proposer and returns what undoes it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 Undo = Callable[[], None]
 Sabotage = Callable[[Any], Undo]

@@ -79,7 +79,7 @@ def test_what_a_capture_could_not_do_is_refused_by_name(
         lambda: torch.einsum("ij,jk->ik", MATRIX, MATRIX).t().reshape(-1).softmax(0),
         lambda: torch.where(VECTOR > 3, VECTOR, 0.0),
         lambda: VECTOR.topk(2),
-        lambda: (VECTOR[8:] == VECTOR[:0]).sum(),
+        lambda: torch.sum(VECTOR[8:] == VECTOR[:0]),
         lambda: torch.cat([VECTOR, VECTOR.to(torch.float64)]),
     ],
 )

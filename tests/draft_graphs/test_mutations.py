@@ -1,0 +1,171 @@
+"""Every bug of `mutations.py` is caught, and by what the table says.
+
+Each mutation runs in a real engine, in a copy of the module of its own, between two runs of the
+module as it is, which must pass. `docs/mutations.md` shows the table.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from added_modules import FOLDER
+from engine_spec import Request
+from harness_client import (
+    Outcome,
+    Plan,
+    Run,
+    expect_graphs,
+    expect_right,
+    make_requests,
+    make_spec,
+    run_harness,
+)
+from mutations import MUTATIONS, POLICY_MUTATIONS, Mutation, PolicyMutation, render
+from sabotage import SABOTAGES
+from test_policy import ATTENTION, LATE, REFUSED
+
+PAGE = Path(__file__).parents[2] / "docs" / "mutations.md"
+
+
+def plan_for(name: str, models: Path) -> Plan:
+    """One engine with all its mutations, and the module as it is before and after them."""
+    runs = [Run("before", "loop"), Run("before, in steps", "step")]
+    runs += [
+        Run(each.name, each.mode, mutation=each.changes, check=each.check)
+        for each in MUTATIONS
+        if each.engine == name
+    ]
+    if name == "eagle3hid":
+        runs += [Run(each, "loop", sabotage=each) for each in SABOTAGES]
+    runs.append(Run("after", "loop"))
+    if name == "kernel blocks":
+        return Plan(make_spec(models, "eagle3hid", 3), runs, kernel_block=8)
+    if name == "sampled drafts":
+        requests = tuple(
+            Request(request.prompt, request.tokens, request.arrival, temperature=1.5)
+            for request in make_requests()[:4]
+        )
+        speculative = {"draft_sample_method": "probabilistic"}
+        return Plan(
+            make_spec(models, "eagle3hid", 3, requests=requests, speculative=speculative), runs
+        )
+    return Plan(make_spec(models, name, 5), runs)
+
+
+ENGINES = ("eagle3hid", "eagle3", "kernel blocks", "sampled drafts")
+
+
+@pytest.fixture(scope="module")
+def outcomes(patched_python: Path, tiny_models: Path) -> dict[str, dict[str, Outcome]]:
+    plans = [plan_for(name, tiny_models) for name in ENGINES]
+    return dict(zip(ENGINES, run_harness(patched_python, plans), strict=True))
+
+
+def caught_by(outcome: Outcome) -> str | None:
+    """What shows that something is wrong with the module; None if nothing does."""
+    warnings = [line for line in outcome.log if line.startswith("WARNING")]
+    if "CaptureRefused" in "".join(warnings) or (outcome.error or "").startswith("ReplayRefused"):
+        return "graph double"
+    if outcome.error is not None:
+        kind = outcome.error.partition(":")[0]
+        return {"AuditFailed": "audit", "AddressError": "address check"}.get(kind, "error")
+    if not outcome.tokens_ok or outcome.accepted != outcome.expected:
+        return "acceptance"
+    if warnings or not outcome.used:
+        return "use"
+    return None
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in ENGINES if name != "sampled drafts"])
+@pytest.mark.parametrize("run", ["before", "before, in steps", "after"])
+def test_the_module_as_it_is_passes(
+    outcomes: dict[str, dict[str, Outcome]], name: str, run: str
+) -> None:
+    outcome = outcomes[name][run]
+    assert caught_by(outcome) is None, outcome
+    expect_right(outcome)
+    expect_graphs(outcome, 3 if name == "kernel blocks" else 5)
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "mutation",
+    [each for each in MUTATIONS if each.engine != "sampled drafts"],
+    ids=lambda m: m.name,
+)
+def test_mutation_is_caught(outcomes: dict[str, dict[str, Outcome]], mutation: Mutation) -> None:
+    outcome = outcomes[mutation.engine][mutation.name]
+    said = "\n".join([outcome.error or "", *outcome.log])
+    assert caught_by(outcome) == mutation.catcher, said
+    assert mutation.says in said
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_sampled_drafts_in_a_graph_are_caught(outcomes: dict[str, dict[str, Outcome]]) -> None:
+    """The target samples, too, so that no oracle knows the tokens: only the use shows it."""
+    runs = outcomes["sampled drafts"]
+    for name in ("before", "before, in steps", "after"):
+        assert runs[name].error is None
+        assert runs[name].captured
+        assert not runs[name].used
+    (mutation,) = [each for each in MUTATIONS if each.engine == "sampled drafts"]
+    assert runs[mutation.name].used or runs[mutation.name].error
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SABOTAGES)
+def test_the_address_check_names_what_was_replaced(
+    outcomes: dict[str, dict[str, Outcome]], name: str
+) -> None:
+    outcome = outcomes["eagle3hid"][name]
+    assert outcome.error is not None
+    assert outcome.error.startswith("AddressError")
+    assert name in outcome.error
+
+
+def refuses(source: str, fact: str) -> bool:
+    """Whether a policy of this source refuses the value of a fact that it must refuse."""
+    module: Any = ModuleType("draft_graphs.mutated_policy")
+    module.__package__ = "draft_graphs"
+    sys.modules[module.__name__] = module
+    exec(compile(source, "policy.py", "exec"), module.__dict__)
+    facts = {**vars(LATE), fact: REFUSED[fact][0]}
+    return not module.decide("auto", module.Facts(**facts), ATTENTION).any
+
+
+@pytest.mark.parametrize("mutation", POLICY_MUTATIONS, ids=lambda each: each.fact)
+def test_mutation_of_the_policy_is_caught(mutation: PolicyMutation) -> None:
+    source = (FOLDER / "draft_graphs" / "policy.py").read_text(encoding="utf-8")
+    assert source.count(mutation.old) == 1
+    assert refuses(source, mutation.fact)
+    assert not refuses(source.replace(mutation.old, mutation.new), mutation.fact)
+
+
+def test_every_defect_and_hazard_has_its_row() -> None:
+    page = render()
+    for number in range(1, 12):
+        assert f"| defect {number} |" in page
+    for number in range(1, 16):
+        assert f"| hazard {number} |" in page
+
+
+def test_the_page_shows_the_table() -> None:
+    """`python tests/draft_graphs/mutations.py` writes it."""
+    assert PAGE.read_text(encoding="utf-8") == render()
+
+
+def test_names_are_used_once() -> None:
+    names: dict[str, int] = defaultdict(int)
+    for each in MUTATIONS:
+        names[each.name] += 1
+    assert max(names.values()) == 1
