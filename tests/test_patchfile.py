@@ -282,7 +282,7 @@ def test_any_text_is_a_patch_or_gets_placed_errors(changes: list[tuple[str, int,
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is the judge here")
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(CHANGES)
 def test_git_reads_every_patch_that_we_read(changes: list[tuple[str, int, str]]) -> None:
     text = changed(changes)
