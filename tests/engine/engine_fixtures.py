@@ -6,10 +6,12 @@ Where ``.cache/engine`` does not stand yet, it is made first (about three minute
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import environment
@@ -17,6 +19,7 @@ import pytest
 from private_copy import PrivateCopy, make_private_copy
 
 MODELS_SCRIPT = Path(__file__).with_name("tiny_models.py")
+_SKIPS_ITSELF = re.compile(r"^(\w+ = )?pytest\.importorskip\(", re.MULTILINE)
 NO_ENGINE = pytest.StashKey[str]()
 
 
@@ -71,6 +74,19 @@ def private_vllm(engine_python: Path, folder: Path) -> Iterator[PrivateCopy]:
     copy = make_private_copy(engine_python, folder / "environment")
     yield copy
     shutil.rmtree(folder / "environment")
+
+
+def needs_vllm(test_module: Path) -> bool:
+    """Whether a test module imports PyTorch or the like, as an ``importorskip`` at its top says."""
+    return _SKIPS_ITSELF.search(test_module.read_text(encoding="utf-8")) is not None
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave such modules to ``test_with_vllm``, which runs them where vLLM is."""
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    if is_test and find_spec("vllm") is None and needs_vllm(collection_path):
+        return True
+    return None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
