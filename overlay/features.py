@@ -6,6 +6,7 @@ Layout: ``<feature>/feature.toml``, ``<feature>/NN-<topic>/<first>..<last>.patch
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,13 +53,15 @@ def shipped_folder() -> Path:
 def load(folders: Sequence[Path]) -> tuple[Feature, ...]:
     """The features of the folders, folder by folder, by id within each.
 
+    A folder that is named twice, by other paths perhaps, is one folder.
+
     :raises UsageError: if a folder is not there or cannot be read.
     :raises PatchFormatErrors: with everything that is malformed in any of them.
     """
     errors: list[PatchFormatError] = []
     found: list[Feature] = []
     owner: dict[str, Path] = {}
-    for folder in folders:
+    for folder in _once(folders):
         for path, feature in _features(Path(folder), errors):
             if feature.id in owner:
                 errors.append(
@@ -104,12 +107,21 @@ def _features(folder: Path, errors: list[PatchFormatError]) -> Iterator[tuple[Pa
         raise UsageError(f"cannot read the features in {folder}: {error}") from error
 
 
+def _once(folders: Sequence[Path]) -> Iterable[Path]:
+    found: dict[str, Path] = {}
+    for folder in folders:
+        found.setdefault(os.path.realpath(folder), Path(folder))
+    return found.values()
+
+
 def _origin(folder: Path) -> str:
+    """What the ledger says for ever after: absolute, for the next command may run elsewhere."""
+    place = os.path.abspath(folder)
     try:
         shipped = shipped_folder()
     except OverlayError:
-        return str(folder)
-    return SHIPPED if folder.resolve() == shipped else str(folder)
+        return place
+    return SHIPPED if os.path.realpath(folder) == os.path.realpath(shipped) else place
 
 
 def _feature_folders(folder: Path, errors: list[PatchFormatError]) -> list[Path]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 import click
 
 from overlay.cli import Answer, cli
 
-INTERRUPTED = 130
+ERROR, INTERRUPTED = 2, 130
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -19,6 +20,7 @@ def run(arguments: Sequence[str]) -> int:
     An unexpected exception is a bug of ours: its traceback is shown, and the exit code is 2.
     """
     try:
+        _open_streams()
         answer = _answer(list(arguments))
         return answer if isinstance(answer, int) else _deliver(answer)
     except (KeyboardInterrupt, click.Abort):
@@ -78,14 +80,39 @@ def _deliver(answer: Answer) -> int:
     """Write the report where it belongs.
 
     A reader that goes away early (``overlay list | head -1``) changes nothing about the answer,
-    so the exit code stays what it was.
+    so the exit code stays what it was.  An answer that cannot be written is an error.
     """
     try:
         _write(answer)
     except BrokenPipeError:
-        # The interpreter flushes standard output once more when it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence()
+    except OSError as error:
+        with suppress(OSError):
+            sys.stderr.write(
+                f"error: the answer could not be written: {error.strerror}; what the command did "
+                "stands all the same: `overlay status` says how\n"
+            )
+        _silence()
+        return ERROR
     return answer.report.exit
+
+
+def _silence() -> None:
+    """Let the interpreter, which flushes the streams once more when it ends, write to nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(nowhere, stream.fileno())
+
+
+def _open_streams() -> None:
+    """Put a stream in the place of each that this process was started without (``>&-``)."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until we end
+            setattr(sys, name, nowhere)
 
 
 def _write(answer: Answer) -> None:

@@ -245,3 +245,36 @@ def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setattr("overlay.terminal._write", interrupt)
     assert terminal.run(["list"]) == 130
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_an_answer_that_cannot_be_written_is_an_error(options: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command("list", *options),
+            check=False,
+            cwd=REPOSITORY,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: the answer could not be written: No space left on device")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_streams_change_nothing_about_the_exit_code(closed: str, tmp_path: Path) -> None:
+    for arguments, code in ((("list",), 0), (("check", tmp_path), 2)):
+        line = " ".join(map(str, command(*arguments)))
+        done = subprocess.run(
+            f"{line} {closed}",
+            check=False,
+            shell=True,
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == code
+        assert "Traceback" not in done.stderr

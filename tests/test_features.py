@@ -293,3 +293,16 @@ def test_the_shipped_features_are_well_formed_and_without_holes() -> None:
     for feature in features.load([features.shipped_folder()]):
         assert features.holes(feature) == (), feature.id
         assert feature.origin == "shipped"
+
+
+def test_a_folder_that_is_named_twice_is_one_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_feature(tmp_path / "one", {"01-x/0.20.0..0.33.0.patch": PATCH}, id="first")
+    write_feature(tmp_path / "two", {"01-x/0.20.0..0.33.0.patch": PATCH}, id="second")
+    (tmp_path / "link").symlink_to("one")
+    monkeypatch.chdir(tmp_path)
+    names = ["one", "two", str(tmp_path / "two"), "two/../one/", "link"]
+    found = features.load([Path(name) for name in names])
+    assert [feature.id for feature in found] == ["first", "second"]
+    assert [feature.origin for feature in found] == [str(tmp_path / "one"), str(tmp_path / "two")]

@@ -274,6 +274,11 @@ def test_an_unknown_release_names_its_neighbours(tmp_path: Path, index: FakeInde
     assert index.simple in str(caught.value)
 
 
+def test_a_release_may_be_named_without_its_last_zero(tmp_path: Path, index: FakeIndex) -> None:
+    index.add(fake_vllm.sdist(tmp_path, "0.26.0"))
+    assert resolve("0.26").vllm == "0.26.0"
+
+
 def test_no_index_has_the_project(index: FakeIndex, configure) -> None:
     configure(f"{index.url}/empty")
     with pytest.raises(PackageIndexError, match="None of them has it"):

@@ -142,7 +142,7 @@ def parse_page(content: bytes, kind: str, url: str) -> list[Candidate]:
 def _matches(version: Version, wanted: Version) -> bool:
     if wanted.local is not None:
         return version == wanted
-    return version.public == wanted.public
+    return Version(version.public) == Version(wanted.public)  # 0.26 is 0.26.0
 
 
 def _places(asked: Iterable[str]) -> str:
