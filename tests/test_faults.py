@@ -48,6 +48,13 @@ class Scenario:
         """Whether the site stands in one of the two states, with nothing left over."""
         return snapshot(site.root) in (self.before, self.after)
 
+    def patched_alike(self, stands: Snapshot, state: Snapshot) -> bool:
+        """Whether what stands is a whole state but for what the clean-up will take away."""
+        mine = {path: found for path, found in stands.items() if ".overlay-" not in path}
+        mine.pop(".vllm-overlay/journal.json", None)
+        folders = {path for path, found in mine.items() if found[1] is None} - state.keys()
+        return {path: found for path, found in mine.items() if path not in folders} == state
+
     def each_file_is_whole(self, site: Site) -> bool:
         """Whether every file that has a place in a whole state has one of its two contents."""
         for path, found in snapshot(site.root).items():
@@ -171,6 +178,30 @@ def test_dead_again_while_recovering(scenario: Scenario) -> None:
             scenario.die_at(second, lambda one: recover(one.root), site)
             where = f"dead at call {first}, recovering dead at {second}"
             assert scenario.each_file_is_whole(site), where
+            recover(site.root)
+            assert scenario.whole(site), where
+
+
+@pytest.mark.parametrize("lasting", [False, True], ids=["once", "from-then-on"])
+def test_an_error_while_recovering(scenario: Scenario, lasting: bool) -> None:
+    """Neither direction is taken where it could not be gone to its end."""
+    for first in range(2, len(scenario.calls) + 1, 9):
+        site = scenario.copies.fresh()
+        scenario.die_at(first, scenario.action, site)
+        dead = Copies(site, scenario.folder / f"dead-{first}")
+        with faulty(scenario.system()) as system:
+            recover(site.root)
+        for second in range(1, system.count + 1):
+            site = dead.fresh()
+            with faulty(scenario.system(second, faults.failing(errno.EIO), lasting)):
+                said = recover(site.root)
+            where = f"dead at call {first}, an error while recovering at {second}: {said}"
+            assert scenario.each_file_is_whole(site), where
+            stands = snapshot(site.root)
+            if said is not None and "is complete" in said:
+                assert scenario.patched_alike(stands, scenario.after), where
+            if said is not None and "as it was before" in said:
+                assert scenario.patched_alike(stands, scenario.before), where
             recover(site.root)
             assert scenario.whole(site), where
 

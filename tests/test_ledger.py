@@ -84,7 +84,7 @@ def test_it_says_what_was_done(site: Site) -> None:
     assert [entry.path for entry in found.entries] == [ADDED, PROPOSER, RUNNER]
     assert [entry.before is None for entry in found.entries] == [True, False, False]
     assert found.release == "0.26.0"
-    assert found.folders == ("vllm/v1/draft",)
+    assert found.folders == ("vllm/v1/draft", "vllm/v1/draft/parts")
     (feature,) = found.applied
     assert feature.digest == ONE.digest
     assert feature.origin == "shipped"

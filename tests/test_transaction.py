@@ -149,7 +149,12 @@ def test_others_may_read_what_is_added_whatever_the_umask(site: Site) -> None:
         os.umask(old)
     for path in (ADDED, ledger.LEDGER_PATH):
         assert stat.S_IMODE((site.root / path).stat().st_mode) == 0o644
-    for path in ("vllm/v1/draft", ledger.STATE_FOLDER, ledger.PRISTINE_FOLDER):
+    for path in (
+        "vllm/v1/draft",
+        "vllm/v1/draft/parts",
+        ledger.STATE_FOLDER,
+        ledger.PRISTINE_FOLDER,
+    ):
         assert stat.S_IMODE((site.root / path).stat().st_mode) == 0o755
 
 

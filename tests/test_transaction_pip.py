@@ -115,7 +115,7 @@ def test_upgrading_leaves_the_new_release(installer: Installer, tmp_path: Path) 
     newer = installer.install("0.27.0")
     for path, content in fake_vllm.files("0.27.0").items():
         assert (site.root / path).read_bytes() == content
-    assert not (site.root / ADDED).parent.exists()
+    assert not (site.root / "vllm/v1/draft").exists()
     assert not (site.root / ".vllm-overlay").exists()
     assert not site.record.exists()
     newer.apply(release="0.27.0")
@@ -146,4 +146,4 @@ def test_an_interrupted_apply_does_not_survive_a_reinstall(installer: Installer)
 def ours(left: transactions.Snapshot) -> set[str]:
     """What an apply that was finished after all adds."""
     state = {path for path in left if path.startswith(".vllm-overlay")}
-    return {*state, ADDED, "vllm/v1/draft"}
+    return {*state, ADDED, "vllm/v1/draft", "vllm/v1/draft/parts"}

@@ -19,7 +19,7 @@ from tests.support import fake_vllm
 
 PROPOSER = "vllm/v1/spec_decode/proposer.py"
 RUNNER = "vllm/v1/worker/gpu_model_runner.py"
-ADDED = "vllm/v1/draft/graphs.py"
+ADDED = "vllm/v1/draft/parts/graphs.py"
 RELEASE = "0.26.0"
 
 Snapshot = dict[str, "tuple[int, bytes | None]"]
@@ -100,7 +100,7 @@ def installed(folder: Path) -> Site:
     root = fake_vllm.site_packages(folder, RELEASE)
     cache = root / "vllm/v1/spec_decode/__pycache__"
     cache.mkdir()
-    (cache / "proposer.cpython-311.pyc").write_bytes(b"stale")
+    (cache / f"proposer.{sys.implementation.cache_tag}.pyc").write_bytes(b"stale")
     record = next(root.glob("*.dist-info")) / "RECORD"
     return Site(root, record, fake_vllm.files(RELEASE))
 
