@@ -25,7 +25,11 @@ setup(
     package_dir={"overlay.patches": "patches"},
     package_data={"overlay": ["py.typed"], "overlay.patches": ["*.md", "**/*"]},
     exclude_package_data={"overlay.patches": ["**/__pycache__/*", "**/*.pyc"]},
-    entry_points={"console_scripts": ["overlay = overlay.cli:main"]},
+    entry_points={
+        "console_scripts": ["overlay = overlay.cli:main"],
+        # vLLM loads it in each of its processes; see docs/auto-apply.md.
+        "vllm.general_plugins": ["overlay = overlay.plugin:register"],
+    },
     install_requires=[
         "click>=8.1",
         "filelock>=3.12",

@@ -26,7 +26,7 @@ _ID = re.compile(r"^[a-z0-9]+(-[a-z0-9]+)*$")
 _TOPIC = re.compile(r"^\d\d-[a-z0-9]+(-[a-z0-9]+)*$")
 _DOCUMENTS = ("README", "LICENSE", "NOTICE", "CHANGELOG")
 _TEXTS = ("id", "title", "why", "upstream", "releases")
-_KEYS = (*_TEXTS, "upstreamed", "needs")
+_KEYS = (*_TEXTS, "upstreamed", "needs", "required")
 _TEST_KEYS = ("path", "scope", "contains")
 _LEFT_BEHIND = re.compile(r"__pycache__|\.[a-z]+_cache")
 
@@ -142,6 +142,10 @@ class _FeatureReader:
         if not isinstance(needs, list) or not all(isinstance(need, str) and need for need in needs):
             self._toml_error("needs", "needs: expected a list of texts")
             needs = []
+        required = table.get("required", False)
+        if not isinstance(required, bool):
+            self._toml_error("required", "required: expected true or false")
+            required = False
         if texts["id"] and not _ID.match(texts["id"]):
             self._toml_error("id", f"id: {texts['id']!r} is not lower-case-with-hyphens")
         elif texts["id"] and texts["id"] != self.folder.name:
@@ -170,6 +174,7 @@ class _FeatureReader:
             self.origin,
             "",
             tuple(needs),
+            required,
         )
         return Feature(**{**vars(feature), "digest": _digest(feature)})
 

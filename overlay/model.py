@@ -102,6 +102,7 @@ class Feature:
     :ivar upstream_tests: all of them hold where upstream has merged the feature; none, and only
         the post-images can tell.
     :ivar digest: sha256 over everything that decides what the feature does to a target.
+    :ivar required: whether vLLM must not start without it where the plugin cannot bring it about.
     """
 
     id: str
@@ -115,6 +116,7 @@ class Feature:
     origin: str
     digest: str
     needs: tuple[str, ...] = ()
+    required: bool = False
 
 
 class Tree(Protocol):

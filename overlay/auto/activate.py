@@ -1,31 +1,28 @@
 """Decide what becomes of each feature in this process, and do it.
 
 Applied on disk: the ledger's hashes are verified, nothing else.  Otherwise the same planner as
-``overlay check`` decides, and what it planned is handed to the import hook.  The plan is kept in
-the store, so that a warm process reads and hashes a handful of files and parses nothing.
+``overlay check`` decides, and what it planned is handed to the import hook.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import tempfile
+import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-import overlay
-from overlay.auto import hook, store
+from overlay.auto import hook
 from overlay.auto.switches import Switches
-from overlay.errors import OverlayError
+from overlay.errors import OverlayError, PatchFormatErrors, TransactionError, UsageError
 
 if TYPE_CHECKING:
-    from overlay.model import Feature, Plan
     from overlay.targets.target import Target
     from overlay.transaction.ledger import Ledger
+
+#: States of a feature that is not active and needs not be.
+HARMLESS = ("upstreamed", "inapplicable")
 
 
 class RequiredMissing(OverlayError, RuntimeError):
@@ -50,8 +47,9 @@ class FeatureStanding:
 class Activation:
     """What this process runs.
 
-    :ivar way: ``disk``, ``memory``, or ``none`` where no feature is active.
+    :ivar way: ``disk``, ``memory``, ``both``, or ``none`` where no feature is active.
     :ivar scopes: module name -> scopes whose code the plan changes.
+    :ivar modules: the modules that the hook serves; :ivar texts: their text, end to end.
     """
 
     way: str
@@ -60,13 +58,18 @@ class Activation:
     features: tuple[FeatureStanding, ...]
     digest: str
     scopes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    modules: tuple[str, ...] = ()
+    texts: bytes = b""
     warnings: tuple[str, ...] = ()
 
     @property
     def summary(self) -> str:
         """One phrase for logs and tables."""
         active = [feature.id for feature in self.features if feature.active]
-        return f"{', '.join(active)} ({self.way})" if active else "unpatched"
+        if not active:
+            return "unpatched"
+        ways = {"both": "disk and memory"}
+        return f"{', '.join(active)} ({ways.get(self.way, self.way)})"
 
 
 def digest(features: Iterable[FeatureStanding], switches: Switches) -> str:
@@ -76,244 +79,184 @@ def digest(features: Iterable[FeatureStanding], switches: Switches) -> str:
     return hashlib.sha256(json.dumps([active, settings], sort_keys=True).encode()).hexdigest()
 
 
-def folders_hash(folders: Iterable[Path]) -> str:
-    """A sha256 over every file of the patches folders; changes whenever a plan could change."""
-    total = hashlib.sha256()
-    for folder in folders:
-        for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-            if "__pycache__" in file.parts:
-                continue
-            data = file.read_bytes()
-            name = file.relative_to(folder).as_posix()
-            total.update(f"{name}\0{len(data)}\0".encode() + data)
-        total.update(b"\0folder\0")
-    return total.hexdigest()
-
-
 def activate(target: Target, switches: Switches, after_exec: hook.AfterExec) -> Activation:
     """Bring about what ``switches`` ask for in this process.
 
+    What stands in the way of a feature leaves it out as a whole, with a reason.
+
     :param target: the vLLM that is running; it has a root.
     :raises RequiredMissing: if a required feature cannot run here.
-    :raises HookError: if a module to be patched was imported already.
-    :raises OverlayError: if the ledger or a patches folder is unusable.
+    :raises UsageError: if a patches folder is not there.
+    :raises PatchFormatErrors: if a patches folder is malformed.
     """
-    from overlay.transaction import ledger as ledgers
-
-    assert target.root is not None  # an importable vLLM lies in a folder
-    standing = ledgers.load(target.root)
-    if standing is not None and standing.applied:
-        found = _from_disk(target, standing, switches)
-    elif switches.mode == "disk":
-        found = _finish(target, switches, "none", ())
-    else:
-        found = _in_memory(target, switches, after_exec)
+    try:
+        found = _activated(target, switches, after_exec)
+    except (UsageError, PatchFormatErrors):
+        raise
+    except OverlayError as error:
+        found = impossible(str(error), switches, target)
     _refuse_missing(found, switches)
     return found
 
 
-def _from_disk(target: Target, ledger: Ledger, switches: Switches) -> Activation:
+def impossible(why: str, switches: Switches, target: Target | None = None) -> Activation:
+    """What a process runs in which nothing can be patched or verified.
+
+    :raises RequiredMissing: if a required feature cannot run for that reason.
+    """
+    found = Activation(
+        "none",
+        (target and target.vllm) or "unknown",
+        str(target.root) if target else "",
+        (),
+        digest((), switches),
+        warnings=(f"nothing is patched in this process: {why}",),
+    )
+    if wanted := _wanted(switches):
+        raise RequiredMissing(_refusal([f"{', '.join(sorted(wanted))}: {why}"]))
+    return found
+
+
+def _activated(target: Target, switches: Switches, after_exec: hook.AfterExec) -> Activation:
+    from overlay.transaction import ledger as ledgers
+
+    assert target.root is not None  # an importable vLLM lies in a folder
+    if (target.root / ledgers.JOURNAL_PATH).exists():
+        raise TransactionError(
+            f"an apply or revert in {target.root} is running or was interrupted; run "
+            "`overlay status`, which finishes or undoes it, and start again"
+        )
+    ledger = ledgers.load(target.root)
+    features: list[FeatureStanding] = []
+    found = Activation("none", target.vllm or "unknown", str(target.root), (), "")
+    if ledger is not None and ledger.applied:
+        on_disk, blocked = _from_disk(target, ledger)
+        if on_disk:
+            features += on_disk
+            found = replace(found, way="none" if blocked else "disk")
+            if blocked:  # nobody can tell what a plan on top of these files would be worth
+                return replace(found, features=tuple(features), digest=digest(features, switches))
+    if switches.mode == "auto":
+        found = _in_memory(target, switches, after_exec, found, features)
+    elif _wanted(switches) - {feature.id for feature in features}:
+        features += _not_on_disk(target, switches, {feature.id for feature in features})
+    return replace(found, features=tuple(features), digest=digest(features, switches))
+
+
+def _from_disk(target: Target, ledger: Ledger) -> tuple[list[FeatureStanding], bool]:
+    """The features on disk, none where the ledger is void; and whether they are as we left them."""
     from overlay.standing import Condition, conditions, void
 
     found = conditions(ledger, target.read)
     release = None if target.release is None else str(target.release)
-    gone = void(ledger, found, release)
+    if void(ledger, found, release) is not None and all(
+        one in (Condition.PRISTINE, Condition.GONE) for one in found.values()
+    ):
+        return [], False  # vLLM was installed anew: as if nothing had been applied
     wrong = sorted(path for path, one in found.items() if one is not Condition.OURS)
     why = None
-    if gone is not None:
-        why = f"the ledger no longer holds: {gone}; run overlay status"
-    elif wrong:
-        why = f"edited after overlay apply: {', '.join(wrong)}; run overlay status"
-    features = tuple(
+    if wrong:
+        why = f"not as overlay apply left it: {', '.join(wrong)}; run `overlay status`"
+    return [
         FeatureStanding(one.result.feature, one.digest, "applied", why is None, why)
         for one in ledger.applied
-    )
-    return _finish(target, switches, "disk" if why is None else "none", features)
+    ], why is not None
 
 
-def _in_memory(target: Target, switches: Switches, after_exec: hook.AfterExec) -> Activation:
-    from overlay.features import shipped_folder
-
-    folders = [shipped_folder(), *switches.patches]
-    entry, warnings = _entry(target, switches, folders)
-    features = tuple(FeatureStanding(**row) for row in _rows(entry.facts, "features"))
-    if entry.modules:
-        assert target.root is not None
-        hook.install(hook.PatchFinder(target.root, entry.modules, after_exec))
-    scopes = {str(row["module"]): tuple(row["scopes"]) for row in _rows(entry.facts, "scopes")}
-    way = "memory" if entry.modules else "none"
-    planned = tuple(str(one) for one in _rows(entry.facts, "warnings"))
-    return _finish(target, switches, way, features, scopes, (*warnings, *planned))
-
-
-def _rows(facts: Mapping[str, object], name: str) -> list[Any]:
-    rows = facts.get(name)
-    if not isinstance(rows, list):
-        raise store.StoreError(f"the cache entry lacks {name}; remove it")
-    return rows
-
-
-def _finish(
+def _in_memory(
     target: Target,
     switches: Switches,
-    way: str,
-    features: tuple[FeatureStanding, ...],
-    scopes: Mapping[str, tuple[str, ...]] | None = None,
-    warnings: tuple[str, ...] = (),
+    after_exec: hook.AfterExec,
+    found: Activation,
+    features: list[FeatureStanding],
 ) -> Activation:
-    return Activation(
-        way,
-        target.vllm or "unknown",
-        str(target.root),
-        features,
-        digest(features, switches),
-        scopes or {},
-        warnings,
-    )
+    """Hook every feature that is not on disk and can be patched; appends to ``features``."""
+    from overlay.auto.prepare import prepare
+
+    on_disk = {feature.id for feature in features}
+    prepared = prepare(target, switches, on_disk)
+    late = {
+        feature.id: hook.imported(feature.modules)
+        for feature in prepared.features
+        if feature.chosen
+    }
+    late = {name: modules for name, modules in late.items() if modules}
+    if late:
+        # Each feature goes in as a whole or not at all, so what came too late is planned without.
+        prepared = prepare(target, switches, on_disk | set(late))
+    for one in prepared.features:
+        if one.id in on_disk:
+            continue
+        why = one.why
+        if one.id in late:
+            why = f"{_late(late[one.id])}. Apply on disk instead (`overlay apply`)"
+        features.append(FeatureStanding(one.id, one.digest, one.state, one.chosen, why))
+    if prepared.entry.modules:
+        assert target.root is not None
+        finder = hook.PatchFinder(target.root, prepared.entry.modules, after_exec)
+        hook.install(finder)
+        way = "both" if found.way == "disk" else "memory"
+        found = replace(
+            found,
+            way=way,
+            scopes=prepared.scopes,
+            modules=tuple(sorted(finder.modules)),
+            texts=b"".join(module.source for module in prepared.entry.modules),
+        )
+    return replace(found, warnings=prepared.warnings)
+
+
+def _not_on_disk(target: Target, switches: Switches, on_disk: set[str]) -> list[FeatureStanding]:
+    """How the features stand that ``OVERLAY=disk`` does not find applied; nothing is hooked."""
+    from overlay.auto.prepare import prepare
+
+    why = "it is not applied on disk, and OVERLAY=disk allows no other way"
+    return [
+        FeatureStanding(one.id, one.digest, one.state, False, one.why or why)
+        for one in prepare(target, switches, on_disk).features
+        if one.id not in on_disk
+    ]
+
+
+def _wanted(switches: Switches) -> frozenset[str]:
+    """The features without which vLLM must not start, by the environment or by themselves."""
+    from overlay.auto.prepare import required_features
+
+    return switches.required | required_features(switches)
+
+
+def _late(imported: Mapping[str, str]) -> str:
+    names = "; ".join(f"{name} (imported by {who})" for name, who in sorted(imported.items()))
+    return f"already imported, so it cannot be patched in memory: {names}"
 
 
 def _refuse_missing(found: Activation, switches: Switches) -> None:
-    harmless = ("upstreamed", "inapplicable")
-    known = {feature.id for feature in found.features}
+    wanted = _wanted(switches)
     missing = [
         f"{feature.id} is {feature.state}: {feature.why or 'not active'}"
         for feature in found.features
-        if switches.requires(feature.id) and not feature.active and feature.state not in harmless
+        if (feature.id in wanted or "all" in wanted)
+        and not feature.active
+        and feature.state not in HARMLESS
     ]
+    known = {feature.id for feature in found.features}
     missing += [
         f"{name} is not active: no such feature is applied or known here"
-        for name in sorted(switches.required - known - {"all"})
+        for name in sorted(wanted - known - {"all"})
     ]
     idle = not any(feature.active for feature in found.features)
-    done = bool(found.features) and all(f.state in harmless for f in found.features)
-    if "all" in switches.required and idle and not done:
+    done = bool(found.features) and all(f.state in HARMLESS for f in found.features)
+    if "all" in wanted and idle and not done and not missing:
         missing.append("no feature is active in this process")
     if missing:
-        raise RequiredMissing(
-            "vllm-overlay: OVERLAY_REQUIRED names what cannot run in this process:\n  "
-            + "\n  ".join(missing)
-            + "\nRun `overlay check` for the whole report, or change OVERLAY_REQUIRED."
-        )
+        hook.uninstall(sys.meta_path)
+        raise RequiredMissing(_refusal(missing))
 
 
-def _entry(
-    target: Target, switches: Switches, folders: list[Path]
-) -> tuple[store.Entry, tuple[str, ...]]:
-    """The verified store entry for this vLLM, made where there is none."""
-    key = store.entry_key(
-        overlay.__version__,
-        str(target.root),
-        target.vllm or "",
-        str(switches.untested),
-        folders_hash(folders),
+def _refusal(missing: Iterable[str]) -> str:
+    return (
+        "vllm-overlay: what is required (OVERLAY_REQUIRED, or `required` in a feature.toml) cannot "
+        "run in this process:\n  "
+        + "\n  ".join(missing)
+        + "\nRun `overlay check` for the whole report, or take the requirement back."
     )
-    warnings: list[str] = []
-    for place in _places():
-        cache = store.Store(place)
-        try:
-            entry = cache.load(key)
-            if entry is not None and _fits(entry, target):
-                return entry, tuple(warnings)
-            if entry is not None:  # the same place now holds other files
-                cache.discard(key)
-        except store.StoreError as error:
-            warnings.append(f"{error}; made again elsewhere or anew")
-            with contextlib.suppress(OSError):
-                cache.discard(key)
-        try:
-            texts, facts = _planned(target, switches, folders)
-            return cache.save(key, texts, facts), tuple(warnings)
-        except (OSError, store.StoreError) as error:
-            warnings.append(f"the cache at {place} cannot be used ({error})")
-    raise store.StoreError("no place for patched modules can be written: " + "; ".join(warnings))
-
-
-def _places() -> Iterable[Path]:
-    """Where the store may lie: the user's cache, else a private temporary folder."""
-    from overlay.targets.cache import cache_folder
-
-    with contextlib.suppress(RuntimeError):  # no home folder
-        yield cache_folder() / "modules"
-    yield Path(tempfile.mkdtemp(prefix=f"vllm-overlay-{os.geteuid()}-")) / "modules"
-
-
-def _fits(entry: store.Entry, target: Target) -> bool:
-    sources = entry.facts.get("pristine")
-    if not isinstance(sources, dict):
-        return False
-    for path, expected in sources.items():
-        data = target.read(path)
-        if (None if data is None else store.sha256(data)) != expected:
-            return False
-    return True
-
-
-def _planned(
-    target: Target, switches: Switches, folders: list[Path]
-) -> tuple[dict[str, tuple[bytes, str | None]], dict[str, object]]:
-    """What ``store.Store.save`` takes: the patched texts, and the facts of the plan."""
-    from overlay.features import load
-    from overlay.planning import plan
-
-    features = load(folders)
-    first = plan(features, target, target.release, target.record)
-    chosen = _applicable(features, first, switches)
-    # What needs attention is left out as a whole; the rest is planned without it.
-    final = plan(chosen, target, target.release, target.record)
-    by_id = {result.feature: result for result in first.features}
-    standings = []
-    for feature in features:
-        result = by_id[feature.id]
-        active = feature in chosen
-        why = result.why or next((f.why for f in result.files if f.why), None)
-        if why is None:
-            why = next((h.why for f in result.files for h in f.hunks if h.why), None)
-        if result.untested and not active:
-            why = "this release is untested; OVERLAY_UNTESTED=1 allows it"
-        standings.append(
-            FeatureStanding(feature.id, feature.digest, result.state.value, active, why)
-        )
-    texts = {
-        change.path: (change.after, None if change.before is None else store.sha256(change.before))
-        for change in final.changes
-        if change.after is not None
-    }
-    facts: dict[str, object] = {
-        "features": [vars(standing) for standing in standings],
-        "pristine": {path: pristine for path, (_, pristine) in texts.items()}
-        | _read(target, first),
-        "scopes": _scopes(final),
-        "warnings": list(final.warnings),
-    }
-    return texts, facts
-
-
-def _applicable(
-    features: Iterable[Feature], first: Plan, switches: Switches
-) -> tuple[Feature, ...]:
-    wanted = {
-        result.feature
-        for result in first.features
-        if result.state.value == "pristine" and (switches.untested or not result.untested)
-    }
-    return tuple(feature for feature in features if feature.id in wanted)
-
-
-def _read(target: Target, plan: Plan) -> dict[str, str | None]:
-    """The hash of every file that the plan looked at, so that a change of any is noticed."""
-    found: dict[str, str | None] = {}
-    for feature in plan.features:
-        for file in feature.files:
-            data = target.read(file.path)
-            found[file.path] = None if data is None else store.sha256(data)
-    return found
-
-
-def _scopes(plan: Plan) -> list[dict[str, object]]:
-    scopes: dict[str, set[str]] = {}
-    for feature in plan.features:
-        for file in feature.files:
-            scopes.setdefault(hook.module_name(file.path), set()).update(
-                one.scope for one in file.hunks
-            )
-    return [{"module": name, "scopes": sorted(found)} for name, found in sorted(scopes.items())]

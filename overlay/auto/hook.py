@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
+from typing import Any
 
 from overlay.auto.store import StoredModule, sha256
 from overlay.errors import OverlayError
@@ -141,7 +142,8 @@ class PatchFinder(importlib.abc.MetaPathFinder):
             return None
         spec = _next_spec(self, fullname, path, target)
         if stored.pristine is None:
-            if spec is not None:
+            # Inside an added package, whose path leads here, it is the stored file that is found.
+            if spec is not None and spec.origin != str(stored.file):
                 raise HookError(f"vllm-overlay: {fullname} exists already, in {spec.origin}")
             return self._added_spec(fullname, stored)
         if spec is None:
@@ -250,19 +252,38 @@ def _stands_aside(finder: importlib.abc.MetaPathFinder, fullname: str) -> bool:
     return (id(finder), fullname) in _asking.names
 
 
+def when_imported(name: str, after: Callable[[ModuleType], None]) -> None:
+    """Call ``after`` with the module ``name``: now, or as soon as it has been imported."""
+    module = sys.modules.get(name)
+    if module is not None:
+        after(module)
+    else:
+        sys.meta_path.insert(0, WatchFinder(name, after))
+
+
+def imported(names: Iterable[str]) -> dict[str, str]:
+    """The modules among ``names`` that were imported already -> who holds them."""
+    return {name: _importers(name) for name in names if name in sys.modules}
+
+
 def install(finder: PatchFinder) -> None:
     """Put ``finder`` before every other finder.
 
     :raises HookError: naming each target that was imported already, and who imported it.
     """
-    imported = [name for name in finder.modules if name in sys.modules]
-    if imported:
+    late = imported(finder.modules)
+    if late:
         raise HookError(
             "vllm-overlay: already imported, so they cannot be patched in memory: "
-            + "; ".join(f"{name} (imported by {_importers(name)})" for name in imported)
+            + "; ".join(f"{name} (imported by {who})" for name, who in late.items())
             + ". Apply on disk instead (overlay apply), or load the plugin earlier."
         )
     sys.meta_path.insert(0, finder)
+
+
+def uninstall(finders: list[Any]) -> None:
+    """Take every finder of ours out of ``finders`` (``sys.meta_path``)."""
+    finders[:] = [one for one in finders if not isinstance(one, (PatchFinder, WatchFinder))]
 
 
 def _importers(name: str) -> str:

@@ -5,16 +5,32 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-from overlay.auto import evidence, ranks, records, switches
-from overlay.auto.activate import Activation, activate
+import overlay
+from overlay.auto import caches, evidence, ranks, records, switches
+from overlay.auto.activate import HARMLESS, Activation, activate, impossible
 from overlay.auto.hook import HookError
 from overlay.auto.store import StoredModule, sha256
+from overlay.errors import OverlayError, TargetError
+
+if TYPE_CHECKING:
+    from overlay.targets.target import Target
 
 #: Under vLLM's logger, so that its handlers and levels apply.
 logger = logging.getLogger("vllm.overlay")
+
+#: Where this process remembers which overlay it runs, whatever was imported or reloaded since.
+_MARK = "_vllm_overlay"
+
+
+class TwoOverlays(OverlayError, RuntimeError):
+    """Another overlay is at work in this process already."""
 
 
 @dataclass
@@ -31,35 +47,77 @@ _process: _Process | None = None
 def start(environment: dict[str, str] | os._Environ[str] = os.environ) -> None:
     """Do for this process what the environment asks for; a second call does nothing.
 
-    :raises OverlayError: if a required feature cannot run here, a switch has an unknown value, or
-        a module to be patched was imported already.
+    :raises OverlayError: if a required feature cannot run here, a switch has an unknown value, a
+        patches folder is malformed, or another overlay is at work in this process.
     """
     global _process  # noqa: PLW0603  (one process has one state)
-    if _process is not None:
+    if _process is not None or _is_ours_already():
         return
     asked = switches.read(environment)
     if asked.mode == "off":
         logger.info("vllm-overlay: off (OVERLAY=off); this process runs vLLM as it is installed")
         return
     switches.carry_to_ray(environment)
-    from overlay.targets.installed import resolve_installed
-
-    target = resolve_installed()
-    found = activate(target, asked, _after_exec)
+    try:
+        target = running_vllm()
+    except TargetError as error:  # in an archive, frozen, or nothing that could be patched
+        found = impossible(str(error), asked)
+    else:
+        found = activate(target, asked, _after_exec)
     _process = _Process(found, _describe(found))
+    setattr(sys, _MARK, _identity())
+    if caches.concerned(found.modules):
+        caches.keep_apart(found.digest)
     os.register_at_fork(after_in_child=_after_fork)
     _write(_process.record)
     ranks.watch(_rank_report)
-    _say(found)
+    _say(found, asked)
 
 
-def _say(found: Activation) -> None:
-    for warning in found.warnings:
+def running_vllm() -> Target:
+    """The vLLM that this process imported; before it did, the one that it would import.
+
+    :raises TargetError: if there is none, or it is no plain folder.
+    """
+    vllm = sys.modules.get("vllm")
+    file = getattr(vllm, "__file__", None)
+    if not isinstance(file, str) or not os.path.isfile(file):
+        from overlay.targets.installed import resolve_installed
+
+        return resolve_installed()
+    from overlay.targets.folder import build
+
+    package = Path(os.path.dirname(os.path.abspath(file)))
+    return build(
+        package,
+        os.path.dirname(os.path.realpath(package)),
+        fallback=lambda: getattr(vllm, "__version__", None),
+    )
+
+
+def _identity() -> tuple[str, str]:
+    return overlay.__version__, os.path.realpath(__file__)
+
+
+def _is_ours_already() -> bool:
+    """Whether this overlay has started in this process, before its modules were loaded anew."""
+    other = getattr(sys, _MARK, None)
+    if other is None or other == _identity():
+        return other is not None
+    raise TwoOverlays(
+        f"vllm-overlay: two overlays are installed: {other[0]} ({other[1]}) is at work in this "
+        f"process, and {overlay.__version__} ({_identity()[1]}) was loaded after it; uninstall one "
+        "of them, or name the one you want in VLLM_PLUGINS"
+    )
+
+
+def _say(found: Activation, asked: switches.Switches) -> None:
+    for warning in (*found.warnings, *_unread(found, asked)):
         logger.warning("vllm-overlay: %s", warning)
     for feature in found.features:
         if feature.active:
             continue
-        if feature.state in ("upstreamed", "inapplicable"):
+        if feature.state in HARMLESS:
             logger.debug("vllm-overlay: %s is %s here", feature.id, feature.state)
         else:
             logger.warning(
@@ -75,6 +133,15 @@ def _say(found: Activation) -> None:
         found.vllm,
         found.digest[:12],
     )
+
+
+def _unread(found: Activation, asked: switches.Switches) -> Iterable[str]:
+    """Warnings for variables of ours that nobody reads: a misspelt one would do nothing."""
+    if found.way != "memory":
+        return
+    for name in asked.all:
+        if name not in switches.KNOWN and name.encode() not in found.texts:
+            yield f"{name} is set, but neither the overlay nor a patched module reads it"
 
 
 def _describe(found: Activation) -> records.ProcessRecord:
@@ -131,7 +198,8 @@ def _after_exec(name: str, module: ModuleType, stored: StoredModule) -> None:
 
 def _rank_report(rank: int) -> ranks.RankReport:
     assert _process is not None
-    _process.record = replace(_process.record, rank=rank, role="worker")
+    role = "worker" if _process.record.role == "main" else _process.record.role
+    _process.record = replace(_process.record, rank=rank, role=role)
     _write(_process.record)
     found = _process.activation
     return ranks.report(rank, found.vllm, found.digest, found.summary)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import socket
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
+from overlay.auto import hook
 from overlay.errors import OverlayError
 
 #: Seconds to wait for the other ranks to say what they run; they start within seconds of another.
@@ -82,26 +83,41 @@ def compare(mine: RankReport, group: Any) -> None:
     """
     if group.world_size == 1:
         return
-    import torch.distributed as dist
+    # Elastic expert parallelism has a world of its own beside torch's, with its own way to gather.
+    apart = getattr(group, "tcp_store_group", None)
+    if apart is not None:
+        rows = apart.all_gather_obj(asdict(mine))
+    else:
+        import torch.distributed as dist
 
-    store = dist.distributed_c10d._get_default_store()
-    store.set(f"vllm-overlay/{mine.rank}", mine.digest)
+        _require_all(mine, dist.distributed_c10d._get_default_store(), group.world_size)
+        rows = [None] * group.world_size
+        dist.all_gather_object(rows, asdict(mine), group=group.cpu_group)
+    require_equal([RankReport(**row) for row in rows])
+
+
+def _require_all(mine: RankReport, store: Any, world_size: int) -> None:
+    """Stop where a rank does not say what it runs.
+
+    :param store: the store over which torch made the process group.
+    """
+    store.set(f"vllm-overlay/{mine.rank}", json.dumps(asdict(mine)))
+    said: list[RankReport] = []
     silent: list[int] = []
-    for rank in range(group.world_size):
+    for rank in range(world_size):
+        key = f"vllm-overlay/{rank}"
         try:
-            wait = TIMEOUT if not silent else 1.0
-            store.wait([f"vllm-overlay/{rank}"], timedelta(seconds=wait))
+            store.wait([key], timedelta(seconds=TIMEOUT if not silent else 1.0))
         except RuntimeError:  # torch raises DistStoreError, a RuntimeError, when time is up
             silent.append(rank)
+        else:
+            said.append(RankReport(**json.loads(store.get(key))))
     if silent:
         raise RanksDiffer(
             f"vllm-overlay: rank {', '.join(map(str, silent))} did not say what it runs within "
-            f"{TIMEOUT:.0f} s; expected the overlay on every node, found this:\n{table([mine])}\n"
+            f"{TIMEOUT:.0f} s; expected the overlay on every node, found it here:\n{table(said)}\n"
             "Install the same overlay there, or set OVERLAY=off on all nodes, and start again."
         )
-    gathered: list[dict[str, Any] | None] = [None] * group.world_size
-    dist.all_gather_object(gathered, asdict(mine), group=group.cpu_group)
-    require_equal([RankReport(**row) for row in gathered if row is not None])
 
 
 def watch(describe: Callable[[int], RankReport]) -> None:
@@ -113,13 +129,7 @@ def watch(describe: Callable[[int], RankReport]) -> None:
 
     :param describe: gives this process's report for its rank.
     """
-    module = sys.modules.get(_MODULE)
-    if module is not None:
-        _wrap(module, describe)
-        return
-    from overlay.auto.hook import WatchFinder
-
-    sys.meta_path.insert(0, WatchFinder(_MODULE, lambda found: _wrap(found, describe)))
+    hook.when_imported(_MODULE, lambda found: _wrap(found, describe))
 
 
 def _wrap(module: ModuleType, describe: Callable[[int], RankReport]) -> None:

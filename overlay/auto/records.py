@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -59,18 +59,58 @@ class ProcessRecord:
         return replace(self, modules=(*others, module))
 
 
-def folder() -> Path:
-    """The folder of records: the user's runtime folder, or a private one among temporary files."""
-    import platformdirs
+def folders() -> tuple[Path, ...]:
+    """Where records may lie, best first.
 
-    base = Path(platformdirs.user_runtime_path("vllm-overlay", appauthor=False))
-    with contextlib.suppress(OSError):
-        base.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if base.stat().st_uid == os.geteuid() and os.access(base, os.W_OK):
-            return base
-    fallback = Path(tempfile.gettempdir()) / f"vllm-overlay-{os.geteuid()}"
-    fallback.mkdir(mode=0o700, exist_ok=True)
-    return fallback
+    Several, since a service and a user's shell have different environments and must meet.
+    """
+    user = os.geteuid()
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    places = [Path(runtime) / "vllm-overlay"] if os.path.isabs(runtime) else []
+    places.append(Path(f"/run/user/{user}/vllm-overlay"))
+    places += [
+        Path(base) / f"vllm-overlay-{user}" for base in dict.fromkeys((_temporary(), "/tmp"))
+    ]
+    return tuple(places)
+
+
+def _temporary() -> str:
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:  # there is none that can be written
+        return "/tmp"
+
+
+def folder() -> Path:
+    """The folder that this process writes its record to: the first that is ours alone.
+
+    :raises OSError: if there is none.
+    """
+    refused = []
+    for place in folders():
+        try:
+            place.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            refused.append(str(error))
+            continue
+        if _private(place) and os.access(place, os.W_OK):
+            return place
+        refused.append(f"{place} belongs to somebody else or is open to others")
+    raise OSError(f"no folder for the records of processes: {'; '.join(refused)}")
+
+
+def _private(place: Path) -> bool:
+    """Whether nobody else can have written there."""
+    try:
+        found = place.lstat()
+    except OSError:
+        return False
+    writable = stat.S_IWGRP | stat.S_IWOTH
+    return (
+        stat.S_ISDIR(found.st_mode)
+        and found.st_uid == os.geteuid()
+        and not found.st_mode & writable
+    )
 
 
 def start_time(pid: int) -> str:
@@ -83,19 +123,27 @@ def start_time(pid: int) -> str:
 
 
 def role() -> str:
-    """This process's part in vLLM, from its name and arguments."""
+    """This process's part in vLLM, from its name and its command."""
     import multiprocessing
 
     name = multiprocessing.current_process().name
-    text = f"{name} {' '.join(sys.argv)}".lower()
-    for needle, found in (
-        ("worker", "worker"),
-        ("enginecore", "engine core"),
-        ("api", "api server"),
-    ):
-        if needle in text:
-            return found
-    return "main" if name == "MainProcess" else name
+    if name == "MainProcess":
+        # A spawned child inherits the arguments of its parent, so they speak for this one only.
+        command = " ".join([*(os.path.basename(part) for part in sys.argv[:1]), *sys.argv[1:2]])
+        known = (
+            ("default_worker", "worker"),
+            ("serve", "api server"),
+            ("api_server", "api server"),
+        )
+    else:
+        command = name
+        known = (
+            ("worker", "worker"),
+            ("enginecore", "engine core"),
+            ("api", "api server"),
+        )
+    found = next((role for needle, role in known if needle in command.lower()), None)
+    return found or ("main" if name == "MainProcess" else name)
 
 
 def write(record: ProcessRecord) -> None:
@@ -112,16 +160,24 @@ def write(record: ProcessRecord) -> None:
 
 def read_all() -> Iterator[ProcessRecord]:
     """The records of processes that still run; those of others are removed."""
-    for place in sorted(folder().glob("*.json")):
-        try:
-            found = json.loads(place.read_text())
-            if found.pop("schema") != SCHEMA:
-                continue
-            modules = tuple(ModuleRecord(**one) for one in found.pop("modules"))
-            record = ProcessRecord(**found, modules=modules)
-        except (OSError, ValueError, TypeError, KeyError):
-            continue  # being written, or another version's; its process is listed without a record
-        if record.host == socket.gethostname() and record.started == start_time(record.pid):
-            yield record
-        else:
-            place.unlink(missing_ok=True)
+    for place in folders():
+        if _private(place):
+            for file in sorted(place.glob("*.json")):
+                record = _read(file)
+                if record is not None:
+                    yield record
+
+
+def _read(file: Path) -> ProcessRecord | None:
+    try:
+        found = json.loads(file.read_text())
+        if found.pop("schema") != SCHEMA:
+            return None
+        modules = tuple(ModuleRecord(**one) for one in found.pop("modules"))
+        record = ProcessRecord(**found, modules=modules)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None  # being written, or another version's: its process is listed without a record
+    if record.host == socket.gethostname() and record.started == start_time(record.pid):
+        return record
+    file.unlink(missing_ok=True)
+    return None

@@ -15,6 +15,12 @@ MODES = ("auto", "disk", "off")
 #: What vLLM lists for its plugins; ``VLLM_PLUGINS`` names plugins by it.
 PLUGIN_NAME = "overlay"
 
+#: Variables that name places of one machine: they may differ between nodes.
+_LOCAL = frozenset({"OVERLAY_CACHE", "OVERLAY_PATCHES"})
+#: What the plugin itself reads; further variables belong to features.
+KNOWN = frozenset({"OVERLAY", "OVERLAY_REQUIRED", "OVERLAY_UNTESTED", *_LOCAL})
+_RAY_PREFIXES = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
+
 
 @dataclass(frozen=True)
 class Switches:
@@ -38,10 +44,6 @@ class Switches:
         return feature in self.required or "all" in self.required
 
 
-#: Variables that name places of one machine: they may differ between nodes.
-_LOCAL = frozenset({"OVERLAY_CACHE", "OVERLAY_PATCHES"})
-
-
 def read(environment: Mapping[str, str] = os.environ) -> Switches:
     """Read the switches.
 
@@ -49,39 +51,50 @@ def read(environment: Mapping[str, str] = os.environ) -> Switches:
     """
     mode = environment.get("OVERLAY", "auto")
     if mode not in MODES:
-        raise UsageError(f"OVERLAY={mode!r}: expected one of {', '.join(MODES)}")
+        raise UsageError(
+            f"OVERLAY={mode!r}: expected one of {', '.join(MODES)}; set one of them or unset it"
+        )
     required = environment.get("OVERLAY_REQUIRED", "")
     folders = environment.get("OVERLAY_PATCHES", "")
     return Switches(
         mode=mode,
         required=frozenset(name.strip() for name in required.split(",") if name.strip()),
-        patches=tuple(Path(folder) for folder in folders.split(os.pathsep) if folder),
+        patches=tuple(Path(folder).expanduser() for folder in folders.split(os.pathsep) if folder),
         untested=_flag(environment, "OVERLAY_UNTESTED"),
         all={
-            name: value
-            for name, value in sorted(environment.items())
-            if (name == "OVERLAY" or name.startswith(PREFIX)) and name not in _LOCAL
+            name: value for name, value in sorted(ours(environment).items()) if name not in _LOCAL
         },
     )
+
+
+def ours(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Every variable of the overlay that is set, those of features and of one machine included."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name == "OVERLAY" or name.startswith(PREFIX)
+    }
 
 
 def _flag(environment: Mapping[str, str], name: str) -> bool:
     value = environment.get(name, "0")
     if value not in ("0", "1"):
-        raise UsageError(f"{name}={value!r}: expected 0 or 1")
+        raise UsageError(f"{name}={value!r}: expected 0 or 1; set one of them or unset it")
     return value == "1"
 
 
 def carry_to_ray(environment: dict[str, str] | os._Environ[str] = os.environ) -> None:
-    """Have vLLM's Ray executor copy our variables to the workers on other nodes.
+    """Have vLLM's Ray executors copy our variables, if any is set, to workers on other nodes.
 
-    It copies those with its own prefixes and those whose prefix this variable lists (vLLM 0.20.0 to
-    0.33.0, ``vllm/ray/ray_env.py``).
+    They copy those with prefixes of their own and those whose prefix this variable lists (vLLM
+    0.20.0 to 0.33.0, ``vllm/ray/ray_env.py``).  It is left alone where there is nothing to carry,
+    since vLLM's compile cache is keyed on it.
     """
-    name = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
-    prefixes = [part.strip() for part in environment.get(name, "").split(",") if part.strip()]
+    if not ours(environment):
+        return
+    prefixes = [part.strip() for part in environment.get(_RAY_PREFIXES, "").split(",")]
     if "OVERLAY" not in prefixes:
-        environment[name] = ",".join([*prefixes, "OVERLAY"])
+        environment[_RAY_PREFIXES] = ",".join([part for part in prefixes if part] + ["OVERLAY"])
 
 
 def plugin_allowed(environment: Mapping[str, str] = os.environ) -> bool:

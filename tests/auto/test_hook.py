@@ -41,6 +41,7 @@ store = Store(Path(ROOT, "cache"))
 TEXTS = {{
     "vllm/mod.py": (PATCHED.encode(), sha256(PRISTINE)),
     "vllm/new/__init__.py": (ADDED.encode(), None),
+    "vllm/new/inner.py": (b"VALUE = 3\\n", None),
 }}
 entry = store.save("key", TEXTS, {{}})
 finder = PatchFinder(Path(ROOT), entry.modules, lambda name, module, stored: seen.append(name))
@@ -87,6 +88,43 @@ def test_the_patched_code_runs_and_the_installation_stays(
         assert not Path(ROOT, "vllm/new").exists()
         """,
         *options,
+    )
+
+
+def test_modules_of_an_added_package_are_imported_from_the_store(root: Path) -> None:
+    run(
+        root,
+        """
+        install(finder)
+        from vllm.new import inner
+        import vllm.new.inner
+        assert inner.VALUE == 3
+        assert type(inner.__loader__).__name__ == "PatchedLoader"
+        assert not list(entry.folder.rglob("__pycache__"))
+        try:
+            import vllm.new.absent
+        except ModuleNotFoundError:
+            pass
+        else:
+            raise AssertionError
+        """,
+    )
+
+
+def test_an_added_module_that_is_there_already_is_refused(root: Path) -> None:
+    (root / "vllm/new").mkdir()
+    (root / "vllm/new/__init__.py").write_text("theirs = True\n")
+    run(
+        root,
+        """
+        install(finder)
+        try:
+            import vllm.new
+        except HookError as error:
+            assert "exists already" in str(error)
+        else:
+            raise AssertionError
+        """,
     )
 
 

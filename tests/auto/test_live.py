@@ -16,7 +16,7 @@ from overlay.auto.records import ModuleRecord, ProcessRecord
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(records, "folder", lambda: tmp_path)
+    monkeypatch.setattr(records, "folders", lambda: (tmp_path,))
     return tmp_path
 
 

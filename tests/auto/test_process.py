@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -72,8 +73,12 @@ class Box:
         assert done.returncode == 0, done.stderr
         return done.stderr
 
-    def attempt(self, code: str, *options: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    def attempt(
+        self, code: str, *options: str, path: list[str] | None = None, **changes: str
+    ) -> subprocess.CompletedProcess[str]:
+        """The same, whether it succeeds or not; ``path`` goes before ``sys.path``."""
         head = (
+            f"import sys; sys.path[:0] = {path or []!r}\n"
             "import logging; logging.basicConfig(level=logging.DEBUG)\n"
             "from pathlib import Path\n"
             "import overlay.features\n"
@@ -160,7 +165,34 @@ def test_disk_never_hooks(box: Box) -> None:
     box.run(PRISTINE, OVERLAY="disk")
     done = box.attempt(PRISTINE, OVERLAY="disk", OVERLAY_REQUIRED="demo")
     assert done.returncode != 0
-    assert "demo is not active" in done.stderr
+    assert "demo is pristine: it is not applied on disk" in done.stderr
+
+
+def test_disk_and_memory_work_together(box: Box) -> None:
+    box.overlay("apply", str(box.site))
+    other = box.patches / "second/files/vllm/second.py"
+    other.parent.mkdir(parents=True)
+    other.write_text("MARK = 'second'\n")
+    (box.patches / "second/feature.toml").write_text(FEATURE.replace("demo", "second"))
+    log = box.run(PATCHED + "import vllm.second")
+    assert "runs demo, second (disk and memory)" in log
+
+
+def test_a_vllm_that_was_installed_anew_after_apply_is_patched_in_memory(box: Box) -> None:
+    box.overlay("apply", str(box.site))
+    pristine = next((box.site / ".vllm-overlay/pristine").iterdir())
+    (box.site / PROPOSER).write_bytes(pristine.read_bytes())
+    (box.site / "vllm/v1/spec_decode/added.py").unlink()
+    assert "runs demo (memory)" in box.run(PATCHED)
+
+
+def test_an_interrupted_apply_is_no_basis(box: Box) -> None:
+    (box.site / ".vllm-overlay").mkdir()
+    (box.site / ".vllm-overlay/journal.json").write_text("{}")
+    assert "is running or was interrupted" in box.run(PRISTINE)
+    done = box.attempt("register()", OVERLAY_REQUIRED="demo")
+    assert done.returncode != 0
+    assert "demo: an apply or revert in" in done.stderr
 
 
 @pytest.mark.parametrize("mode", ["auto", "disk"])
@@ -176,7 +208,7 @@ def test_an_edit_after_apply_is_not_called_ours(box: Box) -> None:
     file = box.site / PROPOSER
     file.write_text(file.read_text() + "# edited\n")
     log = box.run("register()")
-    assert "edited after overlay apply" in log
+    assert "not as overlay apply left it" in log
     assert "runs unpatched" in log
     done = box.attempt("register()", OVERLAY_REQUIRED="demo")
     assert done.returncode != 0
@@ -212,10 +244,44 @@ def test_an_edited_file_is_planned_anew_in_spite_of_a_warm_cache(box: Box) -> No
     box.run(PATCHED + "from vllm.v1.spec_decode.proposer import EDITED")
 
 
-def test_a_target_imported_before_is_named(box: Box) -> None:
-    done = box.attempt("import vllm.v1.spec_decode.proposer\nregister()")
+EARLY = "import vllm.v1.spec_decode.proposer as early\n"
+
+
+def test_a_target_imported_before_leaves_the_feature_out_whole(box: Box) -> None:
+    log = box.run(
+        EARLY + PRISTINE + "import sys; assert not any('added' in m for m in sys.modules)"
+    )
+    assert "demo is left out (pristine): already imported" in log
+    assert "vllm.v1.spec_decode.proposer (imported by __main__)" in log
+    assert "runs unpatched" in log
+
+
+def test_a_target_imported_before_stops_a_process_that_requires_it(box: Box) -> None:
+    done = box.attempt(EARLY + "register()", OVERLAY_REQUIRED="demo")
     assert done.returncode != 0
-    assert "vllm.v1.spec_decode.proposer (imported by" in done.stderr
+    assert "vllm.v1.spec_decode.proposer (imported by __main__)" in done.stderr
+
+
+def test_a_feature_can_require_itself(box: Box) -> None:
+    file = box.patches / "demo/feature.toml"
+    file.write_text(file.read_text() + "required = true\n")
+    box.run(PATCHED)
+    done = box.attempt(EARLY + "register()")
+    assert done.returncode != 0
+    assert "demo is pristine: already imported" in done.stderr
+    done = box.attempt("register()", OVERLAY="disk")
+    assert done.returncode != 0
+    assert "demo is pristine: it is not applied on disk" in done.stderr
+    box.run("register()", OVERLAY="off")
+
+
+def test_what_is_imported_early_takes_no_other_feature_with_it(box: Box) -> None:
+    other = box.patches / "second/files/vllm/second.py"
+    other.parent.mkdir(parents=True)
+    other.write_text("MARK = 'second'\n")
+    (box.patches / "second/feature.toml").write_text(FEATURE.replace("demo", "second"))
+    log = box.run(EARLY + PRISTINE + "import vllm.second; assert vllm.second.MARK == 'second'")
+    assert "runs second (memory)" in log
 
 
 def test_a_read_only_installation_is_patched(box: Box) -> None:
@@ -239,7 +305,8 @@ def test_a_damaged_cache_is_made_again(box: Box) -> None:
 
 
 def test_the_record_proves_what_runs(box: Box) -> None:
-    show = PATCHED + "from overlay.auto import records; [r] = records.read_all()\n"
+    show = PATCHED + "from overlay.auto import records; import os\n"
+    show += "[r] = [r for r in records.read_all() if r.pid == os.getpid()]\n"
     show += "print([(m.module.rpartition('.')[2], m.scopes) for m in r.modules], r.way)"
     found = box.attempt(show)
     expected = "[('added', {}), ('proposer', {'SpecDecodeBaseProposer._first': 'runs'})] memory"
@@ -304,3 +371,116 @@ def test_importing_the_plugin_imports_nothing_of_weight(box: Box) -> None:
         "register()\n"
         "assert not {'torch', 'vllm', 'rich', 'click', 'unidiff'} & set(sys.modules)"
     )
+
+
+def test_a_variable_that_nobody_reads_is_named(box: Box) -> None:
+    log = box.run(PATCHED, OVERLAY_REQUIERD="demo")
+    assert "OVERLAY_REQUIERD is set, but neither" in log
+    (box.patches / "demo/files/vllm/v1/spec_decode/added.py").write_text(
+        "import os\nMARK = os.environ.get('OVERLAY_DEMO', 'patched')\n"
+    )
+    assert "is set, but" not in box.run(PATCHED, OVERLAY_DEMO="patched")
+
+
+def test_the_vllm_that_runs_is_patched_whatever_the_path_says(box: Box, tmp_path: Path) -> None:
+    (tmp_path / "other/vllm").mkdir(parents=True)
+    (tmp_path / "other/vllm/__init__.py").write_text("raise SystemExit('the wrong vLLM')\n")
+    box.run(f"import vllm\nsys.path.insert(0, {str(tmp_path / 'other')!r})\n" + PATCHED)
+
+
+def test_a_zipped_vllm_is_left_alone_or_refused(box: Box, tmp_path: Path) -> None:
+    shutil.make_archive(str(tmp_path / "vllm"), "zip", box.site)
+    path = f"{tmp_path / 'vllm.zip'}{os.pathsep}{REPO}"
+    log = box.run("import vllm\n" + PRISTINE, PYTHONPATH=path)
+    assert "from inside the archive" in log
+    assert "runs unpatched" in log
+    done = box.attempt("import vllm; register()", PYTHONPATH=path, OVERLAY_REQUIRED="demo")
+    assert done.returncode != 0
+    assert "demo: this Python imports vLLM from inside the archive" in done.stderr
+
+
+FROZEN = """
+import importlib.abc, importlib.util, sys
+class Frozen(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path=None, target=None):
+        if name == "vllm":
+            return importlib.util.spec_from_loader(name, self, is_package=True)
+    def exec_module(self, module):
+        module.__version__ = "0.26.0"
+sys.meta_path.insert(0, Frozen())
+sys.path[:] = [entry for entry in sys.path if "site" not in entry.split("/")[-1]]
+import vllm
+assert not hasattr(vllm, "__file__")
+"""
+
+
+def test_a_frozen_vllm_is_left_alone_or_refused(box: Box) -> None:
+    assert "no vLLM" in box.run(FROZEN + "register()", PYTHONPATH=str(REPO))
+    done = box.attempt(FROZEN + "register()", PYTHONPATH=str(REPO), OVERLAY_REQUIRED="demo")
+    assert done.returncode != 0
+    assert "no vLLM" in done.stderr
+
+
+@pytest.mark.parametrize("options", [("-I", "-B"), ("-S",), ("-I", "-S", "-B", "-O")])
+def test_isolated_interpreters_are_patched(box: Box, options: tuple[str, ...]) -> None:
+    path = [str(box.site), str(REPO), *(entry for entry in sys.path if "site-packages" in entry)]
+    before = box.fingerprint()
+    done = box.attempt(PATCHED, *options, path=path)
+    assert done.returncode == 0, done.stderr
+    assert "runs demo (memory)" in done.stderr
+    assert box.fingerprint() == before
+
+
+def test_two_overlays_in_one_process_are_refused(box: Box, tmp_path: Path) -> None:
+    shutil.copytree(REPO / "overlay", tmp_path / "second/overlay")
+    load_again = """
+for name in [name for name in sys.modules if name.partition(".")[0] == "overlay"]:
+    del sys.modules[name]
+"""
+    # The same one, loaded anew, does nothing.
+    again = "import sys\nregister()\n" + load_again + "from overlay.plugin import register\n"
+    log = box.run(again + PATCHED)
+    assert log.count("runs demo (memory)") == 1
+    other = f"sys.path.insert(0, {str(tmp_path / 'second')!r})\n"
+    other = "import sys\nregister()\n" + load_again + other
+    done = box.attempt(other + "from overlay.plugin import register\nregister()\n")
+    assert done.returncode != 0
+    assert "two overlays are installed" in done.stderr
+    assert str(tmp_path / "second") in done.stderr
+
+
+def test_an_open_cache_is_not_executed(box: Box) -> None:
+    box.run(PATCHED)
+    (entry,) = (box.cache / "modules").iterdir()
+    (entry / "vllm/v1/spec_decode/added.py").chmod(0o666)
+    log = box.run(PATCHED)
+    assert "can be written by others" in log
+    (box.cache / "modules").chmod(0o777)
+    log = box.run(PATCHED)  # from a temporary place, since the whole cache is open
+    assert "cannot be used" in log
+
+
+def test_no_place_to_write_leaves_the_feature_out(box: Box) -> None:
+    nowhere = {"OVERLAY_CACHE": "/proc/nowhere", "TMPDIR": "/proc/nowhere"}
+    code = "import tempfile; tempfile.tempdir = '/proc/nowhere'\n"
+    code += "from overlay.auto import records; records.folders = lambda: ()\n"
+    log = box.run(code + PRISTINE, **nowhere)
+    assert "no place" in log
+    done = box.attempt(code + "register()", **nowhere, OVERLAY_REQUIRED="demo")
+    assert done.returncode != 0
+
+
+@pytest.mark.parametrize("state", ["upstreamed", "inapplicable"])
+def test_what_needs_nothing_is_one_line_for_debugging(box: Box, state: str) -> None:
+    file = box.patches / "demo/feature.toml"
+    if state == "inapplicable":
+        file.write_text(FEATURE.replace("0.25.0..0.26.0", "0.27.0..0.27.1"))
+        variant = box.patches / "demo/10-first/0.25.0..0.26.0.patch"
+        variant.rename(variant.with_name("0.27.0..0.27.1.patch"))
+    else:
+        scope = 'scope = "SpecDecodeBaseProposer"\ncontains = "def _first"\n'
+        file.write_text(f'{FEATURE}[[upstreamed]]\npath = "{PROPOSER}"\n{scope}')
+    log = box.run(PRISTINE, OVERLAY_REQUIRED="demo")
+    assert log.count(f"DEBUG:vllm.overlay:vllm-overlay: demo is {state} here") == 1
+    assert "WARNING" not in log
+    assert log.count("INFO:vllm.overlay") == 1

@@ -50,10 +50,16 @@ def test_every_switch_counts_but_places_of_one_machine() -> None:
 
 def test_ray_is_told_to_carry_our_variables_once() -> None:
     name = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
-    environment = {name: "MY_"}
+    environment = {name: "MY_", "OVERLAY_UNTESTED": "1"}
     switches.carry_to_ray(environment)
     switches.carry_to_ray(environment)
     assert environment[name] == "MY_,OVERLAY"
+
+
+def test_ray_is_told_nothing_where_there_is_nothing_to_carry() -> None:
+    environment = {"HOME": "/home/u"}
+    switches.carry_to_ray(environment)
+    assert environment == {"HOME": "/home/u"}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,80 @@
+"""vLLM's own caches see that this process runs patched code.
+
+Two of them ask the installation's files, which stay pristine, what the code is:
+
+- the model-info cache (``vllm.model_executor.models.registry``) is keyed on a hash of the model's
+  file on disk;
+- compiled models that are loaded ahead of time (``vllm.compilation.decorators``) are keyed on the
+  release, the forward's name and its first line, and verified against the files on disk.
+
+Both keep the entries of a patch set apart under its key.  The compile cache proper needs nothing:
+it hashes the files that the traced code objects name, which are the patched copies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from overlay.auto import hook
+
+_REGISTRY = "vllm.model_executor.models.registry"
+_DECORATORS = "vllm.compilation.decorators"
+#: What a model class and its forward are made of; elsewhere nothing is traced or inspected.
+_MODEL_CODE = (
+    "vllm.model_executor.",
+    "vllm.models.",
+    "vllm.lora.",
+    "vllm.compilation.",
+    "vllm.attention.",
+    "vllm.v1.attention.",
+    "vllm.distributed.",
+    "vllm.ir.",
+    "vllm.kernels.",
+    "vllm.utils.",
+    "vllm._",
+    "vllm.forward_context",
+    "vllm.config.",
+    "vllm.platforms.",
+)
+
+
+def concerned(modules: Iterable[str]) -> bool:
+    """Whether any of the patched modules can change what those caches hold."""
+    return any(name.startswith(_MODEL_CODE) for name in modules)
+
+
+def keep_apart(key: str) -> None:
+    """Keep this process's entries of both caches apart under ``key``, at once or when imported.
+
+    :param key: the digest of the patch set and its switches.
+    """
+    for name, act in ((_REGISTRY, _model_info), (_DECORATORS, _ahead_of_time)):
+        hook.when_imported(name, _with(act, key))
+
+
+def _with(act: Callable[[ModuleType, str], None], key: str) -> Callable[[ModuleType], None]:
+    return lambda module: act(module, key)
+
+
+def _model_info(registry: ModuleType, key: str) -> None:
+    model = registry._LazyRegisteredModel
+    stock = model._get_cache_dir
+
+    def cache_dir() -> Path:
+        folder: Path = stock() / f"overlay-{key[:16]}"
+        return folder
+
+    model._get_cache_dir = staticmethod(cache_dir)
+
+
+def _ahead_of_time(decorators: ModuleType, key: str) -> None:
+    stock = decorators._model_hash_key
+
+    def model_hash_key(forward: Callable[..., Any]) -> str:
+        return hashlib.sha256(f"{stock(forward)} {key}".encode()).hexdigest()
+
+    decorators._model_hash_key = model_hash_key  # type: ignore[attr-defined]

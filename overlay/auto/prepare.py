@@ -1,0 +1,276 @@
+"""From features and a pristine vLLM to a verified store entry: what the import hook serves.
+
+The plan is kept in the entry beside the patched texts, so that a warm process reads and hashes a
+handful of files and parses nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import overlay
+from overlay.auto import hook, records, store
+
+if TYPE_CHECKING:
+    from overlay.auto.switches import Switches
+    from overlay.model import Feature, FeatureResult, Plan
+    from overlay.targets.target import Target
+
+
+@dataclass(frozen=True)
+class Planned:
+    """How one feature stands in the files, and whether the entry holds it.
+
+    :ivar chosen: whether the entry's modules have it.
+    :ivar modules: the modules that it patches or adds.
+    """
+
+    id: str
+    digest: str
+    state: str
+    chosen: bool
+    why: str | None
+    modules: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A verified entry, and the plan that it was made from.
+
+    :ivar scopes: module name -> scopes whose code the plan changes.
+    """
+
+    entry: store.Entry
+    features: tuple[Planned, ...]
+    scopes: Mapping[str, tuple[str, ...]]
+    warnings: tuple[str, ...]
+
+
+def prepare(target: Target, switches: Switches, left_out: Iterable[str] = ()) -> Prepared:
+    """The entry for this vLLM and this patch set, made where there is none.
+
+    :param left_out: ids of features that must not be in it.
+    :raises StoreError: if there is no place where it could be kept.
+    :raises PatchFormatErrors: if a patches folder is malformed.
+    """
+    entry, warnings = _entry(target, switches, _folders(switches), frozenset(left_out))
+    facts = entry.facts
+    features = tuple(
+        Planned(**{**row, "modules": tuple(row["modules"])}) for row in _rows(facts, "features")
+    )
+    scopes = {str(row["module"]): tuple(row["scopes"]) for row in _rows(facts, "scopes")}
+    planned = tuple(str(one) for one in _rows(facts, "warnings"))
+    return Prepared(entry, features, scopes, (*warnings, *planned))
+
+
+def required_features(switches: Switches) -> frozenset[str]:
+    """The ids of the features whose own feature.toml says that vLLM must not start without them.
+
+    Looks into no file but those that hold the word, since each process asks.
+    """
+    found = set()
+    for folder in _folders(switches):
+        for document in folder.glob("*/feature.toml"):
+            if b"required" in document.read_bytes():
+                from overlay.features import load
+
+                found |= {feature.id for feature in load([folder]) if feature.required}
+                break
+    return frozenset(found)
+
+
+def _folders(switches: Switches) -> list[Path]:
+    from overlay.features import shipped_folder
+
+    return [shipped_folder(), *switches.patches]
+
+
+def folders_hash(folders: Iterable[Path]) -> str:
+    """A sha256 over every file of the patches folders; changes whenever a plan could change."""
+    total = hashlib.sha256()
+    for folder in folders:
+        for name, path in _files(str(folder), ""):
+            with open(path, "rb") as stream:
+                data = stream.read()
+            total.update(f"{name}\0{len(data)}\0".encode(errors="surrogateescape") + data)
+        total.update(b"\0folder\0")
+    return total.hexdigest()
+
+
+def _files(folder: str, prefix: str) -> Iterable[tuple[str, str]]:
+    # os.scandir, since pathlib's walk alone would take a tenth of the time a process may lose.
+    try:
+        with os.scandir(folder) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+    except FileNotFoundError:
+        return  # a folder that is not there: the plan says so, as an error
+    for entry in entries:
+        if entry.is_dir():
+            if entry.name != "__pycache__":
+                yield from _files(entry.path, f"{prefix}{entry.name}/")
+        else:
+            yield prefix + entry.name, entry.path
+
+
+def _rows(facts: Mapping[str, object], name: str) -> list[Any]:
+    rows = facts.get(name)
+    if not isinstance(rows, list):
+        raise store.StoreError(f"the cache entry lacks {name}; remove it")
+    return rows
+
+
+def _entry(
+    target: Target, switches: Switches, folders: list[Path], without: frozenset[str]
+) -> tuple[store.Entry, tuple[str, ...]]:
+    key = store.entry_key(
+        overlay.__version__,
+        str(target.root),
+        target.vllm or "",
+        str(switches.untested),
+        *sorted(without),
+        folders_hash(folders),
+    )
+    warnings: list[str] = []
+    for place in _places():
+        cache = store.Store(place)
+        try:
+            entry = cache.load(key)
+            if entry is not None and _fits(entry, target):
+                return entry, tuple(warnings)
+            if entry is not None:  # the same place now holds other files
+                cache.discard(key)
+        except store.StoreError as error:
+            warnings.append(f"{error}; made again elsewhere or anew")
+            with contextlib.suppress(OSError):
+                cache.discard(key)
+        try:
+            texts, facts = _planned(target, switches, folders, without)
+            return cache.save(key, texts, facts), tuple(warnings)
+        except (OSError, store.StoreError) as error:
+            warnings.append(f"the cache at {place} cannot be used ({error})")
+    raise store.StoreError(
+        "no place for patched modules can be written: "
+        + "; ".join(warnings)
+        + "; set OVERLAY_CACHE to a folder of your own, or patch on disk with `overlay apply`"
+    )
+
+
+def _places() -> Iterable[Path]:
+    """Where the store may lie: the user's cache, else a private temporary folder.
+
+    The last one lasts as long as this process does.
+    """
+    from overlay.targets.cache import cache_folder
+
+    with contextlib.suppress(RuntimeError):  # no home folder
+        yield cache_folder() / "modules"
+    with contextlib.suppress(OSError):  # of our own, and found again by the next process
+        yield records.folder() / "modules"
+    with contextlib.suppress(OSError):
+        place = tempfile.mkdtemp(prefix=f"vllm-overlay-{os.geteuid()}-")
+        atexit.register(_remove, place, os.getpid())
+        yield Path(place) / "modules"
+
+
+def _remove(place: str, owner: int) -> None:
+    if os.getpid() == owner:  # and not a fork of it
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _fits(entry: store.Entry, target: Target) -> bool:
+    sources = entry.facts.get("read")
+    if not isinstance(sources, dict):
+        return False
+    for path, expected in sources.items():
+        data = target.read(path)
+        if (None if data is None else store.sha256(data)) != expected:
+            return False
+    return True
+
+
+def _planned(
+    target: Target, switches: Switches, folders: list[Path], without: frozenset[str]
+) -> tuple[dict[str, tuple[bytes, str | None]], dict[str, object]]:
+    """What ``store.Store.save`` takes: the patched texts, and the facts of the plan."""
+    from overlay.features import load
+    from overlay.planning import plan
+
+    features = load(folders)
+    first = plan(features, target, target.release, target.record)
+    chosen = _choose(features, first, switches, without)
+    # What needs attention is left out as a whole; the rest is planned without it.
+    final = plan(chosen, target, target.release, target.record)
+    results = {result.feature: result for result in first.features}
+    rows = [
+        vars(_describe(feature, results[feature.id], feature in chosen)) for feature in features
+    ]
+    texts = {
+        change.path: (change.after, None if change.before is None else store.sha256(change.before))
+        for change in final.changes
+        if change.after is not None
+    }
+    facts: dict[str, object] = {
+        "features": rows,
+        "read": _read(target, [*first.features, *final.features]),
+        "scopes": _scopes(final),
+        "warnings": list(final.warnings),
+    }
+    return texts, facts
+
+
+def _describe(feature: Feature, result: FeatureResult, chosen: bool) -> Planned:
+    reasons = [
+        result.why,
+        *(file.why for file in result.files),
+        *(hunk.why for file in result.files for hunk in file.hunks),
+    ]
+    why = next((reason for reason in reasons if reason), None)
+    if result.untested and not chosen:
+        why = "this release is untested; OVERLAY_UNTESTED=1 allows it"
+    return Planned(
+        id=feature.id,
+        digest=feature.digest,
+        state=result.state.value,
+        chosen=chosen,
+        why=why,
+        modules=tuple(sorted({hook.module_name(file.path) for file in result.files})),
+    )
+
+
+def _choose(
+    features: Iterable[Feature], first: Plan, switches: Switches, without: frozenset[str]
+) -> tuple[Feature, ...]:
+    wanted = {
+        result.feature
+        for result in first.features
+        if result.state.value == "pristine" and (switches.untested or not result.untested)
+    }
+    return tuple(feature for feature in features if feature.id in wanted - without)
+
+
+def _read(target: Target, results: Iterable[FeatureResult]) -> dict[str, str | None]:
+    """The hash of every file that a plan looked at, so that a change of any is noticed."""
+    found: dict[str, str | None] = {}
+    for path in {file.path for feature in results for file in feature.files}:
+        data = target.read(path)
+        found[path] = None if data is None else store.sha256(data)
+    return found
+
+
+def _scopes(plan: Plan) -> list[dict[str, object]]:
+    scopes: dict[str, set[str]] = {}
+    for feature in plan.features:
+        for file in feature.files:
+            scopes.setdefault(hook.module_name(file.path), set()).update(
+                one.scope for one in file.hunks
+            )
+    return [{"module": name, "scopes": sorted(found)} for name, found in sorted(scopes.items())]

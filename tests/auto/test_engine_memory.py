@@ -1,0 +1,129 @@
+"""The main job of auto-apply on a real engine, from an installation that nobody may write to.
+
+In one process, in several, and with two tensor-parallel workers: tokens and the accepted counts of
+every draft position equal the oracle, every process says and proves that it runs patched, and the
+installation is byte for byte what it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_fixtures import private_vllm
+from engine_launch import launch
+from engine_spec import EngineSpec, make_requests
+from private_copy import PrivateCopy, hash_files
+
+from tests.auto.installed import REPOSITORY, install_beside, read_only
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+HOOKS = str(Path(__file__).parent)
+PROPOSER = "vllm.v1.spec_decode.llm_base_proposer"
+ADDED = "vllm.v1.spec_decode.draft_graphs"
+TARGETS = {PROPOSER, "vllm.v1.cudagraph_dispatcher", "vllm.v1.worker.gpu_model_runner"}
+SEVERAL = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+    # The test asks the workers what they run, by a function that is sent to them.
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
+}
+SPEC = EngineSpec(
+    "",
+    "eagle3",
+    3,
+    make_requests(6),
+    python_path=(HOOKS,),
+    post_load=("engine_hooks:live",),
+)
+#: name -> the spec, and how many processes of the engine run code that is patched.
+CASES = {
+    "one process": (SPEC, 1),
+    "several processes": (replace(SPEC, env=SEVERAL), 2),
+    "two workers": (replace(SPEC, env=SEVERAL, tensor_parallel_size=2), 4),
+}
+
+
+@dataclass(frozen=True)
+class Box:
+    """A vLLM that must not change, and the overlay beside it."""
+
+    copy: PrivateCopy
+    beside: Path
+    before: dict[str, str]
+    environment: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def box(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+    folder = tmp_path_factory.mktemp("memory")
+    beside = install_beside(folder)
+    for name in ("cache", "run"):
+        (folder / name).mkdir(mode=0o700)
+    environment = {
+        "PYTHONPATH": f"{beside}",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OVERLAY_CACHE": str(folder / "cache"),
+        "XDG_RUNTIME_DIR": str(folder / "run"),
+    }
+    for copy in private_vllm(engine_python, folder):
+        before = hash_files(copy.site)
+        with read_only(copy.site):
+            yield Box(copy, beside, before, environment)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_process_drafts_as_it_should_with_patched_code(
+    box: Box, tiny_models: Path, case: str
+) -> None:
+    spec, processes = CASES[case]
+    result = launch(box.copy.python, replace(spec, models=str(tiny_models)), env=box.environment)
+    expect_the_oracle(result)
+    said = result["hooks"]["engine_hooks:live"]
+    assert len(said) == processes, said
+    assert [one["problem"] for one in said] == [None] * processes
+    for one in said:
+        assert one["record"]["way"] == "memory"
+        assert one["record"]["digest"] == said[0]["record"]["digest"]
+    for worker in result["workers"]:
+        record = next(one["record"] for one in said if one["pid"] == worker["pid"])
+        expect_patched(worker, record, box)
+    assert "runs draft-graphs" in result["log"]
+    assert hash_files(box.copy.site) == box.before
+
+
+def test_off_and_the_allow_list_leave_vllm_alone(box: Box, tiny_models: Path) -> None:
+    environment = box.environment | {"OVERLAY": "off"}
+    spec = replace(SPEC, models=str(tiny_models))
+    result = launch(box.copy.python, spec, env=environment)
+    expect_the_oracle(result)
+    (worker,) = result["workers"]
+    assert worker["propose"]["file"] == str(
+        box.copy.site / "vllm/v1/spec_decode/llm_base_proposer.py"
+    )
+    assert ADDED not in worker["modules"]
+    assert "off (OVERLAY=off)" in result["log"]
+
+
+def expect_the_oracle(result: dict[str, Any]) -> None:
+    """Every token, and the counts of the engine's own metrics, position by position."""
+    for index, request in enumerate(result["requests"]):
+        assert request["tokens_ok"], f"request {index} said {request['tokens']}"
+        assert request["steps_ok"], f"request {index} accepted {request['steps']}"
+    assert result["counts"] == result["oracle"]
+
+
+def expect_patched(worker: dict[str, Any], record: dict[str, Any], box: Box) -> None:
+    """A worker runs the patched copies, whose names its code objects bear."""
+    assert worker["propose"]["file"].startswith(box.environment["OVERLAY_CACHE"])
+    assert ADDED in worker["modules"]
+    modules = {one["module"]: one for one in record["modules"]}
+    assert modules.keys() >= TARGETS
+    for name in TARGETS:
+        states = set(modules[name]["scopes"].values())
+        assert states == {"runs"}, (name, modules[name])
+    assert record["rank"] == worker["rank"]
+    assert REPOSITORY not in map(Path, worker["overlay_imported"])
