@@ -83,7 +83,8 @@ def _examined(target: Target | str, features: tuple[Feature, ...]) -> TargetRepo
     try:
         return examine(target, features).report
     except OverlayError as error:
-        return f"{target.name}: {error}"
+        said = str(error)
+        return said if said.startswith(f"{target.name}: ") else f"{target.name}: {said}"
     except OSError as error:
         return described(error)
 
