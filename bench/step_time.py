@@ -257,6 +257,7 @@ def main() -> None:
             "ms_per_step": round(1000 * median / steps, 3),
             "tokens_per_s": round(size * args.tokens / median, 1),
             "spread": round((max(times) - min(times)) / median, 3),
+            "best_ms_per_step": round(1000 * min(times) / steps, 3),
             "mean_acceptance_length": round(1 + accepted / drafts, 3),
             **host_figures(timer.seconds),
         }
