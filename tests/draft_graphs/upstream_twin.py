@@ -158,6 +158,7 @@ def make_proposer(shape: Shape, config: VllmConfig) -> Any:
         "cudagraph_dispatcher": Dispatcher(),
         "device": torch.device("cpu"),
         "dp_rank": 0,
+        "draft_uses_xdrope_dim": 0,
         "draft_attn_groups": [Group()],
         "draft_model_config": SimpleNamespace(
             hf_config=SimpleNamespace(architectures=["DeepSeekMTPModel"])
@@ -187,6 +188,7 @@ def make_proposer(shape: Shape, config: VllmConfig) -> Any:
         "use_heterogeneous_vocab": False,
         "use_local_argmax_reduction": False,
         "uses_mrope": shape.mrope,
+        "uses_xdrope_dim": 0,
         "vllm_config": config,
         "_draft_attn_layer_names": {LAYER},
         "_enable_probabilistic_draft_probs": False,
@@ -366,14 +368,28 @@ SHAPES = (
 )
 
 
+def use_cpu_kernels() -> None:
+    """Let the step kernel run on CPU, as vLLM's worker for CPU does."""
+    current_platform.import_kernels()
+    register = getattr(current_platform, "register_triton_kernel_overrides", None)
+    if register is not None:
+        register()
+        return
+    # Until 0.31 or so the CPU's model runner puts its kernels into the modules.
+    from vllm.utils import cpu_triton_utils
+    from vllm.v1.spec_decode import utils
+
+    name = "eagle_step_slot_mapping_metadata_kernel"
+    setattr(utils, name, getattr(cpu_triton_utils, name))
+
+
 def main() -> None:
     """Run all shapes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--cases", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    current_platform.import_kernels()
-    current_platform.register_triton_kernel_overrides()
+    use_cpu_kernels()
     from vllm.v1.spec_decode.draft_graphs import compat
 
     compat.all_ranks_agree = lambda yes: yes  # no process group here
