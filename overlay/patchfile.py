@@ -95,12 +95,16 @@ class _Reader:
     def __init__(self, name: str, text: str) -> None:
         self.name = name
         pieces = text.split("\n")
-        if pieces[-1] == "":
+        unfinished = pieces[-1] != ""
+        if not unfinished:
             pieces.pop()
-        # The end of a line is no content: a patch checked out with CRLF says the same.
-        self.lines = [piece[:-1] if piece.endswith("\r") else piece for piece in pieces]
+        # The end of a line is no content: a patch checked out with CRLF says the same.  A carriage
+        # return alone stays, for git does not take it for an empty line of context.
+        self.lines = [piece if piece == "\r" else piece.removesuffix("\r") for piece in pieces]
         self.at = 0
         self.errors: list[PatchFormatError] = []
+        if unfinished:
+            self.error(len(pieces), "its last line has no newline; git refuses such a patch")
 
     def error(self, line: int | None, problem: str) -> None:
         """Note an error at a 1-based line."""
@@ -183,9 +187,10 @@ class _Reader:
             forbidden = next((why for start, why in _FORBIDDEN if line.startswith(start)), None)
             if forbidden is not None:
                 self.error(number, f"a patch only edits one file, and {forbidden}")
-            elif line.startswith("diff --git "):
+            elif line.startswith("diff --git ") and git_line is None:
                 git_line = (number, line)
-            elif not line.startswith("index ") and line.strip():
+            elif not line.startswith("index ") and (line.strip() or git_line is not None):
+                # Behind "diff --git" git takes an empty line for the end of an empty diff.
                 self.error(number, f"expected '--- a/vllm/...', found {line!r}")
         if self.at >= len(self.lines):
             if not self.errors:

@@ -72,7 +72,9 @@ def test_a_good_patch_is_read_whole() -> None:
 
 
 def test_a_patch_checked_out_with_crlf_says_the_same() -> None:
-    assert parse_patch(GOOD.replace("\n", "\r\n"), "x") == parse_patch(GOOD, "x")
+    checked_out = GOOD.replace("\n\n", "\n \n").replace("\n", "\r\n")
+    assert parse_patch(checked_out, "x") == parse_patch(GOOD, "x")
+    assert parse_patch(checked_out.replace("---\r\n", "\r\n", 1) + "\r\n", "x").hunks
 
 
 def test_other_breaks_than_line_feeds_are_content() -> None:
@@ -189,6 +191,8 @@ def test_a_removal_between_context_is_not() -> None:
         (GOOD[: GOOD.index("@@ -10")], "holds no hunk"),
         (GOOD[GOOD.index("diff --git") :], "Origin is missing"),
         (GOOD + "trailing\n", "found 'trailing'"),
+        (GOOD[:-1], "last line has no newline"),
+        (GOOD.replace("index 1234567..89abcde 100644\n", "\n"), "found ''"),
         (GOOD + "-- \n2.39.5\n", "the hunk has 2 and 1"),
     ],
 )
@@ -282,7 +286,7 @@ def test_any_text_is_a_patch_or_gets_placed_errors(changes: list[tuple[str, int,
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is the judge here")
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(CHANGES)
 def test_git_reads_every_patch_that_we_read(changes: list[tuple[str, int, str]]) -> None:
     text = changed(changes)
