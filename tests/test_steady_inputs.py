@@ -115,7 +115,10 @@ class Metadata:
 def runner(ids: Any) -> SimpleNamespace:
     buffers = {name: FakeBuffer(SIZE) for name in steady.STEADY_BUFFERS}
     return SimpleNamespace(
-        input_ids=SimpleNamespace(gpu=ids), speculative_config=object(), **buffers
+        input_ids=SimpleNamespace(gpu=ids),
+        speculative_config=object(),
+        max_num_reqs=SIZE,
+        **buffers,
     )
 
 

@@ -3,7 +3,8 @@
 
 From one decode step of speculative decoding to the next a batch mostly keeps its shape: the same
 requests with K+1 tokens each. What the runner derives from the shape alone then stays the same on
-the GPU, too. Nothing here changes what a step computes.
+the GPU, too, and its input ids are those that the last step left there. Nothing here changes what
+a step computes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 VARIABLE = "OVERLAY_STEADY_INPUTS"
 
@@ -71,13 +74,47 @@ class SteadyInputs:
     """What one runner keeps from step to step."""
 
     def __init__(self, runner: Any) -> None:
-        self._input_ids = runner.input_ids
+        self._runner = runner
+        # 0, 1, 2 ...: one more than there can be requests.
+        self._rows = np.arange(runner.max_num_reqs + 1)
         self._shape: tuple[Any, Any] | None = None
         self._metadata: Any = None
         self._draft_positions: Any = None
         for name in STEADY_BUFFERS:
             buffer = getattr(runner, name)
             buffer.copy_to_gpu = SteadyCopy(buffer)
+
+    def fill_input_ids(
+        self, num_reqs: int, cu_num_tokens: Any, scheduled_drafts: Mapping[str, Any]
+    ) -> bool:
+        """Put the last step's tokens and drafts into the input ids, if every request decodes.
+
+        True where the batch is the last step's, row by row, and each request has its sampled token
+        and all K drafts: then the input ids are two strided copies, where upstream uploads four
+        index arrays. Otherwise nothing was done.
+
+        cu_num_tokens: [num_reqs] int32. scheduled_drafts: draft tokens by request id.
+        """
+        runner = self._runner
+        drafts, sampled = runner._draft_token_ids, runner.input_batch.prev_sampled_token_ids
+        if len(scheduled_drafts) != num_reqs or not hasattr(drafts, "data_ptr"):
+            return False
+        rows, k = drafts.shape
+        if rows < num_reqs or sampled.shape[0] < num_reqs or runner.enable_prompt_embeds:
+            return False
+        # Until 0.22 there is one K for all steps.
+        if getattr(runner, "prev_num_spec_tokens", runner.num_spec_tokens) != k:
+            return False
+        if any(len(tokens) != k for tokens in scheduled_drafts.values()):
+            return False
+        if not (runner.prev_positions.np[:num_reqs] == self._rows[:num_reqs]).all():
+            return False
+        if not (cu_num_tokens == self._rows[1 : num_reqs + 1] * (k + 1)).all():
+            return False
+        ids = runner.input_ids.gpu[: num_reqs * (k + 1)].view(num_reqs, k + 1)
+        ids[:, 0].copy_(sampled[:num_reqs, 0], non_blocking=True)
+        ids[:, 1:].copy_(drafts[:num_reqs], non_blocking=True)
+        return True
 
     def spec_decode_metadata(self, num_draft_tokens: Any, cu_num_tokens: Any) -> Any | None:
         """The metadata of the last step with this step's draft tokens, if the shape is the same.
@@ -95,7 +132,7 @@ class SteadyInputs:
             return None
         return dataclasses.replace(
             self._metadata,
-            draft_token_ids=self._input_ids.gpu[self._draft_positions],
+            draft_token_ids=self._runner.input_ids.gpu[self._draft_positions],
             num_draft_tokens=num_draft_tokens.tolist(),
         )
 
