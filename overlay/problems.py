@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from overlay.model import FeatureResult, FileResult, TargetReport
 from overlay.states import State
@@ -43,6 +43,7 @@ class Problem:
 
     :ivar path: the file, or ``None`` where the feature as a whole is meant.
     :ivar scope: the scope of the hunk, or ``None`` where the file as a whole is meant.
+    :ivar patch: the patch that it stops; several, with commas, where a whole file is meant.
     :ivar candidates: 1-based lines where the hunk could land, where there are several.
     :ivar next: what to do.
     """
@@ -61,7 +62,19 @@ def problems(target: TargetReport) -> tuple[Problem, ...]:
     """Everything in a target that needs the user, the worst feature first."""
     steps = _NEXT_READ_ONLY if target.root is None else _NEXT_WRITABLE
     ordered = sorted(target.features, key=lambda feature: -feature.state.rank)
-    return tuple(problem for feature in ordered for problem in _of_feature(feature, steps))
+    return tuple(problem for feature in ordered for problem in _merged(_of_feature(feature, steps)))
+
+
+def _merged(found: Iterable[Problem]) -> Iterable[Problem]:
+    """What is wrong with a whole file, said once with every patch that it stops."""
+    merged: dict[Problem, list[str]] = {}
+    for problem in found:
+        patches = merged.setdefault(replace(problem, patch=None), [])
+        patches += [problem.patch] if problem.patch is not None else []
+    return [
+        replace(problem, patch=", ".join(dict.fromkeys(patches)) or None)
+        for problem, patches in merged.items()
+    ]
 
 
 def _of_feature(feature: FeatureResult, steps: dict[State, str]) -> Iterator[Problem]:

@@ -38,7 +38,7 @@ class Provenance:
     def warnings(self) -> tuple[str, ...]:
         """One warning for each file that matters and is not the release's own, by path."""
         return tuple(
-            f"{path}: {why}; apply would patch the edited file, and revert would restore it"
+            f"{path}: {why}; apply patches the edited file, and revert restores it"
             for path in sorted(self._used)
             if (why := self.foreign(path)) is not None
         )

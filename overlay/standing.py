@@ -126,7 +126,7 @@ def assess(
         _judged(known.pop(result.feature), ledger, found) if result.feature in known else result
         for result in plan.features
     )
-    warnings = [*plan.warnings, *_by_another_overlay(ledger, features, plan.features)]
+    warnings = [*_of_others(plan, found), *_by_another_overlay(ledger, features, plan.features)]
     warnings += [
         f"feature {name} was applied by vllm-overlay {ledger.overlay} and is not among these "
         f"patches: name its folder ({one.origin}) with --patches, or take everything off with "
@@ -134,6 +134,12 @@ def assess(
         for name, one in known.items()
     ]
     return replace(plan, features=results, warnings=tuple(warnings))
+
+
+def _of_others(plan: Plan, found: Mapping[str, Condition]) -> list[str]:
+    """A plan's warnings but those of files that were edited after us: their state says more."""
+    edited = tuple(f"{path}: " for path, stand in found.items() if stand is Condition.EDITED)
+    return [warning for warning in plan.warnings if not warning.startswith(edited)]
 
 
 def _judged(one: LedgerFeature, ledger: Ledger, found: Mapping[str, Condition]) -> FeatureResult:

@@ -167,8 +167,38 @@ def test_an_edit_after_us_is_said_and_never_lost(cli: Cli, site: Path) -> None:
         assert PROPOSER in result.out
         assert digest(site) == before
     assert cli("revert", site).last == (
-        f"Nothing was reverted in vLLM 0.26.0: {PROPOSER} edited after the overlay applied."
+        f"Nothing was reverted in vLLM 0.26.0: {PROPOSER} was edited after us."
     )
+
+
+def test_a_file_that_was_edited_is_one_problem_however_many_patches_it_has(
+    cli: Cli, site: Path
+) -> None:
+    first = patch_text(PROPOSER, hunk([" import x", "+import y"]))
+    second = patch_text(PROPOSER, hunk([" import z", "+import a"]))
+    topics = {"10-a/0.20.0..0.33.0.patch": first, "20-b/0.20.0..0.33.0.patch": second}
+    write_feature(cli.team, topics, id="team-second")
+    (site / PROPOSER).write_text("import x\nimport z\n" + (site / PROPOSER).read_text())
+    assert cli("--patches", cli.team, "apply", site).exit == 0
+    edit(site, PROPOSER, "# patched", "# patched, and mine")
+    checked = cli("--patches", cli.team, "check", site)
+    assert checked.exit == 1
+    assert checked.out.count(f"drifted: {PROPOSER}") == 2  # once for each feature
+    assert (
+        "team-second/10-a/0.20.0..0.33.0.patch, team-second/20-b/0.20.0..0.33.0.patch"
+    ) in checked.out
+    assert "not the release's own" not in checked.out  # it was, in part, ours
+
+
+def test_an_edit_before_us_is_said_by_apply_too(cli: Cli, site: Path) -> None:
+    edit(site, PROPOSER, "self.model = None", "self.model = None  # mine")
+    before = digest(site)
+    for options in (["--dry-run"], [], []):
+        applied = cli("apply", site, *options)
+        assert applied.exit == 0
+        assert f"warning: {PROPOSER}: it is not the release's own file" in applied.out
+    cli("revert", site)
+    assert digest(site) == before
 
 
 def test_an_edit_beside_our_lines_is_an_edit_too(cli: Cli, tmp_path: Path) -> None:

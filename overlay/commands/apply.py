@@ -83,7 +83,9 @@ def _attempt(job: _Job) -> Report:
     )
     stands = by_ledger(target, job.features, job.meant)
     stands = stands or examine(target, job.features, job.meant).report
-    stands = replace(stands, warnings=tuple(dict.fromkeys((*outcome.warnings, *stands.warnings))))
+    said = (found.said,) if found.said else ()
+    warnings = (*said, *outcome.warnings, *found.plan.warnings, *stands.warnings)
+    stands = replace(stands, warnings=tuple(dict.fromkeys(warnings)))
     verdict = applied(stands, len(outcome.changed), wrote=outcome.wrote)
     return Report("apply", OK, verdict, (stands,))
 

@@ -29,6 +29,7 @@ class Examination:
     :ivar report: the features that are meant, as they stand.
     :ivar everything: the same with those that are applied beside them.
     :ivar ledger: what we did to the target, as far as that still says something about it.
+    :ivar said: what ending an interrupted transaction had to say.
     """
 
     features: tuple[Feature, ...]
@@ -36,6 +37,7 @@ class Examination:
     report: TargetReport
     everything: TargetReport
     ledger: Ledger | None = None
+    said: str | None = None
 
     @property
     def applied(self) -> frozenset[str]:
@@ -73,6 +75,7 @@ def examine(
         report(target, stands, meant, said),
         report(target, stands, planned, said),
         ledger,
+        said,
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from overlay.commands.answer import public, resolve_writable
 from overlay.errors import LedgerError, RevertRefused
 from overlay.model import FeatureResult, FileResult, Plan, TargetReport
-from overlay.report import ATTENTION, Report
+from overlay.report import ATTENTION, Report, enumeration
 from overlay.standing import from_ledger
 from overlay.states import State, worst
 from overlay.transaction import commit
@@ -72,8 +72,9 @@ def _refused(target: Target, ledger: Ledger | None, refusal: RevertRefused) -> R
     found = None if ledger is None else from_ledger(ledger, target, public(target))
     plan = found or Plan(())
     answer = _report(target, replace(plan, warnings=(*plan.warnings, str(refusal))))
-    paths = ", ".join(refusal.paths)
-    verdict = f"Nothing was reverted in {vllm(answer)}: {paths} edited after the overlay applied."
+    paths = enumeration(refusal.paths)
+    were = "was" if len(refusal.paths) == 1 else "were"
+    verdict = f"Nothing was reverted in {vllm(answer)}: {paths} {were} edited after us."
     return Report("revert", ATTENTION, verdict, (answer,))
 
 
