@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import inspect
 import json
 import random
 from collections import Counter
@@ -308,6 +309,16 @@ def counted(used: Counter[str], name: str, stock: Callable[..., Any]) -> Callabl
     return call
 
 
+def draft(proposer: Any, batch: dict[str, Any]) -> torch.Tensor:
+    """Call `propose`, which until 0.23 has K as an attribute only."""
+    known = inspect.signature(proposer.propose).parameters
+    proposer.num_speculative_tokens = batch["num_speculative_tokens"]
+    drafts: torch.Tensor = proposer.propose(
+        **{name: value for name, value in batch.items() if name in known}
+    )
+    return drafts
+
+
 def run_shape(shape: Shape, cases: int, dice: random.Random) -> dict[str, int]:
     """Draft `cases` batches both ways. Raises AssertionError at the first that differs."""
     config = VllmConfig()
@@ -324,11 +335,11 @@ def run_shape(shape: Shape, cases: int, dice: random.Random) -> dict[str, int]:
             batch = make_batch(shape, dice, proposer)
             before = cache.clone()
             proposer.draft_graphs = None
-            expected = proposer.propose(**cloned(batch))
+            expected = draft(proposer, cloned(batch))
             upstream, _ = cache.clone(), cache.copy_(before)
             proposer.draft_graphs, before_call = graphs, used["propose used"]
             mine = cloned(batch)
-            found = proposer.propose(**mine)
+            found = draft(proposer, mine)
             where = f"case {case} of {shape}, {batch['next_token_ids'].shape[0]} requests"
             assert torch.equal(found, expected), f"{where}: {found} is not {expected}"
             assert torch.allclose(cache[1:], upstream[1:], atol=1e-4), f"{where}: KV cache"
