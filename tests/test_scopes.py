@@ -129,7 +129,9 @@ def test_a_future_import_here_does_not_leak_into_the_checked_code() -> None:
 def test_each_text_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[object] = []
     real = ast.parse
-    monkeypatch.setattr(ast, "parse", lambda *args, **more: calls.append(args) or real(*args, **more))
+    monkeypatch.setattr(
+        ast, "parse", lambda *args, **more: calls.append(args) or real(*args, **more)
+    )
     syntax = Syntax()
     for _ in range(3):
         syntax.scopes(b"x = 1\n", ("x = 1",))

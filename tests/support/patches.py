@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from overlay.model import MODULE_SCOPE, AddedFile, Feature, Hunk, Patch, Topic, UpstreamTest, Variant
+from overlay.model import (
+    MODULE_SCOPE,
+    AddedFile,
+    Feature,
+    Hunk,
+    Patch,
+    Topic,
+    UpstreamTest,
+    Variant,
+)
 from overlay.releases import ReleaseRange
 
 HEADERS = "Description: A test\nOrigin: the tests\nLast-Update: 2026-11-20\n\n"
