@@ -66,6 +66,8 @@ class Audit:
             self._junk = Junk(self.proposer, captured.buffers, self._slots_in_all())
             self._keys = {id(graph): key for key, graph in captured.graphs.items()}
             self.backend.before_replay = self._before_replay
+            for key, graph in captured.graphs.items():
+                self._expect_entered(key, graph)
         for entry in ("propose", "later_steps"):
             setattr(graphs, entry, self._audited(entry, getattr(graphs, entry)))
         model = self.proposer.model
@@ -77,6 +79,11 @@ class Audit:
             return forward(model, *args, **kwargs)
 
         model.forward = counted
+
+    def _expect_entered(self, key: Any, graph: RecordedGraph) -> None:
+        """The attention layer is a Python operator: recorded as one, its Python would replay."""
+        entered = any("unified_attention_with_output" in name for name in graph.entered)
+        self._expect(entered, f"{key}: attention was not entered, but {list(graph.entered)}")
 
     def _before_replay(self, graph: RecordedGraph) -> None:
         key = self._keys[id(graph)]

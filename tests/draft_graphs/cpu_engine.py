@@ -26,8 +26,8 @@ def prepare() -> None:
         stock(cls, vllm_config)
         vllm_config.compilation_config.cudagraph_capture_sizes = sizes
 
-    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)  # type: ignore[method-assign,assignment]
-    CpuPlatform.support_static_graph_mode = classmethod(lambda cls: True)  # type: ignore[method-assign,assignment]
+    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
+    CpuPlatform.support_static_graph_mode = classmethod(lambda cls: True)
 
 
 @contextlib.contextmanager

@@ -53,7 +53,7 @@ def has_python_kernel(func: torch._ops.OpOverload) -> bool:
 def is_composite(func: torch._ops.OpOverload) -> bool:
     """Whether PyTorch defines the operator by others, which are the ones that hold kernels."""
     key = torch._C.DispatchKey.CompositeImplicitAutograd
-    return func.namespace == "aten" and func.has_kernel_for_dispatch_key(key)
+    return func.namespace == "aten" and bool(func.has_kernel_for_dispatch_key(key))
 
 
 @cache

@@ -62,7 +62,7 @@ class GraphSafeMetadata:
     slot_mapping: torch.Tensor  # [T]
 
 
-class GraphSafeBackend(AttentionBackend):
+class GraphSafeBackend(AttentionBackend):  # type: ignore[misc]
     """Called CPU_ATTN, because vLLM's platform for CPU accepts no other name."""
 
     forward_includes_kv_cache_update = False
@@ -90,7 +90,7 @@ class GraphSafeBackend(AttentionBackend):
         return GraphSafeBuilder
 
 
-class GraphSafeBuilder(AttentionMetadataBuilder[GraphSafeMetadata]):
+class GraphSafeBuilder(AttentionMetadataBuilder[GraphSafeMetadata]):  # type: ignore[misc]
     """Wraps what it is given; nothing is planned."""
 
     _cudagraph_support = AttentionCGSupport.ALWAYS
@@ -124,7 +124,7 @@ class GraphSafeBuilder(AttentionMetadataBuilder[GraphSafeMetadata]):
         """Nothing to refresh: all of it is views."""
 
 
-class GraphSafeImpl(AttentionImpl):
+class GraphSafeImpl(AttentionImpl):  # type: ignore[misc]
     """Cache: [blocks, heads, tokens of a block, 2 * head size], keys beside values."""
 
     def __init__(

@@ -94,23 +94,25 @@ class Outcome:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-class Log(logging.Handler):
-    """Keeps what the module says."""
+class Log:
+    """Keeps what the module says, whatever vLLM does to its loggers when it starts."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.lines: list[str] = []
+        stock = logging.Logger.handle
 
-    def start(self) -> None:
-        """Forget what was said; vLLM configures its loggers at every start, so attach anew."""
+        def handle(logger: logging.Logger, record: logging.LogRecord) -> None:
+            if belongs(record.name) or Path(record.pathname).parent.name == "draft_graphs":
+                self.lines.append(f"{record.levelname} {record.getMessage()}")
+            stock(logger, record)
+
+        setattr(logging.Logger, "handle", handle)  # noqa: B010
+
+    def take(self) -> list[str]:
+        """What was said since the last call."""
+        lines = list(self.lines)
         self.lines.clear()
-        logger = logging.getLogger("vllm")
-        if self not in logger.handlers:
-            logger.addHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if "draft_graphs" in record.name or "draft_graphs" in record.pathname:
-            self.lines.append(f"{record.levelname} {record.getMessage()}")
+        return lines
 
 
 Modules = dict[str, Any]
@@ -271,7 +273,8 @@ class Engine:
         from sabotage import SABOTAGES
 
         outcome = Outcome(run.name)
-        log.start()
+        if self.loaded_for is not run:
+            log.take()
         steps: dict[str, list[Any]] = defaultdict(list)
         CURRENT["steps"] = steps
         began = time.monotonic()
@@ -305,18 +308,19 @@ class Engine:
             outcome.replays = dict(audit.replays)
         dispatcher = drafter.cudagraph_dispatcher
         outcome.captured = [f"{key.role} {key.num_reqs}" for key in dispatcher.draft_keys]
-        outcome.log = list(log.lines)
+        outcome.log = log.take()
         return outcome
 
     def serve(self, outcome: Outcome, steps: dict[str, list[Any]]) -> None:
         """Serve the plan's requests; what they should be is the oracle's business."""
+        import engine_compat
         import oracle
         import run_engine
         from tiny_models import read_rule
 
-        before = run_engine.engine_compat.read_metrics(self.llm).get("preemptions", 0)
+        before = engine_compat.read_metrics(self.llm).get("preemptions", 0)
         outputs, _ = run_engine.serve(self.llm, self.spec.requests)
-        after = run_engine.engine_compat.read_metrics(self.llm).get("preemptions", 0)
+        after = engine_compat.read_metrics(self.llm).get("preemptions", 0)
         outcome.preemptions = int(after - before)
         rule = read_rule(Path(self.spec.models))
         wanted = []
@@ -361,6 +365,7 @@ def run_plans(plans: list[Plan], scratch: Path) -> list[list[dict[str, Any]]]:
     log = Log()
     outcomes = []
     for number, plan in enumerate(plans):
+        log.take()
         engine = Engine(plan)
         outcomes.append(
             [

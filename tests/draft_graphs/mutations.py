@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 #: What shows the mutation: wrong counts of accepted drafts; the audit around every call; the
 #: module's own address check; an error while serving; the graph double refusing; the graphs not
@@ -53,8 +53,8 @@ MUTATIONS = (
         "defect 1",
         _one(
             "graphs.py",
-            "self._capture_keys(runner, plan, plan)",
-            "self._capture_keys(runner, plan, plan[1:])",
+            "self._backend, plan, plan, check=",
+            "self._backend, plan, plan[1:], check=",
         ),
         "error",
         says="KeyError",
@@ -166,9 +166,10 @@ MUTATIONS = (
         "hazard 1",
         _one(
             "graphs.py",
-            "self._captured = self._capture_keys(runner, plan, plan)\n",
-            "self._captured = self._capture_keys(runner, plan, plan)\n"
-            "            self._captured.buffers.seq_lens = self._captured.buffers.seq_lens.clone()\n",
+            "plan, plan, check=self.check\n            )\n",
+            "plan, plan, check=self.check\n            )\n"
+            "            buffers = self._captured.buffers\n"
+            "            buffers.seq_lens = buffers.seq_lens.clone()\n",
         ),
         "address check",
         says="draft buffer seq_lens",
@@ -178,9 +179,10 @@ MUTATIONS = (
         "hazard 1",
         _one(
             "graphs.py",
-            "self._captured = self._capture_keys(runner, plan, plan)\n",
-            "self._captured = self._capture_keys(runner, plan, plan)\n"
-            "            self._captured.buffers.seq_lens = self._captured.buffers.seq_lens.clone()\n",
+            "plan, plan, check=self.check\n            )\n",
+            "plan, plan, check=self.check\n            )\n"
+            "            buffers = self._captured.buffers\n"
+            "            buffers.seq_lens = buffers.seq_lens.clone()\n",
         ),
         "graph double",
         says="only the graph still owns",
@@ -233,8 +235,8 @@ MUTATIONS = (
         "hazard 4",
         _one(
             "staging.py",
-            "            self.int64.append(proposer._slot_mapping_buffer[tokens:padded_tokens])\n"
-            "            self.int64_tail.append(buffers.padding_slots[: padded_tokens - tokens])\n",
+            "            self.int64.insert(1, proposer._slot_mapping_buffer[tokens:padded_tokens])\n"
+            "            self.int64_tail.insert(0, buffers.padding_slots[: padded_tokens - tokens])\n",
             "",
         ),
         "audit",
@@ -393,7 +395,11 @@ MUTATIONS = (
     Mutation(
         "the later passes do not get the positions of the first",
         "replay",
-        _one("passes.py", "        proposer.positions[:reqs].copy_(positions)\n", ""),
+        _one(
+            "passes.py",
+            "        positions[:reqs].copy_(positions[:tokens].index_select(0, indices))\n",
+            "",
+        ),
         "audit",
     ),
     Mutation(
@@ -412,7 +418,7 @@ MUTATIONS = (
             f"{what} stay what they were ({kind})",
             "staging",
             _one("staging.py", old, new),
-            catcher,
+            cast(Catcher, catcher),
             # Only this draft reads the past through the tokens that it is given.
             engine="eagle3" if what == "the target's tokens" else "eagle3hid",
         )
@@ -455,15 +461,15 @@ MUTATIONS = (
             (
                 "the positions",
                 "first",
-                "_cut(target_positions, tokens), _cut(slots, tokens)",
-                "self.int64[0].clone(), _cut(slots, tokens)",
+                "int64.append(_cut(target_positions, tokens))",
+                "int64.append(self.int64[-1].clone())",
                 "audit",
             ),
             (
                 "the slots",
                 "first",
-                "_cut(target_positions, tokens), _cut(slots, tokens)",
-                "_cut(target_positions, tokens), self.int64[1].clone()",
+                "int64 = [_cut(slots, tokens), ",
+                "int64 = [self.int64[0].clone(), ",
                 "audit",
             ),
             (
@@ -616,7 +622,9 @@ words say which part of the module it is about. What shows it:
 
 
 def _rows() -> list[tuple[str, str, str]]:
-    rows = [(each.stands_for, each.name, each.catcher) for each in MUTATIONS]
+    rows: list[tuple[str, str, str]] = [
+        (each.stands_for, each.name, each.catcher) for each in MUTATIONS
+    ]
     rows += [
         (each.stands_for, f"the policy forgets `{each.fact}`", "policy")
         for each in POLICY_MUTATIONS

@@ -63,13 +63,13 @@ def _key(tensor: torch.Tensor) -> int:
 
 def _is_empty(tensor: torch.Tensor) -> bool:
     """Whether it has no memory, and so nothing that a replay could get wrong."""
-    return tensor.untyped_storage().nbytes() == 0
+    return bool(tensor.untyped_storage().nbytes() == 0)
 
 
 def _alias(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory under a tensor of our own: a later `t.data = ...` does not move it."""
     alias = torch.empty(0, dtype=tensor.dtype)
-    return alias.set_(  # type: ignore[call-overload,no-any-return]
+    return alias.set_(
         tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
     )
 
@@ -91,7 +91,7 @@ class Memory:
 
     def owned_elsewhere(self) -> bool:
         """Whether anything but recordings holds this memory."""
-        count: int = torch._C._storage_Use_Count(self.storage._cdata)  # type: ignore[attr-defined]
+        count: int = torch._C._storage_Use_Count(self.storage._cdata)
         key = int(self.storage._cdata)
         known = (graph.memory.get(key) for graph in list(RecordedGraph.alive))
         # The handle `storage` is one and the same for all recordings.
@@ -158,7 +158,7 @@ class GraphPool:
                     memory.poison()
 
 
-class _HostEscapes(TorchFunctionMode):
+class _HostEscapes(TorchFunctionMode):  # type: ignore[misc]
     def __torch_function__(
         self,
         func: Any,
@@ -173,7 +173,7 @@ class _HostEscapes(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, graph: RecordedGraph) -> None:
         super().__init__()
         self.graph = graph
@@ -254,7 +254,7 @@ class RecordedGraph:
             with (
                 _refuse_host_sources(),
                 torch.no_grad(),
-                torch._C._AutoDispatchBelowAutograd(),  # type: ignore[attr-defined]
+                torch._C._AutoDispatchBelowAutograd(),
                 _HostEscapes(),
                 _Recorder(self),
             ):
@@ -308,7 +308,7 @@ class RecordedGraph:
         if key not in self.memory:
             storage = tensor.untyped_storage()
             items = storage.nbytes() // tensor.element_size()
-            flat = torch.empty(0, dtype=tensor.dtype).set_(storage, 0, (items,), (1,))  # type: ignore[call-overload]
+            flat = torch.empty(0, dtype=tensor.dtype).set_(storage, 0, (items,), (1,))
             self.memory[key] = Memory(flat, storage, role, user)
         return self.memory[key]
 
@@ -358,7 +358,8 @@ class RecordedGraph:
         if tensor.dim():
             raise CaptureRefused(f"{func}: fresh host data")
         self._know(tensor, str(func), "constant")
-        return func(tensor)  # type: ignore[no-any-return]
+        out: torch.Tensor = func(tensor)
+        return out
 
     def _is_new(self, tensor: torch.Tensor) -> bool:
         return not _is_empty(tensor) and _key(tensor) not in self.memory

@@ -38,7 +38,8 @@ def _buffers(proposer: Any) -> Any:
 
 def _parameter(proposer: Any) -> Undo:
     """As reloading weights does it: new data under the old parameter."""
-    parameter = next(iter(proposer.model.parameters()))
+    # Packing for the CPU leaves some without memory.
+    parameter = next(each for each in proposer.model.parameters() if each.numel())
     old = parameter.data
     parameter.data = old.clone()
 

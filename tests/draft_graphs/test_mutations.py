@@ -143,6 +143,14 @@ def refuses(source: str, fact: str) -> bool:
     return not module.decide("auto", module.Facts(**facts), ATTENTION).any
 
 
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.name)
+def test_mutation_fits_the_module(mutation: Mutation) -> None:
+    for file, old, new in mutation.changes:
+        source = (FOLDER / "draft_graphs" / file).read_text(encoding="utf-8")
+        assert source.count(old) == 1, f"{file} was changed: {old!r}"
+        compile(source.replace(old, new), file, "exec")
+
+
 @pytest.mark.parametrize("mutation", POLICY_MUTATIONS, ids=lambda each: each.fact)
 def test_mutation_of_the_policy_is_caught(mutation: PolicyMutation) -> None:
     source = (FOLDER / "draft_graphs" / "policy.py").read_text(encoding="utf-8")

@@ -6,10 +6,10 @@ import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+np: Any = pytest.importorskip("numpy")
 
 from recorded_graph import CaptureRefused, GraphPool, RecordedGraph, ReplayRefused  # noqa: E402
 
@@ -139,8 +139,13 @@ def test_numbers_are_baked() -> None:
 
 
 def test_no_python_runs_in_a_replay() -> None:
-    calls = []
-    graph, _ = record(lambda: calls.append(0) or VECTOR + 1)
+    calls: list[int] = []
+
+    def body() -> Any:
+        calls.append(0)
+        return VECTOR + 1
+
+    graph, _ = record(body)
     graph.replay()
     graph.replay()
     assert len(calls) == 1
@@ -252,8 +257,8 @@ def doubled(a: Any, out: Any) -> None:
 LIBRARY.impl("doubled", doubled, "CPU")
 
 
-@torch.library.custom_op("recorded_graph_test::plus_five", mutates_args=())
-def plus_five(a: torch.Tensor) -> torch.Tensor:
+@torch.library.custom_op("recorded_graph_test::plus_five", mutates_args=())  # type: ignore[untyped-decorator]
+def plus_five(a: torch.Tensor) -> torch.Tensor:  # type: ignore[name-defined]
     CALLS.append("plus_five")
     return a + 5
 
