@@ -202,9 +202,12 @@ def revert(context: click.Context, target: str | None, as_json: bool, verbose: b
 
 @cli.command()
 @_target_argument
+@click.option("--live", is_flag=True, help="Say what the running processes of vLLM have loaded.")
 @_output_options
 @click.pass_context
-def status(context: click.Context, target: str | None, as_json: bool, verbose: bool) -> Answer:
+def status(
+    context: click.Context, target: str | None, live: bool, as_json: bool, verbose: bool
+) -> Answer:
     """Say what is applied, and whether it still stands.
 
     TARGET is a folder that holds vllm/; without it, the vLLM that this Python would import is
@@ -214,7 +217,14 @@ def status(context: click.Context, target: str | None, as_json: bool, verbose: b
     Example:
       overlay status
       overlay status --json | jq -r .verdict
+      overlay status --live                        what your running vLLM has loaded
     """
+    if live:
+        if target is not None:
+            raise click.UsageError("--live speaks of running processes: leave TARGET out.")
+        from overlay.commands.live import live as running
+
+        return Answer(running(), as_json, verbose)
     from overlay.commands.status import status as command
     from overlay.progress import Meter
 
@@ -254,5 +264,21 @@ def list_(context: click.Context, as_json: bool, verbose: bool) -> Answer:
       overlay --patches ./our-patches list -v
     """
     from overlay.commands.list_ import list_ as command
+
+    return Answer(command(_request(context)), as_json, verbose)
+
+
+@cli.command()
+@_output_options
+@click.pass_context
+def doctor(context: click.Context, as_json: bool, verbose: bool) -> Answer:
+    """Show everything that a bug report needs, and what needs you.
+
+    \b
+    Example:
+      overlay doctor
+      overlay doctor --json > report.json
+    """
+    from overlay.commands.doctor import doctor as command
 
     return Answer(command(_request(context)), as_json, verbose)

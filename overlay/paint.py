@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TextIO
 
-from overlay.render import Line
+from overlay.lines import Line
 
 _STYLES = {
     "applied": "green",

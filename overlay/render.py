@@ -3,39 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
+from overlay.lines import BLANK, MARK, Line, Span, labelled
 from overlay.model import FeatureResult, FileResult, TargetReport
 from overlay.problems import Problem, problems
 from overlay.report import FeatureEntry, Report, enumeration
 from overlay.states import State
 
-#: Marks what needs attention where there is no colour.
-MARK = "!"
-
-
-@dataclass(frozen=True)
-class Span:
-    """Text in one style: the name of a state, ``heading``, ``muted``, ``warning`` or nothing."""
-
-    text: str
-    style: str = ""
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line; where it is too long for a terminal, ``body`` wraps and ``head`` stays its margin."""
-
-    head: tuple[Span, ...]
-    body: tuple[Span, ...] = ()
-
-    def __str__(self) -> str:
-        return "".join(span.text for span in (*self.head, *self.body)).rstrip()
-
 
 def render(report: Report, *, verbose: bool = False) -> tuple[Line, ...]:
     """The report as lines; the last one is the verdict."""
     lines: list[Line] = []
+    if report.doctor is not None:
+        from overlay.render_doctor import doctor
+
+        lines += doctor(report.doctor)
     if report.catalogue is not None:
         lines += _catalogue(report.catalogue, verbose)
     elif report.matrix:
@@ -43,27 +25,28 @@ def render(report: Report, *, verbose: bool = False) -> tuple[Line, ...]:
     if report.matrix and not verbose:
         lines += _shared_problems(report.targets)
     elif report.catalogue is None:
-        lines += [_BLANK] if report.matrix else []
+        lines += [BLANK] if report.matrix else []
         ordered = sorted(report.targets, key=lambda target: -target.state.rank)
         width = _name_width(report.targets)
         for target in ordered:
             lines += _target(target, width, verbose)
-            lines.append(_BLANK)
+            lines.append(BLANK)
+    if report.processes is not None:
+        from overlay.render_doctor import processes
+
+        lines += processes(report.processes)
+    if report.doctor is not None:
+        from overlay.render_doctor import problems as found
+
+        lines += found(report.doctor)
     if report.error is not None:
         first, *others = report.error.splitlines() or [""]
-        lines.append(_labelled(0, "error: ", first, "bad"))
-        lines += [_labelled(0, "       ", text) for text in others]
-    if lines and lines[-1] != _BLANK:
-        lines.append(_BLANK)
+        lines.append(labelled(0, "error: ", first, "bad"))
+        lines += [labelled(0, "       ", text) for text in others]
+    if lines and lines[-1] != BLANK:
+        lines.append(BLANK)
     style = "good" if report.exit == 0 else "bad"
     return (*lines, Line((), (Span(report.verdict, style),)))
-
-
-_BLANK = Line(())
-
-
-def _labelled(indent: int, label: str, text: str, style: str = "muted") -> Line:
-    return Line((Span(" " * indent), Span(label, style)), (Span(text),))
 
 
 def _name_width(targets: Iterable[TargetReport]) -> int:
@@ -98,7 +81,7 @@ def _target(target: TargetReport, width: int, verbose: bool) -> Iterator[Line]:
     for problem in problems(target):
         yield from _problem(problem, indent=2)
     for warning in target.warnings:
-        yield _labelled(2, "warning: ", warning, "warning")
+        yield labelled(2, "warning: ", warning, "warning")
 
 
 def _cell(feature: FeatureResult) -> str:
@@ -140,7 +123,7 @@ def _count(number: int, noun: str) -> str:
 
 def _files(feature: FeatureResult) -> Iterator[Line]:
     if feature.why and feature.state is State.UPSTREAMED:
-        yield _labelled(4, "", feature.why)
+        yield labelled(4, "", feature.why)
     for file in feature.files:
         yield Line(
             (Span("    "), Span(f"{file.state.value:<12}  ", file.state.value)),
@@ -168,14 +151,14 @@ def _problem(problem: Problem, indent: int, where: str = "") -> Iterator[Line]:
         (Span(place),),
     )
     if where:
-        yield _labelled(inner, "on:    ", where)
-    yield _labelled(inner, "why:   ", problem.why)
+        yield labelled(inner, "on:    ", where)
+    yield labelled(inner, "why:   ", problem.why)
     if problem.candidates:
         lines = enumeration([str(line) for line in problem.candidates], most=12)
-        yield _labelled(inner, "lines: ", lines)
+        yield labelled(inner, "lines: ", lines)
     if problem.patch is not None:
-        yield _labelled(inner, "patch: ", problem.patch)
-    yield _labelled(inner, "next:  ", problem.next)
+        yield labelled(inner, "patch: ", problem.patch)
+    yield labelled(inner, "next:  ", problem.next)
 
 
 def _matrix(targets: tuple[TargetReport, ...]) -> Iterator[Line]:
@@ -218,11 +201,11 @@ def _shared_problems(targets: tuple[TargetReport, ...]) -> Iterator[Line]:
         for warning in target.warnings:
             warned.setdefault(warning, []).append(target.target)
     if found or warned:
-        yield _BLANK
+        yield BLANK
     for problem, names in sorted(found.items(), key=lambda item: -item[0].state.rank):
         yield from _problem(problem, indent=0, where=enumeration(names, most=20))
     for warning, names in warned.items():
-        yield _labelled(0, "warning: ", f"{enumeration(names, most=20)}: {warning}", "warning")
+        yield labelled(0, "warning: ", f"{enumeration(names, most=20)}: {warning}", "warning")
 
 
 def _catalogue(entries: tuple[FeatureEntry, ...], verbose: bool) -> Iterator[Line]:
@@ -232,11 +215,11 @@ def _catalogue(entries: tuple[FeatureEntry, ...], verbose: bool) -> Iterator[Lin
             (Span(entry.title, "muted"),),
         )
         if verbose:
-            yield _labelled(2, "why:      ", entry.why)
+            yield labelled(2, "why:      ", entry.why)
         upstream = entry.upstream or "never proposed"
-        yield _labelled(2, "upstream: ", upstream)
+        yield labelled(2, "upstream: ", upstream)
         for number, sentence in enumerate(entry.retires):
-            yield _labelled(2, "     and: " if number else "retires:  ", sentence)
+            yield labelled(2, "     and: " if number else "retires:  ", sentence)
         width = max((len(topic.name) for topic in entry.topics), default=0)
         for topic in entry.topics:
             yield Line(
@@ -244,7 +227,7 @@ def _catalogue(entries: tuple[FeatureEntry, ...], verbose: bool) -> Iterator[Lin
                 (Span(" ".join(topic.variants) or "no variant", "muted"),),
             )
             if topic.holes:
-                yield _labelled(
+                yield labelled(
                     2,
                     f"{MARK} hole:   ",
                     f"{topic.name} has no variant for {enumeration(topic.holes, most=20)}; "
@@ -253,7 +236,7 @@ def _catalogue(entries: tuple[FeatureEntry, ...], verbose: bool) -> Iterator[Lin
                 )
         if verbose:
             for path in entry.added:
-                yield _labelled(2, "adds:     ", path)
-            yield _labelled(2, "from:     ", entry.origin)
-            yield _labelled(2, "digest:   ", entry.digest)
-        yield _BLANK
+                yield labelled(2, "adds:     ", path)
+            yield labelled(2, "from:     ", entry.origin)
+            yield labelled(2, "digest:   ", entry.digest)
+        yield BLANK

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from overlay.model import FeatureResult, FileResult, HunkResult, TargetReport
+
+if TYPE_CHECKING:
+    from overlay.auto.live import LiveProcess
 
 #: Version of the JSON.  Keys are only ever added under the same number.
 SCHEMA = 1
@@ -59,6 +62,8 @@ class Report:
     :ivar matrix: whether the targets are releases to be shown side by side.
     :ivar catalogue: what ``list`` shows; ``None`` for every other command.
     :ivar diff: what ``diff`` prints.
+    :ivar processes: the running processes of vLLM; ``None`` where nobody asked.
+    :ivar doctor: the parts of ``doctor``'s page that stand nowhere else, as plain data.
     """
 
     command: str
@@ -69,6 +74,8 @@ class Report:
     matrix: bool = False
     catalogue: tuple[FeatureEntry, ...] | None = None
     diff: bytes | None = None
+    processes: tuple[LiveProcess, ...] | None = None
+    doctor: dict[str, Any] | None = None
 
 
 def failure(command: str, error: str) -> Report:
@@ -89,8 +96,8 @@ def as_data(report: Report) -> dict[str, Any]:
     """The report as plain data.
 
     Beside the keys that are always there, ``error`` stands in a report whose exit is 2,
-    ``features`` in that of ``list``, and ``why`` and ``untested`` in a feature or a file of which
-    there is something to say.
+    ``features`` in that of ``list``, ``processes`` and ``doctor`` where they were asked for, and
+    ``why`` and ``untested`` in a feature or a file of which there is something to say.
     """
     data: dict[str, Any] = {"schema": SCHEMA, "command": report.command, "exit": report.exit}
     if report.error is not None:
@@ -99,6 +106,30 @@ def as_data(report: Report) -> dict[str, Any]:
     data["targets"] = [_target(target) for target in report.targets]
     if report.catalogue is not None:
         data["features"] = [_entry(entry) for entry in report.catalogue]
+    if report.processes is not None:
+        data["processes"] = [_process(process) for process in report.processes]
+    if report.doctor is not None:
+        data["doctor"] = report.doctor
+    return data
+
+
+def _process(process: LiveProcess) -> dict[str, Any]:
+    """A running process; its record's entries stand beside it, without one there is ``null``."""
+    record = process.record
+    data: dict[str, Any] = {
+        "pid": process.pid,
+        "engine": process.engine,
+        "title": process.title,
+        "problem": process.problem,
+        "record": None,
+    }
+    if record is not None:
+        modules = [
+            {"module": one.module, "state": one.state, "sha256": one.sha256, "scopes": one.scopes}
+            for one in record.modules
+        ]
+        names = ("host", "role", "rank", "vllm", "root", "way", "digest", "summary")
+        data["record"] = {**{name: getattr(record, name) for name in names}, "modules": modules}
     return data
 
 

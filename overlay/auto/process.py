@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import overlay
-from overlay.auto import caches, evidence, ranks, records, switches
+from overlay.auto import caches, evidence, ranks, records, speech, switches
 from overlay.auto.activate import HARMLESS, Activation, activate, impossible
 from overlay.auto.hook import HookError
 from overlay.auto.store import StoredModule, sha256
@@ -21,9 +21,6 @@ from overlay.errors import OverlayError, TargetError
 
 if TYPE_CHECKING:
     from overlay.targets.target import Target
-
-#: Under vLLM's logger, so that its handlers and levels apply.
-logger = logging.getLogger("vllm.overlay")
 
 #: Where this process remembers which overlay it runs, whatever was imported or reloaded since.
 _MARK = "_vllm_overlay"
@@ -55,7 +52,8 @@ def start(environment: dict[str, str] | os._Environ[str] = os.environ) -> None:
         return
     asked = switches.read(environment)
     if asked.mode == "off":
-        logger.info("vllm-overlay: off (OVERLAY=off); this process runs vLLM as it is installed")
+        text = "vllm-overlay: off (OVERLAY=off); this process runs vLLM as it is installed"
+        speech.say([(logging.INFO, text)])
         return
     switches.carry_to_ray(environment)
     try:
@@ -112,27 +110,22 @@ def _is_ours_already() -> bool:
 
 
 def _say(found: Activation, asked: switches.Switches) -> None:
-    for warning in (*found.warnings, *_unread(found, asked)):
-        logger.warning("vllm-overlay: %s", warning)
+    lines = [(logging.WARNING, f"vllm-overlay: {text}") for text in found.warnings]
+    lines += [(logging.WARNING, f"vllm-overlay: {text}") for text in _unread(found, asked)]
     for feature in found.features:
         if feature.active:
             continue
         if feature.state in HARMLESS:
-            logger.debug("vllm-overlay: %s is %s here", feature.id, feature.state)
-        else:
-            logger.warning(
-                "vllm-overlay: %s is left out (%s): %s",
-                feature.id,
-                feature.state,
-                feature.why or "not applied on disk",
-            )
-    logger.info(
-        "vllm-overlay: process %d runs %s on vLLM %s, patch set %s",
-        os.getpid(),
-        found.summary,
-        found.vllm,
-        found.digest[:12],
+            lines.append((logging.DEBUG, f"vllm-overlay: {feature.id} is {feature.state} here"))
+            continue
+        why = feature.why or "not applied on disk"
+        text = f"vllm-overlay: {feature.id} is left out ({feature.state}): {why}"
+        lines.append((logging.WARNING, text))
+    text = (
+        f"vllm-overlay: process {os.getpid()} runs {found.summary} on vLLM {found.vllm}, "
+        f"patch set {found.digest[:12]}"
     )
+    speech.say([*lines, (logging.INFO, text)])
 
 
 def _unread(found: Activation, asked: switches.Switches) -> Iterable[str]:
@@ -165,11 +158,13 @@ def _write(record: records.ProcessRecord) -> None:
         records.write(record)
     except OSError as error:
         # A record is for whoever asks `overlay status --live`; serving does not depend on it.
-        logger.warning("vllm-overlay: this process cannot record what it runs: %s", error)
+        text = f"vllm-overlay: this process cannot record what it runs: {error}"
+        speech.say([(logging.WARNING, text)])
 
 
 def _after_fork() -> None:
     """A forked child runs what its parent runs, under a pid of its own."""
+    speech.forget()
     if _process is not None:
         pid = os.getpid()
         started = records.start_time(pid)

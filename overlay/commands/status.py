@@ -1,11 +1,11 @@
 """``overlay status``: what is applied, and whether it still stands.
 
-What the running processes of vLLM have loaded is another question, which this answers only for
-the files; an option for it belongs beside ``_of_files``.
+What the running processes of vLLM have loaded is another question: see ``overlay.commands.live``.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -30,12 +30,26 @@ def status(request: Request, name: str | None = None, progress: Progress | None 
 
     :raises OverlayError: if the features, the target or its ledger cannot be read.
     """
-    answer = _of_files(resolve(name, progress=progress), request.load())
+    answer = of_files(resolve(name, progress=progress), request.load())
+    if name is None:
+        answer = replace(answer, warnings=(*answer.warnings, *_kept_out()))
     code, verdict = stands(answer)
     return Report("status", code, verdict, (answer,))
 
 
-def _of_files(target: Target, features: tuple[Feature, ...]) -> TargetReport:
+def _kept_out() -> tuple[str, ...]:
+    """A warning where vLLM's allow-list keeps our plugin from patching in memory."""
+    from overlay.auto.switches import plugin_allowed
+
+    if plugin_allowed():
+        return ()
+    from overlay.auto.diagnosis import kept_out
+
+    return (kept_out(f"VLLM_PLUGINS={os.environ['VLLM_PLUGINS']} does not name overlay"),)
+
+
+def of_files(target: Target, features: tuple[Feature, ...]) -> TargetReport:
+    """How the files of a target stand."""
     known = by_ledger(target, features)
     if known is not None:
         return known

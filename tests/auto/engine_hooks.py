@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import Any
@@ -10,13 +11,12 @@ from typing import Any
 
 def live(llm: Any) -> Any:
     """``overlay status --live --json``, in a process of its own, as a user would ask."""
-    code = (
-        "import json\n"
-        "from dataclasses import asdict\n"
-        "from overlay.auto import live\n"
-        "print(json.dumps([asdict(one) for one in live.processes()]))\n"
-    )
     done = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "overlay", "status", "--live", "--json"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
-    return json.loads(done.stdout)
+    # Other engines may run on this machine.
+    return [one for one in json.loads(done.stdout)["processes"] if one["engine"] == os.getpid()]
