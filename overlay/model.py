@@ -17,6 +17,9 @@ from overlay.states import State, combine, worst
 #: The scope that stands for anywhere in the file.
 MODULE_SCOPE = "<module>"
 
+#: Stands in a ``why`` before what to do, where the cause tells it better than the state alone.
+NEXT = "; next: "
+
 
 @dataclass(frozen=True)
 class Hunk:

@@ -13,6 +13,7 @@ from packaging.version import Version
 
 from overlay.matching import edits, final_newline_after
 from overlay.model import (
+    NEXT,
     AddedFile,
     Change,
     Feature,
@@ -289,7 +290,7 @@ class _Planner:
         except TextError as error:
             return None, f"the patched file cannot be written: {error}"
         except UnparsableError as error:
-            return None, f"the patched file is no Python: {error}"
+            return None, f"the patched file is no Python: {error}{NEXT}mend the patch"
         for index, hunk in enumerate(patch.hunks):
             again = self.simulation.match(hunk, after)
             if again.state is State.UPSTREAMED:
@@ -307,8 +308,8 @@ class _Planner:
             results[index] = replace(
                 results[index],
                 state=state,
-                why=f"once it is applied, {what}, so nothing could tell that it is; "
-                "give the hunk more context or another scope",
+                why=f"once it is applied, {what}, so nothing could tell that it is"
+                f"{NEXT}give the hunk more context or another scope",
             )
         return after, None
 
@@ -324,8 +325,8 @@ class _Planner:
         other = self.drafts[step.feature].feature.id
         mine = f"{draft.feature.id} ({patch})" if patch else draft.feature.id
         return (
-            f"{other} ({step.label}) and {mine} touch the same lines, and neither is applied; "
-            "leave one of them out, or make one patch of both"
+            f"{other} ({step.label}) and {mine} touch the same lines, and neither is applied"
+            f"{NEXT}leave one of them out, or make one patch of both"
         )
 
     def _clash(self, step: Step, path: str, patch: str | None, draft: _Draft) -> FileResult:
@@ -350,7 +351,7 @@ class _Planner:
                     files[step.file] = replace(
                         files[step.file],
                         state=State.DRIFTED,
-                        why=f"the patched file does not compile: {problem}",
+                        why=f"the patched file does not compile: {problem}{NEXT}mend the patch",
                     )
                     break
 
@@ -393,5 +394,5 @@ def _refuse_overlaps(hunks: Sequence[Hunk], results: list[HunkResult]) -> None:
                 results[index],
                 state=State.DRIFTED,
                 why="it stands on the same lines as the hunks at these lines of the patch: "
-                f"{', '.join(map(str, shared))}; make one hunk of them",
+                f"{', '.join(map(str, shared))}{NEXT}make one hunk of them",
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from overlay.model import FeatureResult, FileResult, TargetReport
+from overlay.model import NEXT, FeatureResult, FileResult, HunkResult, TargetReport
 from overlay.states import State
 
 _WHY = {
@@ -87,9 +87,7 @@ def _of_feature(feature: FeatureResult, steps: dict[State, str]) -> Iterator[Pro
     # patched and others not, or two features are in each other's way.
     if not parts:
         why = feature.why or _mixture(feature)
-        yield Problem(
-            feature.feature, feature.state, None, None, None, why, (), steps[feature.state]
-        )
+        yield _problem(feature.feature, feature.state, why, steps)
 
 
 def _of_file(feature: str, file: FileResult, steps: dict[State, str]) -> Iterator[Problem]:
@@ -98,19 +96,31 @@ def _of_file(feature: str, file: FileResult, steps: dict[State, str]) -> Iterato
         # What is wrong with the whole file is said once, not once for each of its hunks.
         if hunk.why is not None and hunk.why == file.why:
             continue
-        yield Problem(
-            feature,
-            hunk.state,
-            file.path,
-            hunk.scope,
-            file.patch,
-            hunk.why or _WHY[hunk.state],
-            hunk.candidates,
-            steps[hunk.state],
-        )
+        yield _problem(feature, hunk.state, hunk.why or _WHY[hunk.state], steps, file, hunk)
     if not hunks or file.why is not None:
         why = file.why or _WHY[file.state]
-        yield Problem(feature, file.state, file.path, None, file.patch, why, (), steps[file.state])
+        yield _problem(feature, file.state, why, steps, file)
+
+
+def _problem(
+    feature: str,
+    state: State,
+    why: str,
+    steps: dict[State, str],
+    file: FileResult | None = None,
+    hunk: HunkResult | None = None,
+) -> Problem:
+    why, _, step = why.partition(NEXT)
+    return Problem(
+        feature,
+        state,
+        file.path if file else None,
+        hunk.scope if hunk else None,
+        file.patch if file else None,
+        why,
+        hunk.candidates if hunk else (),
+        step or steps[state],
+    )
 
 
 def _mixture(feature: FeatureResult) -> str:

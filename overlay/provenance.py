@@ -38,7 +38,7 @@ class Provenance:
     def warnings(self) -> tuple[str, ...]:
         """One warning for each file that matters and is not the release's own, by path."""
         return tuple(
-            f"{path}: {why}; apply patches the edited file, and revert restores it"
+            f"{path}: {why}; it is taken as it is, and revert restores it like that"
             for path in sorted(self._used)
             if (why := self.foreign(path)) is not None
         )

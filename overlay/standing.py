@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 import overlay
-from overlay.model import Feature, FeatureResult, FileResult, Plan, Tree
+from overlay.model import NEXT, Feature, FeatureResult, FileResult, Plan, Tree
 from overlay.states import State, combine
 from overlay.transaction.ledger import Entry, Ledger, LedgerFeature
 
@@ -162,11 +162,11 @@ def _judged_file(file: FileResult, now: Condition, ledger: Ledger) -> FileResult
         why = f"the release's own bytes stand here again since {by}; 'overlay apply' writes it anew"
         return replace(file, state=State.PRISTINE, hunks=hunks, why=why)
     if now is Condition.GONE:
-        why = f"removed since {by}; 'overlay revert' restores the release's own"
+        why = f"removed since {by}{NEXT}'overlay revert' restores the release's own"
         return replace(file, state=State.MISSING, hunks=(), why=why)
     why = (
-        f"{file.path} was edited since {by}: expected the bytes that it wrote; put the edit aside, "
-        "or reinstall vLLM"
+        f"{file.path} was edited since {by}: expected the bytes that it wrote"
+        f"{NEXT}put the edit aside and take it out again, or reinstall vLLM"
     )
     return replace(file, state=State.DRIFTED, hunks=(), why=why)
 

@@ -184,6 +184,7 @@ def test_a_file_that_was_edited_is_one_problem_however_many_patches_it_has(
     checked = cli("--patches", cli.team, "check", site)
     assert checked.exit == 1
     assert checked.out.count(f"drifted: {PROPOSER}") == 2  # once for each feature
+    assert checked.out.count("next:  put the edit aside") == 2
     assert (
         "team-second/10-a/0.20.0..0.33.0.patch, team-second/20-b/0.20.0..0.33.0.patch"
     ) in checked.out
@@ -491,4 +492,5 @@ def test_features_that_touch_the_same_lines_are_refused_with_both_names(
         "Nothing was written to vLLM 0.26.0: demo is drifted and theirs is drifted.",
     )
     assert "demo (demo/10-propose/0.20.0..0.33.0.patch) and theirs (theirs/10-theirs/" in result.out
+    assert "next:  leave one of them out, or make one patch of both" in result.out
     assert digest(site) == before
