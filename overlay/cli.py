@@ -95,9 +95,9 @@ def cli(context: click.Context, patches: tuple[str, ...]) -> None:
 
     \b
     Example:
-      overlay check          would the patches go onto the installed vLLM?
-      overlay apply          patch it
-      overlay revert         put every byte back
+      overlay check          # would the patches go onto the installed vLLM?
+      overlay apply          # patch it
+      overlay revert         # put every byte back
     """
     inherited = os.environ.get("OVERLAY_PATCHES", "").split(os.pathsep)
     context.obj = tuple(folder for folder in (*inherited, *patches) if folder)
@@ -132,9 +132,9 @@ def check(
 
     \b
     Example:
-      overlay check                                the installed vLLM
-      overlay check 0.26.0 ./vllm-0.27.0.tar.gz    a release and a file
-      overlay check --releases all                 every release, as a table
+      overlay check                                # the installed vLLM
+      overlay check 0.26.0 ./vllm-0.27.0.tar.gz    # a release and a file
+      overlay check --releases all                 # every release, as a table
     """
     from overlay.commands.check import check as command
     from overlay.progress import Meter
@@ -171,7 +171,7 @@ def apply(
 
     \b
     Example:
-      overlay apply                                the installed vLLM
+      overlay apply                                # the installed vLLM
       overlay apply --feature draft-graphs /opt/venv/lib/python3.12/site-packages
     """
     from overlay.commands.apply import apply as command
@@ -217,7 +217,7 @@ def status(
     Example:
       overlay status
       overlay status --json | jq -r .verdict
-      overlay status --live                        what your running vLLM has loaded
+      overlay status --live                        # what your running vLLM has loaded
     """
     if live:
         if target is not None:

@@ -117,7 +117,7 @@ def would_apply(target: TargetReport, changes: Sequence[Change]) -> str:
     """The verdict of ``apply --dry-run``."""
     waiting = those(target, State.PRISTINE, State.PARTIAL)
     if not waiting:
-        return f"Nothing was written, and nothing would be: {_settled(target)}."
+        return f"Nothing was written, and nothing would be{_settled(target)}."
     added = sum(change.before is None for change in changes)
     return (
         f"Nothing was written: apply would put {named(waiting)} into {vllm(target)}, "
@@ -131,7 +131,7 @@ def applied(target: TargetReport, changed: int, *, wrote: bool) -> str:
     :param changed: files of vLLM that were written or removed.
     """
     if not wrote:
-        return f"Nothing to do: {_settled(target)}."
+        return f"Nothing to do{_settled(target)}."
     standing = those(target, State.APPLIED)
     if not standing:
         return f"The overlay has left {vllm(target)}: {nothing_to_patch(target)}."
@@ -169,10 +169,10 @@ def unanswered(errors: int, targets: int) -> str:
 
 
 def _settled(target: TargetReport) -> str:
-    """Why there is nothing to do in a target."""
+    """Why there is nothing to do in a target; the end of a sentence."""
     if standing := those(target, State.APPLIED):
-        return f"{named(standing)} {are(standing)} applied to {vllm(target)} already"
-    return f"{vllm(target)}: {nothing_to_patch(target)}"
+        return f": {named(standing)} {are(standing)} applied to {vllm(target)} already"
+    return f" in {vllm(target)}: {nothing_to_patch(target)}"
 
 
 def listed(holes: Sequence[tuple[str, str]], features: int) -> Verdict:

@@ -134,7 +134,7 @@ def test_what_does_not_concern_a_release_is_left_out(cli: Cli, tmp_path: Path) -
     result = cli("apply", site)
     assert (result.exit, result.last) == (
         0,
-        "Nothing to do: vLLM 0.15.1: demo is not made for it.",
+        "Nothing to do in vLLM 0.15.1: demo is not made for it.",
     )
     assert cli("apply", site, "--json").json["targets"][0]["features"][0]["state"] == "inapplicable"
 
