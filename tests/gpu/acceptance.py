@@ -128,12 +128,12 @@ def cells(models: str) -> Iterator[tuple[str, str, EngineSpec]]:
     yield (
         "soak",
         "loop",
-        replace(base, draft="eagle3hid", k=3, env=checked, requests=make_requests(2400, tokens=60)),
+        replace(base, draft="eagle3hid", k=3, env=checked, requests=make_requests(7000, tokens=60)),
     )
     yield (
         "soak",
         "step",
-        replace(base, draft="eagle3hid", k=7, env=checked, requests=make_requests(3600, tokens=60)),
+        replace(base, draft="eagle3hid", k=7, env=checked, requests=make_requests(5200, tokens=60)),
     )
 
 
