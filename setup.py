@@ -26,7 +26,7 @@ setup(
     package_data={"overlay": ["py.typed"], "overlay.patches": ["*.md", "**/*"]},
     exclude_package_data={"overlay.patches": ["**/__pycache__/*", "**/*.pyc"]},
     entry_points={
-        "console_scripts": ["overlay = overlay.cli:main"],
+        "console_scripts": ["overlay = overlay.__main__:main"],
         # vLLM loads it in each of its processes; see docs/auto-apply.md.
         "vllm.general_plugins": ["overlay = overlay.plugin:register"],
     },

@@ -6,7 +6,6 @@ Whatever a command needs is imported when it runs, so that ``--help`` and ``stat
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -35,13 +34,6 @@ class Answer:
     report: Report
     json: bool = False
     verbose: bool = False
-
-
-def main() -> None:
-    """Run the command line of this process and leave with its exit code."""
-    from overlay.terminal import run
-
-    sys.exit(run(sys.argv[1:]))
 
 
 def _feature_option(command: F) -> F:
