@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlay.errors import LedgerError
@@ -61,6 +61,7 @@ ledger_strategy = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(ledger_strategy)
 def test_it_is_read_as_it_was_written(ledger: Ledger) -> None:
     assert ledgers.decode(ledgers.encode(ledger), "ledger.json") == ledger
@@ -171,6 +172,7 @@ def test_a_damaged_ledger_is_refused(site: Site, damage: Callable[[Any], None]) 
     assert snapshot(site.root) == before
 
 
+@settings(deadline=None)
 @given(st.integers(0, 5000))
 def test_a_ledger_cut_off_is_refused(length: int) -> None:
     whole = ledgers.encode(

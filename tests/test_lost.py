@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, event, given
+from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
 from overlay import planning
@@ -154,6 +154,7 @@ def test_other_commands_say_that_the_ledger_is_gone(site: Site) -> None:
 lines = st.lists(st.sampled_from(["a = 1", "b = 2", "c = 3", "d = 4"]), max_size=6)
 
 
+@settings(deadline=None)
 @given(before=lines, removed=lines, added=lines, after=lines)
 def test_a_rebuilt_ledger_tells_the_truth_or_nothing(
     before: list[str], removed: list[str], added: list[str], after: list[str]

@@ -582,6 +582,17 @@ def test_what_others_wrote_into_an_interrupted_apply_is_left_alone(installed: Si
     assert not (installed.root / ".vllm-overlay").exists()
 
 
+def test_leftovers_without_a_journal_make_room(site: Site) -> None:
+    """Somebody removed our folder after an interruption, but not what lay beside the files."""
+    before = snapshot(site.root)
+    for word in ("new", "old"):
+        (site.root / PROPOSER).with_name(f".proposer.py.overlay-{word}").write_bytes(b"cut off")
+    site.apply()
+    assert (site.root / PROPOSER).read_bytes() == site.pristine[PROPOSER] + ONE.patched[PROPOSER]
+    site.revert()
+    assert snapshot(site.root) == before
+
+
 def test_what_cannot_be_finished_is_undone(installed: Site) -> None:
     before = snapshot(installed.root)
     interrupt_in_the_middle(installed)

@@ -6,7 +6,7 @@ import csv
 import hashlib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlay.targets.record import Record
@@ -42,6 +42,7 @@ def records(draw: st.DrawFn) -> bytes:
     return (end.join(lines) + last).encode()
 
 
+@settings(deadline=None)
 @given(records(), rows)
 def test_taking_out_what_was_put_in_gives_the_same_bytes(record: bytes, ours: list[Row]) -> None:
     patched = with_rows(record, ours)
@@ -49,6 +50,7 @@ def test_taking_out_what_was_put_in_gives_the_same_bytes(record: bytes, ours: li
     assert without_rows(patched, before, [row.path for row in ours]) == record
 
 
+@settings(deadline=None)
 @given(records(), rows, rows)
 def test_rows_replace_the_rows_that_were_there(
     record: bytes, first: list[Row], second: list[Row]
@@ -58,6 +60,7 @@ def test_rows_replace_the_rows_that_were_there(
     assert release_part(once) == release_part(with_rows(record, second))
 
 
+@settings(deadline=None)
 @given(records(), rows)
 def test_what_we_write_is_read_as_csv(record: bytes, ours: list[Row]) -> None:
     text = with_rows(record, ours).decode()
