@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import gc
 import importlib
-import importlib.util
 import json
 import logging
 import os
@@ -23,7 +22,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-PACKAGE = "vllm.v1.spec_decode.draft_graphs"
+from package_copies import INSTALLED, PACKAGE, belongs, load_package, loaded_package, use_package
+
 #: Small operators on few cores: threads that wait for each other take ten times as long.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -113,59 +113,6 @@ class Log:
         lines = list(self.lines)
         self.lines.clear()
         return lines
-
-
-Modules = dict[str, Any]
-INSTALLED: Modules = {}
-
-
-def belongs(name: str) -> bool:
-    """Whether a module is the package or inside it."""
-    return name == PACKAGE or name.startswith(PACKAGE + ".")
-
-
-def loaded_package() -> Modules:
-    """What is loaded of the package, by name."""
-    importlib.import_module(f"{PACKAGE}.graphs")
-    return {name: module for name, module in sys.modules.items() if belongs(name)}
-
-
-def use_package(modules: Modules) -> None:
-    """Let vLLM find these modules as the package, where it looks by name."""
-    for name in [name for name in sys.modules if belongs(name)]:
-        del sys.modules[name]
-    sys.modules.update(modules)
-    parent, _, child = PACKAGE.rpartition(".")
-    setattr(importlib.import_module(parent), child, modules[PACKAGE])
-    proposer: Any = importlib.import_module(f"{parent}.llm_base_proposer")
-    proposer.create_draft_graphs = modules[PACKAGE].create_draft_graphs
-
-
-def load_package(mutation: tuple[tuple[str, str, str], ...], folder: Path) -> Modules:
-    """Load the package once more, from a copy in `folder`, changed by `mutation`.
-
-    :raises ValueError: if a text to be changed does not stand in its file exactly once.
-    """
-    source = Path(INSTALLED[PACKAGE].__file__).parent
-    texts = {path.name: path.read_text(encoding="utf-8") for path in source.glob("*.py")}
-    for file, old, new in mutation:
-        if texts[file].count(old) != 1:
-            raise ValueError(f"{file} holds {texts[file].count(old)} times, not once: {old!r}")
-        texts[file] = texts[file].replace(old, new)
-    folder.mkdir(parents=True)
-    for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    for name in [name for name in sys.modules if belongs(name)]:
-        del sys.modules[name]
-    spec = importlib.util.spec_from_file_location(
-        PACKAGE, folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[PACKAGE] = module
-    spec.loader.exec_module(module)
-    return loaded_package()
 
 
 def set_variables(run: Run) -> None:

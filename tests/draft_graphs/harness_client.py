@@ -52,7 +52,7 @@ def make_spec(models: Path, draft: str, k: int, **more: Any) -> dict[str, Any]:
 
 
 def run_harness(
-    python: Path, plans: Sequence[Plan], *, timeout: float = 420
+    python: Path, plans: Sequence[Plan], *, timeout: float = 900
 ) -> list[dict[str, Outcome]]:
     """The outcomes of every plan, by the names of its runs.
 

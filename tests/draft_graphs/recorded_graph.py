@@ -61,11 +61,6 @@ def _key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def _is_empty(tensor: torch.Tensor) -> bool:
-    """Whether it has no memory, and so nothing that a replay could get wrong."""
-    return bool(tensor.untyped_storage().nbytes() == 0)
-
-
 def _alias(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory under a tensor of our own: a later `t.data = ...` does not move it."""
     alias = torch.empty(0, dtype=tensor.dtype)
@@ -329,7 +324,7 @@ class RecordedGraph:
         for position, result in enumerate(tree_leaves(out)):
             if isinstance(result, (bool, int, float)):
                 raise CaptureRefused(f"{name}: returns a number to the host")
-            if isinstance(result, torch.Tensor) and self._is_new(result):
+            if isinstance(result, torch.Tensor) and _key(result) not in self.memory:
                 memory = self._know(result, name, "pool")
                 if is_allocation(func):
                     memory.poison()
@@ -343,14 +338,13 @@ class RecordedGraph:
         for tensor in inputs:
             if _key(tensor) in self._host_only:
                 raise CaptureRefused(f"{name}: touches a tensor that the graph must not use")
-            if not _is_empty(tensor):
-                self._know(tensor, name, "external")
+            self._know(tensor, name, "external")
 
     def _keep_contents(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Of what is about to be written, so that the capture can leave it as it was."""
         for tensor in written_tensors(func, args, kwargs):
-            memory = None if _is_empty(tensor) else self.memory[_key(tensor)]
-            if memory is not None and memory.role == "external" and memory.before is None:
+            memory = self.memory[_key(tensor)]
+            if memory.role == "external" and memory.before is None:
                 memory.before = memory.everything.clone()
 
     def _constant(self, func: Any, tensor: torch.Tensor) -> torch.Tensor:
@@ -360,9 +354,6 @@ class RecordedGraph:
         self._know(tensor, str(func), "constant")
         out: torch.Tensor = func(tensor)
         return out
-
-    def _is_new(self, tensor: torch.Tensor) -> bool:
-        return not _is_empty(tensor) and _key(tensor) not in self.memory
 
     def _undo(self) -> None:
         with torch.no_grad():

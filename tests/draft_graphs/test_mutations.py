@@ -25,7 +25,9 @@ from harness_client import (
     make_spec,
     run_harness,
 )
-from mutations import MUTATIONS, POLICY_MUTATIONS, Mutation, PolicyMutation, render
+from mutation_table import MUTATIONS
+from mutation_types import Mutation
+from mutations import POLICY_MUTATIONS, PolicyMutation, render
 from sabotage import SABOTAGES
 from test_policy import ATTENTION, LATE, REFUSED
 

@@ -1,0 +1,41 @@
+"""What a mutation of the draft graphs is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+#: What shows the mutation: wrong counts of accepted drafts; the audit around every call; the
+#: module's own address check; an error while serving; the graph double refusing; the graphs not
+#: being used, or used for what they must not be.
+Catcher = Literal["acceptance", "audit", "address check", "error", "graph double", "use"]
+
+#: The engine that shows it: by the draft that depends most on what is broken, or by what makes
+#: the code that is broken run.
+Engine = Literal["eagle3hid", "eagle3", "kernel blocks", "sampled drafts"]
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One bug.
+
+    :ivar stands_for: "defect N" of the closed upstream change, "hazard N" of the table of capture
+        hazards, or what else it is about.
+    :ivar changes: (file of the package, old text, new text).
+    :ivar check: whether the module's address check is on.
+    :ivar says: a part of what the error, or the module's warning, must say.
+    """
+
+    name: str
+    stands_for: str
+    changes: tuple[tuple[str, str, str], ...]
+    catcher: Catcher
+    mode: str = "loop"
+    says: str = ""
+    check: bool = True
+    engine: Engine = "eagle3hid"
+
+
+def one(file: str, old: str, new: str) -> tuple[tuple[str, str, str], ...]:
+    """The changes of a mutation that makes one."""
+    return ((file, old, new),)
