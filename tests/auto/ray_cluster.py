@@ -1,0 +1,118 @@
+"""Two Ray nodes on this machine, and vLLM's own Ray workers on them, up to their process group.
+
+``python ray_cluster.py PLAN.json``, with the keys ``model``; ``driver`` (variables of the driver
+alone, set once the nodes run); and ``nodes`` (for each node, variables of its own).  Prints
+``RESULT`` and what each worker said or raised.  vLLM's platform for CPUs has no Ray executor, so
+what the executor does is done here: make the actors, hand them the driver's variables that vLLM
+copies, have each initialise its worker (which loads the plugins) and its device (which makes the
+groups).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def start_nodes(nodes: list[dict[str, str]]) -> Any:
+    """A cluster with a node for each, each with a resource by which it is chosen."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster()
+    for number, variables in enumerate(nodes):
+        cluster.add_node(
+            num_cpus=1,
+            resources={f"node{number}": 1},
+            env_vars=variables,
+            object_store_memory=100 * 2**20,
+            include_dashboard=False,
+        )
+    return cluster
+
+
+def describe(worker: Any) -> dict[str, Any]:
+    """What the worker's process runs, by its record; called there."""
+    from overlay.auto import records
+
+    (own,) = [one for one in records.read_all() if one.pid == os.getpid()]
+    return {
+        "digest": own.digest,
+        "rank": own.rank,
+        "role": own.role,
+        "summary": own.summary,
+        "modules": {one.module: one.state for one in own.modules},
+        "mode": os.environ.get("OVERLAY_DRAFT_GRAPHS"),
+    }
+
+
+def run(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    """Start the workers and make their groups; one entry a rank."""
+    import ray
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.ray.ray_env import get_env_vars_to_copy
+    from vllm.utils.network_utils import get_distributed_init_method, get_open_port
+    from vllm.v1.executor.ray_utils import RayWorkerWrapper
+
+    world = len(plan["nodes"])
+    config = EngineArgs(
+        model=plan["model"],
+        skip_tokenizer_init=True,
+        dtype="bfloat16",
+        max_model_len=128,
+        tensor_parallel_size=world,
+        enforce_eager=True,
+    ).create_engine_config()
+    variables = {name: os.environ[name] for name in get_env_vars_to_copy() if name in os.environ}
+    method = get_distributed_init_method("127.0.0.1", get_open_port())
+    arguments = [
+        {
+            "vllm_config": config,
+            "local_rank": rank,
+            "rank": rank,
+            "distributed_init_method": method,
+            "is_driver_worker": rank == 0,
+        }
+        for rank in range(world)
+    ]
+    actors = [
+        ray.remote(num_cpus=1, resources={f"node{rank}": 1})(RayWorkerWrapper).remote(rpc_rank=rank)
+        for rank in range(world)
+    ]
+    ray.get([a.update_environment_variables.remote([variables] * world) for a in actors])
+    ray.get([actor.init_worker.remote(arguments) for actor in actors])
+    made = [actor.init_device.remote() for actor in actors]
+    found: list[dict[str, Any]] = []
+    for rank, (actor, task) in enumerate(zip(actors, made, strict=True)):
+        try:
+            ray.get(task, timeout=150)
+            said = ray.get(actor.execute_method.remote(describe))
+            found.append({"rank": rank, "error": None, **said})
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the result
+            found.append({"rank": rank, "error": f"{type(error).__name__}: {error}"})
+    return found
+
+
+def main() -> None:
+    """Read the plan, run it, print the result."""
+    plan = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    began = time.monotonic()
+    import ray
+
+    cluster = start_nodes(plan["nodes"])
+    try:
+        ray.init(address=cluster.address, log_to_driver=True)
+        os.environ.update(plan["driver"])
+        result = run(plan)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    seconds = round(time.monotonic() - began, 1)
+    print("RESULT " + json.dumps({"seconds": seconds, "workers": result}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
