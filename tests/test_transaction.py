@@ -429,6 +429,16 @@ def test_apply_refuses_what_changed_since_the_plan(site: Site) -> None:
     assert snapshot(site.root) == before
 
 
+def test_a_plan_from_patched_files_is_not_applied(site: Site) -> None:
+    """Or what revert restores would be patched already."""
+    site.apply()
+    before = snapshot(site.root)
+    patched = {**site.pristine, PROPOSER: (site.root / PROPOSER).read_bytes()}
+    with pytest.raises(TransactionError, match=PROPOSER):
+        replace(site, pristine=patched).apply(PatchSet("6" * 64, {PROPOSER: b"# 6\n"}, {}))
+    assert snapshot(site.root) == before
+
+
 def test_a_file_that_was_removed_comes_back(site: Site) -> None:
     before = snapshot(site.root)
     site.apply()
