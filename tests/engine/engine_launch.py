@@ -33,7 +33,7 @@ def launch(
     spec: EngineSpec,
     *,
     env: Mapping[str, str] | None = None,
-    timeout: float = 240,
+    timeout: float = 600,
 ) -> dict[str, Any]:
     """Run one spec with the given interpreter; the result of ``run_engine.py``, and its ``log``.
 
