@@ -24,7 +24,6 @@ from vllm.v1.attention.backend import (
     MultipleOf,
 )
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
-from vllm.v1.kv_cache_interface import KVCacheLayout
 
 #: Any size, until somebody wants the kernel's blocks to be smaller than the manager's.
 KERNEL_BLOCK_SIZES: list[Any] = [MultipleOf(1)]
@@ -78,7 +77,9 @@ class GraphSafeBackend(AttentionBackend):  # type: ignore[misc]
         return KERNEL_BLOCK_SIZES
 
     @classmethod
-    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
+    def supported_kv_cache_layouts(cls) -> tuple[Any, ...]:
+        from vllm.v1.kv_cache_interface import KVCacheLayout  # older releases do not ask
+
         return (KVCacheLayout.LBHNC,)
 
     @staticmethod
