@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from overlay.model import NEXT, FeatureResult, FileResult, HunkResult, TargetReport
+from overlay.report import enumeration
 from overlay.states import State
 
 _WHY = {
@@ -124,9 +125,11 @@ def _problem(
 
 
 def _mixture(feature: FeatureResult) -> str:
-    by_state: dict[State, list[str]] = {}
+    by_state: dict[State, dict[str, None]] = {}
     for file in feature.files:
-        by_state.setdefault(file.state, []).append(file.path)
+        by_state.setdefault(file.state, {})[file.path] = None
     if len(by_state) < 2:
         return _WHY[feature.state]
-    return "; ".join(f"{state.value}: {', '.join(paths)}" for state, paths in by_state.items())
+    return "; ".join(
+        f"{state.value}: {enumeration(list(paths))}" for state, paths in by_state.items()
+    )
