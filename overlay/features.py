@@ -17,6 +17,7 @@ from overlay.errors import OverlayError, PatchFormatError, PatchFormatErrors, Us
 from overlay.featurefile import entries, is_document, is_plain, read_feature, sha256_of
 from overlay.model import Feature
 from overlay.releases import KNOWN_RELEASES
+from overlay.shipped import shipped_folder as shipped_folder  # noqa: PLC0414  (public here)
 
 #: The origin of the features that come with the overlay.
 SHIPPED = "shipped"
@@ -31,23 +32,6 @@ class Hole:
 
     def __str__(self) -> str:
         return f"{self.topic} has no variant for {self.release}"
-
-
-def shipped_folder() -> Path:
-    """The folder of the features that come with the overlay.
-
-    :raises OverlayError: if this installation lacks it.
-    """
-    here = Path(__file__).resolve().parent
-    packaged = here / "patches"
-    if packaged.is_dir():
-        return packaged
-    checkout = here.parent / "patches"
-    if checkout.is_dir() and (here.parent / "setup.py").is_file():
-        return checkout
-    raise OverlayError(
-        f"expected the shipped patches at {packaged}, found none; reinstall vllm-overlay"
-    )
 
 
 def load(folders: Sequence[Path]) -> tuple[Feature, ...]:

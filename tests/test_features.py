@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from overlay import features
+from overlay import features, shipped
 from overlay.errors import OverlayError, PatchFormatErrors, UsageError
 from overlay.model import UpstreamTest
 from tests.support.patches import hunk, patch_text, write_feature
@@ -92,7 +92,7 @@ def test_the_shipped_folder_is_that_of_this_checkout() -> None:
 def test_an_installation_without_the_shipped_patches_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(features, "__file__", str(tmp_path / "overlay" / "features.py"))
+    monkeypatch.setattr(shipped, "__file__", str(tmp_path / "overlay" / "shipped.py"))
     (tmp_path / "patches").mkdir()  # somebody else's, in site-packages
     with pytest.raises(OverlayError, match="reinstall"):
         features.shipped_folder()

@@ -18,9 +18,13 @@ from overlay.auto.switches import Switches
 from overlay.errors import OverlayError, PatchFormatErrors, TransactionError, UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from overlay.targets.target import Target
     from overlay.transaction.ledger import Ledger
 
+#: Where the transactions keep what they did; the same as theirs, by test.
+_STATE_FOLDER = ".vllm-overlay"
 #: States of a feature that is not active and needs not be.
 HARMLESS = ("upstreamed", "inapplicable")
 
@@ -118,15 +122,9 @@ def impossible(why: str, switches: Switches, target: Target | None = None) -> Ac
 
 
 def _activated(target: Target, switches: Switches, after_exec: hook.AfterExec) -> Activation:
-    from overlay.transaction import ledger as ledgers
-
     assert target.root is not None  # an importable vLLM lies in a folder
-    if (target.root / ledgers.JOURNAL_PATH).exists():
-        raise TransactionError(
-            f"an apply or revert in {target.root} is running or was interrupted; run "
-            "`overlay status`, which finishes or undoes it, and start again"
-        )
-    ledger = ledgers.load(target.root)
+    # What reads a ledger is imported only where something of ours stands.
+    ledger = _ledger(target.root) if (target.root / _STATE_FOLDER).exists() else None
     features: list[FeatureStanding] = []
     found = Activation("none", target.vllm or "unknown", str(target.root), (), "")
     if ledger is not None and ledger.applied:
@@ -141,6 +139,17 @@ def _activated(target: Target, switches: Switches, after_exec: hook.AfterExec) -
     elif _wanted(switches) - {feature.id for feature in features}:
         features += _not_on_disk(target, switches, {feature.id for feature in features})
     return replace(found, features=tuple(features), digest=digest(features, switches))
+
+
+def _ledger(root: Path) -> Ledger | None:
+    from overlay.transaction import ledger as ledgers
+
+    if (root / ledgers.JOURNAL_PATH).exists():
+        raise TransactionError(
+            f"an apply or revert in {root} is running or was interrupted; run `overlay status`, "
+            "which finishes or undoes it, and start again"
+        )
+    return ledgers.load(root)
 
 
 def _from_disk(target: Target, ledger: Ledger) -> tuple[list[FeatureStanding], bool]:

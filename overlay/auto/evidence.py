@@ -51,10 +51,23 @@ def _codes(value: object, depth: int = 0) -> Iterable[CodeType]:
     elif isinstance(value, (functools.partial, functools.partialmethod)):
         inner = (value.func,)
     else:
-        inner = (getattr(value, "__wrapped__", None), getattr(value, "fn", None))
+        inner = (getattr(value, "__wrapped__", None), getattr(value, "fn", None), *_held(value))
     for each in inner:
         if each is not None and each is not value:
             yield from _codes(each, depth + 1)
+
+
+def _held(value: object) -> list[object]:
+    """What a decorator's function closes over: a plain one says nowhere else what it wraps."""
+    held = []
+    for cell in getattr(value, "__closure__", None) or ():
+        try:
+            content = cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+        if hasattr(content, "__code__"):
+            held.append(content)
+    return held
 
 
 def compare(module: ModuleType, code: CodeType, scopes: Iterable[str]) -> dict[str, str]:

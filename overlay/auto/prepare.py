@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import overlay
+from overlay import shipped
 from overlay.auto import hook, records, store
 
 if TYPE_CHECKING:
@@ -80,7 +82,7 @@ def required_features(switches: Switches) -> frozenset[str]:
     found = set()
     for folder in _folders(switches):
         for document in folder.glob("*/feature.toml"):
-            if b"required" in document.read_bytes():
+            if re.search(rb"^required\b", document.read_bytes(), re.MULTILINE):
                 from overlay.features import load
 
                 found |= {feature.id for feature in load([folder]) if feature.required}
@@ -89,9 +91,7 @@ def required_features(switches: Switches) -> frozenset[str]:
 
 
 def _folders(switches: Switches) -> list[Path]:
-    from overlay.features import shipped_folder
-
-    return [shipped_folder(), *switches.patches]
+    return [shipped.shipped_folder(), *switches.patches]
 
 
 def folders_hash(folders: Iterable[Path]) -> str:

@@ -78,7 +78,8 @@ class Box:
             "import logging; logging.basicConfig(level=logging.DEBUG)\n"
             "from pathlib import Path\n"
             "import overlay.features\n"
-            f"overlay.features.shipped_folder = lambda: Path({str(self.empty)!r})\n"
+            f"empty = Path({str(self.empty)!r})\n"
+            "overlay.shipped.shipped_folder = overlay.features.shipped_folder = lambda: empty\n"
             "def runs():\n"
             "    from vllm.v1.spec_decode.proposer import SpecDecodeBaseProposer as P\n"
             "    p = P(1); p.model = lambda tokens: 'pristine'\n"
@@ -116,7 +117,7 @@ import sys
 from pathlib import Path
 import overlay.features
 shipped = Path(sys.argv.pop(1))
-overlay.features.shipped_folder = lambda: shipped
+overlay.shipped.shipped_folder = overlay.features.shipped_folder = lambda: shipped
 from overlay.__main__ import main
 main()
 """

@@ -15,6 +15,11 @@ def wrap(function):
         return function(*args)
     return wrapped
 
+def opaque(function):
+    def wrapped(*args):
+        return function(*args)
+    return wrapped
+
 class A:
     def plain(self):
         return 1
@@ -33,8 +38,12 @@ class A:
 
 def free():
     return 5
+
+@opaque
+def hidden():
+    return 6
 """
-SCOPES = ["A.plain", "A.shown", "A.made", "A.wrapped", "free"]
+SCOPES = ["A.plain", "A.shown", "A.made", "A.wrapped", "free", "hidden"]
 
 
 def executed(text: str) -> types.ModuleType:

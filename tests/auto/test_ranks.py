@@ -64,7 +64,8 @@ WORKER = """
 import os, sys
 from pathlib import Path
 import overlay.features
-overlay.features.shipped_folder = lambda: Path(os.environ["TEST_SHIPPED"])
+empty = Path(os.environ["TEST_SHIPPED"])
+overlay.shipped.shipped_folder = overlay.features.shipped_folder = lambda: empty
 import overlay.auto.ranks
 overlay.auto.ranks.TIMEOUT = 8.0
 rank, world, method, loads = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
