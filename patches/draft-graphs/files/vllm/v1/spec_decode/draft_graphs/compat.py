@@ -175,9 +175,10 @@ def position_rows(proposer: Any) -> torch.Tensor:
     One row, or one per dimension of M-RoPE. The first is what slots and lengths go by; from the
     second pass on the others are copies of it, as in upstream's proposer.
     """
-    if proposer.uses_mrope:
-        return proposer.mrope_positions
-    return proposer.positions.unsqueeze(0)
+    rows: torch.Tensor = (
+        proposer.mrope_positions if proposer.uses_mrope else proposer.positions.unsqueeze(0)
+    )
+    return rows
 
 
 def proposer_buffers(proposer: Any) -> dict[str, torch.Tensor]:

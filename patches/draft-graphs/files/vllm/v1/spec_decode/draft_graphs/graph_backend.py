@@ -57,9 +57,10 @@ class CudaGraphBackend:
         """A pool id."""
         return torch.cuda.graph_pool_handle()
 
-    def capture(self, function: Callable[[], None], pool: object) -> Graph:
+    def capture(self, function: Callable[[], None], pool: Any) -> Graph:
         """Record `function()` without running it. Called inside vLLM's `graph_capture()`."""
-        graph = torch.cuda.CUDAGraph()
+        cuda_graph: Any = torch.cuda.CUDAGraph()
+        graph: Graph = cuda_graph
         with ExitStack() as stack:
             # Collecting garbage and emptying the cache at every capture takes most of the time
             # of capturing many small graphs; upstream patches them away, too.
@@ -68,9 +69,9 @@ class CudaGraphBackend:
                 if hasattr(module, "empty_cache"):
                     stack.enter_context(patch.object(module, "empty_cache", _nothing))
             compat.announce_graph_pool(pool)
-            with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream()):
+            with torch.cuda.graph(cuda_graph, pool=pool, stream=torch.cuda.current_stream()):
                 function()
-        return graph  # type: ignore[no-any-return]
+        return graph
 
     def synchronize(self) -> None:
         """Wait until the device has done all that it was given."""
