@@ -138,14 +138,6 @@ class _FeatureReader:
         texts = {key: self._text(table, key) for key in _TEXTS}
         releases = self._releases(texts["releases"])
         tests = self._tests(table.get("upstreamed", []))
-        needs = table.get("needs", [])
-        if not isinstance(needs, list) or not all(isinstance(need, str) and need for need in needs):
-            self._toml_error("needs", "needs: expected a list of texts")
-            needs = []
-        required = table.get("required", False)
-        if not isinstance(required, bool):
-            self._toml_error("required", "required: expected true or false")
-            required = False
         if texts["id"] and not _ID.match(texts["id"]):
             self._toml_error("id", f"id: {texts['id']!r} is not lower-case-with-hyphens")
         elif texts["id"] and texts["id"] != self.folder.name:
@@ -173,10 +165,21 @@ class _FeatureReader:
             added,
             self.origin,
             "",
-            tuple(needs),
-            required,
+            self._needs(table.get("needs", [])),
+            self._required(table.get("required", False)),
         )
         return Feature(**{**vars(feature), "digest": _digest(feature)})
+
+    def _needs(self, needs: object) -> tuple[str, ...]:
+        if isinstance(needs, list) and all(isinstance(need, str) and need for need in needs):
+            return tuple(needs)
+        self._toml_error("needs", "needs: expected a list of texts")
+        return ()
+
+    def _required(self, required: object) -> bool:
+        if not isinstance(required, bool):
+            self._toml_error("required", "required: expected true or false")
+        return required is True
 
     def _text(self, table: dict[str, Any], key: str) -> str:
         value = table.get(key)

@@ -215,7 +215,10 @@ def _catalogue(entries: tuple[FeatureEntry, ...], verbose: bool) -> Iterator[Lin
             (Span(entry.title, "muted"),),
         )
         if verbose:
-            yield labelled(2, "why:      ", entry.why)
+            # Its lines are those of feature.toml; they wrap where the terminal ends.
+            yield labelled(2, "why:      ", " ".join(entry.why.split()))
+            for need in entry.needs:
+                yield labelled(2, "needs:    ", need)
         upstream = entry.upstream or "never proposed"
         yield labelled(2, "upstream: ", upstream)
         for number, sentence in enumerate(entry.retires):

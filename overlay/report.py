@@ -38,6 +38,7 @@ class FeatureEntry:
     :ivar upstream: the upstream change it goes back to; empty where there is none.
     :ivar retires: how a release is recognised that has the feature itself, one sentence each.
     :ivar added: the modules that it adds to vLLM.
+    :ivar needs: what else must hold for it to have an effect, in words.
     """
 
     feature: str
@@ -50,6 +51,7 @@ class FeatureEntry:
     added: tuple[str, ...]
     origin: str
     digest: str
+    needs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,7 @@ def _entry(entry: FeatureEntry) -> dict[str, Any]:
             {"topic": topic.name, "variants": list(topic.variants), "holes": list(topic.holes)}
             for topic in entry.topics
         ],
+        "needs": list(entry.needs),
         "added": list(entry.added),
         "origin": entry.origin,
         "digest": entry.digest,

@@ -410,11 +410,18 @@ def test_there_is_no_part_of_a_diff(cli: Cli, site: Path) -> None:
 
 
 def test_list_shows_the_features(cli: Cli) -> None:
+    toml = cli.shipped / "demo/feature.toml"
+    text = toml.read_text().replace('why = "To test."', 'why = """To test,\nin two lines."""')
+    toml.write_text(text + 'needs = ["model runner V1"]\n')
     result = cli("--patches", cli.team, "list")
     assert (result.exit, result.last) == (0, "2 features, no holes.")
     assert "10-propose  0.20.0..0.33.0" in result.out
     found = cli("list", "--json").json
     assert found["features"][0]["added"] == [ADDED]
+    assert found["features"][0]["needs"] == ["model runner V1"]
+    shown = cli("list", "-v").out.splitlines()
+    assert "  why:      To test, in two lines." in shown
+    assert "  needs:    model runner V1" in shown
     assert found["targets"] == []
 
 

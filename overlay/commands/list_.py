@@ -53,4 +53,5 @@ def _entry(feature: Feature, holes: Sequence[Hole]) -> FeatureEntry:
         added=tuple(added.path for added in feature.added),
         origin=feature.origin,
         digest=feature.digest,
+        needs=feature.needs,
     )
