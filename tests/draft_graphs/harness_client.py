@@ -8,6 +8,7 @@ import random
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -52,12 +53,34 @@ def make_spec(models: Path, draft: str, k: int, **more: Any) -> dict[str, Any]:
 
 
 def run_harness(
-    python: Path, plans: Sequence[Plan], *, timeout: float = 900
+    python: Path, plans: Sequence[Plan], *, processes: int = 2, timeout: float = 900
 ) -> list[dict[str, Outcome]]:
     """The outcomes of every plan, by the names of its runs.
 
-    :raises HarnessFailed: if it ends without a result; says what it printed last.
+    :param processes: how many harnesses run beside each other; each keeps one core busy.
+    :param timeout: seconds for each of them.
+    :raises HarnessFailed: if one ends without a result; says what it printed last.
     """
+    shares: list[list[int]] = [[] for _ in range(processes)]
+    for number in sorted(range(len(plans)), key=lambda each: -len(plans[each].runs)):
+        min(shares, key=lambda share: sum(2 + len(plans[each].runs) for each in share)).append(
+            number
+        )
+    found: dict[int, dict[str, Outcome]] = {}
+    with ThreadPoolExecutor(processes) as pool:
+        tasks = {
+            pool.submit(_run_one_harness, python, [plans[each] for each in share], timeout): share
+            for share in shares
+            if share
+        }
+        for task, share in tasks.items():
+            found.update(zip(share, task.result(), strict=True))
+    return [found[number] for number in range(len(plans))]
+
+
+def _run_one_harness(
+    python: Path, plans: Sequence[Plan], timeout: float
+) -> list[dict[str, Outcome]]:
     with tempfile.TemporaryDirectory(prefix="draft-graphs-") as folder:
         plan, out, log = (Path(folder, name) for name in ("plan.json", "out.json", "log"))
         plan.write_text(json.dumps([asdict(each) for each in plans]), encoding="utf-8")
