@@ -31,12 +31,19 @@ SAMPLES = 15
 CASES: dict[str, tuple[dict[str, str], float | None]] = {
     "off": ({"OVERLAY": "off"}, 30.0),
     "nothing to do (disk, nothing applied)": ({"OVERLAY": "disk"}, 30.0),
+    "nothing to do (auto, no feature fits)": ({"BENCH_EMPTY": "1"}, 30.0),
     "patches, warm cache": ({}, 150.0),
 }
 
 
 def sample() -> tuple[float, float]:
     """Wall and CPU milliseconds of loading and calling the plugin, here and now."""
+    if os.environ.pop("BENCH_EMPTY", None):
+        from overlay import shipped
+
+        empty = Path(tempfile.gettempdir()) / "bench-auto-no-features"
+        empty.mkdir(exist_ok=True)
+        shipped.shipped_folder = lambda: empty
     wall, cpu = time.perf_counter(), time.process_time()
     from overlay.plugin import register
 

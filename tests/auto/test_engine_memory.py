@@ -7,6 +7,8 @@ installation is byte for byte what it was.
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +21,7 @@ from engine_spec import EngineSpec, make_requests
 from private_copy import PrivateCopy, hash_files
 
 from tests.auto.installed import REPOSITORY, install_beside, read_only
+from tests.support.patches import hunk, patch_text
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -46,6 +49,15 @@ CASES = {
     "several processes": (replace(SPEC, env=SEVERAL), 3),
     "two workers": (replace(SPEC, env=SEVERAL, tensor_parallel_size=2), 4),
 }
+
+
+MARK = """
+id = "mark"
+title = "A mark"
+why = "To be seen."
+upstream = "https://example.com/1"
+releases = "0.32.0..0.32.0"
+"""
 
 
 @dataclass(frozen=True)
@@ -107,6 +119,48 @@ def test_off_and_the_allow_list_leave_vllm_alone(box: Box, tiny_models: Path) ->
     )
     assert ADDED not in worker["modules"]
     assert "off (OVERLAY=off)" in result["log"]
+
+
+INSPECT = """
+import json, logging
+from vllm.model_executor.models.registry import ModelRegistry
+from vllm.plugins import load_general_plugins
+load_general_plugins()
+info = ModelRegistry.models["LlamaForCausalLM"].inspect_model_cls()
+print("RESULT", json.dumps(info.is_attention_free))
+"""
+
+
+def test_the_model_info_cache_of_vllm_sees_the_patched_text(box: Box, tmp_path: Path) -> None:
+    feature = tmp_path / "team/mark"
+    path = "vllm/model_executor/models/llama.py"
+    lines = (box.copy.site / path).read_text().splitlines()
+    start = lines.index("class LlamaForCausalLM(")
+    first = lines.index("    packed_modules_mapping = {", start)
+    added = "+    is_attention_free = True"
+    text = patch_text(
+        path, hunk([" " + lines[first - 1], added, " " + lines[first]], "LlamaForCausalLM")
+    )
+    (feature / "10-mark").mkdir(parents=True)
+    (feature / "10-mark/0.32.0..0.32.0.patch").write_text(text)
+    (feature / "feature.toml").write_text(MARK)
+    own = {"OVERLAY_PATCHES": str(feature.parent), "VLLM_CACHE_ROOT": str(tmp_path / "cache")}
+    said = []
+    # The first one fills the cache, the third finds what the first one wrote.
+    for mode in ("off", "auto", "off", "auto"):
+        done = subprocess.run(
+            [str(box.copy.python), "-c", INSPECT],
+            env={"PATH": os.environ["PATH"], **box.environment, **own, "OVERLAY": mode},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout.splitlines()[-1])
+    assert said == ["RESULT false", "RESULT true", "RESULT false", "RESULT true"]
+    folders = [place for place in (tmp_path / "cache/modelinfos").iterdir() if place.is_dir()]
+    assert len(folders) == 1
 
 
 def expect_the_oracle(result: dict[str, Any]) -> None:
