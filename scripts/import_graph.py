@@ -5,7 +5,8 @@ sdist or a checkout that holds ``vllm/``.  Nothing of them is executed: every im
 a module is imported is followed (at module level, in ``if``, ``try``, ``with`` and class bodies;
 not in functions, and not under ``TYPE_CHECKING``), whatever its condition, from the modules that
 each kind of process is entered through.  So a target that is not reached is not imported there by
-an import statement; what a function imports on the way is not seen, and needs a run to tell.
+an import statement.  What a function imports on the way is not seen: ``--run PYTHON`` imports the
+same entries with an interpreter that has vLLM's dependencies, and tells which targets came along.
 
 The targets are, unless named, the modules that the shipped features patch.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -25,7 +27,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 #: The modules that a process of each kind is entered through, before it loads the plugins.
 #: A spawned process unpickles its function and the classes it is handed; a forked one inherits the
 #: modules of its parent, where the plugins were loaded already.
-_PLATFORMS = tuple(f"vllm.platforms.{name}" for name in ("cuda", "cpu", "rocm", "xpu", "tpu"))
 _EXECUTORS = tuple(
     f"vllm.v1.executor.{name}"
     for name in ("abstract", "uniproc_executor", "multiproc_executor", "ray_executor")
@@ -180,14 +181,62 @@ def shipped_targets() -> tuple[str, ...]:
     )
 
 
+_IMPORT_ALL = """
+import importlib, json, sys
+folder, entries, targets = json.loads(sys.argv[1])
+sys.path.insert(0, folder)
+failed = {}
+for name in entries:
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        failed[name] = f"{type(error).__name__}: {error}"[:160]
+loaded = [name for name in targets if name in sys.modules]
+count = sum(name.split(".")[0] == "vllm" for name in sys.modules)
+print("RESULT " + json.dumps({"loaded": loaded, "failed": failed, "modules": count}))
+"""
+
+
+def _report_run(python: str, folder: Path, targets: tuple[str, ...]) -> int:
+    """Import the entries of every kind of process in one, and say which targets came with them."""
+    tree = Tree(folder)
+    entries = [name for name in dict.fromkeys(sum(PROCESSES.values(), ())) if tree.file(name)]
+    done = subprocess.run(
+        [python, "-c", _IMPORT_ALL, json.dumps([str(folder), entries, targets])],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    line = next((line for line in done.stdout.splitlines() if line.startswith("RESULT ")), None)
+    if line is None:
+        print(f"{folder.name}  did not run: {done.stderr.strip().splitlines()[-1:]}", flush=True)
+        return 1
+    found = json.loads(line.removeprefix("RESULT "))
+    imported = len(entries) - len(found["failed"])
+    print(
+        f"{folder.name}  {imported} of {len(entries)} entries imported, {found['modules']} modules "
+        f"of vLLM; targets: {', '.join(found['loaded']) or 'none'}",
+        flush=True,
+    )
+    for name, why in found["failed"].items():
+        print(f"    {name}: {why}", flush=True)
+    return int(bool(found["loaded"]))
+
+
 def main() -> int:
     """Print a row for each folder and kind of process; 1 where a target is reached."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--target", action="append", dest="targets")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--run", metavar="PYTHON", help="import the entries with it, too, which executes them"
+    )
     asked = parser.parse_args()
     targets = tuple(asked.targets or shipped_targets())
+    if asked.run:
+        return max(_report_run(asked.run, folder, targets) for folder in asked.folders)
     found = []
     for folder in asked.folders:
         tree = Tree(folder)
