@@ -173,8 +173,8 @@ def _places() -> Iterable[Path]:
 
     with contextlib.suppress(RuntimeError):  # no home folder
         yield cache_folder() / "modules"
-    with contextlib.suppress(OSError):  # of our own, and found again by the next process
-        yield records.folder() / "modules"
+    for folder in records.usable():  # of our own, and found again by the next process
+        yield folder / "modules"
     with contextlib.suppress(OSError):
         place = tempfile.mkdtemp(prefix=f"vllm-overlay-{os.geteuid()}-")
         atexit.register(_remove, place, os.getpid())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -81,22 +82,16 @@ def _temporary() -> str:
         return "/tmp"
 
 
-def folder() -> Path:
-    """The folder that this process writes its record to: the first that is ours alone.
+def usable() -> Iterator[Path]:
+    """The folders among those that are ours alone, made where they are missing.
 
-    :raises OSError: if there is none.
+    Whether they can be written shows only by writing.
     """
-    refused = []
     for place in folders():
-        try:
+        with contextlib.suppress(OSError):
             place.mkdir(mode=0o700, exist_ok=True)
-        except OSError as error:
-            refused.append(str(error))
-            continue
-        if _private(place) and os.access(place, os.W_OK):
-            return place
-        refused.append(f"{place} belongs to somebody else or is open to others")
-    raise OSError(f"no folder for the records of processes: {'; '.join(refused)}")
+        if _private(place):
+            yield place
 
 
 def _private(place: Path) -> bool:
@@ -147,15 +142,23 @@ def role() -> str:
 
 
 def write(record: ProcessRecord) -> None:
-    """Write this process's record, whole or not at all.
+    """Write this process's record, whole or not at all, to the first place that takes it.
 
-    :raises OSError: if the folder cannot be written.
+    :raises OSError: if none does.
     """
-    place = folder() / f"{record.pid}.json"
-    temporary = place.with_suffix(f".{os.getpid()}.new")
-    temporary.write_text(json.dumps({"schema": SCHEMA, **asdict(record)}))
-    temporary.chmod(0o600)
-    temporary.replace(place)
+    text = json.dumps({"schema": SCHEMA, **asdict(record)})
+    refused = []
+    for place in usable():
+        temporary = place / f"{record.pid}.{os.getpid()}.new"
+        try:
+            temporary.write_text(text)
+            temporary.chmod(0o600)
+            temporary.replace(place / f"{record.pid}.json")
+        except OSError as error:
+            refused.append(str(error))
+            continue
+        return
+    raise OSError(f"no folder for it: {'; '.join(refused) or ', '.join(map(str, folders()))}")
 
 
 def read_all() -> Iterator[ProcessRecord]:

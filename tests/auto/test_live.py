@@ -103,3 +103,31 @@ def test_code_that_differs_from_the_plan_is_a_problem() -> None:
 
 def test_a_lone_process_without_the_plugin_is_a_problem() -> None:
     assert "VLLM_PLUGINS" in str(live.problem(None, [None]))
+
+
+def test_a_place_that_cannot_be_written_gives_way_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    monkeypatch.setattr(records, "folders", lambda: (Path("/proc/nowhere"), first, second))
+    # For root no mode is in the way, so that a folder stands where the record would.
+    (first / f"{os.getpid()}.json").mkdir(parents=True)
+    first.chmod(0o700)
+    records.write(record(os.getpid()))
+    assert [place.name for place in second.iterdir()] == [f"{os.getpid()}.json"]
+    assert list(records.read_all()) == [record(os.getpid())]
+
+
+def test_a_place_that_is_open_to_others_is_neither_written_nor_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_one, own = tmp_path / "open", tmp_path / "own"
+    monkeypatch.setattr(records, "folders", lambda: (open_one,))
+    records.write(record(os.getpid()))
+    open_one.chmod(0o777)
+    assert list(records.read_all()) == []
+    with pytest.raises(OSError, match="no folder"):
+        records.write(record(os.getpid()))
+    monkeypatch.setattr(records, "folders", lambda: (open_one, own))
+    records.write(record(os.getpid()))
+    assert list(own.iterdir())
