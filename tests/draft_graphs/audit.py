@@ -27,14 +27,16 @@ class Audit:
     """Wraps the two entries of one proposer's draft graphs, and counts what passes through.
 
     used: calls that graphs answered, by "entry requests". declined: calls that they left to
-    upstream's code. replays: by "role size". model_calls: of the draft model's Python in all;
-    python_calls: of those, the ones inside the entries.
+    upstream's code; missed: those of them that a captured graph could have held. replays: by
+    "role size". model_calls: of the draft model's Python in all; python_calls: of those, the
+    ones inside the entries.
     """
 
     def __init__(self, runner: Any, backend: RecordedBackend) -> None:
         self.runner, self.backend, self.proposer = runner, backend, runner.drafter
         self.used: Counter[str] = Counter()
         self.declined: Counter[str] = Counter()
+        self.missed: Counter[str] = Counter()
         self.replays: Counter[str] = Counter()
         self.python_calls = self.model_calls = 0
         self._inside = False
@@ -108,6 +110,7 @@ class Audit:
                 self._inside = False
             if drafts is None:
                 self.declined[f"{entry} {live}"] += 1
+                self.missed[f"{entry} {live}"] += self._could_hold(entry, kwargs)
                 return None
             self.used[f"{entry} {live}"] += 1
             where = f"{entry} with {live} requests"
@@ -122,6 +125,19 @@ class Audit:
             return drafts
 
         return call
+
+    def _could_hold(self, entry: str, kwargs: dict[str, Any]) -> bool:
+        """Whether a captured graph is large enough, and the batch of the kind that it takes."""
+        live, k = kwargs["common_attn_metadata"].batch_size(), self.proposer.num_speculative_tokens
+        roles: tuple[str, ...] = ("step", "loop")
+        if entry == "propose":
+            longest = kwargs["common_attn_metadata"].max_query_len
+            tokens = kwargs["target_token_ids"].shape[0]
+            if longest != k + 1 or tokens != live * (k + 1):
+                return False
+            roles = ("first",)
+        keys = self.proposer.cudagraph_dispatcher.draft_keys
+        return any(key.role in roles and key.num_reqs >= live for key in keys)
 
     @staticmethod
     def _expect(condition: bool, message: str) -> None:

@@ -22,7 +22,15 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from package_copies import INSTALLED, PACKAGE, belongs, load_package, loaded_package, use_package
+from package_copies import (
+    INSTALLED,
+    PACKAGE,
+    belongs,
+    changed_hooks,
+    load_package,
+    loaded_package,
+    use_package,
+)
 
 #: Small operators on few cores: threads that wait for each other take ten times as long.
 ENVIRONMENT = {
@@ -74,6 +82,7 @@ class Outcome:
     :ivar profiled: what the module told vLLM's profile, bytes.
     :ivar python_calls: of the draft model inside the entries; `model_calls`: in all.
     :ivar used, declined: calls of the module's entries, by "entry requests".
+    :ivar missed: of the declined ones, those that a captured graph could have held.
     :ivar replays: by "role size".
     """
 
@@ -88,6 +97,7 @@ class Outcome:
     model_calls: int = 0
     used: dict[str, int] = field(default_factory=dict)
     declined: dict[str, int] = field(default_factory=dict)
+    missed: dict[str, int] = field(default_factory=dict)
     captured: list[str] = field(default_factory=list)
     replays: dict[str, int] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
@@ -237,7 +247,8 @@ class Engine:
             if run.sabotage is not None:
                 undo.append(SABOTAGES[run.sabotage](drafter))
             audit.watch()
-            self.serve(outcome, steps)
+            with changed_hooks(run.mutation):
+                self.serve(outcome, steps)
             outcome.seconds["serve"] = round(time.monotonic() - captured, 2)
         # Whatever a mutation does belongs in the outcome.
         except Exception as error:  # noqa: BLE001
@@ -252,6 +263,7 @@ class Engine:
             outcome.used, outcome.declined = dict(audit.used), dict(audit.declined)
             outcome.python_calls = audit.python_calls
             outcome.model_calls = audit.model_calls
+            outcome.missed = dict(audit.missed)
             outcome.replays = dict(audit.replays)
         dispatcher = drafter.cudagraph_dispatcher
         outcome.captured = [f"{key.role} {key.num_reqs}" for key in dispatcher.draft_keys]

@@ -120,12 +120,20 @@ def expect_graphs(outcome: Outcome, k: int) -> None:
     assert outcome.python_calls == 0
     assert outcome.used
     assert outcome.captured
-    # Upstream's first pass runs where `propose` declined, and its later ones where, after that,
-    # `later_steps` declined, too.
+    assert not sum(outcome.missed.values()), outcome.missed
+    assert outcome.model_calls == upstreams_calls(outcome, k)
+
+
+def upstreams_calls(outcome: Outcome, k: int) -> int:
+    """How often upstream's code had to call the draft model.
+
+    Its first pass runs where `propose` declined, and its later ones where, after that,
+    `later_steps` declined, too.
+    """
     passes = {"propose": 0, "later_steps": 0}
     for call, times in outcome.declined.items():
         passes[call.split()[0]] += times
-    assert outcome.model_calls == passes["propose"] + (k - 1) * passes["later_steps"]
+    return passes["propose"] + (k - 1) * passes["later_steps"]
 
 
 def live_sizes(outcome: Outcome, entry: str) -> set[int]:
@@ -145,4 +153,5 @@ __all__ = [
     "make_requests",
     "make_spec",
     "run_harness",
+    "upstreams_calls",
 ]

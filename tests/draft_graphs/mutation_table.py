@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import cast
 
 from mutation_types import Catcher, Mutation, one
+from package_copies import HOOKED
 
 MUTATIONS = (
     # ---- the closed change's defects
@@ -504,6 +505,59 @@ MUTATIONS = (
         "dispatch",
         one("keys.py", "key = fits[num_reqs]\n", "key = fits[max(1, num_reqs - 1)]\n")
         + one("keys.py", " or num_tokens * key.num_reqs != key.num_tokens * num_reqs", ""),
+        "acceptance",
+    ),
+    Mutation(
+        "uniform batches are left to upstream",
+        "dispatch",
+        one(
+            "graphs.py",
+            "        if captured is None or (mm_embed_inputs is not None and mm_embed_inputs[0]):",
+            "        if True:",
+        ),
+        "use",
+    ),
+    # ---- the hooks in upstream's `propose`
+    Mutation(
+        "upstream drafts once more what a graph has drafted",
+        "hooks",
+        one(
+            HOOKED,
+            "            mm_embed_inputs=mm_embed_inputs,\n"
+            "            num_rejected_tokens_gpu=num_rejected_tokens_gpu,\n"
+            "        )\n"
+            "        if graph_draft_token_ids is not None:",
+            "            mm_embed_inputs=mm_embed_inputs,\n"
+            "            num_rejected_tokens_gpu=num_rejected_tokens_gpu,\n"
+            "        )\n"
+            "        if False:",
+        ),
+        "use",
+    ),
+    Mutation(
+        "upstream runs the later passes once more",
+        "hooks",
+        one(
+            HOOKED,
+            "            sampling_metadata=sampling_metadata,\n"
+            "            num_rejected_tokens_gpu=num_rejected_tokens_gpu,\n"
+            "        )\n"
+            "        if graph_draft_token_ids is not None:",
+            "            sampling_metadata=sampling_metadata,\n"
+            "            num_rejected_tokens_gpu=num_rejected_tokens_gpu,\n"
+            "        )\n"
+            "        if False:",
+        ),
+        "use",
+    ),
+    Mutation(
+        "the hidden states of all tokens are handed over instead of those that are sampled",
+        "hooks",
+        one(
+            HOOKED,
+            "            hidden_states=hidden_states,\n            common",
+            "            hidden_states=last_hidden_states[:batch_size],\n            common",
+        ),
         "acceptance",
     ),
 )

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
+import inspect
 import sys
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 PACKAGE = "vllm.v1.spec_decode.draft_graphs"
 Modules = dict[str, Any]
+#: In the changes of a mutation: upstream's `propose` with the hooks in it.
+HOOKED = "llm_base_proposer.py"
 #: The package as it is installed; filled by the first who loads it.
 INSTALLED: Modules = {}
 
@@ -44,6 +50,8 @@ def load_package(mutation: tuple[tuple[str, str, str], ...], folder: Path) -> Mo
     source = Path(INSTALLED[PACKAGE].__file__).parent
     texts = {path.name: path.read_text(encoding="utf-8") for path in source.glob("*.py")}
     for file, old, new in mutation:
+        if file == HOOKED:
+            continue
         if texts[file].count(old) != 1:
             raise ValueError(f"{file} holds {texts[file].count(old)} times, not once: {old!r}")
         texts[file] = texts[file].replace(old, new)
@@ -61,3 +69,28 @@ def load_package(mutation: tuple[tuple[str, str, str], ...], folder: Path) -> Mo
     sys.modules[PACKAGE] = module
     spec.loader.exec_module(module)
     return loaded_package()
+
+
+@contextlib.contextmanager
+def changed_hooks(mutation: tuple[tuple[str, str, str], ...]) -> Iterator[None]:
+    """Inside, upstream's `propose` has those changes of the mutation that are meant for it.
+
+    :raises ValueError: if a text to be changed does not stand in it exactly once.
+    """
+    module: Any = importlib.import_module(f"{PACKAGE.rpartition('.')[0]}.llm_base_proposer")
+    proposer = module.SpecDecodeBaseProposer
+    stock = proposer.propose
+    text = textwrap.dedent(inspect.getsource(stock))
+    for file, old, new in mutation:
+        if file == HOOKED:
+            if text.count(old) != 1:
+                raise ValueError(f"propose holds {text.count(old)} times, not once: {old!r}")
+            text = text.replace(old, new)
+    if any(file == HOOKED for file, _, _ in mutation):
+        scope: dict[str, Any] = {}
+        exec(compile(text, module.__file__, "exec"), vars(module), scope)
+        proposer.propose = scope["propose"]
+    try:
+        yield
+    finally:
+        proposer.propose = stock

@@ -24,10 +24,12 @@ from harness_client import (
     make_requests,
     make_spec,
     run_harness,
+    upstreams_calls,
 )
 from mutation_table import MUTATIONS
 from mutation_types import Mutation
 from mutations import POLICY_MUTATIONS, PolicyMutation, render
+from package_copies import HOOKED
 from sabotage import SABOTAGES
 from test_policy import ATTENTION, LATE, REFUSED
 
@@ -93,7 +95,9 @@ def caught_by(outcome: Outcome) -> str | None:
         return {"AuditFailed": "audit", "AddressError": "address check"}.get(kind, "error")
     if not outcome.tokens_ok or outcome.accepted != outcome.expected:
         return "acceptance"
-    if warnings or not outcome.used:
+    if warnings or not outcome.used or sum(outcome.missed.values()):
+        return "use"
+    if outcome.model_calls != upstreams_calls(outcome, len(outcome.accepted)):
         return "use"
     return None
 
@@ -163,6 +167,8 @@ def refuses(source: str, fact: str) -> bool:
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.name)
 def test_mutation_fits_the_module(mutation: Mutation) -> None:
     for file, old, new in mutation.changes:
+        if file == HOOKED:
+            continue  # upstream's file, which only the engine has
         source = (FOLDER / "draft_graphs" / file).read_text(encoding="utf-8")
         assert source.count(old) == 1, f"{file} was changed: {old!r}"
         compile(source.replace(old, new), file, "exec")
