@@ -15,6 +15,7 @@ import linecache
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -96,9 +97,11 @@ class PatchedLoader(importlib.abc.InspectLoader):
         """
         name = module.__name__
         try:
-            exec(self.get_code(name), module.__dict__)
+            code = self.get_code(name)
+            exec(code, module.__dict__)
             self._show_source(module)
-            self._after_exec(name, module, self._stored)
+            # What another hook made of the patched text is what is expected to run.
+            self._after_exec(name, module, replace(self._stored, code=code))
         except HookError:
             raise
         except Exception as error:

@@ -7,10 +7,15 @@ import shutil
 import stat
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 
+from overlay.auto import process
+from overlay.auto.activate import Activation
+from overlay.auto.hook import HookError
+from overlay.auto.store import StoredModule
 from tests.auto.boxes import FEATURE, PROPOSER, REPO, Box
 
 
@@ -32,6 +37,12 @@ def test_a_pristine_installation_is_patched_in_memory_only(
         log = box.run(PATCHED, *options)
         assert "runs demo (memory) on vLLM 0.26.0" in log
     assert box.fingerprint() == before
+
+
+def test_each_python_has_an_entry_of_its_own(box: Box) -> None:
+    for options in ((), ("-O",), (), ("-O",)):
+        box.run("register(); runs()", *options)
+    assert len(list((box.cache / "modules").iterdir())) == 2
 
 
 def test_a_second_load_does_nothing(box: Box) -> None:
@@ -373,3 +384,40 @@ def test_what_needs_nothing_is_one_line_for_debugging(box: Box, state: str) -> N
     assert log.count(f"DEBUG:vllm.overlay:vllm-overlay: demo is {state} here") == 1
     assert "WARNING" not in log
     assert log.count("INFO:vllm.overlay") == 1
+
+
+def test_other_code_than_planned_fails_the_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = b"def run():\n    return 'planned'\n"
+    code = compile(text, "m.py", "exec")
+    stored = StoredModule("vllm/m.py", None, Path("m.py"), text, code)
+    found = Activation("memory", "0.32.0", "/site", (), "d", scopes={"vllm.m": ("run",)})
+    own = process._Process(found, process._describe(found))
+    monkeypatch.setattr(process, "_process", own)
+    monkeypatch.setattr(process, "_write", lambda record: None)
+    module = types.ModuleType("vllm.m")
+    exec(code, module.__dict__)
+    process._after_exec("vllm.m", module, stored)
+    assert [(one.module, one.scopes) for one in own.record.modules] == [("vllm.m", {"run": "runs"})]
+    module.run = lambda: "something else"
+    with pytest.raises(HookError, match="run is not the planned code"):
+        process._after_exec("vllm.m", module, stored)
+
+
+TRANSFORM = """
+import importlib.abc, importlib.machinery, sys
+class Instrument(importlib.machinery.SourceFileLoader):
+    def source_to_code(self, data, path, *, _optimization=-1):
+        return super().source_to_code(data.replace(b"return MARK", b"return MARK + '!'"), path)
+class Other(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name != "vllm.v1.spec_decode.proposer":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        spec.loader = Instrument(name, spec.origin)
+        return spec
+sys.meta_path.insert(0, Other())
+"""
+
+
+def test_a_hook_that_transforms_the_patched_text_is_no_mismatch(box: Box) -> None:
+    box.run(TRANSFORM + "register(); assert runs() == 'patched!', runs()")
