@@ -18,7 +18,7 @@ from pathlib import Path
 import environment
 from environment import ROOT, say
 
-TYPED = ("overlay", "scripts", "tests/engine")
+TYPED = ("overlay", "scripts", "tests/engine", "tests/draft_graphs")
 
 
 @dataclass(frozen=True)

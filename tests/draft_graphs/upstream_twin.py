@@ -53,7 +53,7 @@ class Shape:
     dynamic_k: bool = False
 
 
-class Model(Eagle3LlamaForCausalLM):
+class Model(Eagle3LlamaForCausalLM):  # type: ignore[misc]
     """Random weights, one attention layer, everything that a drafter may be asked for.
 
     Upstream lets only its own classes draft for EAGLE3, so it is one, by name alone.
