@@ -18,7 +18,7 @@ from overlay.planning import plan
 from overlay.targets import resolve
 from tests.test_steady_inputs import FakeBuffer, steady
 
-np = pytest.importorskip("numpy")
+np = pytest.importorskip("numpy")  # in the environment of the engine
 torch = pytest.importorskip("torch")
 RUNNER = "vllm/v1/worker/gpu_model_runner.py"
 ROWS, K_MAX, TOKENS = 4, 3, 32

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-np = pytest.importorskip("numpy")
+np = pytest.importorskip("numpy")  # in the environment of the engine
 FILE = (
     Path(__file__).resolve().parents[1]
     / "patches/steady-inputs/files/vllm/v1/worker/steady_inputs.py"
