@@ -30,7 +30,7 @@ RAY = "ray==2.49.0"
 #: They come as CUDA builds, and vLLM fails on importing them.
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 #: For the tests that need PyTorch and vLLM in their own process.
-TEST_TOOLS = ("pytest", "hypothesis")
+TEST_TOOLS = ("pytest", "hypothesis", "platformdirs")
 PYTHONS = ("3.11", "3.12")
 _PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet")
 
