@@ -102,7 +102,7 @@ def engine_python() -> Path:
         Step("check", "does it import?", ("-c", check)),
         Step("tests", f"{' and '.join(TEST_TOOLS)}", (*_PIP, "install", *TEST_TOOLS)),
     )
-    return _make("engine", f"{TORCH} {VLLM}", steps)
+    return _make("engine", " ".join((TORCH, VLLM, *TEST_TOOLS)), steps)
 
 
 def ray_python() -> Path:
