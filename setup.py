@@ -46,6 +46,7 @@ setup(
             "pytest>=8",
             "ruff>=0.6",
             "setuptools>=70.1",
+            "uv>=0.4",
         ],
     },
     classifiers=[

@@ -22,7 +22,8 @@ pytestmark = pytest.mark.skipif(
     != 0,
     reason="this Python has no pip",
 )
-UV = shutil.which("uv")
+#: Beside this interpreter, as in the development environment, or on the PATH.
+UV = shutil.which("uv", path=os.path.dirname(sys.executable)) or shutil.which("uv")
 
 
 @dataclass(frozen=True)
