@@ -83,6 +83,10 @@ if loads != "never":
     (own,) = [one for one in records.read_all() if one.pid == os.getpid()]
     assert own.rank == rank, own
     assert own.role == "worker", own
+# As a worker that is ended by its executor: the threads of gloo do not survive the interpreter's
+# own end, which they would abort now and then.
+sys.stdout.flush()
+os._exit(0)
 """
 
 
