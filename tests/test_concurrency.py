@@ -19,6 +19,7 @@ from overlay.standing import conditions
 from overlay.transaction import commit, ledger, lock
 from overlay.transaction.recovery import recover
 from tests.support import transactions
+from tests.support.faults import end_of_child, start_child
 from tests.support.transactions import ONE, PROPOSER, RUNNER, TWO, Site, snapshot
 
 
@@ -28,26 +29,9 @@ def site(tmp_path: Path) -> Iterator[Site]:
         yield transactions.installed(folder / "site")
 
 
-def start(work: Callable[[], None]) -> int:
-    """Run ``work`` in a forked process; its id."""
-    child = os.fork()
-    if child:
-        return child
-    status = 70
-    try:
-        work()
-        status = 0
-    except BaseException:  # noqa: BLE001 - nothing may leave the child but a status
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        os._exit(status)
-
-
 def finish(children: list[int]) -> list[int]:
     """The exit status of every child."""
-    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    return [end_of_child(child) for child in children]
 
 
 def states_of(site: Site) -> list[transactions.Snapshot]:
@@ -78,7 +62,7 @@ def test_sixteen_apply_at_once(site: Site, tmp_path: Path) -> None:
 
     gate = os.open(site.root / "vllm", os.O_RDONLY)
     fcntl.flock(gate, fcntl.LOCK_EX)
-    children = [start(lambda number=number: work(number)) for number in range(16)]
+    children = [start_child(lambda number=number: work(number)) for number in range(16)]
     fcntl.flock(gate, fcntl.LOCK_UN)
     os.close(gate)
     assert finish(children) == [0] * 16
@@ -105,8 +89,8 @@ def test_eight_change_while_eight_read(site: Site) -> None:
                     stands = conditions(found, lambda path: (site.root / path).read_bytes())
                     assert {stand.name for stand in stands.values()} == {"OURS"}
 
-    children = [start(lambda number=number: write(number)) for number in range(8)]
-    children += [start(read) for _ in range(8)]
+    children = [start_child(lambda number=number: write(number)) for number in range(8)]
+    children += [start_child(read) for _ in range(8)]
     assert finish(children) == [0] * 16
     assert snapshot(site.root) in whole
 
@@ -120,7 +104,7 @@ def test_some_are_killed_among_many(site: Site) -> None:
         for turn in itertools.count():
             (site.apply, site.revert, lambda: site.apply(TWO))[(number + turn) % 3]()
 
-    children = [start(lambda number=number: write(number)) for number in range(4)]
+    children = [start_child(lambda number=number: write(number)) for number in range(4)]
     for child in children:
         time.sleep(0.05)
         os.kill(child, signal.SIGKILL)
@@ -149,7 +133,7 @@ def test_ctrl_c_at_any_moment(site: Site) -> None:
 
     for turn in range(25):
         begun, ready = os.pipe()
-        child = start(lambda ready=ready: change(ready))
+        child = start_child(lambda ready=ready: change(ready))
         os.read(begun, 1)
         time.sleep(0.0037 * turn)
         os.kill(child, signal.SIGINT)
@@ -188,7 +172,7 @@ def test_the_lock_dies_with_its_process(site: Site) -> None:
             os.write(done, b"x")
             time.sleep(60)
 
-    child = start(hold)
+    child = start_child(hold)
     os.read(ready, 1)
     os.kill(child, signal.SIGKILL)
     with lock.exclusive(site.root, timeout=5):
@@ -198,7 +182,7 @@ def test_the_lock_dies_with_its_process(site: Site) -> None:
 
 def test_a_process_forked_meanwhile_does_not_keep_the_lock(site: Site) -> None:
     with lock.exclusive(site.root):
-        child = start(lambda: time.sleep(60))
+        child = start_child(lambda: time.sleep(60))
     try:
         with lock.exclusive(site.root, timeout=0):
             pass
@@ -241,14 +225,14 @@ def test_where_folders_cannot_be_locked_a_file_is(
         in_use(lambda: lock.exclusive(site.root, timeout=0.05))
 
     with lock.exclusive(site.root):
-        assert finish([start(other)]) == [0]
+        assert finish([start_child(other)]) == [0]
     site.revert()
     assert snapshot(site.root) == before
 
 
 def test_an_apply_waits_until_others_have_read(site: Site) -> None:
     with lock.shared(site.root):
-        child = start(lambda: site.apply() and None)
+        child = start_child(lambda: site.apply() and None)
         time.sleep(0.2)
         for path in (PROPOSER, RUNNER):
             assert (site.root / path).read_bytes() == site.pristine[path]

@@ -104,21 +104,31 @@ def interrupting(name: str, args: tuple[Any, ...]) -> None:
     raise KeyboardInterrupt
 
 
-def in_child(work: Callable[[], None]) -> int:
-    """Run ``work`` in a forked process; its exit status, negative for a signal.
+def start_child(work: Callable[[], None]) -> int:
+    """Run ``work`` in a forked process; its id.
 
     A ``work`` that raises exits with 70, and its traceback stands on standard error.
     """
     child = os.fork()
-    if child == 0:
-        status = 70
-        try:
-            work()
-            status = 0
-        except BaseException:  # noqa: BLE001 - nothing may leave the child but a status
-            import traceback
+    if child:
+        return child
+    status = 70
+    try:
+        work()
+        status = 0
+    except BaseException:  # noqa: BLE001 - nothing may leave the child but a status
+        import traceback
 
-            traceback.print_exc()
-        finally:
-            os._exit(status)
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def end_of_child(child: int) -> int:
+    """Wait for a child; its exit status, negative for a signal."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def in_child(work: Callable[[], None]) -> int:
+    """Run ``work`` in a forked process to its end; its exit status, negative for a signal."""
+    return end_of_child(start_child(work))

@@ -102,7 +102,7 @@ class SteadyInputs:
         rows, k = drafts.shape
         if rows < num_reqs or sampled.shape[0] < num_reqs or runner.enable_prompt_embeds:
             return False
-        # Until 0.22 there is one K for all steps.
+        # Until 0.23 there is one K for all steps.
         if getattr(runner, "prev_num_spec_tokens", runner.num_spec_tokens) != k:
             return False
         if any(len(tokens) != k for tokens in scheduled_drafts.values()):
