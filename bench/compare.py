@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--cells", nargs="+", required=True, metavar="SHAPE:K:MODE[:TP]")
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--batch", default="1,8,32")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--more", default="", help="further arguments of step_time.py")
     args = parser.parse_args()
     logs = args.out.parent / "logs"

@@ -7,7 +7,8 @@ dummies and acceptance is synthetic, so nothing is downloaded and the tokens mea
 
 The last line of standard output is ``RESULT {...}``: per batch size the median milliseconds per
 engine step, the spread of the repeats, and the median host milliseconds inside ``propose``; with
-``--profile`` also the share of time in which the GPU was busy and the launches per engine step.
+``--profile`` also the share of time in which the GPU was busy and the launches per engine step, and
+with ``--sample`` where the host's time goes, by function (see ``sampling.py``).
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+import sampling
 
 _COMMON: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
@@ -158,7 +161,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", default="1,8,32")
     parser.add_argument("--mode", default="FULL_AND_PIECEWISE", help="target's cudagraph mode")
     parser.add_argument("--tokens", type=int, default=256, help="tokens per request and repeat")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument(
         "--accept", type=float, default=2.5, help="synthetic mean acceptance length"
     )
@@ -166,6 +169,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--engine", default="{}", help="further LLM arguments, JSON")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--functions", action="store_true", help="host time by function (cProfile)")
+    parser.add_argument("--sample", type=Path, metavar="FILE", help="stacks sampled at batch 1")
+    parser.add_argument("--sampler", choices=("auto", "py-spy", "signal"), default="auto")
+    parser.add_argument("--py-spy", metavar="PROGRAM", help="default: the one on the path")
+    parser.add_argument("--sample-seconds", type=float, default=8)
+    parser.add_argument("--sample-rate", type=int, default=500)
     return parser.parse_args()
 
 
@@ -270,6 +278,17 @@ def main() -> None:
         path = Path(tempfile.mkdtemp()) / "trace.json"
         prof.export_chrome_trace(str(path))
         result |= launch_figures(path, counter("num_drafts") - drafts)
+    if args.sample:
+        result["sampled"] = sampling.sample(
+            args.sample.resolve(),
+            sampler=args.sampler,
+            py_spy=args.py_spy,
+            pid=None,
+            seconds=args.sample_seconds,
+            rate=args.sample_rate,
+            work=lambda: generate(1, 1024),  # so long that the prompts hardly count
+            steps=lambda: counter("num_drafts"),
+        )
     if args.functions:
         result["host_functions_ms_per_step"] = host_functions(lambda: generate(1, 256), counter)
     print("RESULT " + json.dumps(result), flush=True)
