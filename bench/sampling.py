@@ -105,7 +105,7 @@ def let_ancestors_be_read() -> None:
 
 
 def with_py_spy(
-    program: str, pid: int, out: Path, seconds: float, rate: int, work: Callable[[], None]
+    program: str, pid: int, out: Path, seconds: float, rate: int, work: Callable[[], object]
 ) -> None:
     """Sample process ``pid`` while ``work`` runs again and again; write the stacks to ``out``.
 
@@ -129,7 +129,7 @@ def with_py_spy(
             raise RuntimeError(f"py-spy ended with {child.returncode}: {log.read()[-600:]}")
 
 
-def with_signal(out: Path, seconds: float, rate: int, work: Callable[[], None]) -> None:
+def with_signal(out: Path, seconds: float, rate: int, work: Callable[[], object]) -> None:
     """The same for the main thread of this process, by ``SIGALRM``."""
     stacks: Counter[tuple[CodeType, ...]] = Counter()
 
@@ -168,7 +168,7 @@ def sample(
     pid: int | None,
     seconds: float,
     rate: int,
-    work: Callable[[], None],
+    work: Callable[[], object],
     steps: Callable[[], float],
 ) -> dict[str, Any]:
     """Profile ``work``, run again and again, and fold the stacks.

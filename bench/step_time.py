@@ -6,15 +6,14 @@ draft-graph mode is decided by whoever starts it (see ``compare.py`` beside this
 dummies and acceptance is synthetic, so nothing is downloaded and the tokens mean nothing.
 
 The last line of standard output is ``RESULT {...}``: per batch size the median milliseconds per
-engine step, the spread of the repeats, and the median host milliseconds inside ``propose``; with
-``--profile`` also the share of time in which the GPU was busy and the launches per engine step, and
-with ``--sample`` where the host's time goes, by function (see ``sampling.py``).
+engine step, the repeats, and the host milliseconds inside the runner and the drafter; with
+``--profile`` also the GPU's milliseconds and the launches per step, with ``--memory`` what the
+graphs and the KV cache take, and with ``--sample`` where the host's time goes, by function.
 """
 
 from __future__ import annotations
 
 import argparse
-import collections
 import json
 import os
 import statistics
@@ -24,138 +23,17 @@ from pathlib import Path
 from typing import Any
 
 import sampling
+from meeting import Meeting
+from shapes import SHAPES, write_configs
 
-_COMMON: dict[str, Any] = {
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-    "max_position_embeddings": 8192,
-    "torch_dtype": "bfloat16",
-    "tie_word_embeddings": False,
-    "hidden_act": "silu",
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-
-#: Targets by name: the shapes of Llama 3.2 1B, Llama 3.1 8B and Qwen3 30B-A3B.
-SHAPES: dict[str, dict[str, Any]] = {
-    "1b": {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": 128256,
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-    },
-    "8b": {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": 128256,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-    },
-    "moe": {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
-        "vocab_size": 151936,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "moe_intermediate_size": 768,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    },
-}
-_SHARED_BY_DRAFT: tuple[str, ...] = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-)
-_SHARED_BY_DRAFT += ("num_key_value_heads", "head_dim")
+HERE = Path(__file__).resolve().parent
 _PROMPT_TOKENS = 128
-
-
-def write_configs(shape: str, folder: Path) -> tuple[Path, Path]:
-    """Write the configurations of a target and its one-layer EAGLE3 draft; return their folders."""
-    target = _COMMON | SHAPES[shape]
-    draft = _COMMON | {key: target[key] for key in _SHARED_BY_DRAFT}
-    draft |= {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}
-    draft |= {"num_hidden_layers": 1, "draft_vocab_size": 32000}
-    for name, config in (("target", target), ("draft", draft)):
-        (folder / name).mkdir(parents=True)
-        (folder / name / "config.json").write_text(json.dumps(config))
-    return folder / "target", folder / "draft"
-
-
-def host_figures(seconds: list[float]) -> dict[str, float]:
-    """Median, mean and largest host milliseconds of the calls; nothing where none was seen."""
-    if not seconds:
-        return {}
-    return {
-        "propose_host_ms": round(1000 * statistics.median(seconds), 3),
-        "propose_host_mean_ms": round(1000 * statistics.fmean(seconds), 3),
-        "propose_host_max_ms": round(1000 * max(seconds), 3),
-    }
-
-
-class HostTimer:
-    """Collects the host seconds of every call of one method."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-
-    def wrap(self, owner: Any, name: str) -> None:
-        """Time ``owner.name`` from now on."""
-        inner = getattr(owner, name)
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            begun = time.perf_counter()
-            result = inner(*args, **kwargs)
-            self.seconds.append(time.perf_counter() - begun)
-            return result
-
-        setattr(owner, name, timed)
-
-
-def launch_figures(trace: Path, steps: float) -> dict[str, float]:
-    """GPU-busy share and launches per step from a Chrome trace, leaving out its warm ends."""
-    events = json.loads(trace.read_text())["traceEvents"]
-    kinds = ("kernel", "gpu_memcpy", "gpu_memset")
-    work = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") in kinds)
-    calls = collections.Counter(
-        e["name"] for e in events if e.get("cat") in ("cuda_runtime", "cuda_driver")
-    )
-    first, last = work[0][0], work[-1][1]
-    begin, end = first + 0.3 * (last - first), first + 0.9 * (last - first)
-    busy, reached = 0.0, begin
-    for start, stop in work:
-        counted_from, counted_to = max(start, reached), min(stop, end)
-        if counted_to > counted_from:
-            busy, reached = busy + counted_to - counted_from, counted_to
-    kernels = sum(count for name, count in calls.items() if "LaunchKernel" in name)
-    return {
-        "gpu_busy": round(busy / (end - begin), 3),
-        "graph_launches_per_step": round(calls.get("cudaGraphLaunch", 0) / steps, 2),
-        "kernel_launches_per_step": round(kernels / steps, 2),
-    }
+_WARM_UPS = 6
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--shape", choices=SHAPES, default="1b")
     parser.add_argument("--k", type=int, default=3, help="draft tokens per step")
     parser.add_argument("--batch", default="1,8,32")
@@ -163,32 +41,28 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=256, help="tokens per request and repeat")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument(
-        "--accept", type=float, default=2.5, help="synthetic mean acceptance length"
+        "--accept", type=float, default=2.5, help="synthetic mean acceptance length; 0: none"
     )
     parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--engine", default="{}", help="further LLM arguments, JSON")
-    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--profile", action="store_true", help="GPU time and launches, batch 1")
+    parser.add_argument("--memory", action="store_true", help="what graphs and KV cache take")
     parser.add_argument("--functions", action="store_true", help="host time by function (cProfile)")
     parser.add_argument("--sample", type=Path, metavar="FILE", help="stacks sampled at batch 1")
     parser.add_argument("--sampler", choices=("auto", "py-spy", "signal"), default="auto")
     parser.add_argument("--py-spy", metavar="PROGRAM", help="default: the one on the path")
     parser.add_argument("--sample-seconds", type=float, default=8)
     parser.add_argument("--sample-rate", type=int, default=500)
+    parser.add_argument("--cores", help="CPU cores to stay on, separated by commas")
+    parser.add_argument("--meet", type=Path, help="folder where engines side by side meet")
+    parser.add_argument("--party", type=int, default=0)
+    parser.add_argument("--parties", type=int, default=1)
     return parser.parse_args()
 
 
-def main() -> None:
-    """Start one engine, time it at every batch size, print the RESULT line."""
-    args = arguments()
-    if args.tensor_parallel == 1:
-        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    begun = time.perf_counter()
-    import torch
-    import vllm
-    from vllm import LLM, SamplingParams
-
+def llm_arguments(args: argparse.Namespace, batches: list[int]) -> dict[str, Any]:
+    """The keyword arguments of ``vllm.LLM``."""
     target, draft = write_configs(args.shape, Path(tempfile.mkdtemp()))
-    batches = [int(size) for size in args.batch.split(",")]
     options: dict[str, Any] = {
         "model": str(target),
         "load_format": "dummy",
@@ -199,110 +73,159 @@ def main() -> None:
         "tensor_parallel_size": args.tensor_parallel,
         "disable_log_stats": False,
         "compilation_config": {"cudagraph_mode": args.mode},
+        "worker_extension_cls": "engine_side.BenchExtension",
         "speculative_config": {
             "method": "eagle3",
             "model": str(draft),
             "num_speculative_tokens": args.k,
-            "rejection_sample_method": "synthetic",
-            "synthetic_acceptance_length": args.accept,
         },
     }
-    llm = LLM(**(options | json.loads(args.engine)))
-    result: dict[str, Any] = {
-        "vllm": vllm.__version__,
-        "torch": torch.__version__,
-        "gpu": torch.cuda.get_device_name(0),
-        "shape": args.shape,
-        "k": args.k,
-        "cudagraph_mode": args.mode,
-        "tensor_parallel": args.tensor_parallel,
-        "start_s": round(time.perf_counter() - begun, 1),
-    }
-    timer = HostTimer()
-    try:  # in-process engines only; other executors keep their runner in another process
-        runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
-        result["runner"] = type(runner).__module__
-        drafter = getattr(runner, "drafter", None)
-        if drafter is not None:
-            timer.wrap(drafter, "propose")
-    except AttributeError:
-        result["runner"] = "in another process"
+    if args.accept:
+        options["speculative_config"] |= {
+            "rejection_sample_method": "synthetic",
+            "synthetic_acceptance_length": args.accept,
+        }
+    options.update(json.loads(args.engine))
+    return options
 
-    def counter(name: str) -> float:
+
+class Engine:
+    """A running engine with its counters."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        from vllm import LLM, SamplingParams
+
+        self.llm = LLM(**options)
+        self._sampling_params = SamplingParams
+
+    def counter(self, name: str) -> float:
+        """One of vLLM's counters of speculative decoding."""
         name = f"vllm:spec_decode_{name}"
-        return float(sum(getattr(m, "value", 0) for m in llm.get_metrics() if m.name == name))
+        found = (getattr(m, "value", 0) for m in self.llm.get_metrics() if m.name == name)
+        return float(sum(found))
 
-    def generate(size: int, tokens: int) -> None:
+    def generate(self, size: int, tokens: int) -> float:
+        """Seconds to generate that many tokens for each of ``size`` requests."""
         prompts = [
             {"prompt_token_ids": [(7 * i + 13 * j) % 30000 + 10 for j in range(_PROMPT_TOKENS)]}
             for i in range(size)
         ]
-        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
-        llm.generate(prompts, params, use_tqdm=False)
-        torch.cuda.synchronize()
+        params = self._sampling_params(
+            temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False
+        )
+        begun = time.perf_counter()
+        self.llm.generate(prompts, params, use_tqdm=False)  # ends with the tokens on the host
+        return time.perf_counter() - begun
 
-    for size in batches:
-        before = None
-        for _ in range(6):  # until two warm-up runs agree
-            begun = time.perf_counter()
-            generate(size, args.tokens)
-            took = time.perf_counter() - begun
-            if before is not None and abs(took - before) < 0.02 * before:
-                break
-            before = took
-        drafts, accepted = counter("num_drafts"), counter("num_accepted_tokens")
-        timer.seconds.clear()
-        times = []
-        for _ in range(args.repeats):
-            begun = time.perf_counter()
-            generate(size, args.tokens)
-            times.append(time.perf_counter() - begun)
-        drafts = counter("num_drafts") - drafts
-        accepted = counter("num_accepted_tokens") - accepted
-        steps = drafts / args.repeats / size
-        median = statistics.median(times)
-        result[f"batch{size}"] = {
-            "ms_per_step": round(1000 * median / steps, 3),
-            "tokens_per_s": round(size * args.tokens / median, 1),
-            "spread": round((max(times) - min(times)) / median, 3),
-            "best_ms_per_step": round(1000 * min(times) / steps, 3),
-            "mean_acceptance_length": round(1 + accepted / drafts, 3),
-            **host_figures(timer.seconds),
-        }
-    if args.profile:
-        from torch.profiler import ProfilerActivity, profile
+    def workers(self, method: str, *args: Any) -> list[Any]:
+        """What each worker answers, by rank."""
+        answers: list[Any] = self.llm.collective_rpc(method, args=args)
+        return answers
 
-        drafts = counter("num_drafts")
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as prof:
-            generate(1, 60)
-        path = Path(tempfile.mkdtemp()) / "trace.json"
-        prof.export_chrome_trace(str(path))
-        result |= launch_figures(path, counter("num_drafts") - drafts)
+
+def summary(repeats: list[tuple[float, float]], size: int, tokens: int) -> dict[str, Any]:
+    """The figures of one batch size.
+
+    :param repeats: of each repeat its seconds and its engine steps.
+    """
+    each = [1000 * seconds / steps for seconds, steps in repeats]
+    median = statistics.median(each)
+    return {
+        "ms_per_step": round(median, 3),
+        "tokens_per_s": round(size * tokens / statistics.median(s for s, _ in repeats), 1),
+        "spread": round((max(each) - min(each)) / median, 3),
+        "best_ms_per_step": round(min(each), 3),
+        "p10_ms_per_step": round(percentile(each, 0.1), 3),
+        "repeats_ms_per_step": [round(one, 3) for one in each],
+    }
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The value below which ``share`` of them lie, between neighbours by their distance."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+
+def warm_up(engine: Engine, size: int, tokens: int) -> None:
+    """Generate until two runs agree, or a few times."""
+    before = None
+    for _ in range(_WARM_UPS):
+        took = engine.generate(size, tokens)
+        if before is not None and abs(took - before) < 0.02 * before:
+            return
+        before = took
+
+
+def time_batch(
+    engine: Engine, size: int, args: argparse.Namespace, meeting: Meeting
+) -> dict[str, Any]:
+    """Time one batch size, while the engines beside this one time it as well."""
+    warm_up(engine, size, args.tokens)
+    together = meeting.wait(f"warm-{size}", 200)
+    engine.workers("bench_forget")
+    all_drafts, all_accepted = engine.counter("num_drafts"), engine.counter("num_accepted_tokens")
+    repeats = []
+    for _ in range(args.repeats):
+        drafts = engine.counter("num_drafts")
+        seconds = engine.generate(size, args.tokens)
+        repeats.append((seconds, (engine.counter("num_drafts") - drafts) / size))
+    all_drafts = engine.counter("num_drafts") - all_drafts
+    all_accepted = engine.counter("num_accepted_tokens") - all_accepted
+    found = summary(repeats, size, args.tokens)
+    found["mean_acceptance_length"] = round(1 + all_accepted / all_drafts, 3)
+    hosts = engine.workers("bench_host")
+    found["host_ms"] = hosts[0]
+    if "propose" in hosts[0]:
+        found["propose_host_ms"] = hosts[0]["propose"]["median_ms"]
+        found["propose_host_mean_ms"] = hosts[0]["propose"]["mean_ms"]
+        found["propose_host_max_ms"] = hosts[0]["propose"]["max_ms"]
+    # The others are still measuring: whoever is done first must not leave them a quieter host.
+    meeting.reach(f"done-{size}")
+    last = time.monotonic() + 60
+    while not meeting.all_at(f"done-{size}") and time.monotonic() < last:
+        engine.generate(size, args.tokens)
+    if args.parties > 1:
+        found["all_together"] = together and meeting.all_at(f"done-{size}")
+    return found
+
+
+def profiles(engine: Engine, args: argparse.Namespace, pid: int) -> dict[str, Any]:
+    """What each of the profilers that were asked for says of batch 1."""
+    found: dict[str, Any] = {}
     if args.sample:
-        result["sampled"] = sampling.sample(
+        found["sampled"] = sampling.sample(
             args.sample.resolve(),
             sampler=args.sampler,
             py_spy=args.py_spy,
-            pid=None,
+            pid=None if pid == os.getpid() else pid,
             seconds=args.sample_seconds,
             rate=args.sample_rate,
-            work=lambda: generate(1, 1024),  # so long that the prompts hardly count
-            steps=lambda: counter("num_drafts"),
+            work=lambda: engine.generate(1, 1024),  # so long that the prompts hardly count
+            steps=lambda: engine.counter("num_drafts"),
         )
+    if args.profile:
+        drafts = engine.counter("num_drafts")
+        engine.workers("bench_profile")
+        engine.generate(1, 100)
+        steps = engine.counter("num_drafts") - drafts
+        found |= engine.workers("bench_profiled", steps)[0]
     if args.functions:
-        result["host_functions_ms_per_step"] = host_functions(lambda: generate(1, 256), counter)
-    print("RESULT " + json.dumps(result), flush=True)
+        found["host_functions_ms_per_step"] = host_functions(engine)
+    return found
 
 
-def host_functions(run: Any, counter: Any) -> dict[str, float]:
+def host_functions(engine: Engine) -> dict[str, float]:
     """Cumulative host milliseconds per step of vLLM's most expensive functions, from cProfile."""
     import cProfile
     import pstats
 
-    drafts = counter("num_drafts")
+    drafts = engine.counter("num_drafts")
     profiler = cProfile.Profile()
-    profiler.runcall(run)
-    steps = counter("num_drafts") - drafts
+    profiler.runcall(engine.generate, 1, 256)
+    steps = engine.counter("num_drafts") - drafts
     stats = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
     rows = {
         f"{Path(file).name}:{line}:{name}": 1000 * cumulative / steps
@@ -311,6 +234,55 @@ def host_functions(run: Any, counter: Any) -> dict[str, float]:
     }
     top = sorted(rows.items(), key=lambda row: -row[1])[:60]
     return {name: round(value, 4) for name, value in top}
+
+
+def prepare(args: argparse.Namespace) -> None:
+    """Everything that must stand before vLLM is imported."""
+    if args.cores:
+        os.sched_setaffinity(0, {int(core) for core in args.cores.split(",")})
+    if args.tensor_parallel == 1:
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    # Workers in other processes import `engine_side` as well.
+    path = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = f"{HERE}:{path}" if path else str(HERE)
+
+
+def main() -> None:
+    """Start one engine, time it at every batch size, print the RESULT line."""
+    args = arguments()
+    prepare(args)
+    meeting = Meeting(args.meet, args.party, args.parties)
+    begun = time.perf_counter()
+    import torch
+    import vllm
+
+    batches = [int(size) for size in args.batch.split(",")]
+    engine = Engine(llm_arguments(args, batches))
+    workers = engine.workers("bench_watch")
+    on_gpu = torch.cuda.is_available()
+    result: dict[str, Any] = {
+        "vllm": vllm.__version__,
+        "torch": torch.__version__,
+        "gpu": torch.cuda.get_device_name(0) if on_gpu else "none",
+        "shape": args.shape,
+        "k": args.k,
+        "cudagraph_mode": args.mode,
+        "tensor_parallel": args.tensor_parallel,
+        "cores": len(os.sched_getaffinity(0)),
+        "start_s": round(time.perf_counter() - begun, 1),
+        "runner": workers[0]["runner"],
+        "draft_graphs": workers[0].get("draft_graphs"),
+    }
+    if args.memory:
+        announced = engine.llm.llm_engine.vllm_config.cache_config.num_gpu_blocks
+        result["memory"] = {
+            "kv_blocks_announced": announced,
+            "workers": engine.workers("bench_memory"),
+        }
+    for size in batches:
+        result[f"batch{size}"] = time_batch(engine, size, args, meeting)
+    result |= profiles(engine, args, workers[0]["pid"])
+    print("RESULT " + json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,202 @@
+"""What is measured inside vLLM's workers, in whichever process they run.
+
+vLLM mixes ``BenchExtension`` into its worker class (``worker_extension_cls``), so that
+``LLM.collective_rpc`` reaches these methods by name.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.v1.worker import gpu_worker
+
+_seconds: dict[str, list[float]] = collections.defaultdict(list)
+_kept: dict[str, Any] = {"capture bytes": None, "profiler": None}
+
+
+def _timed(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        begun = time.perf_counter()
+        result = inner(*args, **kwargs)
+        _seconds[name].append(time.perf_counter() - begun)
+        return result
+
+    return call
+
+
+def _remember_capture() -> None:
+    """From now on, keep what ``capture_model`` says that the graphs took."""
+    stock = gpu_worker.Worker.compile_or_warm_up_model
+
+    def compile_or_warm_up_model(self: Any) -> Any:
+        runner = self.model_runner
+        inner = runner.capture_model
+
+        def capture_model(*args: Any, **kwargs: Any) -> Any:
+            _kept["capture bytes"] = inner(*args, **kwargs)
+            return _kept["capture bytes"]
+
+        runner.capture_model = capture_model
+        try:
+            return stock(self)
+        finally:
+            del runner.capture_model
+
+    gpu_worker.Worker.compile_or_warm_up_model = compile_or_warm_up_model
+
+
+_remember_capture()
+
+
+def _tensors(held: Any) -> list[torch.Tensor]:
+    if isinstance(held, torch.Tensor):
+        return [held]
+    if isinstance(held, dict):
+        held = list(held.values())
+    return [tensor for one in held or () for tensor in _tensors(one)]
+
+
+def _private_pool_bytes() -> int:
+    """Bytes that PyTorch holds for graphs, in pools of their own."""
+    return sum(
+        segment["total_size"]
+        for segment in torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+        if tuple(segment["segment_pool_id"]) != (0, 0)
+    )
+
+
+class BenchExtension:
+    """Mixed into vLLM's worker."""
+
+    model_runner: Any
+
+    def bench_watch(self) -> dict[str, Any]:
+        """Time the runner and the drafter from now on; tell what they are."""
+        runner = self.model_runner
+        drafter: Any = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
+        for owner, names in ((runner, ("execute_model", "sample_tokens")), (drafter, ("propose",))):
+            for name in names:
+                if hasattr(owner, name):
+                    setattr(owner, name, _timed(name, getattr(owner, name)))
+        found: dict[str, Any] = {"runner": type(runner).__module__, "pid": os.getpid()}
+        graphs = getattr(drafter, "draft_graphs", None)
+        if graphs is not None:
+            keys = [key.role for key in drafter.cudagraph_dispatcher.draft_keys]
+            found["draft_graphs"] = {
+                "mode": graphs.mode,
+                "keys": dict(collections.Counter(keys)),
+                "withdrawn": graphs._withdrawn,
+            }
+        return found
+
+    def bench_forget(self) -> None:
+        """Drop the times taken so far."""
+        _seconds.clear()
+
+    def bench_host(self) -> dict[str, dict[str, float]]:
+        """Median, mean and largest host milliseconds of each timed method."""
+        return {
+            name: {
+                "median_ms": round(1000 * statistics.median(seconds), 3),
+                "mean_ms": round(1000 * statistics.fmean(seconds), 3),
+                "max_ms": round(1000 * max(seconds), 3),
+            }
+            for name, seconds in _seconds.items()
+            if seconds
+        }
+
+    def bench_memory(self) -> dict[str, Any]:
+        """What vLLM announced, and what is held now; bytes, but for the blocks.
+
+        ``kv_available``: what vLLM's memory profile granted the KV cache; ``kv_held``: what its
+        tensors take; ``graphs_estimated`` and ``graphs_taken``: vLLM's own figures before and at
+        the capture; ``graph_pools``: PyTorch's pools for graphs; ``in_use``: of the whole device,
+        by whomever.
+        """
+        runner = self.model_runner
+        config = getattr(runner, "kv_cache_config", None)
+        storages = {
+            tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+            for tensor in _tensors(getattr(runner, "kv_caches", None))
+        }
+        found: dict[str, Any] = {
+            "kv_blocks": getattr(config, "num_blocks", None),
+            "kv_tensors": sum(
+                tensor.size for tensor in getattr(config, "kv_cache_tensors", None) or ()
+            ),
+            "kv_held": sum(storages.values()),
+            "kv_available": getattr(self, "available_kv_cache_memory_bytes", None),
+            "requested": getattr(self, "requested_memory", None),
+            "weights": getattr(runner, "model_memory_usage", None),
+            "graphs_estimated": getattr(self, "cudagraph_memory_estimate", None),
+            "graphs_taken": _kept["capture bytes"],
+        }
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+            free, total = torch.cuda.mem_get_info()
+            found |= {
+                "graph_pools": _private_pool_bytes(),
+                "reserved": torch.cuda.memory_reserved(),
+                "allocated": torch.cuda.memory_allocated(),
+                "in_use": total - free,
+                "total": total,
+            }
+        return found
+
+    def bench_profile(self) -> None:
+        """Begin to record what the host launches and what the GPU does."""
+        from torch.profiler import ProfilerActivity, profile
+
+        _kept["profiler"] = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
+        _kept["profiler"].__enter__()
+
+    def bench_profiled(self, steps: float) -> dict[str, float]:
+        """End it; ``launch_figures`` of what was recorded."""
+        profiler = _kept["profiler"]
+        profiler.__exit__(None, None, None)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "trace.json"
+            profiler.export_chrome_trace(str(path))
+            return launch_figures(json.loads(path.read_text())["traceEvents"], steps)
+
+
+def launch_figures(events: list[dict[str, Any]], steps: float) -> dict[str, float]:
+    """GPU time and launches per step, and the busy share of the trace without its warm ends.
+
+    The profiler slows the host, so the busy share is too small; the GPU's milliseconds are not.
+    """
+    kinds = ("kernel", "gpu_memcpy", "gpu_memset")
+    work = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") in kinds)
+    if not work:
+        return {}
+    calls = collections.Counter(
+        e["name"] for e in events if e.get("cat") in ("cuda_runtime", "cuda_driver")
+    )
+    first, last = work[0][0], max(stop for _, stop in work)
+    begin, end = first + 0.3 * (last - first), first + 0.9 * (last - first)
+    kernels = sum(count for name, count in calls.items() if "LaunchKernel" in name)
+    return {
+        "gpu_busy": round(_covered(work, begin, end) / (end - begin), 3),
+        "gpu_ms_per_step": round(_covered(work, first, last) / 1000 / steps, 3),
+        "graph_launches_per_step": round(calls.get("cudaGraphLaunch", 0) / steps, 2),
+        "kernel_launches_per_step": round(kernels / steps, 2),
+    }
+
+
+def _covered(work: list[tuple[float, float]], begin: float, end: float) -> float:
+    """How much of the time from begin to end some of the work covers; ``work`` is sorted."""
+    covered, reached = 0.0, begin
+    for start, stop in work:
+        counted_from, counted_to = max(start, reached), min(stop, end)
+        if counted_to > counted_from:
+            covered, reached = covered + counted_to - counted_from, counted_to
+    return covered

@@ -1,0 +1,55 @@
+"""Processes that measure side by side wait for each other, so that all meet the same noise.
+
+A folder is the meeting place: a process that has reached a point leaves a file there.  Whoever
+started the processes leaves one for each that has ended, so that nobody waits for the dead.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+_LEFT = "left"
+
+
+class Meeting:
+    """One process's view of the meeting.
+
+    :param folder: the same for all; ``None`` if this process measures alone.
+    :param party: this process, from 0 on.
+    :param parties: how many processes there are.
+    """
+
+    def __init__(self, folder: Path | None, party: int, parties: int) -> None:
+        self._folder, self._party = folder, party
+        self._others = [other for other in range(parties) if other != party]
+
+    def reach(self, point: str) -> None:
+        """Say that this process has reached a point."""
+        if self._folder is not None:
+            (self._folder / f"{point}.{self._party}").touch()
+
+    def all_at(self, point: str) -> bool:
+        """Whether every other process has reached the point, or has ended."""
+        folder = self._folder
+        if folder is None:
+            return True
+        return all(
+            (folder / f"{point}.{other}").exists() or (folder / f"{_LEFT}.{other}").exists()
+            for other in self._others
+        )
+
+    def wait(self, point: str, seconds: float) -> bool:
+        """Wait until all are there, but no longer than that; whether all are."""
+        self.reach(point)
+        last = time.monotonic() + seconds
+        while not self.all_at(point):
+            if time.monotonic() > last:
+                return False
+            time.sleep(0.01)
+        return True
+
+
+def leave(folder: Path, party: int) -> None:
+    """Say that a process has ended."""
+    (folder / f"{_LEFT}.{party}").touch()
