@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
 
 import torch
 from recorded_graph import GraphPool, RecordedGraph
@@ -15,7 +16,10 @@ class RecordedBackend:
     whatever else the device may have done there since the last one.
     """
 
-    attention_backends = frozenset({"CPU_ATTN"})
+    attention_backends: ClassVar[Any] = dict.fromkeys(
+        ("CPU_ATTN", "FLASH_ATTN_MLA", "FLASHMLA", "TRITON_MLA"),
+        frozenset({"first", "step", "loop"}),
+    )
 
     def __init__(self) -> None:
         self.graphs: list[RecordedGraph] = []

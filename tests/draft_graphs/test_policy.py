@@ -12,7 +12,8 @@ policy: Any = added("policy")
 report: Any = added("report")
 keys: Any = added("keys")
 
-ATTENTION = frozenset({"FLASH_ATTN", "TRITON_ATTN"})
+ALL = frozenset(keys.ROLES)
+ATTENTION = {"FLASH_ATTN": ALL, "TRITON_ATTN": ALL}
 EARLY = policy.Facts(num_speculative_tokens=3)
 LATE = replace(
     EARLY,
@@ -127,6 +128,45 @@ def test_without_a_first_pass_the_later_ones_stay() -> None:
     alone = policy.decide("auto", replace(facts, num_speculative_tokens=1), ATTENTION)
     assert not alone.any
     assert alone.refusals == ("first: no fc layer",)
+
+
+def attention(**roles: tuple[str, ...]) -> dict[str, frozenset[str]]:
+    """What is known of attention backends, by name."""
+    return {name: frozenset(each) for name, each in roles.items()}
+
+
+def test_an_attention_backend_may_serve_the_first_pass_alone() -> None:
+    known = attention(FLASH_ATTN=("first",))
+    for mode, wanted in (("auto", "step"), ("loop", "step"), ("step", "step")):
+        decision = policy.decide(mode, LATE, known)
+        assert (decision.first, decision.later) == (True, ())
+        assert decision.notes[0].startswith(f"{wanted}: attention backend FLASH_ATTN ")
+
+
+def test_an_attention_backend_may_serve_steps_and_no_loop() -> None:
+    known = attention(FLASH_ATTN=("first", "step"))
+    for mode in ("auto", "loop"):
+        decision = policy.decide(mode, LATE, known)
+        assert (decision.first, decision.later) == (True, ("step",))
+        assert decision.notes[0].startswith("no loop, but steps: attention backend FLASH_ATTN ")
+    assert policy.decide("step", LATE, known).notes == ()
+
+
+def test_an_attention_backend_may_serve_later_passes_alone() -> None:
+    decision = policy.decide("auto", LATE, attention(FLASH_ATTN=("step", "loop")))
+    assert (decision.first, decision.later) == (False, ("loop",))
+    assert decision.notes[0].startswith("first: attention backend FLASH_ATTN ")
+
+
+def test_of_two_attention_backends_both_must_serve_a_role() -> None:
+    facts = replace(LATE, attention_backends=("FLASH_ATTN", "TRITON_ATTN"))
+    known = attention(FLASH_ATTN=policy.ROLES, TRITON_ATTN=("step",))
+    decision = policy.decide("auto", facts, known)
+    assert (decision.first, decision.later) == (False, ("step",))
+    known = attention(FLASH_ATTN=("first",), TRITON_ATTN=("step", "loop"))
+    decision = policy.decide("auto", facts, known)
+    assert not decision.any
+    assert len(decision.refusals) == 2
 
 
 def test_sampled_drafts_are_noted() -> None:

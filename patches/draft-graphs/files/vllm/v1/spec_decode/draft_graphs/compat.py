@@ -14,10 +14,23 @@ from typing import Any
 
 import torch
 
-# Attention backends whose `build_for_drafting` is host arithmetic over views of what it is given
-# (0.20 to 0.31), after a device operation into a buffer of the attention group (0.32 and later,
-# where the kernel's block is smaller than the manager's). docs/draft-graphs.md has the verdicts.
-GRAPH_ATTENTION_BACKENDS = frozenset({"FLASH_ATTN", "TRITON_ATTN"})
+from .keys import ROLES
+from .policy import AttentionRoles
+
+# Attention backends whose `build_for_drafting` is host arithmetic on the numbers of a key, and
+# device work that a capture records and every replay repeats: none for FLASH_ATTN, TRITON_ATTN,
+# TRITON_MLA and FLASHINFER_MLA; the schedule of FLASH_ATTN_MLA, written to a buffer of its
+# builder; that of FLASHMLA, made by the first layer that asks for it; from 0.32 the mapping of
+# the block table to smaller blocks. docs/draft-graphs.md has the verdicts.
+_ALL_ROLES = frozenset(ROLES)
+GRAPH_ATTENTION_BACKENDS: AttentionRoles = {
+    "FLASH_ATTN": _ALL_ROLES,
+    "TRITON_ATTN": _ALL_ROLES,
+    "FLASH_ATTN_MLA": _ALL_ROLES,
+    "FLASHMLA": _ALL_ROLES,
+    "TRITON_MLA": _ALL_ROLES,
+    "FLASHINFER_MLA": _ALL_ROLES,
+}
 
 # Methods of SpecDecodeBaseProposer whose work the graphs take over or build on. A proposer that
 # has its own version of one of them keeps upstream's drafting.
@@ -242,6 +255,19 @@ def is_speaker() -> bool:
     from vllm.distributed.parallel_state import get_tp_group
 
     return bool(get_tp_group().rank_in_group == 0)
+
+
+def prefill_backends(groups: Iterable[Any], query_len: int) -> list[str]:
+    """MLA backends of the draft that take a request of `query_len` tokens for a prefill.
+
+    A prefill is planned on the host, from lengths on the host.
+    """
+    return sorted(
+        group.backend.get_name()
+        for group in groups
+        if group.backend.is_mla()
+        and group.get_metadata_builder().reorder_batch_threshold < query_len
+    )
 
 
 def kv_cache_groups(groups: Iterable[Any]) -> int:

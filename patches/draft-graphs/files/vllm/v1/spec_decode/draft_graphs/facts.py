@@ -64,7 +64,10 @@ def late_facts(early: Facts, proposer: Any) -> Facts:
     compilation = config.compilation_config
     groups = proposer.draft_attn_groups
     no_first = None
-    if proposer.method == "eagle3" and compat.combine_width(proposer) is None:
+    prefills = compat.prefill_backends(groups, early.num_speculative_tokens + 1)
+    if prefills:
+        no_first = f"attention backend {', '.join(prefills)} takes K+1 tokens for a prefill"
+    elif proposer.method == "eagle3" and compat.combine_width(proposer) is None:
         no_first = "the width of the target's hidden states is not known from the draft's fc layer"
     return replace(
         early,

@@ -12,6 +12,7 @@ from unittest.mock import patch
 import torch
 
 from . import compat
+from .policy import AttentionRoles
 
 
 class Graph(Protocol):
@@ -24,9 +25,9 @@ class Graph(Protocol):
 class GraphBackend(Protocol):
     """How graphs are made on a device."""
 
-    # Attention backends (`AttentionBackend.get_name()`) whose drafting metadata such a graph
-    # can build inside itself.
-    attention_backends: frozenset[str]
+    # By `AttentionBackend.get_name()`: graphs of which roles can build its drafting metadata
+    # inside themselves.
+    attention_backends: AttentionRoles
 
     def no_graphs(self) -> str | None:
         """Why no graph can be made on this machine; None where one can."""

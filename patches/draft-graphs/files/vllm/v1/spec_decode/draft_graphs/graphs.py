@@ -307,7 +307,7 @@ def create_draft_graphs(proposer: Any) -> DraftGraphs | None:
     mode, check = mode_from(os.environ), check_from(os.environ)
     backend = graph_backend.default_graph_backend()
     if mode == "off":
-        decision = decide(mode, Facts(num_speculative_tokens=1), frozenset())
+        decision = decide(mode, Facts(num_speculative_tokens=1), {})
     else:
         facts = early_facts(proposer, backend)
         decision = decide(mode, facts, backend.attention_backends)

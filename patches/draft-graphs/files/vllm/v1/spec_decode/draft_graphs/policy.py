@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from .keys import Role
+from .keys import ROLES, Role
 
 MODE_VARIABLE = "OVERLAY_DRAFT_GRAPHS"
 CHECK_VARIABLE = "OVERLAY_DRAFT_GRAPHS_CHECK"
@@ -16,6 +16,9 @@ Mode = Literal["off", "step", "loop", "auto"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 
 FULL_MODES = ("FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
+
+# By name of an attention backend: in graphs of which roles its metadata can be built.
+AttentionRoles = Mapping[str, frozenset[Role]]
 
 
 def mode_from(environ: Mapping[str, str]) -> Mode:
@@ -122,7 +125,7 @@ def _yes_no_refusals(facts: Facts) -> list[str]:
     return [reason for refused, reason in table if refused]
 
 
-def _late_refusals(facts: Facts, attention: frozenset[str]) -> list[str]:
+def _late_refusals(facts: Facts, attention: AttentionRoles) -> list[str]:
     reasons = []
     mode = facts.cudagraph_mode
     if mode is not None and mode not in FULL_MODES:
@@ -143,10 +146,10 @@ def _late_refusals(facts: Facts, attention: frozenset[str]) -> list[str]:
     return reasons
 
 
-def refusals(facts: Facts, attention: frozenset[str]) -> list[str]:
+def refusals(facts: Facts, attention: AttentionRoles) -> list[str]:
     """Every reason why this configuration gets no draft graphs at all; empty where it does.
 
-    attention: names of the attention backends whose metadata can be built inside a graph.
+    attention: what is known of the attention backends; one that is not in it is refused.
     """
     reasons = [] if facts.no_graphs is None else [facts.no_graphs]
     if not facts.is_eagle_proposer:
@@ -167,17 +170,18 @@ def refusals(facts: Facts, attention: frozenset[str]) -> list[str]:
     return reasons + _late_refusals(facts, attention)
 
 
-def decide(mode: Mode, facts: Facts, attention: frozenset[str]) -> Decision:
+def decide(mode: Mode, facts: Facts, attention: AttentionRoles) -> Decision:
     """What to capture for `facts` in `mode`, with the reasons for all that is not captured."""
     if mode == "off":
         return Decision(refusals=(f"{MODE_VARIABLE}=off",))
     reasons = refusals(facts, attention)
     if reasons:
         return Decision(refusals=tuple(reasons))
-    first = facts.no_first is None
-    later, notes = _later_roles(mode, facts)
-    if facts.no_first is not None:
-        notes.append(f"first: {facts.no_first}")
+    barred = _barred_roles(facts, attention)
+    first = "first" not in barred
+    later, notes = _later_roles(mode, facts, barred)
+    if not first:
+        notes.append(f"first: {barred['first']}")
     if not first and not later:
         return Decision(refusals=tuple(notes))
     if facts.probabilistic:
@@ -186,16 +190,37 @@ def decide(mode: Mode, facts: Facts, attention: frozenset[str]) -> Decision:
     return Decision(first=first, later=later, notes=tuple(notes))
 
 
-def _later_roles(mode: Mode, facts: Facts) -> tuple[tuple[Role, ...], list[str]]:
+def _barred_roles(facts: Facts, attention: AttentionRoles) -> dict[Role, str]:
+    """The roles that cannot be captured, with the reason for each."""
+    barred: dict[Role, str] = {}
+    for name in facts.attention_backends or ():
+        for role in ROLES:
+            if role not in attention[name]:
+                barred[role] = f"attention backend {name} has no metadata for it inside a graph"
+    if facts.no_first is not None:
+        barred["first"] = facts.no_first
+    return barred
+
+
+def _later_roles(
+    mode: Mode, facts: Facts, barred: Mapping[Role, str]
+) -> tuple[tuple[Role, ...], list[str]]:
     if facts.num_speculative_tokens == 1:
         return (), []
-    if mode == "step":
-        return ("step",), []
-    if not facts.dynamic_k:
-        return ("loop",), []
-    if mode == "auto":
-        return ("step",), ["no loop, but steps, because K changes from batch to batch"]
-    return ("loop",), ["batches with a K below the configured one"]
+    wanted: Role = "step" if mode == "step" else "loop"
+    notes = []
+    if wanted == "loop" and "loop" in barred:
+        wanted = "step"
+        if wanted not in barred:
+            notes.append(f"no loop, but steps: {barred['loop']}")
+    elif wanted == "loop" and facts.dynamic_k and mode == "auto":
+        wanted = "step"
+        notes.append("no loop, but steps, because K changes from batch to batch")
+    elif wanted == "loop" and facts.dynamic_k:
+        notes.append("batches with a K below the configured one")
+    if wanted in barred:
+        return (), [f"{wanted}: {barred[wanted]}"]
+    return (wanted,), notes
 
 
 def _too_large(facts: Facts, first: bool, later: tuple[Role, ...]) -> list[str]:
