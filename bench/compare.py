@@ -150,11 +150,8 @@ class Sitting:
             parts.insert(0, args.overlay_site)
         return ":".join(str(part) for part in parts if part)
 
-    def environment(self, engine: str, place: Place, number: int) -> dict[str, str]:
-        """Environment of an engine.
-
-        :param number: which one of those side by side.
-        """
+    def environment(self, engine: str, place: Place) -> dict[str, str]:
+        """Environment of an engine."""
         args = self.args
         folder, own = ENGINES[engine]
         # Alone, an engine may use what the one before has compiled.
@@ -164,8 +161,8 @@ class Sitting:
         found |= {"VLLM_CACHE_ROOT": str(cache), "OVERLAY_CACHE": str(cache / "overlay")}
         if place.gpus:
             found["CUDA_VISIBLE_DEVICES"] = ",".join(place.gpus)
-            # Each looks for free ports of its own range, so that none takes another's.
-            found["VLLM_PORT"] = str(args.first_port + 500 * number)
+            # Each takes whatever port the kernel gives it, so that none takes another's.
+            found.pop("VLLM_PORT", None)
         return found
 
     def command(self, engine: str, cell: Cell, place: Place) -> list[str]:
@@ -209,9 +206,7 @@ class Sitting:
         log = self.logs / f"{title(engine, cell)}.log"
         begun = time.monotonic()
         try:
-            found = run_child(
-                command, self.environment(engine, place, number), log, self.args.timeout
-            )
+            found = run_child(command, self.environment(engine, place), log, self.args.timeout)
         finally:
             meeting.leave(meet, number)
         return found | {
@@ -297,7 +292,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--shared-cache", action="store_true", help="one cache for engines side by side"
     )
-    parser.add_argument("--first-port", type=int, default=21000)
     parser.add_argument("--sample-dir", type=Path, help="sample stacks into this folder")
     parser.add_argument("--more", default="", help="further arguments of step_time.py")
     args = parser.parse_args()
