@@ -16,14 +16,12 @@ class RecordedBackend:
     whatever else the device may have done there since the last one.
     """
 
-    attention_backends: ClassVar[Any] = dict.fromkeys(
-        ("CPU_ATTN", "FLASH_ATTN_MLA", "FLASHMLA", "TRITON_MLA"),
-        frozenset({"first", "step", "loop"}),
-    )
+    attention_backends: ClassVar[Any] = {"CPU_ATTN": frozenset({"first", "step", "loop"})}
 
     def __init__(self) -> None:
         self.graphs: list[RecordedGraph] = []
         self.host_only: list[torch.Tensor] = []
+        self.host: list[torch.Tensor] = []
         self.before_replay: Callable[[RecordedGraph], None] = lambda graph: None
 
     def no_graphs(self) -> str | None:
@@ -43,7 +41,7 @@ class RecordedBackend:
                 backend.before_replay(self)
                 super().replay()
 
-        graph = Watched(f"graph {len(self.graphs)}", pool, self.host_only)
+        graph = Watched(f"graph {len(self.graphs)}", pool, self.host_only, self.host)
         with graph.capture():
             function()
         self.graphs.append(graph)

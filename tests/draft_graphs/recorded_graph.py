@@ -214,7 +214,9 @@ class RecordedGraph:
     """One recording; `capture` once, `replay` any number of times.
 
     `host_only`: tensors that the captured code must not touch (on a GPU they would be host
-    memory, or memory that belongs to somebody else). Raises `CaptureRefused`, `ReplayRefused`.
+    memory, or memory that belongs to somebody else). `host`: tensors that on a GPU would be host
+    memory, too, but may be computed with: that work is the host's, it is done at once and not
+    recorded, and its results may be read. Raises `CaptureRefused`, `ReplayRefused`.
     """
 
     capturing: ClassVar[RecordedGraph | None] = None
@@ -225,6 +227,7 @@ class RecordedGraph:
         name: str = "graph",
         pool: GraphPool | None = None,
         host_only: Iterable[torch.Tensor] = (),
+        host: Iterable[torch.Tensor] = (),
     ) -> None:
         self.name = name
         self.pool = pool or GraphPool()
@@ -236,6 +239,7 @@ class RecordedGraph:
         self.replays = 0
         self.captured = False
         self._host_only = {_key(tensor): tensor for tensor in host_only}
+        self._host = {_key(tensor): tensor for tensor in host}
 
     @contextlib.contextmanager
     def capture(self) -> Iterator[None]:
@@ -292,6 +296,7 @@ class RecordedGraph:
         """Forget the recording, as `CUDAGraph.reset` does."""
         self.operations.clear()
         self.memory.clear()
+        self._host.clear()
         self.captured = False
 
     def allocated_bytes(self) -> int:
@@ -309,6 +314,8 @@ class RecordedGraph:
 
     def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = str(func)
+        if self._is_host_work(name, args, kwargs):
+            return self._on_host(func, args, kwargs)
         reason = refusal(func, args, kwargs)
         if reason:
             raise CaptureRefused(f"{name}: {reason}")
@@ -332,6 +339,20 @@ class RecordedGraph:
                     operation.results.append((position, _alias(result)))
         if operation.results or always_runs(func):
             self.operations.append(operation)
+        return out
+
+    def _is_host_work(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        leaves = tree_leaves((args, kwargs))
+        sides = {_key(leaf) in self._host for leaf in leaves if isinstance(leaf, torch.Tensor)}
+        if len(sides) == 2:
+            raise CaptureRefused(f"{name}: mixes memory of the host and of the device")
+        return True in sides
+
+    def _on_host(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = func(*args, **kwargs)
+        for result in tree_leaves(out):
+            if isinstance(result, torch.Tensor):
+                self._host[_key(result)] = result  # kept, so that nothing else gets its key
         return out
 
     def _note_inputs(self, name: str, inputs: list[torch.Tensor]) -> None:

@@ -212,6 +212,25 @@ def test_host_only_tensors_are_refused() -> None:
         record(lambda: pinned.copy_(VECTOR[:4]), host_only=[pinned[1:]])
 
 
+def test_host_memory_is_computed_with_on_the_host() -> None:
+    lengths = torch.tensor([2, 3])
+
+    def body() -> Any:
+        return VECTOR * int((lengths[1:] - lengths[:-1]).max().item())
+
+    graph, out = record(body, host=[lengths])
+    lengths.zero_()  # a number that the host has read is baked
+    graph.replay()
+    assert torch.equal(out, VECTOR)
+
+
+@pytest.mark.parametrize("body", [lambda host: VECTOR + host, lambda host: OUT.copy_(host * 2)])
+def test_host_memory_beside_device_memory_is_refused(body: Callable[[Any], Any]) -> None:
+    host = torch.ones(8)
+    with pytest.raises(CaptureRefused, match="mixes memory"):
+        record(lambda: body(host), host=[host])
+
+
 def test_neighbours_in_a_pool_lose_what_nobody_holds() -> None:
     pool = GraphPool()
     kept_graph, kept = record(lambda: VECTOR + 1, pool=pool)

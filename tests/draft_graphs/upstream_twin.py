@@ -51,6 +51,7 @@ class Shape:
     target_mrope: bool = False
     multimodal: bool = False
     dynamic_k: bool = False
+    backend: str = "CPU_ATTN"
 
 
 class Model(Eagle3LlamaForCausalLM):  # type: ignore[misc]
@@ -142,11 +143,27 @@ class Group:
         return self.builder.build(0, common_attn_metadata, fast_build=True)
 
 
-def make_proposer(shape: Shape, config: VllmConfig) -> Any:
+def drawn_lengths(shape: Shape, dice: random.Random, reqs: int) -> list[int]:
+    """Query lengths of `reqs` requests; two in three batches are uniform."""
+    uniform, full = dice.random() < 0.67, shape.k + 1
+    return [full if uniform else dice.choice([full, dice.randint(1, 9)]) for _ in range(reqs)]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What another kind of attention needs of its own."""
+
+    model: Callable[[Shape], Any] = Model
+    group: Callable[[VllmConfig], Any] = lambda config: Group()
+    lengths: Callable[[Shape, random.Random, int], list[int]] = drawn_lengths
+    backend: Callable[[], RecordedBackend] = RecordedBackend
+
+
+def make_proposer(shape: Shape, config: VllmConfig, parts: Parts) -> Any:
     """vLLM's EagleProposer with the attributes that drafting reads, and none of its set-up."""
     proposer: Any = object.__new__(EagleProposer)
     tokens = 256
-    model = Model(shape)
+    model = parts.model(shape)
     config.compilation_config.static_forward_context[LAYER] = model
     compilation = config.compilation_config
     compilation.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
@@ -160,7 +177,7 @@ def make_proposer(shape: Shape, config: VllmConfig) -> Any:
         "device": torch.device("cpu"),
         "dp_rank": 0,
         "draft_uses_xdrope_dim": 0,
-        "draft_attn_groups": [Group()],
+        "draft_attn_groups": [parts.group(config)],
         "draft_model_config": SimpleNamespace(
             hf_config=SimpleNamespace(architectures=["DeepSeekMTPModel"])
         ),
@@ -202,14 +219,14 @@ def make_proposer(shape: Shape, config: VllmConfig) -> Any:
     return proposer
 
 
-def make_graphs(shape: Shape, proposer: Any) -> DraftGraphs:
+def make_graphs(shape: Shape, proposer: Any, parts: Parts) -> DraftGraphs:
     """The module's own object, captured with recordings on memory that no request has used."""
     table = SimpleNamespace(get_device_tensor=lambda rows: torch.zeros(rows, WIDTH))
     runner = SimpleNamespace(input_batch=SimpleNamespace(block_table=[table]))
     graphs = DraftGraphs(
         proposer,
         mode=shape.mode,
-        backend=RecordedBackend(),
+        backend=parts.backend(),
         check=True,
         facts=Facts(num_speculative_tokens=shape.k),
     )
@@ -220,12 +237,10 @@ def make_graphs(shape: Shape, proposer: Any) -> DraftGraphs:
     return graphs
 
 
-def make_batch(shape: Shape, dice: random.Random, proposer: Any) -> dict[str, Any]:
-    """Arguments of `propose` for random requests; two in three batches are uniform."""
+def make_batch(shape: Shape, dice: random.Random, parts: Parts) -> dict[str, Any]:
+    """Arguments of `propose` for random requests."""
     reqs = dice.randint(1, shape.max_num_seqs)
-    uniform = dice.random() < 0.67
-    full = shape.k + 1
-    lengths = [full if uniform else dice.choice([full, dice.randint(1, 9)]) for _ in range(reqs)]
+    lengths = parts.lengths(shape, dice, reqs)
     free = dice.sample(range(1, BLOCKS), BLOCKS - 1)
     table = torch.zeros(reqs, WIDTH, dtype=torch.int32)
     seq_lens: list[int] = []
@@ -319,20 +334,23 @@ def draft(proposer: Any, batch: dict[str, Any]) -> torch.Tensor:
     return drafts
 
 
-def run_shape(shape: Shape, cases: int, dice: random.Random) -> dict[str, int]:
+def run_shape(
+    shape: Shape, cases: int, dice: random.Random, parts: Parts | None = None
+) -> dict[str, int]:
     """Draft `cases` batches both ways. Raises AssertionError at the first that differs."""
     config = VllmConfig()
     config.model_config = SimpleNamespace(uses_mrope=shape.mrope or shape.target_mrope)
+    parts = parts or Parts()
     used: Counter[str] = Counter()
     with set_current_vllm_config(config), torch.inference_mode():
-        proposer = make_proposer(shape, config)
-        graphs: Any = make_graphs(shape, proposer)
+        proposer = make_proposer(shape, config, parts)
+        graphs: Any = make_graphs(shape, proposer, parts)
         graphs.propose = counted(used, "propose", graphs.propose)
         graphs.later_steps = counted(used, "later_steps", graphs.later_steps)
         cache = proposer.model.kv_cache
         cache.normal_(generator=torch.Generator().manual_seed(1))
         for case in range(cases):
-            batch = make_batch(shape, dice, proposer)
+            batch = make_batch(shape, dice, parts)
             before = cache.clone()
             proposer.draft_graphs = None
             expected = draft(proposer, cloned(batch))
@@ -394,18 +412,23 @@ def use_cpu_kernels() -> None:
     setattr(utils, name, getattr(cpu_triton_utils, name))
 
 
-def main() -> None:
-    """Run all shapes."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--cases", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+def alone() -> None:
+    """Let this process draft without a process group, on one core, with the CPU's kernels."""
     use_cpu_kernels()
     from vllm.v1.spec_decode.draft_graphs import compat
 
     compat.all_ranks_agree = lambda yes: yes  # no process group here
     compat.is_speaker = lambda: False
     torch.set_num_threads(1)
+
+
+def main() -> None:
+    """Run all shapes."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cases", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    alone()
     used: Counter[str] = Counter()
     for number, shape in enumerate(SHAPES):
         dice = random.Random(arguments.seed * 1000 + number)
