@@ -37,7 +37,7 @@ class ModuleRecord:
 class ProcessRecord:
     """What one process runs.
 
-    :ivar started: the kernel's start time of the process, so that a reused pid is noticed.
+    :ivar started: what ``start_time`` said of it, so that a reused pid is noticed.
     :ivar role: ``api server``, ``engine core`` or ``worker``, as far as it is known.
     :ivar way: ``memory``, ``disk``, ``none`` or ``off``.
     """
@@ -109,12 +109,24 @@ def _private(place: Path) -> bool:
 
 
 def start_time(pid: int) -> str:
-    """The kernel's start time of a process (clock ticks since boot), empty where unknown."""
+    """The kernel's start time of a process (clock ticks since boot), empty where unknown.
+
+    Behind it stands where its stack starts, if the kernel tells: a fork keeps that place, another
+    program has another one, so a child that was forked to become another program is told apart.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return ""
-    return stat.rpartition(")")[2].split()[19]
+    fields = stat.rpartition(")")[2].split()
+    ticks, stack = fields[19], fields[25]
+    return ticks if stack == "0" else f"{ticks} {stack}"
+
+
+def _still(recorded: str, now: str) -> bool:
+    """Whether two answers of ``start_time`` are one program's; one may lack the stack."""
+    old, new = recorded.split(), now.split()
+    return bool(old) == bool(new) and all(a == b for a, b in zip(old, new, strict=False))
 
 
 def role() -> str:
@@ -180,7 +192,7 @@ def _read(file: Path) -> ProcessRecord | None:
         record = ProcessRecord(**found, modules=modules)
     except (OSError, ValueError, TypeError, KeyError):
         return None  # being written, or another version's: its process is listed without a record
-    if record.host == socket.gethostname() and record.started == start_time(record.pid):
+    if record.host == socket.gethostname() and _still(record.started, start_time(record.pid)):
         return record
     file.unlink(missing_ok=True)
     return None

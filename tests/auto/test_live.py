@@ -55,6 +55,17 @@ def test_a_reused_pid_is_noticed() -> None:
     assert list(records.read_all()) == []
 
 
+@pytest.mark.parametrize("known", ["12345 140732470190112", "12345"])
+def test_a_child_that_became_another_program_is_noticed(
+    known: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records.write(record(os.getpid(), started="12345 140732470190112"))
+    monkeypatch.setattr(records, "start_time", lambda pid: known)  # the stack is not always told
+    assert len(list(records.read_all())) == 1
+    monkeypatch.setattr(records, "start_time", lambda pid: "12345 140729645475200")
+    assert list(records.read_all()) == []
+
+
 def test_processes_with_and_without_a_record_are_listed_with_their_engine() -> None:
     code = (
         "import subprocess, sys\n"

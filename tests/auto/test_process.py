@@ -229,6 +229,23 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     )
 
 
+def test_a_forked_child_that_became_another_program_is_not_listed(box: Box) -> None:
+    # Ray starts its servers so: the child is a fork of ours first, and then a program of its own.
+    box.run(
+        PATCHED
+        + """
+import os, subprocess
+from overlay.auto import records
+child = subprocess.Popen(["sleep", "30"], preexec_fn=lambda: None)
+try:
+    assert [one.pid for one in records.read_all()] == [os.getpid()]
+finally:
+    child.kill()
+    child.wait()
+"""
+    )
+
+
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_children_of_multiprocessing_that_load_the_plugin_are_patched(
     box: Box, tmp_path: Path, method: str
