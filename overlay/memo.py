@@ -12,7 +12,7 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -40,16 +40,21 @@ class Memo(Syntax):
         self._usable: bool | None = None
         self._prepared = False
 
-    def scopes(self, data: bytes, lines: Sequence[str]) -> Scopes:
+    def scopes(
+        self,
+        data: bytes,
+        lines: Sequence[str],
+        derive: Callable[[], Scopes | None] | None = None,
+    ) -> Scopes:
         """The scopes of a file; see ``Syntax``."""
         if data in self._scopes:
-            return super().scopes(data, lines)
+            return super().scopes(data, lines, derive)
         name = f"{self._key(data)}.scopes"
         known = _decoded(self._recall(name), len(lines))
         if known is not None:
             self._scopes[data] = known
             return known
-        found = super().scopes(data, lines)
+        found = super().scopes(data, lines, derive)
         self._remember(name, _encoded(found, len(lines)))
         return found
 

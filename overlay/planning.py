@@ -286,7 +286,7 @@ class _Planner:
         ending = next((ending for ending in endings if ending is not None), None)
         try:
             after = self.simulation.source(data).splice(made, ending).to_bytes()
-            self.simulation.scopes(after)
+            self.simulation.scopes_after(after, data, made)
         except TextError as error:
             return None, f"the patched file cannot be written: {error}"
         except UnparsableError as error:

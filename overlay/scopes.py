@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from overlay.model import MODULE_SCOPE
 
@@ -60,16 +60,24 @@ class Syntax:
         self._scopes: dict[bytes, Scopes | UnparsableError] = {}
         self._errors: dict[tuple[bytes, str], str | None] = {}
 
-    def scopes(self, data: bytes, lines: Sequence[str]) -> Scopes:
+    def scopes(
+        self,
+        data: bytes,
+        lines: Sequence[str],
+        derive: Callable[[], Scopes | None] | None = None,
+    ) -> Scopes:
         """The scopes of a file.
 
         :param data: its bytes; :param lines: its lines, as ``SourceText`` reads them.
+        :param derive: gives what ``find`` would say at a lower price, or ``None`` if it cannot.
         :raises UnparsableError: if it is not Python.
         """
         known = self._scopes.get(data)
         if known is None:
             try:
-                known = find(lines)
+                known = derive() if derive is not None else None
+                if known is None:
+                    known = find(lines)
             except UnparsableError as error:
                 known = error
             self._scopes[data] = known
@@ -127,18 +135,30 @@ def _definitions(node: ast.AST, prefix: str) -> Iterator[tuple[str, _Definition]
         stack += [(grandchild, outer) for grandchild in _blocks(child)]
 
 
+_BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")
+_FIELDS: dict[type[ast.AST], tuple[str, ...]] = {}
+
+
 def _blocks(node: ast.AST) -> list[ast.AST]:
     """The statements (and the handlers and cases that hold some) of a node, the last one first.
 
     Expressions hold no definitions; leaving them out is what makes the walk cheap.
     """
     found: list[ast.AST] = []
-    for field in ("body", "handlers", "orelse", "finalbody", "cases"):
-        block = getattr(node, field, None)
-        if isinstance(block, list):
-            found += block
+    kind = type(node)
+    if kind not in _FIELDS:
+        _FIELDS[kind] = _fields(kind)
+    for field in _FIELDS[kind]:
+        found += getattr(node, field)
     found.reverse()
     return found
+
+
+def _fields(kind: type[ast.AST]) -> tuple[str, ...]:
+    """The fields of a kind of node that hold blocks."""
+    if not issubclass(kind, ast.Module | ast.stmt | ast.excepthandler | ast.match_case):
+        return ()
+    return tuple(name for name in _BLOCKS if name in kind._fields)
 
 
 def _reach(lines: Sequence[str], stop: int, indent: int) -> int:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from overlay.matching import match
 from overlay.model import Hunk, HunkResult, Tree
+from overlay.rescope import rescope
 from overlay.scopes import Scopes, Syntax, UnparsableError
 from overlay.states import State
-from overlay.text import SourceText, TextError
+from overlay.text import Edit, SourceText, TextError
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,18 @@ class Simulation:
         :raises TextError, UnparsableError: if it is no source text, or no Python.
         """
         return self.syntax.scopes(data, self.source(data).lines)
+
+    def scopes_after(self, after: bytes, before: bytes, edits: Sequence[Edit]) -> Scopes:
+        """The scopes of what edits make of a file whose scopes are known.
+
+        :raises TextError, UnparsableError: if it is no source text, or no Python.
+        """
+        lines = self.source(after).lines
+
+        def derive() -> Scopes | None:
+            return rescope(self.source(before).lines, self.scopes(before), edits, lines)
+
+        return self.syntax.scopes(after, lines, derive)
 
     def match(self, hunk: Hunk, data: bytes | None) -> HunkResult:
         """How a hunk stands in these bytes; what cannot be read is ``drifted``."""
