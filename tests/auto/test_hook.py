@@ -128,6 +128,35 @@ def test_an_added_module_that_is_there_already_is_refused(root: Path) -> None:
     )
 
 
+JIT = """
+import inspect
+
+class jit:
+    def __init__(self, fn):
+        self.fn = fn
+        self.lines, self.start = inspect.getsourcelines(fn)
+"""
+
+
+def test_a_compiler_that_reads_source_as_it_decorates_sees_the_patched_text(root: Path) -> None:
+    # As Triton does: what @triton.jit compiles later is the text that it found at once.
+    (root / "vllm/jit.py").write_text(JIT)
+    kernel = "from vllm.jit import jit\n\n\n@jit\ndef kernel(x):\n    return x + {}\n\n\n"
+    (root / "vllm/mod.py").write_text(kernel.format(1) + PRISTINE)
+    run(
+        root,
+        """
+        install(finder)
+        import importlib, vllm.mod
+        for _ in range(2):
+            assert "return x + 1000" in "".join(vllm.mod.kernel.lines), vllm.mod.kernel.lines
+            assert vllm.mod.kernel.start == 4
+            importlib.reload(vllm.mod)
+        """,
+        patched=kernel.format(1000) + PRISTINE,
+    )
+
+
 def test_inspect_and_tracebacks_show_the_patched_text(root: Path) -> None:
     run(
         root,
