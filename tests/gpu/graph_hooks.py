@@ -1,6 +1,7 @@
 """Hooks for ``run_engine.py``: which draft graphs an engine has, and how often each role ran.
 
-They look into the worker of the engine's own process; with more workers they answer ``None``.
+They look into every worker, in whichever process it is, and answer with rank 0's findings; where
+there are more ranks, those of all of them stand under ``ranks``.
 """
 
 from __future__ import annotations
@@ -13,15 +14,9 @@ _sizes: Counter[str] = Counter()
 _calls: Counter[str] = Counter()
 
 
-def _drafter(llm: Any) -> Any:
-    executor = llm.llm_engine.model_executor
-    worker = getattr(getattr(executor, "driver_worker", None), "worker", None)
-    return getattr(getattr(worker, "model_runner", None), "drafter", None)
-
-
-def watch_replays(llm: Any) -> dict[str, Any] | None:
-    """Count every replay from now on; tell what was captured."""
-    drafter = _drafter(llm)
+def _watch(worker: Any) -> dict[str, Any] | None:
+    """Count every replay of one worker from now on; tell what was captured."""
+    drafter = getattr(worker.model_runner, "drafter", None)
     if drafter is None:
         return None
     inner_propose = drafter.propose
@@ -53,9 +48,9 @@ def watch_replays(llm: Any) -> dict[str, Any] | None:
     return {"mode": graphs.mode, "keys": dict(keys), "withdrawn": graphs._withdrawn}
 
 
-def replays(llm: Any) -> dict[str, Any] | None:
-    """What ``watch_replays`` counted."""
-    drafter = _drafter(llm)
+def _counted(worker: Any) -> dict[str, Any] | None:
+    """What ``_watch`` counted in one worker."""
+    drafter = getattr(worker.model_runner, "drafter", None)
     if drafter is None:
         return None
     graphs = getattr(drafter, "draft_graphs", None)
@@ -65,3 +60,18 @@ def replays(llm: Any) -> dict[str, Any] | None:
         "calls": dict(_calls),
         "withdrawn": getattr(graphs, "_withdrawn", None),
     }
+
+
+def _of_all(ranks: list[dict[str, Any] | None]) -> dict[str, Any] | None:
+    first = ranks[0]
+    return first if first is None or len(ranks) == 1 else {**first, "ranks": ranks}
+
+
+def watch_replays(llm: Any) -> dict[str, Any] | None:
+    """Count every replay from now on; tell what was captured."""
+    return _of_all(llm.collective_rpc(_watch))
+
+
+def replays(llm: Any) -> dict[str, Any] | None:
+    """What ``watch_replays`` counted."""
+    return _of_all(llm.collective_rpc(_counted))

@@ -1,0 +1,197 @@
+"""The cells of ``acceptance.py``: which engines serve what, and what is expected of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from engine_spec import EngineSpec, Request, make_requests
+
+HERE = Path(__file__).resolve().parent
+FULL = {"cudagraph_mode": "FULL_AND_PIECEWISE"}
+#: Bytes of KV cache for an engine, and the share of the GPU that must be free when it starts:
+#: vLLM asks for that share even where it is given the bytes, so neighbours must fit beside it.
+KV_BYTES, FREE_SHARE = 1 << 30, 0.05
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One engine to run.
+
+    :ivar mode: ``off``, ``step``, ``loop``, or ``off again``.
+    :ivar expects: ``graphs`` (they run), ``none`` (there are none), or ``withdrawn`` (they failed
+        on purpose, and nothing is left of them on any rank).
+    :ivar alone: whether the engine must have its GPU for itself, because it measures its memory.
+    :ivar weight: seconds beyond an ordinary cell; those with more begin first.
+    """
+
+    name: str
+    mode: str
+    spec: EngineSpec
+    expects: str = "graphs"
+    alone: bool = False
+    weight: int = 0
+
+    @property
+    def title(self) -> str:
+        """What ``--only`` is matched with, and the log is named after."""
+        return f"{self.name}-{self.mode.replace(' ', '-')}"
+
+    @property
+    def draft_graphs(self) -> str:
+        """The value of ``OVERLAY_DRAFT_GRAPHS``."""
+        return self.mode.partition(" ")[0]
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs the engine wants."""
+        return self.spec.tensor_parallel_size
+
+
+def falling(count: int, *, shortest: int = 12, **more: Any) -> tuple[Request, ...]:
+    """Requests of many lengths, so that the batch shrinks through every size."""
+    made = make_requests(count, **more)
+    spread = [shortest + (7 * index) % 61 for index in range(count)]
+    return tuple(
+        replace(request, tokens=tokens) for request, tokens in zip(made, spread, strict=True)
+    )
+
+
+def mixed(requests: tuple[Request, ...]) -> tuple[Request, ...]:
+    """Some with a temperature, some that ask for prompt logprobs, beside the greedy ones."""
+    return tuple(
+        replace(
+            request,
+            temperature=0.7 if index % 3 == 1 else 0.0,
+            prompt_logprobs=1 if index % 4 == 2 else None,
+        )
+        for index, request in enumerate(requests)
+    )
+
+
+def all_cells(models: str) -> list[Cell]:
+    """Every cell, those that take long first, so that nothing waits for them at the end."""
+    base = EngineSpec(
+        models=models,
+        enforce_eager=False,
+        compilation=FULL,
+        engine={"gpu_memory_utilization": FREE_SHARE, "kv_cache_memory_bytes": KV_BYTES},
+        post_load=("graph_hooks:watch_replays",),
+        finish=("graph_hooks:replays",),
+        python_path=(str(HERE),),
+    )
+    eight = falling(24, wave=5)
+    made = [
+        *_drafts(base, eight),
+        *_without_oracle(base, eight),
+        *_many_requests(base),
+        *_settings(base, eight),
+        *_tensor_parallel(base, eight),
+        *_failures(base, eight),
+        *_soaks(base),
+    ]
+    return sorted(made, key=lambda cell: -cell.weight)
+
+
+def _expects(mode: str) -> str:
+    return "none" if mode.startswith("off") else "graphs"
+
+
+def _drafts(base: EngineSpec, eight: tuple[Request, ...]) -> Iterator[Cell]:
+    for mode in ("off", "step", "loop"):
+        expects = _expects(mode)
+        for k in (1, 2, 3, 5, 7):
+            yield Cell(f"k{k}", mode, replace(base, k=k, requests=eight), expects)
+        for draft in ("eagle3hid", "eagle1"):
+            yield Cell(draft, mode, replace(base, draft=draft, k=5, requests=eight), expects)
+
+
+def _without_oracle(base: EngineSpec, eight: tuple[Request, ...]) -> Iterator[Cell]:
+    """Where upstream leaves the oracle: the engine without graphs, run twice, is the measure.
+
+    Near the length limit it drafts zeros for the whole batch, and prompt logprobs can tie.
+    """
+    limit = make_requests(16, tokens=200, lengths=(20, 90))
+    for mode in ("off", "off again", "step", "loop"):
+        expects = _expects(mode)
+        long = replace(base, max_model_len=128, k=5, requests=limit)
+        yield Cell("max-model-len", mode, long, expects)
+        yield Cell("sampled-and-logprobs", mode, replace(base, requests=mixed(eight)), expects)
+
+
+def _many_requests(base: EngineSpec) -> Iterator[Cell]:
+    for mode in ("off", "step", "loop"):
+        for seqs in (1, 8, 200, 256):
+            requests = falling(min(seqs * 3, 300), wave=None if seqs > 8 else 3)
+            spec = replace(base, max_num_seqs=seqs, max_num_batched_tokens=2048, requests=requests)
+            expects, weight = _expects(mode), 10 if seqs > 8 else 0
+            yield Cell(f"seqs{seqs}", mode, replace(spec, k=3), expects, weight=weight)
+            hidden = replace(spec, draft="eagle3hid", k=5)
+            yield Cell(f"seqs{seqs}-k5-hid", mode, hidden, expects, weight=weight)
+
+
+def _settings(base: EngineSpec, eight: tuple[Request, ...]) -> Iterator[Cell]:
+    for mode in ("step", "loop"):
+        small = {**FULL, "cudagraph_capture_sizes": [1, 2, 4, 8]}
+        yield Cell("sizes-1248", mode, replace(base, compilation=small, requests=eight))
+        for name in ("FULL", "FULL_DECODE_ONLY"):
+            graphs = replace(base, compilation={"cudagraph_mode": name}, requests=eight)
+            yield Cell(name.lower(), mode, graphs)
+        triton = replace(base, attention_backend="TRITON_ATTN", requests=eight)
+        yield Cell("triton", mode, triton)
+        yield Cell("triton-hid-k5", mode, replace(triton, draft="eagle3hid", k=5))
+        long = make_requests(24, tokens=64, lengths=(150, 400), wave=3, steps_between=4)
+        hidden = replace(base, draft="eagle3hid")
+        yield Cell("long-prompts", mode, replace(hidden, requests=long))
+        few = replace(hidden, k=5, block_size=16, kv_blocks=40)
+        yield Cell("preempted", mode, replace(few, requests=falling(24, shortest=80)))
+        prefix = tuple(
+            replace(request, prompt=tuple(range(3, 103)) + request.prompt) for request in eight
+        )
+        yield Cell("prefix-caching", mode, replace(hidden, prefix_caching=True, requests=prefix))
+        # vLLM compares the device's free memory before and after its profile.
+        profiled = replace(base, engine={"gpu_memory_utilization": 0.3}, requests=eight)
+        yield Cell("profiled-memory", mode, profiled, alone=True, weight=1000)
+
+
+def _tensor_parallel(base: EngineSpec, eight: tuple[Request, ...]) -> Iterator[Cell]:
+    for workers in (2, 4):
+        for mode in ("off", "step", "loop"):
+            for draft, k in (("eagle3", 3), ("eagle3hid", 5)):
+                spec = replace(base, draft=draft, k=k, requests=eight)
+                spec = replace(spec, tensor_parallel_size=workers)
+                name = f"tp{workers}-{draft}-k{k}"
+                yield Cell(name, mode, spec, _expects(mode), weight=20)
+
+
+def _failures(base: EngineSpec, eight: tuple[Request, ...]) -> Iterator[Cell]:
+    """A capture that fails on one rank, before it records anything or while it does."""
+    for workers, plans in (
+        (1, ("0:first:within", "0:last:before")),
+        (2, ("1:first:before", "1:last:within", "0:last:before")),
+    ):
+        for plan in plans:
+            spec = replace(
+                base,
+                draft="eagle3hid",
+                requests=eight,
+                tensor_parallel_size=workers,
+                env={"OVERLAY_TEST_FAILING_CAPTURE": plan},
+                engine={
+                    **base.engine,
+                    "worker_extension_cls": "failing_capture.FailingCapture",
+                },
+            )
+            rank, key, moment = plan.split(":")
+            name = f"tp{workers}-capture-fails-rank{rank}-{key}-{moment}"
+            yield Cell(name, "loop", spec, "withdrawn", weight=20 if workers > 1 else 0)
+
+
+def _soaks(base: EngineSpec) -> Iterator[Cell]:
+    checked = replace(base, draft="eagle3hid", env={"OVERLAY_DRAFT_GRAPHS_CHECK": "1"})
+    loop = replace(checked, k=3, requests=make_requests(7000, tokens=60))
+    yield Cell("soak", "loop", loop, weight=100)
+    step = replace(checked, k=7, requests=make_requests(5200, tokens=60))
+    yield Cell("soak", "step", step, weight=100)
