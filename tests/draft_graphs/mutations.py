@@ -28,9 +28,7 @@ def _forgets(fact: str, stands_for: str) -> PolicyMutation:
 
 
 POLICY_MUTATIONS = (
-    PolicyMutation(
-        "data_parallel_size", "defect 9", "if facts.data_parallel_size > 1:", "if False:"
-    ),
+    PolicyMutation("data_parallel", "defect 9", "if facts.data_parallel is not None:", "if False:"),
     _forgets("extra_input_slots", "hazard 7"),
     _forgets("parallel_drafting", "hazard 7"),
     PolicyMutation("is_eagle_proposer", "hazard 8", "if not facts.is_eagle_proposer:", "if False:"),

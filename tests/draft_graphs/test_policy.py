@@ -41,7 +41,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "lora": (True, "LoRA"),
     "eplb": (True, "expert"),
     "micro_batching": (True, "micro-batching"),
-    "data_parallel_size": (2, "data-parallel"),
+    "data_parallel": ("2 data-parallel ranks draft in lockstep", "data-parallel"),
     "context_parallel_size": (2, "context parallelism"),
     "sequence_parallel": (True, "sequence parallelism"),
     "weight_offloader": ("PrefetchOffloader", "PrefetchOffloader"),
@@ -83,7 +83,7 @@ def test_one_adverse_fact_refuses_everything_and_says_so(fact: str, mode: str) -
 
 
 def test_all_reasons_are_given_at_once() -> None:
-    facts = replace(LATE, lora=True, eplb=True, data_parallel_size=2)
+    facts = replace(LATE, lora=True, eplb=True, context_parallel_size=2)
     assert len(policy.decide("auto", facts, ATTENTION).refusals) == 3
 
 

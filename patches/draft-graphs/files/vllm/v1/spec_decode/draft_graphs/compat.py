@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from .data_parallel import token_counts
 from .keys import ROLES
 from .policy import AttentionRoles
 
@@ -96,6 +97,7 @@ def forward_context(
         attention_metadata,
         proposer.vllm_config,
         num_tokens=num_tokens,
+        num_tokens_across_dp=token_counts(proposer.vllm_config, num_tokens),
         cudagraph_runtime_mode=CUDAGraphMode.NONE,
         slot_mapping=proposer._get_slot_mapping(num_tokens),
     )

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from . import compat
+from . import compat, data_parallel
 from .graph_backend import GraphBackend
 from .policy import FULL_MODES, Facts
 
@@ -40,7 +40,7 @@ def early_facts(proposer: Any, backend: GraphBackend) -> Facts:
         lora=config.lora_config is not None,
         eplb=bool(parallel.enable_eplb),
         micro_batching=bool(parallel.use_ubatching),
-        data_parallel_size=int(parallel.data_parallel_size),
+        data_parallel=data_parallel.coupling(proposer),
         context_parallel_size=max(
             int(parallel.decode_context_parallel_size), int(parallel.prefill_context_parallel_size)
         ),

@@ -12,6 +12,7 @@ from vllm.logger import init_logger
 
 from . import compat, graph_backend, report
 from .capture import Captured, CaptureFailed, capture_keys
+from .data_parallel import all_ranks_want, token_counts
 from .facts import early_facts, late_facts
 from .graph_backend import GraphBackend
 from .keys import DraftKey, plan_keys
@@ -134,6 +135,25 @@ class DraftGraphs:
         if self._withdrawn is None:
             logger.warning("%s", report.withdrawn_line(reason))
         self._withdrawn = reason
+
+    # ---- upstream's own passes
+
+    def token_counts(self, num_tokens: int) -> torch.Tensor | None:
+        """The token counts of all data-parallel ranks for a pass that upstream's code runs.
+
+        [ranks] int32, as from upstream's agreement between the ranks, which does not take place:
+        where draft graphs are wanted at all, every rank drafts for itself. None without data
+        parallelism.
+        """
+        return token_counts(self._proposer.vllm_config, num_tokens)
+
+    def before_dummy_run(self) -> None:
+        """Let the dummy passes of an idle data-parallel rank write no cell of the KV cache.
+
+        Upstream runs them with the slots of the last draft pass, and so with tokens and hidden
+        states that need not be those of these slots.
+        """
+        self._proposer._slot_mapping_buffer.fill_(-1)
 
     def _say(self, line: str) -> None:
         if compat.is_speaker():
@@ -311,6 +331,8 @@ def create_draft_graphs(proposer: Any) -> DraftGraphs | None:
     else:
         facts = early_facts(proposer, backend)
         decision = decide(mode, facts, backend.attention_backends)
+    if not all_ranks_want(proposer, decision.any) and decision.any:
+        decision = Decision(refusals=("another data-parallel rank drafts as upstream",))
     if not decision.any:
         if compat.is_speaker():
             logger.info("%s", report.refused_line(mode, decision))

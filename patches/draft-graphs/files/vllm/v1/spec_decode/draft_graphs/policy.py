@@ -65,7 +65,8 @@ class Facts:
     lora: bool = False
     eplb: bool = False
     micro_batching: bool = False
-    data_parallel_size: int = 1
+    # Why data-parallel ranks must draft in lockstep; None where they need not.
+    data_parallel: str | None = None
     context_parallel_size: int = 1
     sequence_parallel: bool = False
     # Name of the offloader that moves weights between passes; None where there is none.
@@ -161,8 +162,8 @@ def refusals(facts: Facts, attention: AttentionRoles) -> list[str]:
     if facts.num_speculative_tokens < 1:
         reasons.append(f"num_speculative_tokens is {facts.num_speculative_tokens}")
     reasons += _yes_no_refusals(facts)
-    if facts.data_parallel_size > 1:
-        reasons.append("data-parallel ranks would have to agree on every dispatch")
+    if facts.data_parallel is not None:
+        reasons.append(facts.data_parallel)
     if facts.context_parallel_size > 1:
         reasons.append("context parallelism computes lengths on the host")
     if facts.weight_offloader is not None:

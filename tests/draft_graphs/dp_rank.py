@@ -1,0 +1,294 @@
+"""One of several data-parallel ranks, each a process of its own, in a vLLM on CPU with draft graphs.
+
+``python dp_rank.py PLAN.json --rank N --out RESULT.json``, one such process a rank, all started
+together, with vLLM's own variables (``VLLM_DP_SIZE`` and so on) telling each which it is. The
+ranks step in lockstep, as vLLM's offline data parallelism does: a rank without requests runs dummy
+batches, and whatever the target's experts exchange goes over gloo. Everything that `audit.py`
+watches is watched, and dummy batches besides. See `DpRun`; what comes back is one `DpOutcome` a
+run, written after each, so that a rank which hangs later has told what it saw.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import harness
+from package_copies import INSTALLED, PACKAGE, loaded_package
+
+
+@dataclass(frozen=True)
+class DpRun:
+    """One capture and one service of requests, on all ranks.
+
+    :ivar modes: `OVERLAY_DRAFT_GRAPHS` by rank.
+    :ivar requests: those of each rank, as `engine_spec.Request` has them.
+    :ivar mutation: as in `harness.Run`. mutated: the ranks that have it.
+    :ivar fails: the ranks on which the capture fails.
+    """
+
+    name: str
+    modes: tuple[str, ...]
+    requests: tuple[tuple[dict[str, Any], ...], ...]
+    mutation: tuple[tuple[str, str, str], ...] = ()
+    mutated: tuple[int, ...] = ()
+    fails: tuple[int, ...] = ()
+
+
+@dataclass
+class DpOutcome(harness.Outcome):
+    """What one run showed on one rank.
+
+    :ivar dummy_batches: batches that the rank ran only because others had work.
+    :ivar dummy_replays: draft graphs that were replayed inside them.
+    :ivar dummy_writes: the layers whose KV cache one of them wrote.
+    :ivar agreements: how often the drafter asked the other ranks for their token counts.
+    :ivar idle_steps: by what the rank was doing (dummy, working, done) at each engine step.
+    """
+
+    dummy_batches: int = 0
+    dummy_replays: int = 0
+    dummy_writes: list[str] = field(default_factory=list)
+    agreements: int = 0
+    steps: dict[str, int] = field(default_factory=dict)
+
+
+class DpEngine(harness.Engine):
+    """One rank's engine.
+
+    Unlike its base it captures in the same way in every run: what the target captures is a matter
+    of all ranks.
+    """
+
+    rank = 0
+
+    def abort(self) -> None:
+        """Tell the log where it was; to abort requests, the other ranks would have to join in."""
+        traceback.print_exc()
+
+    def capture(self, run: harness.Run, outcome: harness.Outcome) -> Any:
+        return super().capture(replace(run, mutation=()), outcome)
+
+    def make_graphs(self, run: harness.Run, scratch: Path) -> None:
+        import dp_collectives
+
+        with no_capture(self.rank in self.dp_run.fails):
+            super().make_graphs(run, scratch)
+        compat = sys.modules[f"{PACKAGE}.compat"]
+        compat.token_counts = dp_collectives.on_the_host(compat.token_counts)
+
+    def run_rank(self, dp_run: DpRun, scratch: Path, log: harness.Log) -> DpOutcome:
+        """One run on this rank."""
+        import engine_spec
+        import run_engine
+
+        self.dp_run = dp_run
+        mine = tuple(
+            engine_spec.Request(**{**each, "prompt": tuple(each["prompt"])})
+            for each in dp_run.requests[self.rank]
+        )
+        horizon = max(int(each["arrival"]) for rank in dp_run.requests for each in rank)
+        self.spec = replace(self.spec, requests=mine)
+        run = harness.Run(
+            dp_run.name,
+            dp_run.modes[self.rank],
+            mutation=dp_run.mutation if self.rank in dp_run.mutated else (),
+            check=False,
+        )
+        found = DpOutcome(dp_run.name)
+
+        def serve(llm: Any, requests: Any) -> Any:
+            return lockstep(llm, requests, horizon, found)
+
+        with (
+            mock.patch.object(run_engine, "serve", serve),
+            watched_drafter(self, found),
+            watched_dummies(self, found),
+        ):
+            outcome = self.run(run, scratch, log)
+        return replace(found, **vars(outcome))
+
+
+@contextlib.contextmanager
+def no_capture(fails: bool) -> Iterator[None]:
+    """Inside, a backend that is made refuses to capture if `fails`."""
+    if not fails:
+        yield
+        return
+    import recorded_backend
+
+    def refuse(*args: Any) -> Any:
+        raise RuntimeError("this rank cannot capture")
+
+    stock = recorded_backend.RecordedBackend.install
+
+    def install(self: Any) -> None:
+        self.capture = refuse
+        stock(self)
+
+    with mock.patch.object(recorded_backend.RecordedBackend, "install", install):
+        yield
+
+
+@contextlib.contextmanager
+def watched_drafter(engine: DpEngine, found: DpOutcome) -> Iterator[None]:
+    """Count how often the drafter's passes ask other ranks."""
+    from vllm.v1.spec_decode import llm_base_proposer
+
+    stock = llm_base_proposer.coordinate_batch_across_dp
+
+    def coordinate(*args: Any, **kwargs: Any) -> Any:
+        found.agreements += 1
+        return stock(*args, **kwargs)
+
+    with mock.patch.object(llm_base_proposer, "coordinate_batch_across_dp", coordinate):
+        yield
+
+
+@contextlib.contextmanager
+def watched_dummies(engine: DpEngine, found: DpOutcome) -> Iterator[None]:
+    """Look at the KV caches of all layers, and at the replays, around every dummy batch."""
+    core = engine.llm.llm_engine.engine_core
+    stock = core.execute_dummy_batch
+    context = engine.runner.compilation_config.static_forward_context
+    caches = {name: layer.kv_cache for name, layer in context.items() if hasattr(layer, "kv_cache")}
+
+    def execute_dummy_batch() -> None:
+        before = {name: cache.clone() for name, cache in caches.items()}
+        replays = sum(graph.replays for graph in engine.backend.graphs)
+        stock()
+        found.dummy_batches += 1
+        found.dummy_replays += sum(graph.replays for graph in engine.backend.graphs) - replays
+        for name, cache in caches.items():
+            if not same_bits(cache, before[name]) and name not in found.dummy_writes:
+                found.dummy_writes.append(name)
+
+    core.execute_dummy_batch = execute_dummy_batch
+    try:
+        yield
+    finally:
+        del core.execute_dummy_batch
+
+
+def same_bits(a: Any, b: Any) -> bool:
+    """Whether two tensors of 16-bit or 32-bit floats are the same, bit by bit."""
+    import torch
+
+    bits = torch.int16 if a.element_size() == 2 else torch.int32
+    return bool(torch.equal(a.view(bits), b.view(bits)))
+
+
+def lockstep(llm: Any, requests: Any, horizon: int, found: DpOutcome) -> tuple[dict[str, Any], int]:
+    """`run_engine.serve` for one of several ranks: every rank makes every step.
+
+    :param horizon: the last step at which any rank still gets a request.
+    """
+    import engine_compat
+    from vllm import SamplingParams
+
+    waiting = sorted(enumerate(requests), key=lambda pair: int(pair[1].arrival))
+    done: dict[str, Any] = {}
+    step = 0
+    engine = llm.llm_engine
+    while True:
+        while waiting and waiting[0][1].arrival <= step:
+            index, request = waiting.pop(0)
+            parameters = SamplingParams(
+                temperature=request.temperature,
+                max_tokens=request.tokens,
+                ignore_eos=True,
+                detokenize=False,
+            )
+            engine_compat.add_request(llm, str(index), list(request.prompt), parameters)
+        own = engine.output_processor.has_unfinished_requests()
+        anybody = engine.has_unfinished_requests()  # asks all ranks
+        doing = "working" if own else "dummy" if anybody else "nothing"
+        found.steps[doing] = found.steps.get(doing, 0) + 1
+        if anybody:
+            for output in engine.step():
+                if output.finished:
+                    done[engine_compat.external_id(output.request_id)] = output
+        elif step >= horizon:
+            return done, step
+        step += 1
+
+
+def count_replays() -> None:
+    """Let every recording count how often it is replayed."""
+    import recorded_graph
+
+    stock = recorded_graph.RecordedGraph.replay
+
+    def replay(self: Any) -> None:
+        self.replays += 1
+        stock(self)
+
+    recorded_graph.RecordedGraph.replays = 0
+    recorded_graph.RecordedGraph.replay = replay
+
+
+def main() -> None:
+    """Read the plan, be one rank of it, write what was seen after every run."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("plan", type=Path)
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    sys.path[1:1] = [str(Path(__file__).parent.parent / "engine")]
+    import engine_compat
+
+    os.environ.update(engine_compat.base_environment(workers=1))
+    os.environ.update(engine_compat.runner_environment("v1"))
+    os.environ.update(harness.ENVIRONMENT)
+    plan = json.loads(arguments.plan.read_text(encoding="utf-8"))
+    runs = [read_run(run) for run in plan["runs"]]
+    import cpu_engine
+    import dp_collectives
+
+    cpu_engine.prepare()
+    dp_collectives.install()
+    importlib.import_module("vllm.v1.spec_decode.llm_base_proposer")
+    INSTALLED.update(loaded_package())
+    harness.watch_scheduler()
+    count_replays()
+    log = harness.Log()
+    # The first graphs are made when the model is loaded; no run uses them.
+    first = harness.Run("loading", runs[0].modes[arguments.rank], mutation=runs[0].mutation)
+    engine = DpEngine(harness.Plan(plan["spec"], [first]))
+    engine.loaded_for, engine.rank = None, arguments.rank
+    outcomes: list[dict[str, Any]] = []
+    for number, run in enumerate(runs):
+        outcome = engine.run_rank(run, arguments.out.with_suffix(f".package-{number}"), log)
+        outcomes.append(asdict(outcome))
+        arguments.out.write_text(json.dumps(outcomes), encoding="utf-8")
+        if outcome.error is not None:
+            break
+    # The other ranks may be gone, or wait for this one: nothing to be taken down in order.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def read_run(run: dict[str, Any]) -> DpRun:
+    """A run from its JSON."""
+    return DpRun(
+        name=run["name"],
+        modes=tuple(run["modes"]),
+        requests=tuple(tuple(each) for each in run["requests"]),
+        mutation=tuple(tuple(change) for change in run["mutation"]),
+        mutated=tuple(run["mutated"]),
+        fails=tuple(run["fails"]),
+    )
+
+
+if __name__ == "__main__":
+    main()
