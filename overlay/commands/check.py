@@ -83,8 +83,10 @@ def _examined(target: Target | str, features: tuple[Feature, ...]) -> TargetRepo
     try:
         return examine(target, features).report
     except OverlayError as error:
-        said = str(error)
-        return said if said.startswith(f"{target.name}: ") else f"{target.name}: {said}"
+        return "\n".join(
+            said if said.startswith(f"{target.name}: ") else f"{target.name}: {said}"
+            for said in str(error).split("\n")
+        )
     except OSError as error:
         return described(error)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from overlay.commands.answer import report
+from overlay.commands.examine import needed
 from overlay.commands.request import Request
 from overlay.diffs import render
+from overlay.links import all_unreadable
 from overlay.memo import Memo
 from overlay.planning import plan
 from overlay.report import Report
@@ -30,7 +32,8 @@ def diff(request: Request, name: str | None = None, progress: Progress | None = 
         with reading(target.root) as said:
             ledger = ledgers.load(target.root)
             view = pristine_view(target, ledger, ledgers.copies(target.root))
-            made = plan(features, view, target.release, target.record, Memo())
+            with all_unreadable(needed(target, features, ledger), target.read):
+                made = plan(features, view, target.release, target.record, Memo())
     answer = report(target, made, features, said)
     code, verdict = differs(answer, len(made.changes))
     return Report("diff", code, verdict, (answer,), diff=render(made.changes))

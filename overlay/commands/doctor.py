@@ -51,10 +51,13 @@ def doctor(request: Request) -> Report:
 def _standing(request: Request, target: Target | None, problems: list[str]) -> TargetReport | None:
     if target is None:
         return None
+    from overlay.auto import diagnosis
     from overlay.commands.status import of_files
 
     try:
-        standing = of_files(target, request.load())
+        features = request.load()
+        problems += diagnosis.unknown_features(feature.id for feature in features)
+        standing = of_files(target, features)
     except OverlayError as error:
         problems.append(str(error))
         return None

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from overlay.commands.answer import public, report
+from overlay.links import all_unreadable, paths_of
 from overlay.memo import Memo
 from overlay.model import Plan, TargetReport
+from overlay.planning import below
 from overlay.planning import plan as make_plan
 from overlay.standing import assess, conditions, pristine_view, void
 from overlay.transaction import ledger as ledgers
@@ -65,8 +67,9 @@ def examine(
         ledger = ledgers.load(target.root)
         planned = with_applied(features, meant, ledger)
         view = pristine_view(target, ledger, ledgers.copies(target.root))
-        made = make_plan(planned, view, target.release, target.record, Memo())
-        stands = assess(made, ledger, target, planned, public(target))
+        with all_unreadable(needed(target, planned, ledger), target.read):
+            made = make_plan(planned, view, target.release, target.record, Memo())
+            stands = assess(made, ledger, target, planned, public(target))
         if ledger is not None and void(ledger, conditions(ledger, target.read), public(target)):
             ledger = None
     return Examination(
@@ -77,6 +80,13 @@ def examine(
         ledger,
         said,
     )
+
+
+def needed(target: Target, features: Sequence[Feature], ledger: Ledger | None) -> list[str]:
+    """The files that matter to features and to what was done to a target before."""
+    release = target.release
+    fitting = [f for f in features if release is None or not below(release, f.releases)]
+    return [*paths_of(fitting), *(entry.path for entry in (ledger.entries if ledger else ()))]
 
 
 def with_applied(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from overlay.commands.answer import public, report
 from overlay.commands.request import Request
+from overlay.links import all_unreadable
 from overlay.report import Report
 from overlay.standing import from_ledger
 from overlay.targets import Progress, resolve
@@ -71,7 +72,8 @@ def by_ledger(
         ledger = ledgers.load(target.root)
         if ledger is None or not _covers(ledger, features):
             return None
-        found = from_ledger(ledger, target, public(target))
+        with all_unreadable((entry.path for entry in ledger.entries), target.read):
+            found = from_ledger(ledger, target, public(target))
     # What the ledger's version of the overlay was does not matter where the patches are the same.
     found = None if found is None else replace(found, warnings=())
     return (

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from overlay.errors import TargetError
+from overlay.links import way_out
 from overlay.releases import parse_release
 from overlay.targets.metadata import (
     Distribution,
@@ -71,16 +72,16 @@ def file_reader(root: Path) -> Callable[[str], bytes | None]:
     The function that is returned raises ``TargetError`` where something other than a plain file
     of at most ``MAX_FILE_BYTES`` stands at the path.
     """
-    inside = str(root).rstrip(os.sep) + os.sep
 
     def read(path: str) -> bytes | None:
-        full = root / path
-        real = os.path.realpath(full)
-        if not real.startswith(inside):
+        out = way_out(root, path)
+        if out is not None:
             raise TargetError(
-                f"{full} leads out of the target, to {real}: expected a file inside {root}. "
+                f"{out[0]} leads out of the target, to {out[1]}: expected it inside {root}. "
                 "Replace the symbolic link by a copy (with uv: --link-mode copy)"
             )
+        full = root / path
+        real = os.path.realpath(full)
         try:
             status = os.stat(real)
         except (FileNotFoundError, NotADirectoryError):

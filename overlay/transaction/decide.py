@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from overlay.errors import PlanOutdated, RevertRefused, TransactionError
+from overlay.links import all_unreadable
 from overlay.model import Change, Feature, Plan
 from overlay.standing import Condition, condition, conditions, void
 from overlay.states import State
@@ -156,7 +157,20 @@ def _files(
 ) -> tuple[list[_Draft], list[str]]:
     """What is to be done about each file, and the files that a dead ledger has no claim on."""
     wanted = {change.path: change for change in changes}
-    drafts = [_wanted(site, old, change) for change in wanted.values()]
+    listed = [entry.path for entry in old.entries] if old is not None else []
+    with all_unreadable({*wanted, *listed}, site.read):
+        drafts = [_wanted(site, old, change) for change in wanted.values()]
+        return _with_listed(site, old, release, wanted, drafts)
+
+
+def _with_listed(
+    site: Site,
+    old: Ledger | None,
+    release: str | None,
+    wanted: Container[str],
+    drafts: list[_Draft],
+) -> tuple[list[_Draft], list[str]]:
+    """``drafts``, with what is to be done about the files that only the ledger lists."""
     left_alone: list[str] = []
     if old is None:
         return drafts, left_alone

@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 from overlay.errors import TransactionError, described
+from overlay.links import way_out
 from overlay.transaction import files
 from overlay.transaction.journal import DRAFT_PATH
 from overlay.transaction.ledger import JOURNAL_PATH, STATE_FOLDER
@@ -33,14 +34,15 @@ class Site:
 
         :raises TransactionError: if it leads out of the target, or to something that is no file.
         """
-        full = self.root / path
-        real = os.path.realpath(full)
-        if not real.startswith(str(self.root).rstrip(os.sep) + os.sep):
+        out = way_out(self.root, path)
+        if out is not None:
             raise TransactionError(
-                f"{full} leads out of the target, to {real}: writing there would change what "
+                f"{out[0]} leads out of the target, to {out[1]}: writing there would change what "
                 "others use. Nothing was changed; replace the link by a copy (with uv: reinstall "
                 "vLLM with --link-mode copy), or name the folder that holds the real files"
             )
+        full = self.root / path
+        real = os.path.realpath(full)
         try:
             mode = os.stat(real).st_mode
         except (FileNotFoundError, NotADirectoryError):
