@@ -38,6 +38,7 @@ class FeatureStanding:
     """What became of one feature in this process.
 
     :ivar state: its state before this process did anything; :ivar active: whether its code runs.
+    :ivar asked: whether ``OVERLAY_FEATURES`` allows it, or it stands on disk.
     """
 
     id: str
@@ -45,6 +46,7 @@ class FeatureStanding:
     state: str
     active: bool
     why: str | None = None
+    asked: bool = True
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,7 @@ def _in_memory(
         why = one.why
         if one.id in late:
             why = f"{_late(late[one.id])}. Apply on disk instead (`overlay apply`)"
-        features.append(FeatureStanding(one.id, one.digest, one.state, one.chosen, why))
+        features.append(FeatureStanding(one.id, one.digest, one.state, one.chosen, why, one.asked))
     if prepared.entry.modules:
         assert target.root is not None
         finder = hook.PatchFinder(target.root, prepared.entry.modules, after_exec)
@@ -244,7 +246,7 @@ def _refuse_missing(found: Activation, switches: Switches) -> None:
     missing = [
         f"{feature.id} is {feature.state}: {feature.why or 'not active'}"
         for feature in found.features
-        if (feature.id in wanted or "all" in wanted)
+        if (feature.id in wanted or ("all" in wanted and feature.asked))
         and not feature.active
         and feature.state not in HARMLESS
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -163,6 +163,17 @@ def environment(found: Mapping[str, str] = os.environ) -> Data:
     except UsageError as error:
         data["problem"] = str(error)
     return data
+
+
+def unknown_features(known: Iterable[str], found: Mapping[str, str] = os.environ) -> Iterator[str]:
+    """What is wrong with the names in ``OVERLAY_FEATURES``; vLLM would not start."""
+    from overlay.auto.prepare import require_known
+
+    try:
+        require_known(switches.read(found), known)
+    except UsageError as error:
+        if str(error) != environment(found)["problem"]:
+            yield str(error)
 
 
 def cache() -> Data:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import overlay
 from overlay import shipped
 from overlay.auto import hook, records, store
+from overlay.errors import UsageError
 
 if TYPE_CHECKING:
     from overlay.auto.switches import Switches
@@ -33,6 +34,7 @@ class Planned:
     """How one feature stands in the files, and whether the entry holds it.
 
     :ivar chosen: whether the entry's modules have it.
+    :ivar asked: whether ``OVERLAY_FEATURES`` allows it.
     :ivar modules: the modules that it patches or adds.
     """
 
@@ -42,6 +44,7 @@ class Planned:
     chosen: bool
     why: str | None
     modules: tuple[str, ...]
+    asked: bool = True
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ def prepare(target: Target, switches: Switches, left_out: Iterable[str] = ()) ->
     :param left_out: ids of features that must not be in it.
     :raises StoreError: if there is no place where it could be kept.
     :raises PatchFormatErrors: if a patches folder is malformed.
+    :raises UsageError: if ``OVERLAY_FEATURES`` names a feature that there is not.
     """
     entry, warnings = _entry(target, switches, _folders(switches), frozenset(left_out))
     facts = entry.facts
@@ -88,6 +92,19 @@ def required_features(switches: Switches) -> frozenset[str]:
                 found |= {feature.id for feature in load([folder]) if feature.required}
                 break
     return frozenset(found)
+
+
+def require_known(switches: Switches, known: Iterable[str]) -> None:
+    """Refuse an ``OVERLAY_FEATURES`` that names a feature that there is not.
+
+    :raises UsageError: naming every such id, and those that there are.
+    """
+    there = sorted(known)
+    if unknown := sorted((switches.features or frozenset()).difference(there)):
+        raise UsageError(
+            f"OVERLAY_FEATURES names {', '.join(unknown)}: expected ids among "
+            f"{', '.join(there) or 'none'}; name the folder of a further feature in OVERLAY_PATCHES"
+        )
 
 
 def _folders(switches: Switches) -> list[Path]:
@@ -136,6 +153,7 @@ def _entry(
         str(target.root),
         target.vllm or "",
         str(switches.untested),
+        "every feature" if switches.features is None else ",".join(sorted(switches.features)),
         *sorted(without),
         folders_hash(folders),
     )
@@ -205,13 +223,19 @@ def _planned(
     from overlay.planning import plan
 
     features = load(folders)
-    first = plan(features, target, target.release, target.record)
-    chosen = _choose(features, first, switches, without)
+    require_known(switches, (feature.id for feature in features))
+    asked = [feature for feature in features if switches.allows(feature.id)]
+    first = plan(asked, target, target.release, target.record)
+    chosen = _choose(asked, first, switches, without)
     # What needs attention is left out as a whole; the rest is planned without it.
     final = plan(chosen, target, target.release, target.record)
     results = {result.feature: result for result in first.features}
+    if len(asked) < len(features):  # how the others stand is only told
+        every = plan(features, target, target.release, target.record)
+        results = {result.feature: result for result in every.features} | results
     rows = [
-        vars(_describe(feature, results[feature.id], feature in chosen)) for feature in features
+        vars(_describe(feature, results[feature.id], feature in chosen, feature in asked))
+        for feature in features
     ]
     texts = {
         change.path: (change.after, None if change.before is None else store.sha256(change.before))
@@ -227,7 +251,7 @@ def _planned(
     return texts, facts
 
 
-def _describe(feature: Feature, result: FeatureResult, chosen: bool) -> Planned:
+def _describe(feature: Feature, result: FeatureResult, chosen: bool, asked: bool) -> Planned:
     reasons = [
         result.why,
         *(file.why for file in result.files),
@@ -236,6 +260,8 @@ def _describe(feature: Feature, result: FeatureResult, chosen: bool) -> Planned:
     why = next((reason for reason in reasons if reason), None)
     if result.untested and not chosen:
         why = "this release is untested; OVERLAY_UNTESTED=1 allows it"
+    if not asked:
+        why = "OVERLAY_FEATURES does not name it"
     return Planned(
         id=feature.id,
         digest=feature.digest,
@@ -243,6 +269,7 @@ def _describe(feature: Feature, result: FeatureResult, chosen: bool) -> Planned:
         chosen=chosen,
         why=why,
         modules=tuple(sorted({hook.module_name(file.path) for file in result.files})),
+        asked=asked,
     )
 
 

@@ -120,11 +120,13 @@ def _say(found: Activation, asked: switches.Switches) -> None:
             continue
         why = feature.why or "not applied on disk"
         text = f"vllm-overlay: {feature.id} is left out ({feature.state}): {why}"
-        lines.append((logging.WARNING, text))
+        lines.append((logging.WARNING if feature.asked else logging.DEBUG, text))
     text = (
         f"vllm-overlay: process {os.getpid()} runs {found.summary} on vLLM {found.vllm}, "
         f"patch set {found.digest[:12]}"
     )
+    if asked.features is not None:
+        text += f", OVERLAY_FEATURES={','.join(sorted(asked.features))}"
     speech.say([*lines, (logging.INFO, text)])
 
 

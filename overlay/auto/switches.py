@@ -18,7 +18,7 @@ PLUGIN_NAME = "overlay"
 #: Variables that name places of one machine: they may differ between nodes.
 _LOCAL = frozenset({"OVERLAY_CACHE", "OVERLAY_PATCHES"})
 #: What the plugin itself reads; further variables belong to features.
-KNOWN = frozenset({"OVERLAY", "OVERLAY_REQUIRED", "OVERLAY_UNTESTED", *_LOCAL})
+KNOWN = frozenset({"OVERLAY", "OVERLAY_FEATURES", "OVERLAY_REQUIRED", "OVERLAY_UNTESTED", *_LOCAL})
 _RAY_PREFIXES = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
 
 
@@ -27,6 +27,7 @@ class Switches:
     """What the environment asks of the plugin.
 
     :ivar mode: ``auto`` (patch in memory, verify on disk), ``disk`` (verify only) or ``off``.
+    :ivar features: ids of the features that may be patched in memory; ``None`` for every one.
     :ivar required: ids of features without which the process must not start; ``all`` is every one.
     :ivar patches: further patches folders.
     :ivar untested: whether a release that no variant's range holds may be patched in memory.
@@ -34,10 +35,15 @@ class Switches:
     """
 
     mode: str
+    features: frozenset[str] | None
     required: frozenset[str]
     patches: tuple[Path, ...]
     untested: bool
     all: Mapping[str, str]
+
+    def allows(self, feature: str) -> bool:
+        """Whether ``feature`` may be patched in memory."""
+        return self.features is None or feature in self.features
 
     def requires(self, feature: str) -> bool:
         """Whether the process must not start without ``feature``."""
@@ -54,11 +60,11 @@ def read(environment: Mapping[str, str] = os.environ) -> Switches:
         raise UsageError(
             f"OVERLAY={mode!r}: expected one of {', '.join(MODES)}; set one of them or unset it"
         )
-    required = environment.get("OVERLAY_REQUIRED", "")
     folders = environment.get("OVERLAY_PATCHES", "")
     return Switches(
         mode=mode,
-        required=frozenset(name.strip() for name in required.split(",") if name.strip()),
+        features=_features(environment),
+        required=_ids(environment.get("OVERLAY_REQUIRED", "")),
         patches=tuple(Path(folder).expanduser() for folder in folders.split(os.pathsep) if folder),
         untested=_flag(environment, "OVERLAY_UNTESTED"),
         all={
@@ -74,6 +80,22 @@ def ours(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
         for name, value in environment.items()
         if name == "OVERLAY" or name.startswith(PREFIX)
     }
+
+
+def _ids(value: str) -> frozenset[str]:
+    return frozenset(name.strip() for name in value.split(",") if name.strip())
+
+
+def _features(environment: Mapping[str, str]) -> frozenset[str] | None:
+    value = environment.get("OVERLAY_FEATURES")
+    if value is None:
+        return None
+    if not _ids(value):
+        raise UsageError(
+            f"OVERLAY_FEATURES={value!r}: expected ids of features, separated by commas; unset it "
+            "for every feature, or set OVERLAY=off for none"
+        )
+    return _ids(value)
 
 
 def _flag(environment: Mapping[str, str], name: str) -> bool:

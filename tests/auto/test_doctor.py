@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +20,22 @@ from overlay.commands.live import running
 from overlay.render import render
 from overlay.report import Report, as_data
 from overlay.transaction import ledger
-from tests.auto.boxes import Box
+from tests.auto.boxes import REPO, Box
+
+#: What the command imports beyond the standard library; not every Python needs all of it.
+NEEDED = (
+    "click",
+    "filelock",
+    "markdown_it",
+    "mdurl",
+    "packaging",
+    "platformdirs",
+    "pygments",
+    "rich",
+    "tomli",
+    "typing_extensions",
+    "unidiff",
+)
 
 
 @pytest.fixture
@@ -86,7 +103,8 @@ def test_doctor_counts_what_is_in_the_cache(box: Box) -> None:
     [
         ({"VLLM_PLUGINS": "other"}, "VLLM_PLUGINS=other does not name it"),
         ({"OVERLAY": "on"}, "expected one of auto, disk, off"),
-        ({"PYTHONPATH": str(Path(__file__).resolve().parents[2])}, "no vLLM"),
+        ({"OVERLAY_FEATURES": ""}, "expected ids of features"),
+        ({"OVERLAY_FEATURES": "dmeo"}, "OVERLAY_FEATURES names dmeo: expected ids among"),
     ],
 )
 def test_doctor_finds_what_is_wrong(box: Box, changes: dict[str, str], problem: str) -> None:
@@ -94,6 +112,28 @@ def test_doctor_finds_what_is_wrong(box: Box, changes: dict[str, str], problem: 
     assert done.returncode == 1, done.stderr
     assert problem in done.stdout
     assert problem in " ".join(asked(box, "doctor", **changes)["doctor"]["problems"])
+
+
+def test_doctor_finds_that_there_is_no_vllm(box: Box, tmp_path: Path) -> None:
+    # Without the site-packages of this Python, since there may be a vLLM among them.
+    needed = tmp_path / "needed"
+    needed.mkdir()
+    for name in NEEDED:
+        found = importlib.util.find_spec(name)
+        if found is not None and found.origin is not None:
+            file = Path(found.origin)
+            place = file.parent if file.name == "__init__.py" else file
+            (needed / place.name).symlink_to(place)
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "overlay", "doctor"],
+        env=box.environment | {"PYTHONPATH": f"{REPO}{os.pathsep}{needed}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=box.empty,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "no vLLM: expected a package vllm" in done.stdout
 
 
 def test_doctor_finds_two_overlays_and_a_missing_plugin() -> None:

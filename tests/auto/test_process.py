@@ -69,11 +69,74 @@ def test_disk_never_hooks(box: Box) -> None:
 
 def test_disk_and_memory_work_together(box: Box) -> None:
     box.overlay("apply", str(box.site))
+    second_feature(box)
+    log = box.run(PATCHED + "import vllm.second")
+    assert "runs demo, second (disk and memory)" in log
+
+
+def second_feature(box: Box) -> None:
+    """Beside demo, a feature that adds a module."""
     other = box.patches / "second/files/vllm/second.py"
     other.parent.mkdir(parents=True)
     other.write_text("MARK = 'second'\n")
     (box.patches / "second/feature.toml").write_text(FEATURE.replace("demo", "second"))
-    log = box.run(PATCHED + "import vllm.second")
+
+
+@pytest.mark.parametrize(
+    ("allowed", "runs", "patched"),
+    [("demo", "demo", True), ("second", "second", False), ("second, demo", "demo, second", True)],
+)
+def test_only_the_features_that_are_allowed_are_patched_in_memory(
+    box: Box, allowed: str, runs: str, patched: bool
+) -> None:
+    second_feature(box)
+    box.run(PATCHED + "import vllm.second")  # an entry with both of them is in the cache
+    log = box.run(PATCHED if patched else PRISTINE + "import vllm.second", OVERLAY_FEATURES=allowed)
+    assert f"runs {runs} (memory)" in log
+    names = ",".join(sorted(allowed.replace(" ", "").split(",")))
+    assert f", OVERLAY_FEATURES={names}\n" in log
+    for left_out in {"demo", "second"} - set(names.split(",")):
+        line = next(line for line in log.splitlines() if f"{left_out} is left out" in line)
+        assert line.startswith("DEBUG")
+        assert "OVERLAY_FEATURES does not name it" in line
+    assert "neither the overlay nor a patched module reads it" not in log
+
+
+def test_a_feature_that_is_not_allowed_is_not_in_another_ones_way(box: Box) -> None:
+    folder = box.patches / "rival"
+    (folder / "10-first").mkdir(parents=True)
+    (folder / "feature.toml").write_text(FEATURE.replace("demo", "rival"))
+    text = (box.patches / "demo/10-first/0.25.0..0.26.0.patch").read_text()
+    (folder / "10-first/0.25.0..0.26.0.patch").write_text(text.replace("added", "rival"))
+    added = folder / "files/vllm/v1/spec_decode/rival.py"
+    added.parent.mkdir(parents=True)
+    added.write_text("MARK = 'rival'\n")
+    rival = "register(); assert runs() == 'rival', runs()\n"
+    assert "touch the same lines, and neither is applied" in box.run(PRISTINE)
+    assert "runs rival (memory)" in box.run(rival, OVERLAY_FEATURES="rival")
+    assert "runs demo (memory)" in box.run(PATCHED, OVERLAY_FEATURES="demo")
+
+
+def test_an_unknown_feature_stops_the_process_and_names_those_there_are(box: Box) -> None:
+    second_feature(box)
+    done = box.attempt("register()", OVERLAY_FEATURES="demo,thrid,draft-graph")
+    assert done.returncode != 0
+    expected = "OVERLAY_FEATURES names draft-graph, thrid: expected ids among demo, second"
+    assert expected in done.stderr
+
+
+def test_a_required_feature_must_be_allowed_and_all_means_all_allowed(box: Box) -> None:
+    second_feature(box)
+    done = box.attempt("register()", OVERLAY_FEATURES="second", OVERLAY_REQUIRED="demo")
+    assert done.returncode != 0
+    assert "demo is pristine: OVERLAY_FEATURES does not name it" in done.stderr
+    box.run(PRISTINE, OVERLAY_FEATURES="second", OVERLAY_REQUIRED="all")
+
+
+def test_what_is_on_disk_runs_whatever_is_allowed_in_memory(box: Box) -> None:
+    box.overlay("apply", str(box.site))
+    second_feature(box)
+    log = box.run(PATCHED + "import vllm.second", OVERLAY_FEATURES="second")
     assert "runs demo, second (disk and memory)" in log
 
 

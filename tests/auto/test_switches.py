@@ -27,7 +27,14 @@ def test_known_modes(mode: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "environment", [{"OVERLAY": "on"}, {"OVERLAY": ""}, {"OVERLAY_UNTESTED": "yes"}]
+    "environment",
+    [
+        {"OVERLAY": "on"},
+        {"OVERLAY": ""},
+        {"OVERLAY_UNTESTED": "yes"},
+        {"OVERLAY_FEATURES": ""},
+        {"OVERLAY_FEATURES": " , "},
+    ],
 )
 def test_an_unknown_value_is_an_error_that_names_the_allowed(environment: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="expected"):
@@ -43,9 +50,17 @@ def test_required_features_and_folders() -> None:
     assert switches.read({"OVERLAY_REQUIRED": "all"}).requires("anything")
 
 
+def test_features_that_may_be_patched_in_memory() -> None:
+    found = switches.read({"OVERLAY_FEATURES": " a,b,, "})
+    assert found.features == {"a", "b"}
+    assert [found.allows(name) for name in "abc"] == [True, True, False]
+    assert switches.read({}).allows("anything")
+
+
 def test_every_switch_counts_but_places_of_one_machine() -> None:
-    environment = {"OVERLAY_DRAFT_GRAPHS": "off", "OVERLAY_CACHE": "/c", "OVERLAYS": "1", "X": "1"}
-    assert switches.read(environment).all == {"OVERLAY_DRAFT_GRAPHS": "off"}
+    counted = {"OVERLAY_DRAFT_GRAPHS": "off", "OVERLAY_FEATURES": "a"}
+    environment = {**counted, "OVERLAY_CACHE": "/c", "OVERLAYS": "1", "X": "1"}
+    assert switches.read(environment).all == counted
 
 
 def test_ray_is_told_to_carry_our_variables_once() -> None:
