@@ -29,7 +29,7 @@ def judge(results: list[dict[str, Any]]) -> None:
 
 def _unequal(one: dict[str, Any], cells: dict[tuple[str, str], dict[str, Any]]) -> str | None:
     """Why a cell equals nothing that is a measure; ``None``, and ``equals`` set, if it does."""
-    if "counts" not in one:
+    if not _ran(one):
         return "the engine failed"
     if one["equals"] == "oracle":
         return None
@@ -37,22 +37,26 @@ def _unequal(one: dict[str, Any], cells: dict[tuple[str, str], dict[str, Any]]) 
     reference = cells.get((one["cell"], _REFERENCE))
     again = cells.get((one["cell"], _AGAIN))
     if one["mode"] in (_REFERENCE, _AGAIN):
-        if reference is None or again is None:
+        if not _ran(reference) or not _ran(again):
             return "leaves the oracle without graphs"
-        if not _same(reference, again):
+        if not _same(one, reference) or not _same(one, again):
             return "differs from run to run without graphs"
         one["equals"] = "a second run without graphs"
         return None
-    if reference is None or not _same(one, reference):
+    if not _same(one, reference):
         return "neither the oracle nor the engine without graphs"
-    if again is not None and not _same(reference, again):
+    if _ran(again) and not _same(one, again):
         return "the engine without graphs differs from run to run"
     one["equals"] = "itself without graphs"
     return None
 
 
-def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return "counts" in one and "counts" in other and all(one[key] == other[key] for key in _EXACT)
+def _ran(one: dict[str, Any] | None) -> bool:
+    return one is not None and "counts" in one
+
+
+def _same(one: dict[str, Any], other: dict[str, Any] | None) -> bool:
+    return other is not None and "counts" in other and all(one[key] == other[key] for key in _EXACT)
 
 
 def _ranks(found: dict[str, Any] | None) -> list[dict[str, Any]]:
