@@ -1,0 +1,61 @@
+"""An index that may do anything as fixtures, with a cache of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from overlay.targets import Target, fetching, http, pip_config
+from overlay.targets.pip_config import IndexConfig
+from tests.support import fake_vllm
+from tests.support.fake_index import FakeIndex, serve
+
+PATH = "vllm/v1/spec_decode/proposer.py"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own; retries do not wait."""
+    monkeypatch.setenv("OVERLAY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setattr(http, "RETRY_SECONDS", 0.001)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def configure(monkeypatch: pytest.MonkeyPatch):
+    """Replace what pip is configured to."""
+
+    def set_config(*indexes: str, **settings: object) -> None:
+        config = IndexConfig(tuple(indexes), **{"timeout": 5.0, **settings})  # type: ignore[arg-type]
+        for module in (fetching, pip_config):
+            monkeypatch.setattr(module, "read_config", lambda: config)
+
+    return set_config
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch):
+    """From now on, whoever asks for the network fails the test."""
+
+    def cut() -> None:
+        def fail() -> None:
+            raise AssertionError("the network was asked for")
+
+        monkeypatch.setattr(fetching, "read_config", fail)
+
+    return cut
+
+
+@pytest.fixture
+def index(configure) -> Iterator[FakeIndex]:
+    """A running index, configured as the only one."""
+    with serve() as running:
+        configure(running.simple)
+        yield running
+
+
+def is_whole(target: Target, version: str = "0.26.0") -> bool:
+    return all(target.read(name) == text for name, text in fake_vllm.files(version).items())
