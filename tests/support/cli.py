@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from overlay.terminal import run
+from tests.support import fake_vllm
 from tests.support.patches import hunk, patch_text, write_feature
 
 PROPOSER = "vllm/v1/spec_decode/proposer.py"
@@ -97,3 +98,20 @@ def digest(folder: Path) -> dict[str, str]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    return fake_vllm.site_packages(tmp_path / "site-packages")
+
+
+def edit(site: Path, path: str, old: str, new: str) -> None:
+    """Replace a text of a file, which has to be there."""
+    text = (site / path).read_text()
+    assert old in text
+    (site / path).write_text(text.replace(old, new))
+
+
+def drift(site: Path) -> None:
+    """Change a line that the shipped feature would change."""
+    edit(site, PROPOSER, "drafts = [self._first(tokens)]", "drafts = list(self._first(tokens))")
