@@ -1,50 +1,14 @@
-"""Hooks of ``run_engine.py`` for several ranks: ask each of them, or make one differ."""
+"""Hooks of ``run_engine.py`` by which one of several ranks runs something else than the others."""
 
 from __future__ import annotations
 
-import functools
 import multiprocessing
 import os
-from collections import Counter
 from typing import Any
 
 #: The folder of patches that only one rank gets, for ``patches_of_one_ray_rank``.
 PATCHES_VARIABLE = "TEST_PATCHES_OF_ONE_RANK"
 SWITCH = "OVERLAY_DRAFT_GRAPHS"
-
-_replays: Counter[str] = Counter()
-
-
-def watch_ranks(llm: Any) -> Any:
-    """What draft graphs each rank has; counts their replays from now on."""
-    return llm.collective_rpc(_watch)
-
-
-def rank_replays(llm: Any) -> Any:
-    """What ``watch_ranks`` counted, for each rank."""
-    return llm.collective_rpc(_told)
-
-
-def _watch(worker: Any) -> dict[str, Any]:
-    drafter = worker.model_runner.drafter
-    graphs = getattr(drafter, "draft_graphs", None)
-    found: dict[str, Any] = {"rank": worker.rank, "pid": os.getpid(), "mode": None}
-    if graphs is None:
-        return found
-    inner = graphs._replay
-
-    @functools.wraps(inner)
-    def replay(captured: Any, key: Any) -> None:
-        _replays[key.role] += 1
-        inner(captured, key)
-
-    graphs._replay = replay
-    keys = Counter(key.role for key in drafter.cudagraph_dispatcher.draft_keys)
-    return {**found, "mode": graphs.mode, "keys": dict(keys), "withdrawn": graphs._withdrawn}
-
-
-def _told(worker: Any) -> dict[str, Any]:
-    return {"rank": worker.rank, "pid": os.getpid(), "replays": dict(_replays)}
 
 
 def switch_of_one_process() -> None:

@@ -78,8 +78,8 @@ def cells(models: str) -> Iterator[tuple[str, int, EngineSpec]]:
         tensor_parallel_size=2,
         compilation={"cudagraph_mode": "FULL_AND_PIECEWISE"},
         python_path=(str(HERE), str(ENGINE), str(REPOSITORY / "tests/auto")),
-        post_load=("rank_hooks:watch_ranks",),
-        finish=("rank_hooks:rank_replays", "engine_hooks:live"),
+        post_load=("graph_hooks:watch_replays",),
+        finish=("graph_hooks:replays", "engine_hooks:live"),
     )
 
     def spec(executor: str, env: dict[str, str] | None = None, **more: Any) -> EngineSpec:
@@ -152,18 +152,20 @@ def judge_processes(result: dict[str, Any], processes: int) -> Iterator[str]:
 
 def judge_graphs(result: dict[str, Any]) -> Iterator[str]:
     """What is wrong with the draft graphs of each rank."""
-    watched = result["hooks"]["rank_hooks:watch_ranks"]
-    told = result["hooks"]["rank_hooks:rank_replays"]
-    if sorted(one["rank"] for one in watched) != [0, 1]:
-        yield f"ranks {[one['rank'] for one in watched]}"
-    for one, after in zip(watched, told, strict=True):
+    captured, ran = (
+        (result["hooks"][hook] or {}).get("ranks") or []
+        for hook in ("graph_hooks:watch_replays", "graph_hooks:replays")
+    )
+    if len(captured) != 2 or len(ran) != 2:
+        yield f"graphs of {len(captured)} ranks, replays of {len(ran)}"
+    for rank, (one, after) in enumerate(zip(captured, ran, strict=False)):
         keys, replays = one.get("keys") or {}, after["replays"]
-        if one.get("withdrawn") or not keys.get("first") or not keys.get("loop"):
-            yield f"rank {one['rank']} has the graphs {one}"
+        if after["withdrawn"] or not keys.get("first") or not keys.get("loop"):
+            yield f"rank {rank} has the graphs {one}"
         if not replays.get("first") or not replays.get("loop"):
-            yield f"rank {one['rank']} replayed {replays}"
-    if len({json.dumps(one["replays"], sort_keys=True) for one in told}) != 1:
-        yield f"the ranks replayed different graphs: {told}"
+            yield f"rank {rank} replayed {replays}"
+    if len({json.dumps(one["replays"], sort_keys=True) for one in ran}) > 1:
+        yield f"the ranks replayed different graphs: {ran}"
 
 
 def judge_stopped(log: str) -> tuple[list[str], list[str]]:
@@ -245,7 +247,7 @@ def main() -> int:
     chosen = [cell for cell in cells(models) if re.search(args.only, cell[0])]
     results: list[dict[str, Any]] = []
     with ThreadPoolExecutor(args.jobs) as pool:
-        for found in pool.map(lambda cell: run_cell(*cell, env, logs), chosen):
+        for found in pool.map(lambda one: run_cell(one[0], one[1], one[2], env, logs), chosen):
             results.append(found)
             state = "ok" if found["ok"] else "FAILED"
             print(state, found["cell"], f"{found['wall_s']} s", *found["wrong"], flush=True)
