@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
+import importlib
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -21,13 +21,23 @@ FILE = (
 
 
 def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("steady_inputs", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["steady_inputs"] = module
-    spec.loader.exec_module(module)
-    return module
+    """The feature's modules under their vLLM names, without vLLM and without PyTorch.
+
+    They are taken out of ``sys.modules`` again: other tests import what they find there.
+    """
+    names = ("vllm", "vllm.v1", "vllm.v1.worker")
+    modules = ("steady_decode", "steady_inputs")
+    before = dict(sys.modules)
+    try:
+        for name in names:
+            sys.modules[name] = ModuleType(name)
+            sys.modules[name].__path__ = []
+        sys.modules["vllm.v1.worker"].__path__ = [str(FILE.parent)]
+        return [importlib.import_module(f"vllm.v1.worker.{name}") for name in modules][-1]
+    finally:
+        for name in (*names, *(f"vllm.v1.worker.{module}" for module in modules)):
+            sys.modules.pop(name, None)
+        sys.modules.update(before)
 
 
 steady = load()

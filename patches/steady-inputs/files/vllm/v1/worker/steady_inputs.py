@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from vllm.v1.worker.steady_decode import SteadyDecode
 
 VARIABLE = "OVERLAY_STEADY_INPUTS"
 
@@ -77,12 +78,32 @@ class SteadyInputs:
         self._runner = runner
         # 0, 1, 2 ...: one more than there can be requests.
         self._rows = np.arange(runner.max_num_reqs + 1)
+        self._decode = SteadyDecode(runner)
         self._shape: tuple[Any, Any] | None = None
         self._metadata: Any = None
         self._draft_positions: Any = None
         for name in STEADY_BUFFERS:
             buffer = getattr(runner, name)
             buffer.copy_to_gpu = SteadyCopy(buffer)
+
+    def prepare(self, scheduler_output: Any, num_scheduled_tokens: Any) -> Any | None:
+        """Prepare the step's inputs if the batch goes on decoding as it was.
+
+        Returns its SpecDecodeMetadata; None where `_prepare_inputs` has to do it, and then nothing
+        was done. Called once the block table is on its way to the GPU.
+
+        num_scheduled_tokens: [requests] int32, on the host.
+        """
+        if self._shape is None or not self._decode.supported():
+            return None
+        k = self._decode.steady_k(scheduler_output, num_scheduled_tokens)
+        rows = self._runner.input_batch.num_reqs
+        drafts, tokens = self._shape
+        if k is None or len(drafts) != rows or not (drafts == k).all():
+            return None
+        if not (tokens == self._rows[1 : rows + 1] * (k + 1)).all():
+            return None
+        return self._decode.prepare(k, self._metadata)
 
     def fill_input_ids(
         self, num_reqs: int, cu_num_tokens: Any, scheduled_drafts: Mapping[str, Any]

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A decode step whose batch goes on as it was is prepared by one kernel.
+
+Under asynchronous scheduling, where every request was in the last step in the same row, had drafts
+there, and brings its sampled token and K new drafts, all inputs follow from what the last step left
+on the GPU. The state of the runner after that, on the host and on the GPU, is the one that
+`_prepare_inputs` leaves, but for what only `_prepare_inputs` itself reads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+# Host and device memory that only `_prepare_inputs` and `_prepare_input_ids` read after writing it,
+# in vLLM 0.20.0 to 0.33.0: (attribute of the runner, side). A steady step leaves it as it is.
+UNREAD = (
+    ("input_ids", "cpu"),
+    ("req_indices", "gpu"),
+    ("query_pos", "gpu"),
+    ("num_scheduled_tokens", "gpu"),
+    ("prev_positions", "gpu"),
+    ("prev_num_draft_tokens", "gpu"),
+)
+
+
+class SteadyDecode:
+    """Prepares steady decode steps of one runner."""
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+        # 0, 1, 2 ...: one more than there can be requests.
+        self._rows = np.arange(runner.max_num_reqs + 1)
+        # K -> (row, position within its request) of each token of a batch of K+1 tokens a request.
+        self._tokens: dict[int, tuple[Any, Any]] = {}
+
+    def supported(self) -> bool:
+        """Whether the runner has nothing that a steady step would have to prepare besides."""
+        runner = self._runner
+        return bool(
+            runner.use_async_spec_decode
+            and not runner.enable_prompt_embeds
+            and not runner.uses_mrope
+            and not runner.lora_config
+            # State-space layers count accepted tokens on the host.
+            and runner.num_accepted_tokens_event is None
+            # From 0.28 on: sampled tokens of another pipeline stage are still to come.
+            and getattr(runner, "_pp_recv_work", None) is None
+            # Gone from 0.30 and 0.32 on.
+            and not getattr(runner, "uses_xdrope_dim", 0)
+            and getattr(runner, "mamba_prev_last_scheduled_idx", None) is None
+        )
+
+    def steady_k(self, scheduler_output: Any, num_scheduled_tokens: Any) -> int | None:
+        """K where the batch goes on as it was, and all that it needs lies on the GPU; else None.
+
+        num_scheduled_tokens: [requests] int32, on the host.
+        """
+        runner = self._runner
+        batch = runner.input_batch
+        drafts, counts = runner._draft_token_ids, runner.valid_sampled_token_count_gpu
+        sampled, previous = batch.prev_sampled_token_ids, batch.prev_req_id_to_index
+        if counts is None or sampled is None or not previous or not hasattr(drafts, "data_ptr"):
+            return None
+        rows, (drafted, k) = batch.num_reqs, drafts.shape
+        scheduled = scheduler_output.scheduled_spec_decode_tokens
+        steady = (
+            min(drafted, sampled.shape[0], counts.shape[0]) >= rows
+            and drafts.stride(1) == 1
+            # Until 0.23 there is one K for all steps.
+            and getattr(runner, "prev_num_spec_tokens", runner.num_spec_tokens) == k
+            and len(scheduled) == rows
+            and (num_scheduled_tokens == k + 1).all()
+            and (runner.prev_num_draft_tokens.np[:rows] > 0).all()
+            and (batch.num_computed_tokens_cpu[:rows] >= batch.num_prompt_tokens[:rows]).all()
+            and all(len(tokens) == k for tokens in scheduled.values())
+            and all(previous.get(name) == row for row, name in enumerate(batch.req_ids))
+        )
+        return k if steady else None
+
+    def prepare(self, k: int, metadata: Any) -> Any:
+        """Do what is left of `_prepare_inputs` once the block table is on its way to the GPU.
+
+        metadata: SpecDecodeMetadata of an earlier step with as many requests and drafts; returns
+        that of this step.
+        """
+        from vllm.v1.worker import steady_kernels
+
+        runner = self._runner
+        batch = runner.input_batch
+        rows = batch.num_reqs
+        self._fill_host_side(rows, k)
+        draft_ids = steady_kernels.advance(
+            num_computed=runner.num_computed_tokens,
+            num_accepted=runner.num_accepted_tokens.gpu,
+            query_start_loc=runner.query_start_loc.gpu,
+            seq_lens=runner.seq_lens,
+            positions=runner.positions,
+            input_ids=runner.input_ids.gpu,
+            valid_counts=runner.valid_sampled_token_count_gpu,
+            sampled=batch.prev_sampled_token_ids,
+            drafts=runner._draft_token_ids,
+            num_reqs=rows,
+        )
+        batch.block_table.compute_slot_mapping(
+            rows, runner.query_start_loc.gpu[: rows + 1], runner.positions[: rows * (k + 1)]
+        )
+        runner.discard_request_mask.copy_to_gpu(rows)
+        runner.num_decode_draft_tokens.copy_to_gpu()
+        return dataclasses.replace(metadata, draft_token_ids=draft_ids, num_draft_tokens=[k] * rows)
+
+    def _fill_host_side(self, rows: int, k: int) -> None:
+        runner = self._runner
+        batch = runner.input_batch
+        tokens = rows * (k + 1)
+        if k not in self._tokens:
+            each = np.ones((len(self._rows), 1), self._rows.dtype) * np.arange(k + 1)
+            self._tokens[k] = (np.repeat(self._rows, k + 1), each.reshape(-1))
+        row_of_token, position_in_row = self._tokens[k]
+        runner.req_indices.np[:tokens] = row_of_token[:tokens]
+        runner.query_pos.np[:tokens] = position_in_row[:tokens]
+        runner.num_scheduled_tokens.np[:rows] = k + 1
+        runner.prev_positions.np[:rows] = self._rows[:rows]
+        starts = runner.query_start_loc.np
+        starts[: rows + 1] = self._rows[: rows + 1] * (k + 1)
+        starts[rows + 1 :] = tokens
+        lengths = runner.optimistic_seq_lens_cpu.numpy()
+        np.add(batch.num_computed_tokens_cpu[:rows], k + 1, out=lengths[:rows])
+        lengths[rows:] = 0
+        known = [runner.requests[name].num_tokens for name in batch.req_ids]
+        runner.discard_request_mask.np[:rows] = lengths[:rows] < known
+        runner.num_accepted_tokens.np.fill(1)
+        runner.num_decode_draft_tokens.np[:rows] = k
+        runner.num_decode_draft_tokens.np[rows:] = -1

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Device work of a steady decode step: one Triton kernel, and the same in PyTorch.
+
+The kernel runs where tensors lie on a GPU, the PyTorch version elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    import triton
+    import triton.language as tl
+else:
+    from vllm.triton_utils import tl, triton
+
+# Requests of one program of the grid; a decode batch has few, so that one program mostly does.
+ROWS = 32
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _advance_kernel(
+    num_computed_ptr: Any,
+    num_accepted_ptr: Any,
+    query_start_loc_ptr: Any,
+    seq_lens_ptr: Any,
+    positions_ptr: Any,
+    input_ids_ptr: Any,
+    draft_ids_ptr: Any,
+    valid_counts_ptr: Any,
+    sampled_ptr: Any,
+    sampled_stride: Any,
+    drafts_ptr: Any,
+    drafts_stride: Any,
+    num_reqs: Any,
+    max_num_reqs: Any,
+    k: tl.constexpr,
+    width: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    rows = tl.program_id(0) * block + tl.arange(0, block)
+    live = rows < num_reqs
+    held = rows < max_num_reqs
+    counts = tl.load(valid_counts_ptr + rows, mask=live, other=0)
+    computed = tl.load(num_computed_ptr + rows, mask=live, other=0) + counts
+    tl.store(num_computed_ptr + rows, computed, mask=live)
+    tl.store(num_accepted_ptr + rows, tl.where(live, counts, 1), mask=held)
+    tl.store(seq_lens_ptr + rows, tl.where(live, computed + k + 1, 0), mask=held)
+    tl.store(query_start_loc_ptr + rows, tl.minimum(rows, num_reqs) * (k + 1), mask=held)
+    end = rows == max_num_reqs
+    tl.store(query_start_loc_ptr + rows, num_reqs * (k + 1), mask=end)
+
+    columns = tl.arange(0, width)[None, :]
+    token = live[:, None] & (columns < k + 1)
+    draft = token & (columns > 0)
+    row = rows[:, None]
+    at = row * (k + 1) + columns
+    tl.store(positions_ptr + at, (computed[:, None] + columns).to(tl.int64), mask=token)
+    sampled = tl.load(sampled_ptr + row * sampled_stride, mask=live[:, None], other=0)
+    drafted = tl.load(drafts_ptr + row * drafts_stride + columns - 1, mask=draft, other=0)
+    ids = tl.where(columns == 0, sampled.to(tl.int32), drafted.to(tl.int32))
+    tl.store(input_ids_ptr + at, ids, mask=token)
+    tl.store(draft_ids_ptr + row * k + columns - 1, drafted.to(tl.int32), mask=draft)
+
+
+def advance(
+    *,
+    num_computed: torch.Tensor,
+    num_accepted: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    positions: torch.Tensor,
+    input_ids: torch.Tensor,
+    valid_counts: torch.Tensor,
+    sampled: torch.Tensor,
+    drafts: torch.Tensor,
+    num_reqs: int,
+) -> torch.Tensor:
+    """Write the inputs of the next decode step; return its draft tokens, [num_reqs * K] int32.
+
+    num_computed, num_accepted, seq_lens: [max_num_reqs] int32. query_start_loc:
+    [max_num_reqs + 1] int32. positions: [tokens] int64. input_ids: [tokens] int32. All of these
+    are written; of num_computed the first num_reqs rows, which are read before. valid_counts:
+    [>= num_reqs] int32, tokens that the last step gave. sampled: [>= num_reqs, 1], the last of
+    them. drafts: [>= num_reqs, K], what follows them.
+    """
+    k = drafts.shape[1]
+    draft_ids = torch.empty(num_reqs * k, dtype=torch.int32, device=input_ids.device)
+    if input_ids.device.type == "cpu":
+        counts = valid_counts[:num_reqs]
+        num_computed[:num_reqs] += counts
+        num_accepted.fill_(1)
+        num_accepted[:num_reqs] = counts
+        seq_lens.zero_()
+        seq_lens[:num_reqs] = num_computed[:num_reqs] + k + 1
+        rows = torch.arange(query_start_loc.shape[0], dtype=torch.int32)
+        query_start_loc.copy_(rows.clamp(max=num_reqs) * (k + 1))
+        tokens = num_reqs * (k + 1)
+        steps = num_computed[:num_reqs, None] + torch.arange(k + 1)
+        positions[:tokens].view(num_reqs, k + 1).copy_(steps)
+        ids = input_ids[:tokens].view(num_reqs, k + 1)
+        ids[:, 0] = sampled[:num_reqs, 0]
+        ids[:, 1:] = drafts[:num_reqs]
+        draft_ids.view(num_reqs, k).copy_(drafts[:num_reqs])
+        return draft_ids
+    launch_advance(
+        num_computed,
+        num_accepted,
+        query_start_loc,
+        seq_lens,
+        positions,
+        input_ids,
+        draft_ids,
+        valid_counts,
+        sampled,
+        drafts,
+        num_reqs,
+    )
+    return draft_ids
+
+
+def launch_advance(
+    num_computed: torch.Tensor,
+    num_accepted: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    positions: torch.Tensor,
+    input_ids: torch.Tensor,
+    draft_ids: torch.Tensor,
+    valid_counts: torch.Tensor,
+    sampled: torch.Tensor,
+    drafts: torch.Tensor,
+    num_reqs: int,
+) -> None:
+    """Launch the kernel of `advance`; tensors as there, draft_ids being written."""
+    max_num_reqs = seq_lens.shape[0]
+    k = drafts.shape[1]
+    # One row more than there are requests: query_start_loc has one more element.
+    _advance_kernel[(max_num_reqs // ROWS + 1,)](
+        num_computed,
+        num_accepted,
+        query_start_loc,
+        seq_lens,
+        positions,
+        input_ids,
+        draft_ids,
+        valid_counts,
+        sampled,
+        sampled.stride(0),
+        drafts,
+        drafts.stride(0),
+        num_reqs,
+        max_num_reqs,
+        k=k,
+        width=triton.next_power_of_2(k + 1),
+        block=ROWS,
+    )

@@ -1,0 +1,53 @@
+"""Steady steps in a real engine: tokens and accepted drafts are the oracle's, on and off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_fixtures import overlay, private_vllm
+from engine_launch import launch
+from engine_spec import EngineSpec, make_requests
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+HOOKS = Path(__file__).resolve().parent
+SPEC = EngineSpec(
+    "",
+    "eagle3hid",
+    3,
+    make_requests(10, tokens=40, wave=3, steps_between=6),
+    block_size=32,
+    env={"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
+    post_load=("steady_hooks:watch",),
+    finish=("steady_hooks:steps",),
+    python_path=(str(HOOKS),),
+)
+
+
+@pytest.fixture(scope="module")
+def results(
+    engine_python: Path, tiny_models: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Any]]:
+    spec = replace(SPEC, models=str(tiny_models))
+    for copy in private_vllm(engine_python, tmp_path_factory.mktemp("steady")):
+        overlay("apply", copy.site)
+        yield {
+            switch: launch(copy.python, spec, env={"OVERLAY_STEADY_INPUTS": switch})
+            for switch in ("on", "off")
+        }
+
+
+@pytest.mark.parametrize("switch", ["on", "off"])
+def test_drafts_are_those_of_the_oracle(results: dict[str, Any], switch: str) -> None:
+    assert results[switch]["ok"]
+
+
+def test_most_steps_are_steady(results: dict[str, Any]) -> None:
+    counts = {name: one["hooks"]["steady_hooks:steps"] for name, one in results.items()}
+    assert counts["on"]["steady"] > counts["on"]["all"] / 3
+    assert counts["on"]["steady"] < counts["on"]["all"]
+    assert "steady" not in counts["off"]
