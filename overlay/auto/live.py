@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from overlay.auto import records
-from overlay.auto.records import ProcessRecord
+from overlay.auto.records import PATCHED, ProcessRecord
 from overlay.errors import OverlayError
 
 #: What a process title or argument of vLLM's own begins with or holds.
@@ -71,7 +71,7 @@ def processes(proc: Path = Path("/proc")) -> tuple[LiveProcess, ...]:
 def problem(mine: ProcessRecord | None, peers: Iterable[ProcessRecord | None]) -> str | None:
     """What is wrong with a process, seen beside its peers (itself among them)."""
     known = [peer for peer in peers if peer is not None]
-    patched = [peer for peer in known if peer.way in ("memory", "disk")]
+    patched = [peer for peer in known if peer.way in PATCHED]
     if mine is None:
         return (
             "runs without the overlay's plugin, its peers with it: start it in the same environment"
@@ -82,7 +82,7 @@ def problem(mine: ProcessRecord | None, peers: Iterable[ProcessRecord | None]) -
     differs = [one.module for one in mine.modules if one.state == "differs"]
     if differs:
         return f"{', '.join(differs)}: other code than planned"
-    if mine.way not in ("memory", "disk"):
+    if mine.way not in PATCHED:
         return "runs unpatched, its peers patched" if patched else None
     others = sorted({f"{peer.pid} {peer.digest[:12]}" for peer in known if not _same(mine, peer)})
     if others:

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 SCHEMA = 1
+#: The ways in which a process may have come to run patched code.
+PATCHED = ("memory", "disk", "both")
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class ProcessRecord:
 
     :ivar started: what ``start_time`` said of it, so that a reused pid is noticed.
     :ivar role: ``api server``, ``engine core`` or ``worker``, as far as it is known.
-    :ivar way: ``memory``, ``disk``, ``none`` or ``off``.
+    :ivar way: one of ``PATCHED``, or ``none``.
     """
 
     pid: int

@@ -102,6 +102,14 @@ def test_peers_that_differ_are_said_plainly() -> None:
     assert "2 bbbbbbbbbbbb" in str(live.problem(peers[0], peers))
 
 
+@pytest.mark.parametrize("way", records.PATCHED)
+def test_whichever_way_a_process_is_patched_it_is_compared_with_its_peers(way: str) -> None:
+    peers = [record(1, way=way), record(2)]
+    assert [live.problem(one, peers) for one in peers] == [None, None]
+    other = [record(1, way=way, digest="b" * 64), record(2)]
+    assert ["its peers differ" in str(live.problem(one, other)) for one in other] == [True, True]
+
+
 def test_an_unpatched_process_among_patched_ones_is_a_problem() -> None:
     peers = [record(1), record(2, way="none")]
     assert "unpatched" in str(live.problem(peers[1], peers))
