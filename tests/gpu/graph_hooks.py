@@ -33,6 +33,7 @@ def _watch(worker: Any) -> dict[str, Any] | None:
         return inner_forward(*args, **kwargs)
 
     drafter.model.forward = forward
+    _watch_steady(worker.model_runner)
     graphs = getattr(drafter, "draft_graphs", None)
     if graphs is None:
         return {"graphs": None}
@@ -46,6 +47,20 @@ def _watch(worker: Any) -> dict[str, Any] | None:
     graphs._replay = replay
     keys = Counter(key.role for key in drafter.cudagraph_dispatcher.draft_keys)
     return {"mode": graphs.mode, "keys": dict(keys), "withdrawn": graphs._withdrawn}
+
+
+def _watch_steady(runner: Any) -> None:
+    """Count the decode steps that ``steady-inputs`` prepares."""
+    steady = getattr(runner, "steady_inputs", None)
+    if steady is None:
+        return
+    inner = steady._decode.prepare
+
+    def prepare(*args: Any) -> Any:
+        _calls["steady steps"] += 1
+        return inner(*args)
+
+    steady._decode.prepare = prepare
 
 
 def _counted(worker: Any) -> dict[str, Any] | None:
