@@ -102,10 +102,14 @@ def capture_keys(
         captured = _agreed(
             partial(Captured, proposer, runner, backend, plan, check=check), "the static memory"
         )
-        for key in keys:
-            _agreed(partial(captured.capture, key, backend), str(key))
-            if after_each is not None:
-                after_each(key)
+        try:
+            for key in keys:
+                _agreed(partial(captured.capture, key, backend), str(key))
+                if after_each is not None:
+                    after_each(key)
+        except CaptureFailed:
+            compat.even_out_recorded_all_reduces(backend)
+            raise
         # A warm-up may leave anything in the proposer's buffers: within `graph_capture()`
         # vLLM's custom all-reduce returns memory as it found it unless it is captured.
         captured.buffers.pad_all(proposer)

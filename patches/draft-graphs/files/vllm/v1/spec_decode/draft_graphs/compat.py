@@ -10,13 +10,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .data_parallel import token_counts
 from .keys import ROLES
 from .policy import AttentionRoles
+
+if TYPE_CHECKING:
+    from .graph_backend import GraphBackend
 
 # Attention backends whose `build_for_drafting` is host arithmetic on the numbers of a key, and
 # device work that a capture records and every replay repeats: none for FLASH_ATTN, TRITON_ATTN,
@@ -250,6 +253,39 @@ def all_ranks_agree(yes: bool) -> bool:
     votes = torch.tensor([int(yes)], dtype=torch.int32)
     torch.distributed.all_reduce(votes, op=torch.distributed.ReduceOp.MIN, group=group.cpu_group)
     return bool(votes.item())
+
+
+def even_out_recorded_all_reduces(backend: GraphBackend) -> None:
+    """Let all tensor-parallel ranks have recorded equally many of vLLM's custom all-reduces.
+
+    At the end of `graph_capture()` vLLM pairs the recorded buffers of the ranks by their place in
+    each rank's list, and reads past the end of a shorter list. A rank whose capture failed has
+    the shorter one. All ranks have to call this, while what they recorded still has its memory.
+    """
+    from vllm.distributed.parallel_state import get_tp_group
+
+    group = get_tp_group()
+    if group.world_size == 1:
+        return
+    custom = getattr(group.device_communicator, "ca_comm", None)
+    if custom is None or custom.disabled:
+        return
+    from vllm._custom_ops import get_graph_buffer_ipc_meta
+
+    own = len(get_graph_buffer_ipc_meta(custom._ptr)[1])
+    most = torch.tensor([own], dtype=torch.int32)
+    torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX, group=group.cpu_group)
+    missing = int(most.item()) - own
+    if missing == 0:
+        return
+    # Recorded, never run; this memory of vLLM's lives as long as its all-reduce does.
+    any_buffer = custom.rank_data[:128].view(torch.bfloat16)
+
+    def record() -> None:
+        for _ in range(missing):
+            custom.all_reduce(any_buffer, registered=True)
+
+    backend.capture(record, backend.new_pool())
 
 
 def is_speaker() -> bool:
