@@ -11,6 +11,7 @@ Each step that is done is remembered, so that a second call goes on where the fi
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -128,8 +129,19 @@ def ray_python() -> Path:
 
 
 def _make(name: str, requirements: str, steps: tuple[Step, ...]) -> Path:
-    """A venv in which each of the steps has been run once."""
-    folder = CACHE / name
+    """A venv in which each of the steps has been run once, by one process at a time."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f"{name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"[{name}] another process makes it: waiting for that")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        return _made(CACHE / name, requirements, steps)
+
+
+def _made(folder: Path, requirements: str, steps: tuple[Step, ...]) -> Path:
+    name = folder.name
     python = folder / "bin" / "python"
     notes = folder / "overlay-environment.json"
     key = {"requirements": requirements, "python": sys.version, "root": str(ROOT)}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 from collections.abc import Callable
+from concurrent import futures
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import environment
@@ -55,6 +58,26 @@ def test_a_complete_environment_is_left_alone(machine: Machine) -> None:
     machine.ran.clear()
     assert environment.engine_python() == python
     assert machine.ran == []
+
+
+def test_two_processes_do_not_make_the_same_environment_at_once(machine: Machine) -> None:
+    machine.folder.mkdir()
+    started = Event()
+
+    def begin() -> None:
+        started.set()
+        environment.engine_python()
+
+    with (machine.folder / "engine.lock").open("w") as lock, futures.ThreadPoolExecutor(1) as pool:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        made = pool.submit(begin)
+        assert started.wait(30)
+        with pytest.raises(futures.TimeoutError):
+            made.result(0.3)
+        assert machine.ran == []
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        made.result(30)
+    assert machine.ran[0] == "venv"
 
 
 def test_what_failed_is_where_the_next_call_goes_on(machine: Machine) -> None:
