@@ -1,0 +1,268 @@
+"""The parts of the benchmarks that need neither vLLM nor a GPU."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import compare
+import pytest
+import sampling
+from compare import Cell, Place, places, waves
+from hypothesis import given
+from hypothesis import strategies as st
+from meeting import Meeting, leave
+from shapes import SHAPES, write_configs
+from step_time import percentile, summary
+
+FUNCTION = "/x/site-packages/vllm/v1/worker/runner.py"
+
+
+def test_a_profile_shares_out_the_time_of_a_step() -> None:
+    raw = (
+        f"run (/x/main.py:1);execute ({FUNCTION}:10);prepare ({FUNCTION}:20) 30\n"
+        f"run (/x/main.py:1);execute ({FUNCTION}:11) 60\n"
+        f"run (/x/main.py:2) 10\n"
+    )
+    found = sampling.fold(raw, ms_per_step=2.0)
+    assert found["samples"] == 100
+    assert found["self_ms"] == {
+        "vllm/v1/worker/runner.py:execute": 1.2,
+        "vllm/v1/worker/runner.py:prepare": 0.6,
+        "/x/main.py:run": 0.2,
+    }
+    assert found["cumulative_ms"] == {
+        "/x/main.py:run": 2.0,
+        "vllm/v1/worker/runner.py:execute": 1.8,
+        "vllm/v1/worker/runner.py:prepare": 0.6,
+    }
+
+
+def test_a_function_that_calls_itself_counts_once() -> None:
+    frames = ";".join(["f (/a.py:1)"] * 5)
+    assert sampling.fold(f"{frames} 7\n", 3.0)["cumulative_ms"] == {"/a.py:f": 3.0}
+
+
+def test_only_the_main_thread_counts_where_threads_are_named() -> None:
+    raw = "thread (7): Worker;f (/a.py:1) 900\nthread (1): MainThread;g (/a.py:2) 4\n"
+    found = sampling.fold(raw, 1.0)
+    assert found["samples"] == 4
+    assert list(found["self_ms"]) == ["/a.py:g"]
+
+
+def test_a_patched_copy_is_named_as_the_module_it_stands_for() -> None:
+    raw = "f (/home/u/.cache/overlay/abc/vllm/v1/a.py:3) 1\n"
+    assert list(sampling.fold(raw, 1.0)["self_ms"]) == ["vllm/v1/a.py:f"]
+
+
+def test_a_profile_without_samples_is_none() -> None:
+    with pytest.raises(ValueError, match="no samples"):
+        sampling.fold("thread (7): Worker;f (/a.py:1) 900\n", 1.0)
+
+
+def test_the_signal_sampler_sees_what_runs(tmp_path: Path) -> None:
+    steps = 0
+
+    def busy() -> None:
+        nonlocal steps
+        until = time.perf_counter() + 0.01
+        while time.perf_counter() < until:
+            pass
+        steps += 1
+
+    before = signal.getsignal(signal.SIGALRM)
+    found = sampling.sample(
+        tmp_path / "stacks",
+        sampler="signal",
+        py_spy=None,
+        pid=None,
+        seconds=0.5,
+        rate=200,
+        work=busy,
+        steps=lambda: steps,
+    )
+    assert signal.getsignal(signal.SIGALRM) == before
+    assert found["sampler"] == "signal"
+    own = {name.rpartition(":")[2]: ms for name, ms in found["self_ms"].items()}
+    assert own["busy"] > 0.8 * found["ms_per_step"]
+
+
+def test_the_sampler_that_was_asked_for_must_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "find_py_spy", lambda given: given)
+    with pytest.raises(FileNotFoundError, match="--py-spy"):
+        sampling.sample(
+            tmp_path / "stacks",
+            sampler="py-spy",
+            py_spy=None,
+            pid=None,
+            seconds=1,
+            rate=1,
+            work=lambda: None,
+            steps=lambda: 1.0,
+        )
+
+
+@given(
+    gpus=st.integers(1, 8),
+    parallel=st.sampled_from([1, 2, 4]),
+    cores=st.integers(1, 128),
+)
+def test_places_share_neither_gpus_nor_cores(gpus: int, parallel: int, cores: int) -> None:
+    found = places([str(index) for index in range(gpus)], parallel, list(range(cores)))
+    assert len(found) == gpus // parallel
+    for kind in ("gpus", "cores"):
+        all_of_them = [one for place in found for one in getattr(place, kind)]
+        assert len(set(all_of_them)) == len(all_of_them)
+    assert all(len(place.gpus) == parallel for place in found)
+    assert len({len(place.cores) for place in found}) <= 1
+
+
+@given(engines=st.integers(1, 6), rooms=st.integers(1, 8), turn=st.integers(0, 9))
+def test_every_engine_runs_and_every_wave_is_as_full(engines: int, rooms: int, turn: int) -> None:
+    names = [f"e{index}" for index in range(engines)]
+    where = [Place((str(index),)) for index in range(rooms)]
+    found = waves(names, where, turn)
+    assert {engine for wave in found for engine, _ in wave} == set(names)
+    assert len({len(wave) for wave in found}) == 1
+    for wave in found:
+        assert len({engine for engine, _ in wave}) == len(wave)
+        assert len({place.gpus for _, place in wave}) == len(wave)
+
+
+def test_turns_move_every_engine_over_every_gpu() -> None:
+    where = [Place((str(index),)) for index in range(4)]
+    seen = {
+        (engine, place.gpus)
+        for turn in range(4)
+        for wave in waves(["a", "b", "c"], where, turn)
+        for engine, place in wave
+    }
+    assert len(seen) == 12
+
+
+def test_cells_are_read() -> None:
+    assert Cell.parse("8b:5:FULL:4") == Cell("8b", "5", "FULL", 4, "8b:5:FULL:4")
+    assert Cell.parse("1b:3:FULL").tensor_parallel == 1
+    for wrong in ("1b", "1b:x:FULL", "1b:3:FULL:two", "1b:3:FULL:2:2"):
+        with pytest.raises(compare.argparse.ArgumentTypeError, match="SHAPE:K:MODE"):
+            Cell.parse(wrong)
+
+
+def sitting(tmp_path: Path, **more: Any) -> compare.Sitting:
+    given: dict[str, Any] = {
+        "out": tmp_path / "result.json",
+        "stock": Path("/stock"),
+        "patched": Path("/patched"),
+        "site": Path("/site"),
+        "overlay_site": Path("/overlay"),
+        "cache_root": tmp_path / "cache",
+        "shared_cache": False,
+        "timeout": 30.0,
+        "sample_dir": None,
+        "batch": "1",
+        "repeats": 3,
+        "more": "",
+    } | more
+    return compare.Sitting(SimpleNamespace(**given))  # type: ignore[arg-type]
+
+
+def test_each_engine_has_the_files_and_the_gpus_that_are_its_own(tmp_path: Path) -> None:
+    one = sitting(tmp_path)
+    place = Place(("2", "3"), (8, 9))
+    auto = one.environment("auto-loop", place)
+    assert auto["PYTHONPATH"] == "/overlay:/stock:/site"
+    assert (auto["OVERLAY"], auto["OVERLAY_DRAFT_GRAPHS"]) == ("auto", "loop")
+    patched = one.environment("patched-loop", place)
+    assert patched["PYTHONPATH"] == "/patched:/site"
+    assert patched["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert patched["VLLM_CACHE_ROOT"] != auto["VLLM_CACHE_ROOT"]
+    stock = one.environment("stock-v1", Place())
+    assert stock["OVERLAY"] == "off"
+    command = one.command("patched-loop", Cell.parse("8b:3:FULL:2"), place)
+    assert command[command.index("--cores") + 1] == "8,9"
+    assert command[command.index("--tensor-parallel") + 1] == "2"
+
+
+def test_a_child_that_does_not_end_is_killed_with_its_own_children(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    program = (
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        f"open({str(pid_file)!r}, 'w').write(str(child.pid))\n"
+        "print('so far', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    log = tmp_path / "log"
+    found = compare.run_child([sys.executable, "-c", program], dict(os.environ), log, 3)
+    assert found["failed"] == "not done after 3 s"
+    assert "so far" in found["output"]
+    status = Path(f"/proc/{pid_file.read_text()}/stat")
+    last = time.monotonic() + 5
+    while status.exists() and " Z " not in status.read_text():
+        assert time.monotonic() < last, "the child's child lives on"
+        time.sleep(0.05)
+
+
+def test_the_result_of_a_child_is_its_last_line(tmp_path: Path) -> None:
+    program = "print('RESULT {\"a\": 1}'); print('RESULT {\"a\": 2}'); print('bye')"
+    found = compare.run_child(
+        [sys.executable, "-c", program], dict(os.environ), tmp_path / "log", 30
+    )
+    assert found == {"a": 2}
+
+
+def test_engines_wait_for_each_other_but_not_for_the_dead(tmp_path: Path) -> None:
+    first, second = Meeting(tmp_path, 0, 3), Meeting(tmp_path, 1, 3)
+    assert not first.wait("warm", 0.05)
+    second.reach("warm")
+    assert not first.all_at("warm")
+    leave(tmp_path, 2)
+    assert first.all_at("warm")
+    assert first.wait("warm", 0)
+    assert not first.all_at("done")
+    late = threading.Timer(0.1, second.reach, args=("done",))
+    late.start()
+    assert first.wait("done", 5)
+
+
+def test_whoever_measures_alone_waits_for_nobody() -> None:
+    alone = Meeting(None, 0, 1)
+    assert alone.wait("warm", 0)
+
+
+def test_a_step_is_the_median_of_the_repeats() -> None:
+    found = summary([(0.2, 100), (0.3, 100), (0.8, 200)], size=2, tokens=256)
+    assert found["repeats_ms_per_step"] == [2.0, 3.0, 4.0]
+    assert found["ms_per_step"] == 3.0
+    assert found["best_ms_per_step"] == 2.0
+    assert found["spread"] == pytest.approx(2 / 3, abs=0.001)
+    assert found["tokens_per_s"] == pytest.approx(2 * 256 / 0.3, abs=0.1)
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0, 1))
+def test_a_percentile_lies_among_the_values(values: list[float], share: float) -> None:
+    found = percentile(values, share)
+    assert min(values) <= found <= max(values) or found == pytest.approx(min(values))
+    assert percentile(values, 0) == min(values)
+    assert percentile(values, 1) == max(values)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_draft_fits_its_target(shape: str, tmp_path: Path) -> None:
+    import json
+
+    target, draft = (
+        json.loads((at / "config.json").read_text()) for at in write_configs(shape, tmp_path)
+    )
+    assert draft["hidden_size"] == target["hidden_size"]
+    assert draft["num_hidden_layers"] == 1
+    # EAGLE3 reads three of the target's layers, which must not fall together.
+    assert target["num_hidden_layers"] >= 6
