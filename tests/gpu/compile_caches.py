@@ -110,7 +110,9 @@ def write_feature(folder: Path) -> Path:
     return feature.parent
 
 
-def run_one(run: Run, spec: EngineSpec, env: dict[str, str], work: Path) -> dict[str, Any]:
+def run_one(
+    run: Run, spec: EngineSpec, env: dict[str, str], work: Path, logs: Path
+) -> dict[str, Any]:
     """One engine; what was found, and whether it is as it must be."""
     own = {"OVERLAY": run.mode, "VLLM_CACHE_ROOT": str(work / run.cache)}
     found: dict[str, Any] = {"run": run.name, "mode": run.mode}
@@ -118,7 +120,9 @@ def run_one(run: Run, spec: EngineSpec, env: dict[str, str], work: Path) -> dict
         result = launch(
             sys.executable, replace(spec, pre=run.pre), env={**env, **own}, timeout=LIMIT
         )
+        (logs / f"{run.name}.log").write_text(result["log"])
     except EngineFailed as error:
+        (logs / f"{run.name}.log").write_text(error.output)
         return {**found, "ok": False, "failed": str(error)[-3000:]}
     requests = result["requests"]
     agree = sum(bool(one["tokens_ok"]) for one in requests)
@@ -165,14 +169,15 @@ def main() -> int:
         engine={"gpu_memory_utilization": 0.3, "kv_cache_memory_bytes": 1 << 30},
         python_path=(str(HERE), str(ENGINE)),
     )
+    logs = args.out.parent / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
     results: list[dict[str, Any]] = []
     for wave in WAVES:
         with ThreadPoolExecutor(len(wave)) as pool:
-            results += pool.map(lambda run: run_one(run, spec, env, work), wave)
+            results += pool.map(lambda run: run_one(run, spec, env, work, logs), wave)
         if wave is WAVES[0]:
             shutil.copytree(work / "vllm", work / "vllm-copy")
         date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps({"date": date, "runs": results}, indent=1) + "\n")
     for one in results:
         shown = one.get("failed") or f"{one['agree']} agree, loads {one['loads']}"
