@@ -40,6 +40,11 @@ setup(
         'tomli>=2; python_version < "3.11"',
     ],
     extras_require={
+        # For bench/ and the plot of docs/performance.md; neither CI nor a user needs it.
+        "bench": [
+            "matplotlib>=3.8",
+            "py-spy>=0.4",
+        ],
         "dev": [
             "hypothesis>=6.100",
             "mypy>=1.10",

@@ -1,57 +1,69 @@
 #!/usr/bin/env python3
-"""Draw the tables of docs/performance.md from the JSON under bench/results/.
+"""Draw docs/performance.md and its plot from the JSON under bench/results/.
 
-render_performance.py            rewrite the tables in place
-render_performance.py --check    exit with 1 if the page is not what the JSON says
+render_performance.py            rewrite the tables and the plot in place
+render_performance.py --check    exit with 1 if page or plot is not what the JSON says
+
+Only the plot needs matplotlib (the extra ``bench``), and only where its data have changed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
+import performance_plot
+from performance_data import BATCHES, Row, Sitting, Times, digest, newest, read_sittings
+
 ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench/results"
 PAGE = ROOT / "docs/performance.md"
+PLOT = ROOT / "docs/performance-step-time.svg"
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
-BATCHES = ("batch1", "batch8", "batch32")
+GIB, MIB = 1 << 30, 1 << 20
+#: Functions shown of each profile.
+SHOWN = 25
 
 
-def step_time_table(file: Path) -> str:
-    """One sitting: a line per engine, milliseconds per engine step and the repeats' spread."""
-    document = json.loads(file.read_text(encoding="utf-8"))
-    rows = document["results"]
-    first = rows[0]
-    head = f"**vLLM {first['vllm']}**, {first['gpu']}, {document['date'][:16]} UTC, `{file.name}`"
-    lines = [
-        head,
-        "",
-        "| engine | shape, K, mode | batch 1 | 8 | 32 | `propose`, host | GPU busy |",
+def table(head: list[str], rows: list[list[str]]) -> list[str]:
+    """A Markdown table."""
+    return [
+        f"| {' | '.join(head)} |",
+        "|" + "---|" * len(head),
+        *(f"| {' | '.join(row)} |" for row in rows),
     ]
-    lines.append("|---|---|---|---|---|---|---|")
-    for row in rows:
-        cells = [row["engine"], row["cell"].replace(":", ", ")]
-        cells += [
-            f"{row[batch]['ms_per_step']:.2f} ms ± {50 * row[batch]['spread']:.0f} %"
-            if batch in row
-            else "failed"
-            for batch in BATCHES
-        ]
-        host = row.get("batch1", {}).get("propose_host_ms")
-        cells.append("" if host is None else f"{host:.2f} ms")
-        busy = row.get("gpu_busy")
-        cells.append("" if busy is None else f"{100 * busy:.0f} %")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
 
 
-def acceptance_table(files: list[Path]) -> str:
-    """A line per release: cells, how many were equal, replays by role."""
-    lines = [
-        "| release | cells | equal | not judged or unequal | replays |",
-        "|---|---|---|---|---|",
-    ]
+def head_of(sitting: Sitting) -> str:
+    """One line that says where figures are from."""
+    how = "one engine at a time"
+    if sitting.side_by_side > 1:
+        how = f"{sitting.side_by_side} engines side by side"
+    words = sitting.setting.words
+    return f"**vLLM {words}**: {sitting.gpu}, {sitting.date[:16]} UTC, {how}, `{sitting.file}`"
+
+
+# ---- acceptance
+
+
+def _verdict(cell: dict[str, Any]) -> str:
+    """``oracle``, ``itself``, or why it is neither."""
+    equals = cell.get("equals")
+    if cell["mode"] == "off" and equals == "itself without graphs":  # of earlier scripts
+        return "compared with itself only"
+    if cell["ok"]:
+        return "oracle" if equals == "oracle" else "itself"
+    if cell.get("why"):
+        return str(cell["why"])
+    return "the engine failed" if "failed" in cell else "unequal or not judged"
+
+
+def acceptance_table(files: list[Path]) -> list[str]:
+    """A line per file: cells, what they were equal to, and replays by role."""
+    rows, notes = [], []
     for file in files:
         document = json.loads(file.read_text(encoding="utf-8"))
         cells: list[dict[str, Any]] = document["cells"]
@@ -59,37 +71,216 @@ def acceptance_table(files: list[Path]) -> str:
         for cell in cells:
             for role, count in ((cell.get("ran") or {}).get("replays") or {}).items():
                 replays[role] = replays.get(role, 0) + count
-        others = [f"{cell['cell']} {cell['mode']}" for cell in cells if not cell["ok"]]
-        lines.append(
-            f"| {document['release']} | {len(cells)} | {sum(cell['ok'] for cell in cells)} "
-            f"| {', '.join(others) or 'none'} "
-            f"| {', '.join(f'{role} {count}' for role, count in sorted(replays.items()))} |"
+        verdicts = [_verdict(cell) for cell in cells]
+        others: dict[str, list[str]] = {}
+        for cell, verdict in zip(cells, verdicts, strict=True):
+            if verdict not in ("oracle", "itself"):
+                others.setdefault(verdict, []).append(f"{cell['cell']} {cell['mode']}")
+        listed = "; ".join(f"{why}: {', '.join(names)}" for why, names in sorted(others.items()))
+        rows.append(
+            [
+                str(document["release"]),
+                f"`{file.name}`",
+                str(len(cells)),
+                str(verdicts.count("oracle")),
+                str(verdicts.count("itself")),
+                listed or "none",
+                ", ".join(f"{role} {count}" for role, count in sorted(replays.items())),
+            ]
         )
-    return "\n".join(lines)
+        if document.get("note"):
+            notes.append(f"- `{file.name}`: {document['note']}.")
+    head = ["release", "file", "cells", "equal the oracle", "equal the engine without graphs"]
+    lines = table([*head, "others", "replays"], rows)
+    return [*lines, "", *notes] if notes else lines
 
 
-def tables() -> str:
+# ---- step times
+
+
+def _shown(times: Times | None) -> str:
+    if times is None:
+        return "failed"
+    spread = 50 * (times.high - times.low) / times.median
+    return f"{times.median:.2f} ms ± {spread:.0f} %"
+
+
+def _number(value: float | None, form: str, unit: str) -> str:
+    return "" if value is None else f"{value:{form}} {unit}"
+
+
+def step_time_table(sitting: Sitting) -> list[str]:
+    """One sitting: a line per engine, milliseconds per engine step and the repeats' spread."""
+    head = ["engine", *(f"batch {batch}" for batch in BATCHES), "`propose`, host", "GPU busy"]
+    rows = [
+        [
+            row.engine,
+            *(_shown(row.times.get(batch)) for batch in BATCHES),
+            _number(row.propose_ms, ".2f", "ms"),
+            _number(None if row.gpu_share is None else 100 * row.gpu_share, ".0f", "%"),
+        ]
+        for row in sitting.rows
+    ]
+    return [head_of(sitting), "", *table(head, rows)]
+
+
+def _against(ours: Row | None, other: Row | None, batch: int) -> str:
+    """How long a step of ours takes compared with another's."""
+    if ours is None or other is None or batch not in ours.times or batch not in other.times:
+        return ""
+    mine, its = ours.times[batch], other.times[batch]
+    surely = "" if mine.apart(its) else " (repeats overlap)"
+    return f"{mine.median / its.median:.2f}{surely}"
+
+
+def comparison_table(found: list[Sitting]) -> list[str]:
+    """The patched engine's step over stock's and V2's, in the newest sitting of each setting."""
+    head = ["setting", "engine"]
+    for other in ("stock V1", "V2"):
+        head += [f"over {other}, batch {batch}" for batch in BATCHES]
+    rows = []
+    for sitting in found:
+        stock, second = sitting.engine("stock-v1"), sitting.engine("v2")
+        for name in ("patched-loop", "auto-loop", "patched-step"):
+            ours = sitting.engine(name)
+            if ours is not None:
+                ratios = [_against(ours, stock, batch) for batch in BATCHES]
+                ratios += [_against(ours, second, batch) for batch in BATCHES]
+                rows.append([sitting.setting.words, name, *ratios])
+    return table(head, rows)
+
+
+# ---- memory and profiles
+
+
+def _bytes(worker: dict[str, Any], name: str, unit: int) -> str:
+    value = worker.get(name)
+    return "" if value is None else f"{value / unit:,.{0 if unit == MIB else 2}f}"
+
+
+def memory_table(found: list[Sitting]) -> list[str]:
+    """What the graphs and the KV cache take on the first rank, where it was asked."""
+    head = ["setting", "engine", "graphs taken", "estimated", "graph pools (MiB)"]
+    head += ["KV blocks announced", "held", "KV cache granted", "held (GiB)", "reserved (GiB)"]
+    rows = []
+    for sitting in found:
+        for row in sitting.rows:
+            memory = row.last("memory")
+            if memory is None:
+                continue
+            workers = memory["workers"]
+            cells = [sitting.setting.words, row.engine]
+            cells += [
+                _bytes(workers[0], name, MIB)
+                for name in ("graphs_taken", "graphs_estimated", "graph_pools")
+            ]
+            cells += [
+                str(memory["kv_blocks_announced"]),
+                str(min(worker["kv_blocks"] for worker in workers)),
+            ]
+            names = ("kv_available", "kv_held", "reserved")
+            rows.append([*cells, *(_bytes(workers[0], name, GIB) for name in names)])
+    return table(head, rows) if rows else []
+
+
+def profile_tables(found: list[Sitting]) -> list[str]:
+    """Where the host's time goes, by function, where stacks were sampled."""
+    lines: list[str] = []
+    for sitting in found:
+        for row in sitting.rows:
+            sampled = row.last("sampled")
+            if sampled is None:
+                continue
+            own, below = sampled["self_ms"], sampled["cumulative_ms"]
+            rows = [[f"`{name}`", f"{ms:.3f}", _ms(own, name)] for name, ms in below.items()]
+            rows = [line for line in rows if line[0].startswith("`vllm/v1/")][:SHOWN]
+            alone = [[f"`{name}`", _ms(below, name), f"{ms:.3f}"] for name, ms in own.items()]
+            what = (
+                f"{sitting.setting.words}, {row.engine}: {sampled['ms_per_step']:.2f} ms per step"
+            )
+            took = f"{sampled['ms_per_step']:.2f} ms per step"
+            samples = f"{sampled['samples']} samples by {sampled['sampler']}"
+            lines += [
+                "<details>",
+                f"<summary>{what}: {took}, {samples}</summary>",
+                "",
+                "Functions below `vllm/v1`, callees included (ms per step):",
+                "",
+                *table(["function", "with callees", "itself"], rows),
+                "",
+                "Functions by their own time (ms per step):",
+                "",
+                *table(["function", "with callees", "itself"], alone[:SHOWN]),
+                "",
+                "</details>",
+                "",
+            ]
+    return lines[:-1]
+
+
+def _ms(column: dict[str, float], name: str) -> str:
+    return f"{column[name]:.3f}" if name in column else ""
+
+
+# ---- the page
+
+
+def tables(found: list[Sitting]) -> str:
     """Everything between the markers."""
-    results = ROOT / "bench/results"
-    parts = ["### Acceptance", "", acceptance_table(sorted(results.glob("h200-acceptance-*.json")))]
-    parts += ["", "### Step time"]
-    for file in sorted(results.glob("h200-step-time-*.json")):
-        parts += ["", step_time_table(file)]
+    now, older = newest(found)
+    parts = ["## Acceptance", ""]
+    parts += acceptance_table(sorted(RESULTS.glob("h200-acceptance-*.json")))
+    parts += ["", "## Step time", "", f"![Step time and GPU-busy share]({PLOT.name})", ""]
+    parts += ["A step of ours divided by a step of theirs; below 1 ours is faster.", ""]
+    parts += comparison_table(now)
+    for sitting in now:
+        parts += ["", *step_time_table(sitting)]
+    if memory := memory_table(now):
+        parts += ["", "## Memory", "", *memory]
+    if profiles := profile_tables(now):
+        parts += ["", "## Where the host's time goes", "", *profiles]
+    if older:
+        parts += ["", "## Older sittings", "", "<details>"]
+        parts += ["<summary>Sittings that a newer one of the same setting replaces</summary>"]
+        for sitting in older:
+            parts += ["", *step_time_table(sitting)]
+        parts += ["", "</details>"]
     return "\n".join(parts)
 
 
-def main() -> int:
-    """Rewrite or check the page."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--check", action="store_true")
-    arguments = parser.parse_args()
-    page = PAGE.read_text(encoding="utf-8")
+def drawn(page: str, found: list[Sitting]) -> str:
+    """The page with its tables as the JSON has them."""
     before, rest = page.split(BEGIN)
     _, after = rest.split(END)
-    drawn = f"{before}{BEGIN}\n{tables()}\n{END}{after}"
+    return f"{before}{BEGIN}\n{tables(found)}\n{END}{after}"
+
+
+def plot_is_current(found: list[Sitting]) -> bool:
+    """Whether the plot was drawn from what the JSON says now."""
+    there = PLOT.read_text(encoding="utf-8") if PLOT.exists() else ""
+    return performance_plot.digest_in(there) == digest(newest(found)[0])
+
+
+def main() -> int:
+    """Rewrite or check page and plot."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--redraw", action="store_true", help="draw the plot even if it is current")
+    arguments = parser.parse_args()
+    found = read_sittings(RESULTS)
+    page = PAGE.read_text(encoding="utf-8")
     if arguments.check:
-        return int(drawn != page)
-    PAGE.write_text(drawn, encoding="utf-8")
+        return int(drawn(page, found) != page or not plot_is_current(found))
+    PAGE.write_text(drawn(page, found), encoding="utf-8")
+    if arguments.redraw or not plot_is_current(found):
+        try:
+            picture = performance_plot.draw(newest(found)[0])
+        except ModuleNotFoundError as error:
+            print(
+                f"{PLOT.name} is out of date: {error}; install the extra `bench`", file=sys.stderr
+            )
+            return 1
+        PLOT.write_text(picture, encoding="utf-8")
     return 0
 
 

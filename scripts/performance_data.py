@@ -1,0 +1,208 @@
+"""What the JSON under bench/results/ says, as the performance page shows it.
+
+Pure but for reading the files; knows neither Markdown nor the plot.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+BATCHES = (1, 8, 32)
+#: How engines follow each other wherever they stand beside each other.
+ENGINES = (
+    "stock-v1",
+    "patched-step",
+    "patched-loop",
+    "patched-loop-unsteady",
+    "auto-loop",
+    "v2",
+)
+
+
+@dataclass(frozen=True)
+class Times:
+    """Milliseconds per engine step at one batch size: the median and the range of the repeats."""
+
+    median: float
+    low: float
+    high: float
+
+    def apart(self, other: Times) -> bool:
+        """Whether the repeats of the two do not overlap."""
+        return self.high < other.low or other.high < self.low
+
+
+@dataclass(frozen=True)
+class Row:
+    """One engine in one cell of one sitting, all rounds of the sitting taken together.
+
+    :ivar times: by batch size; those that failed are missing.
+    :ivar propose_ms: host time inside ``propose``, median, batch 1.
+    :ivar gpu_share: share of a step at batch 1 in which the GPU works.
+    :ivar results: what ``bench/compare.py`` wrote, for what else is shown.
+    """
+
+    engine: str
+    times: Mapping[int, Times]
+    propose_ms: float | None
+    gpu_share: float | None
+    results: tuple[Mapping[str, Any], ...] = field(repr=False)
+
+    def last(self, name: str) -> Any:
+        """An entry of the last round that has it."""
+        found = [result[name] for result in self.results if result.get(name) is not None]
+        return found[-1] if found else None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What engines must have in common to be compared: release and cell."""
+
+    release: str
+    cell: str
+
+    @property
+    def words(self) -> str:
+        """``0.26.0, 8b, K 3, FULL, tensor parallel 2``."""
+        shape, k, mode, *parallel = self.cell.split(":")
+        words = f"{self.release}, {shape}, K {k}, {mode}"
+        return f"{words}, tensor parallel {parallel[0]}" if parallel else words
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """Sorts by release, then tensor parallel, shape, K and mode."""
+        shape, k, mode, *parallel = self.cell.split(":")
+        release = tuple(int(part) for part in self.release.split("."))
+        shapes = ("1b", "8b", "moe")
+        place = shapes.index(shape) if shape in shapes else len(shapes)
+        return release, int(parallel[0]) if parallel else 1, place, int(k), mode
+
+
+@dataclass(frozen=True)
+class Sitting:
+    """All engines of one setting in one sitting on one machine."""
+
+    setting: Setting
+    file: str
+    date: str
+    gpu: str
+    side_by_side: int
+    rows: tuple[Row, ...]
+
+    def engine(self, name: str) -> Row | None:
+        """The row of an engine."""
+        return next((row for row in self.rows if row.engine == name), None)
+
+
+def _times(results: Iterable[Mapping[str, Any]], batch: int) -> Times | None:
+    """All rounds' repeats together; in older files, which lack them, the median and its spread."""
+    each: list[float] = []
+    medians: list[float] = []
+    for result in results:
+        found = result.get(f"batch{batch}")
+        if found is None:
+            continue
+        median, half = found["ms_per_step"], found["ms_per_step"] * found["spread"] / 2
+        repeats = found.get("repeats_ms_per_step")
+        each += repeats or [median - half, median + half]
+        medians += repeats or [median]
+    return Times(statistics.median(medians), min(each), max(each)) if each else None
+
+
+def _gpu_share(results: Iterable[Mapping[str, Any]]) -> float | None:
+    """The GPU's time in a step over the step's; before it was kept apart, the profile's share."""
+    found = [
+        result["gpu_ms_per_step"] / result["batch1"]["ms_per_step"]
+        if "gpu_ms_per_step" in result and "batch1" in result
+        else result["gpu_busy"]
+        for result in results
+        if "gpu_busy" in result
+    ]
+    return statistics.median(found) if found else None
+
+
+def _row(engine: str, results: list[Mapping[str, Any]]) -> Row:
+    hosts = [
+        result["batch1"]["propose_host_ms"]
+        for result in results
+        if "propose_host_ms" in result.get("batch1", {})
+    ]
+    times = {batch: _times(results, batch) for batch in BATCHES}
+    return Row(
+        engine,
+        {batch: found for batch, found in times.items() if found is not None},
+        statistics.median(hosts) if hosts else None,
+        _gpu_share(results),
+        tuple(results),
+    )
+
+
+def _place(engine: str) -> tuple[int, str]:
+    return (ENGINES.index(engine) if engine in ENGINES else len(ENGINES)), engine
+
+
+def sittings(file: str, document: Mapping[str, Any]) -> list[Sitting]:
+    """The sittings of one file, one for each setting."""
+    results: list[Mapping[str, Any]] = document["results"]
+    ran = [result for result in results if "vllm" in result]
+    found = []
+    for cell in dict.fromkeys(result["cell"] for result in results):
+        here = [result for result in results if result["cell"] == cell]
+        engines = sorted({result["engine"] for result in here}, key=_place)
+        release, gpu = (
+            next(result[name] for result in (*here, *ran) if name in result)
+            for name in ("vllm", "gpu")
+        )
+        rows = [_row(name, [one for one in here if one["engine"] == name]) for name in engines]
+        beside = max(result.get("side_by_side", 1) for result in here)
+        setting = Setting(release, cell)
+        found.append(Sitting(setting, file, document["date"], gpu, beside, tuple(rows)))
+    return found
+
+
+def read_sittings(folder: Path) -> list[Sitting]:
+    """Every sitting of every file of step times, by setting, and the newest of each first."""
+    found = [
+        sitting
+        for file in sorted(folder.glob("h200-step-time-*.json"))
+        for sitting in sittings(file.name, json.loads(file.read_text(encoding="utf-8")))
+    ]
+    found.sort(key=lambda sitting: sitting.date, reverse=True)
+    return sorted(found, key=lambda sitting: sitting.setting.order)
+
+
+def newest(found: Iterable[Sitting]) -> tuple[list[Sitting], list[Sitting]]:
+    """The newest sitting of each setting, and all others; ``found`` as ``read_sittings`` has it."""
+    seen: set[Setting] = set()
+    first: list[Sitting] = []
+    others: list[Sitting] = []
+    for sitting in found:
+        (others if sitting.setting in seen else first).append(sitting)
+        seen.add(sitting.setting)
+    return first, others
+
+
+def digest(found: Iterable[Sitting]) -> str:
+    """Of all that the plot shows."""
+    drawn = [
+        [
+            sitting.setting.words,
+            sitting.gpu,
+            [
+                [
+                    row.engine,
+                    [[batch, *vars(times).values()] for batch, times in row.times.items()],
+                    row.gpu_share,
+                ]
+                for row in sitting.rows
+            ],
+        ]
+        for sitting in found
+    ]
+    return hashlib.sha256(json.dumps(drawn).encode()).hexdigest()
