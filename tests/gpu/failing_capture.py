@@ -1,7 +1,7 @@
 """Make the capture of one draft graph fail on one rank.
 
 vLLM imports this in every worker (``worker_extension_cls``), before it loads the model.  Which
-capture fails is said by ``OVERLAY_TEST_FAILING_CAPTURE``: rank, ``first`` or ``last`` key of the
+capture fails is said by ``TEST_FAILING_CAPTURE``: rank, ``first`` or ``last`` key of the
 plan, and ``before`` or ``within`` the recording.
 """
 
@@ -54,4 +54,4 @@ class FailingCapture:
     """Mixed into vLLM's worker; all it does is done when this module is imported."""
 
 
-install(os.environ["OVERLAY_TEST_FAILING_CAPTURE"])
+install(os.environ["TEST_FAILING_CAPTURE"])

@@ -178,7 +178,7 @@ def _failures(base: EngineSpec, eight: tuple[Request, ...]) -> Iterator[Cell]:
                 draft="eagle3hid",
                 requests=eight,
                 tensor_parallel_size=workers,
-                env={"OVERLAY_TEST_FAILING_CAPTURE": plan},
+                env={"TEST_FAILING_CAPTURE": plan},
                 engine={
                     **base.engine,
                     "worker_extension_cls": "failing_capture.FailingCapture",
