@@ -22,8 +22,6 @@ from harness_client import FULL_DECODE_ONLY
 
 SCRIPT = Path(__file__).with_name("dp_rank.py")
 RANKS = 2
-#: Seconds that a rank waits for the others in a collective before it gives up.
-PATIENCE = 25
 
 
 class RanksFailed(AssertionError):
@@ -49,8 +47,11 @@ def idle(seed: int = 6) -> tuple[Request, ...]:
     )
 
 
-def make_dp_spec(models: Path, draft: str, k: int) -> dict[str, Any]:
-    """A small engine for eight requests, which gives up on other ranks after a while."""
+def make_dp_spec(models: Path, draft: str, k: int, *, patience: int = 60) -> dict[str, Any]:
+    """A small engine for eight requests.
+
+    :param patience: seconds that a rank waits for the others in a collective before it gives up.
+    """
     spec = EngineSpec(
         models=str(models),
         draft=draft,
@@ -64,8 +65,8 @@ def make_dp_spec(models: Path, draft: str, k: int) -> dict[str, Any]:
         engine={
             # vLLM's own choice for several ranks is a process a worker, where nobody can look.
             "distributed_executor_backend": "uni",
-            "cpu_distributed_timeout_seconds": PATIENCE,
-            "distributed_timeout_seconds": PATIENCE,
+            "cpu_distributed_timeout_seconds": patience,
+            "distributed_timeout_seconds": patience,
         },
     )
     return dict(json.loads(spec.to_json()))

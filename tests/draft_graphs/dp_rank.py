@@ -1,4 +1,4 @@
-"""One of several data-parallel ranks, each a process of its own, in a vLLM on CPU with draft graphs.
+"""One of several data-parallel ranks, each a process of its own, in a vLLM with draft graphs.
 
 ``python dp_rank.py PLAN.json --rank N --out RESULT.json``, one such process a rank, all started
 together, with vLLM's own variables (``VLLM_DP_SIZE`` and so on) telling each which it is. The

@@ -1,0 +1,86 @@
+"""The bugs of drafting under data parallelism that `test_data_parallel.py` must catch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mutation_types import one
+
+#: audit: a dummy batch wrote the KV cache. graph double: the capture was refused. lockstep: a rank
+#: failed, or waited in vain for the other one.
+DpCatcher = Literal["audit", "graph double", "lockstep"]
+
+_OWN_COUNTS = "return token_counts(self._proposer.vllm_config, num_tokens)"
+_AGREED_COUNTS = """from vllm.v1.worker.dp_utils import coordinate_batch_across_dp
+
+        config = self._proposer.vllm_config.parallel_config
+        return coordinate_batch_across_dp(num_tokens, False, config, num_tokens)[1]"""
+
+
+@dataclass(frozen=True)
+class DpMutation:
+    """One bug, in the module of some of two ranks.
+
+    :ivar stands_for, changes: as in `mutation_types.Mutation`.
+    :ivar mutated: the ranks that have it. modes, fails: as in `dp_rank.DpRun`.
+    """
+
+    name: str
+    stands_for: str
+    changes: tuple[tuple[str, str, str], ...]
+    catcher: DpCatcher
+    mutated: tuple[int, ...] = (0, 1)
+    modes: tuple[str, ...] = ("loop", "loop")
+    fails: tuple[int, ...] = ()
+
+
+DP_MUTATIONS = (
+    DpMutation(
+        "upstream's passes still ask the other ranks, on one rank",
+        "defect 9",
+        one("graphs.py", _OWN_COUNTS, _AGREED_COUNTS),
+        "lockstep",
+        mutated=(1,),
+    ),
+    DpMutation(
+        "upstream's passes still ask the other ranks, on both ranks",
+        "defect 9",
+        one("graphs.py", _OWN_COUNTS, _AGREED_COUNTS),
+        "lockstep",
+    ),
+    DpMutation(
+        "a rank asks the others where its own capture has failed",
+        "defect 9",
+        one(
+            "graphs.py",
+            _OWN_COUNTS,
+            f"if self._captured is not None:\n            {_OWN_COUNTS}\n        {_AGREED_COUNTS}",
+        ),
+        "lockstep",
+        fails=(1,),
+    ),
+    DpMutation(
+        "each rank goes by its own environment",
+        "defect 9",
+        one("data_parallel.py", "return bool(votes.item())", "return yes"),
+        "lockstep",
+        modes=("loop", "off"),
+    ),
+    DpMutation(
+        "captured passes ask the other ranks",
+        "defect 9",
+        one(
+            "compat.py",
+            "        num_tokens_across_dp=token_counts(proposer.vllm_config, num_tokens),\n",
+            "",
+        ),
+        "graph double",
+    ),
+    DpMutation(
+        "an idle rank's dummy passes find the slots of its last drafts",
+        "defect 11",
+        one("graphs.py", "self._proposer._slot_mapping_buffer.fill_(-1)", "pass"),
+        "audit",
+    ),
+)

@@ -1,0 +1,202 @@
+"""Two data-parallel ranks with experts in the target, in lockstep over gloo, one of them idle.
+
+Each rank is a real engine in a process of its own: the target's experts exchange rows at every
+step, and a rank without requests runs dummy batches for the sake of the other. What each rank says
+and accepts is the oracle's. The drafts' passes need nobody, so nobody is asked: not by a rank that
+replays, not by one whose capture failed, not by an idle one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from added_modules import FOLDER
+from dp_client import (
+    RANKS,
+    DpOutcome,
+    RanksFailed,
+    busy,
+    dp_run,
+    idle,
+    make_dp_spec,
+    run_ranks,
+)
+from dp_mutations import DP_MUTATIONS, DpMutation
+from dp_rank import DpRun
+from engine_spec import Request
+from harness_client import expect_graphs, expect_right
+
+K = 3
+#: Rank 0 runs into the largest length, where upstream stops to draft; rank 1 stays below it.
+LONG = ((Request(tuple(range(5, 25)), 105), Request(tuple(range(7, 19)), 40)), busy()[:3])
+
+Ranks = list[dict[str, DpOutcome]]
+
+
+@pytest.fixture(scope="module")
+def moe_models(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the target that has experts, and its drafts."""
+    folder = tmp_path_factory.mktemp("moe")
+    script = Path(__file__).parents[1] / "engine" / "tiny_moe.py"
+    subprocess.run([str(engine_python), str(script), str(folder)], check=True, timeout=120)
+    return folder
+
+
+def good_runs() -> list[DpRun]:
+    """Runs that must succeed, in one pair of engines."""
+    mostly_first, mostly_second = (busy(), idle()), (idle(), busy())
+    return [
+        dp_run("loop", "loop", requests=mostly_first),
+        dp_run("step", "step", requests=mostly_second),
+        dp_run("off", "off", requests=mostly_first),
+        dp_run("one capture fails", "loop", requests=mostly_second, fails=(1,)),
+        dp_run("one is off", "loop", "off", requests=mostly_first),
+        dp_run("long", "loop", requests=LONG),
+        dp_run("long and off", "off", requests=LONG),
+    ]
+
+
+@pytest.fixture(scope="module")
+def ranks(patched_python: Path, moe_models: Path) -> Ranks:
+    spec = make_dp_spec(moe_models, "eagle3hid", K)
+    return run_ranks(patched_python, spec, good_runs(), timeout=420)
+
+
+engine_test = [pytest.mark.engine, pytest.mark.slow]
+
+
+@pytest.mark.parametrize("rank", range(RANKS))
+@pytest.mark.parametrize("name", ["loop", "step"])
+class TestGraphsOnBothRanks:
+    pytestmark = engine_test
+
+    def test_drafts_are_those_of_the_oracle(self, ranks: Ranks, name: str, rank: int) -> None:
+        outcome = ranks[rank][name]
+        expect_right(outcome)
+        off = ranks[rank if name == "loop" else 1 - rank]["off"]
+        assert outcome.accepted == off.accepted
+
+    def test_every_batch_that_graphs_hold_ran_in_them(
+        self, ranks: Ranks, name: str, rank: int
+    ) -> None:
+        outcome = ranks[rank][name]
+        # Of the draft model's calls, dummy batches made K each.
+        dummies = K * outcome.dummy_batches
+        expect_graphs(replace(outcome, model_calls=outcome.model_calls - dummies), K)
+
+    def test_nobody_asks_the_other_rank(self, ranks: Ranks, name: str, rank: int) -> None:
+        assert ranks[rank][name].agreements == 0
+
+
+@pytest.mark.parametrize("name", ["loop", "step", "one capture fails", "one is off", "off"])
+class TestAnIdleRank:
+    pytestmark = engine_test
+
+    def test_runs_dummy_batches_that_draft_and_write_nothing(self, ranks: Ranks, name: str) -> None:
+        idler = ranks[0 if name in ("step", "one capture fails") else 1][name]
+        worker = ranks[1 if name in ("step", "one capture fails") else 0][name]
+        expect_right(idler)
+        expect_right(worker)
+        assert idler.dummy_batches > 10
+        assert worker.dummy_batches == 0
+        assert idler.dummy_replays == 0
+        assert idler.dummy_writes == []
+
+
+class TestRanksThatDiffer:
+    pytestmark = engine_test
+
+    def test_a_capture_that_fails_on_one_rank_leaves_the_graphs_of_the_other(
+        self, ranks: Ranks
+    ) -> None:
+        first, second = (ranks[rank]["one capture fails"] for rank in range(RANKS))
+        assert first.captured
+        assert first.used
+        assert not second.captured
+        assert not second.used
+        (warning,) = [line for line in second.log if line.startswith("WARNING")]
+        assert "this rank cannot capture" in warning
+        assert first.agreements == second.agreements == 0
+
+    def test_a_rank_without_graphs_by_its_environment_takes_them_from_all(
+        self, ranks: Ranks
+    ) -> None:
+        first, second = (ranks[rank]["one is off"] for rank in range(RANKS))
+        assert any("another data-parallel rank drafts as upstream" in line for line in first.log)
+        assert any("OVERLAY_DRAFT_GRAPHS=off" in line for line in second.log)
+        assert not first.captured
+        assert first.agreements == second.agreements > 0
+
+    def test_a_rank_at_the_largest_length_stops_to_draft_without_the_other(
+        self, ranks: Ranks
+    ) -> None:
+        for rank in range(RANKS):
+            outcome, off = ranks[rank]["long"], ranks[rank]["long and off"]
+            assert outcome.error is None
+            assert outcome.tokens_ok
+            assert off.tokens_ok
+            assert outcome.accepted == off.accepted
+            assert outcome.used
+            assert outcome.agreements == 0
+            assert off.agreements > 0
+
+
+# The bugs
+
+
+def caught_by(outcomes: Ranks, name: str) -> str | None:
+    """What shows that something is wrong; None if nothing does."""
+    seen = [each[name] for each in outcomes if name in each]
+    if len(seen) < RANKS or any(each.error is not None for each in seen):
+        return "lockstep"
+    if any("CaptureRefused" in line for each in seen for line in each.log):
+        return "graph double"
+    if any(each.dummy_writes or each.dummy_replays for each in seen):
+        return "audit"
+    if any(not each.tokens_ok or each.accepted != each.expected for each in seen):
+        return "acceptance"
+    return None
+
+
+def run_of(mutation: DpMutation) -> DpRun:
+    """The run that must show it."""
+    return dp_run(
+        mutation.name,
+        *mutation.modes,
+        requests=(busy(), idle()),
+        mutation=mutation.changes,
+        mutated=mutation.mutated,
+        fails=mutation.fails,
+    )
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["loop", "step", "off", "one capture fails", "one is off"])
+def test_nothing_is_caught_without_a_bug(ranks: Ranks, name: str) -> None:
+    assert caught_by(ranks, name) is None
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.parametrize("mutation", DP_MUTATIONS, ids=lambda each: each.name)
+def test_mutation_is_caught(patched_python: Path, moe_models: Path, mutation: DpMutation) -> None:
+    """Each in engines of its own, which it may leave waiting; a wait ends after a few seconds."""
+    spec = make_dp_spec(moe_models, "eagle3hid", K, patience=15)
+    caught: str | None = "lockstep"  # a rank that came to no end at all
+    with contextlib.suppress(RanksFailed):
+        outcomes = run_ranks(patched_python, spec, [run_of(mutation)], timeout=150)
+        caught = caught_by(outcomes, mutation.name)
+    assert caught == mutation.catcher
+
+
+@pytest.mark.parametrize("mutation", DP_MUTATIONS, ids=lambda each: each.name)
+def test_mutation_fits_the_module(mutation: DpMutation) -> None:
+    for file, old, new in mutation.changes:
+        source = (FOLDER / "draft_graphs" / file).read_text(encoding="utf-8")
+        assert source.count(old) == 1, f"{file} was changed: {old!r}"
+        compile(source.replace(old, new), file, "exec")

@@ -1,0 +1,128 @@
+"""What vLLM makes of data parallelism, read from the sources of every known release.
+
+A target without experts has ranks that know nothing of each other, however they are started; the
+draft graphs rely on it without looking. And all that a drafter asks other ranks goes through one
+function, which the feature hooks, as long as the forward context is told how many tokens there are.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator
+
+import pytest
+
+from overlay.releases import KNOWN_RELEASES
+from overlay.targets import resolve
+
+pytestmark = [pytest.mark.network, pytest.mark.parametrize("release", KNOWN_RELEASES)]
+
+ASKS = "coordinate_batch_across_dp"
+
+
+@functools.cache
+def source(release: str, path: str) -> ast.Module:
+    data = resolve(release).read(f"vllm/{path}")
+    assert data is not None
+    return ast.parse(data)
+
+
+def scope(tree: ast.AST, *names: str) -> ast.AST:
+    """The class or function of that name, the first one found, and what is named in it."""
+    for name in names:
+        tree = next(
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name
+        )
+    return tree
+
+
+def ifs(tree: ast.AST) -> Iterator[ast.If]:
+    yield from (node for node in ast.walk(tree) if isinstance(node, ast.If))
+
+
+def makes_one_rank(statements: list[ast.stmt], release: str) -> bool:
+    """Whether they set the number of data-parallel ranks to one, themselves or by a call."""
+    text = "\n".join(map(ast.unparse, statements))
+    if "reconfigure_for_independent_dp_rank()" in text:
+        function = scope(
+            source(release, "config/parallel.py"), "reconfigure_for_independent_dp_rank"
+        )
+        text = ast.unparse(function).replace("self.", "parallel_config.")
+    return "parallel_config.data_parallel_size = 1\n" in text
+
+
+def test_an_engine_process_of_a_dense_target_is_alone(release: str) -> None:
+    function = scope(source(release, "v1/engine/core.py"), "EngineCoreProc", "run_engine_core")
+    (choice,) = [node for node in ifs(function) if "is_moe" in ast.unparse(node.test)]
+    assert ast.unparse(choice.test) == "data_parallel and vllm_config.model_config.is_moe"
+    assert "DPEngineCoreProc(" in ast.unparse(choice.body[-1])
+    assert makes_one_rank(choice.orelse, release)
+    assert "= EngineCoreProc(" in ast.unparse(choice.orelse[-1])
+
+
+def test_an_engine_of_a_dense_target_under_ray_is_alone(release: str) -> None:
+    choices = [
+        node
+        for node in ast.walk(source(release, "v1/engine/utils.py"))
+        if isinstance(node, ast.IfExp) and "DPMoEEngineCoreActor" in ast.unparse(node)
+    ]
+    assert choices
+    for choice in choices:
+        assert "model_config.is_moe" in ast.unparse(choice.test)
+        assert ast.unparse(choice.orelse) == "EngineCoreActor"
+    actor = scope(source(release, "v1/engine/core.py"), "EngineCoreActor", "__init__")
+    assert isinstance(actor, ast.FunctionDef)
+    assert makes_one_rank(actor.body, release)
+
+
+def test_offline_ranks_of_a_dense_target_are_refused(release: str) -> None:
+    function = scope(source(release, "config/parallel.py"), "ParallelConfig", "__post_init__")
+    (refused,) = [node for node in ifs(function) if "is_moe_model is False" in ast.unparse(node)][
+        -1:
+    ]
+    assert ast.unparse(refused.test) == "self.data_parallel_size > 1 and self.is_moe_model is False"
+    assert isinstance(refused.body[0], ast.Raise)
+
+
+def test_several_ranks_in_one_process_are_refused_but_for_an_external_launcher(
+    release: str,
+) -> None:
+    function = scope(source(release, "entrypoints/llm.py"), "LLM", "__init__")
+    (refused,) = [node for node in ifs(function) if "_dp_size > 1" in ast.unparse(node.test)]
+    assert "external_launcher" in ast.unparse(refused.test)
+    assert isinstance(refused.body[0], ast.Raise)
+
+
+def test_a_drafter_asks_other_ranks_in_one_function_only(release: str) -> None:
+    tree = source(release, "v1/spec_decode/llm_base_proposer.py")
+    asking = [
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        and any(isinstance(each, ast.Name) and each.id == ASKS for each in ast.walk(node))
+    ]
+    assert asking == ["_determine_batch_execution_and_padding"]
+
+
+def test_every_pass_of_a_drafter_tells_its_forward_context_the_counts(release: str) -> None:
+    """All that the policy may leave to upstream: `propose_tree` is for a refused backend."""
+    cls = scope(source(release, "v1/spec_decode/llm_base_proposer.py"), "SpecDecodeBaseProposer")
+    for name in ("propose", "dummy_run"):
+        contexts = [
+            node
+            for node in ast.walk(scope(cls, name))
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "set_forward_context"
+        ]
+        assert contexts
+        for context in contexts:
+            assert "num_tokens_across_dp" in {keyword.arg for keyword in context.keywords}
+
+
+def test_a_forward_context_that_is_told_asks_nobody(release: str) -> None:
+    function = scope(source(release, "forward_context.py"), "set_forward_context")
+    asking = [node for node in ifs(function) if ASKS in ast.unparse(node)]
+    innermost = min(asking, key=lambda node: len(ast.unparse(node)))
+    assert "num_tokens_across_dp is None" in ast.unparse(innermost.test)
