@@ -1,5 +1,10 @@
 """Plugins and settings of the whole test suite."""
 
+import os
+import tempfile
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
 
 pytest_plugins = ["engine_fixtures", "pytester"]
@@ -7,3 +12,16 @@ pytest_plugins = ["engine_fixtures", "pytester"]
 # How long an example takes says more about what else the machine does than about the code.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What the tests and their processes leave among temporary files goes when pytest's own does.
+
+    The name is short because sockets of vLLM's and Ray's are put there, whose paths are bounded.
+    """
+    folder = str(tmp_path_factory.mktemp("t", numbered=False))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(os.environ, "TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", folder)
+        yield

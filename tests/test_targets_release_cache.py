@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -274,6 +275,30 @@ def test_nothing_is_left_in_the_temporary_folder(
 
     assert list(scratch.iterdir()) == []
     assert not list(archive_path("0.26.0").parent.glob(".*"))
+
+
+def test_a_killed_download_leaves_nothing_in_the_temporary_folder(
+    tmp_path: Path, index: FakeIndex
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    index.add(fake_vllm.sdist(tmp_path))
+    code = (
+        "import os, signal, sys; from overlay.targets import fetching, http, resolve; "
+        "from overlay.targets.pip_config import IndexConfig; "
+        "fetching.read_config = lambda: IndexConfig((sys.argv[1],)); "
+        "http.Session._download = lambda self, url, file, *_: "
+        "(file.write(b'half'), file.flush(), print(os.readlink(f'/proc/self/fd/{file.fileno()}'), "
+        "flush=True), os.kill(os.getpid(), signal.SIGKILL)); "
+        "resolve('0.26.0')"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "TMPDIR": str(scratch)}
+    command = [sys.executable, "-c", code, index.simple]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert done.stdout.startswith(str(scratch))
+    assert list(scratch.iterdir()) == []
 
 
 def test_progress_is_told(tmp_path: Path, index: FakeIndex) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -128,8 +127,8 @@ def _is_source(member: str) -> bool:
     return member.startswith("vllm/") and is_text(member)
 
 
-def _read_wheel(path: Path, name: str) -> Sources:
-    return wheel_sources(Wheel(path, name))
+def _read_wheel(file: Path | IO[bytes], name: str) -> Sources:
+    return wheel_sources(Wheel(file, name))
 
 
 def _doubts(chosen: Candidate, what: str) -> list[str]:
@@ -155,7 +154,7 @@ def _whole(
     chosen: Candidate,
     what: str,
     progress: Progress | None,
-    read: Callable[[Path, str], Sources],
+    read: Callable[[Path | IO[bytes], str], Sources],
 ) -> Sources:
     """Read a file of which every byte is there and was checked against the index."""
     if (path := local_path(chosen.url)) is not None:
@@ -167,20 +166,17 @@ def _whole(
                 f"{chosen.index} offers {path}, which cannot be read: {error.strerror}"
             ) from error
         return read(path, chosen.filename)
-    descriptor, name = tempfile.mkstemp(prefix="vllm-overlay-", suffix=chosen.filename)
     try:
-        with open(descriptor, "w+b") as file:
+        # A file without a name: whatever ends this process, nothing of it stays behind.
+        with tempfile.TemporaryFile() as file:
             session.download(chosen.url, file, what, progress)
-            file.flush()
             _check_hash(file, chosen)
-        return read(Path(name), chosen.filename)
+            return read(file, chosen.filename)
     except OSError as error:
         raise PackageIndexError(
-            f"{what}: {chosen.filename} cannot be kept in {name} while it is read: "
-            f"{error.strerror}. Make room there, or set TMPDIR to another folder"
+            f"{what}: {chosen.filename} cannot be kept in {tempfile.tempdir or 'any folder'} "
+            f"while it is read: {error.strerror}. Make room there, or set TMPDIR to another folder"
         ) from error
-    finally:
-        os.unlink(name)
 
 
 def _check_hash(file: IO[bytes], chosen: Candidate) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -47,25 +48,37 @@ def resolve_sdist(path: Path, name: str) -> Target:
     )
 
 
-def read_sources(path: Path, name: str) -> Sources:
-    """Read the sdist at ``path`` once.
+def read_sources(file: Path | IO[bytes], name: str) -> Sources:
+    """Read an sdist once.
 
+    :param file: its path, or itself, open.
+    :param name: what messages call it.
     :raises ArchiveError: as ``resolve_sdist``.
     """
     try:
-        with open(path, "rb") as compressed, gzip.GzipFile(fileobj=compressed) as plain:
-            bounded = cast(IO[bytes], _Bounded(plain, name, path.stat().st_size))
-            with tarfile.open(fileobj=bounded, mode="r|", encoding="utf-8") as archive:
-                sources = _collect(_members(archive, name), name)
-            while bounded.read(_CHUNK_BYTES):
-                pass  # the checksum of the whole stands behind the last byte
-            return sources
+        if not isinstance(file, Path):
+            return _read(file, name)
+        with open(file, "rb") as compressed:
+            return _read(compressed, name)
     except _DAMAGE as error:
         raise ArchiveError(
             f"{name}: expected a whole sdist, it is cut off or damaged ({error}). Download it again"
         ) from error
     except OSError as error:
-        raise ArchiveError(unreadable(path, error)) from error
+        place = file if isinstance(file, Path) else Path(name)
+        raise ArchiveError(unreadable(place, error)) from error
+
+
+def _read(compressed: IO[bytes], name: str) -> Sources:
+    size = compressed.seek(0, os.SEEK_END)
+    compressed.seek(0)
+    with gzip.GzipFile(fileobj=compressed) as plain:
+        bounded = cast(IO[bytes], _Bounded(plain, name, size))
+        with tarfile.open(fileobj=bounded, mode="r|", encoding="utf-8") as archive:
+            sources = _collect(_members(archive, name), name)
+        while bounded.read(_CHUNK_BYTES):
+            pass  # the checksum of the whole stands behind the last byte
+        return sources
 
 
 def _members(archive: tarfile.TarFile, name: str) -> Iterator[tuple[str, bytes | None]]:
