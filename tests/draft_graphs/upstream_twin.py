@@ -157,6 +157,7 @@ class Parts:
     group: Callable[[VllmConfig], Any] = lambda config: Group()
     lengths: Callable[[Shape, random.Random, int], list[int]] = drawn_lengths
     backend: Callable[[], RecordedBackend] = RecordedBackend
+    inspect: Callable[[Any], None] = lambda graphs: None
 
 
 def make_proposer(shape: Shape, config: VllmConfig, parts: Parts) -> Any:
@@ -345,6 +346,7 @@ def run_shape(
     with set_current_vllm_config(config), torch.inference_mode():
         proposer = make_proposer(shape, config, parts)
         graphs: Any = make_graphs(shape, proposer, parts)
+        parts.inspect(graphs)
         graphs.propose = counted(used, "propose", graphs.propose)
         graphs.later_steps = counted(used, "later_steps", graphs.later_steps)
         cache = proposer.model.kv_cache
