@@ -13,7 +13,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from overlay.features import load, shipped_folder
@@ -51,8 +51,8 @@ pytestmark = pytest.mark.network
 
 
 @contextlib.contextmanager
-def kernels_in_place() -> Iterator[Any]:
-    """The feature's kernels where ``steady_decode`` imports them from, vLLM itself left out."""
+def kernels_in_place(source: str | None = None) -> Iterator[Any]:
+    """The kernels, or others, where ``steady_decode`` imports them from, vLLM itself left out."""
     triton: Any = ModuleType("vllm.triton_utils")
     triton.tl = SimpleNamespace(constexpr=object)
     triton.triton = SimpleNamespace(jit=lambda function: function)
@@ -63,7 +63,7 @@ def kernels_in_place() -> Iterator[Any]:
         module: Any = ModuleType("vllm.v1.worker.steady_kernels")
         path = FILE.parent / "steady_kernels.py"
         sys.modules[module.__name__] = worker.steady_kernels = module
-        exec(compile(path.read_text(), str(path), "exec"), module.__dict__)
+        exec(compile(source or path.read_text(), str(path), "exec"), module.__dict__)
         yield module
 
 
@@ -171,7 +171,8 @@ def make_runner(release: str, *, patched: bool) -> Any:
         uses_mrope=False,
         uses_xdrope_dim=0,
         lora_config=None,
-        num_accepted_tokens_event=None,
+        num_accepted_tokens_event=SimpleNamespace(synchronize=lambda: None),
+        model_config=SimpleNamespace(is_hybrid=False),
         mamba_prev_last_scheduled_idx=None,
         _pp_recv_work=None,
         cache_config=SimpleNamespace(mamba_cache_mode="none"),
@@ -180,6 +181,8 @@ def make_runner(release: str, *, patched: bool) -> Any:
     self.input_batch = SimpleNamespace(
         block_table=BlockTable(),
         num_computed_tokens_cpu_tensor=torch.zeros(ROWS, dtype=torch.int32),
+        # Nobody writes anything else without state-space layers.
+        num_accepted_tokens_cpu=np.ones(ROWS, dtype=np.int32),
         num_prompt_tokens=np.ones(ROWS, dtype=np.int32),
         token_ids_cpu_tensor=torch.arange(ROWS * 200, dtype=torch.int32).view(ROWS, 200),
         req_prompt_embeds={},
@@ -211,7 +214,7 @@ class Step:
 
 
 @st.composite
-def steps(draw: st.DrawFn) -> Step:
+def steps(draw: st.DrawFn, rows: int, k: int) -> Step:
     """Mostly steady, sometimes with anything else that a step may have."""
 
     def mostly(usual: int, low: int, high: int) -> tuple[int, ...]:
@@ -219,13 +222,12 @@ def steps(draw: st.DrawFn) -> Step:
             return (usual,) * ROWS
         return tuple(draw(st.lists(st.integers(low, high), min_size=ROWS, max_size=ROWS)))
 
-    k = draw(st.integers(1, K_MAX))
     previous = tuple(range(ROWS))
     if draw(st.integers(0, 5)) == 5:
         previous = tuple(draw(st.permutations([-1, 0, 1, 2])))
     drafts = mostly(k, 0, k)
     return Step(
-        rows=draw(st.integers(1, ROWS)),
+        rows=rows,
         k=k,
         previous=previous,
         drafts=tuple(0 if p < 0 else d for p, d in zip(previous, drafts, strict=True)),
@@ -239,10 +241,32 @@ def steps(draw: st.DrawFn) -> Step:
     )
 
 
+@st.composite
+def sequences(draw: st.DrawFn) -> list[Step]:
+    """Steps, mostly of one batch."""
+    found = []
+    rows, k = draw(st.integers(1, ROWS)), draw(st.integers(1, K_MAX))
+    for _ in range(draw(st.integers(2, 10))):
+        if draw(st.integers(0, 4)) == 4:
+            rows, k = draw(st.integers(1, ROWS)), draw(st.integers(1, K_MAX))
+        found.append(draw(steps(rows, k)))
+    return found
+
+
+def disturb(self: Any, generator: Any) -> None:
+    """Write where others may write between two steps: drafters, and vLLM's dummy runs."""
+    places = [self.seq_lens, self.optimistic_seq_lens_cpu, self.num_accepted_tokens.gpu]
+    places += [self.query_start_loc.cpu, self.query_start_loc.gpu]
+    for place in places:
+        place.copy_(torch.randint(50, place.shape, generator=generator))
+    self.num_decode_draft_tokens.np[:] = 9
+
+
 def run(self: Any, step: Step) -> list[Any]:
     """Set the step's state, prepare it, and return all that anybody else may read."""
     generator = torch.Generator().manual_seed(step.seed)
     rows, k, batch = step.rows, step.k, self.input_batch
+    disturb(self, generator)
     names = [f"r{row}" for row in range(rows)]
     tokens = [1 + step.drafts[row] + step.more[row] for row in range(rows)]
     batch.num_reqs, batch.req_ids = rows, names
@@ -277,7 +301,7 @@ def run(self: Any, step: Step) -> list[Any]:
     if metadata is not None:
         found += [metadata.max_spec_len, *vars(metadata).values()]
     found += [self.seq_lens, self.positions, self.num_computed_tokens]
-    found += [self.optimistic_seq_lens_cpu]
+    found += [self.optimistic_seq_lens_cpu, batch.num_accepted_tokens_cpu]
     for name in BUFFERS:
         buffer = getattr(self, name)
         found += [
@@ -292,13 +316,13 @@ CHANGED = ("0.20.0", "0.22.0", "0.24.0", "0.25.0", "0.28.0", "0.30.0", "0.32.0",
 
 
 @pytest.mark.parametrize("release", CHANGED)
-@settings(max_examples=60, deadline=None)
-@given(sequence=st.lists(steps(), min_size=1, max_size=6))
+@settings(max_examples=80, deadline=None)
+@given(sequence=sequences())
 def test_the_state_after_each_step_is_upstreams(release: str, sequence: list[Step]) -> None:
     upstream = make_runner(release, patched=False)
     ours = make_runner(release, patched=True)
     with kernels_in_place():
-        for step in [step for step in sequence for _ in range(2)]:
+        for step in sequence:
             assert run(ours, step) == run(upstream, step)
 
 
@@ -368,7 +392,7 @@ def test_a_steady_step_takes_the_short_way(kernels: Any, monkeypatch: pytest.Mon
         "enable_prompt_embeds": True,
         "uses_mrope": True,
         "lora_config": object(),
-        "num_accepted_tokens_event": object(),
+        "model_config": SimpleNamespace(is_hybrid=True),
         "_pp_recv_work": object(),
         "uses_xdrope_dim": 3,
         "mamba_prev_last_scheduled_idx": object(),
@@ -376,3 +400,67 @@ def test_a_steady_step_takes_the_short_way(kernels: Any, monkeypatch: pytest.Mon
         with monkeypatch.context() as patch:
             patch.setattr(self, attribute, value)
             assert not self.steady_inputs._decode.supported(), attribute
+
+
+#: Module, what stands there, what a mistake would make of it.
+MUTATIONS = [
+    ("steady_kernels", "num_computed[:num_reqs] += counts", "num_computed[:num_reqs] += k"),
+    ("steady_kernels", "num_accepted.fill_(1)", "num_accepted"),
+    ("steady_kernels", "num_accepted[:num_reqs] = counts", "num_accepted[:num_reqs] = 1"),
+    ("steady_kernels", "seq_lens.zero_()", "seq_lens"),
+    ("steady_kernels", "num_computed[:num_reqs] + k + 1", "num_computed[:num_reqs] + k"),
+    ("steady_kernels", "rows.clamp(max=num_reqs)", "rows"),
+    ("steady_kernels", "ids[:, 1:] = drafts[:num_reqs]", "ids[:, 1:] = drafts[:1]"),
+    ("steady_kernels", "ids[:, 0] = sampled[:num_reqs, 0]", "ids[:, 0]"),
+    ("steady_kernels", ".copy_(drafts[:num_reqs])", ".copy_(drafts[-num_reqs:])"),
+    ("steady_decode", "(num_scheduled_tokens == k + 1).all()", "True"),
+    ("steady_decode", "(runner.prev_num_draft_tokens.np[:rows] > 0).all()", "True"),
+    (
+        "steady_decode",
+        "(batch.num_computed_tokens_cpu[:rows] >= batch.num_prompt",
+        "(0 >= 0 * batch.num_prompt",
+    ),
+    ("steady_decode", "previous.get(name) == row for", "previous.get(name) is not None for"),
+    ("steady_decode", "lengths[rows:] = 0", "lengths[rows:]"),
+    (
+        "steady_decode",
+        "np.add(batch.num_computed_tokens_cpu[:rows], k + 1,",
+        "np.add(lengths[:rows], 0,",
+    ),
+    ("steady_decode", "starts[rows + 1 :] = tokens", "starts[rows + 1 :]"),
+    ("steady_decode", "lengths[:rows] < known", "False"),
+    ("steady_decode", "runner.discard_request_mask.copy_to_gpu(rows)", "pass"),
+    ("steady_decode", "runner.num_decode_draft_tokens.np[rows:] = -1", "pass"),
+    (
+        "steady_decode",
+        "rows, runner.query_start_loc.gpu[: rows + 1]",
+        "rows, runner.query_start_loc.gpu[:rows]",
+    ),
+]
+
+
+@pytest.mark.parametrize(("module", "old", "new"), MUTATIONS)
+def test_each_mistake_is_noticed(
+    module: str, old: str, new: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = FILE.parent / f"{module}.py"
+    source = path.read_text()
+    assert source.count(old) == 1
+    mutated = source.replace(old, new)
+    if module == "steady_decode":
+        world: dict[str, Any] = {"__name__": "mutated"}
+        exec(compile(mutated, "mutated", "exec"), world)
+        monkeypatch.setattr(steady, "SteadyDecode", world["SteadyDecode"])
+
+    @settings(max_examples=150, deadline=None, database=None, phases=[Phase.generate])
+    @given(sequence=sequences())
+    @seed(1)
+    def law(sequence: list[Step]) -> None:
+        upstream = make_runner("0.20.0", patched=False)
+        ours = make_runner("0.20.0", patched=True)
+        for step in sequence:
+            assert run(ours, step) == run(upstream, step)
+
+    kernels = kernels_in_place(mutated if module == "steady_kernels" else None)
+    with kernels, pytest.raises(AssertionError):
+        law()

@@ -1,11 +1,50 @@
-"""Hooks for ``run_engine.py``: how many steps of an engine were prepared in which way."""
+"""Hooks for ``run_engine.py``: asynchronous scheduling on a CPU, and which steps were steady.
+
+vLLM schedules asynchronously on GPUs only, since a CPU has no streams to overlap.  With streams and
+events that do nothing, its runner takes the same way here: everything is done when it is called.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from typing import Any
 
 _steps: Counter[str] = Counter()
+
+
+class _Idle:
+    """A stream or an event where all work is done at once."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def _nothing(self, *_: Any) -> None:
+        pass
+
+    wait_stream = wait_event = wait = record = record_event = synchronize = _nothing
+
+    def query(self) -> bool:
+        return True
+
+
+def schedule_asynchronously() -> None:
+    """Let vLLM's CPU platform schedule asynchronously."""
+    import torch
+    from vllm.platforms.cpu import CpuPlatform
+
+    for name in ("Stream", "Event"):
+        setattr(torch.cuda, name, _Idle)
+    torch.Event = _Idle  # type: ignore[assignment, misc]
+    torch.cuda.current_stream = lambda *_: _Idle()  # type: ignore[assignment, return-value]
+    torch.cuda.stream = lambda *_: contextlib.nullcontext()  # type: ignore[assignment, return-value]
+    update = CpuPlatform.check_and_update_config.__func__  # type: ignore[attr-defined]
+
+    def check_and_update_config(cls: Any, vllm_config: Any) -> None:
+        update(cls, vllm_config)
+        vllm_config.scheduler_config.async_scheduling = True
+
+    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)  # type: ignore[assignment]
 
 
 def watch(llm: Any) -> None:

@@ -22,6 +22,8 @@ SPEC = EngineSpec(
     make_requests(10, tokens=40, wave=3, steps_between=6),
     block_size=32,
     env={"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
+    async_scheduling=True,
+    pre=("steady_hooks:schedule_asynchronously",),
     post_load=("steady_hooks:watch",),
     finish=("steady_hooks:steps",),
     python_path=(str(HOOKS),),

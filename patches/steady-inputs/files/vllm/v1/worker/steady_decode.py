@@ -44,8 +44,8 @@ class SteadyDecode:
             and not runner.enable_prompt_embeds
             and not runner.uses_mrope
             and not runner.lora_config
-            # State-space layers count accepted tokens on the host.
-            and runner.num_accepted_tokens_event is None
+            # State-space layers keep their accepted tokens on the host as well.
+            and not runner.model_config.is_hybrid
             # From 0.28 on: sampled tokens of another pipeline stage are still to come.
             and getattr(runner, "_pp_recv_work", None) is None
             # Gone from 0.30 and 0.32 on.
