@@ -253,11 +253,11 @@ def run_child(
         output.seek(0)
         said = output.read()
     lines = [line for line in said.splitlines() if line.startswith("RESULT ")]
-    if lines:
-        found: dict[str, Any] = json.loads(lines[-1][7:])
-        return found
     with log.open("a") as stream:  # vLLM logs to standard output
         stream.write(said)
+    if lines:
+        found: dict[str, Any] = json.loads(lines[-1][7:])
+        return found if status == 0 else found | {"ended": status}
     return {"failed": status, "output": (log.read_text(errors="replace"))[-1500:]}
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import sampling
 import torch
 from vllm.v1.worker import gpu_worker
 
@@ -81,6 +82,7 @@ class BenchExtension:
 
     def bench_watch(self) -> dict[str, Any]:
         """Time the runner and the drafter from now on; tell what they are."""
+        sampling.let_others_read_us()
         runner = self.model_runner
         drafter: Any = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
         for owner, names in ((runner, ("execute_model", "sample_tokens")), (drafter, ("propose",))):

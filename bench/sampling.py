@@ -98,7 +98,7 @@ def find_py_spy(given: str | None) -> str | None:
     return given or shutil.which("py-spy") or (str(beside) if beside.exists() else None)
 
 
-def let_ancestors_be_read() -> None:
+def let_others_read_us() -> None:
     """Allow any process of this user to read ours, where the kernel has the Yama module."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_SET_PTRACER, _ANY, 0, 0, 0)
@@ -184,7 +184,7 @@ def sample(
         raise FileNotFoundError("there is no py-spy on the path; name it with --py-spy")
     begun, before = time.perf_counter(), steps()
     if program is not None:
-        let_ancestors_be_read()
+        let_others_read_us()
         try:
             with_py_spy(program, pid or os.getpid(), out, seconds, rate, work)
             found["sampler"] = "py-spy"

@@ -196,16 +196,7 @@ def profiles(engine: Engine, args: argparse.Namespace, pid: int) -> dict[str, An
     """What each of the profilers that were asked for says of batch 1."""
     found: dict[str, Any] = {}
     if args.sample:
-        found["sampled"] = sampling.sample(
-            args.sample.resolve(),
-            sampler=args.sampler,
-            py_spy=args.py_spy,
-            pid=None if pid == os.getpid() else pid,
-            seconds=args.sample_seconds,
-            rate=args.sample_rate,
-            work=lambda: engine.generate(1, 1024),  # so long that the prompts hardly count
-            steps=lambda: engine.counter("num_drafts"),
-        )
+        found["sampled"] = sampled(engine, args, pid)
     if args.profile:
         drafts = engine.counter("num_drafts")
         engine.workers("bench_profile")
@@ -215,6 +206,23 @@ def profiles(engine: Engine, args: argparse.Namespace, pid: int) -> dict[str, An
     if args.functions:
         found["host_functions_ms_per_step"] = host_functions(engine)
     return found
+
+
+def sampled(engine: Engine, args: argparse.Namespace, pid: int) -> dict[str, Any]:
+    """The folded stacks of the process that holds the runner, or why there are none."""
+    try:
+        return sampling.sample(
+            args.sample.resolve(),
+            sampler=args.sampler,
+            py_spy=args.py_spy,
+            pid=None if pid == os.getpid() else pid,
+            seconds=args.sample_seconds,
+            rate=args.sample_rate,
+            work=lambda: engine.generate(1, 1024),  # so long that the prompts hardly count
+            steps=lambda: engine.counter("num_drafts"),
+        )
+    except (FileNotFoundError, RuntimeError, ValueError) as error:
+        return {"failed": str(error)}
 
 
 def host_functions(engine: Engine) -> dict[str, float]:
@@ -281,6 +289,8 @@ def main() -> None:
         }
     for size in batches:
         result[f"batch{size}"] = time_batch(engine, size, args, meeting)
+    # Whoever reads takes the last line: a profiler that fails must not cost the times.
+    print("RESULT " + json.dumps(result), flush=True)
     result |= profiles(engine, args, workers[0]["pid"])
     print("RESULT " + json.dumps(result), flush=True)
 

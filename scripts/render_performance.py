@@ -189,7 +189,7 @@ def profile_tables(found: list[Sitting]) -> list[str]:
     for sitting in found:
         for row in sitting.rows:
             sampled = row.last("sampled")
-            if sampled is None:
+            if sampled is None or "failed" in sampled:
                 continue
             own, below = sampled["self_ms"], sampled["cumulative_ms"]
             rows = [[f"`{name}`", f"{ms:.3f}", _ms(own, name)] for name, ms in below.items()]

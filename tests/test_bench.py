@@ -217,6 +217,14 @@ def test_the_result_of_a_child_is_its_last_line(tmp_path: Path) -> None:
         [sys.executable, "-c", program], dict(os.environ), tmp_path / "log", 30
     )
     assert found == {"a": 2}
+    # A profiler that failed afterwards has not cost the times.
+    found = compare.run_child(
+        [sys.executable, "-c", program + "; raise SystemExit(3)"],
+        dict(os.environ),
+        tmp_path / "log",
+        30,
+    )
+    assert found == {"a": 2, "ended": 3}
 
 
 def test_engines_wait_for_each_other_but_not_for_the_dead(tmp_path: Path) -> None:
