@@ -57,7 +57,8 @@ def reduce_scatterv(
     torch.distributed.all_reduce(total, group=self.cpu_group)
     rows = sizes or [input_.shape[0] // self.world_size] * self.world_size
     assert sum(rows) == input_.shape[0]
-    return total.split(rows)[self.rank_in_group].to(input_.dtype)
+    mine = slice(sum(rows[: self.rank_in_group]), sum(rows[: self.rank_in_group + 1]))
+    return total[mine].to(input_.dtype)
 
 
 def install() -> None:

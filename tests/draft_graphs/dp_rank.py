@@ -84,7 +84,7 @@ class DpEngine(harness.Engine):
 
         with no_capture(self.rank in self.dp_run.fails):
             super().make_graphs(run, scratch)
-        compat = sys.modules[f"{PACKAGE}.compat"]
+        compat: Any = sys.modules[f"{PACKAGE}.compat"]
         compat.token_counts = dp_collectives.on_the_host(compat.token_counts)
 
     def run_rank(self, dp_run: DpRun, scratch: Path, log: harness.Log) -> DpOutcome:
@@ -223,20 +223,6 @@ def lockstep(llm: Any, requests: Any, horizon: int, found: DpOutcome) -> tuple[d
         step += 1
 
 
-def count_replays() -> None:
-    """Let every recording count how often it is replayed."""
-    import recorded_graph
-
-    stock = recorded_graph.RecordedGraph.replay
-
-    def replay(self: Any) -> None:
-        self.replays += 1
-        stock(self)
-
-    recorded_graph.RecordedGraph.replays = 0
-    recorded_graph.RecordedGraph.replay = replay
-
-
 def main() -> None:
     """Read the plan, be one rank of it, write what was seen after every run."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -260,7 +246,6 @@ def main() -> None:
     importlib.import_module("vllm.v1.spec_decode.llm_base_proposer")
     INSTALLED.update(loaded_package())
     harness.watch_scheduler()
-    count_replays()
     log = harness.Log()
     # The first graphs are made when the model is loaded; no run uses them.
     first = harness.Run("loading", runs[0].modes[arguments.rank], mutation=runs[0].mutation)

@@ -17,7 +17,6 @@ import pytest
 from added_modules import FOLDER
 from dp_client import (
     RANKS,
-    DpOutcome,
     RanksFailed,
     busy,
     dp_run,
@@ -26,7 +25,7 @@ from dp_client import (
     run_ranks,
 )
 from dp_mutations import DP_MUTATIONS, DpMutation
-from dp_rank import DpRun
+from dp_rank import DpOutcome, DpRun
 from engine_spec import Request
 from harness_client import expect_graphs, expect_right
 

@@ -17,6 +17,7 @@ pytest.importorskip("vllm")
 from added_modules import added  # noqa: E402
 
 data_parallel: Any = added("data_parallel")
+Module: Any = torch.nn.Module
 
 
 def layer(module: str, name: str) -> type:
@@ -82,7 +83,7 @@ def kept(function: Callable[..., Any]) -> Callable[..., Any]:
     return replaced
 
 
-class Plain(torch.nn.Module):  # type: ignore[misc]
+class Plain(Module):  # type: ignore[misc]
     def forward(self, x: Any) -> Any:
         return x
 
