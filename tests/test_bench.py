@@ -110,6 +110,22 @@ def test_the_sampler_that_was_asked_for_must_be_there(
         )
 
 
+def test_a_py_spy_that_fails_is_named_and_replaced(tmp_path: Path) -> None:
+    steps = iter(range(100))
+    found = sampling.sample(
+        tmp_path / "stacks",
+        sampler="auto",
+        py_spy="false",
+        pid=None,
+        seconds=0.2,
+        rate=100,
+        work=lambda: sum(range(200_000)),
+        steps=lambda: next(steps),
+    )
+    assert found["sampler"] == "signal"
+    assert found["not_py_spy"].startswith("py-spy ended with 1")
+
+
 @given(
     gpus=st.integers(1, 8),
     parallel=st.sampled_from([1, 2, 4]),
