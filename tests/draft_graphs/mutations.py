@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from dp_mutations import DP_MUTATIONS
 from mutation_table import MUTATIONS
 
 
@@ -48,7 +49,7 @@ POLICY_MUTATIONS = (
 #: Rows that no mutation here stands for, and why.
 OTHERWISE = {
     "hazard 13": "dynamic K: `test_policy.py` and `test_keys.py`; under it vLLM takes FULL away from the target",
-    "hazard 14": "nothing to mutate: `dummy_run` of the proposer is upstream's and reaches no draft graph",
+    "hazard 14": "nothing to mutate: `dummy_run` of the proposer reaches no draft graph; `test_data_parallel.py` runs it on idle ranks and beside live requests",
     "hazard 15": "the sabotages: the address check must name each tensor that is replaced after the capture",
 }
 #: What CPU cannot show. These are looked at on a GPU.
@@ -65,7 +66,8 @@ PAGE_TOP = """# Mutations
 
 Each line is a bug that was put into the draft graphs' module, and what showed it, in a real engine
 on CPU with the graph double (`tests/draft_graphs/`). A mutation that nothing shows fails
-`tests/draft_graphs/test_mutations.py`. This page is written by `mutations.py` beside it.
+`tests/draft_graphs/test_mutations.py`, or `test_data_parallel.py` where there are two ranks. This
+page is written by `mutations.py` beside them.
 
 "Defect" counts the defects of the closed upstream change that this feature follows, "hazard" the
 places where a captured drafter would read stale memory or bake a number of the host; the other
@@ -76,6 +78,7 @@ words say which part of the module it is about. What shows it:
   or attention was asked for what would be out of bounds;
 - *address check*: the module's own debug mode named the tensor;
 - *graph double*: the capture or the replay was refused, as a GPU would have to;
+- *lockstep*: one of two ranks failed, or waited in vain for the other;
 - *error*: serving failed; *use*: graphs were used for what they must not be;
 - *policy*: the policy's own test, without an engine.
 
@@ -88,6 +91,7 @@ def _rows() -> list[tuple[str, str, str]]:
     rows: list[tuple[str, str, str]] = [
         (each.stands_for, each.name, each.catcher) for each in MUTATIONS
     ]
+    rows += [(each.stands_for, f"{each.name} (two ranks)", each.catcher) for each in DP_MUTATIONS]
     rows += [
         (each.stands_for, f"the policy forgets `{each.fact}`", "policy")
         for each in POLICY_MUTATIONS

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from added_modules import FOLDER
+from dp_mutations import DP_MUTATIONS
 from harness_client import (
     Outcome,
     Plan,
@@ -197,6 +198,6 @@ def test_the_page_shows_the_table() -> None:
 
 def test_names_are_used_once() -> None:
     names: dict[str, int] = defaultdict(int)
-    for each in MUTATIONS:
+    for each in (*MUTATIONS, *DP_MUTATIONS):
         names[each.name] += 1
     assert max(names.values()) == 1

@@ -1,0 +1,45 @@
+"""The graph double in every process of a data-parallel engine on CPU: a rehearsal for GPUs.
+
+The engine is vLLM's own, with its front end and an engine core a rank; `harness.py` cannot look
+into those, but what they run is the same: the module's own capture, dispatch and replay.
+"""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import harness
+
+
+def prepare() -> None:
+    """What every process needs, the front end included."""
+    import cpu_engine
+
+    for name, value in harness.ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    cpu_engine.prepare()
+
+
+def install() -> None:
+    """What a process needs in which a worker may live."""
+    import cpu_engine
+    import dp_collectives
+    from recorded_backend import RecordedBackend
+    from vllm.v1.spec_decode.draft_graphs import compat
+    from vllm.v1.worker.cpu_worker import CPUWorker
+
+    dp_collectives.install()
+    RecordedBackend().install()
+    setattr(compat, "token_counts", dp_collectives.on_the_host(compat.token_counts))  # noqa: B010
+    stock = CPUWorker.compile_or_warm_up_model
+
+    def compile_or_warm_up_model(self: Any) -> Any:
+        found = stock(self)
+        with mock.patch.object(cpu_engine, "runner_of", return_value=self.model_runner):
+            cpu_engine.capture_model(SimpleNamespace())
+        return found
+
+    CPUWorker.compile_or_warm_up_model = compile_or_warm_up_model

@@ -1,0 +1,399 @@
+#!/usr/bin/env python3
+"""Two data-parallel ranks with draft graphs, each in turn idle most of the time.
+
+Runs where a patched vLLM can be imported (``PYTHONPATH``), on a host with two GPUs. Each cell is an
+engine as ``vllm serve --data-parallel-size 2`` starts it: a front end, two engine cores, and for
+the target with experts a coordinator; requests name their rank. First rank 0 is busy while rank 1
+gets two short requests, then the other way round. A cell is right if
+
+- every request's tokens, and what every verification accepted, are the oracle's, on each rank;
+- graphs were replayed on each rank, if they were wanted, and none if not;
+- ranks with experts ran dummy batches, in which no graph was replayed and no KV cell of the draft
+  was written, and ranks of the dense target, which are alone, ran none;
+- the drafter asked other ranks for nothing where there are graphs.
+
+A cell that hangs is killed with all its processes and has failed. Writes one JSON file.
+
+    data_parallel.py --out result.json [--only REGEX] [--jobs 6] [--limit 135]
+
+``--double`` is a rehearsal on CPU, with the graph double of ``tests/draft_graphs``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import datetime
+import json
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ENGINE = HERE.parent / "engine"
+GRAPHS = HERE.parent / "draft_graphs"
+sys.path[:0] = [str(HERE), str(ENGINE)]
+
+import dp_hooks  # noqa: E402
+import oracle  # noqa: E402
+from engine_spec import EngineSpec, Request, make_requests  # noqa: E402
+
+DOUBLE_VARIABLE = "TEST_DATA_PARALLEL_DOUBLE"
+RANKS = 2
+TARGETS = ("dense", "moe")
+#: Live requests of the busy rank.
+LIVE = 8
+COMPILED = {"cudagraph_mode": "FULL_AND_PIECEWISE"}
+#: Starts much faster, and a FULL_DECODE_ONLY drafter has no piecewise graphs to fall back to.
+UNCOMPILED = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+CELLS = {
+    f"{target}-{mode}": (target, mode, COMPILED if mode == "loop" else UNCOMPILED)
+    for target in TARGETS
+    for mode in ("off", "step", "loop")
+}
+
+
+def busy(seed: int) -> tuple[Request, ...]:
+    """Requests of many lengths: prefills beside decodes, and a batch that shrinks at the end."""
+    made = make_requests(24, seed=seed)
+    return tuple(
+        replace(request, tokens=12 + (7 * index) % 61) for index, request in enumerate(made)
+    )
+
+
+def make_spec(models: Path, compilation: dict[str, Any], *, double: bool) -> EngineSpec:
+    """The engine of a cell, which each rank has one of."""
+    engine: dict[str, Any] = {"data_parallel_size": RANKS}
+    if double:
+        engine["distributed_executor_backend"] = "uni"  # fewer processes
+    else:
+        engine |= {"gpu_memory_utilization": 0.05, "kv_cache_memory_bytes": 1 << 28}
+    return EngineSpec(
+        str(models),
+        draft="eagle3hid",
+        k=3,
+        max_num_seqs=LIVE,
+        block_size=16,
+        enforce_eager=False,
+        compilation=UNCOMPILED if double else compilation,
+        kv_blocks=64 if double else None,
+        engine=engine,
+    )
+
+
+# ---- one cell, in a process of its own
+
+
+async def serve(spec: EngineSpec) -> dict[str, tuple[Request, list[int]]]:
+    """Start the engine and serve two phases; each request with its tokens, by its id.
+
+    Ids are ``rank.phase.number``.
+    """
+    from vllm import SamplingParams
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**spec.llm_arguments()))
+    served: dict[str, tuple[Request, list[int]]] = {}
+
+    async def ask(name: str, request: Request) -> None:
+        parameters = SamplingParams(
+            temperature=0.0,
+            max_tokens=request.tokens,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        rank = int(name.partition(".")[0])
+        prompt: Any = {"prompt_token_ids": list(request.prompt)}
+        async for output in engine.generate(prompt, parameters, name, data_parallel_rank=rank):
+            served[name] = (request, list(output.outputs[0].token_ids))
+
+    async def phase(number: int, working: int) -> None:
+        room = asyncio.Semaphore(LIVE)
+        requests = busy(seed=10 + number)
+        half = asyncio.Event()
+        left = len(requests)
+
+        async def one(index: int, request: Request) -> None:
+            nonlocal left
+            async with room:
+                await ask(f"{working}.{number}.{index}", request)
+            left -= 1
+            if left <= len(requests) // 2:
+                half.set()
+
+        async def mostly_idle() -> None:
+            for index, request in enumerate(make_requests(2, tokens=12, seed=20 + number)):
+                await ask(f"{1 - working}.{number}.{index}", request)
+                await half.wait()
+
+        await asyncio.gather(mostly_idle(), *(one(*each) for each in enumerate(requests)))
+
+    try:
+        await phase(0, working=0)
+        await phase(1, working=1)
+    finally:
+        engine.shutdown()
+    return served
+
+
+def run_cell(spec: EngineSpec, events: Path) -> list[dict[str, Any]]:
+    """What each rank did."""
+    from tiny_models import read_rule
+
+    served = asyncio.run(serve(spec))
+    told = [json.loads(line) for line in events.read_text(encoding="utf-8").splitlines()]
+    return judge(spec.k, read_rule(Path(spec.models)), served, told)
+
+
+def judge(
+    k: int,
+    rule: oracle.Rule,
+    served: dict[str, tuple[Request, list[int]]],
+    told: list[dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """The findings on each rank, from its requests and from what its processes told."""
+    steps: dict[str, list[oracle.Step]] = defaultdict(list)
+    for event in told:
+        if event["kind"] == "step":
+            steps[event["id"]].append(
+                oracle.Step(event["known"], event["drafted"], event["accepted"])
+            )
+    found = []
+    for rank in range(RANKS):
+        mine = {name: each for name, each in served.items() if name.startswith(f"{rank}.")}
+        seen, right, tokens_ok = [], [], 0
+        for name, (request, tokens) in mine.items():
+            prompt = list(request.prompt)
+            text = prompt + oracle.continuation(rule, prompt, request.tokens)
+            tokens_ok += prompt + tokens == text
+            seen += steps[name]
+            right += [
+                replace(step, accepted=oracle.accepted(rule, text[: step.known], step.drafted))
+                for step in steps[name]
+            ]
+        ours = [event for event in told if event.get("rank") == rank]
+        kinds = Counter(event["kind"] for event in ours)
+        dummies = [event for event in ours if event["kind"] == "dummy"]
+        replays = [event for event in ours if event["kind"] == "replay"]
+        found.append(
+            {
+                "requests": len(mine),
+                "tokens_ok": tokens_ok,
+                "drafts": len(seen),
+                "accepted": list(oracle.count_steps(seen, k).per_position),
+                "oracle": list(oracle.count_steps(right, k).per_position),
+                "every_step_ok": bool(seen) and seen == right,
+                "ranks_known": [event["ranks"] for event in ours if event["kind"] == "loaded"],
+                "captured": [event for event in ours if event["kind"] == "captured"],
+                "replays": dict(Counter(event["role"] for event in replays)),
+                "sizes": dict(Counter(f"{each['role']} {each['size']}" for each in replays)),
+                "asked": kinds["asked"],
+                "dummy_batches": len(dummies),
+                "dummies_compared": sum(event["wrote"] is not None for event in dummies),
+                "dummy_replays": sum(event["replays"] for event in dummies),
+                "dummy_wrote": sorted({name for each in dummies for name in each["wrote"] or ()}),
+            }
+        )
+    return found
+
+
+def why_wrong(target: str, mode: str, ranks: list[dict[str, Any]]) -> list[str]:
+    """What is not as it must be on each rank; nothing if all is right."""
+    wrong = []
+    for rank, found in enumerate(ranks):
+        lockstep = target == "moe"
+        checks = {
+            "tokens": found["requests"] > 0 and found["tokens_ok"] == found["requests"],
+            "accepted drafts": found["every_step_ok"] and found["accepted"] == found["oracle"],
+            "replays": bool(found["replays"]) == (mode != "off"),
+            "roles": mode == "off" or set(found["replays"]) == {"first", mode},
+            "ranks known": found["ranks_known"] == [RANKS if lockstep else 1],
+            "asked": (found["asked"] > 0) == (lockstep and mode == "off"),
+            "dummy batches": (found["dummies_compared"] > 0) == lockstep,
+            "replays in dummy batches": found["dummy_replays"] == 0,
+            # Without graphs it is upstream's affair what its dummy batches write.
+            "writes of dummy batches": mode == "off" or not found["dummy_wrote"],
+            "withdrawn": not any(event["withdrawn"] for event in found["captured"]),
+        }
+        wrong += [f"rank {rank}: {name}" for name, right in checks.items() if not right]
+    return wrong
+
+
+# ---- all cells
+
+
+def session_of(process: int) -> set[int]:
+    """The processes of the session that `process` leads."""
+    found = set()
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[3]) == process:
+                found.add(int(folder.name))
+    return found
+
+
+def kill_session(process: int) -> None:
+    """Kill what is left of it; twice, because a dying parent may still have started a child."""
+    for _ in range(2):
+        for each in session_of(process):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
+        time.sleep(0.2)
+
+
+def launch_cell(name: str, folders: dict[str, Path], logs: Path, arguments: Any) -> dict[str, Any]:
+    """Run one cell in a session of its own; what was found."""
+    target, mode, compilation = CELLS[name]
+    begun = time.monotonic()
+    log = logs / f"data-parallel-{name}.log"
+    found: dict[str, Any] = {"cell": name, "target": target, "mode": mode, "ok": False}
+    spec = make_spec(folders[target], compilation, double=arguments.double)
+    with tempfile.TemporaryDirectory(prefix="data-parallel-") as scratch:
+        given, out = Path(scratch, "spec.json"), Path(scratch, "out.json")
+        given.write_text(spec.to_json(), encoding="utf-8")
+        events = Path(scratch, "events")
+        events.touch()
+        env = os.environ | {
+            "OVERLAY_DRAFT_GRAPHS": mode,
+            dp_hooks.EVENTS_VARIABLE: str(events),
+            DOUBLE_VARIABLE: str(int(arguments.double)),
+        }
+        with log.open("w") as stream:
+            process = subprocess.Popen(
+                [sys.executable, __file__, "--cell", str(given), "--out", str(out)],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            left = arguments.deadline - time.monotonic()
+            try:
+                status = process.wait(max(min(arguments.limit, left), 1))
+                if status:
+                    found["why"] = [f"ended with status {status}"]
+            except subprocess.TimeoutExpired:
+                found["why"] = [f"did not end within {time.monotonic() - begun:.0f} s"]
+            finally:
+                kill_session(process.pid)
+                process.wait()
+        if out.is_file():
+            found |= json.loads(out.read_text(encoding="utf-8"))
+            found["why"] = [*found.get("why", []), *why_wrong(target, mode, found["ranks"])]
+            found["ok"] = not found["why"]
+        else:
+            told = events.read_text(encoding="utf-8").splitlines()
+            found["told"] = dict(Counter(json.loads(line)["kind"] for line in told))
+            found["failed"] = log.read_text(encoding="utf-8", errors="replace")[-3000:]
+    said = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    found["log"] = [line[-400:] for line in said if "Draft graphs" in line]
+    found["settings"] = {"draft": spec.draft, "k": spec.k, "compilation": spec.compilation}
+    return found | {"wall_s": round(time.monotonic() - begun, 1)}
+
+
+def write_models(folder: Path) -> dict[str, Path]:
+    """The folders of both targets."""
+    scripts = {"dense": "tiny_models.py", "moe": "tiny_moe.py"}
+    folders = {target: folder / target for target in TARGETS}
+    for target, script in scripts.items():
+        command = [sys.executable, str(ENGINE / script), str(folders[target])]
+        subprocess.run(command, check=True, timeout=60)
+    return folders
+
+
+def main() -> int:
+    """Run the cells, write the results, print one line each; 1 if any failed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", default="", help=f"regular expression on {', '.join(CELLS)}")
+    parser.add_argument("--jobs", type=int, default=len(CELLS))
+    parser.add_argument("--limit", type=float, default=135, help="seconds for all cells together")
+    parser.add_argument("--double", action="store_true", help="on CPU, with the graph double")
+    parser.add_argument("--cell", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.cell:
+        return cell_main(arguments.cell, arguments.out)
+    arguments.deadline = time.monotonic() + arguments.limit
+    logs = arguments.out.resolve().parent / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    chosen = [name for name in CELLS if re.search(arguments.only, name)]
+    results: list[dict[str, Any]] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="models-") as models,
+        ThreadPoolExecutor(arguments.jobs) as pool,
+    ):
+        folders = write_models(Path(models))
+        work = [pool.submit(launch_cell, name, folders, logs, arguments) for name in chosen]
+        for each in work:
+            found = each.result()
+            results.append(found)
+            replays = [rank["replays"] for rank in found.get("ranks", ())]
+            state = "ok" if found["ok"] else f"FAILED {found['why']}"
+            print(found["cell"], replays, f"{found['wall_s']} s", state, flush=True)
+            date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+            document = {"date": date, "release": found.get("vllm"), "cells": results}
+            arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    failed = sum(not found["ok"] for found in results)
+    print(f"{len(results) - failed} of {len(results)} cells are right")
+    return 1 if failed or not results else 0
+
+
+def cell_main(given: Path, out: Path) -> int:
+    """One cell: the engine's front end."""
+    prepare(front_end=True)
+    spec = EngineSpec.from_json(given.read_text(encoding="utf-8"))
+    import torch
+    import vllm
+
+    ranks = run_cell(spec, Path(os.environ[dp_hooks.EVENTS_VARIABLE]))
+    device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu"
+    result = {"vllm": vllm.__version__, "torch": torch.__version__, "device": device}
+    out.write_text(json.dumps({**result, "ranks": ranks}), encoding="utf-8")
+    return 0
+
+
+def prepare(*, front_end: bool) -> None:
+    """Environment and hooks of one process of a cell, before it loads vLLM."""
+    import engine_compat
+
+    wanted = {
+        **engine_compat.base_environment(workers=1),
+        **engine_compat.runner_environment("v1"),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+        # Only a process that is spawned imports this file, and so gets its hooks.
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    }
+    for name, value in wanted.items():
+        os.environ.setdefault(name, value)
+    double = os.environ.get(DOUBLE_VARIABLE) == "1"
+    if double:
+        sys.path.append(str(GRAPHS))
+        import dp_double
+
+        dp_double.prepare()
+    if front_end:
+        return
+    if double:
+        dp_double.install()
+    dp_hooks.install()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
+elif __name__ == "__mp_main__" and "Coordinator" not in multiprocessing.current_process().name:
+    prepare(front_end=False)
