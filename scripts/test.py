@@ -2,8 +2,9 @@
 
 ``python3 scripts/test.py [PYTEST ARGUMENTS]`` needs Python 3.11 or 3.12 and pip, and makes the
 environments it needs below ``.cache/``.  What is set up and fetched is kept, so an interrupted
-call goes on there; the checks and the tests themselves always run.  pytest's last line is the last
-line.
+call goes on there; the checks and the tests themselves always run.  Without arguments the tests run
+in two processes, for two cores; what the second one says follows when both have ended, and the last
+line says how both did.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +22,8 @@ import environment
 from environment import ROOT, say
 
 TYPED = ("overlay", "scripts", "tests/engine", "tests/draft_graphs")
+#: The folders of tests that take as long as all the others.
+HALF = ("engine", "draft_graphs")
 
 
 @dataclass(frozen=True)
@@ -62,10 +67,44 @@ def main() -> int:
         if status != 0:
             say(f"[check] {check.name} failed with status {status}; nothing behind it was run")
             return 1
-    say(f"[tests] all of them, {time.monotonic() - began:.0f} s after the start")
-    command = [str(python), "-m", "pytest", "--durations=10", *sys.argv[1:]]
-    env = {name: value for name, value in os.environ.items() if not name.startswith("OVERLAY")}
-    return subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
+    say(f"[tests] {time.monotonic() - began:.0f} s after the start")
+    if sys.argv[1:]:
+        return subprocess.run(
+            pytest(python, sys.argv[1:]), cwd=ROOT, env=clean(), check=False
+        ).returncode
+    return in_halves(python)
+
+
+def pytest(python: Path, arguments: Sequence[str]) -> list[str]:
+    """The command that runs some of the tests."""
+    return [str(python), "-m", "pytest", "--durations=10", *arguments]
+
+
+def clean() -> dict[str, str]:
+    """The environment without what would steer the overlay."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("OVERLAY")}
+
+
+def in_halves(python: Path) -> int:
+    """All tests, in two processes beside each other; the worse of their exit statuses."""
+    folders = [str(ROOT / "tests" / name) for name in HALF]
+    others = [str(ROOT / "tests"), *(f"--ignore={folder}" for folder in folders)]
+    say(f"[tests] those of {' and '.join(HALF)} here, all others beside them")
+    with tempfile.TemporaryFile("w+") as output:
+        beside = subprocess.Popen(
+            pytest(python, others), cwd=ROOT, env=clean(), stdout=output, stderr=output
+        )
+        try:
+            here = subprocess.run(pytest(python, folders), cwd=ROOT, env=clean(), check=False)
+            statuses = (here.returncode, beside.wait())
+        finally:
+            beside.terminate()
+            beside.wait()
+        output.seek(0)
+        say(f"[tests] the others:\n{output.read()}")
+    ends = " and ".join("passed" if status == 0 else f"ended with {status}" for status in statuses)
+    say(f"[tests] those of {' and '.join(HALF)}, and the others: {ends}")
+    return max(statuses, key=abs)
 
 
 if __name__ == "__main__":
