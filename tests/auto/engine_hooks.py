@@ -9,6 +9,11 @@ import sys
 from typing import Any
 
 
+def ray_first() -> None:
+    """Import Ray before vLLM does, so that at exit Ray ends after the executor, which needs it."""
+    import ray  # noqa: F401
+
+
 def live(llm: Any) -> Any:
     """``overlay status --live --json``, in a process of its own, as a user would ask."""
     done = subprocess.run(

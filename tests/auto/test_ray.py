@@ -13,12 +13,15 @@ from typing import Any
 import environment
 import pytest
 from engine_fixtures import NO_ENGINE
+from engine_launch import launch
+from engine_spec import EngineSpec, make_requests
 
 from tests.auto.installed import install_beside
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 SCRIPT = Path(__file__).with_name("ray_cluster.py")
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
 ADDED = """
 id = "mark"
 title = "A further module"
@@ -59,7 +62,7 @@ def cluster(ray_python: Path, beside: Path, tiny_models: Path, tmp_path: Path) -
             "PYTHONPATH": str(beside),
             "OVERLAY_CACHE": str(tmp_path / "cache"),
             "XDG_RUNTIME_DIR": str(tmp_path / "run"),
-            "RAY_USAGE_STATS_ENABLED": "0",
+            **QUIET,
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -96,6 +99,49 @@ def test_equal_nodes_pass_and_have_the_drivers_switches(cluster: Any) -> None:
     assert len({worker["digest"] for worker in workers}) == 1
     for worker in workers:
         assert worker["modules"]["vllm.v1.worker.gpu_model_runner"] == "runs"
+
+
+@pytest.mark.parametrize("version", ["1", "0"], ids=["executor", "older executor"])
+def test_the_engine_drafts_as_it_should_under_the_ray_executor(
+    ray_python: Path, beside: Path, tiny_models: Path, tmp_path: Path, version: str
+) -> None:
+    """vLLM's own executor and its whole engine; only the resource that Ray counts is made up."""
+    (tmp_path / "run").mkdir(mode=0o700)
+    here = SCRIPT.parent
+    engine = here.parent / "engine"  # Ray's workers are not started from the engine's script
+    path = (beside, here / "ray_on_cpu", here, engine)
+    spec = EngineSpec(
+        str(tiny_models),
+        "eagle3",
+        3,
+        make_requests(6),
+        tensor_parallel_size=2,
+        engine={"distributed_executor_backend": "ray"},
+        python_path=(str(here),),
+        pre=("engine_hooks:ray_first",),
+        finish=("engine_hooks:live",),
+    )
+    environment = {
+        "PYTHONPATH": os.pathsep.join(map(str, path)),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OVERLAY_CACHE": str(tmp_path / "cache"),
+        "XDG_RUNTIME_DIR": str(tmp_path / "run"),
+        "VLLM_USE_RAY_V2_EXECUTOR_BACKEND": version,
+        **QUIET,
+    }
+    result = launch(ray_python, spec, env=environment, timeout=400)
+    assert all(request["tokens_ok"] and request["steps_ok"] for request in result["requests"])
+    assert result["counts"] == result["oracle"]
+    said = result["hooks"]["engine_hooks:live"]
+    assert len(said) == 3, said  # and none of Ray's own processes, which were forked from ours
+    assert [one["problem"] for one in said] == [None] * 3
+    assert {one["record"]["way"] for one in said} == {"memory"}
+    records = {one["pid"]: one["record"] for one in said}
+    assert [records[worker["pid"]]["rank"] for worker in result["workers"]] == [0, 1]
+    for worker in result["workers"]:
+        modules = {one["module"]: one for one in records[worker["pid"]]["modules"]}
+        scopes = modules["vllm.v1.worker.gpu_model_runner"]["scopes"]
+        assert set(scopes.values()) == {"runs"}
 
 
 def expect_stopped(workers: list[dict[str, Any]]) -> None:
