@@ -180,7 +180,10 @@ def test_the_package_imports_nothing_that_imports_it() -> None:
     """vLLM imports the package while it is itself being imported: no cycle may arise."""
     allowed = {"numpy", "torch", "vllm.logger", *sys.stdlib_module_names}
     foreign = []
-    for file in [file for name in OURS for file in feature(name).added]:
+    added = [file for name in OURS for file in feature(name).added]
+    # Each of these is looked at itself.
+    allowed |= {file.path.removesuffix(".py").replace("/", ".") for file in added}
+    for file in added:
         pending: list[ast.AST] = list(ast.parse(file.content).body)
         while pending:
             node = pending.pop()
