@@ -198,6 +198,6 @@ def test_the_page_shows_the_table() -> None:
 
 def test_names_are_used_once() -> None:
     names: dict[str, int] = defaultdict(int)
-    for each in (*MUTATIONS, *DP_MUTATIONS):
-        names[each.name] += 1
+    for name in [each.name for each in MUTATIONS] + [each.name for each in DP_MUTATIONS]:
+        names[name] += 1
     assert max(names.values()) == 1

@@ -35,16 +35,16 @@ def schedule_asynchronously() -> None:
 
     for name in ("Stream", "Event"):
         setattr(torch.cuda, name, _Idle)
-    torch.Event = _Idle  # type: ignore[assignment, misc]
-    torch.cuda.current_stream = lambda *_: _Idle()  # type: ignore[assignment, return-value]
-    torch.cuda.stream = lambda *_: contextlib.nullcontext()  # type: ignore[assignment, return-value]
-    update = CpuPlatform.check_and_update_config.__func__  # type: ignore[attr-defined]
+    torch.Event = _Idle  # type: ignore[assignment, misc, unused-ignore]
+    torch.cuda.current_stream = lambda *_: _Idle()  # type: ignore[assignment, return-value, unused-ignore]
+    torch.cuda.stream = lambda *_: contextlib.nullcontext()  # type: ignore[assignment, return-value, unused-ignore]
+    update = CpuPlatform.check_and_update_config.__func__  # type: ignore[attr-defined, unused-ignore]
 
     def check_and_update_config(cls: Any, vllm_config: Any) -> None:
         update(cls, vllm_config)
         vllm_config.scheduler_config.async_scheduling = True
 
-    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)  # type: ignore[assignment]
+    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)  # type: ignore[assignment, unused-ignore]
 
 
 def watch(llm: Any) -> None:
