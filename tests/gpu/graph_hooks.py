@@ -34,9 +34,11 @@ def _watch(worker: Any) -> dict[str, Any] | None:
 
     drafter.model.forward = forward
     _watch_steady(worker.model_runner)
+    groups = getattr(drafter, "draft_attn_groups", ())
+    attention = sorted({group.backend.get_name() for group in groups})
     graphs = getattr(drafter, "draft_graphs", None)
     if graphs is None:
-        return {"graphs": None}
+        return {"graphs": None, "attention": attention}
     inner = graphs._replay
 
     def replay(captured: Any, key: Any) -> None:
@@ -46,7 +48,12 @@ def _watch(worker: Any) -> dict[str, Any] | None:
 
     graphs._replay = replay
     keys = Counter(key.role for key in drafter.cudagraph_dispatcher.draft_keys)
-    return {"mode": graphs.mode, "keys": dict(keys), "withdrawn": graphs._withdrawn}
+    return {
+        "mode": graphs.mode,
+        "keys": dict(keys),
+        "withdrawn": graphs._withdrawn,
+        "attention": attention,
+    }
 
 
 def _watch_steady(runner: Any) -> None:

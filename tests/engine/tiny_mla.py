@@ -1,0 +1,221 @@
+"""Write tiny DeepSeek-V3 models with an MTP layer whose hand-made weights follow ``oracle.Rule``.
+
+As in ``tiny_models``, the rotary part of the attention alone says which key is read: the other
+part of queries and keys is zero.  The residual stream has two banks of one dimension a token id,
+the second of which the head reads, and the dimension ``ON``.  Sizes of a latent and of its rotary
+part are those of DeepSeek-V3, because the kernels know no others.
+
+- ``deepseek-mtp``: the MTP layer reads the token before through its own KV cache.
+- ``deepseek-mtphid``: it reads it from the hidden state handed over.  Its attention is aimed one
+  position *ahead*, so where ``seq_lens`` is too long a stale key wins, and the draft is wrong.
+
+An MTP layer shares embedding and head with the target, so its wrong tokens are wrong in the values
+of its attention.  At position 0 vLLM blanks its input: prompts need three tokens.
+
+``python tiny_mla.py FOLDER`` writes both and ``rule.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import tiny_models
+from oracle import Rule, make_rule
+from tiny_models import HIDDEN, ON, ROPE_BASE, Weights
+
+if TYPE_CHECKING:
+    import torch
+
+DRAFTS: Final = ("deepseek-mtp", "deepseek-mtphid")
+LAYERS: Final = 2
+HEADS: Final = 4
+LATENT: Final = 512
+ROPE: Final = 64
+NOPE: Final = 128
+VALUE: Final = LATENT // HEADS
+#: What each of two hot dimensions is worth behind an RMS norm.
+NORMED: Final = math.sqrt(HIDDEN / 2)
+#: Queries times keys times 1 / sqrt(192), times a cosine sum that falls by 1.1 or more between
+#: the chosen key and its neighbours: they differ by a factor of e**50.
+SHARPNESS: Final = 26.0
+#: How loud the MTP layer's attention is beside what was handed over to it.
+LOUD: Final = 8.0
+
+
+def _zeros(*shape: int) -> torch.Tensor:
+    import torch
+
+    return torch.zeros(*shape, dtype=torch.float64)
+
+
+def _rotary(distance: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """[ROPE] each: a query that finds the key ``distance`` positions before it, and that key.
+
+    DeepSeek's rotary pairs are neighbours: dimensions 2i and 2i + 1.
+    """
+    import torch
+
+    theta = ROPE_BASE ** (-torch.arange(ROPE // 2, dtype=torch.float64) / (ROPE // 2))
+    query = torch.stack([torch.cos(theta * distance), -torch.sin(theta * distance)], -1)
+    key = torch.stack([torch.ones_like(theta), torch.zeros_like(theta)], -1)
+    return query.flatten(), key.flatten()
+
+
+def _attention(
+    name: str, distance: int, bank: int, shown_as: list[int], *, on: float, loud: float
+) -> Weights:
+    """Reads a bank of the key ``distance`` positions back into bank 1.
+
+    :param shown_as: by token, which one its value says it is.
+    :param on: what ON is worth at the input.
+    """
+    import torch
+
+    vocab = len(shown_as)
+    asked, answered = _rotary(distance)
+    query = _zeros(HEADS, NOPE + ROPE, HIDDEN)
+    query[:, NOPE:, ON] = asked * SHARPNESS / on
+    latent = _zeros(LATENT + ROPE, HIDDEN)
+    for token, shown in enumerate(shown_as):
+        latent[shown, bank * vocab + token] = 1
+    latent[LATENT:, ON] = answered * SHARPNESS / on
+    values = _zeros(HEADS, NOPE + VALUE, LATENT)
+    values[:, NOPE:] = torch.eye(LATENT, dtype=torch.float64).view(HEADS, VALUE, LATENT)
+    out = _zeros(HIDDEN, HEADS * VALUE)
+    out[vocab : 2 * vocab, :vocab] = torch.eye(vocab, dtype=torch.float64) * loud
+    return {
+        f"{name}.self_attn.q_proj.weight": query.flatten(0, 1),
+        f"{name}.self_attn.kv_a_proj_with_mqa.weight": latent,
+        f"{name}.self_attn.kv_b_proj.weight": values.flatten(0, 1),
+        f"{name}.self_attn.o_proj.weight": out,
+    }
+
+
+def _layer(name: str, attention: Weights) -> Weights:
+    import torch
+
+    ones = {"input_layernorm": HIDDEN, "post_attention_layernorm": HIDDEN}
+    ones["self_attn.kv_a_layernorm"] = LATENT
+    return {
+        **attention,
+        **tiny_models._silent_mlp(name),
+        **{
+            f"{name}.{norm}.weight": torch.ones(size, dtype=torch.float64)
+            for norm, size in ones.items()
+        },
+    }
+
+
+def _silent(name: str) -> Weights:
+    sizes = {
+        "q_proj": (HEADS * (NOPE + ROPE), HIDDEN),
+        "kv_a_proj_with_mqa": (LATENT + ROPE, HIDDEN),
+        "kv_b_proj": (HEADS * (NOPE + VALUE), LATENT),
+        "o_proj": (HIDDEN, HEADS * VALUE),
+    }
+    return {f"{name}.self_attn.{part}.weight": _zeros(*size) for part, size in sizes.items()}
+
+
+def _target(rule: Rule) -> Weights:
+    """Layer 0 reads the previous token into bank 1, the other layer does nothing."""
+    vocab = rule.vocab
+    right = list(range(vocab))
+    attention = _attention("model.layers.0", 1, 0, right, on=NORMED, loud=1.0)
+    return {
+        "model.embed_tokens.weight": tiny_models._embedding(right),
+        "lm_head.weight": tiny_models._head(rule.successor, slot=vocab),
+        **tiny_models._norms("model.norm"),
+        **_layer("model.layers.0", attention),
+        **_layer("model.layers.1", _silent("model.layers.1")),
+    }
+
+
+def _mtp(rule: Rule, draft: str) -> Weights:
+    """The layer behind the target's own."""
+    name, vocab = f"model.layers.{LAYERS}", rule.vocab
+    shown_as = list(range(vocab))
+    for token in rule.wrong:
+        shown_as[token] = rule.successor.index(rule.draft_successor[token])
+    # The input: first the normed embedding of the token, then the normed hidden state.
+    joined = tiny_models._copy(2 * HIDDEN, (0, 0, vocab), (ON, ON, 1))
+    if draft == "deepseek-mtp":
+        # Two hot dimensions, normed twice.
+        attention = _attention(name, 1, 0, shown_as, on=NORMED, loud=LOUD)
+    else:
+        joined += tiny_models._copy(2 * HIDDEN, (vocab, HIDDEN, vocab))
+        attention = _attention(name, -1, 1, shown_as, on=NORMED, loud=LOUD)
+    return {
+        f"{name}.embed_tokens.weight": tiny_models._embedding(list(range(vocab))),
+        f"{name}.eh_proj.weight": joined,
+        **tiny_models._norms(f"{name}.enorm", f"{name}.hnorm", f"{name}.shared_head.norm"),
+        f"{name}.shared_head.head.weight": tiny_models._head(rule.successor, slot=vocab),
+        **_layer(name, attention),
+    }
+
+
+def _config(vocab: int) -> dict[str, Any]:
+    return {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "num_hidden_layers": LAYERS,
+        "num_nextn_predict_layers": 1,
+        "vocab_size": vocab,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 128,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS,
+        "q_lora_rank": None,
+        "kv_lora_rank": LATENT,
+        "qk_rope_head_dim": ROPE,
+        "qk_nope_head_dim": NOPE,
+        "v_head_dim": VALUE,
+        # No layer is a mixture of experts.
+        "first_k_dense_replace": 100,
+        "moe_intermediate_size": 128,
+        "moe_layer_freq": 1,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+        "max_position_embeddings": 4096,
+        "rope_theta": ROPE_BASE,
+        "rope_scaling": None,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
+
+
+def write_mla_models(folder: Path, rule: Rule) -> None:
+    """Write both models beside those of ``tiny_models``, and ``rule.json`` with them."""
+    tiny_models.write_models(folder, rule)
+    for draft in DRAFTS:
+        weights = {**_target(rule), **_mtp(rule, draft)}
+        tiny_models._write(folder / draft, weights, _config(rule.vocab))
+
+
+def main() -> None:
+    """Write the models into the folder named on the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--vocab", type=int, default=192)
+    parser.add_argument("--wrong-every", type=int, default=7, help="0: the drafts are never wrong")
+    arguments = parser.parse_args()
+    write_mla_models(arguments.folder, make_rule(arguments.vocab, arguments.wrong_every))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+"""MTP drafts with latent attention (MLA) on one GPU, equal to the oracle in every cell.
+
+Runs where a patched vLLM can be imported (``PYTHONPATH``): a tiny DeepSeek-V3 with an MTP layer
+whose every token and accepted count is known beforehand, with FLASH_ATTN_MLA, FLASHMLA and
+TRITON_MLA (Hopper), without graphs, in steps and in a loop.  As with ``acceptance.py``, a cell
+that should have graphs and replayed none has failed, and so has one whose draft ran with another
+attention backend.  Ends within 150 seconds.
+
+    mla.py --out result.json [--only REGEX] [--jobs 8]
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ENGINE = HERE.parent / "engine"
+sys.path[:0] = [str(HERE), str(ENGINE)]
+
+from acceptance import run_cell  # noqa: E402
+from engine_spec import EngineSpec, make_requests  # noqa: E402
+from gpu_cells import FREE_SHARE, FULL, KV_BYTES, Cell, falling  # noqa: E402
+from judging import judge  # noqa: E402
+from placing import Slots  # noqa: E402
+
+CHECK = {"OVERLAY_DRAFT_GRAPHS_CHECK": "1"}
+#: Backend, draft, mode, K and further entries of the spec.
+PLAN: tuple[tuple[str, str, str, int, dict[str, Any]], ...] = (
+    ("FLASH_ATTN_MLA", "deepseek-mtp", "off", 3, {}),
+    ("FLASH_ATTN_MLA", "deepseek-mtp", "loop", 3, {}),
+    ("FLASH_ATTN_MLA", "deepseek-mtp", "step", 3, {}),
+    ("FLASHMLA", "deepseek-mtp", "off", 3, {}),
+    ("FLASHMLA", "deepseek-mtp", "loop", 3, {}),
+    ("FLASHMLA", "deepseek-mtp", "step", 3, {}),
+    ("TRITON_MLA", "deepseek-mtp", "off", 3, {}),
+    ("TRITON_MLA", "deepseek-mtp", "loop", 3, {}),
+    ("FLASH_ATTN_MLA", "deepseek-mtphid", "loop", 5, {}),
+    ("FLASHMLA", "deepseek-mtphid", "loop", 5, {}),
+    ("TRITON_MLA", "deepseek-mtphid", "step", 2, {}),
+    ("FLASH_ATTN_MLA", "deepseek-mtphid", "step", 2, {}),
+    ("FLASHMLA", "deepseek-mtphid", "step", 2, {}),
+    ("FLASH_ATTN_MLA", "deepseek-mtp", "loop", 1, {}),
+    ("FLASHMLA", "deepseek-mtp", "loop", 1, {}),
+    ("FLASH_ATTN_MLA", "deepseek-mtphid", "loop", 2, {"env": CHECK}),
+    ("FLASHMLA", "deepseek-mtphid", "loop", 3, {"env": CHECK}),
+    ("FLASH_ATTN_MLA", "deepseek-mtphid", "loop", 3, {"requests": "long"}),
+)
+
+
+def vllm_source(path: str) -> str:
+    """A file of the vLLM that will run, which is not imported here."""
+    found = importlib.util.find_spec("vllm")
+    if found is None or not found.submodule_search_locations:
+        raise SystemExit("no vLLM can be imported; set PYTHONPATH to a patched one")
+    return Path(found.submodule_search_locations[0], path).read_text(encoding="utf-8")
+
+
+def all_cells(models: str) -> Iterator[Cell]:
+    """The cells for the release that can be imported."""
+    # From 0.23 a draft's attention backend is chosen for itself.
+    own = "attention_backend: AttentionBackendEnum" in vllm_source("config/speculative.py")
+    # Until 0.30 vLLM has no FULL graphs for TRITON_MLA beside drafts of any kind.
+    triton = "QueryLenSupport.UNIFORM" in vllm_source("v1/attention/backends/mla/triton_mla.py")
+    requests = falling(44, lengths=(3, 39), wave=9)
+    long = make_requests(24, tokens=64, lengths=(150, 400), wave=3, steps_between=4)
+    for backend, draft, mode, k, more in PLAN:
+        spec = EngineSpec(
+            models=models,
+            draft=draft,
+            k=k,
+            enforce_eager=False,
+            max_num_seqs=20,
+            compilation=FULL,
+            attention_backend=backend,
+            requests=long if more.get("requests") == "long" else requests,
+            engine={
+                "model": f"{models}/{draft}",
+                "gpu_memory_utilization": FREE_SHARE,
+                "kv_cache_memory_bytes": KV_BYTES,
+            },
+            speculative={"method": "mtp", **({"attention_backend": backend} if own else {})},
+            post_load=("graph_hooks:watch_replays",),
+            finish=("graph_hooks:replays",),
+            python_path=(str(HERE),),
+        )
+        spec = replace(spec, env=more.get("env", {}))
+        graphs = mode != "off" and (backend != "TRITON_MLA" or triton)
+        kind = "-checked" if "env" in more else "-long" if "requests" in more else ""
+        name = f"{backend.lower()}-{draft.removeprefix('deepseek-')}-k{k}{kind}"
+        yield Cell(name, mode, spec, expects="graphs" if graphs else "none")
+
+
+def judge_all(results: list[dict[str, Any]]) -> None:
+    """As ``judging.judge``; and the draft's attention backend is the one that was asked for."""
+    judge(results)
+    for one in results:
+        asked = [one["settings"]["attention_backend"]]
+        found = (one.get("captured") or {}).get("attention")
+        if one["ok"] and found != asked:
+            one["ok"], one["why"] = False, f"the draft's attention backend is {found}, not {asked}"
+
+
+def main() -> int:
+    """Run the cells, write the results, print one line each; 1 if any failed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", default="", help="regular expression on NAME-MODE")
+    parser.add_argument("--jobs", type=int, default=8, help="engines at a time")
+    parser.add_argument("--timeout", type=float, default=110, help="seconds for one engine")
+    args = parser.parse_args()
+    models = Path(tempfile.mkdtemp()) / "models"
+    subprocess.run([sys.executable, str(ENGINE / "tiny_mla.py"), str(models)], check=True)
+    logs = args.out.parent / f"{args.out.stem}-logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    slots = Slots((), args.jobs)
+    results: list[dict[str, Any]] = []
+    cells = [cell for cell in all_cells(str(models)) if re.search(args.only, cell.title)]
+    with ThreadPoolExecutor(slots.count) as pool:
+        futures = [pool.submit(run_cell, cell, logs, slots, args.timeout) for cell in cells]
+        for future in as_completed(futures):
+            found = future.result()
+            results.append(found)
+            judge_all(results)
+            replays = (found.get("ran") or {}).get("replays")
+            state = "equal" if found["ok"] else f"({found['why']})"
+            print(found["cell"], found["mode"], state, replays, f"{found['wall_s']} s", flush=True)
+            date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+            release = next((one["vllm"] for one in results if "vllm" in one), None)
+            document = {"date": date, "release": release, "cells": results}
+            args.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    failed = [found for found in results if not found["ok"]]
+    for found in failed:
+        print("FAILED", found["cell"], found["mode"], found["why"])
+    print(f"{len(results) - len(failed)} of {len(results)} cells equal the oracle")
+    return 1 if failed or not results else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
