@@ -18,6 +18,8 @@ WATCHED_MODULES = (
     "vllm.v1.worker.gpu_model_runner",
     "vllm.v1.cudagraph_dispatcher",
 )
+#: Entry of ``speculative_config``.
+OWN_ATTENTION = "attention_backend"
 #: Name in the metrics without ``vllm:`` -> name in the result.
 COUNTERS = {
     "spec_decode_num_drafts": "drafts",
@@ -56,6 +58,20 @@ def base_environment(workers: int) -> dict[str, str]:
             str(cores[rank % len(cores)]) for rank in range(workers)
         )
     return wanted
+
+
+def with_draft_attention(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of ``vllm.LLM`` whose attention backend is the draft's too.
+
+    From 0.21 vLLM chooses the draft's by itself unless ``speculative_config`` says which.
+    """
+    from vllm.config import SpeculativeConfig
+
+    backend = arguments.get("attention_config", {}).get("backend")
+    speculative = arguments.get("speculative_config")
+    if backend is None or speculative is None or not hasattr(SpeculativeConfig, OWN_ATTENTION):
+        return arguments
+    return {**arguments, "speculative_config": {OWN_ATTENTION: backend, **speculative}}
 
 
 def watch_drafts(seen: Callable[[str, int, int, int], None]) -> None:

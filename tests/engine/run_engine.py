@@ -132,7 +132,7 @@ def run(spec: EngineSpec) -> dict[str, Any]:
             oracle.Step(*step)
         )
     )
-    llm = vllm.LLM(**spec.llm_arguments())
+    llm = vllm.LLM(**engine_compat.with_draft_attention(spec.llm_arguments()))
     loaded = time.monotonic()
     hooks = {hook: call(hook, llm) for hook in spec.post_load}
     outputs, engine_steps = serve(llm, spec.requests)

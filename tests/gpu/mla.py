@@ -70,8 +70,6 @@ def vllm_source(path: str) -> str:
 
 def all_cells(models: str) -> Iterator[Cell]:
     """The cells for the release that can be imported."""
-    # From 0.23 a draft's attention backend is chosen for itself.
-    own = "attention_backend: AttentionBackendEnum" in vllm_source("config/speculative.py")
     # Until 0.30 vLLM has no FULL graphs for TRITON_MLA beside drafts of any kind.
     triton = "QueryLenSupport.UNIFORM" in vllm_source("v1/attention/backends/mla/triton_mla.py")
     requests = falling(44, lengths=(3, 39), wave=9)
@@ -91,7 +89,7 @@ def all_cells(models: str) -> Iterator[Cell]:
                 "gpu_memory_utilization": FREE_SHARE,
                 "kv_cache_memory_bytes": KV_BYTES,
             },
-            speculative={"method": "mtp", **({"attention_backend": backend} if own else {})},
+            speculative={"method": "mtp"},
             post_load=("graph_hooks:watch_replays",),
             finish=("graph_hooks:replays",),
             python_path=(str(HERE),),
