@@ -20,7 +20,8 @@ import mla_kernels
 import torch
 import upstream_twin
 from recorded_backend import RecordedBackend
-from upstream_twin import BLOCK, BLOCKS, HEADS, HIDDEN, LAYER, VOCAB, Parts, Shape
+from twin_model import BLOCK, BLOCKS, HEADS, HIDDEN, LAYER, VOCAB, Shape
+from upstream_twin import Parts
 from vllm.config import VllmConfig
 from vllm.forward_context import get_forward_context
 from vllm.v1.spec_decode.draft_graphs import capture, compat
@@ -51,7 +52,7 @@ class Recorded(RecordedBackend):
         self.host = HOST
 
 
-class Model(torch.nn.Module):
+class Model(torch.nn.Module):  # type: ignore[misc, unused-ignore]
     """An MTP-like draft: two layers of latent attention over one cache, absorbed weights only."""
 
     def __init__(self, shape: Shape) -> None:

@@ -23,95 +23,25 @@ from typing import Any
 import graph_safe_attention
 import torch
 from recorded_backend import RecordedBackend
+from twin_model import (
+    BLOCK,
+    BLOCKS,
+    HIDDEN,
+    LAYER,
+    LONGEST,
+    VOCAB,
+    WIDTH,
+    Model,
+    Shape,
+)
 from vllm.config import CUDAGraphMode, VllmConfig, set_current_vllm_config
-from vllm.forward_context import BatchDescriptor, get_forward_context
-from vllm.model_executor.models.llama_eagle3 import Eagle3LlamaForCausalLM
+from vllm.forward_context import BatchDescriptor
 from vllm.platforms import current_platform
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.spec_decode.draft_graphs.graphs import DraftGraphs
 from vllm.v1.spec_decode.draft_graphs.keys import DraftKeys
 from vllm.v1.spec_decode.draft_graphs.policy import Facts
 from vllm.v1.spec_decode.eagle import EagleProposer
-
-VOCAB, HIDDEN, HEADS, HEAD, BLOCK, BLOCKS, WIDTH, LONGEST = 97, 32, 2, 16, 4, 160, 16, 64
-LAYER = "draft.layers.0"
-
-
-@dataclass(frozen=True)
-class Shape:
-    """One kind of drafter, and what it was captured for."""
-
-    k: int
-    mode: str
-    max_num_seqs: int
-    max_capture_tokens: int
-    method: str = "eagle3"
-    returns_tuple: bool = True
-    mrope: bool = False
-    target_mrope: bool = False
-    multimodal: bool = False
-    dynamic_k: bool = False
-    backend: str = "CPU_ATTN"
-
-
-class Model(Eagle3LlamaForCausalLM):  # type: ignore[misc]
-    """Random weights, one attention layer, everything that a drafter may be asked for.
-
-    Upstream lets only its own classes draft for EAGLE3, so it is one, by name alone.
-    """
-
-    def __init__(self, shape: Shape) -> None:
-        torch.nn.Module.__init__(self)
-        self.shape = shape
-        generator = torch.Generator().manual_seed(0)
-
-        def weight(*size: int) -> torch.nn.Parameter:
-            return torch.nn.Parameter(torch.randn(size, generator=generator) / size[-1] ** 0.5)
-
-        self.embed, self.head = weight(VOCAB, HIDDEN), weight(VOCAB, HIDDEN)
-        self.query, self.key, self.value = (weight(HIDDEN, HIDDEN) for _ in range(3))
-        self.places, self.mix = weight(3, HIDDEN), weight(HIDDEN, 2 * HIDDEN)
-        self.reduce = weight(HIDDEN, 3 * HIDDEN)
-        self.model = SimpleNamespace(fc=SimpleNamespace(input_size=3 * HIDDEN))
-        self.attention = graph_safe_attention.GraphSafeImpl(HEADS, HEAD, HEAD**-0.5, HEADS)
-        self.kv_cache = torch.zeros(BLOCKS, HEADS, BLOCK, 2 * HEAD)
-
-    def combine_hidden_states(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """[tokens, 3 * hidden] to [tokens, hidden]."""
-        return hidden_states @ self.reduce.T
-
-    def embed_input_ids(
-        self, input_ids: torch.Tensor, multimodal_embeddings: Any = None, is_multimodal: Any = None
-    ) -> torch.Tensor:
-        assert not multimodal_embeddings
-        return self.embed[input_ids.long()]
-
-    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return hidden_states @ self.head.T
-
-    def forward(
-        self,
-        input_ids: torch.Tensor | None,
-        positions: torch.Tensor,
-        inputs_embeds: torch.Tensor | None,
-        hidden_states: torch.Tensor,
-    ) -> Any:
-        context = get_forward_context()
-        metadata, slots = context.attn_metadata[LAYER], context.slot_mapping[LAYER]
-        embeds = inputs_embeds if input_ids is None else self.embed_input_ids(input_ids)
-        places = positions if positions.dim() == 2 else positions[None].expand(3, -1)
-        mixed = torch.cat([embeds, hidden_states], -1) @ self.mix.T
-        mixed = torch.tanh(mixed + torch.sin(places.T.float() @ self.places))
-        tokens = mixed.shape[0]
-        query, key, value = (
-            (mixed @ weight.T).view(tokens, HEADS, HEAD)
-            for weight in (self.query, self.key, self.value)
-        )
-        self.attention.do_kv_cache_update(self, key, value, self.kv_cache, slots)
-        output = torch.zeros(tokens, HEADS * HEAD)
-        self.attention.forward(self, query, key, value, self.kv_cache, metadata, output)
-        last = torch.tanh(mixed + output)
-        return (last, torch.tanh(last + mixed)) if self.shape.returns_tuple else last
 
 
 class Dispatcher:
