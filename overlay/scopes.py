@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import gc
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from overlay.model import MODULE_SCOPE
 
@@ -105,11 +107,23 @@ def _compile_error(data: bytes, path: str) -> str | None:
 
 def _parse(text: str, path: str) -> ast.Module:
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _no_collection():
             warnings.simplefilter("ignore")
             return ast.parse(text, path)
     except _COMPILER_ERRORS as error:
         raise UnparsableError(describe(error)) from error
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """A tree has a hundred thousand nodes, none of them garbage: looking for some takes long."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
 
 
 def describe(error: BaseException) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import gc
 import textwrap
 import warnings
 from pathlib import Path
@@ -124,6 +126,18 @@ def test_checking_a_text_does_not_run_it(tmp_path: Path) -> None:
 def test_a_future_import_here_does_not_leak_into_the_checked_code() -> None:
     # overlay.scopes imports annotations from the future, which forbids this one.
     assert Syntax().compile_error(b"def f(x: (y := 1)): pass\n", "x.py") is None
+
+
+@pytest.mark.parametrize("running", [True, False])
+@pytest.mark.parametrize("text", ["x = 1", "x ="])
+def test_the_collector_is_left_as_it_was(text: str, running: bool) -> None:
+    (gc.enable if running else gc.disable)()
+    try:
+        with contextlib.suppress(UnparsableError):
+            find([text])
+        assert gc.isenabled() is running
+    finally:
+        gc.enable()
 
 
 def test_each_text_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
