@@ -14,6 +14,7 @@ import pytest
 sys.path.append(str(Path(__file__).parent / "gpu"))
 
 import data_parallel
+import dp_judging
 from engine_spec import make_requests
 from oracle import continuation, make_rule, undisturbed
 
@@ -28,7 +29,7 @@ def story(target: str, mode: str) -> tuple[Served, Events]:
     served: Served = {}
     told: Events = []
     lockstep = target == "moe"
-    for rank in range(data_parallel.RANKS):
+    for rank in range(dp_judging.RANKS):
         told.append({"kind": "loaded", "rank": rank, "ranks": 2 if lockstep else 1})
         if mode != "off":
             told.append({"kind": "captured", "rank": rank, "keys": 8, "withdrawn": None})
@@ -52,7 +53,7 @@ def story(target: str, mode: str) -> tuple[Served, Events]:
 
 
 def verdict(target: str, mode: str, served: Served, told: Events) -> list[str]:
-    return data_parallel.why_wrong(target, mode, data_parallel.judge(K, RULE, served, told))
+    return dp_judging.why_wrong(target, mode, dp_judging.judge(K, RULE, served, told))
 
 
 @pytest.mark.parametrize("target", data_parallel.TARGETS)

@@ -34,7 +34,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -46,11 +46,10 @@ GRAPHS = HERE.parent / "draft_graphs"
 sys.path[:0] = [str(HERE), str(ENGINE)]
 
 import dp_hooks  # noqa: E402
-import oracle  # noqa: E402
+from dp_judging import RANKS, Served, judge, why_wrong  # noqa: E402
 from engine_spec import EngineSpec, Request, make_requests  # noqa: E402
 
 DOUBLE_VARIABLE = "TEST_DATA_PARALLEL_DOUBLE"
-RANKS = 2
 TARGETS = ("dense", "moe")
 #: Live requests of the busy rank.
 LIVE = 8
@@ -79,6 +78,7 @@ def make_spec(models: Path, compilation: dict[str, Any], *, double: bool) -> Eng
         engine["distributed_executor_backend"] = "uni"  # fewer processes
     else:
         engine |= {"gpu_memory_utilization": 0.05, "kv_cache_memory_bytes": 1 << 28}
+        engine["moe_backend"] = "triton"  # others may want to fetch or to compile kernels
     return EngineSpec(
         str(models),
         draft="eagle3hid",
@@ -95,56 +95,60 @@ def make_spec(models: Path, compilation: dict[str, Any], *, double: bool) -> Eng
 # ---- one cell, in a process of its own
 
 
-async def serve(spec: EngineSpec) -> dict[str, tuple[Request, list[int]]]:
-    """Start the engine and serve two phases; each request with its tokens, by its id.
-
-    Ids are ``rank.phase.number``.
-    """
+async def ask(engine: Any, name: str, request: Request) -> list[int]:
+    """The tokens of one request to the rank that its name begins with."""
     from vllm import SamplingParams
-    from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.sampling_params import RequestOutputKind
+
+    parameters = SamplingParams(
+        temperature=0.0,
+        max_tokens=request.tokens,
+        ignore_eos=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+    prompt = {"prompt_token_ids": list(request.prompt)}
+    rank = int(name.partition(".")[0])
+    tokens: list[int] = []
+    async for output in engine.generate(prompt, parameters, name, data_parallel_rank=rank):
+        tokens = list(output.outputs[0].token_ids)
+    return tokens
+
+
+async def phase(engine: Any, number: int, working: int, served: Served) -> None:
+    """One rank works, the other gets two short requests: at once, and when half is done."""
+    room, half = asyncio.Semaphore(LIVE), asyncio.Event()
+    requests = busy(seed=10 + number)
+
+    async def work(index: int, request: Request) -> None:
+        name = f"{working}.{number}.{index}"
+        async with room:
+            served[name] = (request, await ask(engine, name, request))
+        if sum(each.startswith(f"{working}.{number}.") for each in served) > len(requests) // 2:
+            half.set()
+
+    async def idle() -> None:
+        for index, request in enumerate(make_requests(2, tokens=12, seed=20 + number)):
+            name = f"{1 - working}.{number}.{index}"
+            served[name] = (request, await ask(engine, name, request))
+            await half.wait()
+
+    await asyncio.gather(idle(), *(work(*each) for each in enumerate(requests)))
+
+
+async def serve(spec: EngineSpec) -> Served:
+    """Start the engine and serve two phases; each request with its tokens, by its name.
+
+    Names are ``rank.phase.number``.
+    """
+    from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**spec.llm_arguments()))
-    served: dict[str, tuple[Request, list[int]]] = {}
-
-    async def ask(name: str, request: Request) -> None:
-        parameters = SamplingParams(
-            temperature=0.0,
-            max_tokens=request.tokens,
-            ignore_eos=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
-        rank = int(name.partition(".")[0])
-        prompt: Any = {"prompt_token_ids": list(request.prompt)}
-        async for output in engine.generate(prompt, parameters, name, data_parallel_rank=rank):
-            served[name] = (request, list(output.outputs[0].token_ids))
-
-    async def phase(number: int, working: int) -> None:
-        room = asyncio.Semaphore(LIVE)
-        requests = busy(seed=10 + number)
-        half = asyncio.Event()
-        left = len(requests)
-
-        async def one(index: int, request: Request) -> None:
-            nonlocal left
-            async with room:
-                await ask(f"{working}.{number}.{index}", request)
-            left -= 1
-            if left <= len(requests) // 2:
-                half.set()
-
-        async def mostly_idle() -> None:
-            for index, request in enumerate(make_requests(2, tokens=12, seed=20 + number)):
-                await ask(f"{1 - working}.{number}.{index}", request)
-                await half.wait()
-
-        await asyncio.gather(mostly_idle(), *(one(*each) for each in enumerate(requests)))
-
+    served: Served = {}
     try:
-        await phase(0, working=0)
-        await phase(1, working=1)
+        await phase(engine, 0, working=0, served=served)
+        await phase(engine, 1, working=1, served=served)
     finally:
         engine.shutdown()
     return served
@@ -157,80 +161,6 @@ def run_cell(spec: EngineSpec, events: Path) -> list[dict[str, Any]]:
     served = asyncio.run(serve(spec))
     told = [json.loads(line) for line in events.read_text(encoding="utf-8").splitlines()]
     return judge(spec.k, read_rule(Path(spec.models)), served, told)
-
-
-def judge(
-    k: int,
-    rule: oracle.Rule,
-    served: dict[str, tuple[Request, list[int]]],
-    told: list[dict[str, Any]],
-) -> list[dict[str, Any]]:
-    """The findings on each rank, from its requests and from what its processes told."""
-    steps: dict[str, list[oracle.Step]] = defaultdict(list)
-    for event in told:
-        if event["kind"] == "step":
-            steps[event["id"]].append(
-                oracle.Step(event["known"], event["drafted"], event["accepted"])
-            )
-    found = []
-    for rank in range(RANKS):
-        mine = {name: each for name, each in served.items() if name.startswith(f"{rank}.")}
-        seen, right, tokens_ok = [], [], 0
-        for name, (request, tokens) in mine.items():
-            prompt = list(request.prompt)
-            text = prompt + oracle.continuation(rule, prompt, request.tokens)
-            tokens_ok += prompt + tokens == text
-            seen += steps[name]
-            right += [
-                replace(step, accepted=oracle.accepted(rule, text[: step.known], step.drafted))
-                for step in steps[name]
-            ]
-        ours = [event for event in told if event.get("rank") == rank]
-        kinds = Counter(event["kind"] for event in ours)
-        dummies = [event for event in ours if event["kind"] == "dummy"]
-        replays = [event for event in ours if event["kind"] == "replay"]
-        found.append(
-            {
-                "requests": len(mine),
-                "tokens_ok": tokens_ok,
-                "drafts": len(seen),
-                "accepted": list(oracle.count_steps(seen, k).per_position),
-                "oracle": list(oracle.count_steps(right, k).per_position),
-                "every_step_ok": bool(seen) and seen == right,
-                "ranks_known": [event["ranks"] for event in ours if event["kind"] == "loaded"],
-                "captured": [event for event in ours if event["kind"] == "captured"],
-                "replays": dict(Counter(event["role"] for event in replays)),
-                "sizes": dict(Counter(f"{each['role']} {each['size']}" for each in replays)),
-                "asked": kinds["asked"],
-                "dummy_batches": len(dummies),
-                "dummies_compared": sum(event["wrote"] is not None for event in dummies),
-                "dummy_replays": sum(event["replays"] for event in dummies),
-                "dummy_wrote": sorted({name for each in dummies for name in each["wrote"] or ()}),
-            }
-        )
-    return found
-
-
-def why_wrong(target: str, mode: str, ranks: list[dict[str, Any]]) -> list[str]:
-    """What is not as it must be on each rank; nothing if all is right."""
-    wrong = []
-    for rank, found in enumerate(ranks):
-        lockstep = target == "moe"
-        checks = {
-            "tokens": found["requests"] > 0 and found["tokens_ok"] == found["requests"],
-            "accepted drafts": found["every_step_ok"] and found["accepted"] == found["oracle"],
-            "replays": bool(found["replays"]) == (mode != "off"),
-            "roles": mode == "off" or set(found["replays"]) == {"first", mode},
-            "ranks known": found["ranks_known"] == [RANKS if lockstep else 1],
-            "asked": (found["asked"] > 0) == (lockstep and mode == "off"),
-            "dummy batches": (found["dummies_compared"] > 0) == lockstep,
-            "replays in dummy batches": found["dummy_replays"] == 0,
-            # Without graphs it is upstream's affair what its dummy batches write.
-            "writes of dummy batches": mode == "off" or not found["dummy_wrote"],
-            "withdrawn": not any(event["withdrawn"] for event in found["captured"]),
-        }
-        wrong += [f"rank {rank}: {name}" for name, right in checks.items() if not right]
-    return wrong
 
 
 # ---- all cells
@@ -256,50 +186,57 @@ def kill_session(process: int) -> None:
         time.sleep(0.2)
 
 
+def run_session(command: list[str], env: dict[str, str], log: Path, limit: float) -> str | None:
+    """Run a command in a session of its own, of which nothing is left; why it failed, if it did."""
+    with log.open("w") as stream:
+        process = subprocess.Popen(
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        status = process.wait(limit)
+    except subprocess.TimeoutExpired:
+        return f"did not end within {limit:.0f} s"
+    finally:
+        kill_session(process.pid)
+        process.wait()
+    return f"ended with status {status}" if status else None
+
+
 def launch_cell(name: str, folders: dict[str, Path], logs: Path, arguments: Any) -> dict[str, Any]:
-    """Run one cell in a session of its own; what was found."""
+    """Run one cell; what was found."""
     target, mode, compilation = CELLS[name]
     begun = time.monotonic()
     log = logs / f"data-parallel-{name}.log"
-    found: dict[str, Any] = {"cell": name, "target": target, "mode": mode, "ok": False}
+    found: dict[str, Any] = {"cell": name, "target": target, "mode": mode}
     spec = make_spec(folders[target], compilation, double=arguments.double)
     with tempfile.TemporaryDirectory(prefix="data-parallel-") as scratch:
-        given, out = Path(scratch, "spec.json"), Path(scratch, "out.json")
+        given, out, events = (Path(scratch, each) for each in ("spec.json", "out.json", "events"))
         given.write_text(spec.to_json(), encoding="utf-8")
-        events = Path(scratch, "events")
         events.touch()
-        env = os.environ | {
+        env = {
+            **os.environ,
             "OVERLAY_DRAFT_GRAPHS": mode,
             dp_hooks.EVENTS_VARIABLE: str(events),
             DOUBLE_VARIABLE: str(int(arguments.double)),
         }
-        with log.open("w") as stream:
-            process = subprocess.Popen(
-                [sys.executable, __file__, "--cell", str(given), "--out", str(out)],
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            left = arguments.deadline - time.monotonic()
-            try:
-                status = process.wait(max(min(arguments.limit, left), 1))
-                if status:
-                    found["why"] = [f"ended with status {status}"]
-            except subprocess.TimeoutExpired:
-                found["why"] = [f"did not end within {time.monotonic() - begun:.0f} s"]
-            finally:
-                kill_session(process.pid)
-                process.wait()
+        command = [sys.executable, __file__, "--cell", str(given), "--out", str(out)]
+        limit = max(min(arguments.limit, arguments.deadline - begun), 1)
+        failed = run_session(command, env, log, limit)
+        found["why"] = [failed] if failed else []
         if out.is_file():
             found |= json.loads(out.read_text(encoding="utf-8"))
-            found["why"] = [*found.get("why", []), *why_wrong(target, mode, found["ranks"])]
-            found["ok"] = not found["why"]
+            found["why"] += why_wrong(target, mode, found["ranks"])
         else:
             told = events.read_text(encoding="utf-8").splitlines()
             found["told"] = dict(Counter(json.loads(line)["kind"] for line in told))
             found["failed"] = log.read_text(encoding="utf-8", errors="replace")[-3000:]
+            found["why"] = found["why"] or ["ended without a result"]
+    found["ok"] = not found["why"]
     said = log.read_text(encoding="utf-8", errors="replace").splitlines()
     found["log"] = [line[-400:] for line in said if "Draft graphs" in line]
     found["settings"] = {"draft": spec.draft, "k": spec.k, "compilation": spec.compilation}
