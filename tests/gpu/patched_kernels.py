@@ -4,7 +4,7 @@
 A patch adds 1000 to what a kernel of the drafter writes.  Processes that share one Triton cache
 launch it: pristine, patched in memory, and pristine again.  Needs one GPU, takes half a minute.
 
-    triton_kernels.py --site SITE --overlay FOLDER --out result.json
+    patched_kernels.py --site SITE --overlay FOLDER --out result.json
 """
 
 from __future__ import annotations
