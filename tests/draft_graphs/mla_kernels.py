@@ -11,8 +11,10 @@ from __future__ import annotations
 import importlib
 import sys
 from dataclasses import dataclass
+from functools import cache
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -151,25 +153,82 @@ def decode_attention_fwd(
     o.copy_(paged(q, cache, req_to_token, owner, b_seq_len, sm_scale, latent))
 
 
-def backend(name: str) -> Any:
-    """The module of vLLM's MLA backend `name`, with the doubles in the place of the kernels."""
+def trtllm_batch_decode_with_kv_cache_mla(
+    *,
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    kv_lora_rank: int,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    max_seq_len: int,
+    bmm1_scale: float,
+    cum_seq_lens_q: torch.Tensor | None = None,
+    max_q_len: int | None = None,
+    **_: Any,
+) -> torch.Tensor:
+    """FlashInfer's, query [R, length, heads, width], or, from 0.31, [T, heads, width]."""
+    requests = seq_lens.shape[0]
+    if cum_seq_lens_q is None:
+        length, shape = query.shape[1], query.shape[:-1]
+        owner = torch.arange(requests).repeat_interleave(length)
+        later = torch.arange(length - 1, -1, -1).repeat(requests)
+        query = query.flatten(0, 1)
+    else:
+        assert max_q_len is not None
+        rows, shape = torch.arange(query.shape[0], dtype=torch.int32), query.shape[:-1]
+        owner = torch.searchsorted(cum_seq_lens_q[1:].contiguous(), rows, right=True)
+        owner = owner.clamp(max=requests - 1)
+        later = cum_seq_lens_q[owner + 1] - 1 - rows
+        # Whoever promises too short a query loses its end.
+        later = torch.where(rows - cum_seq_lens_q[owner] < max_q_len, later, max_seq_len)
+    seen = seq_lens.clamp(max=max_seq_len)[owner] - later
+    cache = kv_cache.squeeze(1)
+    out = paged(query, cache, block_tables, owner, seen, bmm1_scale, kv_lora_rank)
+    return out.view(*shape, kv_lora_rank)
+
+
+FILES = {
+    "FLASH_ATTN_MLA": "flashattn_mla",
+    "FLASHMLA": "flashmla",
+    "TRITON_MLA": "triton_mla",
+    "FLASHINFER_MLA": "flashinfer_mla",
+}
+DOUBLES: dict[str, tuple[Any, ...]] = {
+    "FLASH_ATTN_MLA": (flash_attn_varlen_func, get_scheduler_metadata),
+    "FLASHMLA": (flash_mla_with_kvcache, get_mla_metadata),
+    "TRITON_MLA": (decode_attention_fwd,),
+    "FLASHINFER_MLA": (trtllm_batch_decode_with_kv_cache_mla,),
+}
+
+
+def _stand_ins() -> dict[str, Any]:
+    """Modules that the backends import and that only a GPU has, by name."""
     from vllm.v1.attention.backends import fa_utils
 
-    fake: Any = ModuleType("vllm.vllm_flash_attn")
-    for where in (fake, fa_utils):
+    names = ("vllm.vllm_flash_attn", "flashinfer", "flashinfer.decode", "flashinfer.utils")
+    found: dict[str, Any] = {name: ModuleType(name) for name in names}
+    for where in (found["vllm.vllm_flash_attn"], fa_utils):
         where.flash_attn_varlen_func = flash_attn_varlen_func
         where.get_scheduler_metadata = get_scheduler_metadata
-    sys.modules.setdefault("vllm.vllm_flash_attn", fake)
-    files = {"FLASH_ATTN_MLA": "flashattn_mla", "FLASHMLA": "flashmla", "TRITON_MLA": "triton_mla"}
-    module: Any = importlib.import_module(f"vllm.v1.attention.backends.mla.{files[name]}")
-    doubles = {
-        "FLASH_ATTN_MLA": (flash_attn_varlen_func, get_scheduler_metadata),
-        "FLASHMLA": (flash_mla_with_kvcache, get_mla_metadata),
-        "TRITON_MLA": (decode_attention_fwd,),
-    }
-    for double in doubles[name]:
+    kernel = trtllm_batch_decode_with_kv_cache_mla
+    found["flashinfer.decode"].trtllm_batch_decode_with_kv_cache_mla = kernel
+    utils = found["flashinfer.utils"]
+    utils.get_device_sm_count = utils.get_trtllm_gen_multi_ctas_kv_counter_bytes = None
+    return found
+
+
+@cache
+def backend(name: str) -> Any:
+    """The module of vLLM's MLA backend `name`, with the doubles in the place of the kernels."""
+    importlib.import_module("vllm.model_executor.layers.attention.mla_attention")
+    # Until 0.24 FlashInfer's workspace is made on the GPU when the module is imported.
+    no_workspace = patch.object(torch, "zeros", lambda *size, **_: torch.empty(0))
+    with patch.dict(sys.modules, _stand_ins()), no_workspace:
+        module: Any = importlib.import_module(f"vllm.v1.attention.backends.mla.{FILES[name]}")
+    for double in DOUBLES[name]:
         assert hasattr(module, double.__name__), f"{name} calls no {double.__name__} any more"
         setattr(module, double.__name__, double)
+    module._get_workspace_buffer = lambda return_lse: None
     if name == "TRITON_MLA":
         module.triton = SimpleNamespace(
             next_power_of_2=lambda number: 1 << (int(number) - 1).bit_length()

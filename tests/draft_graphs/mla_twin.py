@@ -117,15 +117,24 @@ def make_impl(name: str) -> Any:
         dcp_world_size=1,
         dcp_rank=0,
         _sm_count=4,
+        num_heads=HEADS,
+        qk_nope_head_dim=LATENT,
+        bmm1_scale=None,
+        bmm2_scale=None,
+        _workspace_buffer=None,
     )
     return impl
 
 
 def classes(name: str) -> dict[str, str]:
     """Names of vLLM's classes for a backend."""
-    stem = {"FLASH_ATTN_MLA": "FlashAttnMLA", "FLASHMLA": "FlashMLA", "TRITON_MLA": "TritonMLA"}
-    builder = stem[name] + "MetadataBuilder"
-    return {"backend": stem[name] + "Backend", "impl": stem[name] + "Impl", "builder": builder}
+    stem = {
+        "FLASH_ATTN_MLA": "FlashAttnMLA",
+        "FLASHMLA": "FlashMLA",
+        "TRITON_MLA": "TritonMLA",
+        "FLASHINFER_MLA": "FlashInferMLA",
+    }[name]
+    return {"backend": stem + "Backend", "impl": stem + "Impl", "metadata": stem + "Metadata"}
 
 
 def make_builder(name: str, config: VllmConfig, k: int) -> Any:
@@ -171,8 +180,8 @@ def make_builder(name: str, config: VllmConfig, k: int) -> Any:
 def metadata_class(name: str) -> Any:
     """The class of the metadata that the builder makes."""
     module = mla_kernels.backend(name)
-    found = {"FLASH_ATTN_MLA": "FlashAttnMLAMetadata", "FLASHMLA": "FlashMLAMetadata"}
-    return getattr(module, found.get(name, "MLACommonMetadata"))
+    # Some have none of their own.
+    return getattr(module, classes(name)["metadata"], None) or module.MLACommonMetadata
 
 
 def make_group(name: str, k: int, single: bool) -> Callable[[VllmConfig], Any]:
@@ -208,7 +217,7 @@ SHAPES = tuple(
         returns_tuple=False,
         backend=backend,
     )
-    for backend in ("FLASH_ATTN_MLA", "FLASHMLA", "TRITON_MLA")
+    for backend in ("FLASH_ATTN_MLA", "FLASHMLA", "TRITON_MLA", "FLASHINFER_MLA")
     for k, mode in ((1, "auto"), (2, "step"), (3, "loop"), (5, "auto"))
 )
 

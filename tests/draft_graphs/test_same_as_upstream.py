@@ -53,7 +53,7 @@ def test_drafts_and_kv_cache_are_those_of_upstream(patched: PrivateCopy) -> None
 @pytest.mark.slow
 def test_with_mla_they_are_those_of_upstream(patched: PrivateCopy) -> None:
     used = drafted(run_twin(patched, "mla_twin.py", "--cases", "20"))
-    for backend in ("FLASH_ATTN_MLA", "FLASHMLA", "TRITON_MLA"):
+    for backend in ("FLASH_ATTN_MLA", "FLASHMLA", "TRITON_MLA", "FLASHINFER_MLA"):
         assert used[backend]["propose used"] > 40, backend
         assert used[backend]["later_steps used"] > 10, backend
     alone = used["TRITON_MLA, single tokens"]
@@ -87,4 +87,4 @@ def test_a_schedule_that_is_not_made_anew_is_found_out(patched: PrivateCopy, bac
     finally:
         passes.write_text(source, encoding="utf-8")
     assert ended.returncode != 0
-    assert "is not tensor" in ended.stderr or "nothing was captured" in ended.stderr
+    assert "AssertionError: case " in ended.stderr  # drafts or KV cache, not the capture
