@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Iterator
 
 import pytest
+from added_modules import FOLDER
 
 from overlay.releases import KNOWN_RELEASES
 from overlay.targets import resolve
@@ -126,3 +128,59 @@ def test_a_forward_context_that_is_told_asks_nobody(release: str) -> None:
     asking = [node for node in ifs(function) if ASKS in ast.unparse(node)]
     innermost = min(asking, key=lambda node: len(ast.unparse(node)))
     assert "num_tokens_across_dp is None" in ast.unparse(innermost.test)
+
+
+def test_what_the_ranks_vote_with_is_there(release: str) -> None:
+    groups = source(release, "distributed/parallel_state.py")
+    for name in ("get_dp_group", "get_tp_group"):
+        assert scope(groups, name)
+    assert "self.cpu_group" in ast.unparse(scope(groups, "GroupCoordinator"))
+    context = scope(source(release, "forward_context.py"), "set_forward_context")
+    assert isinstance(context, ast.FunctionDef)
+    assert "num_tokens_across_dp" in {argument.arg for argument in context.args.args}
+
+
+def other_ranks() -> re.Pattern[str]:
+    """`data_parallel._OTHER_RANKS`, out of a module that only torch can import."""
+    text = (FOLDER / "draft_graphs" / "data_parallel.py").read_text(encoding="utf-8")
+    found = re.search(r'^_OTHER_RANKS = re\.compile\(r"(.*)"\)$', text, re.MULTILINE)
+    assert found is not None
+    return re.compile(found[1])
+
+
+OTHER_RANKS = other_ranks()
+#: What EAGLE heads of Llama's kind are made of.
+DENSE = (
+    "models/llama.py",
+    "models/llama_eagle.py",
+    "models/llama_eagle3.py",
+    "layers/activation.py",
+    "layers/attention/attention.py",
+    "layers/layernorm.py",
+    "layers/linear.py",
+    "layers/logits_processor.py",
+    "layers/vocab_parallel_embedding.py",
+)
+EXPERTS = (
+    ("models/qwen3_moe.py", "Qwen3MoeSparseMoeBlock"),
+    ("models/deepseek_v2.py", "DeepseekV2MoE"),
+    ("models/mixtral.py", "MixtralMoE"),
+)
+
+
+def names(tree: ast.AST) -> set[str]:
+    """The names and attributes that code has."""
+    named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return named | {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+
+
+@pytest.mark.parametrize("path", DENSE)
+def test_layers_of_eagle_heads_name_no_other_rank(release: str, path: str) -> None:
+    found = names(source(release, f"model_executor/{path}"))
+    assert not [name for name in found if OTHER_RANKS.search(name)]
+
+
+@pytest.mark.parametrize(("path", "name"), EXPERTS)
+def test_layers_of_experts_name_other_ranks(release: str, path: str, name: str) -> None:
+    found = names(scope(source(release, f"model_executor/{path}"), name))
+    assert [name for name in found if OTHER_RANKS.search(name)]
