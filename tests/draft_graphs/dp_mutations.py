@@ -8,8 +8,8 @@ from typing import Literal
 from mutation_types import one
 
 #: audit: a dummy batch wrote the KV cache. graph double: the capture was refused. lockstep: a rank
-#: failed, or waited in vain for the other one.
-DpCatcher = Literal["audit", "graph double", "lockstep"]
+#: failed, or waited in vain for the other one. use: there are graphs that must not be.
+DpCatcher = Literal["audit", "graph double", "lockstep", "use"]
 
 _OWN_COUNTS = "return token_counts(self._proposer.vllm_config, num_tokens)"
 _AGREED_COUNTS = """from vllm.v1.worker.dp_utils import coordinate_batch_across_dp
@@ -23,7 +23,7 @@ class DpMutation:
     """One bug, in the module of some of two ranks.
 
     :ivar stands_for, changes: as in `mutation_types.Mutation`.
-    :ivar mutated: the ranks that have it. modes, fails: as in `dp_rank.DpRun`.
+    :ivar mutated: the ranks that have it. modes, fails, reaches: as in `dp_rank.DpRun`.
     """
 
     name: str
@@ -33,6 +33,7 @@ class DpMutation:
     mutated: tuple[int, ...] = (0, 1)
     modes: tuple[str, ...] = ("loop", "loop")
     fails: tuple[int, ...] = ()
+    reaches: bool = False
 
 
 DP_MUTATIONS = (
@@ -76,6 +77,13 @@ DP_MUTATIONS = (
             "",
         ),
         "graph double",
+    ),
+    DpMutation(
+        "nobody looks at the layers of the draft model",
+        "defect 9",
+        one("facts.py", "data_parallel=data_parallel.coupling(proposer)", "data_parallel=None"),
+        "use",
+        reaches=True,
     ),
     DpMutation(
         "an idle rank's dummy passes find the slots of its last drafts",

@@ -35,6 +35,7 @@ class DpRun:
     :ivar requests: those of each rank, as `engine_spec.Request` has them.
     :ivar mutation: as in `harness.Run`. mutated: the ranks that have it.
     :ivar fails: the ranks on which the capture fails.
+    :ivar reaches: whether a layer of the draft model reaches other ranks; it is never called.
     """
 
     name: str
@@ -43,6 +44,7 @@ class DpRun:
     mutation: tuple[tuple[str, str, str], ...] = ()
     mutated: tuple[int, ...] = ()
     fails: tuple[int, ...] = ()
+    reaches: bool = False
 
 
 @dataclass
@@ -82,7 +84,10 @@ class DpEngine(harness.Engine):
     def make_graphs(self, run: harness.Run, scratch: Path) -> None:
         import dp_collectives
 
-        with no_capture(self.rank in self.dp_run.fails):
+        with (
+            no_capture(self.rank in self.dp_run.fails),
+            reaching_layer(self.runner.drafter.model, self.dp_run.reaches),
+        ):
             super().make_graphs(run, scratch)
         compat: Any = sys.modules[f"{PACKAGE}.compat"]
         compat.token_counts = dp_collectives.on_the_host(compat.token_counts)
@@ -138,6 +143,25 @@ def no_capture(fails: bool) -> Iterator[None]:
 
     with mock.patch.object(recorded_backend.RecordedBackend, "install", install):
         yield
+
+
+@contextlib.contextmanager
+def reaching_layer(model: Any, wanted: bool) -> Iterator[None]:
+    """Inside, the model has a layer that reaches other ranks, if `wanted`."""
+    if not wanted:
+        yield
+        return
+    import torch
+
+    class Reaching(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, rows: Any) -> Any:
+            return self.dp_group.all_gather(rows)
+
+    model.reaching = Reaching()
+    try:
+        yield
+    finally:
+        del model.reaching
 
 
 @contextlib.contextmanager
@@ -272,6 +296,7 @@ def read_run(run: dict[str, Any]) -> DpRun:
         mutation=tuple(tuple(change) for change in run["mutation"]),
         mutated=tuple(run["mutated"]),
         fails=tuple(run["fails"]),
+        reaches=run["reaches"],
     )
 
 

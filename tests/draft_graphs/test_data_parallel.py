@@ -54,6 +54,7 @@ def good_runs() -> list[DpRun]:
         dp_run("off", "off", requests=mostly_first),
         dp_run("one capture fails", "loop", requests=mostly_second, fails=(1,)),
         dp_run("one is off", "loop", "off", requests=mostly_first),
+        dp_run("a layer reaches other ranks", "loop", requests=mostly_first, reaches=True),
         dp_run("long", "loop", requests=LONG),
         dp_run("long and off", "off", requests=LONG),
     ]
@@ -130,6 +131,16 @@ class TestRanksThatDiffer:
         assert not first.captured
         assert first.agreements == second.agreements > 0
 
+    def test_a_draft_that_reaches_other_ranks_stays_upstreams(self, ranks: Ranks) -> None:
+        for rank in range(RANKS):
+            outcome = ranks[rank]["a layer reaches other ranks"]
+            expect_right(outcome)
+            assert not outcome.captured
+            assert outcome.agreements == ranks[rank]["off"].agreements
+            (line,) = outcome.log
+            assert "2 data-parallel ranks draft in lockstep" in line
+            assert "Reaching" in line
+
     def test_a_rank_at_the_largest_length_stops_to_draft_without_the_other(
         self, ranks: Ranks
     ) -> None:
@@ -147,11 +158,16 @@ class TestRanksThatDiffer:
 # The bugs
 
 
-def caught_by(outcomes: Ranks, name: str) -> str | None:
-    """What shows that something is wrong; None if nothing does."""
+def caught_by(outcomes: Ranks, name: str, *, reaches: bool = False) -> str | None:
+    """What shows that something is wrong; None if nothing does.
+
+    :param reaches: whether the draft model reaches other ranks.
+    """
     seen = [each[name] for each in outcomes if name in each]
     if len(seen) < RANKS or any(each.error is not None for each in seen):
         return "lockstep"
+    if reaches and any(each.captured for each in seen):
+        return "use"
     if any("CaptureRefused" in line for each in seen for line in each.log):
         return "graph double"
     if any(each.dummy_writes or each.dummy_replays for each in seen):
@@ -170,14 +186,15 @@ def run_of(mutation: DpMutation) -> DpRun:
         mutation=mutation.changes,
         mutated=mutation.mutated,
         fails=mutation.fails,
+        reaches=mutation.reaches,
     )
 
 
 @pytest.mark.engine
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["loop", "step", "off", "one capture fails", "one is off"])
+@pytest.mark.parametrize("name", [each.name for each in good_runs()[:-2]])
 def test_nothing_is_caught_without_a_bug(ranks: Ranks, name: str) -> None:
-    assert caught_by(ranks, name) is None
+    assert caught_by(ranks, name, reaches=name.startswith("a layer")) is None
 
 
 @pytest.mark.engine
@@ -189,7 +206,7 @@ def test_mutation_is_caught(patched_python: Path, moe_models: Path, mutation: Dp
     caught: str | None = "lockstep"  # a rank that came to no end at all
     with contextlib.suppress(RanksFailed):
         outcomes = run_ranks(patched_python, spec, [run_of(mutation)], timeout=150)
-        caught = caught_by(outcomes, mutation.name)
+        caught = caught_by(outcomes, mutation.name, reaches=mutation.reaches)
     assert caught == mutation.catcher
 
 
