@@ -55,7 +55,7 @@ def kernels_in_place(source: str | None = None) -> Iterator[Any]:
     """The kernels, or others, where ``steady_decode`` imports them from, vLLM itself left out."""
     triton: Any = ModuleType("vllm.triton_utils")
     triton.tl = SimpleNamespace(constexpr=object)
-    triton.triton = SimpleNamespace(jit=lambda function: function)
+    triton.triton = SimpleNamespace(jit=lambda **_: lambda function: function)
     worker: Any = ModuleType("vllm.v1.worker")
     packages = {name: ModuleType(name) for name in ("vllm", "vllm.v1")}
     stand_ins = packages | {"vllm.v1.worker": worker, triton.__name__: triton}

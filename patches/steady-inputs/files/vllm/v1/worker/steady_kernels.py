@@ -20,8 +20,9 @@ else:
 ROWS = 32
 
 
-# Not annotated: Triton compiles the signature, too, and knows no names but its own.
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+# Not annotated: Triton compiles the signature, too, and knows no names but its own. The number of
+# requests changes from step to step and must not have the kernel compiled anew.
+@triton.jit(do_not_specialize=["num_reqs"])  # type: ignore[untyped-decorator, unused-ignore]
 def _advance_kernel(  # type: ignore[no-untyped-def]
     num_computed_ptr,
     num_accepted_ptr,
