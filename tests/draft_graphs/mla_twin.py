@@ -45,7 +45,10 @@ class HostAware(capture.DraftBuffers):  # type: ignore[misc]
 class Recorded(RecordedBackend):
     """Knows the attention backends that the module knows."""
 
-    attention_backends = compat.GRAPH_ATTENTION_BACKENDS
+    attention_backends = {
+        **compat.GRAPH_ATTENTION_BACKENDS,
+        **compat.UNTRIED_ATTENTION_BACKENDS,
+    }
 
     def __init__(self) -> None:
         super().__init__()

@@ -32,6 +32,10 @@ GRAPH_ATTENTION_BACKENDS: AttentionRoles = {
     "TRITON_ATTN": _ALL_ROLES,
     "FLASH_ATTN_MLA": _ALL_ROLES,
     "FLASHMLA": _ALL_ROLES,
+}
+# The same by reading and with doubles of their kernels, but no graph of theirs has run on a GPU
+# yet; they are refused until one has.
+UNTRIED_ATTENTION_BACKENDS: AttentionRoles = {
     "TRITON_MLA": _ALL_ROLES,
     "FLASHINFER_MLA": _ALL_ROLES,
 }
