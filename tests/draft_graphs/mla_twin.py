@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import mla_kernels
 import torch
@@ -45,7 +45,7 @@ class HostAware(capture.DraftBuffers):  # type: ignore[misc]
 class Recorded(RecordedBackend):
     """Knows the attention backends that the module knows."""
 
-    attention_backends = {
+    attention_backends: ClassVar[Any] = {
         **compat.GRAPH_ATTENTION_BACKENDS,
         **compat.UNTRIED_ATTENTION_BACKENDS,
     }
