@@ -118,7 +118,12 @@ def _norms(*names: str) -> Weights:
 
 
 def target_weights(rule: Rule) -> Weights:
-    """The target: layer 0 reads the previous token's slot, the other layers do nothing."""
+    """The target: layer 1 reads the previous token's slot, the other layers do nothing.
+
+    Layer 0 is silent so that before layer 1 the stream is still the bare embedding, in a tensor of
+    its own: what vLLM hands over from before layer 0 is the very tensor that a norm which works in
+    place (CUDA's, where nothing is compiled) then adds that layer's attention to.
+    """
     weights = {
         "model.embed_tokens.weight": _embedding(list(range(rule.vocab))),
         "lm_head.weight": _head(rule.successor),
@@ -126,7 +131,7 @@ def target_weights(rule: Rule) -> Weights:
     }
     for layer in range(LAYERS):
         name = f"model.layers.{layer}"
-        if layer == 0:
+        if layer == 1:
             slot = _copy(HIDDEN, (0, 0, rule.vocab))
             weights |= _attention(name, 1, slot, on=NORMED, loud=1.0)
         else:
@@ -259,9 +264,9 @@ def write_models(folder: Path, rule: Rule) -> None:
         return
     marker.unlink(missing_ok=True)
     _write(folder / "target", target_weights(rule), _config(vocab, "LlamaForCausalLM", LAYERS))
+    # Before layer 1 the stream is the current token's embedding and nothing else.
     _write(folder / "eagle3", eagle3_weights(rule), _eagle3_config(vocab, [1, 2, 3]))
-    # Before layer 0 the stream is the current token's embedding and nothing else.
-    _write(folder / "eagle3hid", eagle3hid_weights(rule), _eagle3_config(vocab, [0, 1, 2]))
+    _write(folder / "eagle3hid", eagle3hid_weights(rule), _eagle3_config(vocab, [1, 2, 3]))
     _write(folder / "eagle1", eagle1_weights(rule), _config(vocab, "LlamaForCausalLM", 1))
     marker.write_text(wanted, encoding="utf-8")
 

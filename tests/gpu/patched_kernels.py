@@ -24,6 +24,8 @@ sys.path.insert(0, str(HERE))
 
 import installation  # noqa: E402
 
+#: As this module is called where `PYTHONPATH` names its folder.
+NAME = Path(__file__).stem
 KERNEL = "eagle_prepare_inputs_padded_kernel"
 ADDED = 1000
 FEATURE = """
@@ -96,9 +98,7 @@ def main() -> int:
         OVERLAY_PATCHES=str(write_feature(work)),
         TRITON_CACHE_DIR=str(work / "triton"),
     )
-    code = (
-        "import json, triton_kernels; print('RESULT', json.dumps(triton_kernels.launch_kernel()))"
-    )
+    code = f"import json, {NAME} as it; print('RESULT', json.dumps(it.launch_kernel()))"
     results = []
     for mode in ("off", "auto", "off", "auto"):
         done = subprocess.run(
