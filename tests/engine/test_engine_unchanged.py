@@ -8,6 +8,7 @@ was.  Each engine run takes 12 to 30 seconds.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -156,3 +157,11 @@ def test_a_broken_drafter_is_noticed(
     assert all(request["tokens_ok"] for request in result["requests"])
     assert not result["ok"]
     assert result["counts"]["accepted"] < result["oracle"]["accepted"]
+
+
+@pytest.mark.parametrize("draft", ["eagle3", "eagle3hid"])
+def test_drafts_read_a_tensor_that_no_norm_writes(tiny_models: Path, draft: str) -> None:
+    """From before layer 0 vLLM hands over a tensor that norms which work in place add to."""
+    config = json.loads((tiny_models / draft / "config.json").read_text(encoding="utf-8"))
+    for layers in (config, config["eagle_config"]):
+        assert min(layers["eagle_aux_hidden_state_layer_ids"]) > 0

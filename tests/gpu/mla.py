@@ -62,13 +62,14 @@ PLAN: tuple[Planned, ...] = (
     ("TRITON_MLA", "deepseek-mtp", "loop", 3, {}),
     ("TRITON_MLA", "deepseek-mtp", "off", 3, {}),
 )
-#: Where TRITON_MLA verifies drafts as decodes, which FULL graphs need.
-TRITON_GRAPHS: tuple[Planned, ...] = (("TRITON_MLA", "deepseek-mtphid", "step", 2, {}),)
-#: Where it does not, it verifies them as prefills and takes the length of their context from the
-#: host.  With asynchronous scheduling that is an upper bound only (0.26.0,
-#: ``MLACommonMetadataBuilder.build``), and this draft sees what is read beyond the end.  So it is
-#: the oracle's if vLLM schedules synchronously, and else only what it is in upstream, twice.
-TRITON_WITHOUT: tuple[Planned, ...] = (
+#: TRITON_MLA has no draft graphs: until 0.30 vLLM has no FULL graphs for it beside drafts, from
+#: 0.31 on it is refused until a GPU has run it.  From then on it verifies drafts as decodes.
+TRITON_DECODES: tuple[Planned, ...] = (("TRITON_MLA", "deepseek-mtphid", "step", 2, {}),)
+#: Before, it verifies them as prefills and takes the length of their context from the host.  With
+#: asynchronous scheduling that is an upper bound only (0.26.0, ``MLACommonMetadataBuilder.build``),
+#: and this draft sees what is read beyond the end.  So it is the oracle's if vLLM schedules
+#: synchronously, and else only what it is in upstream, twice.
+TRITON_PREFILLS: tuple[Planned, ...] = (
     ("TRITON_MLA", "deepseek-mtphid", "step", 2, {"async_scheduling": False}),
     ("TRITON_MLA", "deepseek-mtphid", "off", 2, {"async_scheduling": False}),
     ("TRITON_MLA", "deepseek-mtphid", "step", 2, {}),
@@ -87,11 +88,11 @@ def vllm_source(path: str) -> str:
 
 def all_cells(models: str, compilation: dict[str, Any]) -> Iterator[Cell]:
     """The cells for the release that can be imported."""
-    # Until 0.30 vLLM has no FULL graphs for TRITON_MLA beside drafts of any kind.
-    triton = "QueryLenSupport.UNIFORM" in vllm_source("v1/attention/backends/mla/triton_mla.py")
+    triton = vllm_source("v1/attention/backends/mla/triton_mla.py")
+    decodes = "QueryLenSupport.UNIFORM" in triton
     requests = falling(44, lengths=(3, 39), wave=9)
     long = make_requests(24, tokens=64, lengths=(150, 400), wave=3, steps_between=4)
-    for backend, draft, mode, k, more in PLAN + (TRITON_GRAPHS if triton else TRITON_WITHOUT):
+    for backend, draft, mode, k, more in PLAN + (TRITON_DECODES if decodes else TRITON_PREFILLS):
         spec = EngineSpec(
             models=models,
             draft=draft,
@@ -113,7 +114,7 @@ def all_cells(models: str, compilation: dict[str, Any]) -> Iterator[Cell]:
             python_path=(str(HERE),),
         )
         spec = replace(spec, env=more.get("env", {}))
-        graphs = not mode.startswith("off") and (backend != "TRITON_MLA" or triton)
+        graphs = not mode.startswith("off") and backend != "TRITON_MLA"
         kind = f"{backend.lower()}-{draft.removeprefix('deepseek-')}-k{k}{_kind(more)}"
         yield Cell(kind, mode, spec, expects="graphs" if graphs else "none")
 
