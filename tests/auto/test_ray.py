@@ -101,7 +101,13 @@ def test_equal_nodes_pass_and_have_the_drivers_switches(cluster: Any) -> None:
         assert worker["modules"]["vllm.v1.worker.gpu_model_runner"] == "runs"
 
 
-@pytest.mark.parametrize("version", ["1", "0"], ids=["executor", "older executor"])
+@pytest.mark.parametrize(
+    "version",
+    [
+        pytest.param("1", id="executor"),
+        pytest.param("0", id="older executor", marks=pytest.mark.thorough),
+    ],
+)
 def test_the_engine_drafts_as_it_should_under_the_ray_executor(
     ray_python: Path, beside: Path, tiny_models: Path, tmp_path: Path, version: str
 ) -> None:
