@@ -43,7 +43,9 @@ def _answer(arguments: list[str]) -> Answer | int:
         return _failed(arguments, str(error))
     except OSError as error:
         return _failed(arguments, described(error))
-    except Exception as error:  # noqa: BLE001 - the last resort: reported in full, never swallowed
+    except Exception as error:
+        if _was_interrupted(error):
+            raise KeyboardInterrupt from error
         import traceback
 
         traceback.print_exc()
@@ -53,6 +55,14 @@ def _answer(arguments: list[str]) -> Answer | int:
             "this is a bug in vllm-overlay; please report it with the traceback on standard "
             "error, the command and the output of `overlay --version`",
         )
+
+
+def _was_interrupted(error: BaseException) -> bool:
+    """Whether an interruption caused it: until Python 3.11 a class body makes it a RuntimeError."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__cause__
+    return cause is not None
 
 
 def _failed(arguments: list[str], error: str) -> Answer:

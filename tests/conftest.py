@@ -1,6 +1,7 @@
 """Plugins and settings of the whole test suite."""
 
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 
@@ -8,6 +9,10 @@ import pytest
 from hypothesis import settings
 
 pytest_plugins = ["engine_fixtures", "pytester"]
+
+# A job in a shell's background ignores Ctrl-C, and so would every command that a test interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says more about what else the machine does than about the code.
 settings.register_profile("patient", deadline=None)

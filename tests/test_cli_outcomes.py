@@ -149,6 +149,20 @@ def test_ctrl_c_ends_quietly(tmp_path: Path) -> None:
     assert err.strip() == ""
 
 
+def test_an_error_that_ctrl_c_caused_is_an_interruption(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main(*_: object, **__: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise RuntimeError("Error calling __set_name__") from error
+
+    monkeypatch.setattr(terminal.cli, "main", main)
+    assert terminal.run(["status"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
 def _interrupted(process: subprocess.Popen[str]) -> tuple[str, str]:
     """What it printed until it ended; Python drops an interruption that falls into a finalizer."""
     for _ in range(10):

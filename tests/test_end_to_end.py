@@ -120,7 +120,7 @@ def test_ctrl_c_at_some_moments(command: Command, site: Path) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_at_many_moments(command: Command, site: Path) -> None:
-    assert _interrupt_at_random(command, site, rounds=20, seed=2) == {True, False}
+    assert _interrupt_at_random(command, site, rounds=30, seed=2) == {True, False}
 
 
 class KilledRenaming(faults.FaultyOs):
