@@ -43,7 +43,7 @@ def _answer(arguments: list[str]) -> Answer | int:
         return _failed(arguments, str(error))
     except OSError as error:
         return _failed(arguments, described(error))
-    except Exception as error:
+    except Exception as error:  # the last resort: reported in full, never swallowed
         if _was_interrupted(error):
             raise KeyboardInterrupt from error
         import traceback
