@@ -17,13 +17,12 @@ of its attention.  At position 0 vLLM blanks its input: prompts need three token
 
 from __future__ import annotations
 
-import argparse
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import tiny_models
-from oracle import Rule, make_rule
+from oracle import Rule
 from tiny_models import HIDDEN, ON, ROPE_BASE, Weights
 
 if TYPE_CHECKING:
@@ -207,15 +206,5 @@ def write_mla_models(folder: Path, rule: Rule) -> None:
         tiny_models._write(folder / draft, weights, _config(rule.vocab))
 
 
-def main() -> None:
-    """Write the models into the folder named on the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--vocab", type=int, default=192)
-    parser.add_argument("--wrong-every", type=int, default=7, help="0: the drafts are never wrong")
-    arguments = parser.parse_args()
-    write_mla_models(arguments.folder, make_rule(arguments.vocab, arguments.wrong_every))
-
-
 if __name__ == "__main__":
-    main()
+    tiny_models.write_as_told(write_mla_models, __doc__)

@@ -15,6 +15,7 @@ import argparse
 import hashlib
 import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -282,15 +283,18 @@ def read_rule(folder: Path) -> Rule:
     return Rule(tuple(tables["successor"]), tuple(tables["draft_successor"]))
 
 
-def main() -> None:
-    """Write the models into the folder named on the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+def write_as_told(write: Callable[[Path, Rule], None], about: str | None) -> None:
+    """Write models into the folder named on the command line.
+
+    :param about: the docstring of the script; its first line describes the command.
+    """
+    parser = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--vocab", type=int, default=192)
     parser.add_argument("--wrong-every", type=int, default=7, help="0: the drafts are never wrong")
     arguments = parser.parse_args()
-    write_models(arguments.folder, make_rule(arguments.vocab, arguments.wrong_every))
+    write(arguments.folder, make_rule(arguments.vocab, arguments.wrong_every))
 
 
 if __name__ == "__main__":
-    main()
+    write_as_told(write_models, __doc__)

@@ -8,13 +8,12 @@ louder than all else. Rows that were mixed up between the ranks would say other 
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from pathlib import Path
 from typing import Any, Final
 
-from oracle import Rule, make_rule
+from oracle import Rule
 from tiny_models import (
     HEAD_DIM,
     HIDDEN,
@@ -27,6 +26,7 @@ from tiny_models import (
     _write,
     _zeros,
     target_weights,
+    write_as_told,
     write_models,
 )
 
@@ -104,15 +104,5 @@ def write_moe_models(folder: Path, rule: Rule) -> None:
     marker.write_text(wanted, encoding="utf-8")
 
 
-def main() -> None:
-    """Write the models into the folder named on the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--vocab", type=int, default=192)
-    parser.add_argument("--wrong-every", type=int, default=7, help="0: the drafts are never wrong")
-    arguments = parser.parse_args()
-    write_moe_models(arguments.folder, make_rule(arguments.vocab, arguments.wrong_every))
-
-
 if __name__ == "__main__":
-    main()
+    write_as_told(write_moe_models, __doc__)

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,40 @@ def run_cell(cell: Cell, logs: Path, slots: Slots, seconds: float) -> dict[str, 
     return found | {"gpus": list(gpus), "wall_s": round(wall, 1)}
 
 
+def run_cells(
+    cells: Iterable[Cell],
+    slots: Slots,
+    out: Path,
+    logs: Path,
+    seconds: float,
+    judged: Callable[[list[dict[str, Any]]], None],
+) -> list[dict[str, Any]]:
+    """Run the cells, write all results after each, print one line each; the results.
+
+    :param seconds: for one engine.
+    :param judged: says of all results which are right, each time that there is one more.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    results: list[dict[str, Any]] = []
+    with ThreadPoolExecutor(slots.count) as pool:
+        futures = [pool.submit(run_cell, cell, logs, slots, seconds) for cell in cells]
+        for future in as_completed(futures):
+            found = future.result()
+            results.append(found)
+            judged(results)
+            replays = (found.get("ran") or {}).get("replays")
+            state = "equal" if found["ok"] else f"({found['why']})"
+            print(found["cell"], found["mode"], state, replays, f"{found['wall_s']} s", flush=True)
+            date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+            release = next((one["vllm"] for one in results if "vllm" in one), None)
+            document = {"date": date, "release": release, "cells": results}
+            out.write_text(json.dumps(document, indent=1) + "\n")
+    for found in results:
+        if not found["ok"]:
+            print("FAILED", found["cell"], found["mode"], found["why"])
+    return results
+
+
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -147,28 +182,10 @@ def main() -> int:
     models = Path(tempfile.mkdtemp()) / "models"
     subprocess.run([sys.executable, str(ENGINE / "tiny_models.py"), str(models)], check=True)
     logs = args.out.parent / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
     slots = Slots(tuple(args.gpus.split(",")) if args.gpus else (), args.jobs)
-    results: list[dict[str, Any]] = []
-    with ThreadPoolExecutor(slots.count) as pool:
-        futures = [
-            pool.submit(run_cell, cell, logs, slots, args.timeout)
-            for cell in chosen(args, str(models))
-        ]
-        for future in as_completed(futures):
-            found = future.result()
-            results.append(found)
-            judge(results)
-            replays = (found.get("ran") or {}).get("replays")
-            state = "equal" if found["ok"] else f"({found['why']})"
-            print(found["cell"], found["mode"], state, replays, f"{found['wall_s']} s", flush=True)
-            date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-            release = next((one["vllm"] for one in results if "vllm" in one), None)
-            document = {"date": date, "release": release, "cells": results}
-            args.out.write_text(json.dumps(document, indent=1) + "\n")
+    cells = chosen(args, str(models))
+    results = run_cells(cells, slots, args.out, logs, args.timeout, judge)
     failed = [found for found in results if not found["ok"]]
-    for found in failed:
-        print("FAILED", found["cell"], found["mode"], found["why"])
     equal = f"{len(results) - len(failed)} of {len(results)} cells"
     print(f"{equal} equal the oracle, or themselves without graphs")
     return 1 if failed else 0

@@ -15,7 +15,6 @@ say by their tokens whose code they run:
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import json
 import shutil
@@ -142,11 +141,7 @@ def run_one(
 
 def main() -> int:
     """Run the waves and write the result; 1 if an engine ran code of another one."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--site", type=Path, required=True, help="folder with a pristine vllm")
-    parser.add_argument("--overlay", type=Path, required=True, help="what overlay_site.py made")
-    parser.add_argument("--out", type=Path, required=True)
-    args = parser.parse_args()
+    args = installation.parser(__doc__).parse_args()
     work = Path(tempfile.mkdtemp(prefix="caches-"))
     models = str(work / "models")
     subprocess.run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import hashlib
 import os
@@ -15,6 +16,18 @@ HERE = Path(__file__).resolve().parent
 ENGINE = HERE.parent / "engine"
 #: How a process knows that it runs where the installation is mounted read-only.
 _MOUNTED = "TEST_INSTALLATION_IS_MOUNTED"
+
+
+def parser(about: str | None) -> argparse.ArgumentParser:
+    """The command line that the scripts for a vLLM patched in memory have in common.
+
+    :param about: the docstring of the script; its first line describes the command.
+    """
+    made = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
+    made.add_argument("--site", type=Path, required=True, help="folder with a pristine vllm")
+    made.add_argument("--overlay", type=Path, required=True, help="what overlay_site.py made")
+    made.add_argument("--out", type=Path, required=True)
+    return made
 
 
 def fingerprint(site: Path) -> dict[str, str]:

@@ -13,15 +13,12 @@ attention backend.  What proves most begins first; nothing is compiled unless as
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib.util
-import json
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +27,7 @@ HERE = Path(__file__).resolve().parent
 ENGINE = HERE.parent / "engine"
 sys.path[:0] = [str(HERE), str(ENGINE)]
 
-from acceptance import run_cell  # noqa: E402
+from acceptance import run_cells  # noqa: E402
 from engine_spec import EngineSpec, make_requests  # noqa: E402
 from gpu_cells import FREE_SHARE, FULL, KV_BYTES, Cell, falling  # noqa: E402
 from judging import judge  # noqa: E402
@@ -147,28 +144,12 @@ def main() -> int:
     args = parser.parse_args()
     models = Path(tempfile.mkdtemp()) / "models"
     subprocess.run([sys.executable, str(ENGINE / "tiny_mla.py"), str(models)], check=True)
-    logs = args.out.parent / f"{args.out.stem}-logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    slots = Slots((), args.jobs)
-    results: list[dict[str, Any]] = []
     everything = all_cells(str(models), FULL if args.compiled else UNCOMPILED)
     cells = [cell for cell in everything if re.search(args.only, cell.title)]
-    with ThreadPoolExecutor(slots.count) as pool:
-        futures = [pool.submit(run_cell, cell, logs, slots, args.timeout) for cell in cells]
-        for future in as_completed(futures):
-            found = future.result()
-            results.append(found)
-            judge_all(results)
-            replays = (found.get("ran") or {}).get("replays")
-            state = "equal" if found["ok"] else f"({found['why']})"
-            print(found["cell"], found["mode"], state, replays, f"{found['wall_s']} s", flush=True)
-            date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-            release = next((one["vllm"] for one in results if "vllm" in one), None)
-            document = {"date": date, "release": release, "cells": results}
-            args.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    logs = args.out.parent / f"{args.out.stem}-logs"
+    slots = Slots((), args.jobs)
+    results = run_cells(cells, slots, args.out, logs, args.timeout, judge_all)
     failed = [found for found in results if not found["ok"]]
-    for found in failed:
-        print("FAILED", found["cell"], found["mode"], found["why"])
     print(f"{len(results) - len(failed)} of {len(results)} cells equal the oracle")
     return 1 if failed or not results else 0
 

@@ -9,7 +9,6 @@ launch it: pristine, patched in memory, and pristine again.  Needs one GPU, take
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import json
 import os
@@ -85,11 +84,7 @@ def write_feature(folder: Path) -> Path:
 
 def main() -> int:
     """Launch the kernel in each mode and compare; 1 if one ran other code than it should."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--site", type=Path, required=True, help="folder with a pristine vllm")
-    parser.add_argument("--overlay", type=Path, required=True, help="what overlay_site.py made")
-    parser.add_argument("--out", type=Path, required=True)
-    args = parser.parse_args()
+    args = installation.parser(__doc__).parse_args()
     work = Path(tempfile.mkdtemp(prefix="kernels-"))
     env = os.environ | installation.environment(
         args.site,

@@ -15,7 +15,6 @@ engine with tensor parallel 2 on the tiny models, patched in memory:
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import json
 import re
@@ -234,10 +233,7 @@ def run_cell(
 
 def main() -> int:
     """Run the cells, compare the installation, write the result; 1 if anything is wrong."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--site", type=Path, required=True, help="folder with a pristine vllm")
-    parser.add_argument("--overlay", type=Path, required=True, help="what overlay_site.py made")
-    parser.add_argument("--out", type=Path, required=True)
+    parser = installation.parser(__doc__)
     parser.add_argument("--only", default="", help="regular expression on the cell's name")
     parser.add_argument("--jobs", type=int, default=2, help="engines at a time")
     parser.add_argument("--limit", type=float, default=200, help="seconds for one engine")
