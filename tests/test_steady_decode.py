@@ -370,7 +370,7 @@ def test_a_steady_step_takes_the_short_way(kernels: Any, monkeypatch: pytest.Mon
     run(self, step)
     taken = []
     inner = kernels.advance
-    monkeypatch.setattr(kernels, "advance", lambda **given: taken.append(1) or inner(**given))
+    monkeypatch.setattr(kernels, "advance", lambda *given: taken.append(1) or inner(*given))
     run(self, step)
     assert taken == [1]
     other = dataclasses.replace
@@ -408,11 +408,15 @@ MUTATIONS = [
     ("steady_kernels", "num_accepted.fill_(1)", "num_accepted"),
     ("steady_kernels", "num_accepted[:num_reqs] = counts", "num_accepted[:num_reqs] = 1"),
     ("steady_kernels", "seq_lens.zero_()", "seq_lens"),
-    ("steady_kernels", "num_computed[:num_reqs] + k + 1", "num_computed[:num_reqs] + k"),
+    (
+        "steady_kernels",
+        "seq_lens[:num_reqs] = computed + k + 1",
+        "seq_lens[:num_reqs] = computed + k",
+    ),
     ("steady_kernels", "rows.clamp(max=num_reqs)", "rows"),
-    ("steady_kernels", "ids[:, 1:] = drafts[:num_reqs]", "ids[:, 1:] = drafts[:1]"),
-    ("steady_kernels", "ids[:, 0] = sampled[:num_reqs, 0]", "ids[:, 0]"),
-    ("steady_kernels", ".copy_(drafts[:num_reqs])", ".copy_(drafts[-num_reqs:])"),
+    ("steady_kernels", "ids[:, 1:] = drafts", "ids[:, 1:] = drafts[:1]"),
+    ("steady_kernels", "ids[:, 0] = last.sampled[:num_reqs, 0]", "ids[:, 0]"),
+    ("steady_kernels", "k).copy_(drafts)", "k).copy_(last.drafts[-num_reqs:])"),
     ("steady_decode", "(num_scheduled_tokens == k + 1).all()", "True"),
     ("steady_decode", "(runner.prev_num_draft_tokens.np[:rows] > 0).all()", "True"),
     (

@@ -69,12 +69,13 @@ def main() -> None:
             for dtype in (torch.int32, torch.int64):
                 given = tensors(k, dtype, generator)
                 ours = {name: tensor.clone() for name, tensor in given.items() if name in WRITTEN}
-                others = {name: tensor for name, tensor in given.items() if name not in WRITTEN}
-                expected = kernels.advance(
-                    **{name: given[name] for name in WRITTEN}, **others, num_reqs=num_reqs
+                last = kernels.LastStep(
+                    **{name: tensor for name, tensor in given.items() if name not in WRITTEN}
                 )
+                theirs = kernels.Inputs(**{name: given[name] for name in WRITTEN})
+                expected = kernels.advance(theirs, last, num_reqs)
                 found = torch.full_like(expected, -9)
-                kernels.launch_advance(**ours, draft_ids=found, **others, num_reqs=num_reqs)
+                kernels.launch_advance(kernels.Inputs(**ours), last, num_reqs, found)
                 ours["draft_ids"], given["draft_ids"] = found, expected
                 cases += 1
                 unequal += [

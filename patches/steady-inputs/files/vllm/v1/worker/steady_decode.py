@@ -10,6 +10,7 @@ on the GPU. The state of the runner after that, on the host and on the GPU, is t
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -26,13 +27,33 @@ UNREAD = (
 )
 
 
+def complete_drafts(runner: Any, rows: int, scheduled_drafts: Mapping[str, Any]) -> int | None:
+    """K where the last step left K drafts a request on the GPU, and this one verifies them all.
+
+    None where a request among the first `rows` brings fewer, or they are not there.
+
+    scheduled_drafts: draft tokens by request id.
+    """
+    drafts, sampled = runner._draft_token_ids, runner.input_batch.prev_sampled_token_ids
+    if len(scheduled_drafts) != rows or not hasattr(drafts, "data_ptr"):
+        return None
+    drafted, k = drafts.shape
+    complete = (
+        min(drafted, sampled.shape[0]) >= rows
+        # Until 0.23 there is one K for all steps.
+        and getattr(runner, "prev_num_spec_tokens", runner.num_spec_tokens) == k
+        and all(len(tokens) == k for tokens in scheduled_drafts.values())
+    )
+    return int(k) if complete else None
+
+
 class SteadyDecode:
     """Prepares steady decode steps of one runner."""
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
         # 0, 1, 2 ...: one more than there can be requests.
-        self._rows = np.arange(runner.max_num_reqs + 1)
+        self.rows = np.arange(runner.max_num_reqs + 1)
         # K -> (row, position within its request) of each token of a batch of K+1 tokens a request.
         self._tokens: dict[int, tuple[Any, Any]] = {}
 
@@ -60,22 +81,19 @@ class SteadyDecode:
         """
         runner = self._runner
         batch = runner.input_batch
-        drafts, counts = runner._draft_token_ids, runner.valid_sampled_token_count_gpu
-        sampled, previous = batch.prev_sampled_token_ids, batch.prev_req_id_to_index
-        if counts is None or sampled is None or not previous or not hasattr(drafts, "data_ptr"):
+        counts, previous = runner.valid_sampled_token_count_gpu, batch.prev_req_id_to_index
+        if counts is None or batch.prev_sampled_token_ids is None or not previous:
             return None
-        rows, (drafted, k) = batch.num_reqs, drafts.shape
-        scheduled = scheduler_output.scheduled_spec_decode_tokens
+        rows = batch.num_reqs
+        k = complete_drafts(runner, rows, scheduler_output.scheduled_spec_decode_tokens)
+        if k is None:
+            return None
         steady = (
-            min(drafted, sampled.shape[0], counts.shape[0]) >= rows
-            and drafts.stride(1) == 1
-            # Until 0.23 there is one K for all steps.
-            and getattr(runner, "prev_num_spec_tokens", runner.num_spec_tokens) == k
-            and len(scheduled) == rows
+            counts.shape[0] >= rows
+            and runner._draft_token_ids.stride(1) == 1
             and (num_scheduled_tokens == k + 1).all()
             and (runner.prev_num_draft_tokens.np[:rows] > 0).all()
             and (batch.num_computed_tokens_cpu[:rows] >= batch.num_prompt_tokens[:rows]).all()
-            and all(len(tokens) == k for tokens in scheduled.values())
             and all(previous.get(name) == row for row, name in enumerate(batch.req_ids))
         )
         return k if steady else None
@@ -92,18 +110,20 @@ class SteadyDecode:
         batch = runner.input_batch
         rows = batch.num_reqs
         self._fill_host_side(rows, k)
-        draft_ids = steady_kernels.advance(
+        inputs = steady_kernels.Inputs(
             num_computed=runner.num_computed_tokens,
             num_accepted=runner.num_accepted_tokens.gpu,
             query_start_loc=runner.query_start_loc.gpu,
             seq_lens=runner.seq_lens,
             positions=runner.positions,
             input_ids=runner.input_ids.gpu,
+        )
+        last = steady_kernels.LastStep(
             valid_counts=runner.valid_sampled_token_count_gpu,
             sampled=batch.prev_sampled_token_ids,
             drafts=runner._draft_token_ids,
-            num_reqs=rows,
         )
+        draft_ids = steady_kernels.advance(inputs, last, rows)
         batch.block_table.compute_slot_mapping(
             rows, runner.query_start_loc.gpu[: rows + 1], runner.positions[: rows * (k + 1)]
         )
@@ -116,15 +136,15 @@ class SteadyDecode:
         batch = runner.input_batch
         tokens = rows * (k + 1)
         if k not in self._tokens:
-            each = np.ones((len(self._rows), 1), self._rows.dtype) * np.arange(k + 1)
-            self._tokens[k] = (np.repeat(self._rows, k + 1), each.reshape(-1))
+            each = np.ones((len(self.rows), 1), self.rows.dtype) * np.arange(k + 1)
+            self._tokens[k] = (np.repeat(self.rows, k + 1), each.reshape(-1))
         row_of_token, position_in_row = self._tokens[k]
         runner.req_indices.np[:tokens] = row_of_token[:tokens]
         runner.query_pos.np[:tokens] = position_in_row[:tokens]
         runner.num_scheduled_tokens.np[:rows] = k + 1
-        runner.prev_positions.np[:rows] = self._rows[:rows]
+        runner.prev_positions.np[:rows] = self.rows[:rows]
         starts = runner.query_start_loc.np
-        starts[: rows + 1] = self._rows[: rows + 1] * (k + 1)
+        starts[: rows + 1] = self.rows[: rows + 1] * (k + 1)
         starts[rows + 1 :] = tokens
         lengths = runner.optimistic_seq_lens_cpu.numpy()
         np.add(batch.num_computed_tokens_cpu[:rows], k + 1, out=lengths[:rows])

@@ -14,8 +14,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-from vllm.v1.worker.steady_decode import SteadyDecode
+from vllm.v1.worker.steady_decode import SteadyDecode, complete_drafts
 
 VARIABLE = "OVERLAY_STEADY_INPUTS"
 
@@ -76,9 +75,8 @@ class SteadyInputs:
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
-        # 0, 1, 2 ...: one more than there can be requests.
-        self._rows = np.arange(runner.max_num_reqs + 1)
         self._decode = SteadyDecode(runner)
+        self._rows = self._decode.rows
         self._shape: tuple[Any, Any] | None = None
         self._metadata: Any = None
         self._draft_positions: Any = None
@@ -117,24 +115,17 @@ class SteadyInputs:
         cu_num_tokens: [num_reqs] int32. scheduled_drafts: draft tokens by request id.
         """
         runner = self._runner
-        drafts, sampled = runner._draft_token_ids, runner.input_batch.prev_sampled_token_ids
-        if len(scheduled_drafts) != num_reqs or not hasattr(drafts, "data_ptr"):
-            return False
-        rows, k = drafts.shape
-        if rows < num_reqs or sampled.shape[0] < num_reqs or runner.enable_prompt_embeds:
-            return False
-        # Until 0.23 there is one K for all steps.
-        if getattr(runner, "prev_num_spec_tokens", runner.num_spec_tokens) != k:
-            return False
-        if any(len(tokens) != k for tokens in scheduled_drafts.values()):
+        k = complete_drafts(runner, num_reqs, scheduled_drafts)
+        if k is None or runner.enable_prompt_embeds:
             return False
         if not (runner.prev_positions.np[:num_reqs] == self._rows[:num_reqs]).all():
             return False
         if not (cu_num_tokens == self._rows[1 : num_reqs + 1] * (k + 1)).all():
             return False
         ids = runner.input_ids.gpu[: num_reqs * (k + 1)].view(num_reqs, k + 1)
+        sampled = runner.input_batch.prev_sampled_token_ids
         ids[:, 0].copy_(sampled[:num_reqs, 0], non_blocking=True)
-        ids[:, 1:].copy_(drafts[:num_reqs], non_blocking=True)
+        ids[:, 1:].copy_(runner._draft_token_ids[:num_reqs], non_blocking=True)
         return True
 
     def spec_decode_metadata(self, num_draft_tokens: Any, cu_num_tokens: Any) -> Any | None:

@@ -6,6 +6,7 @@ The kernel runs where tensors lie on a GPU, the PyTorch version elsewhere.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,7 +22,8 @@ ROWS = 32
 
 
 # Not annotated: Triton compiles the signature, too, and knows no names but its own. The number of
-# requests changes from step to step and must not have the kernel compiled anew.
+# requests changes from step to step and must not have the kernel compiled anew. Where mypy sees
+# Triton at all, its decorators have no types.
 @triton.jit(do_not_specialize=["num_reqs"])  # type: ignore[untyped-decorator, unused-ignore]
 def _advance_kernel(  # type: ignore[no-untyped-def]
     num_computed_ptr,
@@ -67,92 +69,86 @@ def _advance_kernel(  # type: ignore[no-untyped-def]
     tl.store(draft_ids_ptr + row * k + columns - 1, drafted.to(tl.int32), mask=draft)
 
 
-def advance(
-    *,
-    num_computed: torch.Tensor,
-    num_accepted: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    positions: torch.Tensor,
-    input_ids: torch.Tensor,
-    valid_counts: torch.Tensor,
-    sampled: torch.Tensor,
-    drafts: torch.Tensor,
-    num_reqs: int,
-) -> torch.Tensor:
-    """Write the inputs of the next decode step; return its draft tokens, [num_reqs * K] int32.
+@dataclass(frozen=True)
+class Inputs:
+    """What a steady step writes, all on one device.
 
     num_computed, num_accepted, seq_lens: [max_num_reqs] int32. query_start_loc:
-    [max_num_reqs + 1] int32. positions: [tokens] int64. input_ids: [tokens] int32. All of these
-    are written; of num_computed the first num_reqs rows, which are read before. valid_counts:
-    [>= num_reqs] int32, tokens that the last step gave. sampled: [>= num_reqs, 1], the last of
-    them. drafts: [>= num_reqs, K], what follows them.
+    [max_num_reqs + 1] int32. positions: [tokens] int64. input_ids: [tokens] int32.
+    Of num_computed only the rows of the step are written, which are read before.
     """
-    k = drafts.shape[1]
-    draft_ids = torch.empty(num_reqs * k, dtype=torch.int32, device=input_ids.device)
-    if input_ids.device.type == "cpu":
-        counts = valid_counts[:num_reqs]
-        num_computed[:num_reqs] += counts
-        num_accepted.fill_(1)
-        num_accepted[:num_reqs] = counts
-        seq_lens.zero_()
-        seq_lens[:num_reqs] = num_computed[:num_reqs] + k + 1
-        rows = torch.arange(query_start_loc.shape[0], dtype=torch.int32)
-        query_start_loc.copy_(rows.clamp(max=num_reqs) * (k + 1))
-        tokens = num_reqs * (k + 1)
-        steps = num_computed[:num_reqs, None] + torch.arange(k + 1)
-        positions[:tokens].view(num_reqs, k + 1).copy_(steps)
-        ids = input_ids[:tokens].view(num_reqs, k + 1)
-        ids[:, 0] = sampled[:num_reqs, 0]
-        ids[:, 1:] = drafts[:num_reqs]
-        draft_ids.view(num_reqs, k).copy_(drafts[:num_reqs])
-        return draft_ids
-    launch_advance(
-        num_computed,
-        num_accepted,
-        query_start_loc,
-        seq_lens,
-        positions,
-        input_ids,
-        draft_ids,
-        valid_counts,
-        sampled,
-        drafts,
-        num_reqs,
-    )
+
+    num_computed: torch.Tensor
+    num_accepted: torch.Tensor
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    positions: torch.Tensor
+    input_ids: torch.Tensor
+
+
+@dataclass(frozen=True)
+class LastStep:
+    """What the last step left for each request, in at least as many rows as there are requests.
+
+    valid_counts: [rows] int32, tokens that it gave. sampled: [rows, 1], the last of them.
+    drafts: [rows, K], what follows them.
+    """
+
+    valid_counts: torch.Tensor
+    sampled: torch.Tensor
+    drafts: torch.Tensor
+
+
+def advance(inputs: Inputs, last: LastStep, num_reqs: int) -> torch.Tensor:
+    """Write the inputs of the next decode step; return its draft tokens, [num_reqs * K] int32."""
+    count = num_reqs * last.drafts.shape[1]
+    draft_ids = torch.empty(count, dtype=torch.int32, device=inputs.input_ids.device)
+    if inputs.input_ids.device.type == "cpu":
+        compute_advance(inputs, last, num_reqs, draft_ids)
+    else:
+        launch_advance(inputs, last, num_reqs, draft_ids)
     return draft_ids
 
 
-def launch_advance(
-    num_computed: torch.Tensor,
-    num_accepted: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    positions: torch.Tensor,
-    input_ids: torch.Tensor,
-    draft_ids: torch.Tensor,
-    valid_counts: torch.Tensor,
-    sampled: torch.Tensor,
-    drafts: torch.Tensor,
-    num_reqs: int,
-) -> None:
-    """Launch the kernel of `advance`; tensors as there, draft_ids being written."""
-    max_num_reqs = seq_lens.shape[0]
-    k = drafts.shape[1]
+def compute_advance(inputs: Inputs, last: LastStep, num_reqs: int, draft_ids: torch.Tensor) -> None:
+    """Do in PyTorch what the kernel does; draft_ids is written, too."""
+    k = last.drafts.shape[1]
+    counts, drafts = last.valid_counts[:num_reqs], last.drafts[:num_reqs]
+    inputs.num_computed[:num_reqs] += counts
+    computed = inputs.num_computed[:num_reqs]
+    inputs.num_accepted.fill_(1)
+    inputs.num_accepted[:num_reqs] = counts
+    inputs.seq_lens.zero_()
+    inputs.seq_lens[:num_reqs] = computed + k + 1
+    rows = torch.arange(inputs.query_start_loc.shape[0], dtype=torch.int32)
+    inputs.query_start_loc.copy_(rows.clamp(max=num_reqs) * (k + 1))
+    tokens = num_reqs * (k + 1)
+    steps = computed[:, None] + torch.arange(k + 1)
+    inputs.positions[:tokens].view(num_reqs, k + 1).copy_(steps)
+    ids = inputs.input_ids[:tokens].view(num_reqs, k + 1)
+    ids[:, 0] = last.sampled[:num_reqs, 0]
+    ids[:, 1:] = drafts
+    draft_ids.view(num_reqs, k).copy_(drafts)
+
+
+def launch_advance(inputs: Inputs, last: LastStep, num_reqs: int, draft_ids: torch.Tensor) -> None:
+    """Launch the kernel; draft_ids is written, too."""
+    max_num_reqs = inputs.seq_lens.shape[0]
+    k = last.drafts.shape[1]
     # One row more than there are requests: query_start_loc has one more element.
     _advance_kernel[(max_num_reqs // ROWS + 1,)](
-        num_computed,
-        num_accepted,
-        query_start_loc,
-        seq_lens,
-        positions,
-        input_ids,
+        inputs.num_computed,
+        inputs.num_accepted,
+        inputs.query_start_loc,
+        inputs.seq_lens,
+        inputs.positions,
+        inputs.input_ids,
         draft_ids,
-        valid_counts,
-        sampled,
-        sampled.stride(0),
-        drafts,
-        drafts.stride(0),
+        last.valid_counts,
+        last.sampled,
+        last.sampled.stride(0),
+        last.drafts,
+        last.drafts.stride(0),
         num_reqs,
         max_num_reqs,
         k=k,
