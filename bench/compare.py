@@ -181,6 +181,9 @@ class Sitting:
         if args.sample_dir:
             args.sample_dir.mkdir(parents=True, exist_ok=True)
             made += ["--sample", str(args.sample_dir / f"{title(engine, cell)}.stacks")]
+        if args.trace_dir:
+            args.trace_dir.mkdir(parents=True, exist_ok=True)
+            made += ["--trace", str(args.trace_dir / f"{title(engine, cell)}.json.gz")]
         if place.cores:
             made += ["--cores", ",".join(str(core) for core in place.cores)]
         made += args.more.split()
@@ -293,6 +296,7 @@ def arguments() -> argparse.Namespace:
         "--shared-cache", action="store_true", help="one cache for engines side by side"
     )
     parser.add_argument("--sample-dir", type=Path, help="sample stacks into this folder")
+    parser.add_argument("--trace-dir", type=Path, help="keep traces of the GPU in this folder")
     parser.add_argument("--more", default="", help="further arguments of step_time.py")
     args = parser.parse_args()
     if args.engines is None:

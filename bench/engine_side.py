@@ -7,6 +7,7 @@ vLLM mixes ``BenchExtension`` into its worker class (``worker_extension_cls``), 
 from __future__ import annotations
 
 import collections
+import gzip
 import json
 import os
 import statistics
@@ -18,6 +19,7 @@ from typing import Any
 
 import sampling
 import torch
+from timeline import launch_figures
 from vllm.v1.worker import gpu_worker
 
 _seconds: dict[str, list[float]] = collections.defaultdict(list)
@@ -70,6 +72,7 @@ def _private_pool_bytes() -> int:
     """Bytes that PyTorch holds for graphs, in pools of their own."""
     return sum(
         segment["total_size"]
+        # PyTorch has not typed this call.
         for segment in torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
         if tuple(segment["segment_pool_id"]) != (0, 0)
     )
@@ -161,44 +164,17 @@ class BenchExtension:
         _kept["profiler"] = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
         _kept["profiler"].__enter__()
 
-    def bench_profiled(self, steps: float) -> dict[str, float]:
-        """End it; ``launch_figures`` of what was recorded."""
+    def bench_profiled(self, steps: float, kept: str | None) -> dict[str, Any]:
+        """End it; ``launch_figures`` of what was recorded.
+
+        kept: file for the trace of the first rank, compressed; None to keep none.
+        """
         profiler = _kept["profiler"]
         profiler.__exit__(None, None, None)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
             profiler.export_chrome_trace(str(path))
-            return launch_figures(json.loads(path.read_text())["traceEvents"], steps)
-
-
-def launch_figures(events: list[dict[str, Any]], steps: float) -> dict[str, float]:
-    """GPU time and launches per step, and the busy share of the trace without its warm ends.
-
-    The profiler slows the host, so the busy share is too small; the GPU's milliseconds are not.
-    """
-    kinds = ("kernel", "gpu_memcpy", "gpu_memset")
-    work = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") in kinds)
-    if not work:
-        return {}
-    calls = collections.Counter(
-        e["name"] for e in events if e.get("cat") in ("cuda_runtime", "cuda_driver")
-    )
-    first, last = work[0][0], max(stop for _, stop in work)
-    begin, end = first + 0.3 * (last - first), first + 0.9 * (last - first)
-    kernels = sum(count for name, count in calls.items() if "LaunchKernel" in name)
-    return {
-        "gpu_busy": round(_covered(work, begin, end) / (end - begin), 3),
-        "gpu_ms_per_step": round(_covered(work, first, last) / 1000 / steps, 3),
-        "graph_launches_per_step": round(calls.get("cudaGraphLaunch", 0) / steps, 2),
-        "kernel_launches_per_step": round(kernels / steps, 2),
-    }
-
-
-def _covered(work: list[tuple[float, float]], begin: float, end: float) -> float:
-    """How much of the time from begin to end some of the work covers; ``work`` is sorted."""
-    covered, reached = 0.0, begin
-    for start, stop in work:
-        counted_from, counted_to = max(start, reached), min(stop, end)
-        if counted_to > counted_from:
-            covered, reached = covered + counted_to - counted_from, counted_to
-    return covered
+            trace = path.read_bytes()
+        if kept is not None and getattr(self, "rank", 0) == 0:
+            Path(kept).write_bytes(gzip.compress(trace))
+        return launch_figures(json.loads(trace)["traceEvents"], steps)

@@ -46,6 +46,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--engine", default="{}", help="further LLM arguments, JSON")
     parser.add_argument("--profile", action="store_true", help="GPU time and launches, batch 1")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="keep the profile's trace (gz)")
     parser.add_argument("--memory", action="store_true", help="what graphs and KV cache take")
     parser.add_argument("--functions", action="store_true", help="host time by function (cProfile)")
     parser.add_argument("--sample", type=Path, metavar="FILE", help="stacks sampled at batch 1")
@@ -197,12 +198,14 @@ def profiles(engine: Engine, args: argparse.Namespace, pid: int) -> dict[str, An
     found: dict[str, Any] = {}
     if args.sample:
         found["sampled"] = sampled(engine, args, pid)
-    if args.profile:
+    if args.profile or args.trace:
         drafts = engine.counter("num_drafts")
         engine.workers("bench_profile")
         engine.generate(1, 100)
         steps = engine.counter("num_drafts") - drafts
-        found |= engine.workers("bench_profiled", steps)[0]
+        found |= engine.workers("bench_profiled", steps, args.trace and str(args.trace.resolve()))[
+            0
+        ]
     if args.functions:
         found["host_functions_ms_per_step"] = host_functions(engine)
     return found
