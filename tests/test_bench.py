@@ -183,6 +183,7 @@ def sitting(tmp_path: Path, **more: Any) -> compare.Sitting:
         "shared_cache": False,
         "timeout": 30.0,
         "sample_dir": None,
+        "trace_dir": None,
         "batch": "1",
         "repeats": 3,
         "more": "",
