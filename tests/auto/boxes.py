@@ -32,6 +32,9 @@ why = "To see that it runs."
 upstream = "https://example.com/1"
 releases = "0.25.0..0.26.0"
 """
+#: What a process of the box does: it loads the plugin, and then runs what it should.
+PATCHED = "register(); assert runs() == 'patched', runs()\n"
+PRISTINE = "register(); assert runs() == 'pristine', runs()\n"
 
 
 class Box:

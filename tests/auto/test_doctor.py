@@ -38,11 +38,6 @@ NEEDED = (
 )
 
 
-@pytest.fixture
-def box(tmp_path: Path) -> Box:
-    return Box(tmp_path)
-
-
 def command(box: Box, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
     """The command in the box's environment, where the plugin is installed beside vLLM."""
     info = box.site / "vllm_overlay-0.1.0.dist-info"
