@@ -237,6 +237,7 @@ def host_functions(engine: Engine) -> dict[str, float]:
     profiler = cProfile.Profile()
     profiler.runcall(engine.generate, 1, 256)
     steps = engine.counter("num_drafts") - drafts
+    # Not documented, and so without a type; the documented way joins functions of one name.
     stats = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
     rows = {
         f"{Path(file).name}:{line}:{name}": 1000 * cumulative / steps

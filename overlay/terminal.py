@@ -138,6 +138,7 @@ def _write(answer: Answer) -> None:
 
     for stream in (sys.stdout, sys.stderr):
         # A path may hold bytes that the terminal's encoding has no character for.
+        # What Python opens can be told so, though not every text stream can.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     if report.diff is not None:
         sys.stdout.buffer.write(report.diff)

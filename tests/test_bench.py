@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import compare
@@ -188,7 +188,7 @@ def sitting(tmp_path: Path, **more: Any) -> compare.Sitting:
         "repeats": 3,
         "more": "",
     } | more
-    return compare.Sitting(SimpleNamespace(**given))  # type: ignore[arg-type]
+    return compare.Sitting(argparse.Namespace(**given))
 
 
 def test_each_engine_has_the_files_and_the_gpus_that_are_its_own(tmp_path: Path) -> None:

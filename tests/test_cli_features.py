@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -195,10 +196,10 @@ def test_what_another_command_applies_meanwhile_stays(
     plain = commit.apply
     once = iter([True])
 
-    def late(*arguments: object, **options: object) -> object:
+    def late(*arguments: Any, **options: Any) -> object:
         if next(once, False):
             assert cli(*cli_patches, "apply", "--feature", "team-capture", site).exit == 0
-        return plain(*arguments, **options)  # type: ignore[arg-type]
+        return plain(*arguments, **options)
 
     monkeypatch.setattr(commit, "apply", late)
     assert cli(*cli_patches, "apply", "--feature", "demo", site).exit == 0

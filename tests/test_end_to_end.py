@@ -94,7 +94,8 @@ def _interrupt_at_random(command: Command, site: Path, rounds: int, seed: int) -
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # Python takes no notice of Ctrl-C where a shell began it in the background.
+            # Python takes no notice of Ctrl-C where a shell began it in the background. There are
+            # no threads here, beside which this could hang.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
         )
         time.sleep(chance.uniform(0.4, 1.1) * lasts)

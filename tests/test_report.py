@@ -1,6 +1,7 @@
 """The JSON is the one that the design promises, key for key."""
 
 import json
+from typing import Any
 
 from overlay.model import FeatureResult, FileResult, HunkResult, TargetReport
 from overlay.report import FeatureEntry, Report, TopicEntry, as_data, as_json, enumeration, failure
@@ -9,18 +10,18 @@ from overlay.states import State
 PROPOSER = "vllm/v1/spec_decode/llm_base_proposer.py"
 
 
-def target(**changes: object) -> TargetReport:
+def target(**changes: Any) -> TargetReport:
     hunk = HunkResult("SpecDecodeBaseProposer.propose", State.PRISTINE, 571)
     file = FileResult(PROPOSER, State.PRISTINE, "draft-graphs/10-proposer/x.patch", (hunk,))
     feature = FeatureResult("draft-graphs", State.PRISTINE, (file,))
-    plain = {
+    plain: dict[str, Any] = {
         "target": "0.26.0",
         "vllm": "0.26.0",
         "root": None,
         "state": State.PRISTINE,
         "features": (feature,),
     }
-    return TargetReport(**{**plain, **changes})  # type: ignore[arg-type]
+    return TargetReport(**{**plain, **changes})
 
 
 def test_the_example_of_the_design() -> None:

@@ -79,6 +79,39 @@ def kernels() -> Iterator[Any]:
         yield module
 
 
+def launched_kind(inputs: Any, last: Any) -> list[Any]:
+    """What Triton compiles a kernel for: types, and whether a stride is 1."""
+    sizes = [(tensor.dtype, tensor.shape) for tensor in vars(inputs).values()]
+    return sizes + [(tensor.dtype, tensor.stride()) for tensor in vars(last).values()]
+
+
+def test_the_warm_up_compiles_what_a_steady_step_launches(
+    kernels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    self = make_runner("0.26.0", patched=True)
+    same = (3,) * ROWS
+    step = Step(
+        3, 3, (0, 1, 2, 3), same, (0,) * ROWS, same, (9, 8, 7, 6), (5,) * ROWS, (0,) * ROWS, True, 1
+    )
+    kinds = []
+
+    def note(inputs: Any, last: Any, num_reqs: int, draft_ids: Any) -> None:
+        kinds.append(launched_kind(inputs, last))
+
+    monkeypatch.setattr(kernels, "compute_advance", note)
+    monkeypatch.setattr(kernels, "launch_advance", note)
+    run(self, step)
+    run(self, step)
+    assert len(kinds) == 1
+    self.num_spec_tokens = 3
+    self.steady_inputs.warm_up()
+    assert len(kinds) == 1  # nothing to compile for a CPU
+    held = self.steady_inputs._decode._inputs()
+    on_device = type(held)(**{name: tensor.to("meta") for name, tensor in vars(held).items()})
+    kernels.warm_up(on_device, 3)
+    assert kinds[1] == kinds[0]
+
+
 def test_a_steady_step_takes_the_short_way(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     self = make_runner("0.26.0", patched=True)
     same = (3,) * ROWS

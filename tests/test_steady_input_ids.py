@@ -49,7 +49,8 @@ def compiled(source: bytes) -> Callable[..., None]:
     text = "from __future__ import annotations\n" + textwrap.dedent("\n".join(lines))
     names: dict[str, Any] = {"np": np, "torch": torch, "PIN_MEMORY": False}
     exec(compile(text, RUNNER, "exec"), names)
-    return names["_prepare_input_ids"]  # type: ignore[no-any-return]
+    prepare: Callable[..., None] = names["_prepare_input_ids"]
+    return prepare
 
 
 class Buffer:

@@ -153,9 +153,9 @@ def test_who_waits_for_a_release_takes_what_the_other_one_fetched(
     waiting = threading.Event()
     acquire = filelock.FileLock.acquire
 
-    def announce(self: filelock.FileLock, *args: object, **options: object) -> object:
+    def announce(self: filelock.FileLock, *args: Any, **options: Any) -> object:
         waiting.set()
-        return acquire(self, *args, **options)  # type: ignore[arg-type]
+        return acquire(self, *args, **options)
 
     with ThreadPoolExecutor(1) as pool:
         with filelock.FileLock(f"{path}.lock"):

@@ -39,6 +39,7 @@ def test_certificates_are_checked_unless_the_host_is_trusted() -> None:
             for one in session._opener(url).handlers
             if isinstance(one, urllib.request.HTTPSHandler)
         )
+        # Nothing public tells how a handler checks.
         context: ssl.SSLContext = handler._context  # type: ignore[attr-defined]
         return context.verify_mode
 

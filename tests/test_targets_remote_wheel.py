@@ -33,6 +33,7 @@ class FakeSession:
 
 
 def _open(session: FakeSession) -> RangeFile:
+    # What a RangeFile asks of its session is `span`, and this one has it.
     file = RangeFile.open(session, "https://x.example/w.whl")  # type: ignore[arg-type]
     assert file is not None
     return file

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,12 +39,12 @@ def test_root_leaves_the_owner_as_it_was(site: Site) -> None:
 # Where nothing may be written
 
 
-def as_nobody(work: object) -> int:
+def as_nobody(work: Callable[[], object]) -> int:
     def run() -> None:
         os.setgroups([])
         os.setgid(NOBODY)
         os.setuid(NOBODY)
-        work()  # type: ignore[operator]
+        work()
 
     return in_child(run)
 

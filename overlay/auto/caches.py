@@ -77,4 +77,5 @@ def _ahead_of_time(decorators: ModuleType, key: str) -> None:
     def model_hash_key(forward: Callable[..., Any]) -> str:
         return hashlib.sha256(f"{stock(forward)} {key}".encode()).hexdigest()
 
+    # To mypy it is any module.
     decorators._model_hash_key = model_hash_key  # type: ignore[attr-defined]

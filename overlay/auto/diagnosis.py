@@ -95,8 +95,8 @@ def _assigned(text: str, name: str) -> str | None:
     import ast
 
     for node in ast.walk(ast.parse(text)):
-        targets = [node.target] if isinstance(node, ast.AnnAssign) else []
-        targets += node.targets if isinstance(node, ast.Assign) else []  # type: ignore[arg-type]
+        targets: list[ast.expr] = [node.target] if isinstance(node, ast.AnnAssign) else []
+        targets += node.targets if isinstance(node, ast.Assign) else []
         if any(getattr(target, "id", None) == name for target in targets):
             value = getattr(node, "value", None)
             found = value.value if isinstance(value, ast.Constant) else None

@@ -83,6 +83,7 @@ class PatchedLoader(importlib.abc.InspectLoader):
         own = getattr(importlib.machinery.SourceFileLoader, "source_to_code", plain)
         if self._inner is None or transform is None or transform in (plain, own):
             return self._stored.code
+        # It was found above; the type of every loader does not have it.
         code = self._inner.source_to_code(  # type: ignore[attr-defined]
             self._stored.source, str(self._stored.file)
         )
@@ -245,7 +246,7 @@ def _next_spec(
             find_spec = getattr(other, "find_spec", None)
             spec = find_spec(fullname, path, target) if find_spec is not None else None
             if spec is not None:
-                return spec  # type: ignore[no-any-return]
+                return spec  # type: ignore[no-any-return]  # any object may be a finder
     finally:
         _asking.names.discard(question)
     return None

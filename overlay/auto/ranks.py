@@ -144,5 +144,6 @@ def _wrap(module: ModuleType, describe: Callable[[int], RankReport]) -> None:
         compare(describe(group.rank), group)
         return result
 
+    # A function may carry attributes, but its type tells mypy of none.
     initialize_then_compare._overlay_compares = True  # type: ignore[attr-defined]
     setattr(module, _FUNCTION, initialize_then_compare)

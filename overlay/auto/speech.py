@@ -54,6 +54,7 @@ def _listen(vllm_logger: ModuleType) -> None:
         _flush()
         return result
 
+    # To mypy it is any module.
     vllm_logger.configure_logging = configure_then_speak  # type: ignore[attr-defined]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 def ray_first() -> None:
     """Import Ray before vLLM does, so that at exit Ray ends after the executor, which needs it."""
-    import ray  # noqa: F401
+    import ray  # noqa: F401 - for what importing it does at exit
 
 
 def live(llm: Any) -> Any:

@@ -25,6 +25,7 @@ def registry() -> types.ModuleType:
         def where(self) -> Path:
             return self._get_cache_dir() / "model.json"
 
+    # To mypy it is any module.
     module._LazyRegisteredModel = _LazyRegisteredModel  # type: ignore[attr-defined]
     return module
 

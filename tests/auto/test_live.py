@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def record(pid: int, **changes: object) -> ProcessRecord:
+def record(pid: int, **changes: Any) -> ProcessRecord:
     one = ProcessRecord(
         pid=pid,
         started=records.start_time(pid),
@@ -33,7 +34,7 @@ def record(pid: int, **changes: object) -> ProcessRecord:
         digest="a" * 64,
         summary="x (memory)",
     )
-    return replace(one, **changes)  # type: ignore[arg-type]
+    return replace(one, **changes)
 
 
 def test_a_record_comes_back_while_its_process_runs() -> None:

@@ -14,6 +14,7 @@ from overlay.auto import speech
 @pytest.fixture
 def vllm_logger(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     """vLLM's module of loggers as from 0.31.0 on: configured by a call that comes later."""
+    # To mypy it is any module, without attributes of its own.
     module = types.ModuleType("vllm.logger")
     module._last_configured_logging_config = None  # type: ignore[attr-defined]
 

@@ -267,8 +267,8 @@ CAPTURE_MUTATIONS = (
         "hazard 10",
         one(
             "passes.py",
-            "drafts.copy_(proposer._greedy_sample(last))",
-            "proposer._greedy_sample(last)",
+            "drafts.copy_(greedy_sample(proposer, last))",
+            "greedy_sample(proposer, last)",
         ),
         "acceptance",
     ),
@@ -278,5 +278,11 @@ CAPTURE_MUTATIONS = (
         one("graphs.py", ".t().clone(memory_format=torch.contiguous_format)", ".t()"),
         "audit",
         says="memory of a graph",
+    ),
+    Mutation(
+        "the largest part of a row is added as one token, not as many as it has",
+        "sampling",
+        one("greedy.py", "alpha=size // parts", "alpha=1"),
+        "acceptance",
     ),
 )

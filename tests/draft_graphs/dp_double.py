@@ -33,7 +33,7 @@ def install() -> None:
 
     dp_collectives.install()
     RecordedBackend().install()
-    setattr(compat, "token_counts", dp_collectives.on_the_host(compat.token_counts))  # noqa: B010
+    compat.token_counts = dp_collectives.on_the_host(compat.token_counts)
     stock = CPUWorker.compile_or_warm_up_model
 
     def compile_or_warm_up_model(self: Any) -> Any:

@@ -153,7 +153,7 @@ def reaching_layer(model: Any, wanted: bool) -> Iterator[None]:
         return
     import torch
 
-    class Reaching(torch.nn.Module):  # type: ignore[misc]
+    class Reaching(torch.nn.Module):  # type: ignore[misc]  # mypy sees no PyTorch
         def forward(self, rows: Any) -> Any:
             return self.dp_group.all_gather(rows)
 

@@ -61,6 +61,7 @@ class GraphSafeMetadata:
     slot_mapping: torch.Tensor  # [T]
 
 
+# The three classes here have bases of vLLM's, and mypy sees no vLLM.
 class GraphSafeBackend(AttentionBackend):  # type: ignore[misc]
     """Called CPU_ATTN, because vLLM's platform for CPU accepts no other name."""
 

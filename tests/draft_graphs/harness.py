@@ -116,6 +116,7 @@ class Log:
                 self.lines.append(f"{record.levelname} {record.getMessage()}")
             stock(logger, record)
 
+        # mypy forbids to assign to a method.
         setattr(logging.Logger, "handle", handle)  # noqa: B010
 
     def take(self) -> list[str]:
@@ -250,8 +251,7 @@ class Engine:
             with changed_hooks(run.mutation):
                 self.serve(outcome, steps)
             outcome.seconds["serve"] = round(time.monotonic() - captured, 2)
-        # Whatever a mutation does belongs in the outcome.
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001 - whatever a mutation does is the outcome
             outcome.error = f"{type(error).__name__}: {error}"
             self.abort()
         finally:

@@ -31,7 +31,7 @@ WIDTH = LATENT + ROPE
 HOST: list[torch.Tensor] = []
 
 
-class HostAware(capture.DraftBuffers):  # type: ignore[misc]
+class HostAware(capture.DraftBuffers):  # type: ignore[misc]  # mypy sees no vLLM
     """Tells the recordings which of the module's tensors are host memory."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -55,7 +55,7 @@ class Recorded(RecordedBackend):
         self.host = HOST
 
 
-class Model(torch.nn.Module):  # type: ignore[misc, unused-ignore]
+class Model(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # mypy may see no PyTorch
     """An MTP-like draft: two layers of latent attention over one cache, absorbed weights only."""
 
     def __init__(self, shape: Shape) -> None:

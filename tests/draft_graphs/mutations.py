@@ -1,4 +1,4 @@
-# ruff: noqa: E501
+# ruff: noqa: E501 - lines of code are quoted whole
 """The bugs that the proof must catch: each a small change of the module, and what catches it.
 
 A mutation that nothing catches means that the proof is too weak, or that the code it changes is

@@ -153,7 +153,7 @@ class GraphPool:
                     memory.poison()
 
 
-class _HostEscapes(TorchFunctionMode):  # type: ignore[misc]
+class _HostEscapes(TorchFunctionMode):  # type: ignore[misc]  # mypy sees no PyTorch
     def __torch_function__(
         self,
         func: Any,
@@ -168,7 +168,7 @@ class _HostEscapes(TorchFunctionMode):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[misc]
+class _Recorder(TorchDispatchMode):  # type: ignore[misc]  # mypy sees no PyTorch
     def __init__(self, graph: RecordedGraph) -> None:
         super().__init__()
         self.graph = graph

@@ -1,4 +1,4 @@
-# ruff: noqa: E501
+# ruff: noqa: E501 - lines of code are quoted whole
 """The mutations of what stages, dispatches and replays, and of the hooks."""
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from unittest import mock
 
 import pytest
 
+# What is imported below needs both of them.
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
@@ -83,7 +84,7 @@ def kept(function: Callable[..., Any]) -> Callable[..., Any]:
     return replaced
 
 
-class Plain(Module):  # type: ignore[misc]
+class Plain(Module):  # type: ignore[misc]  # Any, to mypy
     def forward(self, x: Any) -> Any:
         return x
 

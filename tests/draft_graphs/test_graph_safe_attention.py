@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+# What is imported below needs both of them.
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm._C", reason="needs vLLM for CPU")
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+# What is imported below needs both of them.
 torch = pytest.importorskip("torch")
 np: Any = pytest.importorskip("numpy")
 
@@ -276,6 +277,7 @@ def doubled(a: Any, out: Any) -> None:
 LIBRARY.impl("doubled", doubled, "CPU")
 
 
+# To mypy, torch is what importorskip returns: neither its decorators nor its types are known.
 @torch.library.custom_op("recorded_graph_test::plus_five", mutates_args=())  # type: ignore[untyped-decorator]
 def plus_five(a: torch.Tensor) -> torch.Tensor:  # type: ignore[name-defined]
     CALLS.append("plus_five")

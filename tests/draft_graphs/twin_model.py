@@ -32,7 +32,7 @@ class Shape:
     backend: str = "CPU_ATTN"
 
 
-class Model(Eagle3LlamaForCausalLM):  # type: ignore[misc]
+class Model(Eagle3LlamaForCausalLM):  # type: ignore[misc]  # mypy sees no vLLM
     """Random weights, one attention layer, everything that a drafter may be asked for.
 
     Upstream lets only its own classes draft for EAGLE3, so it is one, by name alone.

@@ -84,4 +84,5 @@ def rank_main(rank: int, port: str, recorded: list[int]) -> None:
 
 if __name__ == "__main__":
     counts = [int(count) for count in sys.argv[2:]]
+    # Where mypy sees PyTorch, this call has no types.
     spawn(rank_main, (sys.argv[1], counts), nprocs=len(counts))  # type: ignore[no-untyped-call, unused-ignore]

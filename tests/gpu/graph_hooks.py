@@ -6,12 +6,14 @@ there are more ranks, those of all of them stand under ``ranks``.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from typing import Any
 
 _replays: Counter[str] = Counter()
 _sizes: Counter[str] = Counter()
 _calls: Counter[str] = Counter()
+_before: Counter[str] = Counter()
 
 
 def _watch(worker: Any) -> dict[str, Any] | None:
@@ -56,11 +58,20 @@ def _watch(worker: Any) -> dict[str, Any] | None:
     }
 
 
+def _compiled() -> int:
+    """How many variants of the steady kernel this process has compiled or loaded."""
+    module = sys.modules.get("vllm.v1.worker.steady_kernels")
+    if module is None:
+        return 0
+    return sum(len(held[0]) for held in module._advance_kernel.device_caches.values())
+
+
 def _watch_steady(runner: Any) -> None:
-    """Count the decode steps that ``steady-inputs`` prepares."""
+    """Count the decode steps that ``steady-inputs`` prepares, and what it compiles from now on."""
     steady = getattr(runner, "steady_inputs", None)
     if steady is None:
         return
+    _before["compiled"] = _compiled()
     inner = steady._decode.prepare
 
     def prepare(*args: Any) -> Any:
@@ -76,6 +87,7 @@ def _counted(worker: Any) -> dict[str, Any] | None:
     if drafter is None:
         return None
     graphs = getattr(drafter, "draft_graphs", None)
+    _calls["steady kernels compiled while serving"] = _compiled() - _before["compiled"]
     return {
         "replays": dict(_replays),
         "sizes": dict(sorted(_sizes.items())),

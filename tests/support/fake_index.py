@@ -164,5 +164,6 @@ class _Handler(BaseHTTPRequestHandler):
             body = body[:length]
         self.wfile.write(body)
 
+    # `format` is the base class's name for it.
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Keep the test's output clean."""

@@ -66,11 +66,11 @@ class FaultyOs:
 @contextmanager
 def faulty(system: FaultyOs) -> Iterator[FaultyOs]:
     """Let ``overlay.transaction.files`` see ``system`` as its ``os``."""
-    files.os = system  # type: ignore[assignment, attr-defined]
+    files.os = system  # type: ignore[assignment, attr-defined]  # no module, and not public
     try:
         yield system
     finally:
-        files.os = os  # type: ignore[attr-defined]
+        files.os = os  # type: ignore[attr-defined]  # as above
 
 
 def failing(number: int) -> Fault:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,8 +29,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def configure(monkeypatch: pytest.MonkeyPatch):
     """Replace what pip is configured to."""
 
-    def set_config(*indexes: str, **settings: object) -> None:
-        config = IndexConfig(tuple(indexes), **{"timeout": 5.0, **settings})  # type: ignore[arg-type]
+    def set_config(*indexes: str, **settings: Any) -> None:
+        config = IndexConfig(tuple(indexes), **{"timeout": 5.0, **settings})
         for module in (fetching, pip_config):
             monkeypatch.setattr(module, "read_config", lambda: config)
 

@@ -76,6 +76,7 @@ def feature(
     return Feature(id, "t", "w", url, span, upstream, tuple(topics), files, "test", id)
 
 
+# `id` as in feature.toml.
 def topic(name: str, variants: Mapping[str, tuple[str, Sequence[Hunk]]], id: str = "demo") -> Topic:  # noqa: A002
     """A topic with a variant for each range."""
     return Topic(
@@ -93,7 +94,7 @@ def topic(name: str, variants: Mapping[str, tuple[str, Sequence[Hunk]]], id: str
 def write_feature(
     folder: Path,
     files: Mapping[str, str | bytes],
-    id: str = "demo",  # noqa: A002
+    id: str = "demo",  # noqa: A002 - as above
     releases: str = "0.20.0..0.33.0",
     toml: str = "",
 ) -> Path:

@@ -1,4 +1,4 @@
-"""A model runner made of a release's own `_prepare_inputs` and fakes, and the steps it goes through."""
+"""A model runner of a release's own `_prepare_inputs` and fakes, and the steps it goes through."""
 
 from __future__ import annotations
 
@@ -104,7 +104,8 @@ def runner_class(release: str, patched: bool) -> type:
     text = utils.decode().split("\n")[update.lineno - 1 : update.end_lineno]
     text = ["from __future__ import annotations", *text, "class Runner:", *methods]
     exec(compile("\n".join(text), RUNNER, "exec"), names)
-    return names["Runner"]  # type: ignore[no-any-return]
+    runner: type = names["Runner"]
+    return runner
 
 
 @dataclasses.dataclass

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from vllm.v1.worker import steady_kernels
 
 # Host and device memory that only `_prepare_inputs` and `_prepare_input_ids` read after writing it,
 # in vLLM 0.20.0 to 0.33.0: (attribute of the runner, side). A steady step leaves it as it is.
@@ -56,6 +59,13 @@ class SteadyDecode:
         self.rows = np.arange(runner.max_num_reqs + 1)
         # K -> (row, position within its request) of each token of a batch of K+1 tokens a request.
         self._tokens: dict[int, tuple[Any, Any]] = {}
+
+    def warm_up(self) -> None:
+        """Compile the kernel where steady steps can come, for as many drafts as there can be."""
+        from vllm.v1.worker import steady_kernels
+
+        if self._runner.use_async_spec_decode:
+            steady_kernels.warm_up(self._inputs(), self._runner.num_spec_tokens)
 
     def supported(self) -> bool:
         """Whether the runner has nothing that a steady step would have to prepare besides."""
@@ -110,7 +120,24 @@ class SteadyDecode:
         batch = runner.input_batch
         rows = batch.num_reqs
         self._fill_host_side(rows, k)
-        inputs = steady_kernels.Inputs(
+        last = steady_kernels.LastStep(
+            valid_counts=runner.valid_sampled_token_count_gpu,
+            sampled=batch.prev_sampled_token_ids,
+            drafts=runner._draft_token_ids,
+        )
+        draft_ids = steady_kernels.advance(self._inputs(), last, rows)
+        batch.block_table.compute_slot_mapping(
+            rows, runner.query_start_loc.gpu[: rows + 1], runner.positions[: rows * (k + 1)]
+        )
+        runner.discard_request_mask.copy_to_gpu(rows)
+        runner.num_decode_draft_tokens.copy_to_gpu()
+        return dataclasses.replace(metadata, draft_token_ids=draft_ids, num_draft_tokens=[k] * rows)
+
+    def _inputs(self) -> steady_kernels.Inputs:
+        from vllm.v1.worker import steady_kernels
+
+        runner = self._runner
+        return steady_kernels.Inputs(
             num_computed=runner.num_computed_tokens,
             num_accepted=runner.num_accepted_tokens.gpu,
             query_start_loc=runner.query_start_loc.gpu,
@@ -118,18 +145,6 @@ class SteadyDecode:
             positions=runner.positions,
             input_ids=runner.input_ids.gpu,
         )
-        last = steady_kernels.LastStep(
-            valid_counts=runner.valid_sampled_token_count_gpu,
-            sampled=batch.prev_sampled_token_ids,
-            drafts=runner._draft_token_ids,
-        )
-        draft_ids = steady_kernels.advance(inputs, last, rows)
-        batch.block_table.compute_slot_mapping(
-            rows, runner.query_start_loc.gpu[: rows + 1], runner.positions[: rows * (k + 1)]
-        )
-        runner.discard_request_mask.copy_to_gpu(rows)
-        runner.num_decode_draft_tokens.copy_to_gpu()
-        return dataclasses.replace(metadata, draft_token_ids=draft_ids, num_draft_tokens=[k] * rows)
 
     def _fill_host_side(self, rows: int, k: int) -> None:
         runner = self._runner

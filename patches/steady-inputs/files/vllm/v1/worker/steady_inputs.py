@@ -84,6 +84,10 @@ class SteadyInputs:
             buffer = getattr(runner, name)
             buffer.copy_to_gpu = SteadyCopy(buffer)
 
+    def warm_up(self) -> None:
+        """Compile what steady steps run."""
+        self._decode.warm_up()
+
     def prepare(self, scheduler_output: Any, num_scheduled_tokens: Any) -> Any | None:
         """Prepare the step's inputs if the batch goes on decoding as it was.
 
@@ -166,4 +170,6 @@ def create_steady_inputs(runner: Any) -> SteadyInputs | None:
     """
     if not wanted(os.environ) or runner.speculative_config is None:
         return None
-    return SteadyInputs(runner)
+    inputs = SteadyInputs(runner)
+    inputs.warm_up()
+    return inputs

@@ -6,6 +6,7 @@ The kernel runs where tensors lie on a GPU, the PyTorch version elsewhere.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -97,6 +98,22 @@ class LastStep:
     valid_counts: torch.Tensor
     sampled: torch.Tensor
     drafts: torch.Tensor
+
+
+def warm_up(inputs: Inputs, k: int) -> None:
+    """Compile the kernel for K drafts a request, so that no step waits for that; write nothing."""
+    device = inputs.input_ids.device
+    if device.type == "cpu":
+        return
+    fields = dataclasses.fields(inputs)
+    scratch = Inputs(**{each.name: torch.empty_like(getattr(inputs, each.name)) for each in fields})
+    # Types and strides are those of a step: Triton compiles anew for others.
+    last = LastStep(
+        valid_counts=torch.zeros(1, dtype=torch.int32, device=device),
+        sampled=torch.zeros(1, 1, dtype=torch.int32, device=device),
+        drafts=torch.zeros(1, k, dtype=torch.int64, device=device),
+    )
+    advance(scratch, last, 0)
 
 
 def advance(inputs: Inputs, last: LastStep, num_reqs: int) -> torch.Tensor:

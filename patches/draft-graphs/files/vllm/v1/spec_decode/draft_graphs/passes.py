@@ -14,6 +14,7 @@ import torch
 
 from . import compat
 from .buffers import DraftBuffers
+from .greedy import greedy_sample
 from .keys import DraftKey
 
 
@@ -62,7 +63,7 @@ class Passes:
                 proposer.model.combine_hidden_states(buffers.target_hidden[:tokens])
             )
         last, hidden = self._forward(reqs, self.k + 1, buffers.seq_lens, draft_index=0)
-        draft = proposer._greedy_sample(last.index_select(0, indices))
+        draft = greedy_sample(proposer, last.index_select(0, indices))
         buffers.drafts[0, :reqs].copy_(draft)
         if self.k == 1:
             return
@@ -125,7 +126,7 @@ class Passes:
         if mask:
             slots.bitwise_or_(buffers.padding_bits[:reqs])
         last, hidden = self._forward(reqs, 1, buffers.step_seq_lens, draft_index=draft_index)
-        drafts.copy_(proposer._greedy_sample(last))
+        drafts.copy_(greedy_sample(proposer, last))
         if hand_over:
             proposer.hidden_states[:reqs].copy_(hidden)
 

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Greedy draft tokens, with an argmax that keeps the whole GPU busy.
+
+PyTorch reduces each row in one block. The few rows of a draft pass leave nearly all of the GPU
+idle for it: 28 microseconds a row of 128,256 logits on an H200, three times a step with K = 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+# Blocks that read at the same time: some for each of the 132 multiprocessors of an H200.
+_BLOCKS = 512
+
+
+def first_largest(logits: torch.Tensor) -> torch.Tensor:
+    """`logits.argmax(dim=-1)`, by way of the largest of each part of a row.
+
+    logits: [R, V]. Returns [R] int64: as `argmax`, of several largest the first, and NaN is larger
+    than all numbers. Where V has no power of two that splits it, it is `argmax` itself.
+    """
+    rows, size = logits.shape
+    parts = _parts(rows, size)
+    if parts < 2:
+        return logits.argmax(dim=-1)
+    largest, place = logits.unflatten(-1, (parts, size // parts)).max(dim=-1)
+    part = largest.argmax(dim=-1, keepdim=True)
+    return torch.add(place.gather(-1, part), part, alpha=size // parts).squeeze(-1)
+
+
+def _parts(rows: int, size: int) -> int:
+    """The largest power of two that splits a row evenly and gives no more blocks than wanted."""
+    parts = size & -size
+    while parts > 1 and rows * parts > _BLOCKS:
+        parts //= 2
+    return parts
+
+
+class _SplitArgmax(TorchFunctionMode):  # type: ignore[misc, unused-ignore] # no torch, no type
+    """Lets `argmax(dim=-1)` of a matrix be `first_largest`."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.Tensor.argmax and kwargs == {"dim": -1} and args[0].dim() == 2:
+            return first_largest(args[0])
+        return func(*args, **kwargs)
+
+
+def greedy_sample(proposer: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+    """What the proposer's own `_greedy_sample` gives, [R]; its argmax is split.
+
+    hidden_states: [R, hidden].
+    """
+    with _SplitArgmax():
+        return proposer._greedy_sample(hidden_states)

@@ -1,0 +1,73 @@
+"""Laws of the split argmax: it is `argmax`, and it is split."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+from added_modules import added  # noqa: E402 - the package's module needs torch
+from hypothesis import given  # noqa: E402 - as above
+from hypothesis import strategies as st  # noqa: E402 - as above
+
+pytestmark = pytest.mark.network
+
+greedy: Any = added("greedy")
+
+# Few values, so that the largest is mostly there several times.
+VALUES = st.sampled_from([float("-inf"), -1.0, 0.0, 1.0, 2.0, float("inf"), float("nan")])
+TYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
+
+
+@st.composite
+def logits(draw: Any) -> Any:
+    rows, size = draw(st.integers(1, 5)), draw(st.sampled_from([1, 2, 6, 7, 8, 24, 40, 64]))
+    row = st.lists(VALUES, min_size=size, max_size=size)
+    values = draw(st.lists(row, min_size=rows, max_size=rows))
+    return torch.tensor(values, dtype=draw(TYPES))
+
+
+@given(logits=logits())
+def test_it_is_argmax(logits: Any) -> None:
+    found = greedy.first_largest(logits)
+    assert found.dtype == torch.int64
+    assert found.tolist() == logits.argmax(dim=-1).tolist()
+
+
+@given(logits=logits())
+def test_the_proposer_s_own_sampling_has_it(logits: Any) -> None:
+    class Proposer:
+        def _greedy_sample(self, hidden_states: Any) -> Any:
+            return (hidden_states + 0).argmax(dim=-1)
+
+    assert greedy.greedy_sample(Proposer(), logits).tolist() == logits.argmax(dim=-1).tolist()
+
+
+def test_only_the_argmax_of_a_matrix_s_rows_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    split = []
+    monkeypatch.setattr(
+        greedy, "first_largest", lambda logits: split.append(logits.shape) or logits.argmax(dim=-1)
+    )
+    matrix = torch.zeros(2, 8)
+    with greedy._SplitArgmax():
+        for result in (matrix.argmax(), matrix.argmax(dim=0), matrix[0].argmax(dim=-1)):
+            assert result.sum() == 0
+        assert split == []
+        matrix.argmax(dim=-1)
+    assert split == [(2, 8)]
+    matrix.argmax(dim=-1)
+    assert len(split) == 1
+
+
+@given(rows=st.integers(1, 600), size=st.integers(1, 300_000))
+def test_the_parts_are_even_and_not_too_many(rows: int, size: int) -> None:
+    parts = greedy._parts(rows, size)
+    assert size % parts == 0
+    assert parts == 1 or rows * parts <= 512
+
+
+@pytest.mark.parametrize(("rows", "size", "parts"), [(1, 128256, 256), (32, 151936, 16)])
+def test_the_vocabularies_of_today_are_split(rows: int, size: int, parts: int) -> None:
+    assert greedy._parts(rows, size) == parts
