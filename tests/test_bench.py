@@ -168,7 +168,7 @@ def test_cells_are_read() -> None:
     assert Cell.parse("8b:5:FULL:4") == Cell("8b", "5", "FULL", 4, "8b:5:FULL:4")
     assert Cell.parse("1b:3:FULL").tensor_parallel == 1
     for wrong in ("1b", "1b:x:FULL", "1b:3:FULL:two", "1b:3:FULL:2:2"):
-        with pytest.raises(compare.argparse.ArgumentTypeError, match="SHAPE:K:MODE"):
+        with pytest.raises(argparse.ArgumentTypeError, match="SHAPE:K:MODE"):
             Cell.parse(wrong)
 
 

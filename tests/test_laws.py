@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
@@ -112,13 +113,13 @@ def several(draw: st.DrawFn) -> tuple[tuple[str, ...], list[Case]]:
 @laws
 @given(several(), st.randoms(use_true_random=False))
 def test_a_plan_does_not_depend_on_the_order_of_hunks_and_files(
-    given_: tuple[tuple[str, ...], list[Case]], random: object
+    given_: tuple[tuple[str, ...], list[Case]], random: Random
 ) -> None:
     lines, found = given_
     data = "".join(f"{line}\n" for line in lines).encode()
     ours = [replace(case.hunk, patch_line=n) for n, case in enumerate(found, 1)]
     shuffled = list(ours)
-    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    random.shuffle(shuffled)
     added = {"vllm/x.py": b"", "vllm/y.py": b"y = 1\n"}
     one = plan(
         [feature((PATH, ours), ("vllm/b.py", ours[:1]), added=added)],

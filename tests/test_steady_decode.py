@@ -125,7 +125,7 @@ def test_a_steady_step_takes_the_short_way(kernels: Any, monkeypatch: pytest.Mon
     run(self, step)
     assert taken == [1]
     other = dataclasses.replace
-    for change in (
+    changes: tuple[dict[str, Any], ...] = (
         {"rows": 2},  # another shape than the kept one
         {"previous": (1, 0, 2, 3)},
         {"last_drafts": (3, 0, 3, 3)},
@@ -133,10 +133,11 @@ def test_a_steady_step_takes_the_short_way(kernels: Any, monkeypatch: pytest.Mon
         {"more": (0, 1, 0, 0)},
         {"prompts": (5, 5, 8, 5)},
         {"on_gpu": False},
-    ):
+    )
+    for change in changes:
         run(self, step)
         taken.clear()
-        run(self, other(step, **change))  # type: ignore[arg-type]
+        run(self, other(step, **change))
         assert not taken, change
     for attribute, value in {
         "use_async_spec_decode": False,

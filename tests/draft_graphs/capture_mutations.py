@@ -1,4 +1,4 @@
-# ruff: noqa: E501
+# ruff: noqa: E501 - lines of code are quoted whole
 """The closed change's defects as mutations, and the hazards of capturing."""
 
 from __future__ import annotations

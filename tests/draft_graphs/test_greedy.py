@@ -46,10 +46,13 @@ def test_the_proposer_s_own_sampling_has_it(logits: Any) -> None:
 
 
 def test_only_the_argmax_of_a_matrix_s_rows_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    split = []
-    monkeypatch.setattr(
-        greedy, "first_largest", lambda logits: split.append(logits.shape) or logits.argmax(dim=-1)
-    )
+    split: list[Any] = []
+
+    def first_largest(logits: Any) -> Any:
+        split.append(logits.shape)
+        return logits.argmax(dim=-1)
+
+    monkeypatch.setattr(greedy, "first_largest", first_largest)
     matrix = torch.zeros(2, 8)
     with greedy._SplitArgmax():
         for result in (matrix.argmax(), matrix.argmax(dim=0), matrix[0].argmax(dim=-1)):

@@ -33,6 +33,7 @@ def schedule_asynchronously() -> None:
     import torch
     from vllm.platforms.cpu import CpuPlatform
 
+    # Where mypy sees PyTorch and vLLM, it lets nobody replace what is theirs.
     for name in ("Stream", "Event"):
         setattr(torch.cuda, name, _Idle)
     torch.Event = _Idle  # type: ignore[assignment, misc, unused-ignore]

@@ -100,7 +100,7 @@ def forward_context(
     from vllm.config import CUDAGraphMode
     from vllm.forward_context import set_forward_context
 
-    return set_forward_context(  # type: ignore[no-any-return]
+    context: AbstractContextManager[None] = set_forward_context(
         attention_metadata,
         proposer.vllm_config,
         num_tokens=num_tokens,
@@ -108,6 +108,7 @@ def forward_context(
         cudagraph_runtime_mode=CUDAGraphMode.NONE,
         slot_mapping=proposer._get_slot_mapping(num_tokens),
     )
+    return context
 
 
 def advance(

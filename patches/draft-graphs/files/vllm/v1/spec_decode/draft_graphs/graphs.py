@@ -279,10 +279,12 @@ class DraftGraphs:
     def _dispatch_later(self, reqs: int, k: int) -> DraftKey | None:
         """The graph for the passes after the first: the loop if it drafts k tokens, or steps."""
         dispatcher = self._proposer.cudagraph_dispatcher
-        key = dispatcher.dispatch_draft("loop", reqs, reqs, self._k) if k == self._k else None
+        key: DraftKey | None = None
+        if k == self._k:
+            key = dispatcher.dispatch_draft("loop", reqs, reqs, self._k)
         if key is None:
             key = dispatcher.dispatch_draft("step", reqs, reqs, self._k)
-        return key  # type: ignore[no-any-return]
+        return key
 
     def _first_staging(
         self, captured: Captured, first: DraftKey, later: DraftKey | None, reqs: int
