@@ -21,7 +21,7 @@ from pathlib import Path
 import environment
 from environment import ROOT, say
 
-TYPED = ("overlay", "scripts", "tests/engine", "tests/draft_graphs")
+TYPED = ("overlay", "scripts", "bench", "tests/engine", "tests/draft_graphs", "tests/gpu")
 #: The folders of tests that take as long as all the others.
 HALF = ("engine", "draft_graphs")
 
