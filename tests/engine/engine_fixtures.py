@@ -19,7 +19,7 @@ import pytest
 from private_copy import PrivateCopy, make_private_copy
 
 MODELS_SCRIPT = Path(__file__).with_name("tiny_models.py")
-_SKIPS_ITSELF = re.compile(r"^(\w+ = )?pytest\.importorskip\(", re.MULTILINE)
+_SKIPS_ITSELF = re.compile(r"^(\w+(: \w+)? = )?pytest\.importorskip\(", re.MULTILINE)
 NO_ENGINE = pytest.StashKey[str]()
 
 
