@@ -37,12 +37,26 @@ def launch_figures(events: list[Event], steps: float) -> dict[str, Any]:
         "graph_launches_per_step": round(calls.get("cudaGraphLaunch", 0) / steps, 2),
         "kernel_launches_per_step": round(kernels / steps, 2),
         "gpu_idle": idle(events, begin, end, 0.6 * steps),
+        "gpu_kernels": busiest(events, steps),
     }
 
 
 def on_gpu(events: list[Event]) -> list[Event]:
     """What ran on the GPU, by its beginning."""
     return sorted((e for e in events if e.get("cat") in _ON_GPU), key=lambda e: float(e["ts"]))
+
+
+def busiest(events: list[Event], steps: float) -> list[dict[str, Any]]:
+    """The kernels and copies that took most of the GPU's time, in microseconds a step."""
+    took: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0])
+    for event in on_gpu(events):
+        row = took[_name(event)]
+        row[:] = row[0] + 1, row[1] + event["dur"]
+    rows = sorted(took.items(), key=lambda item: -item[1][1])
+    return [
+        {"name": name, "times": round(times / steps, 2), "us": round(us / steps, 2)}
+        for name, (times, us) in rows[:_SHOWN]
+    ]
 
 
 def idle(events: list[Event], begin: float, end: float, steps: float) -> dict[str, Any]:

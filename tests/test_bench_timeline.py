@@ -68,6 +68,10 @@ def test_figures_are_per_step() -> None:
     assert found["gpu_ms_per_step"] == pytest.approx(0.09)
     assert found["graph_launches_per_step"] == found["kernel_launches_per_step"] == 1
     assert found["gpu_busy"] == pytest.approx(0.9)
+    assert found["gpu_kernels"] == [
+        {"name": "target (graph)", "times": 1, "us": 60},
+        {"name": "sample", "times": 1, "us": 30},
+    ]
     assert found["gpu_idle"]["us_per_step"] == pytest.approx(10)
     assert found["gpu_idle"]["late_us_per_step"] == 0
 
