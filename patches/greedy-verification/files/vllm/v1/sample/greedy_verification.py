@@ -8,7 +8,6 @@ of the rows as they are: float32 holds every bfloat16 and float16 exactly.
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,8 +36,8 @@ def wanted(environ: Mapping[str, str]) -> bool:
     return value == "on"
 
 
-@functools.cache
-def _wanted() -> bool:
+def switched_on() -> bool:
+    """`wanted` of the process's environment; what a RejectionSampler keeps of it."""
     return wanted(os.environ)
 
 
@@ -97,7 +96,7 @@ def verify_greedily(
 
     sampler: the RejectionSampler. metadata: SpecDecodeMetadata. logits: [drafts + requests, vocab].
     """
-    if not _wanted() or not is_plain(sampler, sampling_metadata):
+    if not sampler.verifies_greedily or not is_plain(sampler, sampling_metadata):
         return None
     from vllm.v1.sample.rejection_sampler import rejection_sample
 
