@@ -1,4 +1,4 @@
-"""Steady steps in a real engine: tokens and accepted drafts are the oracle's, on and off."""
+"""Steady steps and greedy verification in a real engine: the oracle's drafts, on and off."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def ran(
     tiny_models: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The feature's switch, and what an engine gave with it."""
+    """The features' switch, and what an engine gave with it."""
     spec = replace(SPEC, models=str(tiny_models))
     for copy in private_vllm(engine_python, tmp_path_factory.mktemp("steady")):
         overlay("apply", copy.site)
-        switch = {"OVERLAY_STEADY_INPUTS": request.param}
-        yield request.param, launch(copy.python, spec, env=switch)
+        switches = ("OVERLAY_STEADY_INPUTS", "OVERLAY_GREEDY_VERIFICATION")
+        yield request.param, launch(copy.python, spec, env=dict.fromkeys(switches, request.param))
 
 
 def test_drafts_are_those_of_the_oracle(ran: tuple[str, dict[str, Any]]) -> None:
@@ -56,3 +56,13 @@ def test_many_steps_are_steady_where_it_is_on(ran: tuple[str, dict[str, Any]]) -
         assert "steady" not in counts
     else:
         assert counts["all"] / 3 < counts["steady"] < counts["all"]
+
+
+def test_drafts_are_verified_greedily_where_it_is_on(ran: tuple[str, dict[str, Any]]) -> None:
+    switch, result = ran
+    counts = result["hooks"]["steady_hooks:steps"]
+    way, other = "verified greedily", "verified upstream's way"
+    if switch == "off":
+        way, other = other, way
+    assert counts[way] > counts["all"] / 3
+    assert other not in counts
