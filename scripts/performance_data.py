@@ -94,6 +94,7 @@ class Sitting:
     gpu: str
     side_by_side: int
     rows: tuple[Row, ...]
+    note: str = ""
 
     def engine(self, name: str) -> Row | None:
         """The row of an engine."""
@@ -162,7 +163,8 @@ def sittings(file: str, document: Mapping[str, Any]) -> list[Sitting]:
         rows = [_row(name, [one for one in here if one["engine"] == name]) for name in engines]
         beside = max(result.get("side_by_side", 1) for result in here)
         setting = Setting(release, cell)
-        found.append(Sitting(setting, file, document["date"], gpu, beside, tuple(rows)))
+        note = document.get("note", "")
+        found.append(Sitting(setting, file, document["date"], gpu, beside, tuple(rows), note))
     return found
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import performance_plot
-from performance_data import BATCHES, Row, Sitting, Times, digest, newest, read_sittings
+from performance_data import BATCHES, Row, Sitting, digest, newest, read_sittings
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench/results"
@@ -43,7 +43,8 @@ def head_of(sitting: Sitting) -> str:
     if sitting.side_by_side > 1:
         how = f"{sitting.side_by_side} engines side by side"
     words = sitting.setting.words
-    return f"**vLLM {words}**: {sitting.gpu}, {sitting.date[:16]} UTC, {how}, `{sitting.file}`"
+    where = f"{sitting.gpu}, {sitting.date[:16]} UTC, {how}, `{sitting.file}`"
+    return f"**vLLM {words}**: {where}{'; ' if sitting.note else ''}{sitting.note}"
 
 
 # ---- acceptance
@@ -98,9 +99,10 @@ def acceptance_table(files: list[Path]) -> list[str]:
 # ---- step times
 
 
-def _shown(times: Times | None) -> str:
+def _shown(row: Row, batch: int) -> str:
+    times = row.times.get(batch)
     if times is None:
-        return "failed"
+        return "" if row.last("failed") is None else "failed"
     spread = 50 * (times.high - times.low) / times.median
     return f"{times.median:.2f} ms ± {spread:.0f} %"
 
@@ -115,7 +117,7 @@ def step_time_table(sitting: Sitting) -> list[str]:
     rows = [
         [
             row.engine,
-            *(_shown(row.times.get(batch)) for batch in BATCHES),
+            *(_shown(row, batch) for batch in BATCHES),
             _number(row.propose_ms, ".2f", "ms"),
             _number(None if row.gpu_share is None else 100 * row.gpu_share, ".0f", "%"),
         ]

@@ -66,6 +66,13 @@ def test_an_engine_that_failed_stands_there_as_failed() -> None:
     assert sitting.setting.release == "0.26.0"
     lines = render_performance.step_time_table(sitting)
     assert "| stock-v1 | failed | failed | failed |  |  |" in lines
+
+
+def test_a_batch_that_was_not_asked_for_did_not_fail() -> None:
+    [sitting] = sittings("f", document(result("v2")) | {"note": "of one batch"})
+    lines = render_performance.step_time_table(sitting)
+    assert lines[0].endswith("`f`; of one batch")
+    assert not any("failed" in line for line in lines)
     assert render_performance.comparison_table([sitting])[2:] == []
 
 

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Greedy draft tokens, with an argmax that keeps the whole GPU busy.
 
-PyTorch reduces each row in one block. The few rows of a draft pass leave nearly all of the GPU
-idle for it: 28 microseconds a row of 128,256 logits on an H200, three times a step with K = 3.
+PyTorch reduces a row in one block until that would have 256 values for each of its 512 threads.
+The few rows of a draft pass leave nearly all of the GPU idle for it: 26 microseconds with 128,256
+logits on an H200, three times a step with K = 3; split, one row takes 10 and eight take 15
+(`bench/results/h200-split-argmax-2026-11-21.json` of vllm-overlay).
 """
 
 from __future__ import annotations
@@ -13,6 +15,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+# Where splitting was measured to pay: more logits than one block reads quickly, fewer than those
+# for which PyTorch takes several blocks itself, and so few rows that they leave the GPU idle.
+_ONE_BLOCK = range(1 << 16, 1 << 17)
+_FEW_ROWS = 8
 # Blocks that read at the same time: some for each of the 132 multiprocessors of an H200.
 _BLOCKS = 512
 
@@ -21,7 +27,7 @@ def first_largest(logits: torch.Tensor) -> torch.Tensor:
     """`logits.argmax(dim=-1)`, by way of the largest of each part of a row.
 
     logits: [R, V]. Returns [R] int64: as `argmax`, of several largest the first, and NaN is larger
-    than all numbers. Where V has no power of two that splits it, it is `argmax` itself.
+    than all numbers. Where splitting does not pay, or no power of two splits V, it is `argmax`.
     """
     rows, size = logits.shape
     parts = _parts(rows, size)
@@ -33,7 +39,12 @@ def first_largest(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _parts(rows: int, size: int) -> int:
-    """The largest power of two that splits a row evenly and gives no more blocks than wanted."""
+    """The largest power of two that splits a row evenly and gives no more blocks than wanted.
+
+    1 where splitting does not pay.
+    """
+    if size not in _ONE_BLOCK or rows > _FEW_ROWS:
+        return 1
     parts = size & -size
     while parts > 1 and rows * parts > _BLOCKS:
         parts //= 2
