@@ -9,7 +9,15 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from tests.support.sampling_worlds import BUILTIN, FEATURE, REJECTION, SAMPLER, World, world
+from tests.support.sampling_worlds import (
+    BUILTIN,
+    FEATURE,
+    REJECTION,
+    SAMPLER,
+    Modules,
+    World,
+    world,
+)
 from tests.support.triton_by_hand import seen
 
 # Few values, so that the largest is mostly there several times.
@@ -91,7 +99,7 @@ def make(release: str, batch: Batch, *, patched: bool, feature: str | None = Non
     )
 
 
-def to_verify(here: World, batch: Batch) -> Any:
+def to_verify(here: Modules, batch: Batch) -> Any:
     """SpecDecodeMetadata as the model runner makes it."""
     counts = [len(drafts) for drafts in batch.drafts]
     drafted = torch.tensor(counts).cumsum(0, dtype=torch.int32)
@@ -110,7 +118,7 @@ def to_verify(here: World, batch: Batch) -> Any:
     )
 
 
-def plain(here: World, batch: Batch) -> Any:
+def plain(here: Modules, batch: Batch) -> Any:
     """SamplingMetadata of greedy requests that ask for nothing."""
     requests = len(batch.drafts)
     config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=requests))

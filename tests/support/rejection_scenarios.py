@@ -61,7 +61,7 @@ def _processor(case: Case, name: str, params: dict[str, Any] | None) -> Any:
     made = getattr(case.world.module(BUILTIN), name)(config, "cpu", False)
     if params is not None:
         update = case.world.module("vllm.v1.sample.logits_processor.interface").BatchUpdate
-        added = [(0, SimpleNamespace(**params), None, [])]
+        added: list[Any] = [(0, SimpleNamespace(**params), None, [])]
         made.update_state(update(batch_size=3, removed=[], added=added, moved=[]))
     case.asked.logitsprocs.non_argmax_invariant.append(made)
     return made

@@ -6,6 +6,7 @@ import ast
 import builtins
 import contextlib
 import functools
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
@@ -103,7 +104,7 @@ class StandIn(ModuleType):
 
 
 @contextlib.contextmanager
-def _registered(module: ModuleType) -> Iterator[None]:
+def registered(module: ModuleType) -> Iterator[None]:
     """Where ``dataclasses`` looks up annotations that are strings, and only as long as it does."""
     before = sys.modules.get(module.__name__)
     sys.modules[module.__name__] = module
@@ -115,7 +116,20 @@ def _registered(module: ModuleType) -> Iterator[None]:
             sys.modules[module.__name__] = before
 
 
-class World:
+class Modules:
+    """Those of vLLM, by their names."""
+
+    def module(self, name: str) -> Any:
+        """The vLLM that is installed."""
+        return importlib.import_module(name)
+
+    def make(self, module: str, name: str, **values: Any) -> Any:
+        """An object of a dataclass, of those of the values that it has in this release."""
+        kind = getattr(self.module(module), name)
+        return kind(**{n: v for n, v in values.items() if n in kind.__dataclass_fields__})
+
+
+class World(Modules):
     """The modules of one release, imported by each other without ``sys.modules``.
 
     read: the text of a file of the release, or None. launches: of kernels, as they come.
@@ -137,7 +151,7 @@ class World:
             vars(module).update(self._given.get(name, {}))
             if text is not None:
                 module.__builtins__ = self._builtins  # type: ignore[attr-defined]
-                with _registered(module):
+                with registered(module):
                     exec(compile(text, f"{name} of the release", "exec"), vars(module))
         return self._modules[name]
 
@@ -146,11 +160,6 @@ class World:
         if name.split(".", maxsplit=1)[0] == "vllm":
             return self.module(name)
         return builtins.__import__(name, *others)
-
-    def make(self, module: str, name: str, **values: Any) -> Any:
-        """An object of a dataclass, of those of the values that it has in this release."""
-        kind = getattr(self.module(module), name)
-        return kind(**{n: v for n, v in values.items() if n in kind.__dataclass_fields__})
 
 
 @functools.cache
