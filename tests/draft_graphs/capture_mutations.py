@@ -283,7 +283,7 @@ CAPTURE_MUTATIONS = (
         "the largest part of a row is added as one token, not as many as it has",
         "sampling",
         one("greedy.py", "alpha=size // parts", "alpha=1")
-        + one("greedy.py", "    if size not in _ONE_BLOCK", "    if size in _ONE_BLOCK"),
+        + one("greedy.py", "if size in _ONE_BLOCK", "if size not in _ONE_BLOCK"),
         "acceptance",
     ),
 )

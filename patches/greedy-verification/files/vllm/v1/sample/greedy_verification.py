@@ -17,8 +17,13 @@ import torch
 
 VARIABLE = "OVERLAY_GREEDY_VERIFICATION"
 
-# PyTorch reduces each row in one block. So many blocks read at the same time: some for each of the
-# 132 multiprocessors of an H200.
+# PyTorch reduces a row in one block until that would have 256 values for each of its 512 threads.
+# Splitting was measured to pay (`bench/results/h200-split-argmax-2026-11-21.json` of vllm-overlay)
+# for more logits than one block reads quickly, fewer than those for which PyTorch takes several
+# blocks itself, and so few rows that they leave the GPU idle.
+_ONE_BLOCK = range(1 << 16, 1 << 17)
+_FEW_ROWS = 8
+# Blocks that read at the same time: some for each of the 132 multiprocessors of an H200.
 _BLOCKS = 512
 
 # Logits processors of vLLM that every batch has and that do nothing while this is empty.
@@ -45,10 +50,10 @@ def first_largest(logits: torch.Tensor) -> torch.Tensor:
     """`logits.argmax(dim=-1)`, by way of the largest of each part of a row.
 
     logits: [N, V]. Returns [N] int64: as `argmax`, of several largest the first, and NaN is larger
-    than all numbers. Where V has no power of two that splits it, it is `argmax` itself.
+    than all numbers. Where splitting does not pay, or no power of two splits V, it is `argmax`.
     """
     rows, size = logits.shape
-    parts = size & -size
+    parts = size & -size if size in _ONE_BLOCK and rows <= _FEW_ROWS else 1
     while parts > 1 and rows * parts > _BLOCKS:
         parts //= 2
     if parts < 2:

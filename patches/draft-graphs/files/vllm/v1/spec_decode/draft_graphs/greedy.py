@@ -43,9 +43,7 @@ def _parts(rows: int, size: int) -> int:
 
     1 where splitting does not pay.
     """
-    if size not in _ONE_BLOCK or rows > _FEW_ROWS:
-        return 1
-    parts = size & -size
+    parts = size & -size if size in _ONE_BLOCK and rows <= _FEW_ROWS else 1
     while parts > 1 and rows * parts > _BLOCKS:
         parts //= 2
     return parts
