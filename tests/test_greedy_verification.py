@@ -228,7 +228,7 @@ def test_the_argmax_is_known_along_one_dimension() -> None:
 
 #: What stands there, what a mistake would make of it.
 MUTATIONS = [
-    ("not sampler.verifies_greedily or ", ""),
+    (" or not sampler.verifies_greedily", ""),
     ("asked.all_greedy\n        and ", ""),
     ("and asked.max_num_logprobs is None", ""),
     ("and not asked.logprob_token_ids", ""),

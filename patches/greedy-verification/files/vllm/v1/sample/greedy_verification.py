@@ -101,7 +101,8 @@ def verify_greedily(
 
     sampler: the RejectionSampler. metadata: SpecDecodeMetadata. logits: [drafts + requests, vocab].
     """
-    if not sampler.verifies_greedily or not is_plain(sampler, sampling_metadata):
+    # A subclass need not have the attribute, and is not plain.
+    if not is_plain(sampler, sampling_metadata) or not sampler.verifies_greedily:
         return None
     from vllm.v1.sample.rejection_sampler import rejection_sample
 
