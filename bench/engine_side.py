@@ -72,8 +72,8 @@ def _private_pool_bytes() -> int:
     """Bytes that PyTorch holds for graphs, in pools of their own."""
     return sum(
         segment["total_size"]
-        # PyTorch has not typed this call.
-        for segment in torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+        # PyTorch has not typed this call, and mypy does not see PyTorch everywhere.
+        for segment in torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call, unused-ignore]
         if tuple(segment["segment_pool_id"]) != (0, 0)
     )
 

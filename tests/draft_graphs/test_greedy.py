@@ -31,7 +31,7 @@ def logits(draw: Any) -> Any:
 
 
 #: Small logits are split, too.
-ALWAYS = {"_ONE_BLOCK": range(1, 1 << 20), "_FEW_ROWS": 512}
+ALWAYS: dict[str, Any] = {"_ONE_BLOCK": range(1, 1 << 20), "_FEW_ROWS": 512}
 
 
 @given(logits=logits())

@@ -21,7 +21,7 @@ from tests.support import triton_by_hand
 
 FEATURE = "vllm.v1.sample.greedy_verification"
 #: The feature splits the argmax of small logits, too, where splitting would not pay.
-SPLIT_ALWAYS = {"_ONE_BLOCK": range(1, 1 << 20), "_FEW_ROWS": 1 << 20}
+SPLIT_ALWAYS: dict[str, Any] = {"_ONE_BLOCK": range(1, 1 << 20), "_FEW_ROWS": 1 << 20}
 REJECTION = "vllm.v1.sample.rejection_sampler"
 SAMPLER = "vllm.v1.sample.sampler"
 BUILTIN = "vllm.v1.sample.logits_processor.builtin"

@@ -158,8 +158,9 @@ class Passes:
 
         For a multimodal drafter that is an embedding of the tokens: device work, too.
         """
+        inputs: dict[str, torch.Tensor | None]
         inputs, _ = self.proposer.build_model_inputs_first_pass(tokens, tokens, None)
-        return inputs  # type: ignore[no-any-return]
+        return inputs
 
     def metadata(self, reqs: int, query_len: int, seq_lens: torch.Tensor) -> Any:
         """What the attention builders see: `reqs` rows over static memory, largest lengths."""
