@@ -30,26 +30,29 @@ def logits(draw: Any) -> Any:
     return torch.tensor(values, dtype=draw(TYPES))
 
 
-#: Small logits are split, too.
-ALWAYS: dict[str, Any] = {"_ONE_BLOCK": range(1, 1 << 20), "_FEW_ROWS": 512}
+def split_always() -> Any:
+    """Small logits are split, too."""
+    bounds: dict[str, Any] = {"_ONE_BLOCK": range(1, 1 << 20), "_FEW_ROWS": 512}
+    return mock.patch.multiple(greedy, **bounds)
 
 
 @given(logits=logits())
-@mock.patch.multiple(greedy, **ALWAYS)
 def test_it_is_argmax(logits: Any) -> None:
-    found = greedy.first_largest(logits)
+    with split_always():
+        found = greedy.first_largest(logits)
     assert found.dtype == torch.int64
     assert found.tolist() == logits.argmax(dim=-1).tolist()
 
 
 @given(logits=logits())
-@mock.patch.multiple(greedy, **ALWAYS)
 def test_the_proposer_s_own_sampling_has_it(logits: Any) -> None:
     class Proposer:
         def _greedy_sample(self, hidden_states: Any) -> Any:
             return (hidden_states + 0).argmax(dim=-1)
 
-    assert greedy.greedy_sample(Proposer(), logits).tolist() == logits.argmax(dim=-1).tolist()
+    with split_always():
+        found = greedy.greedy_sample(Proposer(), logits)
+    assert found.tolist() == logits.argmax(dim=-1).tolist()
 
 
 def test_only_the_argmax_of_a_matrix_s_rows_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,9 +75,9 @@ def test_only_the_argmax_of_a_matrix_s_rows_is_split(monkeypatch: pytest.MonkeyP
 
 
 @given(rows=st.integers(1, 600), size=st.integers(1, 300_000))
-@mock.patch.multiple(greedy, **ALWAYS)
 def test_the_parts_are_even_and_not_too_many(rows: int, size: int) -> None:
-    parts = greedy._parts(rows, size)
+    with split_always():
+        parts = greedy._parts(rows, size)
     assert size % parts == 0
     assert parts == 1 or rows * parts <= 512
 
