@@ -101,7 +101,9 @@ def _interrupt_at_random(command: Command, site: Path, rounds: int, seed: int) -
         time.sleep(chance.uniform(0.4, 1.1) * lasts)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-        assert process.returncode in (0, 130, -signal.SIGINT) or "overlay" not in err, err
+        # Python itself may still be starting; it reads the overlay's own .pth file then.
+        starting = "overlay" not in err or "init_import_site" in err
+        assert process.returncode in (0, 130, -signal.SIGINT) or starting, err
         status = command("check", "--feature", "demo", "--json", site)
         found = digest(site)
         assert found in (pristine, patched)

@@ -183,6 +183,13 @@ class Engine:
         while core.has_unfinished_requests():
             core.step()
 
+    def forget(self) -> None:
+        """Let no run see keys and values of the one before, which a mutation may have spoilt."""
+        if not self.llm.reset_prefix_cache():
+            raise RuntimeError("the last run left blocks that are in use")
+        for cache in self.runner.kv_caches:
+            cache.zero_()
+
     def make_graphs(self, run: Run, scratch: Path) -> None:
         """What loading the draft model does for the draft graphs, once more."""
         from recorded_backend import RecordedBackend
@@ -231,6 +238,7 @@ class Engine:
         from sabotage import SABOTAGES
 
         outcome = Outcome(run.name)
+        self.forget()
         if self.loaded_for is not run:
             log.take()
         steps: dict[str, list[Any]] = defaultdict(list)
