@@ -297,7 +297,7 @@ class _Reader:
             line, number = self.lines[self.at], self.at + 1
             self.at += 1
             if line.startswith("\\"):
-                if not body.lines:
+                if not body.lines or len(body.lines) - 1 in body.unfinished:
                     self.error(number, f"{line!r} follows no line of the hunk")
                 else:
                     body.unfinished[len(body.lines) - 1] = number

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 from overlay.errors import PatchFormatErrors
@@ -288,6 +288,7 @@ def test_any_text_is_a_patch_or_gets_placed_errors(changes: list[tuple[str, int,
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is the judge here")
 @settings(max_examples=1000, deadline=None)
 @given(CHANGES)
+@example([("insert", 19, "\\ No newline"), ("repeat", 19, "")])
 def test_git_reads_every_patch_that_we_read(changes: list[tuple[str, int, str]]) -> None:
     text = changed(changes)
     try:
