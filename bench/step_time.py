@@ -203,9 +203,8 @@ def profiles(engine: Engine, args: argparse.Namespace, pid: int) -> dict[str, An
         engine.workers("bench_profile")
         engine.generate(1, 100)
         steps = engine.counter("num_drafts") - drafts
-        found |= engine.workers("bench_profiled", steps, args.trace and str(args.trace.resolve()))[
-            0
-        ]
+        kept = args.trace and str(args.trace.resolve())
+        found |= engine.workers("bench_profiled", steps, kept)[0]
     if args.functions:
         found["host_functions_ms_per_step"] = host_functions(engine)
     return found

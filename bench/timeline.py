@@ -36,8 +36,8 @@ def launch_figures(events: list[Event], steps: float) -> dict[str, Any]:
         "gpu_ms_per_step": round(_covered(spans, first, last) / 1000 / steps, 3),
         "graph_launches_per_step": round(calls.get("cudaGraphLaunch", 0) / steps, 2),
         "kernel_launches_per_step": round(kernels / steps, 2),
-        "gpu_idle": idle(events, begin, end, 0.6 * steps),
-        "gpu_kernels": busiest(events, steps),
+        "gpu_idle": idle(work, called_at(events), begin, end, 0.6 * steps),
+        "gpu_kernels": busiest(work, steps),
     }
 
 
@@ -46,10 +46,22 @@ def on_gpu(events: list[Event]) -> list[Event]:
     return sorted((e for e in events if e.get("cat") in _ON_GPU), key=lambda e: float(e["ts"]))
 
 
-def busiest(events: list[Event], steps: float) -> list[dict[str, Any]]:
-    """The kernels and copies that took most of the GPU's time, in microseconds a step."""
+def called_at(events: list[Event]) -> dict[int, float]:
+    """When the host called for something on the GPU, by what links the two."""
+    return {
+        e["args"]["correlation"]: e["ts"]
+        for e in events
+        if e.get("cat") in _BY_HOST and "correlation" in e.get("args", {})
+    }
+
+
+def busiest(work: list[Event], steps: float) -> list[dict[str, Any]]:
+    """The kernels and copies that took most of the GPU's time, in microseconds a step.
+
+    :param work: as from ``on_gpu``.
+    """
     took: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0])
-    for event in on_gpu(events):
+    for event in work:
         row = took[_name(event)]
         row[:] = row[0] + 1, row[1] + event["dur"]
     rows = sorted(took.items(), key=lambda item: -item[1][1])
@@ -59,23 +71,22 @@ def busiest(events: list[Event], steps: float) -> list[dict[str, Any]]:
     ]
 
 
-def idle(events: list[Event], begin: float, end: float, steps: float) -> dict[str, Any]:
+def idle(
+    work: list[Event], called: dict[int, float], begin: float, end: float, steps: float
+) -> dict[str, Any]:
     """Where the GPU had nothing to do between ``begin`` and ``end``, in microseconds a step.
 
     A pause has a name where it is long enough: what ran before it and what after.  ``late_us`` of
     it passed before the host had called for what came after; the rest is the GPU's own.
 
+    :param work: as from ``on_gpu``.
+    :param called: as from ``called_at``.
     :param steps: how many engine steps lie between begin and end.
     """
-    called = {
-        e["args"]["correlation"]: e["ts"]
-        for e in events
-        if e.get("cat") in _BY_HOST and "correlation" in e.get("args", {})
-    }
     named: dict[tuple[str, str], list[float]] = collections.defaultdict(lambda: [0.0, 0.0, 0.0])
     total = short = late = 0.0
     before, reached = "", begin
-    for event in on_gpu(events):
+    for event in work:
         start, stop = event["ts"], event["ts"] + event["dur"]
         if start >= end:
             break

@@ -28,6 +28,10 @@ def launch(start: float, call: int, name: str = "cudaLaunchKernel") -> dict[str,
     }
 
 
+def idle(events: list[dict[str, Any]], end: float) -> dict[str, Any]:
+    return timeline.idle(timeline.on_gpu(events), timeline.called_at(events), 0, end, steps=1)
+
+
 def test_a_pause_is_late_as_far_as_the_host_had_not_called() -> None:
     events = [
         kernel("sample", 0, 10, call=1),
@@ -35,7 +39,7 @@ def test_a_pause_is_late_as_far_as_the_host_had_not_called() -> None:
         launch(-5, 1),
         launch(18, 2, "cudaGraphLaunch"),
     ]
-    found = timeline.idle(events, 0, 50, steps=1)
+    found = idle(events, 50)
     assert (found["us_per_step"], found["late_us_per_step"]) == (20, 8)
     assert found["pauses"] == [
         {"after": "sample", "before": "target (graph)", "times": 1, "us": 20, "late_us": 8}
@@ -48,7 +52,7 @@ def test_work_that_overlaps_leaves_no_pause() -> None:
         kernel("short", 10, 5, call=2),
         kernel("next", 100.5, 10, call=3),
     ]
-    found = timeline.idle(events, 0, 110, steps=1)
+    found = idle(events, 110)
     assert found["pauses"] == []
     assert found["us_per_step"] == found["below_1_us"] == pytest.approx(0.5)
 

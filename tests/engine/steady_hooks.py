@@ -10,6 +10,8 @@ import contextlib
 from collections import Counter
 from typing import Any
 
+from graph_hooks import watch_verification
+
 _steps: Counter[str] = Counter()
 
 
@@ -48,22 +50,9 @@ def schedule_asynchronously() -> None:
     CpuPlatform.check_and_update_config = classmethod(check_and_update_config)  # type: ignore[assignment, unused-ignore]
 
 
-def _watch_verification() -> None:
-    from vllm.v1.sample import greedy_verification
-
-    inner = greedy_verification.verify_greedily
-
-    def verify_greedily(*args: Any) -> Any:
-        found = inner(*args)
-        _steps["verified upstream's way" if found is None else "verified greedily"] += 1
-        return found
-
-    greedy_verification.verify_greedily = verify_greedily
-
-
 def watch(llm: Any) -> None:
     """Count from now on, in an engine whose worker is in this process."""
-    _watch_verification()
+    watch_verification(_steps)
     runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
     inner_all = runner._prepare_inputs
 

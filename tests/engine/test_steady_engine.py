@@ -26,7 +26,7 @@ SPEC = EngineSpec(
     pre=("steady_hooks:schedule_asynchronously",),
     post_load=("steady_hooks:watch",),
     finish=("steady_hooks:steps",),
-    python_path=(str(HOOKS),),
+    python_path=(str(HOOKS), str(HOOKS.parent / "gpu")),
 )
 
 

@@ -36,7 +36,7 @@ def _watch(worker: Any) -> dict[str, Any] | None:
 
     drafter.model.forward = forward
     _watch_steady(worker.model_runner)
-    _watch_verification()
+    watch_verification(_calls)
     groups = getattr(drafter, "draft_attn_groups", ())
     attention = sorted({group.backend.get_name() for group in groups})
     graphs = getattr(drafter, "draft_graphs", None)
@@ -82,8 +82,8 @@ def _watch_steady(runner: Any) -> None:
     steady._decode.prepare = prepare
 
 
-def _watch_verification() -> None:
-    """Count the batches that ``greedy-verification`` verifies."""
+def watch_verification(counts: Counter[str]) -> None:
+    """Count the batches that ``greedy-verification`` verifies, and those that it leaves."""
     module = sys.modules.get("vllm.v1.sample.greedy_verification")
     if module is None:
         return
@@ -91,7 +91,7 @@ def _watch_verification() -> None:
 
     def verify_greedily(*args: Any) -> Any:
         found = inner(*args)
-        _calls["verified greedily" if found is not None else "verified upstream's way"] += 1
+        counts["verified greedily" if found is not None else "verified upstream's way"] += 1
         return found
 
     # mypy sees a module of which it knows nothing.
