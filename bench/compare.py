@@ -4,33 +4,36 @@
 Takes two folders of the same vLLM release, one pristine and one that ``overlay apply`` patched,
 and starts ``step_time.py`` once for each engine and cell.  On one GPU they run one after the
 other.  On several (``--gpus``) the engines of a cell run side by side, each on GPUs and CPU cores
-of its own, and measure at the same time, so that all of them meet the same noise.  Every result
-goes into one JSON file with the release, the GPU, the modes and the date; nothing is compared
-across sittings.
+of its own, and measure at the same time, so that all of them meet the same noise.  With
+``--in-turn`` that many engines start together on the same GPUs and measure one after the other,
+each while the others are stopped.  Every result goes into one JSON file with the release, the GPU,
+the modes and the date; nothing is compared across sittings.
 
     compare.py --stock /site --patched /patched --out result.json --cells 1b:3:FULL_AND_PIECEWISE
     compare.py ... --gpus 0,1,2,3 --rotate --cells 1b:3:FULL_AND_PIECEWISE 8b:3:FULL_AND_PIECEWISE:2
+    compare.py ... --in-turn 4 --more '--engine {"kv_cache_memory_bytes":4e9}' --cells ...
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
+import functools
 import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import meeting
+from children import run_child
+from turns import Turns
 
 HERE = Path(__file__).resolve().parent
 _V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0", "OVERLAY": "off"}
@@ -97,6 +100,20 @@ def places(gpus: list[str], tensor_parallel: int, cores: list[int]) -> list[Plac
     ]
 
 
+@dataclass(frozen=True)
+class Party:
+    """One engine of those that run at the same time."""
+
+    engine: str
+    cell: Cell
+    place: Place
+
+    @property
+    def title(self) -> str:
+        """Name of its files."""
+        return f"{self.engine}-{self.cell.name.replace(':', '-')}"
+
+
 def waves(engines: list[str], where: list[Place], turn: int) -> list[list[tuple[str, Place]]]:
     """Engines that run at the same time, each with its place.
 
@@ -150,24 +167,32 @@ class Sitting:
             parts.insert(0, args.overlay_site)
         return ":".join(str(part) for part in parts if part)
 
-    def environment(self, engine: str, place: Place) -> dict[str, str]:
+    def cache(self, parties: list[Party], number: int) -> Path:
+        """Where one of several engines keeps what it compiles.
+
+        Engines that start at the same time share nothing, unless asked to; a later one uses what
+        an earlier one has left.
+        """
+        if len(parties) == 1 or self.args.shared_cache:
+            return Path(self.args.cache_root, "shared")
+        engine = parties[number].engine
+        before = sum(party.engine == engine for party in parties[:number])
+        return Path(self.args.cache_root, f"{engine}-{before}")
+
+    def environment(self, engine: str, place: Place, cache: Path) -> dict[str, str]:
         """Environment of an engine."""
-        args = self.args
         folder, own = ENGINES[engine]
-        # Alone, an engine may use what the one before has compiled.
-        apart = place.gpus and not args.shared_cache
-        cache = args.cache_root / (engine if apart else "shared")
         found = os.environ | own | {"PYTHONPATH": self.python_path(folder)}
         found |= {"VLLM_CACHE_ROOT": str(cache), "OVERLAY_CACHE": str(cache / "overlay")}
+        # Each takes whatever port the kernel gives it, so that none takes another's.
+        found.pop("VLLM_PORT", None)
         if place.gpus:
             found["CUDA_VISIBLE_DEVICES"] = ",".join(place.gpus)
-            # Each takes whatever port the kernel gives it, so that none takes another's.
-            found.pop("VLLM_PORT", None)
         return found
 
-    def command(self, engine: str, cell: Cell, place: Place) -> list[str]:
+    def command(self, party: Party, cache: Path) -> list[str]:
         """Command line of an engine."""
-        args = self.args
+        args, cell = self.args, party.cell
         made: list[str] = [
             sys.executable,
             str(HERE / "step_time.py"),
@@ -178,46 +203,65 @@ class Sitting:
         ]
         made += ["--mode", cell.mode, "--batch", args.batch, "--repeats", str(args.repeats)]
         made += ["--tensor-parallel", str(cell.tensor_parallel)]
+        made += ["--configs", str(cache / "configs")]
         if args.sample_dir:
             args.sample_dir.mkdir(parents=True, exist_ok=True)
-            made += ["--sample", str(args.sample_dir / f"{title(engine, cell)}.stacks")]
+            made += ["--sample", str(args.sample_dir / f"{party.title}.stacks")]
         if args.trace_dir:
             args.trace_dir.mkdir(parents=True, exist_ok=True)
-            made += ["--trace", str(args.trace_dir / f"{title(engine, cell)}.json.gz")]
-        if place.cores:
-            made += ["--cores", ",".join(str(core) for core in place.cores)]
+            made += ["--trace", str(args.trace_dir / f"{party.title}.json.gz")]
+        if party.place.cores:
+            made += ["--cores", ",".join(str(core) for core in party.place.cores)]
         made += args.more.split()
         return made
 
-    def run(self, cell: Cell, wave: list[tuple[str, Place]], round_: int) -> None:
-        """Run engines side by side and keep their results; a failure is a result too."""
-        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(wave)) as pool:
+    def run(self, parties: list[Party], round_: int, *, in_turn: bool = False) -> None:
+        """Run engines at the same time and keep their results; a failure is a result too.
+
+        :param in_turn: they measure one after the other, else side by side.
+        """
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            ThreadPoolExecutor(len(parties) + 1) as pool,
+        ):
             meet = Path(folder)
+            turns = Turns(meet, len(parties)) if in_turn else None
             jobs = [
-                pool.submit(self._run_one, cell, wave, number, meet) for number in range(len(wave))
+                pool.submit(self._run_one, parties, number, meet, turns)
+                for number in range(len(parties))
             ]
+            conducted = None if turns is None else pool.submit(turns.conduct)
             for job in jobs:
                 self._keep(job.result() | {"round": round_})
+            if conducted is not None:
+                conducted.result()
 
     def _run_one(
-        self, cell: Cell, wave: list[tuple[str, Place]], number: int, meet: Path
+        self, parties: list[Party], number: int, meet: Path, turns: Turns | None
     ) -> dict[str, Any]:
-        engine, place = wave[number]
-        command = self.command(engine, cell, place)
-        if len(wave) > 1:
-            command += ["--meet", str(meet), "--party", str(number), "--parties", str(len(wave))]
-        log = self.logs / f"{title(engine, cell)}.log"
+        party, together = parties[number], len(parties)
+        cache = self.cache(parties, number)
+        command = self.command(party, cache)
+        told: Callable[[int], None] | None = None
+        if turns is not None:
+            command += ["--meet", str(meet), "--party", str(number), "--in-turn"]
+            told = functools.partial(turns.begun, number)
+        elif together > 1:
+            command += ["--meet", str(meet), "--party", str(number), "--parties", str(together)]
+        log = self.logs / f"{party.title}.log"
+        environment = self.environment(party.engine, party.place, cache)
         begun = time.monotonic()
         try:
-            found = run_child(command, self.environment(engine, place), log, self.args.timeout)
+            found = run_child(command, environment, log, self.args.timeout, told)
         finally:
             meeting.leave(meet, number)
         return found | {
-            "engine": engine,
-            "cell": cell.name,
-            "gpus": list(place.gpus),
-            "core_list": list(place.cores),
-            "side_by_side": len(wave),
+            "engine": party.engine,
+            "cell": party.cell.name,
+            "gpus": list(party.place.gpus),
+            "core_list": list(party.place.cores),
+            "side_by_side": 1 if turns else together,
+            "in_turn": together if turns else 1,
             "wall_s": round(time.monotonic() - begun, 1),
         }
 
@@ -229,46 +273,6 @@ class Sitting:
             self.args.out.write_text(json.dumps(document, indent=1) + "\n")
         shown = {key: value for key, value in found.items() if key != "sampled"}
         print(json.dumps(shown), flush=True)
-
-
-def title(engine: str, cell: Cell) -> str:
-    """Name of an engine's files."""
-    return f"{engine}-{cell.name.replace(':', '-')}"
-
-
-def run_child(
-    command: list[str], environment: dict[str, str], log: Path, seconds: float
-) -> dict[str, Any]:
-    """Run one engine to its end or for that long; its RESULT, or how it failed.
-
-    It leads a process group, which is killed with all its workers.
-    """
-    with log.open("w") as errors, tempfile.TemporaryFile("w+") as output:
-        child = subprocess.Popen(
-            command, env=environment, stdout=output, stderr=errors, start_new_session=True
-        )
-        try:
-            status: int | str = child.wait(seconds)
-        except subprocess.TimeoutExpired:
-            status = f"not done after {seconds:.0f} s"
-        finally:
-            end_group(child)
-        output.seek(0)
-        said = output.read()
-    lines = [line for line in said.splitlines() if line.startswith("RESULT ")]
-    with log.open("a") as stream:  # vLLM logs to standard output
-        stream.write(said)
-    if lines:
-        found: dict[str, Any] = json.loads(lines[-1][7:])
-        return found if status == 0 else found | {"ended": status}
-    return {"failed": status, "output": (log.read_text(errors="replace"))[-1500:]}
-
-
-def end_group(child: subprocess.Popen[Any]) -> None:
-    """Kill what is left of a process and of its group."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
 
 
 def arguments() -> argparse.Namespace:
@@ -288,6 +292,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=1, help="go through the cells that often")
     parser.add_argument("--gpus", help="indices, separated by commas: engines run side by side")
     parser.add_argument("--rotate", action="store_true", help="engines move on, cell by cell")
+    parser.add_argument(
+        "--in-turn",
+        type=int,
+        metavar="N",
+        help="so many engines start together on the same GPUs and measure one after the other",
+    )
     parser.add_argument("--timeout", type=float, default=400, help="seconds for one engine")
     parser.add_argument(
         "--cache-root", type=Path, default=Path(tempfile.gettempdir(), "overlay-bench-cache")
@@ -310,20 +320,46 @@ def arguments() -> argparse.Namespace:
     return args
 
 
+def in_turn(args: argparse.Namespace, turn: int) -> list[list[Party]]:
+    """Groups of engines, of whichever cell, that start together and measure one after the other.
+
+    :param turn: by how many places the engines of a cell move on in their order.
+    """
+    parties: list[Party] = []
+    for number, cell in enumerate(args.cells):
+        gpus = args.gpus.split(",")[: cell.tensor_parallel] if args.gpus else []
+        place = Place(tuple(gpus))
+        first = (turn + number * args.rotate) % len(args.engines)
+        order = args.engines[first:] + args.engines[:first]
+        parties += [Party(engine, cell, place) for engine in order]
+    size: int = args.in_turn
+    return [parties[begun : begun + size] for begun in range(0, len(parties), size)]
+
+
+def side_by_side(args: argparse.Namespace, turn: int) -> list[list[Party]]:
+    """Groups of engines of one cell that measure at the same time, each in a place of its own.
+
+    :param turn: by how many places the engines move on.
+    """
+    groups: list[list[Party]] = []
+    for number, cell in enumerate(args.cells):
+        where = [Place()]
+        if args.gpus:
+            where = places(args.gpus.split(","), cell.tensor_parallel, cores_by_neighbour())
+        found = waves(args.engines, where, turn + number * args.rotate)
+        groups += [[Party(engine, cell, place) for engine, place in wave] for wave in found]
+    return groups
+
+
 def main() -> int:
     """Run every engine in every cell and write the results after each; 1 if any failed."""
     args = arguments()
     sitting = Sitting(args)
-    gpus = args.gpus.split(",") if args.gpus else []
-    turn = 0
     for round_ in range(args.rounds):
-        for cell in args.cells:
-            where = [Place()]
-            if gpus:
-                where = places(gpus, cell.tensor_parallel, cores_by_neighbour())
-            for wave in waves(args.engines, where, turn):
-                sitting.run(cell, wave, round_)
-            turn += args.rotate
+        turn = round_ * len(args.cells) * args.rotate
+        groups = in_turn(args, turn) if args.in_turn else side_by_side(args, turn)
+        for parties in groups:
+            sitting.run(parties, round_, in_turn=bool(args.in_turn))
     return int(any("failed" in found for found in sitting.results))
 
 

@@ -1,7 +1,8 @@
 """Processes that measure side by side wait for each other, so that all meet the same noise.
 
 A folder is the meeting place: a process that has reached a point leaves a file there.  Whoever
-started the processes leaves one for each that has ended, so that nobody waits for the dead.
+started the processes leaves one for each that has ended, so that nobody waits for the dead, and
+one for each whose turn it is, where they measure one after the other (:mod:`turns`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-_LEFT = "left"
+LEFT = "left"
+STARTED = "started"
+_TURN = "turn"
 
 
 class Meeting:
@@ -24,6 +27,11 @@ class Meeting:
         self._folder, self._party = folder, party
         self._others = [other for other in range(parties) if other != party]
 
+    @property
+    def alone(self) -> bool:
+        """Whether there is nobody to wait for."""
+        return self._folder is None or not self._others
+
     def reach(self, point: str) -> None:
         """Say that this process has reached a point."""
         if self._folder is not None:
@@ -35,8 +43,7 @@ class Meeting:
         if folder is None:
             return True
         return all(
-            (folder / f"{point}.{other}").exists() or (folder / f"{_LEFT}.{other}").exists()
-            for other in self._others
+            is_at(folder, point, other) or is_at(folder, LEFT, other) for other in self._others
         )
 
     def wait(self, point: str, seconds: float) -> bool:
@@ -49,7 +56,23 @@ class Meeting:
             time.sleep(0.01)
         return True
 
+    def wait_for_turn(self) -> None:
+        """Say that this process has started, and wait for its turn, as long as that takes."""
+        self.reach(STARTED)
+        while self._folder is not None and not is_at(self._folder, _TURN, self._party):
+            time.sleep(0.01)
+
+
+def is_at(folder: Path, point: str, party: int) -> bool:
+    """Whether a process has reached a point."""
+    return (folder / f"{point}.{party}").exists()
+
 
 def leave(folder: Path, party: int) -> None:
     """Say that a process has ended."""
-    (folder / f"{_LEFT}.{party}").touch()
+    (folder / f"{LEFT}.{party}").touch()
+
+
+def give_turn(folder: Path, party: int) -> None:
+    """Let a process measure."""
+    (folder / f"{_TURN}.{party}").touch()

@@ -82,12 +82,15 @@ _SHARED_BY_DRAFT = (
 
 
 def write_configs(shape: str, folder: Path) -> tuple[Path, Path]:
-    """Write the configurations of a target and its one-layer EAGLE3 draft; return their folders."""
+    """Write the configurations of a target and its one-layer EAGLE3 draft; return their folders.
+
+    vLLM's compile cache goes by the folder's name too: the same one lets a later engine use it.
+    """
     target = _COMMON | SHAPES[shape]
     draft = _COMMON | {key: target[key] for key in _SHARED_BY_DRAFT}
     draft |= {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}
     draft |= {"num_hidden_layers": 1, "draft_vocab_size": 32000}
     for name, config in (("target", target), ("draft", draft)):
-        (folder / name).mkdir(parents=True)
+        (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / name / "config.json").write_text(json.dumps(config))
     return folder / "target", folder / "draft"

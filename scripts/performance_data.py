@@ -86,13 +86,18 @@ class Setting:
 
 @dataclass(frozen=True)
 class Sitting:
-    """All engines of one setting in one sitting on one machine."""
+    """All engines of one setting in one sitting on one machine.
+
+    :ivar side_by_side: how many of them measured at the same time.
+    :ivar in_turn: how many started together, to measure one after the other on the same GPUs.
+    """
 
     setting: Setting
     file: str
     date: str
     gpu: str
     side_by_side: int
+    in_turn: int
     rows: tuple[Row, ...]
     note: str = ""
 
@@ -161,10 +166,14 @@ def sittings(file: str, document: Mapping[str, Any]) -> list[Sitting]:
             for name in ("vllm", "gpu")
         )
         rows = [_row(name, [one for one in here if one["engine"] == name]) for name in engines]
-        beside = max(result.get("side_by_side", 1) for result in here)
+        beside, turns = (
+            max(result.get(name, 1) for result in here) for name in ("side_by_side", "in_turn")
+        )
         setting = Setting(release, cell)
         note = document.get("note", "")
-        found.append(Sitting(setting, file, document["date"], gpu, beside, tuple(rows), note))
+        found.append(
+            Sitting(setting, file, document["date"], gpu, beside, turns, tuple(rows), note)
+        )
     return found
 
 

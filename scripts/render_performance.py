@@ -42,6 +42,8 @@ def head_of(sitting: Sitting) -> str:
     how = "one engine at a time"
     if sitting.side_by_side > 1:
         how = f"{sitting.side_by_side} engines side by side"
+    if sitting.in_turn > 1:
+        how = "engines in turn on the same GPU, each while the others were stopped"
     words = sitting.setting.words
     where = f"{sitting.gpu}, {sitting.date[:16]} UTC, {how}, `{sitting.file}`"
     return f"**vLLM {words}**: {where}{'; ' if sitting.note else ''}{sitting.note}"
@@ -237,7 +239,8 @@ def tables(found: list[Sitting]) -> str:
     parts += comparison_table(now)
     for sitting in now:
         parts += ["", *step_time_table(sitting)]
-    if memory := memory_table(now):
+    weighed, _ = newest([one for one in found if any(row.last("memory") for row in one.rows)])
+    if memory := memory_table(weighed):
         parts += ["", "## Memory", "", *memory]
     if profiles := profile_tables(now):
         parts += ["", "## Where the host's time goes", "", *profiles]

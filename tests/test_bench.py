@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import signal
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import compare
 import pytest
 import sampling
-from compare import Cell, Place, places, waves
+from children import run_child
+from compare import Cell, Party, Place, places, waves
 from hypothesis import given
 from hypothesis import strategies as st
 from meeting import Meeting, leave
 from shapes import SHAPES, write_configs
 from step_time import percentile, summary
+from turns import Turns
 
 FUNCTION = "/x/site-packages/vllm/v1/worker/runner.py"
 
@@ -194,16 +198,19 @@ def sitting(tmp_path: Path, **more: Any) -> compare.Sitting:
 def test_each_engine_has_the_files_and_the_gpus_that_are_its_own(tmp_path: Path) -> None:
     one = sitting(tmp_path)
     place = Place(("2", "3"), (8, 9))
-    auto = one.environment("auto-loop", place)
+    cell = Cell.parse("8b:3:FULL:2")
+    parties = [Party(engine, cell, place) for engine in ("auto-loop", "patched-loop")]
+    caches = [one.cache(parties, number) for number in (0, 1)]
+    auto = one.environment("auto-loop", place, caches[0])
     assert auto["PYTHONPATH"] == "/overlay:/stock:/site"
     assert (auto["OVERLAY"], auto["OVERLAY_DRAFT_GRAPHS"]) == ("auto", "loop")
-    patched = one.environment("patched-loop", place)
+    patched = one.environment("patched-loop", place, caches[1])
     assert patched["PYTHONPATH"] == "/patched:/site"
     assert patched["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert patched["VLLM_CACHE_ROOT"] != auto["VLLM_CACHE_ROOT"]
-    stock = one.environment("stock-v1", Place())
+    stock = one.environment("stock-v1", Place(), caches[0])
     assert stock["OVERLAY"] == "off"
-    command = one.command("patched-loop", Cell.parse("8b:3:FULL:2"), place)
+    command = one.command(parties[1], caches[1])
     assert command[command.index("--cores") + 1] == "8,9"
     assert command[command.index("--tensor-parallel") + 1] == "2"
 
@@ -218,7 +225,7 @@ def test_a_child_that_does_not_end_is_killed_with_its_own_children(tmp_path: Pat
         "time.sleep(60)\n"
     )
     log = tmp_path / "log"
-    found = compare.run_child([sys.executable, "-c", program], dict(os.environ), log, 3)
+    found = run_child([sys.executable, "-c", program], dict(os.environ), log, 3)
     assert found["failed"] == "not done after 3 s"
     assert "so far" in found["output"]
     status = Path(f"/proc/{pid_file.read_text()}/stat")
@@ -230,12 +237,10 @@ def test_a_child_that_does_not_end_is_killed_with_its_own_children(tmp_path: Pat
 
 def test_the_result_of_a_child_is_its_last_line(tmp_path: Path) -> None:
     program = "print('RESULT {\"a\": 1}'); print('RESULT {\"a\": 2}'); print('bye')"
-    found = compare.run_child(
-        [sys.executable, "-c", program], dict(os.environ), tmp_path / "log", 30
-    )
+    found = run_child([sys.executable, "-c", program], dict(os.environ), tmp_path / "log", 30)
     assert found == {"a": 2}
     # A profiler that failed afterwards has not cost the times.
-    found = compare.run_child(
+    found = run_child(
         [sys.executable, "-c", program + "; raise SystemExit(3)"],
         dict(os.environ),
         tmp_path / "log",
@@ -261,6 +266,54 @@ def test_engines_wait_for_each_other_but_not_for_the_dead(tmp_path: Path) -> Non
 def test_whoever_measures_alone_waits_for_nobody() -> None:
     alone = Meeting(None, 0, 1)
     assert alone.wait("warm", 0)
+
+
+ENGINE_IN_TURN = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, {bench!r})
+from meeting import Meeting
+meet, number = Path(sys.argv[1]), int(sys.argv[2])
+if number == 1:
+    sys.exit(1)  # one that does not start holds up nobody
+meeting = Meeting(meet, number, 1)
+meeting.wait_for_turn()
+time.sleep(0.2)
+states = []
+for other in meet.glob("pid.*"):
+    stat = Path("/proc", other.read_text(), "stat")
+    if other.name != "pid.%d" % number and stat.exists():
+        states.append(stat.read_text().rpartition(")")[2].split()[0])
+print("RESULT " + __import__("json").dumps(dict(turn=time.monotonic(), others=states)))
+"""
+
+
+def test_engines_in_turn_measure_while_the_others_are_stopped(tmp_path: Path) -> None:
+    program = ENGINE_IN_TURN.format(bench=str(Path(compare.__file__).parent))
+    turns = Turns(tmp_path, 4)
+
+    def one(number: int) -> dict[str, Any]:
+        def begun(group: int) -> None:
+            turns.begun(number, group)
+            if number != 1:
+                (tmp_path / f"pid.{number}").write_text(str(group))
+
+        command = [sys.executable, "-c", program, str(tmp_path), str(number)]
+        try:
+            return run_child(command, dict(os.environ), tmp_path / f"log{number}", 30, begun)
+        finally:
+            leave(tmp_path, number)
+
+    with ThreadPoolExecutor(5) as pool:
+        jobs = [pool.submit(one, number) for number in range(4)]
+        pool.submit(turns.conduct).result(timeout=30)
+        found = [job.result() for job in jobs]
+    assert found[1]["failed"] == 1
+    measured = [found[number] for number in (0, 2, 3)]
+    # Whoever has had its turn is gone.
+    assert [one["others"] for one in measured] == [["T", "T"], ["T"], []]
+    ends = [one["turn"] for one in measured]
+    assert all(later - earlier >= 0.2 for earlier, later in itertools.pairwise(ends))
 
 
 def test_a_step_is_the_median_of_the_repeats() -> None:

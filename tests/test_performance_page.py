@@ -76,6 +76,25 @@ def test_a_batch_that_was_not_asked_for_did_not_fail() -> None:
     assert render_performance.comparison_table([sitting])[2:] == []
 
 
+def test_a_sitting_says_how_its_engines_ran() -> None:
+    for more, words in (
+        ({}, "one engine at a time"),
+        ({"side_by_side": 4}, "4 engines side by side"),
+        ({"in_turn": 4}, "engines in turn on the same GPU"),
+    ):
+        [sitting] = sittings("f", document(result("v2", **more)))
+        assert words in render_performance.head_of(sitting)
+
+
+def test_memory_stands_there_of_the_last_sitting_that_looked() -> None:
+    worker = {"kv_blocks": 77, "graphs_taken": 5 << 20}
+    memory = {"kv_blocks_announced": 77, "workers": [worker]}
+    old = document(result("v2", memory=memory), date="2026-11-19T20:00:00+00:00")
+    found = sittings("new", document(result("v2"))) + sittings("old", old)
+    text = render_performance.tables(found)
+    assert "| v2 | 5 |" in text.partition("## Memory")[2]
+
+
 def test_the_gpus_share_is_of_a_step_that_nothing_traces() -> None:
     one = result("v2", gpu_busy=0.3, gpu_ms_per_step=1.5)
     assert sittings("f", document(one))[0].rows[0].gpu_share == 0.75

@@ -1,0 +1,59 @@
+"""Engines that were started together measure one after the other, on the same GPUs.
+
+An engine takes longer to start than to be measured, so that starting all of a cell at once saves
+most of a lease; and the same GPU for all leaves out by how much two GPUs of one host differ.  While
+one measures, the others are stopped with all their workers: they take neither GPU nor core.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+import meeting
+
+
+class Turns:
+    """Who may measure now.
+
+    :param folder: where the engines meet (:mod:`meeting`).
+    :param parties: how many engines there are; they measure in the order of their numbers.
+    """
+
+    def __init__(self, folder: Path, parties: int) -> None:
+        self._folder, self._parties = folder, parties
+        self._groups: dict[int, int] = {}
+
+    def begun(self, party: int, group: int) -> None:
+        """Note the process group that an engine leads."""
+        self._groups[party] = group
+
+    def conduct(self) -> None:
+        """Wait until every engine has started or ended, then let each of them measure.
+
+        It ends when all engines have: whoever started them sets the limit (``meeting.leave``).
+        """
+        for party in range(self._parties):
+            self._wait(party, meeting.STARTED)
+        ready = [party for party in range(self._parties) if not self._has_left(party)]
+        for party in ready:
+            self._send(party, signal.SIGSTOP)
+        for party in ready:
+            self._send(party, signal.SIGCONT)
+            meeting.give_turn(self._folder, party)
+            self._wait(party, meeting.LEFT)
+
+    def _wait(self, party: int, point: str) -> None:
+        while not (meeting.is_at(self._folder, point, party) or self._has_left(party)):
+            time.sleep(0.02)
+
+    def _has_left(self, party: int) -> bool:
+        return meeting.is_at(self._folder, meeting.LEFT, party)
+
+    def _send(self, party: int, what: signal.Signals) -> None:
+        # It may have ended in this moment; its place in the meeting will say so.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._groups[party], what)
