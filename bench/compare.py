@@ -158,6 +158,7 @@ class Sitting:
         self.logs.mkdir(parents=True, exist_ok=True)
         self.results: list[dict[str, Any]] = []
         self._lock = threading.Lock()
+        self._groups = 0
 
     def python_path(self, folder: str) -> str:
         """``PYTHONPATH`` of an engine."""
@@ -230,11 +231,16 @@ class Sitting:
                 pool.submit(self._run_one, parties, number, meet, turns)
                 for number in range(len(parties))
             ]
-            conducted = None if turns is None else pool.submit(turns.conduct)
+            conducted = None if turns is None else pool.submit(turns.conduct, self._all_started)
             for job in jobs:
                 self._keep(job.result() | {"round": round_})
             if conducted is not None:
                 conducted.result()
+
+    def _all_started(self) -> None:
+        """Wait for the engines of the calls beside this one, if there are such calls."""
+        self._groups += 1
+        self.args.beside.wait(f"group-{self._groups}", self.args.timeout)
 
     def _run_one(
         self, parties: list[Party], number: int, meet: Path, turns: Turns | None
@@ -275,6 +281,19 @@ class Sitting:
         print(json.dumps(shown), flush=True)
 
 
+def beside(text: str) -> meeting.Meeting:
+    """Read from the command line where several calls of this script meet.
+
+    :raises argparse.ArgumentTypeError: if it is not ``FOLDER:NUMBER:COUNT``.
+    """
+    folder, *numbers = text.rsplit(":", 2)
+    if len(numbers) != 2 or not all(number.isdigit() for number in numbers):
+        raise argparse.ArgumentTypeError(f"{text} is not FOLDER:NUMBER:COUNT")
+    where = Path(folder)
+    where.mkdir(parents=True, exist_ok=True)
+    return meeting.Meeting(where, int(numbers[0]), int(numbers[1]))
+
+
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -297,6 +316,13 @@ def arguments() -> argparse.Namespace:
         type=int,
         metavar="N",
         help="so many engines start together on the same GPUs and measure one after the other",
+    )
+    parser.add_argument(
+        "--beside",
+        type=beside,
+        default=meeting.Meeting(None, 0, 1),
+        metavar="FOLDER:NUMBER:COUNT",
+        help="calls with --in-turn on other GPUs of this host: none measures before all started",
     )
     parser.add_argument("--timeout", type=float, default=400, help="seconds for one engine")
     parser.add_argument(
@@ -360,6 +386,7 @@ def main() -> int:
         groups = in_turn(args, turn) if args.in_turn else side_by_side(args, turn)
         for parties in groups:
             sitting.run(parties, round_, in_turn=bool(args.in_turn))
+    args.beside.leave()
     return int(any("failed" in found for found in sitting.results))
 
 

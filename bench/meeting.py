@@ -56,6 +56,11 @@ class Meeting:
             time.sleep(0.01)
         return True
 
+    def leave(self) -> None:
+        """Say that nobody need wait for this process any more."""
+        if self._folder is not None:
+            leave(self._folder, self._party)
+
     def wait_for_turn(self) -> None:
         """Say that this process has started, and wait for its turn, as long as that takes."""
         self.reach(STARTED)

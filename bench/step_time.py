@@ -309,6 +309,8 @@ def main() -> None:
     print("RESULT " + json.dumps(result), flush=True)
     result |= profiles(engine, args, workers[0]["pid"])
     print("RESULT " + json.dumps(result), flush=True)
+    if args.in_turn:
+        os._exit(0)  # the next has its turn when this one is gone; its workers are killed
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import meeting
@@ -31,13 +32,16 @@ class Turns:
         """Note the process group that an engine leads."""
         self._groups[party] = group
 
-    def conduct(self) -> None:
+    def conduct(self, all_started: Callable[[], object] = lambda: None) -> None:
         """Wait until every engine has started or ended, then let each of them measure.
 
         It ends when all engines have: whoever started them sets the limit (``meeting.leave``).
+
+        :param all_started: is called before the first measures, and may wait for others yet.
         """
         for party in range(self._parties):
             self._wait(party, meeting.STARTED)
+        all_started()
         ready = [party for party in range(self._parties) if not self._has_left(party)]
         for party in ready:
             self._send(party, signal.SIGSTOP)

@@ -263,6 +263,18 @@ def test_engines_wait_for_each_other_but_not_for_the_dead(tmp_path: Path) -> Non
     assert first.wait("done", 5)
 
 
+def test_calls_beside_each_other_measure_once_all_have_started(tmp_path: Path) -> None:
+    first, second = (compare.beside(f"{tmp_path}/a:b:{number}:2") for number in (0, 1))
+    assert not first.wait("group-1", 0.05)
+    second.reach("group-1")
+    assert first.wait("group-1", 0)
+    second.leave()  # it has fewer groups
+    assert first.wait("group-2", 0)
+    for wrong in ("folder", "folder:1", "folder:1:x"):
+        with pytest.raises(argparse.ArgumentTypeError, match="FOLDER:NUMBER:COUNT"):
+            compare.beside(wrong)
+
+
 def test_whoever_measures_alone_waits_for_nobody() -> None:
     alone = Meeting(None, 0, 1)
     assert alone.wait("warm", 0)
@@ -306,8 +318,14 @@ def test_engines_in_turn_measure_while_the_others_are_stopped(tmp_path: Path) ->
 
     with ThreadPoolExecutor(5) as pool:
         jobs = [pool.submit(one, number) for number in range(4)]
-        pool.submit(turns.conduct).result(timeout=30)
+        started: list[bool] = []
+        conducted = pool.submit(
+            turns.conduct,
+            lambda: started.append(not list(tmp_path.glob("turn.*"))),
+        )
+        conducted.result(timeout=30)
         found = [job.result() for job in jobs]
+    assert started == [True]
     assert found[1]["failed"] == 1
     measured = [found[number] for number in (0, 2, 3)]
     # Whoever has had its turn is gone.
