@@ -250,7 +250,8 @@ class Sitting:
         command = self.command(party, cache)
         told: Callable[[int], None] | None = None
         if turns is not None:
-            command += ["--meet", str(meet), "--party", str(number), "--in-turn"]
+            command += ["--meet", str(meet), "--party", str(number)]
+            command += ["--turns", str(self.args.turns)]
             told = functools.partial(turns.begun, number)
         elif together > 1:
             command += ["--meet", str(meet), "--party", str(number), "--parties", str(together)]
@@ -268,6 +269,7 @@ class Sitting:
             "core_list": list(party.place.cores),
             "side_by_side": 1 if turns else together,
             "in_turn": together if turns else 1,
+            "turns": self.args.turns if turns else 1,
             "wall_s": round(time.monotonic() - begun, 1),
         }
 
@@ -317,6 +319,7 @@ def arguments() -> argparse.Namespace:
         metavar="N",
         help="so many engines start together on the same GPUs and measure one after the other",
     )
+    parser.add_argument("--turns", type=int, default=3, help="turns of each, with --in-turn")
     parser.add_argument(
         "--beside",
         type=beside,

@@ -12,7 +12,6 @@ from pathlib import Path
 
 LEFT = "left"
 STARTED = "started"
-_TURN = "turn"
 
 
 class Meeting:
@@ -61,11 +60,18 @@ class Meeting:
         if self._folder is not None:
             leave(self._folder, self._party)
 
-    def wait_for_turn(self) -> None:
-        """Say that this process has started, and wait for its turn, as long as that takes."""
+    def wait_for_turn(self, number: int) -> None:
+        """Say that this process has started, and wait for a turn of its own, however long.
+
+        :param number: from 0 on.
+        """
         self.reach(STARTED)
-        while self._folder is not None and not is_at(self._folder, _TURN, self._party):
+        while self._folder is not None and not is_at(self._folder, turn(number), self._party):
             time.sleep(0.01)
+
+    def end_turn(self, number: int) -> None:
+        """Say that this process wants one more turn, after the others."""
+        self.reach(turn_ended(number))
 
 
 def is_at(folder: Path, point: str, party: int) -> bool:
@@ -78,6 +84,16 @@ def leave(folder: Path, party: int) -> None:
     (folder / f"{LEFT}.{party}").touch()
 
 
-def give_turn(folder: Path, party: int) -> None:
+def give_turn(folder: Path, number: int, party: int) -> None:
     """Let a process measure."""
-    (folder / f"{_TURN}.{party}").touch()
+    (folder / f"{turn(number)}.{party}").touch()
+
+
+def turn(number: int) -> str:
+    """The point at which a process may measure."""
+    return f"turn-{number}"
+
+
+def turn_ended(number: int) -> str:
+    """The point at which a process has measured and wants a further turn."""
+    return f"turn-{number}-ended"

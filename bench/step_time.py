@@ -16,19 +16,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import measuring
 import sampling
 from meeting import Meeting
 from shapes import SHAPES, write_configs
 
 HERE = Path(__file__).resolve().parent
 _PROMPT_TOKENS = 128
-_WARM_UPS = 6
 
 
 def arguments() -> argparse.Namespace:
@@ -59,7 +58,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--party", type=int, default=0)
     parser.add_argument("--parties", type=int, default=1)
     parser.add_argument("--configs", type=Path, help="folder for the models' configurations")
-    parser.add_argument("--in-turn", action="store_true", help="measure when given the turn")
+    parser.add_argument("--turns", type=int, default=0, help="measure in so many turns")
     return parser.parse_args()
 
 
@@ -125,82 +124,6 @@ class Engine:
         """What each worker answers, by rank."""
         answers: list[Any] = self.llm.collective_rpc(method, args=args)
         return answers
-
-
-def summary(repeats: list[tuple[float, float]], size: int, tokens: int) -> dict[str, Any]:
-    """The figures of one batch size.
-
-    :param repeats: of each repeat its seconds and its engine steps.
-    """
-    each = [1000 * seconds / steps for seconds, steps in repeats]
-    median = statistics.median(each)
-    return {
-        "ms_per_step": round(median, 3),
-        "tokens_per_s": round(size * tokens / statistics.median(s for s, _ in repeats), 1),
-        "spread": round((max(each) - min(each)) / median, 3),
-        "best_ms_per_step": round(min(each), 3),
-        "p10_ms_per_step": round(percentile(each, 0.1), 3),
-        "repeats_ms_per_step": [round(one, 3) for one in each],
-    }
-
-
-def percentile(values: list[float], share: float) -> float:
-    """The value below which ``share`` of them lie, between neighbours by their distance."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
-
-
-def warm_up(engine: Engine, size: int, tokens: int) -> None:
-    """Generate until two runs agree, or a few times."""
-    before = None
-    for _ in range(_WARM_UPS):
-        took = engine.generate(size, tokens)
-        if before is not None and abs(took - before) < 0.02 * before:
-            return
-        before = took
-
-
-def time_batch(
-    engine: Engine, size: int, args: argparse.Namespace, meeting: Meeting
-) -> dict[str, Any]:
-    """Time one batch size, while the engines beside this one time it as well."""
-    warm_up(engine, size, args.tokens)
-    together = meeting.wait(f"warm-{size}", 200)
-    engine.workers("bench_forget")
-    all_drafts, all_accepted = engine.counter("num_drafts"), engine.counter("num_accepted_tokens")
-    repeats = []
-    for _ in range(args.repeats):
-        drafts = engine.counter("num_drafts")
-        seconds = engine.generate(size, args.tokens)
-        repeats.append((seconds, (engine.counter("num_drafts") - drafts) / size))
-    all_drafts = engine.counter("num_drafts") - all_drafts
-    all_accepted = engine.counter("num_accepted_tokens") - all_accepted
-    found = summary(repeats, size, args.tokens)
-    found["mean_acceptance_length"] = round(1 + all_accepted / all_drafts, 3)
-    hosts = engine.workers("bench_host")
-    found["host_ms"] = hosts[0]
-    if "propose" in hosts[0]:
-        found["propose_host_ms"] = hosts[0]["propose"]["median_ms"]
-        found["propose_host_mean_ms"] = hosts[0]["propose"]["mean_ms"]
-        found["propose_host_max_ms"] = hosts[0]["propose"]["max_ms"]
-    # The others are still measuring: whoever is done first must not leave them a quieter host.
-    meeting.reach(f"done-{size}")
-    last = time.monotonic() + 60
-    while not meeting.all_at(f"done-{size}") and time.monotonic() < last:
-        engine.generate(size, args.tokens)
-    if not meeting.alone:
-        found["all_together"] = together and meeting.all_at(f"done-{size}")
-    return found
-
-
-def wait_for_turn(engine: Engine, batches: list[int], meeting: Meeting) -> None:
-    """Wait until this engine may measure; what is compiled at a first call costs nobody's turn."""
-    for size in batches:
-        engine.generate(size, 16)
-    meeting.wait_for_turn()
 
 
 def profiles(engine: Engine, args: argparse.Namespace, pid: int) -> dict[str, Any]:
@@ -300,16 +223,17 @@ def main() -> None:
             "kv_blocks_announced": announced,
             "workers": engine.workers("bench_memory"),
         }
-    if args.in_turn:
-        wait_for_turn(engine, batches, meeting)
-        meeting = Meeting(None, 0, 1)
-    for size in batches:
-        result[f"batch{size}"] = time_batch(engine, size, args, meeting)
+    given = (args.tokens, args.repeats)
+    if args.turns:
+        times = measuring.in_turns(engine, batches, *given, args.turns, meeting)
+    else:
+        times = {size: measuring.side_by_side(engine, size, *given, meeting) for size in batches}
+    result |= {f"batch{size}": found for size, found in times.items()}
     # Whoever reads takes the last line: a profiler that fails must not cost the times.
     print("RESULT " + json.dumps(result), flush=True)
     result |= profiles(engine, args, workers[0]["pid"])
     print("RESULT " + json.dumps(result), flush=True)
-    if args.in_turn:
+    if args.turns:
         os._exit(0)  # the next has its turn when this one is gone; its workers are killed
 
 

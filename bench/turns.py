@@ -33,7 +33,7 @@ class Turns:
         self._groups[party] = group
 
     def conduct(self, all_started: Callable[[], object] = lambda: None) -> None:
-        """Wait until every engine has started or ended, then let each of them measure.
+        """Wait until every engine has started or ended; give turns until none wants a further one.
 
         It ends when all engines have: whoever started them sets the limit (``meeting.leave``).
 
@@ -42,13 +42,23 @@ class Turns:
         for party in range(self._parties):
             self._wait(party, meeting.STARTED)
         all_started()
-        ready = [party for party in range(self._parties) if not self._has_left(party)]
-        for party in ready:
+        waiting = [party for party in range(self._parties) if not self._has_left(party)]
+        for party in waiting:
             self._send(party, signal.SIGSTOP)
-        for party in ready:
-            self._send(party, signal.SIGCONT)
-            meeting.give_turn(self._folder, party)
-            self._wait(party, meeting.LEFT)
+        number = 0
+        while waiting:
+            waiting = [party for party in waiting if self._take_turn(number, party)]
+            number += 1
+
+    def _take_turn(self, number: int, party: int) -> bool:
+        """Let an engine measure; whether it wants a further turn."""
+        self._send(party, signal.SIGCONT)
+        meeting.give_turn(self._folder, number, party)
+        self._wait(party, meeting.turn_ended(number))
+        if self._has_left(party):
+            return False
+        self._send(party, signal.SIGSTOP)
+        return True
 
     def _wait(self, party: int, point: str) -> None:
         while not (meeting.is_at(self._folder, point, party) or self._has_left(party)):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import signal
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +18,9 @@ from children import run_child
 from compare import Cell, Party, Place, places, waves
 from hypothesis import given
 from hypothesis import strategies as st
+from measuring import percentile, summary
 from meeting import Meeting, leave
 from shapes import SHAPES, write_configs
-from step_time import percentile, summary
-from turns import Turns
 
 FUNCTION = "/x/site-packages/vllm/v1/worker/runner.py"
 
@@ -263,75 +260,9 @@ def test_engines_wait_for_each_other_but_not_for_the_dead(tmp_path: Path) -> Non
     assert first.wait("done", 5)
 
 
-def test_calls_beside_each_other_measure_once_all_have_started(tmp_path: Path) -> None:
-    first, second = (compare.beside(f"{tmp_path}/a:b:{number}:2") for number in (0, 1))
-    assert not first.wait("group-1", 0.05)
-    second.reach("group-1")
-    assert first.wait("group-1", 0)
-    second.leave()  # it has fewer groups
-    assert first.wait("group-2", 0)
-    for wrong in ("folder", "folder:1", "folder:1:x"):
-        with pytest.raises(argparse.ArgumentTypeError, match="FOLDER:NUMBER:COUNT"):
-            compare.beside(wrong)
-
-
 def test_whoever_measures_alone_waits_for_nobody() -> None:
     alone = Meeting(None, 0, 1)
     assert alone.wait("warm", 0)
-
-
-ENGINE_IN_TURN = """
-import sys, time
-from pathlib import Path
-sys.path.insert(0, {bench!r})
-from meeting import Meeting
-meet, number = Path(sys.argv[1]), int(sys.argv[2])
-if number == 1:
-    sys.exit(1)  # one that does not start holds up nobody
-meeting = Meeting(meet, number, 1)
-meeting.wait_for_turn()
-time.sleep(0.2)
-states = []
-for other in meet.glob("pid.*"):
-    stat = Path("/proc", other.read_text(), "stat")
-    if other.name != "pid.%d" % number and stat.exists():
-        states.append(stat.read_text().rpartition(")")[2].split()[0])
-print("RESULT " + __import__("json").dumps(dict(turn=time.monotonic(), others=states)))
-"""
-
-
-def test_engines_in_turn_measure_while_the_others_are_stopped(tmp_path: Path) -> None:
-    program = ENGINE_IN_TURN.format(bench=str(Path(compare.__file__).parent))
-    turns = Turns(tmp_path, 4)
-
-    def one(number: int) -> dict[str, Any]:
-        def begun(group: int) -> None:
-            turns.begun(number, group)
-            if number != 1:
-                (tmp_path / f"pid.{number}").write_text(str(group))
-
-        command = [sys.executable, "-c", program, str(tmp_path), str(number)]
-        try:
-            return run_child(command, dict(os.environ), tmp_path / f"log{number}", 30, begun)
-        finally:
-            leave(tmp_path, number)
-
-    with ThreadPoolExecutor(5) as pool:
-        jobs = [pool.submit(one, number) for number in range(4)]
-        started: list[bool] = []
-        conducted = pool.submit(
-            turns.conduct,
-            lambda: started.append(not list(tmp_path.glob("turn.*"))),
-        )
-        conducted.result(timeout=30)
-        found = [job.result() for job in jobs]
-    assert started == [True]
-    assert found[1]["failed"] == 1
-    measured = [found[number] for number in (0, 2, 3)]
-    # Whoever has had its turn is gone.
-    assert [one["others"] for one in measured] == [["T", "T"], ["T"], []]
-    ends = [one["turn"] for one in measured]
-    assert all(later - earlier >= 0.2 for earlier, later in itertools.pairwise(ends))
 
 
 def test_a_step_is_the_median_of_the_repeats() -> None:

@@ -1,0 +1,151 @@
+"""Time the batches of one engine: warm-up, repeats, and what they come to.
+
+An engine measures alone, side by side with others at the same moment, or in turns with others on
+the same GPU (:mod:`meeting`).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from meeting import Meeting
+
+_WARM_UPS = 6
+#: How long whoever is done first goes on, so that the others do not meet a quieter host.
+_KEEP_BUSY_SECONDS = 60
+
+
+class Engine(Protocol):
+    """What is asked of an engine."""
+
+    def counter(self, name: str) -> float:
+        """One of vLLM's counters of speculative decoding."""
+
+    def generate(self, size: int, tokens: int) -> float:
+        """Seconds to generate that many tokens for each of ``size`` requests."""
+
+    def workers(self, method: str, *args: Any) -> list[Any]:
+        """What each worker answers, by rank."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Repeats of one batch size, one after the other.
+
+    :ivar repeats: of each repeat its seconds and its engine steps.
+    :ivar drafts: how often a request was drafted for.
+    :ivar accepted: how many draft tokens were accepted.
+    :ivar host: by timed method its median, mean and largest milliseconds on the first rank.
+    """
+
+    repeats: tuple[tuple[float, float], ...]
+    drafts: float
+    accepted: float
+    host: dict[str, dict[str, float]]
+
+
+def warm_up(engine: Engine, size: int, tokens: int) -> None:
+    """Generate until two runs agree, or a few times."""
+    before = None
+    for _ in range(_WARM_UPS):
+        took = engine.generate(size, tokens)
+        if before is not None and abs(took - before) < 0.02 * before:
+            return
+        before = took
+
+
+def measure(engine: Engine, size: int, tokens: int, count: int) -> Block:
+    """Time that many repeats."""
+    engine.workers("bench_forget")
+    drafts, accepted = engine.counter("num_drafts"), engine.counter("num_accepted_tokens")
+    repeats = []
+    for _ in range(count):
+        before = engine.counter("num_drafts")
+        seconds = engine.generate(size, tokens)
+        repeats.append((seconds, (engine.counter("num_drafts") - before) / size))
+    return Block(
+        tuple(repeats),
+        engine.counter("num_drafts") - drafts,
+        engine.counter("num_accepted_tokens") - accepted,
+        engine.workers("bench_host")[0],
+    )
+
+
+def figures(blocks: Sequence[Block], size: int, tokens: int) -> dict[str, Any]:
+    """All that is told of a batch size; the host's times are those of the last block."""
+    found = summary([one for block in blocks for one in block.repeats], size, tokens)
+    drafts, accepted = sum(one.drafts for one in blocks), sum(one.accepted for one in blocks)
+    found["mean_acceptance_length"] = round(1 + accepted / drafts, 3)
+    found["host_ms"] = host = blocks[-1].host
+    if "propose" in host:
+        found["propose_host_ms"] = host["propose"]["median_ms"]
+        found["propose_host_mean_ms"] = host["propose"]["mean_ms"]
+        found["propose_host_max_ms"] = host["propose"]["max_ms"]
+    return found
+
+
+def summary(repeats: Sequence[tuple[float, float]], size: int, tokens: int) -> dict[str, Any]:
+    """The milliseconds per step of one batch size.
+
+    :param repeats: of each repeat its seconds and its engine steps.
+    """
+    each = [1000 * seconds / steps for seconds, steps in repeats]
+    median = statistics.median(each)
+    return {
+        "ms_per_step": round(median, 3),
+        "tokens_per_s": round(size * tokens / statistics.median(s for s, _ in repeats), 1),
+        "spread": round((max(each) - min(each)) / median, 3),
+        "best_ms_per_step": round(min(each), 3),
+        "p10_ms_per_step": round(percentile(each, 0.1), 3),
+        "repeats_ms_per_step": [round(one, 3) for one in each],
+    }
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The value below which ``share`` of them lie, between neighbours by their distance."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+
+def side_by_side(
+    engine: Engine, size: int, tokens: int, repeats: int, meeting: Meeting
+) -> dict[str, Any]:
+    """Time one batch size, while the engines beside this one, if any, time it as well."""
+    warm_up(engine, size, tokens)
+    together = meeting.wait(f"warm-{size}", 200)
+    found = figures([measure(engine, size, tokens, repeats)], size, tokens)
+    meeting.reach(f"done-{size}")
+    last = time.monotonic() + _KEEP_BUSY_SECONDS
+    while not meeting.all_at(f"done-{size}") and time.monotonic() < last:
+        engine.generate(size, tokens)
+    if not meeting.alone:
+        found["all_together"] = together and meeting.all_at(f"done-{size}")
+    return found
+
+
+def in_turns(
+    engine: Engine, sizes: Sequence[int], tokens: int, repeats: int, turns: int, meeting: Meeting
+) -> dict[int, dict[str, Any]]:
+    """Time every batch size in each turn; the last turn ends with the process.
+
+    Several turns share out among the engines whatever changes while they measure: the GPU's heat,
+    the host's other guests.
+    """
+    for size in sizes:  # what is compiled at a first call costs nobody's turn
+        engine.generate(size, 16)
+    blocks: dict[int, list[Block]] = {size: [] for size in sizes}
+    for turn in range(turns):
+        meeting.wait_for_turn(turn)
+        for size in sizes:
+            warm_up(engine, size, tokens)
+            blocks[size].append(measure(engine, size, tokens, -(-repeats // turns)))
+        if turn + 1 < turns:
+            meeting.end_turn(turn)
+    return {size: figures(found, size, tokens) for size, found in blocks.items()}
