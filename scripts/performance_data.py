@@ -90,6 +90,7 @@ class Sitting:
 
     :ivar side_by_side: how many of them measured at the same time.
     :ivar in_turn: how many started together, to measure one after the other on the same GPUs.
+    :ivar turns: in how many turns each of these measured.
     """
 
     setting: Setting
@@ -98,6 +99,7 @@ class Sitting:
     gpu: str
     side_by_side: int
     in_turn: int
+    turns: int
     rows: tuple[Row, ...]
     note: str = ""
 
@@ -166,14 +168,14 @@ def sittings(file: str, document: Mapping[str, Any]) -> list[Sitting]:
             for name in ("vllm", "gpu")
         )
         rows = [_row(name, [one for one in here if one["engine"] == name]) for name in engines]
-        beside, turns = (
-            max(result.get(name, 1) for result in here) for name in ("side_by_side", "in_turn")
+        beside, in_turn, turns = (
+            max(result.get(name, 1) for result in here)
+            for name in ("side_by_side", "in_turn", "turns")
         )
         setting = Setting(release, cell)
         note = document.get("note", "")
-        found.append(
-            Sitting(setting, file, document["date"], gpu, beside, turns, tuple(rows), note)
-        )
+        how = (document["date"], gpu, beside, in_turn, turns)
+        found.append(Sitting(setting, file, *how, tuple(rows), note))
     return found
 
 

@@ -43,7 +43,8 @@ def head_of(sitting: Sitting) -> str:
     if sitting.side_by_side > 1:
         how = f"{sitting.side_by_side} engines side by side"
     if sitting.in_turn > 1:
-        how = "engines in turn on the same GPU, each while the others were stopped"
+        times = "one turn" if sitting.turns == 1 else f"{sitting.turns} turns"
+        how = f"engines in turn on the same GPU, {times} each, the others stopped meanwhile"
     words = sitting.setting.words
     where = f"{sitting.gpu}, {sitting.date[:16]} UTC, {how}, `{sitting.file}`"
     return f"**vLLM {words}**: {where}{'; ' if sitting.note else ''}{sitting.note}"
