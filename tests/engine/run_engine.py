@@ -162,6 +162,8 @@ def run(spec: EngineSpec) -> dict[str, Any]:
     }
     verdicts = [request[name] for request in requests for name in request if name.endswith("_ok")]
     result["ok"] = all(verdict is not False for verdict in verdicts) and result["counts_ok"]
+    # Not left to the interpreter's end, where vLLM would end its workers after Ray has gone.
+    llm.llm_engine.engine_core.shutdown()
     return result
 
 
