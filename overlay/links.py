@@ -6,9 +6,12 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from overlay.errors import TargetError, TransactionError
-from overlay.model import Feature
+
+if TYPE_CHECKING:  # a process that has nothing to patch does without the data classes
+    from overlay.model import Feature
 
 
 def way_out(root: Path, path: str) -> tuple[Path, str] | None:

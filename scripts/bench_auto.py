@@ -3,9 +3,9 @@
 Starts the engine's environment (see ``environment.py``) with the overlay beside it, imports what a
 process of vLLM has imported when it loads its plugins, and forks once for each sample, so that each
 begins where the plugin begins.  A sample is the entry point's import and its call.  What the hook
-adds while the three largest targets are imported (finding, verifying, reading, comparing, writing
-the record) is measured in processes of their own and counted in full, although Python's own way of
-reading a module is no longer taken then.
+adds while the targets are imported (finding, verifying, reading, comparing, writing the record) is
+measured in processes of their own and counted in full, although Python's own way of reading a
+module is no longer taken then.
 
 ``--write`` puts the result into ``bench/results/auto-<date>.json``.
 """
@@ -105,6 +105,7 @@ def importing() -> float:
         "vllm.v1.worker.gpu_model_runner",
         "vllm.v1.cudagraph_dispatcher",
         "vllm.v1.spec_decode.llm_base_proposer",
+        "vllm.v1.sample.rejection_sampler",
     ):
         importlib.import_module(name)
     return spent * 1e3

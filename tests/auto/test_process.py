@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import stat
+import subprocess
+import sys
 import types
 from pathlib import Path
 
@@ -269,6 +271,18 @@ def test_importing_the_plugin_imports_nothing_of_weight(box: Box) -> None:
         "import sys; assert not {'torch', 'vllm', 'rich', 'click', 'unidiff'} & set(sys.modules)\n"
         "register()\n"
         "assert not {'torch', 'vllm', 'rich', 'click', 'unidiff'} & set(sys.modules)"
+    )
+
+
+def test_a_process_with_nothing_to_patch_does_without_what_plans(box: Box) -> None:
+    """Half of what such a process would pay is the making of these modules' data classes."""
+    planning = {"overlay.model", "overlay.matching", "overlay.planning", "overlay.patchfile"}
+    check = "import sys; from overlay.plugin import register; register()\n"
+    check += f"assert not {planning} & set(sys.modules), sorted(sys.modules)"
+    subprocess.run(
+        [sys.executable, "-c", check],
+        env=box.environment | {"OVERLAY": "disk", "OVERLAY_PATCHES": ""},
+        check=True,
     )
 
 
