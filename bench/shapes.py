@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -92,5 +93,8 @@ def write_configs(shape: str, folder: Path) -> tuple[Path, Path]:
     draft |= {"num_hidden_layers": 1, "draft_vocab_size": 32000}
     for name, config in (("target", target), ("draft", draft)):
         (folder / name).mkdir(parents=True, exist_ok=True)
-        (folder / name / "config.json").write_text(json.dumps(config))
+        # Another engine may read the same file at this moment.
+        written = folder / name / f"config.json.{os.getpid()}"
+        written.write_text(json.dumps(config))
+        written.replace(folder / name / "config.json")
     return folder / "target", folder / "draft"

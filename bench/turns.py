@@ -36,9 +36,18 @@ class Turns:
         """Wait until every engine has started or ended; give turns until none wants a further one.
 
         It ends when all engines have: whoever started them sets the limit (``meeting.leave``).
+        Should it fail, it kills them all: nobody would let the stopped ones go on.
 
         :param all_started: is called before the first measures, and may wait for others yet.
         """
+        try:
+            self._conduct(all_started)
+        except BaseException:
+            for party in self._groups:
+                self._send(party, signal.SIGKILL)
+            raise
+
+    def _conduct(self, all_started: Callable[[], object]) -> None:
         for party in range(self._parties):
             self._wait(party, meeting.STARTED)
         all_started()
@@ -61,7 +70,10 @@ class Turns:
         return True
 
     def _wait(self, party: int, point: str) -> None:
-        while not (meeting.is_at(self._folder, point, party) or self._has_left(party)):
+        while not self._has_left(party):
+            # An engine may be quicker to start than its starter to tell us of its group.
+            if party in self._groups and meeting.is_at(self._folder, point, party):
+                return
             time.sleep(0.02)
 
     def _has_left(self, party: int) -> bool:

@@ -44,7 +44,7 @@ def head_of(sitting: Sitting) -> str:
         how = f"{sitting.side_by_side} engines side by side"
     if sitting.in_turn > 1:
         times = "one turn" if sitting.turns == 1 else f"{sitting.turns} turns"
-        how = f"engines in turn on the same GPU, {times} each, the others stopped meanwhile"
+        how = f"engines in turn on the same GPUs, {times} each, the others stopped meanwhile"
     words = sitting.setting.words
     where = f"{sitting.gpu}, {sitting.date[:16]} UTC, {how}, `{sitting.file}`"
     return f"**vLLM {words}**: {where}{'; ' if sitting.note else ''}{sitting.note}"
@@ -166,7 +166,14 @@ def _bytes(worker: dict[str, Any], name: str, unit: int) -> str:
 def memory_table(found: list[Sitting]) -> list[str]:
     """What the graphs and the KV cache take on the first rank, where it was asked."""
     head = ["setting", "engine", "graphs taken", "estimated", "graph pools (MiB)"]
-    head += ["KV blocks announced", "held", "KV cache granted", "held (GiB)", "reserved (GiB)"]
+    head += [
+        "KV blocks announced",
+        "held",
+        "KV cache granted",
+        "held (GiB)",
+        "reserved (GiB)",
+        "file",
+    ]
     rows = []
     for sitting in found:
         for row in sitting.rows:
@@ -184,7 +191,8 @@ def memory_table(found: list[Sitting]) -> list[str]:
                 str(min(worker["kv_blocks"] for worker in workers)),
             ]
             names = ("kv_available", "kv_held", "reserved")
-            rows.append([*cells, *(_bytes(workers[0], name, GIB) for name in names)])
+            sizes = [_bytes(workers[0], name, GIB) for name in names]
+            rows.append([*cells, *sizes, f"`{sitting.file}`"])
     return table(head, rows) if rows else []
 
 

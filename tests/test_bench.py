@@ -11,16 +11,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-import compare
 import pytest
 import sampling
-from children import run_child
-from compare import Cell, Party, Place, places, waves
+from children import last_result, run_child
 from hypothesis import given
 from hypothesis import strategies as st
 from measuring import percentile, summary
 from meeting import Meeting, leave
+from plan import Cell, Party, Place, places, waves
 from shapes import SHAPES, write_configs
+from sitting import Sitting
 
 FUNCTION = "/x/site-packages/vllm/v1/worker/runner.py"
 
@@ -173,7 +173,7 @@ def test_cells_are_read() -> None:
             Cell.parse(wrong)
 
 
-def sitting(tmp_path: Path, **more: Any) -> compare.Sitting:
+def sitting(tmp_path: Path, **more: Any) -> Sitting:
     given: dict[str, Any] = {
         "out": tmp_path / "result.json",
         "stock": Path("/stock"),
@@ -189,7 +189,7 @@ def sitting(tmp_path: Path, **more: Any) -> compare.Sitting:
         "repeats": 3,
         "more": "",
     } | more
-    return compare.Sitting(argparse.Namespace(**given))
+    return Sitting(argparse.Namespace(**given))
 
 
 def test_each_engine_has_the_files_and_the_gpus_that_are_its_own(tmp_path: Path) -> None:
@@ -244,6 +244,11 @@ def test_the_result_of_a_child_is_its_last_line(tmp_path: Path) -> None:
         30,
     )
     assert found == {"a": 2, "ended": 3}
+
+
+def test_a_result_that_was_not_written_to_its_end_gives_way_to_the_one_before() -> None:
+    assert last_result('RESULT {"a": 1}\nsaid\nRESULT {"a": 2, "b') == {"a": 1}
+    assert last_result("RESULT {") is None
 
 
 def test_engines_wait_for_each_other_but_not_for_the_dead(tmp_path: Path) -> None:

@@ -5,27 +5,31 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import signal
+import subprocess
 import sys
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import compare
 import pytest
-from children import run_child
 from measuring import in_turns
-from meeting import Meeting, leave
-from turns import Turns
+from meeting import Meeting
+from plan import Cell, Party, Place
+from sitting import Sitting
 
 ENGINE_IN_TURN = """
-import sys, time
+import json, os, sys, time
 from pathlib import Path
 sys.path.insert(0, {bench!r})
 from meeting import Meeting
-meet, number = Path(sys.argv[1]), int(sys.argv[2])
+pids = Path({pids!r})
+meet, number = Path(sys.argv[sys.argv.index("--meet") + 1]), int(sys.argv[-3])
 if number == 1:
-    sys.exit(1)  # one that does not start holds up nobody
+    sys.exit(1)
+(pids / f"pid.{{number}}").write_text(str(os.getpid()))
 meeting = Meeting(meet, number, 1)
 turns = []
 for turn in range(2):
@@ -33,50 +37,152 @@ for turn in range(2):
     begun = time.monotonic()
     time.sleep(0.2)
     states = []
-    for other in meet.glob("pid.*"):
+    for other in pids.iterdir():
         stat = Path("/proc", other.read_text(), "stat")
-        if other.name != "pid.%d" % number and stat.exists():
-            states.append(stat.read_text().rpartition(")")[2].split()[0])
+        if other.name != f"pid.{{number}}" and stat.exists():
+            state = stat.read_text().rpartition(")")[2].split()[0]
+            states += [state] if state not in "ZX" else []
     turns.append([begun, time.monotonic(), states])
     if turn == 0:
         meeting.end_turn(turn)
-print("RESULT " + __import__("json").dumps(dict(turns=turns)))
+print("RESULT " + json.dumps(dict(engines_turns=turns)))
 """
 
 
-def test_engines_in_turn_measure_while_the_others_are_stopped(tmp_path: Path) -> None:
-    program = ENGINE_IN_TURN.format(bench=str(Path(compare.__file__).parent))
-    turns = Turns(tmp_path, 4)
+def sitting(tmp_path: Path, **more: Any) -> Sitting:
+    given: dict[str, Any] = {
+        "out": tmp_path / "result.json",
+        "stock": Path("/stock"),
+        "patched": Path("/patched"),
+        "site": None,
+        "overlay_site": None,
+        "cache_root": tmp_path / "cache",
+        "shared_cache": False,
+        "timeout": 30.0,
+        "sample_dir": None,
+        "trace_dir": None,
+        "batch": "1",
+        "repeats": 3,
+        "in_turn": 4,
+        "turns": 2,
+        "beside": Meeting(None, 0, 1),
+        "more": "",
+    } | more
+    return Sitting(argparse.Namespace(**given))
 
-    def one(number: int) -> dict[str, Any]:
-        def begun(group: int) -> None:
-            turns.begun(number, group)
-            if number != 1:
-                (tmp_path / f"pid.{number}").write_text(str(group))
 
-        command = [sys.executable, "-c", program, str(tmp_path), str(number)]
-        try:
-            return run_child(command, dict(os.environ), tmp_path / f"log{number}", 30, begun)
-        finally:
-            leave(tmp_path, number)
+PARTIES = [Party("stock-v1", Cell.parse(f"1b:{k}:FULL"), Place()) for k in range(4)]
 
-    with ThreadPoolExecutor(5) as pool:
-        jobs = [pool.submit(one, number) for number in range(4)]
-        started: list[bool] = []
-        conducted = pool.submit(
-            turns.conduct,
-            lambda: started.append(not list(tmp_path.glob("turn-*"))),
-        )
-        conducted.result(timeout=30)
-        found = [job.result() for job in jobs]
-    assert started == [True]
-    assert found[1]["failed"] == 1
-    measured = [found[number] for number in (0, 2, 3)]
+
+@pytest.fixture
+def pids(tmp_path: Path) -> Path:
+    """Where the engines of a test leave their pids."""
+    folder = tmp_path / "pids"
+    folder.mkdir()
+    return folder
+
+
+def engine_in_turn(pids: Path) -> Callable[[Party, Path], list[str]]:
+    """Instead of the command that starts ``step_time.py``."""
+    program = ENGINE_IN_TURN.format(bench=str(Path(compare.__file__).parent), pids=str(pids))
+    return lambda party, cache: [sys.executable, "-c", program]
+
+
+def test_engines_in_turn_measure_while_the_others_are_stopped(
+    tmp_path: Path, pids: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = sitting(tmp_path)
+    monkeypatch.setattr(one, "command", engine_in_turn(pids))
+    started = []
+    all_started = one._all_started
+    monkeypatch.setattr(
+        one, "_all_started", lambda: (started.append(len(list(pids.iterdir()))), all_started())
+    )
+    one.run(PARTIES, 0, in_turn=True)
+    one.close()
+    assert started == [3]
+    first, second, third, fourth = one.results
+    assert second["failed"] == 1  # one that does not start holds up nobody
+    measured = [first, third, fourth]
+    assert [one["in_turn"] for one in measured] == [4] * 3
     # All others are stopped; whoever has had its last turn is gone.
-    states = [[states for _, _, states in one["turns"]] for one in measured]
+    states = [[states for _, _, states in one["engines_turns"]] for one in measured]
     assert states == [[["T", "T"], ["T", "T"]], [["T", "T"], ["T"]], [["T", "T"], []]]
-    order = [one["turns"][turn][:2] for turn in (0, 1) for one in measured]
+    order = [one["engines_turns"][turn][:2] for turn in (0, 1) for one in measured]
     assert all(end <= begun for (_, end), (begun, _) in itertools.pairwise(order))
+
+
+def test_an_engine_that_cannot_even_be_described_holds_up_nobody(
+    tmp_path: Path, pids: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = sitting(tmp_path)
+    monkeypatch.setattr(one, "command", engine_in_turn(pids))
+
+    def environment(engine: str, place: Place, cache: Path) -> dict[str, str]:
+        raise OSError("no room")
+
+    monkeypatch.setattr(one, "environment", environment)
+    with pytest.raises(OSError, match="no room"):
+        one.run(PARTIES, 0, in_turn=True)
+    one.close()
+
+
+def test_whoever_is_killed_while_it_waits_holds_up_nobody(
+    tmp_path: Path, pids: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = sitting(tmp_path)
+    monkeypatch.setattr(one, "command", engine_in_turn(pids))
+
+    def kill_the_last() -> None:
+        os.kill(int((pids / "pid.3").read_text()), signal.SIGKILL)
+
+    monkeypatch.setattr(one, "_all_started", kill_the_last)
+    one.run(PARTIES, 0, in_turn=True)
+    one.close()
+    assert ["engines_turns" in found for found in one.results] == [True, False, True, False]
+
+
+def test_a_conductor_that_fails_leaves_nobody_stopped(
+    tmp_path: Path, pids: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = sitting(tmp_path)
+    monkeypatch.setattr(one, "command", engine_in_turn(pids))
+
+    def fails() -> None:
+        raise RuntimeError("on purpose")
+
+    monkeypatch.setattr(one, "_all_started", fails)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        one.run(PARTIES, 0, in_turn=True)
+    one.close()
+    assert all(found["failed"] for found in one.results)
+
+
+def test_no_engine_outlives_whoever_started_it(tmp_path: Path) -> None:
+    bench = str(Path(compare.__file__).parent)
+    starter = (
+        f"import os, signal, sys; sys.path.insert(0, {bench!r})\n"
+        "from children import Guard, run_child\n"
+        "from pathlib import Path\n"
+        "guard = Guard()\n"
+        "def tell(sign, group):\n"
+        "    guard.tell(sign, group)\n"
+        "    os.killpg(group, signal.SIGSTOP)\n"
+        "    print(group, flush=True)\n"
+        "run_child([sys.executable, '-c', 'import time; time.sleep(60)'], dict(os.environ),\n"
+        "          Path(sys.argv[1]), 60, tell)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", starter, str(tmp_path / "log")], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        group = int(process.stdout.readline())
+        process.kill()
+    last = time.monotonic() + 10
+    stat = Path(f"/proc/{group}/stat")
+    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] not in "ZX":
+        assert time.monotonic() < last, "it is still there"
+        time.sleep(0.05)
 
 
 class FakeEngine:
@@ -121,3 +227,23 @@ def test_calls_beside_each_other_measure_once_all_have_started(tmp_path: Path) -
     for wrong in ("folder", "folder:1", "folder:1:x"):
         with pytest.raises(argparse.ArgumentTypeError, match="FOLDER:NUMBER:COUNT"):
             compare.beside(wrong)
+    with pytest.raises(argparse.ArgumentTypeError, match="earlier sitting"):
+        compare.beside(f"{tmp_path}/a:b:1:2")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [("--in-turn", "0"), ("--in-turn", "2", "--turns", "0"), ("--beside", "FOLDER:0:2")],
+)
+def test_what_would_not_be_done_is_refused(
+    wrong: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = ["--stock", "a", "--patched", "b", "--out", "c", "--cells", "1b:3:FULL"]
+    words = [word.replace("FOLDER", str(tmp_path)) for word in wrong]
+    monkeypatch.setattr(sys, "argv", ["compare.py", *given, *words])
+    with pytest.raises(SystemExit):
+        compare.arguments()
+    assert "--in-turn" in capsys.readouterr().err

@@ -80,7 +80,7 @@ def test_a_sitting_says_how_its_engines_ran() -> None:
     for more, words in (
         ({}, "one engine at a time"),
         ({"side_by_side": 4}, "4 engines side by side"),
-        ({"in_turn": 4}, "engines in turn on the same GPU, one turn each"),
+        ({"in_turn": 4}, "engines in turn on the same GPUs, one turn each"),
         ({"in_turn": 4, "turns": 3}, "3 turns each"),
     ):
         [sitting] = sittings("f", document(result("v2", **more)))

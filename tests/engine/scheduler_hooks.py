@@ -14,7 +14,10 @@ _ROOM = "num_lookahead_tokens"
 
 
 def room_for_first_drafts() -> None:
-    """Give such a request room for its drafts, as 0.23 does; changes nothing from there on."""
+    """Give such a request room for its drafts.
+
+    As 0.23 does by itself; there it changes nothing unless keys are loaded asynchronously.
+    """
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.sched.scheduler import Scheduler
 

@@ -110,7 +110,10 @@ def run_cell(cell: Cell, logs: Path, slots: Slots, seconds: float) -> dict[str, 
         "compilation": spec.compilation,
         "attention_backend": spec.attention_backend,
         "tensor_parallel": spec.tensor_parallel_size,
+        "block_size": spec.block_size,
+        "kv_blocks": spec.kv_blocks,
         "requests": len(spec.requests),
+        "pre": list(spec.pre),
         "env": dict(spec.env),
     }
     return found | {"gpus": list(gpus), "wall_s": round(wall, 1)}

@@ -59,7 +59,7 @@ def falling(count: int, *, shortest: int = 12, **more: Any) -> tuple[Request, ..
     )
 
 
-#: Where many requests begin at once, upstream's own drafts share slots up to 0.22.1, by chance.
+#: Where several requests begin at once, upstream's own drafts share slots up to 0.22.1, by chance.
 ROOM = ("scheduler_hooks:room_for_first_drafts",)
 
 
@@ -82,6 +82,7 @@ def all_cells(models: str) -> list[Cell]:
         enforce_eager=False,
         compilation=FULL,
         engine={"gpu_memory_utilization": FREE_SHARE, "kv_cache_memory_bytes": KV_BYTES},
+        pre=ROOM,
         post_load=("graph_hooks:watch_replays",),
         finish=("graph_hooks:replays",),
         python_path=(str(HERE),),
@@ -130,7 +131,6 @@ def _many_requests(base: EngineSpec) -> Iterator[Cell]:
         for seqs in (1, 8, 200, 256):
             requests = falling(min(seqs * 3, 300), wave=None if seqs > 8 else 3)
             spec = replace(base, max_num_seqs=seqs, max_num_batched_tokens=2048, requests=requests)
-            spec = replace(spec, pre=ROOM)
             expects, weight = _expects(mode), 10 if seqs > 8 else 0
             yield Cell(f"seqs{seqs}", mode, replace(spec, k=3), expects, weight=weight)
             hidden = replace(spec, draft="eagle3hid", k=5)
@@ -150,7 +150,7 @@ def _settings(base: EngineSpec, eight: tuple[Request, ...]) -> Iterator[Cell]:
         long = make_requests(24, tokens=64, lengths=(150, 400), wave=3, steps_between=4)
         hidden = replace(base, draft="eagle3hid")
         yield Cell("long-prompts", mode, replace(hidden, requests=long))
-        few = replace(hidden, k=5, block_size=16, kv_blocks=40, pre=ROOM)
+        few = replace(hidden, k=5, block_size=16, kv_blocks=40)
         yield Cell("preempted", mode, replace(few, requests=falling(24, shortest=80)))
         prefix = tuple(
             replace(request, prompt=tuple(range(3, 103)) + request.prompt) for request in eight
@@ -196,7 +196,7 @@ def _failures(base: EngineSpec, eight: tuple[Request, ...]) -> Iterator[Cell]:
 
 def _soaks(base: EngineSpec) -> Iterator[Cell]:
     checked = replace(base, draft="eagle3hid", env={"OVERLAY_DRAFT_GRAPHS_CHECK": "1"})
-    loop = replace(checked, k=3, requests=make_requests(7000, tokens=60))
+    loop = replace(checked, k=3, requests=make_requests(7600, tokens=60))
     yield Cell("soak", "loop", loop, weight=100)
-    step = replace(checked, k=7, requests=make_requests(5200, tokens=60))
+    step = replace(checked, k=7, requests=make_requests(5800, tokens=60))
     yield Cell("soak", "step", step, weight=100)
