@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from overlay.auto import records
-from overlay.auto.records import PATCHED, ProcessRecord
+from overlay.auto.records import OFF, PATCHED, ProcessRecord
 from overlay.errors import OverlayError
 
 #: What a process title or argument of vLLM's own begins with or holds.
@@ -82,9 +82,13 @@ def problem(mine: ProcessRecord | None, peers: Iterable[ProcessRecord | None]) -
     differs = [one.module for one in mine.modules if one.state == "differs"]
     if differs:
         return f"{', '.join(differs)}: other code than planned"
+    if mine.way == OFF:
+        return "is off (OVERLAY=off), its peers patched" if patched else None
     if mine.way not in PATCHED:
         return "runs unpatched, its peers patched" if patched else None
-    others = sorted({f"{peer.pid} {peer.digest[:12]}" for peer in known if not _same(mine, peer)})
+    others = sorted(
+        {f"{peer.pid} {peer.digest[:12] or peer.way}" for peer in known if not _same(mine, peer)}
+    )
     if others:
         return f"runs {mine.digest[:12]}, its peers differ: {', '.join(others)}"
     return None

@@ -32,10 +32,16 @@ class TwoOverlays(OverlayError, RuntimeError):
 
 @dataclass
 class _Process:
-    """The state of this process; there is one at most."""
+    """The state of this process; there is one at most.
+
+    :ivar asked: the switches it was started with.
+    :ivar spoke: pid of the process that said what it runs; a fork has not.
+    """
 
     activation: Activation
     record: records.ProcessRecord
+    asked: switches.Switches
+    spoke: int
 
 
 _process: _Process | None = None
@@ -48,28 +54,45 @@ def start(environment: dict[str, str] | os._Environ[str] = os.environ) -> None:
         patches folder is malformed, or another overlay is at work in this process.
     """
     global _process  # noqa: PLW0603  (one process has one state)
-    if _process is not None or _is_ours_already():
+    if _process is not None:
+        _speak_after_fork(_process)
+        return
+    if _is_ours_already():
         return
     asked = switches.read(environment)
-    if asked.mode == "off":
-        text = "vllm-overlay: off (OVERLAY=off); this process runs vLLM as it is installed"
-        speech.say([(logging.INFO, text)])
-        return
     switches.carry_to_ray(environment)
-    try:
-        target = running_vllm()
-    except TargetError as error:  # in an archive, frozen, or nothing that could be patched
-        found = impossible(str(error), asked)
-    else:
-        found = activate(target, asked, _after_exec)
-    _process = _Process(found, _describe(found))
+    found = _found(asked)
+    _process = _Process(found, _describe(found), asked, os.getpid())
     setattr(sys, _MARK, _identity())
     if caches.concerned(found.modules):
         caches.keep_apart(found.digest)
     os.register_at_fork(after_in_child=_after_fork)
     _write(_process.record)
-    ranks.watch(_rank_report)
+    if found.way != records.OFF:
+        ranks.watch(_rank_report)
     _say(found, asked)
+
+
+def _found(asked: switches.Switches) -> Activation:
+    """What this process runs, after whatever is asked for has been done."""
+    if asked.mode == "off":
+        version = getattr(sys.modules.get("vllm"), "__version__", "unknown")
+        return Activation(records.OFF, str(version), "", (), "")
+    try:
+        target = running_vllm()
+    except TargetError as error:  # in an archive, frozen, or nothing that could be patched
+        return impossible(str(error), asked)
+    return activate(target, asked, _after_exec)
+
+
+def _speak_after_fork(process: _Process) -> None:
+    """Say once for a forked child what it runs; it has its name by the time it loads plugins."""
+    if process.spoke == os.getpid():
+        return
+    process.spoke = os.getpid()
+    process.record = replace(process.record, role=records.role())
+    _write(process.record)
+    speech.say([(logging.INFO, _line(process.activation, process.asked))])
 
 
 def running_vllm() -> Target:
@@ -121,13 +144,20 @@ def _say(found: Activation, asked: switches.Switches) -> None:
         why = feature.why or "not applied on disk"
         text = f"vllm-overlay: {feature.id} is left out ({feature.state}): {why}"
         lines.append((logging.WARNING if feature.asked else logging.DEBUG, text))
+    speech.say([*lines, (logging.INFO, _line(found, asked))])
+
+
+def _line(found: Activation, asked: switches.Switches) -> str:
+    """The one line at start."""
+    if found.way == records.OFF:
+        return "vllm-overlay: off (OVERLAY=off); this process runs vLLM as it is installed"
     text = (
         f"vllm-overlay: process {os.getpid()} runs {found.summary} on vLLM {found.vllm}, "
         f"patch set {found.digest[:12]}"
     )
     if asked.features is not None:
         text += f", OVERLAY_FEATURES={','.join(sorted(asked.features))}"
-    speech.say([*lines, (logging.INFO, text)])
+    return text
 
 
 def _unread(found: Activation, asked: switches.Switches) -> Iterable[str]:
@@ -151,7 +181,7 @@ def _describe(found: Activation) -> records.ProcessRecord:
         root=found.root,
         way=found.way,
         digest=found.digest,
-        summary=found.summary,
+        summary="off (OVERLAY=off)" if found.way == records.OFF else found.summary,
     )
 
 

@@ -16,6 +16,8 @@ from pathlib import Path
 SCHEMA = 1
 #: The ways in which a process may have come to run patched code.
 PATCHED = ("memory", "disk", "both")
+#: That the plugin was told to do nothing; what stands on disk runs all the same.
+OFF = "off"
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class ProcessRecord:
 
     :ivar started: what ``start_time`` said of it, so that a reused pid is noticed.
     :ivar role: ``api server``, ``engine core`` or ``worker``, as far as it is known.
-    :ivar way: one of ``PATCHED``, or ``none``.
+    :ivar way: one of ``PATCHED``, ``OFF``, or ``none``.
     """
 
     pid: int

@@ -25,6 +25,8 @@ def live() -> Report:
 
 def running(found: tuple[LiveProcess, ...]) -> tuple[int, str]:
     """The verdict of ``status --live``."""
+    from overlay.auto.records import PATCHED
+
     if not found:
         return OK, "No vLLM of this user is running."
     bad = [one for one in found if one.problem is not None]
@@ -33,5 +35,5 @@ def running(found: tuple[LiveProcess, ...]) -> tuple[int, str]:
     if bad:
         verb = "needs" if len(bad) == 1 else "need"
         return ATTENTION, f"{len(bad)} of {what} {verb} you."
-    patched = sum(one.record is not None and one.record.way != "none" for one in found)
+    patched = sum(one.record is not None and one.record.way in PATCHED for one in found)
     return OK, f"{what} in {count(engines, 'engine')}, {patched} patched, none needs you."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from overlay.auto import process
+from overlay.auto import process, switches
 from overlay.auto.activate import Activation
 from overlay.auto.hook import HookError
 from overlay.auto.store import StoredModule
@@ -337,7 +338,7 @@ def test_other_code_than_planned_fails_the_import(monkeypatch: pytest.MonkeyPatc
     code = compile(text, "m.py", "exec")
     stored = StoredModule("vllm/m.py", None, Path("m.py"), text, code)
     found = Activation("memory", "0.32.0", "/site", (), "d", scopes={"vllm.m": ("run",)})
-    own = process._Process(found, process._describe(found))
+    own = process._Process(found, process._describe(found), switches.read({}), os.getpid())
     monkeypatch.setattr(process, "_process", own)
     monkeypatch.setattr(process, "_write", lambda record: None)
     module = types.ModuleType("vllm.m")
