@@ -4,22 +4,28 @@ An entry is a folder named by its key.  It holds the patched text of each module
 own path, the code objects compiled from it, and ``manifest.json`` with a sha256 of every file and
 of each pristine file that the entry was made from.  An entry is written beside its place and
 renamed into it, so that any number of processes may make the same one; every byte is checked
-against the manifest, and the manifest against its owner and mode, before anything of it is
-executed.
+against the manifest, and manifest, files and folders against their owner and mode, before anything
+of it is executed.  The checked text is what ``linecache`` gives from then on, whatever becomes of
+the file.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
+import importlib.util
+import io
 import json
+import linecache
 import marshal
 import os
 import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
@@ -28,6 +34,9 @@ from overlay.errors import OverlayError
 
 #: Entries kept in a cache; the least recently used go first.  One entry is under 2 MB.
 MAX_ENTRIES = 16
+#: Seconds after which an unfinished entry that no process holds was left by one that was killed.
+ABANDONED_AFTER = 3600.0
+_MAKING = ".making-"
 _SCHEMA = 1
 _MANIFEST = "manifest.json"
 
@@ -91,15 +100,23 @@ class Store:
     def load(self, key: str) -> Entry | None:
         """The verified entry, or ``None`` where there is none.
 
+        ``linecache`` holds its texts afterwards, so that ``inspect``, Triton and tracebacks show
+        what was verified even if a file is changed or evicted later.
+
         :raises StoreError: where an entry is there but must not be used.
         """
         folder = self.folder / key
-        if not folder.exists():
+        if not os.path.lexists(folder):
             return None
         for place in (self.folder, folder):
             _require_private(place)
         manifest = _read_manifest(folder)
-        modules = tuple(_load_module(folder, path, row) for path, row in _rows(folder, manifest))
+        rows = _rows(folder, manifest)
+        # Who can write a folder can exchange the files in it after they were verified.
+        for place in sorted({folder / above for path, _ in rows for above in Path(path).parents}):
+            _require_private(place)
+        modules = tuple(_load_module(folder, path, row) for path, row in rows)
+        _show_sources(modules)
         with contextlib.suppress(OSError):  # only the order of eviction depends on it
             os.utime(folder)
         facts = manifest.get("facts")
@@ -119,18 +136,20 @@ class Store:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _require_private(self.folder)
         final = self.folder / key
-        made = Path(tempfile.mkdtemp(prefix=".making-", dir=self.folder))
+        made = Path(tempfile.mkdtemp(prefix=_MAKING, dir=self.folder))
         try:
-            rows = {
-                path: _write_module(made, final, path, text, pristine)
-                for path, (text, pristine) in sorted(texts.items())
-            }
-            manifest = {"schema": _SCHEMA, "modules": rows, "facts": dict(facts)}
-            _write(made / _MANIFEST, json.dumps(manifest, sort_keys=True).encode())
-            self._publish(made, final)
+            with _held(made):
+                rows = {
+                    path: _write_module(made, final, path, text, pristine)
+                    for path, (text, pristine) in sorted(texts.items())
+                }
+                manifest = {"schema": _SCHEMA, "modules": rows, "facts": dict(facts)}
+                _write(made / _MANIFEST, json.dumps(manifest, sort_keys=True).encode())
+                self._publish(made, final)
         finally:
             shutil.rmtree(made, ignore_errors=True)
         self._evict(keep=key)
+        self._sweep()
         entry = self.load(key)
         if entry is None:
             raise StoreError(f"{final} vanished while it was being made; start again")
@@ -165,10 +184,44 @@ class Store:
         for _, folder in sorted(entries)[: max(0, len(entries) + 1 - MAX_ENTRIES)]:
             shutil.rmtree(folder, ignore_errors=True)  # another process may evict it, too
 
+    def _sweep(self) -> None:
+        """Remove what processes that were killed while they wrote have left."""
+        for made in self.folder.glob(f"{_MAKING}*"):
+            # It is held by a living process, or gone, or its file system has no locks.
+            with contextlib.suppress(OSError), _held(made, required=True) as age:
+                if age > ABANDONED_AFTER:
+                    shutil.rmtree(made, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _held(made: Path, *, required: bool = False) -> Iterator[float]:
+    """Lock an unfinished entry, and give the seconds since it was last changed.
+
+    The kernel takes the lock back from a process that ends in whatever way.
+
+    :raises OSError: if the folder cannot be opened, or cannot be locked and ``required`` is set.
+    """
+    descriptor = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if required:
+                raise
+        yield time.time() - os.fstat(descriptor).st_mtime
+    finally:
+        os.close(descriptor)
+
 
 def _require_private(place: Path) -> None:
-    """Refuse what somebody else could have written."""
-    found = place.lstat()
+    """Refuse what somebody else could have written.
+
+    :raises StoreError: also where nothing is found: another process has just removed it.
+    """
+    try:
+        found = place.lstat()
+    except OSError as error:
+        raise StoreError(f"{place}: expected a part of the cache, found {error}") from error
     if stat.S_ISLNK(found.st_mode):
         raise StoreError(f"{place} is a symbolic link; expected a file or folder of our own")
     if found.st_uid not in (os.geteuid(), 0):
@@ -219,6 +272,15 @@ def _load_module(folder: Path, path: str, row: Mapping[str, object]) -> StoredMo
         raise StoreError(f"{file.with_suffix('.code')} holds no code object")
     pristine = row.get("pristine")
     return StoredModule(path, None if pristine is None else str(pristine), file, source, code)
+
+
+def _show_sources(modules: Iterable[StoredModule]) -> None:
+    for module in modules:
+        text = importlib.util.decode_source(module.source)
+        lines = io.StringIO(text).readlines()  # at "\n" only, as the compiler counts
+        # Without a modification time an entry is never checked against the disk.
+        for name in {module.code.co_filename, str(module.file)}:
+            linecache.cache[name] = (len(text), None, lines, name)
 
 
 def _write_module(

@@ -44,7 +44,13 @@ def test_a_record_comes_back_while_its_process_runs() -> None:
 
 
 def test_a_record_of_an_ended_process_is_taken_away(folder: Path) -> None:
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    child = subprocess.Popen(
+        [sys.executable, "-c", "print('up', flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"up\n"  # before it, its start is not yet told in full
     records.write(record(child.pid))
     child.communicate(b"\n")
     assert list(records.read_all()) == []
@@ -68,10 +74,13 @@ def test_a_child_that_became_another_program_is_noticed(
 
 
 def test_processes_with_and_without_a_record_are_listed_with_their_engine() -> None:
+    # Each says that it runs: before that its command line and its stack are not yet to be read.
     code = (
         "import subprocess, sys\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'input()', 'VLLM::Worker'],"
-        " stdin=subprocess.PIPE)\n"
+        "worker = 'print(1, flush=True); input()'\n"
+        "child = subprocess.Popen([sys.executable, '-c', worker, 'VLLM::Worker'],"
+        " stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+        "child.stdout.readline()\n"
         "print(child.pid, flush=True)\ninput()\nchild.communicate(b'')\n"
     )
     engine = subprocess.Popen(

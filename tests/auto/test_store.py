@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import linecache
 import os
+import shutil
+import signal
 import stat
+import subprocess
+import sys
+import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FunctionType
+from typing import IO
 
 import pytest
 
@@ -76,6 +86,20 @@ def open_the_cache(folder: Path) -> None:
     folder.parent.chmod(0o775)
 
 
+def open_an_inner_folder(folder: Path) -> None:
+    (folder / "vllm/new").chmod(0o777)
+
+
+def open_a_folder_between(folder: Path) -> None:
+    (folder / "vllm").chmod(0o775)
+
+
+def link_an_inner_folder(folder: Path) -> None:
+    inner = folder / "vllm/new"
+    inner.rename(folder / "elsewhere")
+    inner.symlink_to(folder / "elsewhere")
+
+
 def open_a_file(folder: Path) -> None:
     (folder / "vllm/a.code").chmod(0o666)
 
@@ -84,6 +108,11 @@ def link_a_file(folder: Path) -> None:
     file = folder / "vllm/a.py"
     file.rename(folder / "elsewhere")
     file.symlink_to(folder / "elsewhere")
+
+
+def dangle(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.symlink_to("nowhere")
 
 
 def replace_by_link(folder: Path) -> None:
@@ -102,9 +131,13 @@ def replace_by_link(folder: Path) -> None:
         newer_manifest,
         open_the_folder,
         open_the_cache,
+        open_an_inner_folder,
+        open_a_folder_between,
+        link_an_inner_folder,
         open_a_file,
         link_a_file,
         replace_by_link,
+        dangle,
     ],
 )
 def test_a_harmed_entry_is_refused(cache: Store, harm: Callable[[Path], None]) -> None:
@@ -114,11 +147,12 @@ def test_a_harmed_entry_is_refused(cache: Store, harm: Callable[[Path], None]) -
         cache.load("key")
 
 
-def test_a_foreign_entry_is_refused(cache: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("part", ["", "vllm", "vllm/new", "vllm/a.code", "manifest.json"])
+def test_a_foreign_entry_is_refused(cache: Store, part: str) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can give a file away")
     cache.save("key", TEXTS, {})
-    os.chown(cache.folder / "key" / "vllm/a.code", 12345, 12345)
+    os.chown(cache.folder / "key" / part, 12345, 12345)
     with pytest.raises(StoreError, match="12345"):
         cache.load("key")
 
@@ -129,6 +163,186 @@ def test_a_harmed_entry_can_be_made_again(cache: Store) -> None:
     cache.discard("key")
     cache.save("key", TEXTS, {})
     assert cache.load("key") is not None
+
+
+def test_an_entry_that_goes_while_it_is_read_is_refused(
+    cache: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.save("key", TEXTS, {})
+    shutil.rmtree(cache.folder / "key")
+    monkeypatch.setattr(os.path, "lexists", lambda place: True)  # it went just after this
+    with pytest.raises(StoreError, match="expected a part of the cache"):
+        cache.load("key")
+
+
+def changed(file: Path) -> None:
+    file.write_bytes(b"def other():\n    'Not what runs.'\n    return 1\n")
+    os.utime(file, (1, 1))
+
+
+def removed(file: Path) -> None:
+    shutil.rmtree(file.parent.parent)
+
+
+@pytest.mark.parametrize("later", [changed, removed])
+def test_the_source_that_is_shown_is_the_one_that_was_verified(
+    cache: Store, later: Callable[[Path], None]
+) -> None:
+    # A form feed ends no line for the compiler, so it must end none here.
+    source = b"# one\x0c page\ndef f():\n    return 1 // 0\n"
+    cache.save("key", {"vllm/shown.py": (source, None)}, {})
+    linecache.clearcache()  # what save() shows is not what is asked here
+    entry = cache.load("key")
+    assert entry is not None
+    (module,) = entry.modules
+    names: dict[str, object] = {"__name__": "shown"}
+    exec(module.code, names)
+    later(module.file)
+    linecache.checkcache()
+    f = names["f"]
+    assert isinstance(f, FunctionType)
+    assert inspect.getsource(f) == "def f():\n    return 1 // 0\n"
+    with pytest.raises(ZeroDivisionError) as failed:
+        f()
+    assert traceback.extract_tb(failed.value.__traceback__)[-1].line == "return 1 // 0"
+
+
+def test_nothing_of_a_refused_entry_is_shown(cache: Store) -> None:
+    cache.save("key", TEXTS, {})
+    linecache.clearcache()
+    change_code(cache.folder / "key")
+    with pytest.raises(StoreError):
+        cache.load("key")
+    assert linecache.cache == {}
+
+
+def abandoned(cache: Store, name: str, seconds: float) -> Path:
+    """What a process leaves that was killed ``seconds`` ago while it wrote."""
+    made = cache.folder / f".making-{name}"
+    (made / "vllm").mkdir(parents=True)
+    (made / "vllm/a.py").write_bytes(b"VALUE =")
+    os.utime(made, (time.time() - seconds,) * 2)
+    return made
+
+
+def test_what_killed_makers_left_goes_with_the_next_write(cache: Store, tmp_path: Path) -> None:
+    cache.folder.mkdir(mode=0o700)
+    for number in range(40):
+        abandoned(cache, f"old{number}", store.ABANDONED_AFTER + 60)
+    fresh = abandoned(cache, "fresh", store.ABANDONED_AFTER - 60)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    link = cache.folder / ".making-link"
+    link.symlink_to(elsewhere)
+    os.utime(elsewhere, (1, 1))
+    cache.save("key", TEXTS, {})
+    assert {path.name for path in cache.folder.iterdir()} == {"key", fresh.name, link.name}
+    assert (fresh / "vllm/a.py").exists()
+    assert elsewhere.exists()
+
+
+def test_without_locks_an_entry_is_made_and_nothing_is_judged_abandoned(
+    cache: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_locks(descriptor: int, how: int) -> None:
+        raise OSError(38, "Function not implemented")
+
+    cache.folder.mkdir(mode=0o700)
+    old = abandoned(cache, "old", store.ABANDONED_AFTER + 60)
+    monkeypatch.setattr(store.fcntl, "flock", without_locks)
+    cache.save("key", TEXTS, {})
+    assert old.exists()
+
+
+#: A process that stops in the middle of writing an entry, until it is killed.
+HALTING = """
+import sys, time
+from pathlib import Path
+from overlay.auto import store
+
+write = store._write
+
+def halt(file, data):
+    write(file, data)
+    print(file.relative_to(sys.argv[1]).parts[0], flush=True)
+    time.sleep(120)
+
+store._write = halt
+store.Store(Path(sys.argv[1])).save("key", {"vllm/a.py": (b"VALUE = 1\\n", None)}, {})
+"""
+
+#: A process that reads one entry after the other, and makes it where it is not there.
+WORKING = """
+import sys
+from pathlib import Path
+from overlay.auto.store import Store
+
+TEXTS = {f"vllm/m{number}.py": (b"VALUE = 1\\n" * 999, "0" * 64) for number in range(20)}
+cache = Store(Path(sys.argv[1]))
+print("ready", flush=True)
+sys.stdin.readline()
+for number in range(10):
+    entry = cache.load(f"key{number}") or cache.save(f"key{number}", TEXTS, {"number": number})
+    assert {m.path: (m.source, m.pristine) for m in entry.modules} == TEXTS
+    assert entry.facts == {"number": number}
+"""
+
+
+def start(code: str, cache: Store) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", code, str(cache.folder)]
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+def line_of(stream: IO[str] | None) -> str:
+    assert stream is not None
+    return stream.readline().strip()
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
+
+
+def test_what_a_living_process_makes_is_never_taken_from_it(cache: Store) -> None:
+    halted = start(HALTING, cache)
+    try:
+        made = cache.folder / line_of(halted.stdout)
+        assert made.name.startswith(".making-")
+        long_ago = time.time() - 10 * store.ABANDONED_AFTER
+        os.utime(made, (long_ago, long_ago))
+        cache.save("key1", TEXTS, {})
+        assert (made / "vllm/a.py").exists()
+        os.utime(made, (long_ago, long_ago))
+        halted.send_signal(signal.SIGKILL)
+        halted.wait(60)
+        cache.save("key2", TEXTS, {})
+        assert not made.exists()
+    finally:
+        end(halted)
+
+
+def test_many_processes_share_one_cache_while_one_is_killed_in_the_middle(cache: Store) -> None:
+    halted = start(HALTING, cache)
+    workers = [start(WORKING, cache) for _ in range(6)]
+    try:
+        made = cache.folder / line_of(halted.stdout)
+        assert [line_of(worker.stdout) for worker in workers] == ["ready"] * 6
+        for worker in workers:
+            assert worker.stdin is not None
+            worker.stdin.write("\n")
+            worker.stdin.flush()
+        halted.send_signal(signal.SIGKILL)
+        said = [worker.communicate(timeout=120)[1] for worker in workers]
+        assert [worker.returncode for worker in workers] == [0] * 6, said
+        # Nothing half made but what the killed one left, and its key is free for the next.
+        keys = {f"key{number}" for number in range(10)}
+        assert {path.name for path in cache.folder.iterdir()} == keys | {made.name}
+        assert cache.load("key") is None
+        cache.save("key", TEXTS, {})
+    finally:
+        for process in (halted, *workers):
+            end(process)
 
 
 def test_many_makers_of_one_entry_agree(cache: Store) -> None:
