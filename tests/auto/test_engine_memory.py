@@ -28,7 +28,12 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 HOOKS = str(Path(__file__).parent)
 PROPOSER = "vllm.v1.spec_decode.llm_base_proposer"
 ADDED = "vllm.v1.spec_decode.draft_graphs"
-TARGETS = {PROPOSER, "vllm.v1.cudagraph_dispatcher", "vllm.v1.worker.gpu_model_runner"}
+TARGETS = {
+    PROPOSER,
+    "vllm.v1.cudagraph_dispatcher",
+    "vllm.v1.sample.rejection_sampler",
+    "vllm.v1.worker.gpu_model_runner",
+}
 SEVERAL = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
     # The test asks the workers what they run, by a function that is sent to them.
@@ -42,12 +47,15 @@ SPEC = EngineSpec(
     python_path=(HOOKS,),
     post_load=("engine_hooks:live",),
 )
-#: name -> the spec, and how many processes the engine has.
+#: name -> the spec, and the roles of the engine's processes.
 CASES = {
-    "one process": (SPEC, 1),
+    "one process": (SPEC, ["worker"]),
     # On CPU vLLM gives each worker a process of its own as soon as there is more than one.
-    "several processes": (replace(SPEC, env=SEVERAL), 3),
-    "two workers": (replace(SPEC, env=SEVERAL, tensor_parallel_size=2), 4),
+    "several processes": (replace(SPEC, env=SEVERAL), ["engine core", "main", "worker"]),
+    "two workers": (
+        replace(SPEC, env=SEVERAL, tensor_parallel_size=2),
+        ["engine core", "main", "worker", "worker"],
+    ),
 }
 
 
@@ -92,23 +100,24 @@ def box(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def test_every_process_drafts_as_it_should_with_patched_code(
     box: Box, tiny_models: Path, case: str
 ) -> None:
-    spec, processes = CASES[case]
+    spec, roles = CASES[case]
     result = launch(box.copy.python, replace(spec, models=str(tiny_models)), env=box.environment)
     expect_the_oracle(result)
     said = result["hooks"]["engine_hooks:live"]
-    assert len(said) == processes, said
-    assert [one["problem"] for one in said] == [None] * processes
+    assert sorted(one["record"]["role"] for one in said) == roles, said
+    assert [one["problem"] for one in said] == [None] * len(roles)
     for one in said:
         assert one["record"]["way"] == "memory"
         assert one["record"]["digest"] == said[0]["record"]["digest"]
     for worker in result["workers"]:
         record = next(one["record"] for one in said if one["pid"] == worker["pid"])
         expect_patched(worker, record, box)
-    assert "runs draft-graphs" in result["log"]
+    for one in said:
+        assert result["log"].count(f"process {one['pid']} runs draft-graphs") == 1
     assert hash_files(box.copy.site) == box.before
 
 
-def test_off_and_the_allow_list_leave_vllm_alone(box: Box, tiny_models: Path) -> None:
+def test_off_leaves_vllm_alone(box: Box, tiny_models: Path) -> None:
     environment = box.environment | {"OVERLAY": "off"}
     spec = replace(SPEC, models=str(tiny_models))
     result = launch(box.copy.python, spec, env=environment)
@@ -119,6 +128,34 @@ def test_off_and_the_allow_list_leave_vllm_alone(box: Box, tiny_models: Path) ->
     )
     assert ADDED not in worker["modules"]
     assert "off (OVERLAY=off)" in result["log"]
+
+
+LOAD = (
+    "import sys; from vllm.plugins import load_general_plugins; load_general_plugins(); "
+    "print('overlay.auto.process' in sys.modules)"
+)
+
+
+def load_plugins(box: Box, **switches: str) -> subprocess.CompletedProcess[str]:
+    """vLLM's own loading of its plugins, in a process of its own."""
+    environment = os.environ | box.environment | switches
+    return subprocess.run(
+        [box.copy.python, "-c", LOAD], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_vllm_does_not_swallow_a_refusal(box: Box) -> None:
+    """It does swallow what the import of a plugin raises, which is why ours does nothing."""
+    done = load_plugins(box, OVERLAY_REQUIRED="no-such-feature")
+    assert done.returncode != 0
+    assert "vllm-overlay" in done.stderr
+    assert "no-such-feature" in done.stderr
+
+
+def test_vllms_allow_list_keeps_the_plugin_out(box: Box) -> None:
+    for allowed, there in (("other", "False"), ("other,overlay", "True")):
+        done = load_plugins(box, VLLM_PLUGINS=allowed)
+        assert (done.returncode, done.stdout.split()[-1]) == (0, there), done.stderr
 
 
 INSPECT = """

@@ -267,6 +267,16 @@ def test_the_record_proves_what_runs(box: Box) -> None:
     assert sorted(lines[-1]) == sorted(expected)
 
 
+def test_importing_the_plugin_does_nothing_that_could_fail() -> None:
+    """vLLM logs what a plugin's import raises, and goes on; only what its function raises stops."""
+    check = (
+        "import sys, overlay.plugin; "
+        "assert sorted(n for n in sys.modules if n.startswith('overlay')) "
+        "== ['overlay', 'overlay.plugin']"
+    )
+    subprocess.run([sys.executable, "-c", check], check=True)
+
+
 def test_importing_the_plugin_imports_nothing_of_weight(box: Box) -> None:
     box.run(
         "import sys; assert not {'torch', 'vllm', 'rich', 'click', 'unidiff'} & set(sys.modules)\n"
