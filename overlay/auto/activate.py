@@ -56,6 +56,7 @@ class Activation:
     :ivar way: ``disk``, ``memory``, ``both``, or ``none`` where no feature is active.
     :ivar scopes: module name -> scopes whose code the plan changes.
     :ivar modules: the modules that the hook serves; :ivar texts: their text, end to end.
+    :ivar required: whether vLLM must not start without one of the features that are active.
     """
 
     way: str
@@ -67,6 +68,7 @@ class Activation:
     modules: tuple[str, ...] = ()
     texts: bytes = b""
     warnings: tuple[str, ...] = ()
+    required: bool = False
 
     @property
     def summary(self) -> str:
@@ -85,7 +87,9 @@ def digest(features: Iterable[FeatureStanding], switches: Switches) -> str:
     return hashlib.sha256(json.dumps([active, settings], sort_keys=True).encode()).hexdigest()
 
 
-def activate(target: Target, switches: Switches, after_exec: hook.AfterExec) -> Activation:
+def activate(
+    target: Target, switches: Switches, after_exec: hook.AfterExec, bypassed: hook.Bypassed
+) -> Activation:
     """Bring about what ``switches`` ask for in this process.
 
     What stands in the way of a feature leaves it out as a whole, with a reason.
@@ -96,13 +100,15 @@ def activate(target: Target, switches: Switches, after_exec: hook.AfterExec) -> 
     :raises PatchFormatErrors: if a patches folder is malformed.
     """
     try:
-        found = _activated(target, switches, after_exec)
+        found = _activated(target, switches, after_exec, bypassed)
     except (UsageError, PatchFormatErrors):
         raise
     except OverlayError as error:
         found = impossible(str(error), switches, target)
-    _refuse_missing(found, switches)
-    return found
+    wanted = _wanted(switches)
+    _refuse_missing(found, wanted)
+    active = {feature.id for feature in found.features if feature.active}
+    return replace(found, required=bool(active and ("all" in wanted or active & wanted)))
 
 
 def impossible(why: str, switches: Switches, target: Target | None = None) -> Activation:
@@ -123,7 +129,9 @@ def impossible(why: str, switches: Switches, target: Target | None = None) -> Ac
     return found
 
 
-def _activated(target: Target, switches: Switches, after_exec: hook.AfterExec) -> Activation:
+def _activated(
+    target: Target, switches: Switches, after_exec: hook.AfterExec, bypassed: hook.Bypassed
+) -> Activation:
     assert target.root is not None  # an importable vLLM lies in a folder
     # What reads a ledger is imported only where something of ours stands.
     ledger = _ledger(target.root) if (target.root / _STATE_FOLDER).exists() else None
@@ -137,7 +145,7 @@ def _activated(target: Target, switches: Switches, after_exec: hook.AfterExec) -
             if blocked:  # nobody can tell what a plan on top of these files would be worth
                 return replace(found, features=tuple(features), digest=digest(features, switches))
     if switches.mode == "auto":
-        found = _in_memory(target, switches, after_exec, found, features)
+        found = _in_memory(target, switches, after_exec, bypassed, found, features)
     elif _wanted(switches) - {feature.id for feature in features}:
         features += _not_on_disk(target, switches, {feature.id for feature in features})
     return replace(found, features=tuple(features), digest=digest(features, switches))
@@ -178,6 +186,7 @@ def _in_memory(
     target: Target,
     switches: Switches,
     after_exec: hook.AfterExec,
+    bypassed: hook.Bypassed,
     found: Activation,
     features: list[FeatureStanding],
 ) -> Activation:
@@ -204,7 +213,16 @@ def _in_memory(
         features.append(FeatureStanding(one.id, one.digest, one.state, one.chosen, why, one.asked))
     if prepared.entry.modules:
         assert target.root is not None
-        finder = hook.PatchFinder(target.root, prepared.entry.modules, after_exec)
+        wanted = _wanted(switches)
+        required = {
+            module
+            for one in prepared.features
+            if one.chosen and (one.id in wanted or "all" in wanted)
+            for module in one.modules
+        }
+        finder = hook.PatchFinder(
+            target.root, prepared.entry.modules, after_exec, bypassed, required
+        )
         hook.install(finder)
         way = "both" if found.way == "disk" else "memory"
         found = replace(
@@ -241,8 +259,7 @@ def _late(imported: Mapping[str, str]) -> str:
     return f"already imported, so it cannot be patched in memory: {names}"
 
 
-def _refuse_missing(found: Activation, switches: Switches) -> None:
-    wanted = _wanted(switches)
+def _refuse_missing(found: Activation, wanted: frozenset[str]) -> None:
     missing = [
         f"{feature.id} is {feature.state}: {feature.why or 'not active'}"
         for feature in found.features

@@ -47,13 +47,19 @@ def concerned(modules: Iterable[str]) -> bool:
     return any(name.startswith(_MODEL_CODE) for name in modules)
 
 
-def keep_apart(key: str) -> None:
+def keep_apart(key: str, required: bool = False) -> None:
     """Keep this process's entries of both caches apart under ``key``, at once or when imported.
 
     :param key: the digest of the patch set and its switches.
+    :param required: whether vLLM must not go on where it cannot be done.
     """
-    for name, act in ((_REGISTRY, _model_info), (_DECORATORS, _ahead_of_time)):
-        hook.when_imported(name, _with(act, key))
+    for name, act, what in (
+        (_REGISTRY, _model_info, "what it keeps of models"),
+        (_DECORATORS, _ahead_of_time, "what it compiled ahead of time"),
+    ):
+        lost = f"{what} is not kept apart from that of other code; give VLLM_CACHE_ROOT a folder"
+        lost += " of its own for this patch set"
+        hook.when_imported(name, _with(act, key), None if required else lost)
 
 
 def _with(act: Callable[[ModuleType, str], None], key: str) -> Callable[[ModuleType], None]:

@@ -12,8 +12,8 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import linecache
+import logging
 import sys
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
@@ -21,11 +21,16 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from overlay.auto import speech
+from overlay.auto.asking import next_spec, stands_aside
+from overlay.auto.bypassed import Expected, others_before
 from overlay.auto.store import StoredModule, sha256
 from overlay.errors import OverlayError
 
 #: Called with the module's name, its module object and its stored text after it was executed.
 AfterExec = Callable[[str, ModuleType, StoredModule], None]
+#: Called once with the name of a planned module that runs its pristine code, and what to say of it.
+Bypassed = Callable[[str, str], None]
 
 
 class HookError(ImportError, OverlayError):
@@ -46,10 +51,12 @@ class PatchedLoader(importlib.abc.InspectLoader):
         inner: importlib.abc.Loader | None,
         stored: StoredModule,
         after_exec: AfterExec,
+        expected: Expected,
     ) -> None:
         self._inner = inner
         self._stored = stored
         self._after_exec = after_exec
+        self._expected = expected
 
     def __getattr__(self, name: str) -> object:
         # Readers of package data and the like ask the loader that knows the installation.
@@ -97,6 +104,7 @@ class PatchedLoader(importlib.abc.InspectLoader):
         :raises HookError: from whatever went wrong; the import system then removes the module.
         """
         name = module.__name__
+        self._expected.executes(name)
         try:
             code = self.get_code(name)
             exec(code, module.__dict__)
@@ -104,8 +112,10 @@ class PatchedLoader(importlib.abc.InspectLoader):
             # What another hook made of the patched text is what is expected to run.
             self._after_exec(name, module, replace(self._stored, code=code))
         except HookError:
+            self._expected.failed(name)
             raise
         except Exception as error:
+            self._expected.failed(name)
             raise HookError(
                 f"vllm-overlay: {name} failed in its patched form ({self._stored.file}): "
                 f"{type(error).__name__}: {error}",
@@ -127,24 +137,38 @@ class PatchFinder(importlib.abc.MetaPathFinder):
     """Finds the modules of one store entry.
 
     :param root: the folder that holds ``vllm/``; a module found elsewhere is refused.
+    :param required: names of the modules that must not run their pristine code.
     """
 
-    def __init__(self, root: Path, modules: Iterable[StoredModule], after_exec: AfterExec) -> None:
+    def __init__(
+        self,
+        root: Path,
+        modules: Iterable[StoredModule],
+        after_exec: AfterExec,
+        bypassed: Bypassed,
+        required: Iterable[str] = (),
+    ) -> None:
         self.root = root
         self.modules: Mapping[str, StoredModule] = {module_name(m.path): m for m in modules}
         self._after_exec = after_exec
+        self._bypassed = bypassed
+        self._required = frozenset(required)
+        self._expected = Expected(self.modules, PatchedLoader)
+        self._refusal: str | None = None
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The spec of a patched or added module, ``None`` for every other.
 
-        :raises HookError: if the module is not the file that was planned for.
+        :raises HookError: if the module is not the file that was planned for, or a required one
+            runs its pristine code, which each further import then says.
         """
+        self.require_asked()
         stored = self.modules.get(fullname)
-        if stored is None or _stands_aside(self, fullname):
+        if stored is None or stands_aside(self, fullname):
             return None
-        spec = _next_spec(self, fullname, path, target)
+        spec = next_spec(self, fullname, path, target)
         if stored.pristine is None:
             # Inside an added package, whose path leads here, it is the stored file that is found.
             if spec is not None and spec.origin != str(stored.file):
@@ -153,11 +177,36 @@ class PatchFinder(importlib.abc.MetaPathFinder):
         if spec is None:
             return None
         self._require_planned(fullname, spec, stored)
-        spec.loader = PatchedLoader(spec.loader, stored, self._after_exec)
+        spec.loader = self._loader(fullname, spec.loader, stored)
         return spec
 
+    def require_asked(self) -> None:
+        """Say which planned modules were loaded without this finder; stop for a required one.
+
+        :raises HookError: for a required one, now and at each further call.
+        """
+        for name, loader in self._expected.bypassed().items():
+            text = (
+                f"vllm-overlay: {name} runs its pristine code: {loader} loaded it, and the "
+                f"overlay's import hook was not asked (hooks before it: {others_before(self)}). "
+                "Keep that hook away from it, install it before the overlay's plugin is loaded, "
+                "or apply on disk instead (`overlay apply`)"
+            )
+            self._bypassed(name, text)
+            if name in self._required:
+                # After the callback, which may import.
+                self._refusal = text
+        if self._refusal is not None:
+            raise HookError(self._refusal)
+
+    def _loader(
+        self, name: str, inner: importlib.abc.Loader | None, stored: StoredModule
+    ) -> PatchedLoader:
+        self._expected.offered(name)
+        return PatchedLoader(inner, stored, self._after_exec, self._expected)
+
     def _added_spec(self, fullname: str, stored: StoredModule) -> ModuleSpec | None:
-        loader = PatchedLoader(None, stored, self._after_exec)
+        loader = self._loader(fullname, None, stored)
         package = stored.path.endswith("/__init__.py")
         spec = ModuleSpec(fullname, loader, origin=str(stored.file), is_package=package)
         spec.has_location = True
@@ -172,7 +221,15 @@ class PatchFinder(importlib.abc.MetaPathFinder):
                 f"vllm-overlay: {fullname} would be imported from {origin}, "
                 f"expected {self.root / stored.path}; two vLLMs on the path?"
             )
-        found = sha256(Path(origin).read_bytes())
+        try:
+            found = sha256(Path(origin).read_bytes())
+        except OSError as error:
+            raise HookError(
+                f"vllm-overlay: {origin} cannot be read ({error}); expected sha256 "
+                f"{stored.pristine}; make it readable and restart",
+                name=fullname,
+                path=origin,
+            ) from error
         if found != stored.pristine:
             raise HookError(
                 f"vllm-overlay: {origin} has sha256 {found}, planned for {stored.pristine}; "
@@ -204,65 +261,66 @@ class WatchFinder(importlib.abc.MetaPathFinder):
     def __init__(self, name: str, after: Callable[[ModuleType], None]) -> None:
         self._name = name
         self._after = after
+        self._called = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The spec that the finders after this one give, for the watched module only."""
-        if fullname != self._name or _stands_aside(self, fullname):
+        if not self._called:
+            self._catch_up()
+        if fullname != self._name or stands_aside(self, fullname):
             return None
-        spec = _next_spec(self, fullname, path, target)
+        spec = next_spec(self, fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _WatchedLoader(spec.loader, self._after)
+            spec.loader = _WatchedLoader(spec.loader, self._call)
         return spec
 
+    def _catch_up(self) -> None:
+        # Another finder may have found it without asking this one.
+        module = sys.modules.get(self._name)
+        if module is not None and not getattr(
+            getattr(module, "__spec__", None), "_initializing", False
+        ):
+            self._call(module)
 
-class _Asking(threading.local):
-    """The modules that this thread's finders of ours are asking the other finders for."""
-
-    def __init__(self) -> None:
-        self.names: set[tuple[int, str]] = set()
+    def _call(self, module: ModuleType) -> None:
+        self._called = True
+        self._after(module)
 
 
-_asking = _Asking()
+#: Whatever another tool does to ``sys.meta_path``.
+_installed: list[PatchFinder] = []
 
 
-def _next_spec(
-    finder: importlib.abc.MetaPathFinder,
-    fullname: str,
-    path: Sequence[str] | None,
-    target: ModuleType | None,
-) -> ModuleSpec | None:
-    """What the finders after ``finder`` find.
+def when_imported(name: str, after: Callable[[ModuleType], None], lost: str | None = None) -> None:
+    """Call ``after`` with the module ``name``: now, or as soon as it has been imported.
 
-    A finder among them may ask the whole import system in turn; ``finder`` then stands aside.
+    :param lost: what is said, once, not to happen if ``after`` fails, as where a release of vLLM
+        has another name for what it looks for; ``None`` if vLLM must not go on without.
+    :raises HookError: if ``after`` fails and ``lost`` is ``None``; with its error as the cause.
     """
-    question = (id(finder), fullname)
-    finders = list(sys.meta_path)
-    after = finders[finders.index(finder) + 1 :] if finder in finders else finders
-    _asking.names.add(question)
-    try:
-        for other in after:
-            find_spec = getattr(other, "find_spec", None)
-            spec = find_spec(fullname, path, target) if find_spec is not None else None
-            if spec is not None:
-                return spec  # type: ignore[no-any-return]  # any object may be a finder
-    finally:
-        _asking.names.discard(question)
-    return None
 
+    def attempt(module: ModuleType) -> None:
+        try:
+            after(module)
+        except HookError:
+            raise
+        except Exception as error:
+            text = f"{name} is not as expected ({type(error).__name__}: {error})"
+            if lost is None:
+                raise HookError(
+                    f"vllm-overlay: {text}, and what the overlay does to it is required here: take "
+                    "the requirement back, or set OVERLAY=off",
+                    name=name,
+                ) from error
+            speech.say([(logging.WARNING, f"vllm-overlay: {text}: {lost}")])
 
-def _stands_aside(finder: importlib.abc.MetaPathFinder, fullname: str) -> bool:
-    return (id(finder), fullname) in _asking.names
-
-
-def when_imported(name: str, after: Callable[[ModuleType], None]) -> None:
-    """Call ``after`` with the module ``name``: now, or as soon as it has been imported."""
     module = sys.modules.get(name)
     if module is not None:
-        after(module)
+        attempt(module)
     else:
-        sys.meta_path.insert(0, WatchFinder(name, after))
+        sys.meta_path.insert(0, WatchFinder(name, attempt))
 
 
 def imported(names: Iterable[str]) -> dict[str, str]:
@@ -283,10 +341,21 @@ def install(finder: PatchFinder) -> None:
             + ". Apply on disk instead (overlay apply), or load the plugin earlier."
         )
     sys.meta_path.insert(0, finder)
+    _installed.append(finder)
+
+
+def require_asked() -> None:
+    """Say which planned modules were loaded without our finders, and stop for a required one.
+
+    :raises HookError: for a required one.
+    """
+    for finder in _installed:
+        finder.require_asked()
 
 
 def uninstall(finders: list[Any]) -> None:
     """Take every finder of ours out of ``finders`` (``sys.meta_path``)."""
+    _installed.clear()
     finders[:] = [one for one in finders if not isinstance(one, (PatchFinder, WatchFinder))]
 
 

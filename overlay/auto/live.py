@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from overlay.auto import records
-from overlay.auto.records import OFF, PATCHED, ProcessRecord
+from overlay.auto.records import OFF, PATCHED, UNPATCHED, ProcessRecord
 from overlay.errors import OverlayError
 
 #: What a process title or argument of vLLM's own begins with or holds.
@@ -78,6 +78,11 @@ def problem(mine: ProcessRecord | None, peers: Iterable[ProcessRecord | None]) -
             if known
             else "runs without the overlay's plugin: is it installed there, and does VLLM_PLUGINS "
             "allow it?"
+        )
+    unpatched = [one.module for one in mine.modules if one.state == UNPATCHED]
+    if unpatched:
+        return (
+            f"{', '.join(unpatched)}: unpatched, loaded by another import hook than the overlay's"
         )
     differs = [one.module for one in mine.modules if one.state == "differs"]
     if differs:

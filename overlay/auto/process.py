@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import overlay
-from overlay.auto import caches, evidence, ranks, records, speech, switches
+from overlay.auto import caches, evidence, hook, ranks, records, speech, switches
 from overlay.auto.activate import HARMLESS, Activation, activate, impossible
 from overlay.auto.hook import HookError
 from overlay.auto.store import StoredModule, sha256
@@ -65,11 +65,11 @@ def start(environment: dict[str, str] | os._Environ[str] = os.environ) -> None:
     _process = _Process(found, _describe(found), asked, os.getpid())
     setattr(sys, _MARK, _identity())
     if caches.concerned(found.modules):
-        caches.keep_apart(found.digest)
+        caches.keep_apart(found.digest, found.required)
     os.register_at_fork(after_in_child=_after_fork)
     _write(_process.record)
     if found.way != records.OFF:
-        ranks.watch(_rank_report)
+        ranks.watch(_rank_report, found.required)
     _say(found, asked)
 
 
@@ -82,7 +82,7 @@ def _found(asked: switches.Switches) -> Activation:
         target = running_vllm()
     except TargetError as error:  # in an archive, frozen, or nothing that could be patched
         return impossible(str(error), asked)
-    return activate(target, asked, _after_exec)
+    return activate(target, asked, _after_exec, _bypassed)
 
 
 def _speak_after_fork(process: _Process) -> None:
@@ -223,10 +223,31 @@ def _after_exec(name: str, module: ModuleType, stored: StoredModule) -> None:
     _write(_process.record)
 
 
+def _bypassed(name: str, text: str) -> None:
+    """Say and record that a planned module runs its pristine code."""
+    if _process is None:  # loaded while start() was still at work
+        raise HookError(text)
+    scopes = _process.activation.scopes.get(name) or ("<module>",)
+    record = _process.record.with_module(
+        records.ModuleRecord(name, "", dict.fromkeys(scopes, records.UNPATCHED))
+    )
+    names = sorted(one.module for one in record.modules if one.state == records.UNPATCHED)
+    found = _process.activation
+    _process.record = replace(
+        record,
+        # Ranks that run the same code still agree.
+        digest=sha256(f"{found.digest} without {' '.join(names)}".encode()),
+        summary=f"{found.summary} but {', '.join(names)} {records.UNPATCHED}",
+    )
+    _write(_process.record)
+    speech.say([(logging.WARNING, text)])
+
+
 def _rank_report(rank: int) -> ranks.RankReport:
     assert _process is not None
+    hook.require_asked()
     role = "worker" if _process.record.role == "main" else _process.record.role
     _process.record = replace(_process.record, rank=rank, role=role)
     _write(_process.record)
-    found = _process.activation
-    return ranks.report(rank, found.vllm, found.digest, found.summary)
+    record = _process.record
+    return ranks.report(rank, record.vllm, record.digest, record.summary)

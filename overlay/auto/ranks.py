@@ -120,7 +120,7 @@ def _require_all(mine: RankReport, store: Any, world_size: int) -> None:
         )
 
 
-def watch(describe: Callable[[int], RankReport]) -> None:
+def watch(describe: Callable[[int], RankReport], required: bool = False) -> None:
     """Have this process compare itself with its peers as soon as vLLM has made its groups.
 
     vLLM makes them before it loads the model, in ``initialize_model_parallel`` of
@@ -128,8 +128,10 @@ def watch(describe: Callable[[int], RankReport]) -> None:
     or the external launcher).
 
     :param describe: gives this process's report for its rank.
+    :param required: whether vLLM must not go on where the ranks cannot be compared.
     """
-    hook.when_imported(_MODULE, lambda found: _wrap(found, describe))
+    lost = "the ranks of this engine are not compared; `overlay status --live` shows what each runs"
+    hook.when_imported(_MODULE, lambda found: _wrap(found, describe), None if required else lost)
 
 
 def _wrap(module: ModuleType, describe: Callable[[int], RankReport]) -> None:

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 SCHEMA = 1
+#: State of a planned module that another import hook loaded: its pristine code runs.
+UNPATCHED = "unpatched"
 #: The ways in which a process may have come to run patched code.
 PATCHED = ("memory", "disk", "both")
 #: That the plugin was told to do nothing; what stands on disk runs all the same.
@@ -24,7 +26,8 @@ OFF = "off"
 class ModuleRecord:
     """One patched module after it was executed.
 
-    :ivar sha256: of the text that ran; :ivar scopes: scope -> ``runs``, ``differs``, ``unseen``.
+    :ivar sha256: of the text that ran; :ivar scopes: scope -> ``runs``, ``differs``, ``unseen``,
+        ``unpatched``.
     """
 
     module: str
@@ -33,8 +36,9 @@ class ModuleRecord:
 
     @property
     def state(self) -> str:
-        """``runs``, or ``differs`` where a scope holds other code than planned."""
-        return "differs" if "differs" in self.scopes.values() else "runs"
+        """``runs``; ``differs`` where a scope holds other code than planned; or ``unpatched``."""
+        found = self.scopes.values()
+        return next((one for one in (UNPATCHED, "differs") if one in found), "runs")
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,13 @@ TEXTS = {{
     "vllm/new/inner.py": (b"VALUE = 3\\n", None),
 }}
 entry = store.save("key", TEXTS, {{}})
-finder = PatchFinder(Path(ROOT), entry.modules, lambda name, module, stored: seen.append(name))
+passed = []
+finder = PatchFinder(
+    Path(ROOT),
+    entry.modules,
+    lambda name, module, stored: seen.append(name),
+    lambda name, text: passed.append((name, text)),
+)
 """
 
 
@@ -246,7 +252,7 @@ def test_a_failing_check_after_execution_fails_the_import(root: Path) -> None:
         """
         def refuse(name, module, stored):
             raise KeyError(name)
-        install(PatchFinder(Path(ROOT), entry.modules, refuse))
+        install(PatchFinder(Path(ROOT), entry.modules, refuse, refuse))
         try:
             import vllm.new
         except HookError as error:
@@ -270,6 +276,32 @@ def test_a_file_that_changed_since_planning_is_refused(root: Path) -> None:
             assert "changed" in str(error)
         else:
             raise AssertionError
+        """,
+    )
+
+
+def test_a_file_that_cannot_be_read_is_refused_with_the_cause(root: Path) -> None:
+    run(
+        root,
+        """
+        install(finder)
+        file = Path(ROOT, "vllm/mod.py")
+        file.unlink()
+        import importlib.machinery, importlib.util
+        class Found(importlib.machinery.PathFinder):
+            @classmethod
+            def find_spec(cls, name, path=None, target=None):
+                if name == "vllm.mod":
+                    return importlib.util.spec_from_file_location(name, file)
+        sys.meta_path.insert(1, Found)
+        try:
+            import vllm.mod
+        except HookError as error:
+            assert isinstance(error.__cause__, FileNotFoundError), error.__cause__
+            assert f"{file} cannot be read" in str(error), error
+        else:
+            raise AssertionError
+        assert "vllm.mod" not in sys.modules
         """,
     )
 
@@ -340,6 +372,95 @@ def test_watching_a_module_changes_nothing_of_it(root: Path) -> None:
         assert found == [vllm.other]
         assert vllm.mod.Runner().run() == "pristine"
         assert vllm.other.__loader__.get_source("vllm.other") == "VALUE = 1\\n"
+        """,
+    )
+
+
+INNER_LOADER = """
+import importlib.machinery, importlib.util, types
+class Special(types.ModuleType):
+    pass
+class Inner(importlib.machinery.SourceFileLoader):
+    def create_module(self, spec):
+        return Special(spec.name)
+    def own(self):
+        return "theirs"
+class Theirs(importlib.machinery.PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        spec = super().find_spec(name, path, target)
+        if spec is not None and name in ("vllm.mod", "vllm.other"):
+            spec.loader = Inner(name, spec.origin)
+        return spec
+sys.meta_path.insert(0, Theirs)
+"""
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_the_loader_that_is_wrapped_keeps_its_other_methods_and_makes_the_module(
+    root: Path, watched: bool
+) -> None:
+    name = "vllm.other" if watched else "vllm.mod"
+    put = "install(finder)"
+    if watched:
+        put = "sys.meta_path.insert(0, WatchFinder('vllm.other', lambda module: None))"
+    run(
+        root,
+        INNER_LOADER
+        + textwrap.dedent(f"""
+        {put}
+        import importlib, pkgutil
+        module = importlib.import_module({name!r})
+        assert type(module.__loader__).__name__ != "Inner"
+        assert type(module) is Special, type(module)
+        assert module.__loader__.own() == "theirs"
+        assert module.__loader__.path == module.__file__
+        assert pkgutil.get_data({name!r}, "other.py") == b"VALUE = 1\\n"
+        assert not hasattr(module.__loader__, "neither")
+        """),
+    )
+
+
+@pytest.mark.parametrize("way", ["before", "after", "bypassing"])
+@pytest.mark.parametrize("lost", [None, "'the sky'"])
+def test_what_fails_after_a_watched_import_is_our_error_or_one_warning(
+    root: Path, way: str, lost: str | None
+) -> None:
+    """As where a later vLLM renames what the overlay looks for."""
+    run(
+        root,
+        f"""
+        import importlib.machinery, logging, overlay.auto.hook as hook
+        lines = []
+        handler = logging.Handler()
+        handler.emit = lambda record: lines.append(record.getMessage())
+        logging.getLogger("vllm.overlay").addHandler(handler)
+        def watch():
+            hook.when_imported("vllm.other", lambda module: module.absent, {lost})
+        def act():
+            if {way!r} == "before":
+                import vllm.other
+                watch()
+                return
+            watch()
+            if {way!r} == "bypassing":
+                sys.meta_path.insert(0, importlib.machinery.PathFinder)
+                import vllm.other
+                sys.meta_path.pop(0)
+                import colorsys, wave
+            import vllm.other
+        try:
+            act()
+        except HookError as error:
+            assert {lost} is None, error
+            assert isinstance(error.__cause__, AttributeError)
+            assert "vllm.other is not as expected" in str(error)
+            assert {way!r} != "after" or "vllm.other" not in sys.modules
+        else:
+            assert {lost} is not None
+            assert sys.modules["vllm.other"].VALUE == 1
+            (line,) = lines
+            assert "vllm.other is not as expected (AttributeError" in line and "the sky" in line
         """,
     )
 
