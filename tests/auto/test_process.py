@@ -267,6 +267,23 @@ def test_the_record_proves_what_runs(box: Box) -> None:
     assert sorted(lines[-1]) == sorted(expected)
 
 
+def test_where_models_are_patched_vllms_caches_are_kept_apart(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    apart: list[str] = []
+    models = ("vllm.model_executor.models.llama",)
+    found = Activation("memory", "0.26.0", "/vllm", (), "d" * 64, modules=models)
+    monkeypatch.setattr(process, "_process", None)
+    monkeypatch.setattr(process, "_MARK", "_vllm_overlay_of_this_test")
+    monkeypatch.setattr(process, "_found", lambda asked: found)
+    monkeypatch.setattr(process.ranks, "watch", lambda *given: None)
+    monkeypatch.setattr(process.caches, "keep_apart", lambda key, *more: apart.append(key))
+    monkeypatch.setattr(os, "register_at_fork", lambda **calls: None)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    process.start({})
+    assert apart == ["d" * 64]
+
+
 def test_importing_the_plugin_does_nothing_that_could_fail() -> None:
     """vLLM logs what a plugin's import raises, and goes on; only what its function raises stops."""
     check = (

@@ -1,0 +1,186 @@
+"""The hazards of patching at import: with its remedy taken out, a test of each fails.
+
+The table stands in docs/auto-apply.md, too.  Each mutation is made in a copy of the repository.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.auto.installed import REPOSITORY
+
+DOCUMENT = REPOSITORY / "docs/auto-apply.md"
+
+
+@dataclass(frozen=True)
+class Hazard:
+    """A remedy, how it is taken out, and the test that fails then.
+
+    :ivar old: stands in ``file`` once; :ivar new: comes in its place.
+    """
+
+    words: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+HAZARDS = (
+    Hazard(
+        "`get_source` patches nothing, since `get_code` never calls it",
+        "overlay/auto/hook.py",
+        "    def get_code(self,",
+        "    def get_the_code(self,",
+        "tests/auto/test_hook.py::test_the_patched_code_runs_and_the_installation_stays",
+    ),
+    Hazard(
+        "bytecode of the pristine file bypasses a hook",
+        "overlay/auto/hook.py",
+        "            return self._stored.code\n",
+        "            return self._inner.get_code(fullname)\n",
+        "tests/auto/test_hook.py::test_a_stale_bytecode_file_is_not_executed",
+    ),
+    Hazard(
+        "bytecode outlives an edit on disk",
+        "overlay/transaction/files.py",
+        "            remove(cache / name)\n",
+        "            pass\n",
+        "tests/test_transaction_bytecode.py::test_stale_bytecode_goes_with_its_module",
+    ),
+    Hazard(
+        "`inspect.getsource` reads the file on disk",
+        "overlay/auto/hook.py",
+        "            self._show_source(module)\n",
+        "",
+        "tests/auto/test_hook.py::test_inspect_and_tracebacks_show_the_patched_text",
+    ),
+    Hazard(
+        "vLLM's caches hash the file on disk: compiled models",
+        "overlay/auto/caches.py",
+        'f"{stock(forward)} {key}"',
+        'f"{stock(forward)}"',
+        "tests/auto/test_caches.py::test_each_key_has_places_of_its_own",
+    ),
+    Hazard(
+        "vLLM's caches hash the file on disk: model infos",
+        "overlay/auto/caches.py",
+        'stock() / f"overlay-{key[:16]}"',
+        "stock()",
+        "tests/auto/test_caches.py::test_each_key_has_places_of_its_own",
+    ),
+    Hazard(
+        "vLLM's caches hash the file on disk: nobody keeps them apart",
+        "overlay/auto/process.py",
+        "    if caches.concerned(found.modules):\n",
+        "    if False:\n",
+        "tests/auto/test_process.py::test_where_models_are_patched_vllms_caches_are_kept_apart",
+    ),
+    Hazard(
+        "a target was imported already",
+        "overlay/auto/activate.py",
+        "    late = {name: modules for name, modules in late.items() if modules}\n",
+        "    late = {}\n",
+        "tests/auto/test_process.py::test_a_target_imported_before_leaves_the_feature_out_whole",
+    ),
+    Hazard(
+        "vLLM swallows what the import of a plugin raises",
+        "overlay/plugin.py",
+        "def register()",
+        "import overlay.auto.process\n\n\ndef register()",
+        "tests/auto/test_process.py::test_importing_the_plugin_does_nothing_that_could_fail",
+    ),
+    Hazard(
+        "several processes write the same entry",
+        "overlay/auto/store.py",
+        "            if not final.is_dir():\n                raise\n",
+        "            raise\n",
+        "tests/auto/test_store.py::test_many_makers_of_one_entry_agree",
+    ),
+    Hazard(
+        "what stands in a cache need not be what was put there",
+        "overlay/auto/hook.py",
+        "        if found != stored.pristine:\n",
+        "        if False:\n",
+        "tests/auto/test_hook.py::test_a_file_that_changed_since_planning_is_refused",
+    ),
+    Hazard(
+        "other hooks lose their loader's methods",
+        "overlay/auto/hook.py",
+        '        if name.startswith("__") or self._inner is None:\n',
+        "        if True:\n",
+        "tests/auto/test_hook.py",
+    ),
+    Hazard(
+        "other hooks lose the module that their loader makes",
+        "overlay/auto/hook.py",
+        "        return self._inner.create_module(spec) if self._inner is not None else None\n",
+        "        return None\n",
+        "tests/auto/test_hook.py",
+    ),
+    Hazard(
+        "another hook finds a target without asking ours",
+        "overlay/auto/hook.py",
+        "        self.require_asked()\n",
+        "",
+        "tests/auto/test_bypassed.py",
+    ),
+    Hazard(
+        "links that lead out of the installation",
+        "overlay/links.py",
+        "    if os.path.realpath(root / path).startswith(inside):\n",
+        "    if True:\n",
+        "tests/test_links.py::test_the_first_part_that_leads_out_is_told",
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The repository as it stands, to be mutated."""
+    folder = tmp_path_factory.mktemp("hazards")
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"],
+        cwd=REPOSITORY,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.splitlines()
+    for name in listed:
+        if not name.startswith(("bench/results/", "docs/")) and (REPOSITORY / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(REPOSITORY / name, folder / name)
+    return folder
+
+
+@pytest.mark.parametrize("hazard", HAZARDS, ids=lambda hazard: hazard.words)
+def test_without_its_remedy_a_hazard_is_seen(hazard: Hazard, copy: Path) -> None:
+    file = copy / hazard.file
+    text = file.read_text()
+    assert text.count(hazard.old) == 1, f"{hazard.file} has changed: {hazard.old!r}"
+    file.write_text(text.replace(hazard.old, hazard.new))
+    try:
+        done = subprocess.run(
+            [sys.executable, "-B", "-m", "pytest", "-qx", "-p", "no:cacheprovider", hazard.test],
+            cwd=copy,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+    finally:
+        file.write_text(text)
+    assert done.returncode == 1, f"{hazard.test} does not see it:\n{done.stdout}{done.stderr}"
+    assert "1 failed" in done.stdout
+
+
+def test_the_table_in_the_documentation_names_each() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    missing = [one.words for one in HAZARDS if f"| {one.words} | `{one.test}` |" not in text]
+    assert missing == []
