@@ -163,6 +163,37 @@ def test_what_is_waited_for_ends_when_all_were_seen(monkeypatch: pytest.MonkeyPa
     assert set(expected.bypassed()) == {"two"}
 
 
+@pytest.mark.parametrize(
+    ("name", "lost"),
+    [
+        ("vllm.distributed.parallel_state", "the ranks of this engine are not compared"),
+        ("vllm.model_executor.models.registry", "what it keeps of models is not kept apart"),
+        ("vllm.compilation.decorators", "what it compiled ahead of time is not kept apart"),
+    ],
+)
+@pytest.mark.parametrize("early", [False, True])
+def test_a_later_vllm_without_a_name_of_ours_starts_unless_a_feature_is_required(
+    box: Box, name: str, lost: str, early: bool
+) -> None:
+    file = box.site / f"{name.replace('.', '/')}.py"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("def renamed(): ...\n")
+    load = f"import {name}\n"
+    keep = "import overlay.auto.caches as c\nc.concerned = lambda modules: bool(modules)\n"
+    code = keep + (load if early else "") + "register()\n" + load
+    log = box.run(code)
+    assert log.count(f"{name} is not as expected (AttributeError") == 1
+    assert lost in log
+    done = box.attempt(code, OVERLAY_REQUIRED="demo")
+    assert done.returncode != 0
+    assert "HookError: vllm-overlay: " + name + " is not as expected" in done.stderr
+    assert "AttributeError: " in done.stderr.partition("direct cause")[0]
+    # Nothing of ours is active.
+    box.run(code, OVERLAY="off")
+    box.run(code, OVERLAY="disk")
+    box.run(code, OVERLAY_PATCHES="")
+
+
 def test_a_refused_process_keeps_no_hook_of_ours(box: Box) -> None:
     """One feature could be patched, another one that is required could not."""
     second_feature(box)
