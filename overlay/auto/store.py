@@ -294,8 +294,15 @@ def _write_module(
     return {"pristine": pristine, "source": sha256(text), "code": sha256(bytecode)}
 
 
+def _make_private(folder: Path) -> None:
+    # mkdir(parents=True) would give the folders above the mode that the umask leaves.
+    if not folder.is_dir():
+        _make_private(folder.parent)
+        folder.mkdir(mode=0o700)
+
+
 def _write(file: Path, data: bytes) -> None:
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _make_private(file.parent)
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "wb") as stream:
         stream.write(data)
