@@ -33,6 +33,7 @@ CAPTURE_MUTATIONS = (
             "next(g for k, g in captured.graphs.items() if k.num_reqs == key.num_reqs).replay()",
         ),
         "error",
+        says="IndexError: index out of range",
     ),
     Mutation(
         "later passes keep the query offsets of the first",
@@ -96,6 +97,7 @@ CAPTURE_MUTATIONS = (
             "    return DraftGraphs(proposer, mode=mode,",
         ),
         "error",
+        says="'Module' object has no attribute 'compute_logits'",
     ),
     Mutation(
         "the warm-up finds stale slots",

@@ -55,7 +55,9 @@ class DpOutcome(harness.Outcome):
     :ivar dummy_replays: draft graphs that were replayed inside them.
     :ivar dummy_writes: the layers whose KV cache one of them wrote.
     :ivar agreements: how often the drafter asked the other ranks for their token counts.
-    :ivar idle_steps: by what the rank was doing (dummy, working, done) at each engine step.
+    :ivar steps: engine steps by what the rank was doing (dummy, working, nothing).
+    :ivar trace: of the error and of what it arose from: PyTorch's own message about a collective
+        that failed may hide why.
     """
 
     dummy_batches: int = 0
@@ -63,6 +65,7 @@ class DpOutcome(harness.Outcome):
     dummy_writes: list[str] = field(default_factory=list)
     agreements: int = 0
     steps: dict[str, int] = field(default_factory=dict)
+    trace: str = ""
 
 
 class DpEngine(harness.Engine):
@@ -73,10 +76,11 @@ class DpEngine(harness.Engine):
     """
 
     rank = 0
+    trace = ""
 
     def abort(self) -> None:
-        """Tell the log where it was; to abort requests, the other ranks would have to join in."""
-        traceback.print_exc()
+        """Keep where it was; to abort requests, the other ranks would have to join in."""
+        self.trace = traceback.format_exc()
 
     def capture(self, run: harness.Run, outcome: harness.Outcome) -> Any:
         return super().capture(replace(run, mutation=()), outcome)
@@ -121,7 +125,7 @@ class DpEngine(harness.Engine):
             watched_dummies(self, found),
         ):
             outcome = self.run(run, scratch, log)
-        return replace(found, **vars(outcome))
+        return replace(found, trace=self.trace, **vars(outcome))
 
 
 @contextlib.contextmanager

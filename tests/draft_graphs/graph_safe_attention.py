@@ -145,7 +145,9 @@ class GraphSafeImpl(AttentionImpl):  # type: ignore[misc]
     ) -> None:
         if alibi_slopes or sliding_window or logits_soft_cap or attn_type != AttentionType.DECODER:
             raise NotImplementedError("plain causal attention only")
-        self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
+        self.num_heads, self.head_size = num_heads, head_size
+        # A tensor, as the scales of a quantized cache are.
+        self.scale = torch.full((1,), float(scale), dtype=torch.float32)
         self.num_kv_heads = num_kv_heads or num_heads
         self.kv_cache_dtype = kv_cache_dtype
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name

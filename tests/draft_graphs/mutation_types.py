@@ -7,8 +7,10 @@ from typing import Literal
 
 #: What shows the mutation: wrong counts of accepted drafts; the audit around every call; the
 #: module's own address check; an error while serving; the graph double refusing; the graphs not
-#: being used, or used for what they must not be.
-Catcher = Literal["acceptance", "audit", "address check", "error", "graph double", "use"]
+#: being used, or used for what they must not be; a sabotage that the address check does not name.
+Catcher = Literal[
+    "acceptance", "audit", "address check", "error", "graph double", "use", "sabotage"
+]
 
 #: The engine that shows it: by the draft that depends most on what is broken, or by what makes
 #: the code that is broken run.
@@ -24,6 +26,7 @@ class Mutation:
     :ivar changes: (file of the package, old text, new text).
     :ivar check: whether the module's address check is on.
     :ivar says: a part of what the error, or the module's warning, must say.
+    :ivar sabotage: what is replaced after the capture, which the address check no longer names.
     """
 
     name: str
@@ -34,6 +37,24 @@ class Mutation:
     says: str = ""
     check: bool = True
     engine: Engine = "eagle3hid"
+    sabotage: str | None = None
+
+
+@dataclass(frozen=True)
+class TwinMutation:
+    """One bug that no engine here can show, but random batches beside upstream's code.
+
+    :ivar stands_for, changes: as in `Mutation`.
+    :ivar script: the twin that shows it, and `options` what it is told.
+    :ivar says: a part of its error.
+    """
+
+    name: str
+    stands_for: str
+    changes: tuple[tuple[str, str, str], ...]
+    script: str
+    options: tuple[str, ...]
+    says: str
 
 
 def one(file: str, old: str, new: str) -> tuple[tuple[str, str, str], ...]:

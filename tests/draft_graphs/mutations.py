@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dp_mutations import DP_MUTATIONS
 from mutation_table import MUTATIONS
+from twin_mutations import TWIN_MUTATIONS
 
 
 @dataclass(frozen=True)
@@ -46,28 +47,60 @@ POLICY_MUTATIONS = (
     _forgets("enforce_eager", "policy"),
 )
 
-#: Rows that no mutation here stands for, and why.
-OTHERWISE = {
-    "hazard 13": "dynamic K: `test_policy.py` and `test_keys.py`; under it vLLM takes FULL away from the target",
-    "hazard 14": "nothing to mutate: `dummy_run` of the proposer reaches no draft graph; `test_data_parallel.py` runs it on idle ranks and beside live requests",
-    "hazard 15": "the sabotages: the address check must name each tensor that is replaced after the capture",
-}
-#: What CPU cannot show. These are looked at on a GPU.
+
+@dataclass(frozen=True)
+class OnGpu:
+    """A bug that CPU cannot show.
+
+    :ivar why: it cannot.
+    :ivar right: where on a GPU the module as it is does right what the bug would do wrong.
+    :ivar bug: where on a GPU the bug itself was put in and seen.
+    """
+
+    why: str
+    right: str
+    bug: str = "nowhere"
+
+
+_CELLS = "`tests/gpu/acceptance.py`"
 GPU_ONLY = {
-    "no warm-up before a capture": "Triton tunes and cuBLAS makes its workspace inside the capture",
-    "a copy to or from the host is missing, or races": "one buffer is both on CPU",
-    "the result is read on another stream while the next replay writes it": "there is one stream on CPU; here only that the result is not the graphs' memory",
-    "two tensors of a graph share memory, or draft and target graphs share a pool": "the double gives every tensor its own; of a neighbour in a pool it spoils what nobody holds",
-    "the largest graph is not captured first": "memory only",
-    "the largest number of splits of FlashAttention": "its metadata is made by its own builder",
+    "no warm-up before a capture": OnGpu(
+        "Triton tunes and cuBLAS makes its workspace inside the capture",
+        f"{_CELLS}: all its cells capture with the warm-up",
+    ),
+    "a copy to or from the host is missing, or races": OnGpu(
+        "one buffer is both on CPU",
+        f"{_CELLS}, cells `soak`: 93,752 replays with the address check on, drafts as the oracle's (`h200-acceptance-0.26.0-2026-11-21-b.json`)",
+    ),
+    "the result is read on another stream while the next replay writes it": OnGpu(
+        "there is one stream on CPU; here only that the result is not the graphs' memory",
+        "nothing that looks for it: `soak` and all other cells would have to meet the race by chance",
+    ),
+    "two tensors of a graph share memory": OnGpu(
+        "the double gives every tensor its own",
+        f"{_CELLS}: drafts as the oracle's, or as without graphs (73 of 73 cells: `h200-acceptance-0.32.0-2026-11-21-b.json`)",
+    ),
+    "draft and target graphs share a pool": OnGpu(
+        "of a neighbour in a pool the double spoils what nobody holds",
+        f"{_CELLS}, cells `sampled-and-logprobs`: prompt logprobs, which the target leaves in its pool, are those without graphs (four releases, such as `h200-acceptance-0.32.0-2026-11-21-b.json`)",
+    ),
+    "the largest graph is not captured first": OnGpu(
+        "only memory tells; the order itself is in `test_keys.py`",
+        f"{_CELLS}, cells `profiled-memory`: engines that measure their memory start and serve, which bounds it from above only (`h200-acceptance-0.26.0-2026-11-20.json`, `h200-acceptance-0.32.0-2026-11-21-b.json`)",
+    ),
+    "the largest number of splits of FlashAttention": OnGpu(
+        "its metadata is made by its own builder",
+        f"{_CELLS}: FlashAttention 3 in all cells but `triton`, 256 requests (`seqs256`) and prompts of up to 400 tokens (`long-prompts`) among them; that a batch took as many splits as it may is not known",
+    ),
 }
 
 PAGE_TOP = """# Mutations
 
 Each line is a bug that was put into the draft graphs' module, and what showed it, in a real engine
 on CPU with the graph double (`tests/draft_graphs/`). A mutation that nothing shows fails
-`tests/draft_graphs/test_mutations.py`, or `test_data_parallel.py` where there are two ranks. This
-page is written by `mutations.py` beside them.
+`tests/draft_graphs/test_mutations.py`, `test_data_parallel.py` where there are two ranks, or
+`test_same_as_upstream.py` where it is a twin that shows it. This page is written by `mutations.py`
+beside them.
 
 "Defect" counts the defects of the closed upstream change that this feature follows, "hazard" the
 places where a captured drafter would read stale memory or bake a number of the host; the other
@@ -78,25 +111,51 @@ words say which part of the module it is about. What shows it:
   or attention was asked for what would be out of bounds;
 - *address check*: the module's own debug mode named the tensor;
 - *graph double*: the capture or the replay was refused, as a GPU would have to;
-- *lockstep*: one of two ranks failed, or waited in vain for the other;
+- *lockstep*: one of two ranks waited in vain for the other, or took the other's question for its
+  own; the test demands of both ranks in which function, and of what, each failed;
+- *sabotage*: a tensor was replaced after the capture and the address check, which names it in the
+  module as it is, said nothing;
+- *twin*: drafts or KV cache differ from those of upstream's code on random batches;
 - *error*: serving failed; *use*: graphs were used for what they must not be;
 - *policy*: the policy's own test, without an engine.
+
+{thorough} of the {two_ranks} mutations with two ranks, those marked *thorough*, take two engines each and run
+only with `.ci/run --thorough`.
 
 | stands for | mutation | shown by |
 |---|---|---|
 """
+
+GPU_TOP = """
+## Only a GPU can show
+
+No mutation has run on a GPU. The third column says where the module as it is was seen to do right
+what the bug would do wrong; that the bug would fail there is not shown. Results are below
+`bench/results/`.
+
+| bug | why CPU cannot show it | where the module is right on a GPU | where the bug was seen |
+|---|---|---|---|"""
+
+_NUMBERS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
 def _rows() -> list[tuple[str, str, str]]:
     rows: list[tuple[str, str, str]] = [
         (each.stands_for, each.name, each.catcher) for each in MUTATIONS
     ]
-    rows += [(each.stands_for, f"{each.name} (two ranks)", each.catcher) for each in DP_MUTATIONS]
+    rows += [
+        (
+            each.stands_for,
+            f"{each.name} (two ranks{', thorough' if each.thorough else ''})",
+            each.catcher,
+        )
+        for each in DP_MUTATIONS
+    ]
+    rows += [(each.stands_for, each.name, "twin") for each in TWIN_MUTATIONS]
     rows += [
         (each.stands_for, f"the policy forgets `{each.fact}`", "policy")
         for each in POLICY_MUTATIONS
     ]
-    rows += [(row, "(none)", why) for row, why in OTHERWISE.items()]
     return sorted(rows, key=_order)
 
 
@@ -108,14 +167,14 @@ def _order(row: tuple[str, str, str]) -> tuple[str, int]:
 def render() -> str:
     """The page `docs/mutations.md`."""
     lines = [f"| {stands_for} | {name} | {shown} |" for stands_for, name, shown in _rows()]
-    gpu = [f"| {what} | {why} |" for what, why in GPU_ONLY.items()]
-    return (
-        PAGE_TOP
-        + "\n".join(lines)
-        + "\n\n## Only a GPU can show\n\n| bug | why CPU cannot |\n|---|---|\n"
-        + "\n".join(gpu)
-        + "\n"
-    )
+    gpu = [
+        f"| {what} | {each.why} | {each.right} | {each.bug} |" for what, each in GPU_ONLY.items()
+    ]
+    numbers = {
+        "thorough": _NUMBERS[sum(each.thorough for each in DP_MUTATIONS)].capitalize(),
+        "two_ranks": _NUMBERS[len(DP_MUTATIONS)],
+    }
+    return "\n".join([PAGE_TOP.format(**numbers) + "\n".join(lines), GPU_TOP, *gpu, ""])
 
 
 if __name__ == "__main__":

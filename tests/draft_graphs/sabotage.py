@@ -6,6 +6,8 @@ it. Each sabotage takes the proposer and returns what undoes it.
 
 from __future__ import annotations
 
+import gc
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -49,14 +51,59 @@ def _parameter(proposer: Any) -> Undo:
     return undo
 
 
-def _kv_cache(proposer: Any) -> Undo:
+def _model_buffer(proposer: Any) -> Undo:
+    """As a model that computes a table anew: a new buffer under the old name."""
+    owner, name, old = next(
+        (module, name, tensor)
+        for module in proposer.model.modules()
+        for name, tensor in module.named_buffers(recurse=False)
+        if tensor.numel()
+    )
+    setattr(owner, name, old.clone())
+    return lambda: setattr(owner, name, old)
+
+
+def _layer(proposer: Any) -> Any:
     context = proposer.vllm_config.compilation_config.static_forward_context
-    layer = context[proposer.draft_attn_groups[0].layer_names[0]]
-    old = layer.kv_cache
-    layer.kv_cache = old.clone()
+    return context[proposer.draft_attn_groups[0].layer_names[0]]
+
+
+def _metadata(proposer: Any) -> Undo:
+    """As a builder that keeps its metadata objects and gives them other tensors.
+
+    Here only the address check keeps them. If it does not, there is none to be changed.
+    """
+    import graph_safe_attention
+
+    captured = _buffers(proposer).seq_lens.untyped_storage().data_ptr()
+    found = [
+        (each, each.seq_lens)
+        for each in gc.get_objects()
+        if type(each) is graph_safe_attention.GraphSafeMetadata
+        and each.seq_lens.untyped_storage().data_ptr() == captured
+    ]
+    for metadata, old in found:
+        metadata.seq_lens = old.clone()
 
     def undo() -> None:
-        layer.kv_cache = old
+        for metadata, old in found:
+            metadata.seq_lens = old
+
+    return undo
+
+
+def _keyword_argument(proposer: Any) -> Undo:
+    """As a proposer that hands a copy of its hidden states to the model."""
+    stock = proposer.build_model_inputs_first_pass
+
+    def build(*args: Any, **kwargs: Any) -> Any:
+        arguments, *rest = stock(*args, **kwargs)
+        return ({**arguments, "hidden_states": arguments["hidden_states"].clone()}, *rest)
+
+    proposer.build_model_inputs_first_pass = build
+
+    def undo() -> None:
+        del proposer.build_model_inputs_first_pass
 
     return undo
 
@@ -73,7 +120,7 @@ def _offsets(proposer: Any) -> Undo:
     return undo
 
 
-#: By what the address check must name.
+#: By what the address check must name; "..." stands for anything.
 SABOTAGES: dict[str, Sabotage] = {
     "proposer.input_ids": _attribute(_proposer, "input_ids"),
     "proposer.positions": _attribute(_proposer, "positions"),
@@ -83,5 +130,25 @@ SABOTAGES: dict[str, Sabotage] = {
     "draft buffer target_hidden": _attribute(_buffers, "target_hidden"),
     "draft buffer query_start_loc": _offsets,
     "parameter": _parameter,
-    "KV cache of": _kv_cache,
+    "model buffer": _model_buffer,
+    "KV cache of": _attribute(_layer, "kv_cache"),
+    "layer ... GraphSafeImpl.scale": _attribute(lambda proposer: _layer(proposer).impl, "scale"),
+    "attention group 0 AttentionGroup.kernel_block_table": _attribute(
+        lambda proposer: proposer.draft_attn_groups[0], "kernel_block_table"
+    ),
+    "keyword argument[hidden_states]": _keyword_argument,
+    "attention metadata[...].seq_lens": _metadata,
 }
+
+
+def is_named(name: str, error: str | None) -> bool:
+    """Whether the address check has stopped the run, and named what the sabotage replaced."""
+    error = error or ""
+    named = re.search(".*".join(map(re.escape, name.split("..."))) + r".* was captured at", error)
+    return error.startswith("AddressError") and named is not None
+
+
+def engine_of(name: str) -> str:
+    """The engine in which there is such a tensor: only smaller blocks of the kernel need a table
+    of their own."""
+    return "kernel blocks" if "kernel_block_table" in name else "eagle3hid"

@@ -6,8 +6,10 @@ module as it is, which must pass. `docs/mutations.md` shows the table.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +17,7 @@ from typing import Any
 
 import pytest
 from added_modules import FOLDER
-from dp_mutations import DP_MUTATIONS
+from dp_mutations import DP_MUTATIONS, DpMutation
 from harness_client import (
     Outcome,
     Plan,
@@ -28,11 +30,12 @@ from harness_client import (
     upstreams_calls,
 )
 from mutation_table import MUTATIONS
-from mutation_types import Mutation
+from mutation_types import Mutation, TwinMutation
 from mutations import POLICY_MUTATIONS, PolicyMutation, render
 from package_copies import HOOKED
-from sabotage import SABOTAGES
+from sabotage import SABOTAGES, engine_of, is_named
 from test_policy import ATTENTION, LATE, REFUSED
+from twin_mutations import TWIN_MUTATIONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "mutations.md"
 
@@ -55,11 +58,10 @@ def plan_for(part: str, models: Path) -> Plan:
     """One engine with all its mutations, and the module as it is before and after them."""
     runs = [Run("before", "loop"), Run("before, in steps", "step")]
     runs += [
-        Run(each.name, each.mode, mutation=each.changes, check=each.check)
+        Run(each.name, each.mode, mutation=each.changes, check=each.check, sabotage=each.sabotage)
         for each in mutations_of(part)
     ]
-    if part == "eagle3hid":
-        runs += [Run(each, "loop", sabotage=each) for each in SABOTAGES]
+    runs += [Run(each, "loop", sabotage=each) for each in SABOTAGES if engine_of(each) == part]
     runs.append(Run("after", "loop"))
     if part == "kernel blocks":
         return Plan(make_spec(models, "eagle3hid", 3), runs, kernel_block=8)
@@ -86,8 +88,16 @@ def part_of(mutation: Mutation) -> str:
     return part
 
 
-def caught_by(outcome: Outcome) -> str | None:
-    """What shows that something is wrong with the module; None if nothing does."""
+def caught_by(outcome: Outcome, sabotage: str | None = None) -> str | None:
+    """What shows that something is wrong with the module; None if nothing does.
+
+    With a sabotage the address check must stop the run; that it does not shows the mutation, and
+    what else the sabotage leads to.
+    """
+    if sabotage is not None and (outcome.error or "").startswith("AddressError"):
+        return None
+    if sabotage is not None and outcome.error is None and outcome.used:
+        return "sabotage"
     warnings = [line for line in outcome.log if line.startswith("WARNING")]
     if "CaptureRefused" in "".join(warnings) or (outcome.error or "").startswith("ReplayRefused"):
         return "graph double"
@@ -126,7 +136,7 @@ def test_the_module_as_it_is_passes(
 def test_mutation_is_caught(outcomes: dict[str, dict[str, Outcome]], mutation: Mutation) -> None:
     outcome = outcomes[part_of(mutation)][mutation.name]
     said = "\n".join([outcome.error or "", *outcome.log])
-    assert caught_by(outcome) == mutation.catcher, said
+    assert caught_by(outcome, mutation.sabotage) == mutation.catcher, said
     assert mutation.says in said
 
 
@@ -149,10 +159,8 @@ def test_sampled_drafts_in_a_graph_are_caught(outcomes: dict[str, dict[str, Outc
 def test_the_address_check_names_what_was_replaced(
     outcomes: dict[str, dict[str, Outcome]], name: str
 ) -> None:
-    outcome = outcomes["eagle3hid"][name]
-    assert outcome.error is not None
-    assert outcome.error.startswith("AddressError")
-    assert name in outcome.error
+    error = outcomes[engine_of(name)][name].error
+    assert is_named(name, error), error
 
 
 def refuses(source: str, fact: str) -> bool:
@@ -175,6 +183,14 @@ def test_mutation_fits_the_module(mutation: Mutation) -> None:
         compile(source.replace(old, new), file, "exec")
 
 
+@pytest.mark.parametrize("mutation", TWIN_MUTATIONS, ids=lambda each: each.name)
+def test_twin_mutation_fits_the_module(mutation: TwinMutation) -> None:
+    for file, old, new in mutation.changes:
+        source = (FOLDER / "draft_graphs" / file).read_text(encoding="utf-8")
+        assert source.count(old) == 1, f"{file} was changed: {old!r}"
+        compile(source.replace(old, new), file, "exec")
+
+
 @pytest.mark.parametrize("mutation", POLICY_MUTATIONS, ids=lambda each: each.fact)
 def test_mutation_of_the_policy_is_caught(mutation: PolicyMutation) -> None:
     source = (FOLDER / "draft_graphs" / "policy.py").read_text(encoding="utf-8")
@@ -189,6 +205,14 @@ def test_every_defect_and_hazard_has_its_row() -> None:
         assert f"| defect {number} |" in page
     for number in range(1, 16):
         assert f"| hazard {number} |" in page
+    assert "(none)" not in page
+
+
+def test_every_result_file_on_the_page_exists() -> None:
+    named = re.findall(r"`(h200-[^`]+\.json)`", render())
+    assert named
+    for name in named:
+        assert (PAGE.parents[1] / "bench" / "results" / name).is_file(), name
 
 
 def test_the_page_shows_the_table() -> None:
@@ -196,8 +220,15 @@ def test_the_page_shows_the_table() -> None:
     assert PAGE.read_text(encoding="utf-8") == render()
 
 
+def names_in(
+    table: Sequence[Mutation] | Sequence[DpMutation] | Sequence[TwinMutation],
+) -> list[str]:
+    return [each.name for each in table]
+
+
 def test_names_are_used_once() -> None:
     names: dict[str, int] = defaultdict(int)
-    for name in [each.name for each in MUTATIONS] + [each.name for each in DP_MUTATIONS]:
+    tables = (MUTATIONS, DP_MUTATIONS, TWIN_MUTATIONS)
+    for name in [name for table in tables for name in names_in(table)]:
         names[name] += 1
     assert max(names.values()) == 1

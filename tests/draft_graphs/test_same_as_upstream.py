@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 from engine_fixtures import overlay, private_vllm
+from mutation_types import TwinMutation
 from private_copy import PrivateCopy
+from twin_mutations import TWIN_MUTATIONS
 
 pytestmark = pytest.mark.engine
 
@@ -61,30 +63,28 @@ def test_with_mla_they_are_those_of_upstream(patched: PrivateCopy) -> None:
     assert alone["later_steps used"] > 40
 
 
-# What a module would do that builds the metadata once and keeps it: a schedule of the warm-up.
-BUILD = """        _, metadata = proposer.build_per_group_and_layer_attn_metadata(
-            self.metadata(reqs, query_len, seq_lens), draft_index=draft_index
-        )
-"""
-KEPT = """        kept = self.__dict__.setdefault("kept", {})
-        if (reqs, query_len) not in kept:
-            kept[reqs, query_len] = proposer.build_per_group_and_layer_attn_metadata(
-                self.metadata(reqs, query_len, seq_lens), draft_index=draft_index
-            )
-        _, metadata = kept[reqs, query_len]
-"""
+@pytest.mark.slow
+@pytest.mark.parametrize("mutation", TWIN_MUTATIONS, ids=lambda each: each.name)
+def test_mutation_is_caught(patched: PrivateCopy, mutation: TwinMutation) -> None:
+    module = patched.site / "vllm/v1/spec_decode/draft_graphs"
+    sources = {file: (module / file).read_text(encoding="utf-8") for file, _, _ in mutation.changes}
+    try:
+        for file, old, new in mutation.changes:
+            assert sources[file].count(old) == 1
+            (module / file).write_text(sources[file].replace(old, new), encoding="utf-8")
+        ended = run_twin(patched, mutation.script, *mutation.options)
+    finally:
+        for file, source in sources.items():
+            (module / file).write_text(source, encoding="utf-8")
+    assert ended.returncode != 0
+    assert mutation.says in ended.stderr, ended.stderr[-3000:]
+    assert "AssertionError: case " in ended.stderr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["FLASH_ATTN_MLA", "FLASHMLA"])
-def test_a_schedule_that_is_not_made_anew_is_found_out(patched: PrivateCopy, backend: str) -> None:
-    passes = patched.site / "vllm/v1/spec_decode/draft_graphs/passes.py"
-    source = passes.read_text(encoding="utf-8")
-    assert source.count(BUILD) == 1
-    try:
-        passes.write_text(source.replace(BUILD, KEPT), encoding="utf-8")
-        ended = run_twin(patched, "mla_twin.py", "--cases", "6", "--only", backend)
-    finally:
-        passes.write_text(source, encoding="utf-8")
-    assert ended.returncode != 0
-    assert "AssertionError: case " in ended.stderr  # drafts or KV cache, not the capture
+def test_what_shows_a_mutation_passes_without(patched: PrivateCopy) -> None:
+    """Those of `mla_twin.py` do in the test of all its backends, which takes longer."""
+    (options,) = [each.options for each in TWIN_MUTATIONS if each.script == "upstream_twin.py"]
+    used = drafted(run_twin(patched, "upstream_twin.py", *options))
+    assert used["propose used"] > 10
+    assert used["propose declined"] > 10

@@ -359,10 +359,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--cases", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="part of a shape as Python prints it")
     arguments = parser.parse_args()
     alone()
     used: Counter[str] = Counter()
     for number, shape in enumerate(SHAPES):
+        if arguments.only not in str(shape):
+            continue
         dice = random.Random(arguments.seed * 1000 + number)
         used.update(run_shape(shape, arguments.cases, dice))
     print("TWIN " + json.dumps(dict(used)))

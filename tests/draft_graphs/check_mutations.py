@@ -1,0 +1,103 @@
+"""The mutations of the address check: what it forgets, a sabotage replaces, and nothing says so."""
+
+from __future__ import annotations
+
+from mutation_types import Engine, Mutation, one
+
+_KEYWORDS = "keyword argument[hidden_states]"
+_METADATA = "attention metadata[...].seq_lens"
+_NOT_COMPARED = one(
+    "addresses.py",
+    "            self._compare(graph, name, address, current())\n",
+    "            pass\n",
+)
+
+
+def _unread(what: str, old: str, sabotage: str, engine: Engine = "eagle3hid") -> Mutation:
+    """The check does not look at `what`, which all graphs read."""
+    return Mutation(
+        f"{what} are not checked",
+        "hazard 15",
+        one("addresses.py", old, "()"),
+        "sabotage",
+        engine=engine,
+        sabotage=sabotage,
+    )
+
+
+CHECK_MUTATIONS = (
+    Mutation(
+        "handed tensors are not checked: an argument is replaced",
+        "hazard 15",
+        _NOT_COMPARED,
+        "sabotage",
+        sabotage=_KEYWORDS,
+    ),
+    Mutation(
+        "handed tensors are not checked: a tensor inside metadata is replaced",
+        "hazard 15",
+        _NOT_COMPARED,
+        "sabotage",
+        sabotage=_METADATA,
+    ),
+    Mutation(
+        "keyword arguments are not taken down",
+        "hazard 15",
+        one("passes.py", 'self.observe("keyword argument", inputs)', "pass"),
+        "sabotage",
+        sabotage=_KEYWORDS,
+    ),
+    Mutation(
+        "keyword arguments are kept, not made anew for each check",
+        "hazard 15",
+        one(
+            "addresses.py",
+            "    return lambda: passes.inputs(tokens).get(name)\n",
+            "    kept = passes.inputs(tokens).get(name)\n    return lambda: kept\n",
+        ),
+        "sabotage",
+        sabotage=_KEYWORDS,
+    ),
+    Mutation(
+        "metadata is not taken down",
+        "hazard 15",
+        one("passes.py", 'self.observe("attention metadata", metadata)', "pass"),
+        "sabotage",
+        sabotage=_METADATA,
+    ),
+    Mutation(
+        "the check does not look into metadata objects",
+        "hazard 15",
+        one("addresses.py", "elif dataclasses.is_dataclass(value) and", "elif False and"),
+        "sabotage",
+        sabotage=_METADATA,
+    ),
+    Mutation(
+        "the proposer's tensors are not checked",
+        "hazard 15",
+        one("addresses.py", "compat.proposer_buffers(proposer).items()", "()"),
+        "audit",
+        says="wrote KV slots",
+        sabotage="proposer._slot_mapping_buffer",
+    ),
+    _unread("the draft buffers", "self._buffers.tensors().items()", "draft buffer target_hidden"),
+    _unread("parameters", "proposer.model.named_parameters(remove_duplicate=False)", "parameter"),
+    _unread(
+        "the model's buffers",
+        "proposer.model.named_buffers(remove_duplicate=False)",
+        "model buffer",
+    ),
+    # KV caches are looked at twice, in their own right and as attributes of their layers, so that
+    # forgetting one of the two changes nothing but the name.
+    _unread(
+        "attention groups",
+        "(group, group.get_metadata_builder())",
+        "attention group 0 AttentionGroup.kernel_block_table",
+        "kernel blocks",
+    ),
+    _unread(
+        "layers",
+        "compat.draft_layers(proposer).items()",
+        "layer ... GraphSafeImpl.scale",
+    ),
+)

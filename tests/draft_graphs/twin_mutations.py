@@ -1,0 +1,43 @@
+"""The mutations that `test_same_as_upstream.py` must catch, where no engine on CPU has the case."""
+
+from __future__ import annotations
+
+from mutation_types import TwinMutation, one
+
+# What a module would do that builds the metadata once and keeps it: a schedule of the warm-up.
+_KEPT = one(
+    "passes.py",
+    """        _, metadata = proposer.build_per_group_and_layer_attn_metadata(
+            self.metadata(reqs, query_len, seq_lens), draft_index=draft_index
+        )
+""",
+    """        kept = self.__dict__.setdefault("kept", {})
+        if (reqs, query_len) not in kept:
+            kept[reqs, query_len] = proposer.build_per_group_and_layer_attn_metadata(
+                self.metadata(reqs, query_len, seq_lens), draft_index=draft_index
+            )
+        _, metadata = kept[reqs, query_len]
+""",
+)
+
+TWIN_MUTATIONS = (
+    *(
+        TwinMutation(
+            f"the schedule of {backend} is not made anew",
+            "hazard 5",
+            _KEPT,
+            "mla_twin.py",
+            ("--cases", "6", "--only", backend),
+            "AssertionError: case ",  # drafts or KV cache, not the capture
+        )
+        for backend in ("FLASH_ATTN_MLA", "FLASHMLA")
+    ),
+    TwinMutation(
+        "the loop runs for a dynamic K that is smaller than its own",
+        "hazard 13",
+        one("graphs.py", "        if k == self._k:\n", "        if True:\n"),
+        "upstream_twin.py",
+        ("--cases", "30", "--only", "dynamic_k=True"),
+        ": KV cache",
+    ),
+)
