@@ -7,12 +7,14 @@ import json
 import os
 import re
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import Any
 
 from overlay.errors import PatchFormatError, PatchFormatErrors
+from overlay.fingerprint import fingerprint, left_behind
 from overlay.model import MODULE_SCOPE, AddedFile, Feature, Topic, UpstreamTest, Variant
 from overlay.patchfile import parse_patch, path_problem
 from overlay.releases import ReleaseRange
@@ -28,7 +30,6 @@ _DOCUMENTS = ("README", "LICENSE", "NOTICE", "CHANGELOG")
 _TEXTS = ("id", "title", "why", "upstream", "releases")
 _KEYS = (*_TEXTS, "upstreamed", "needs", "required")
 _TEST_KEYS = ("path", "scope", "contains")
-_LEFT_BEHIND = re.compile(r"__pycache__|\.[a-z]+_cache")
 
 
 def read_feature(folder: Path, origin: str, errors: list[PatchFormatError]) -> Feature | None:
@@ -44,7 +45,7 @@ def read_feature(folder: Path, origin: str, errors: list[PatchFormatError]) -> F
 def entries(folder: Path) -> list[Path]:
     """What lies in a folder, by name, without what Python and the usual tools leave behind."""
     return sorted(
-        (path for path in folder.iterdir() if not _LEFT_BEHIND.fullmatch(path.name)),
+        (path for path in folder.iterdir() if not left_behind(path.name)),
         key=lambda path: path.name,
     )
 
@@ -98,7 +99,9 @@ class _FeatureReader:
                     "(two digits, lower case, such as 01-proposer)",
                 )
         feature = self._build(table, tuple(topics), tuple(added))
-        return feature if len(self.errors) == known else None
+        if feature is None or len(self.errors) > known:
+            return None
+        return replace(feature, source=fingerprint([str(self.folder)]))
 
     # feature.toml
 

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from overlay.releases import ReleaseRange
+from overlay.results import FeatureResult as FeatureResult  # noqa: PLC0414  (public here)
+from overlay.results import FileResult as FileResult  # noqa: PLC0414
+from overlay.results import HunkResult as HunkResult  # noqa: PLC0414
 from overlay.states import State, combine, worst
 
 #: The scope that stands for anywhere in the file.
@@ -106,6 +109,7 @@ class Feature:
         the post-images can tell.
     :ivar digest: sha256 over everything that decides what the feature does to a target.
     :ivar required: whether vLLM must not start without it where the plugin cannot bring it about.
+    :ivar source: fingerprint of the folder that it was read from.
     """
 
     id: str
@@ -120,6 +124,7 @@ class Feature:
     digest: str
     needs: tuple[str, ...] = ()
     required: bool = False
+    source: str | None = None
 
 
 class Tree(Protocol):
@@ -127,42 +132,6 @@ class Tree(Protocol):
 
     def read(self, path: str) -> bytes | None:
         """The bytes of ``path``, or ``None`` where there is no such file."""
-
-
-@dataclass(frozen=True)
-class HunkResult:
-    """How one hunk stands.  ``line`` is where its pre-image (or post-image) begins, 1-based."""
-
-    scope: str
-    state: State
-    line: int | None = None
-    why: str | None = None
-    candidates: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class FileResult:
-    """How one file of a feature stands; an added module is a file with no hunks."""
-
-    path: str
-    state: State
-    patch: str | None = None
-    hunks: tuple[HunkResult, ...] = ()
-    why: str | None = None
-
-
-@dataclass(frozen=True)
-class FeatureResult:
-    """How one feature stands in a target.
-
-    :ivar untested: the release is covered by no variant's range and was judged by content.
-    """
-
-    feature: str
-    state: State
-    files: tuple[FileResult, ...] = ()
-    why: str | None = None
-    untested: bool = False
 
 
 @dataclass(frozen=True)

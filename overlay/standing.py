@@ -10,11 +10,14 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import overlay
-from overlay.model import NEXT, Feature, FeatureResult, FileResult, Plan, Tree
 from overlay.states import State, combine
-from overlay.transaction.ledger import Entry, Ledger, LedgerFeature
+
+if TYPE_CHECKING:
+    from overlay.model import Feature, FeatureResult, FileResult, Plan, Tree
+    from overlay.transaction.ledger import Entry, Ledger, LedgerFeature
 
 Reader = Callable[[str], "bytes | None"]
 
@@ -92,6 +95,8 @@ def from_ledger(ledger: Ledger, tree: Tree, release: str | None = None) -> Plan 
     :param release: the release that stands, as far as it is known.
     :returns: ``None`` where the ledger is void, and only a plan can tell.
     """
+    from overlay.model import Plan
+
     found = conditions(ledger, tree.read)
     if void(ledger, found, release) is not None:
         return None
@@ -156,6 +161,8 @@ def _judged(one: LedgerFeature, ledger: Ledger, found: Mapping[str, Condition]) 
 def _judged_file(file: FileResult, now: Condition, ledger: Ledger) -> FileResult:
     if now is Condition.OURS:
         return file
+    from overlay.model import NEXT
+
     by = f"vllm-overlay {ledger.overlay} applied"
     if now is Condition.PRISTINE:
         hunks = tuple(replace(hunk, state=State.PRISTINE) for hunk in file.hunks)

@@ -1,7 +1,8 @@
 """Decide what becomes of each feature in this process, and do it.
 
-Applied on disk: the ledger's hashes are verified, nothing else.  Otherwise the same planner as
-``overlay check`` decides, and what it planned is handed to the import hook.
+Applied on disk: the ledger's hashes are verified, nothing else.  Only where a feature is left over
+of which the ledger knows nothing, or another form, the same planner as ``overlay check`` decides,
+and what it planned is handed to the import hook.
 """
 
 from __future__ import annotations
@@ -145,7 +146,13 @@ def _activated(
             if blocked:  # nobody can tell what a plan on top of these files would be worth
                 return replace(found, features=tuple(features), digest=digest(features, switches))
     if switches.mode == "auto":
-        found = _in_memory(target, switches, after_exec, bypassed, found, features)
+        rest = None
+        if ledger is not None and found.way == "disk":
+            rest = _needless(target, ledger, switches)
+        if rest is None:
+            found = _in_memory(target, switches, after_exec, bypassed, found, features)
+        else:
+            features += rest
     elif _wanted(switches) - {feature.id for feature in features}:
         features += _not_on_disk(target, switches, {feature.id for feature in features})
     return replace(found, features=tuple(features), digest=digest(features, switches))
@@ -182,6 +189,27 @@ def _from_disk(target: Target, ledger: Ledger) -> tuple[list[FeatureStanding], b
     ], why is not None
 
 
+def _needless(target: Target, ledger: Ledger, switches: Switches) -> list[FeatureStanding] | None:
+    """The features that are not on disk and need not be; ``None`` where only a plan can tell."""
+    from overlay.auto.covered import needless
+    from overlay.auto.folders import NOT_ASKED, patches_folders
+
+    release = None if target.release is None else str(target.release)
+    found = needless(ledger, release, switches, patches_folders(switches))
+    if found is None:
+        return None
+    standings = []
+    for one in found:
+        asked = switches.allows(one.result.feature)
+        why = one.result.why if asked else NOT_ASKED
+        standings.append(
+            FeatureStanding(
+                one.result.feature, one.digest, one.result.state.value, False, why, asked
+            )
+        )
+    return standings
+
+
 def _in_memory(
     target: Target,
     switches: Switches,
@@ -193,7 +221,7 @@ def _in_memory(
     """Hook every feature that is not on disk and can be patched; appends to ``features``."""
     from overlay.auto.prepare import prepare
 
-    on_disk = {feature.id for feature in features}
+    on_disk = {feature.id: feature.digest for feature in features}
     prepared = prepare(target, switches, on_disk)
     late = {
         feature.id: hook.imported(feature.modules)
@@ -203,7 +231,7 @@ def _in_memory(
     late = {name: modules for name, modules in late.items() if modules}
     if late:
         # Each feature goes in as a whole or not at all, so what came too late is planned without.
-        prepared = prepare(target, switches, on_disk | set(late))
+        prepared = prepare(target, switches, on_disk.keys() | late.keys())
     for one in prepared.features:
         if one.id in on_disk:
             continue
@@ -232,7 +260,13 @@ def _in_memory(
             modules=tuple(sorted(finder.modules)),
             texts=b"".join(module.source for module in prepared.entry.modules),
         )
-    return replace(found, warnings=prepared.warnings)
+    others = tuple(
+        f"{one.id} was applied on disk in another form than the present one, and runs in that; "
+        "`overlay apply` writes the present one"
+        for one in prepared.features
+        if on_disk.get(one.id, one.digest) != one.digest
+    )
+    return replace(found, warnings=(*prepared.warnings, *others))
 
 
 def _not_on_disk(target: Target, switches: Switches, on_disk: set[str]) -> list[FeatureStanding]:
@@ -249,7 +283,7 @@ def _not_on_disk(target: Target, switches: Switches, on_disk: set[str]) -> list[
 
 def _wanted(switches: Switches) -> frozenset[str]:
     """The features without which vLLM must not start, by the environment or by themselves."""
-    from overlay.auto.prepare import required_features
+    from overlay.auto.folders import required_features
 
     return switches.required | required_features(switches)
 
@@ -261,7 +295,7 @@ def _late(imported: Mapping[str, str]) -> str:
 
 def _refuse_missing(found: Activation, wanted: frozenset[str]) -> None:
     missing = [
-        f"{feature.id} is {feature.state}: {feature.why or 'not active'}"
+        f"{feature.id} is {feature.state}: {feature.why or 'not active'}".replace("\n", "\n    ")
         for feature in found.features
         if (feature.id in wanted or ("all" in wanted and feature.asked))
         and not feature.active

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import hashlib
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -19,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import overlay
-from overlay import shipped
 from overlay.auto import hook, records, store
+from overlay.auto.folders import NOT_ASKED, patches_folders
 from overlay.errors import UsageError
+from overlay.fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from overlay.auto.switches import Switches
@@ -35,6 +34,7 @@ class Planned:
 
     :ivar chosen: whether the entry's modules have it.
     :ivar asked: whether ``OVERLAY_FEATURES`` allows it.
+    :ivar why: everything that stands in its way, a line for each.
     :ivar modules: the modules that it patches or adds.
     """
 
@@ -68,7 +68,7 @@ def prepare(target: Target, switches: Switches, left_out: Iterable[str] = ()) ->
     :raises PatchFormatErrors: if a patches folder is malformed.
     :raises UsageError: if ``OVERLAY_FEATURES`` names a feature that there is not.
     """
-    entry, warnings = _entry(target, switches, _folders(switches), frozenset(left_out))
+    entry, warnings = _entry(target, switches, patches_folders(switches), frozenset(left_out))
     facts = entry.facts
     features = tuple(
         Planned(**{**row, "modules": tuple(row["modules"])}) for row in _rows(facts, "features")
@@ -76,22 +76,6 @@ def prepare(target: Target, switches: Switches, left_out: Iterable[str] = ()) ->
     scopes = {str(row["module"]): tuple(row["scopes"]) for row in _rows(facts, "scopes")}
     planned = tuple(str(one) for one in _rows(facts, "warnings"))
     return Prepared(entry, features, scopes, (*warnings, *planned))
-
-
-def required_features(switches: Switches) -> frozenset[str]:
-    """The ids of the features whose own feature.toml says that vLLM must not start without them.
-
-    Looks into no file but those that hold the word, since each process asks.
-    """
-    found = set()
-    for folder in _folders(switches):
-        for document in folder.glob("*/feature.toml"):
-            if re.search(rb"^required\b", document.read_bytes(), re.MULTILINE):
-                from overlay.features import load
-
-                found |= {feature.id for feature in load([folder]) if feature.required}
-                break
-    return frozenset(found)
 
 
 def require_known(switches: Switches, known: Iterable[str]) -> None:
@@ -105,37 +89,6 @@ def require_known(switches: Switches, known: Iterable[str]) -> None:
             f"OVERLAY_FEATURES names {', '.join(unknown)}: expected ids among "
             f"{', '.join(there) or 'none'}; name the folder of a further feature in OVERLAY_PATCHES"
         )
-
-
-def _folders(switches: Switches) -> list[Path]:
-    return [shipped.shipped_folder(), *switches.patches]
-
-
-def folders_hash(folders: Iterable[Path]) -> str:
-    """A sha256 over every file of the patches folders; changes whenever a plan could change."""
-    total = hashlib.sha256()
-    for folder in folders:
-        for name, path in _files(str(folder), ""):
-            with open(path, "rb") as stream:
-                data = stream.read()
-            total.update(f"{name}\0{len(data)}\0".encode(errors="surrogateescape") + data)
-        total.update(b"\0folder\0")
-    return total.hexdigest()
-
-
-def _files(folder: str, prefix: str) -> Iterable[tuple[str, str]]:
-    # os.scandir, since pathlib's walk alone would take a tenth of the time a process may lose.
-    try:
-        with os.scandir(folder) as found:
-            entries = sorted(found, key=lambda entry: entry.name)
-    except FileNotFoundError:
-        return  # a folder that is not there: the plan says so, as an error
-    for entry in entries:
-        if entry.is_dir():
-            if entry.name != "__pycache__":
-                yield from _files(entry.path, f"{prefix}{entry.name}/")
-        else:
-            yield prefix + entry.name, entry.path
 
 
 def _rows(facts: Mapping[str, object], name: str) -> list[Any]:
@@ -155,7 +108,7 @@ def _entry(
         str(switches.untested),
         "every feature" if switches.features is None else ",".join(sorted(switches.features)),
         *sorted(without),
-        folders_hash(folders),
+        fingerprint(str(folder) for folder in folders),
     )
     warnings: list[str] = []
     for place in _places():
@@ -252,16 +205,11 @@ def _planned(
 
 
 def _describe(feature: Feature, result: FeatureResult, chosen: bool, asked: bool) -> Planned:
-    reasons = [
-        result.why,
-        *(file.why for file in result.files),
-        *(hunk.why for file in result.files for hunk in file.hunks),
-    ]
-    why = next((reason for reason in reasons if reason), None)
+    why = "\n".join(_reasons(result)) or None
     if result.untested and not chosen:
         why = "this release is untested; OVERLAY_UNTESTED=1 allows it"
     if not asked:
-        why = "OVERLAY_FEATURES does not name it"
+        why = NOT_ASKED
     return Planned(
         id=feature.id,
         digest=feature.digest,
@@ -271,6 +219,22 @@ def _describe(feature: Feature, result: FeatureResult, chosen: bool, asked: bool
         modules=tuple(sorted({hook.module_name(file.path) for file in result.files})),
         asked=asked,
     )
+
+
+def _reasons(result: FeatureResult) -> Iterable[str]:
+    """What is to be told of a feature, and everything that stands in its way, where it does."""
+    from overlay.model import TargetReport
+    from overlay.problems import problems
+
+    if result.why:
+        yield result.why
+    report = TargetReport("", None, None, result.state, (result,))
+    for problem in problems(report):
+        if problem.path is not None:
+            place = problem.path if problem.scope is None else f"{problem.path}, {problem.scope}"
+            yield f"{place}: {problem.why}"
+        elif problem.why != result.why:
+            yield problem.why
 
 
 def _choose(

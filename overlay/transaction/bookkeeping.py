@@ -100,10 +100,9 @@ def new_ledger(
         overlay=overlay.__version__,
         release=release,
         features=tuple(
-            LedgerFeature(
-                by_name[result.feature].digest, by_name[result.feature].origin, _as_applied(result)
-            )
+            LedgerFeature(feature.digest, feature.origin, _as_applied(result), feature.source)
             for result in plan.features
+            for feature in (by_name[result.feature],)
         ),
         entries=tuple(entries),
         folders=tuple(sorted(folders)),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from overlay.errors import LedgerError
-from overlay.model import FeatureResult, FileResult, HunkResult
+from overlay.results import FeatureResult, FileResult, HunkResult
 from overlay.states import State
 from overlay.transaction import files
 
@@ -42,11 +42,16 @@ class Entry:
 
 @dataclass(frozen=True)
 class LedgerFeature:
-    """One feature as it stood when we applied; ``result`` is what a plan had worked out."""
+    """One feature as it stood when we applied.
+
+    :ivar result: what a plan had worked out.
+    :ivar source: fingerprint of the folder it was read from; ``None`` where nobody noted it.
+    """
 
     digest: str
     origin: str
     result: FeatureResult
+    source: str | None = None
 
 
 @dataclass(frozen=True)
@@ -157,7 +162,7 @@ def reinstall(release: str | None = None) -> str:
 def encode(ledger: Ledger) -> bytes:
     """The bytes of ``ledger.json``; equal for equal ledgers."""
     features = [
-        {"digest": one.digest, "origin": one.origin, **asdict(one.result)}
+        {"digest": one.digest, "origin": one.origin, "source": one.source, **asdict(one.result)}
         for one in ledger.features
     ]
     document = {"schema": SCHEMA, **asdict(ledger), "features": features}
@@ -201,7 +206,12 @@ def _ledger(document: dict[str, Any]) -> Ledger:
         overlay=_text(document["overlay"]),
         release=_text(document["release"]),
         features=tuple(
-            LedgerFeature(_text(one["digest"]), _text(one["origin"]), _feature(one))
+            LedgerFeature(
+                _text(one["digest"]),
+                _text(one["origin"]),
+                _feature(one),
+                None if one.get("source") is None else _sha(one["source"]),
+            )
             for one in document["features"]
         ),
         entries=tuple(_entry(one) for one in document["entries"]),

@@ -9,6 +9,7 @@ import pytest
 
 from overlay.auto import switches
 from overlay.errors import UsageError
+from tests.auto.boxes import PATCHED, PRISTINE, Box
 
 
 def test_defaults() -> None:
@@ -88,3 +89,28 @@ def test_ray_is_told_nothing_where_there_is_nothing_to_carry() -> None:
 )
 def test_the_allow_list_of_vllm(environment: dict[str, str], allowed: bool) -> None:
     assert switches.plugin_allowed(environment) is allowed
+
+
+@pytest.fixture
+def newer(box: Box) -> Box:
+    """A vLLM that is newer than every range of the one feature, whose hunks match."""
+    patch = box.patches / "demo/10-first/0.25.0..0.26.0.patch"
+    patch.rename(patch.with_name("0.25.0..0.25.1.patch"))
+    document = box.patches / "demo/feature.toml"
+    document.write_text(document.read_text().replace("0.25.0..0.26.0", "0.25.0..0.25.1"))
+    return box
+
+
+def test_an_untested_release_is_patched_only_where_it_is_allowed(newer: Box) -> None:
+    log = newer.run(PRISTINE)
+    assert "demo is left out (pristine): this release is untested; OVERLAY_UNTESTED=1" in log
+    done = newer.attempt("register()", OVERLAY_REQUIRED="demo", OVERLAY_UNTESTED="0")
+    assert done.returncode != 0
+    assert "demo is pristine: this release is untested" in done.stderr
+    assert "runs demo (memory)" in newer.run(PATCHED, OVERLAY_UNTESTED="1")
+
+
+@pytest.mark.parametrize("first", [PATCHED, PRISTINE], ids=["allowed first", "refused first"])
+def test_a_warm_cache_does_not_outlive_the_leave_to_patch(newer: Box, first: str) -> None:
+    for code in (first, PRISTINE if first == PATCHED else PATCHED) * 2:
+        newer.run(code, OVERLAY_UNTESTED="1" if code == PATCHED else "0")
