@@ -9,9 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-#: How deep a loader of ours is looked for inside the loaders that wrap it.
-_DEPTH = 4
-
 
 class Expected:
     """The planned modules that were not executed by a loader of ours yet.
@@ -52,10 +49,10 @@ class Expected:
             return None
         spec = _attribute(module, "__spec__")
         loader = getattr(spec, "loader", None) or _attribute(module, "__loader__")
-        if _holds(loader, self._ours, _DEPTH):
+        if isinstance(loader, self._ours):
             return None
         if name in self._offered and getattr(spec, "_initializing", False):
-            return None  # a loader that may still call ours
+            return None  # it may wrap ours, and not have called it yet
         try:
             self._names.remove(name)
         except KeyError:  # another thread says it
@@ -70,15 +67,6 @@ def _attribute(module: object, name: str) -> object:
         return object.__getattribute__(module, name)
     except AttributeError:
         return None
-
-
-def _holds(loader: object, ours: type, depth: int) -> bool:
-    """Whether ``loader`` is one of ours, or wraps one."""
-    if isinstance(loader, ours):
-        return True
-    inner = getattr(loader, "__dict__", None) if depth else None
-    values = list(inner.values()) if isinstance(inner, dict) else []
-    return any(_holds(value, ours, depth - 1) for value in values)
 
 
 def others_before(finder: object) -> str:

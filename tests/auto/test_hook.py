@@ -264,6 +264,30 @@ def test_a_failing_check_after_execution_fails_the_import(root: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("error", ["KeyError", "HookError"])
+def test_what_failed_patched_is_found_where_it_then_runs_pristine(root: Path, error: str) -> None:
+    run(
+        root,
+        f"""
+        import importlib.machinery
+        def refuse(name, module, stored):
+            raise {error}(name)
+        finder = PatchFinder(Path(ROOT), entry.modules, refuse, lambda *said: passed.append(said))
+        install(finder)
+        for finders in ([], [importlib.machinery.PathFinder]):
+            sys.meta_path[:0] = finders
+            try:
+                import vllm.mod
+            except HookError:
+                assert not finders
+            finder.require_asked()
+        ((name, text),) = passed
+        assert name == "vllm.mod" and "SourceFileLoader loaded it" in text, passed
+        """,
+        patched=PRISTINE.replace("pristine", "patched"),
+    )
+
+
 def test_a_file_that_changed_since_planning_is_refused(root: Path) -> None:
     run(
         root,
