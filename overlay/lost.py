@@ -16,7 +16,8 @@ import overlay
 from overlay.errors import LedgerError
 from overlay.model import Feature, Hunk, Patch, Plan, Topic, Tree, Variant
 from overlay.planning import plan
-from overlay.transaction.ledger import Entry, Ledger, Rebuilt, reinstall
+from overlay.transaction.decide import Rebuilt
+from overlay.transaction.ledger import Entry, Ledger, reinstall
 
 
 def rebuild(

@@ -5,7 +5,7 @@ process of vLLM has imported when it loads its plugins, and forks once for each 
 begins where the plugin begins.  A sample is the entry point's import and its call.  What the hook
 adds while the targets are imported (finding, verifying, reading, comparing, writing the record) is
 measured in processes of their own and counted in full, although Python's own way of reading a
-module is no longer taken then.
+module is no longer taken then.  The case that is applied on disk runs in a private copy of vLLM.
 
 ``--write`` puts the result into ``bench/results/auto-<date>.json``.
 """
@@ -34,6 +34,7 @@ CASES: dict[str, tuple[dict[str, str], float | None]] = {
     "nothing to do (auto, no feature fits)": ({"BENCH_EMPTY": "1"}, 30.0),
     "patches, warm cache": ({}, 150.0),
 }
+ON_DISK: dict[str, tuple[dict[str, str], float | None]] = {"applied on disk": ({}, 30.0)}
 
 
 def sample() -> tuple[float, float]:
@@ -111,13 +112,28 @@ def importing() -> float:
     return spent * 1e3
 
 
-def inside() -> dict[str, Any]:
-    """All cases, in the engine's Python."""
+def way() -> str:
+    """By which way a process here is patched."""
+    from overlay.auto import process
+    from overlay.plugin import register
+
+    register()
+    assert process._process is not None
+    return process._process.activation.way
+
+
+def inside(on_disk: bool) -> dict[str, Any]:
+    """The cases of an engine that is patched on disk or is not, in its own Python."""
     import vllm.engine.arg_utils
 
     cases: dict[str, Any] = {}
     started = dict(os.environ)
-    for name, (changes, limit) in CASES.items():
+    expected = "disk" if on_disk else "memory"
+    if (found := forked(way)) != expected:
+        raise RuntimeError(
+            f"expected a process that is patched by way of {expected}, found {found}"
+        )
+    for name, (changes, limit) in (ON_DISK if on_disk else CASES).items():
         os.environ.clear()
         os.environ.update(started | changes)
         forked(sample)  # makes the cache, and the bytecode of the overlay
@@ -133,10 +149,25 @@ def inside() -> dict[str, Any]:
             },
             "limit_ms": limit,
         }
-    cases["patches, warm cache"]["while_importing_ms"] = round(
-        min(forked(importing) for _ in range(3)), 1
-    )
+    if not on_disk:
+        cases["patches, warm cache"]["while_importing_ms"] = round(
+            min(forked(importing) for _ in range(3)), 1
+        )
     return {"vllm": vllm.__version__, "cases": cases}
+
+
+def measured(python: Path, environment: dict[str, str], *more: str) -> dict[str, Any]:
+    """What ``inside`` finds with an interpreter."""
+    done = subprocess.run(
+        [str(python), str(Path(__file__).resolve()), "--inside", *more],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=500,
+    )
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def outside() -> dict[str, Any]:
@@ -152,21 +183,21 @@ def outside() -> dict[str, Any]:
         beside = install_beside(folder)
         (folder / "run").mkdir(mode=0o700)
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("OVERLAY", "PYTHON"))}
-        load = os.getloadavg()[0]
-        done = subprocess.run(
-            [str(python), str(Path(__file__).resolve()), "--inside"],
-            env=kept
-            | {
-                "PYTHONPATH": str(beside),
-                "OVERLAY_CACHE": str(folder / "cache"),
-                "XDG_RUNTIME_DIR": str(folder / "run"),
-            },
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-            timeout=500,
+        told = kept | {
+            "PYTHONPATH": str(beside),
+            "OVERLAY_CACHE": str(folder / "cache"),
+            "XDG_RUNTIME_DIR": str(folder / "run"),
+        }
+        make = [sys.executable, str(ROOT / "tests/engine/private_copy.py"), str(python)]
+        made = subprocess.run(
+            [*make, str(folder / "engine")], stdout=subprocess.PIPE, text=True, check=True
         )
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        patched, site = made.stdout.split()
+        apply = [sys.executable, "-m", "overlay", "apply", site]
+        subprocess.run(apply, cwd=folder, env=told, stdout=sys.stderr, check=True, timeout=100)
+        load = os.getloadavg()[0]
+        found = measured(python, told)
+        found["cases"] |= measured(Path(patched), told, "--on-disk")["cases"]
     return {
         "date": datetime.date.today().isoformat(),  # noqa: DTZ011  (the day here)
         "python": platform.python_version(),
@@ -181,9 +212,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--on-disk", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.inside:
-        print(json.dumps(inside()))
+        print(json.dumps(inside(asked.on_disk)))
         return 0
     found = outside()
     text = json.dumps(found, indent=2)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from overlay.commands.request import Request
     from overlay.targets import Target
-    from overlay.transaction.ledger import Ledger, Rebuilt
+    from overlay.transaction.decide import Rebuilt
+    from overlay.transaction.ledger import Ledger
 
 
 def revert(request: Request, name: str | None = None) -> Report:

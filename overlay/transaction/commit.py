@@ -10,10 +10,9 @@ from pathlib import Path
 from overlay.errors import TransactionError
 from overlay.model import Feature, Plan
 from overlay.transaction import files, journal, lock, recovery
-from overlay.transaction.decide import Request, to_apply, to_revert
+from overlay.transaction.decide import Rebuilt, Request, to_apply, to_revert
 from overlay.transaction.intent import Intent
 from overlay.transaction.journal import Journal
-from overlay.transaction.ledger import Rebuilt
 from overlay.transaction.site import Site, unwritable
 
 

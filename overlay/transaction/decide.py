@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,9 +14,17 @@ from overlay.states import State
 from overlay.transaction import ledger as ledgers
 from overlay.transaction.bookkeeping import new_ledger, record_path, same, state_files
 from overlay.transaction.intent import Intent, Write, assemble, hash_of
-from overlay.transaction.ledger import Entry, Ledger, LedgerLost, Rebuilt
+from overlay.transaction.ledger import Entry, Ledger, LedgerLost
 from overlay.transaction.record_rows import our_rows, without_rows
 from overlay.transaction.site import Site
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """A ledger worked out anew, with the pristine bytes it names, by sha256."""
+
+    ledger: Ledger
+    pristine: Mapping[str, bytes]
 
 
 @dataclass(frozen=True)

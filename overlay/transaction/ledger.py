@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ PRISTINE_FOLDER = f"{STATE_FOLDER}/pristine"
 IGNORE_PATH = f"{STATE_FOLDER}/.gitignore"
 JOURNAL_PATH = f"{STATE_FOLDER}/journal.json"
 
-_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+_HEX = frozenset("0123456789abcdef")
 
 
 @dataclass(frozen=True)
@@ -91,14 +90,6 @@ class Ledger:
     def applied(self) -> tuple[LedgerFeature, ...]:
         """The features that we put into the target."""
         return tuple(one for one in self.features if one.result.state is State.APPLIED)
-
-
-@dataclass(frozen=True)
-class Rebuilt:
-    """A ledger worked out anew, with the pristine bytes it names, by sha256."""
-
-    ledger: Ledger
-    pristine: Mapping[str, bytes]
 
 
 class LedgerLost(LedgerError):
@@ -267,7 +258,7 @@ def inside(path: object) -> str:
 
 def _sha(value: object) -> str:
     text = _text(value)
-    if not _SHA256.match(text):
+    if len(text) != 64 or not _HEX.issuperset(text):
         raise ValueError(f"{text!r} is no sha256")
     return text
 
