@@ -35,7 +35,7 @@ def needless(
     found = []
     for name, path in _features(folders):
         one = left.pop(name, None)  # one that is found twice is an error, which a plan reports
-        if one is None or one.source is None or one.source != fingerprint([path]):
+        if one is None or one.source != fingerprint([path]):
             return None
         if one.result.state is State.APPLIED:
             continue
@@ -62,9 +62,6 @@ def _features(folders: Iterable[Path]) -> Iterator[tuple[str, str]]:
         except OSError:
             names = [""]  # whoever plans says what is wrong with the folder
         for name in names:
-            if not (name.startswith(".") or left_behind(name) or _said(name)):
+            beside = name.startswith(".") or name in ("__init__.py", "README.md")
+            if not (beside or left_behind(name)):
                 yield name, os.path.join(place, name)
-
-
-def _said(name: str) -> bool:
-    return name in ("__init__.py", "README.md")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.auto.boxes import FEATURE, PATCHED, PROPOSER, Box
+from tests.support.patches import hunk, patch_text
 
 PLANNING = {"overlay.features", "overlay.matching", "overlay.model", "overlay.planning"}
 CHILD = f"""
@@ -89,6 +90,22 @@ def test_what_the_release_does_not_need_is_not_planned_either(
     assert "runs demo (disk)" in said
     assert imported == set()
     assert not (box.cache / "modules").exists()
+
+
+def test_what_the_release_has_by_its_files_is_looked_at_each_time(box: Box) -> None:
+    """Such a file is not ours, so no ledger tells whether it is still the same."""
+    runner = "vllm/v1/worker/gpu_model_runner.py"
+    lines = ["-        return size - 1", "+        return size"]
+    folder = box.patches / "other/10-first"
+    folder.mkdir(parents=True)
+    (folder.parent / "feature.toml").write_text(FEATURE.replace("demo", "other"))
+    text = patch_text(runner, hunk(lines, "GPUModelRunner._capture"))
+    (folder / "0.25.0..0.26.0.patch").write_text(text)
+    box.overlay("apply", str(box.site))
+    assert "other is upstreamed here" in loads(box)[1]
+    file = box.site / runner
+    file.write_text(file.read_text().replace("return size\n", "return size - 1\n"))
+    assert "runs demo, other (disk and memory)" in loads(box)[1]
 
 
 def test_every_way_to_the_patches_leads_to_the_same_features(applied: Box) -> None:
@@ -207,26 +224,18 @@ def test_what_is_wrong_with_the_patches_still_stops_the_process(
 
 def test_a_refusal_tells_everything_that_stands_in_the_way(box: Box) -> None:
     (box.patches / "demo/20-second").mkdir()
-    patch = """Description: A test
-Origin: the tests
-Last-Update: 2026-11-20
-
---- a/vllm/v1/worker/gpu_model_runner.py
-+++ b/vllm/v1/worker/gpu_model_runner.py
-@@ -1,1 +1,1 @@ GPUModelRunner._capture
--        return size + 7
-+        return size + 8
-@@ -2,1 +2,1 @@ GPUModelRunner._gone
--        return size
-+        return size + 9
-"""
+    runner = "vllm/v1/worker/gpu_model_runner.py"
+    capture = hunk(
+        ["-        return size + 7", "+        return size + 8"], "GPUModelRunner._capture"
+    )
+    gone = hunk(["-        return size", "+        return size + 9"], "GPUModelRunner._gone")
+    patch = patch_text(runner, capture, gone)
     (box.patches / "demo/20-second/0.25.0..0.26.0.patch").write_text(patch)
     file = box.site / PROPOSER
     file.write_text(file.read_text().replace("return self.model(tokens)", "return 'drifted'"))
     done = box.attempt("register()", OVERLAY_REQUIRED="demo")
     assert done.returncode != 0
     lines = [line.strip() for line in done.stderr.splitlines()]
-    runner = "vllm/v1/worker/gpu_model_runner.py"
     for place in (
         f"{PROPOSER}, SpecDecodeBaseProposer._first: ",
         f"{runner}, GPUModelRunner._capture: ",
