@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import io
 import linecache
 import logging
 import sys
@@ -129,7 +130,7 @@ class PatchedLoader(importlib.abc.InspectLoader):
         file = getattr(module, "__file__", None)
         if isinstance(file, str):
             text = self.get_source(module.__name__)
-            lines = text.splitlines(keepends=True)
+            lines = io.StringIO(text).readlines()  # as the compiler counts lines
             linecache.cache[file] = (len(text), None, lines, file)
 
 

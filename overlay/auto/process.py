@@ -92,7 +92,7 @@ def _speak_after_fork(process: _Process) -> None:
     process.spoke = os.getpid()
     process.record = replace(process.record, role=records.role())
     _write(process.record)
-    speech.say([(logging.INFO, _line(process.activation, process.asked))])
+    speech.say([(logging.INFO, _line(process.activation, process.record, process.asked))])
 
 
 def running_vllm() -> Target:
@@ -144,16 +144,16 @@ def _say(found: Activation, asked: switches.Switches) -> None:
         why = feature.why or "not applied on disk"
         text = f"vllm-overlay: {feature.id} is left out ({feature.state}): {why}"
         lines.append((logging.WARNING if feature.asked else logging.DEBUG, text))
-    speech.say([*lines, (logging.INFO, _line(found, asked))])
+    speech.say([*lines, (logging.INFO, _line(found, _describe(found), asked))])
 
 
-def _line(found: Activation, asked: switches.Switches) -> str:
-    """The one line at start."""
+def _line(found: Activation, record: records.ProcessRecord, asked: switches.Switches) -> str:
+    """The one line at start; a fork's record may know more than what was activated."""
     if found.way == records.OFF:
         return "vllm-overlay: off (OVERLAY=off); this process runs vLLM as it is installed"
     text = (
-        f"vllm-overlay: process {os.getpid()} runs {found.summary} on vLLM {found.vllm}, "
-        f"patch set {found.digest[:12]}"
+        f"vllm-overlay: process {os.getpid()} runs {record.summary} on vLLM {record.vllm}, "
+        f"patch set {record.digest[:12]}"
     )
     if asked.features is not None:
         text += f", OVERLAY_FEATURES={','.join(sorted(asked.features))}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,7 +84,7 @@ def test_off_reaches_the_workers_on_other_nodes(
 ) -> None:
     """Else they would patch themselves, all alike, and nothing would stop them."""
     monkeypatch.setattr(process, "_process", None)
-    monkeypatch.setattr(process, "_MARK", "_vllm_overlay_of_this_test")
+    monkeypatch.setattr(sys, process._MARK, None, raising=False)
     monkeypatch.setattr(os, "register_at_fork", lambda **calls: None)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     environment = {"OVERLAY": "off"}

@@ -274,7 +274,7 @@ def test_where_models_are_patched_vllms_caches_are_kept_apart(
     models = ("vllm.model_executor.models.llama",)
     found = Activation("memory", "0.26.0", "/vllm", (), "d" * 64, modules=models)
     monkeypatch.setattr(process, "_process", None)
-    monkeypatch.setattr(process, "_MARK", "_vllm_overlay_of_this_test")
+    monkeypatch.setattr(sys, process._MARK, None, raising=False)
     monkeypatch.setattr(process, "_found", lambda asked: found)
     monkeypatch.setattr(process.ranks, "watch", lambda *given: None)
     monkeypatch.setattr(process.caches, "keep_apart", lambda key, *more: apart.append(key))
