@@ -97,7 +97,7 @@ def keep_nothing_apart() -> None:
     """Take the remedy out of the plugin of this process; a ``pre`` hook."""
     from overlay.auto import caches
 
-    caches.keep_apart = lambda key: None
+    caches.keep_apart = lambda key, required=False: None
 
 
 def write_feature(folder: Path) -> Path:
