@@ -111,7 +111,7 @@ def main() -> int:
             turn = round_ * len(args.cells) * args.rotate
             groups = in_turn(args, turn) if args.in_turn else side_by_side(args, turn)
             for parties in groups:
-                sitting.run(parties, round_, in_turn=bool(args.in_turn))
+                sitting.run(parties, round_)
     finally:
         sitting.close()
     return int(any("failed" in found for found in sitting.results))

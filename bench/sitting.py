@@ -96,17 +96,17 @@ class Sitting:
         self.args.beside.leave()
         self._guard.close()
 
-    def run(self, parties: list[Party], round_: int, *, in_turn: bool = False) -> None:
+    def run(self, parties: list[Party], round_: int) -> None:
         """Run engines at the same time and keep their results; a failure is a result too.
 
-        :param in_turn: they measure one after the other, else side by side.
+        They measure side by side, or with ``--in-turn`` one after the other.
         """
         with (
             tempfile.TemporaryDirectory() as folder,
             ThreadPoolExecutor(len(parties) + 1) as pool,
         ):
             meet = Path(folder)
-            turns = Turns(meet, len(parties)) if in_turn else None
+            turns = Turns(meet, len(parties)) if self.args.in_turn else None
             jobs = [
                 pool.submit(self._run_one, parties, number, meet, turns)
                 for number in range(len(parties))

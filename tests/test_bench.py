@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sampling
@@ -20,7 +19,8 @@ from measuring import percentile, summary
 from meeting import Meeting, leave
 from plan import Cell, Party, Place, places, waves
 from shapes import SHAPES, write_configs
-from sitting import Sitting
+
+from tests.support.sittings import sitting
 
 FUNCTION = "/x/site-packages/vllm/v1/worker/runner.py"
 
@@ -171,25 +171,6 @@ def test_cells_are_read() -> None:
     for wrong in ("1b", "1b:x:FULL", "1b:3:FULL:two", "1b:3:FULL:2:2"):
         with pytest.raises(argparse.ArgumentTypeError, match="SHAPE:K:MODE"):
             Cell.parse(wrong)
-
-
-def sitting(tmp_path: Path, **more: Any) -> Sitting:
-    given: dict[str, Any] = {
-        "out": tmp_path / "result.json",
-        "stock": Path("/stock"),
-        "patched": Path("/patched"),
-        "site": Path("/site"),
-        "overlay_site": Path("/overlay"),
-        "cache_root": tmp_path / "cache",
-        "shared_cache": False,
-        "timeout": 30.0,
-        "sample_dir": None,
-        "trace_dir": None,
-        "batch": "1",
-        "repeats": 3,
-        "more": "",
-    } | more
-    return Sitting(argparse.Namespace(**given))
 
 
 def test_each_engine_has_the_files_and_the_gpus_that_are_its_own(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ import pytest
 from measuring import in_turns
 from meeting import Meeting
 from plan import Cell, Party, Place
-from sitting import Sitting
+
+from tests.support.sittings import sitting
 
 ENGINE_IN_TURN = """
 import json, os, sys, time
@@ -49,28 +50,6 @@ print("RESULT " + json.dumps(dict(engines_turns=turns)))
 """
 
 
-def sitting(tmp_path: Path, **more: Any) -> Sitting:
-    given: dict[str, Any] = {
-        "out": tmp_path / "result.json",
-        "stock": Path("/stock"),
-        "patched": Path("/patched"),
-        "site": None,
-        "overlay_site": None,
-        "cache_root": tmp_path / "cache",
-        "shared_cache": False,
-        "timeout": 30.0,
-        "sample_dir": None,
-        "trace_dir": None,
-        "batch": "1",
-        "repeats": 3,
-        "in_turn": 4,
-        "turns": 2,
-        "beside": Meeting(None, 0, 1),
-        "more": "",
-    } | more
-    return Sitting(argparse.Namespace(**given))
-
-
 PARTIES = [Party("stock-v1", Cell.parse(f"1b:{k}:FULL"), Place()) for k in range(4)]
 
 
@@ -91,14 +70,14 @@ def engine_in_turn(pids: Path) -> Callable[[Party, Path], list[str]]:
 def test_engines_in_turn_measure_while_the_others_are_stopped(
     tmp_path: Path, pids: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = sitting(tmp_path)
+    one = sitting(tmp_path, in_turn=4, turns=2)
     monkeypatch.setattr(one, "command", engine_in_turn(pids))
     started = []
     all_started = one._all_started
     monkeypatch.setattr(
         one, "_all_started", lambda: (started.append(len(list(pids.iterdir()))), all_started())
     )
-    one.run(PARTIES, 0, in_turn=True)
+    one.run(PARTIES, 0)
     one.close()
     assert started == [3]
     first, second, third, fourth = one.results
@@ -115,7 +94,7 @@ def test_engines_in_turn_measure_while_the_others_are_stopped(
 def test_an_engine_that_cannot_even_be_described_holds_up_nobody(
     tmp_path: Path, pids: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = sitting(tmp_path)
+    one = sitting(tmp_path, in_turn=4, turns=2)
     monkeypatch.setattr(one, "command", engine_in_turn(pids))
 
     def environment(engine: str, place: Place, cache: Path) -> dict[str, str]:
@@ -123,21 +102,21 @@ def test_an_engine_that_cannot_even_be_described_holds_up_nobody(
 
     monkeypatch.setattr(one, "environment", environment)
     with pytest.raises(OSError, match="no room"):
-        one.run(PARTIES, 0, in_turn=True)
+        one.run(PARTIES, 0)
     one.close()
 
 
 def test_whoever_is_killed_while_it_waits_holds_up_nobody(
     tmp_path: Path, pids: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = sitting(tmp_path)
+    one = sitting(tmp_path, in_turn=4, turns=2)
     monkeypatch.setattr(one, "command", engine_in_turn(pids))
 
     def kill_the_last() -> None:
         os.kill(int((pids / "pid.3").read_text()), signal.SIGKILL)
 
     monkeypatch.setattr(one, "_all_started", kill_the_last)
-    one.run(PARTIES, 0, in_turn=True)
+    one.run(PARTIES, 0)
     one.close()
     assert ["engines_turns" in found for found in one.results] == [True, False, True, False]
 
@@ -145,7 +124,7 @@ def test_whoever_is_killed_while_it_waits_holds_up_nobody(
 def test_a_conductor_that_fails_leaves_nobody_stopped(
     tmp_path: Path, pids: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = sitting(tmp_path)
+    one = sitting(tmp_path, in_turn=4, turns=2)
     monkeypatch.setattr(one, "command", engine_in_turn(pids))
 
     def fails() -> None:
@@ -153,7 +132,7 @@ def test_a_conductor_that_fails_leaves_nobody_stopped(
 
     monkeypatch.setattr(one, "_all_started", fails)
     with pytest.raises(RuntimeError, match="on purpose"):
-        one.run(PARTIES, 0, in_turn=True)
+        one.run(PARTIES, 0)
     one.close()
     assert all(found["failed"] for found in one.results)
 

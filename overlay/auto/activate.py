@@ -100,13 +100,13 @@ def activate(
     :raises UsageError: if a patches folder is not there.
     :raises PatchFormatErrors: if a patches folder is malformed.
     """
+    wanted = _wanted(switches)
     try:
-        found = _activated(target, switches, after_exec, bypassed)
+        found = _activated(target, switches, wanted, after_exec, bypassed)
     except (UsageError, PatchFormatErrors):
         raise
     except OverlayError as error:
         found = impossible(str(error), switches, target)
-    wanted = _wanted(switches)
     _refuse_missing(found, wanted)
     active = {feature.id for feature in found.features if feature.active}
     return replace(found, required=bool(active and ("all" in wanted or active & wanted)))
@@ -131,7 +131,11 @@ def impossible(why: str, switches: Switches, target: Target | None = None) -> Ac
 
 
 def _activated(
-    target: Target, switches: Switches, after_exec: hook.AfterExec, bypassed: hook.Bypassed
+    target: Target,
+    switches: Switches,
+    wanted: frozenset[str],
+    after_exec: hook.AfterExec,
+    bypassed: hook.Bypassed,
 ) -> Activation:
     assert target.root is not None  # an importable vLLM lies in a folder
     # What reads a ledger is imported only where something of ours stands.
@@ -150,10 +154,10 @@ def _activated(
         if ledger is not None and found.way == "disk":
             rest = _needless(target, ledger, switches)
         if rest is None:
-            found = _in_memory(target, switches, after_exec, bypassed, found, features)
+            found = _in_memory(target, switches, wanted, after_exec, bypassed, found, features)
         else:
             features += rest
-    elif _wanted(switches) - {feature.id for feature in features}:
+    elif wanted - {feature.id for feature in features}:
         features += _not_on_disk(target, switches, {feature.id for feature in features})
     return replace(found, features=tuple(features), digest=digest(features, switches))
 
@@ -213,6 +217,7 @@ def _needless(target: Target, ledger: Ledger, switches: Switches) -> list[Featur
 def _in_memory(
     target: Target,
     switches: Switches,
+    wanted: frozenset[str],
     after_exec: hook.AfterExec,
     bypassed: hook.Bypassed,
     found: Activation,
@@ -241,7 +246,6 @@ def _in_memory(
         features.append(FeatureStanding(one.id, one.digest, one.state, one.chosen, why, one.asked))
     if prepared.entry.modules:
         assert target.root is not None
-        wanted = _wanted(switches)
         required = {
             module
             for one in prepared.features

@@ -70,7 +70,7 @@ def start(environment: dict[str, str] | os._Environ[str] = os.environ) -> None:
     _write(_process.record)
     if found.way != records.OFF:
         ranks.watch(_rank_report, found.required)
-    _say(found, asked)
+    _say(_process)
 
 
 def _found(asked: switches.Switches) -> Activation:
@@ -92,7 +92,7 @@ def _speak_after_fork(process: _Process) -> None:
     process.spoke = os.getpid()
     process.record = replace(process.record, role=records.role())
     _write(process.record)
-    speech.say([(logging.INFO, _line(process.activation, process.record, process.asked))])
+    speech.say([(logging.INFO, _line(process))])
 
 
 def running_vllm() -> Target:
@@ -132,7 +132,8 @@ def _is_ours_already() -> bool:
     )
 
 
-def _say(found: Activation, asked: switches.Switches) -> None:
+def _say(process: _Process) -> None:
+    found, asked = process.activation, process.asked
     lines = [(logging.WARNING, f"vllm-overlay: {text}") for text in found.warnings]
     lines += [(logging.WARNING, f"vllm-overlay: {text}") for text in _unread(found, asked)]
     for feature in found.features:
@@ -144,12 +145,13 @@ def _say(found: Activation, asked: switches.Switches) -> None:
         why = feature.why or "not applied on disk"
         text = f"vllm-overlay: {feature.id} is left out ({feature.state}): {why}"
         lines.append((logging.WARNING if feature.asked else logging.DEBUG, text))
-    speech.say([*lines, (logging.INFO, _line(found, _describe(found), asked))])
+    speech.say([*lines, (logging.INFO, _line(process))])
 
 
-def _line(found: Activation, record: records.ProcessRecord, asked: switches.Switches) -> str:
+def _line(process: _Process) -> str:
     """The one line at start; a fork's record may know more than what was activated."""
-    if found.way == records.OFF:
+    record, asked = process.record, process.asked
+    if record.way == records.OFF:
         return "vllm-overlay: off (OVERLAY=off); this process runs vLLM as it is installed"
     text = (
         f"vllm-overlay: process {os.getpid()} runs {record.summary} on vLLM {record.vllm}, "

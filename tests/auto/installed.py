@@ -7,7 +7,7 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,9 +16,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 NEEDED = ("unidiff", "platformdirs")
 
 
-def install_beside(folder: Path) -> Path:
-    """Build the wheel from a copy of the tree and install it into ``folder/beside``."""
-    source = folder / "source"
+def copy_tree(folder: Path, wanted: Callable[[str], bool]) -> None:
+    """Copy the files of the repository as they stand, without what git ignores."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"],
         cwd=REPOSITORY,
@@ -27,11 +26,17 @@ def install_beside(folder: Path) -> Path:
         text=True,
     ).stdout.splitlines()
     for name in listed:
-        if name.startswith(("overlay/", "patches/")) or "/" not in name:
-            original, copy = REPOSITORY / name, source / name
+        if wanted(name):
+            original, copy = REPOSITORY / name, folder / name
             if original.is_file():
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 copy.write_bytes(original.read_bytes())
+
+
+def install_beside(folder: Path) -> Path:
+    """Build the wheel from a copy of the tree and install it into ``folder/beside``."""
+    source = folder / "source"
+    copy_tree(source, lambda name: name.startswith(("overlay/", "patches/")) or "/" not in name)
     beside = folder / "beside"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
     subprocess.run(

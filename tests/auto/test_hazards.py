@@ -5,7 +5,6 @@ The table stands in docs/auto-apply.md, too.  Each mutation is made in a copy of
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.auto.installed import REPOSITORY
+from tests.auto.installed import REPOSITORY, copy_tree
 
 DOCUMENT = REPOSITORY / "docs/auto-apply.md"
 
@@ -145,17 +144,7 @@ HAZARDS = (
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The repository as it stands, to be mutated."""
     folder = tmp_path_factory.mktemp("hazards")
-    listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"],
-        cwd=REPOSITORY,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.splitlines()
-    for name in listed:
-        if not name.startswith(("bench/results/", "docs/")) and (REPOSITORY / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(REPOSITORY / name, folder / name)
+    copy_tree(folder, lambda name: not name.startswith(("bench/results/", "docs/")))
     return folder
 
 
