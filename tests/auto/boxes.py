@@ -37,6 +37,25 @@ PATCHED = "register(); assert runs() == 'patched', runs()\n"
 PRISTINE = "register(); assert runs() == 'pristine', runs()\n"
 
 
+#: Another tool's finder: asks the whole import system, and puts ``changed(spec)`` for its loader.
+OTHER_FINDER = """
+import importlib.abc, importlib.machinery, importlib.util, sys
+class Other(importlib.abc.MetaPathFinder):
+    busy = False
+    def find_spec(self, name, path=None, target=None):
+        if Other.busy or not name.startswith("vllm."):
+            return None
+        Other.busy = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            Other.busy = False
+        if spec is not None:
+            spec.loader = changed(spec)
+        return spec
+"""
+
+
 class Box:
     """A fake vLLM in a site-packages, a patches folder, and an environment for child processes."""
 

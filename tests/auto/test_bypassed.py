@@ -9,7 +9,7 @@ import pytest
 
 from overlay.auto import live, records
 from overlay.auto.bypassed import Expected
-from tests.auto.boxes import PATCHED, PRISTINE, Box
+from tests.auto.boxes import OTHER_FINDER, PATCHED, PRISTINE, Box
 from tests.auto.test_process import second_feature
 
 #: As the hooks of typeguard and jaxtyping: Python's own finder is asked, and no other.
@@ -106,22 +106,14 @@ def test_only_the_features_it_concerns_count_as_required(box: Box) -> None:
     assert box.attempt(code, OVERLAY_REQUIRED="second,demo").returncode != 0
 
 
-WRAPPING = """
-class Other(importlib.abc.MetaPathFinder):
-    busy = False
-    def find_spec(self, name, path=None, target=None):
-        if Other.busy or not name.startswith("vllm."):
-            return None
-        Other.busy = True
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            Other.busy = False
-        if spec is not None:
-            spec.loader = Wrapper(spec.loader)
-        return spec
+WRAPPING = (
+    OTHER_FINDER
+    + """
+def changed(spec):
+    return Wrapper(spec.loader)
 sys.meta_path.insert(0, Other())
 """
+)
 SLOTS = """
 import importlib.abc, importlib.machinery, importlib.util, sys
 class Wrapper(importlib.abc.Loader):

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.auto.boxes import OTHER_FINDER
+
 REPO = Path(__file__).resolve().parents[2]
 
 PRISTINE = '''\
@@ -348,25 +350,17 @@ def test_another_vllm_on_the_path_is_refused(root: Path, tmp_path: Path) -> None
     )
 
 
-OTHER_HOOK = """
-import importlib.abc, importlib.machinery
+OTHER_HOOK = (
+    OTHER_FINDER
+    + """
 class Instrument(importlib.machinery.SourceFileLoader):
     def source_to_code(self, data, path, *, _optimization=-1):
         return super().source_to_code(data.replace(b"'patched'", b"'both'"), path)
-class Other(importlib.abc.MetaPathFinder):
-    busy = False
-    def find_spec(self, name, path=None, target=None):
-        if not name.startswith("vllm.") or Other.busy:
-            return None
-        Other.busy = True
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            Other.busy = False
-        if spec is not None and type(spec.loader) is importlib.machinery.SourceFileLoader:
-            spec.loader = Instrument(name, spec.origin)
-        return spec
+def changed(spec):
+    plain = type(spec.loader) is importlib.machinery.SourceFileLoader
+    return Instrument(spec.name, spec.origin) if plain else spec.loader
 """
+)
 
 
 @pytest.mark.parametrize("ours_first", [True, False])
