@@ -7,8 +7,18 @@ from pathlib import Path
 import pytest
 
 from tests.auto.boxes import Box
+from tests.auto.hooked import PRISTINE
 
 
 @pytest.fixture
 def box(tmp_path: Path) -> Box:
     return Box(tmp_path)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm/__init__.py").write_text("")
+    (tmp_path / "vllm/mod.py").write_text(PRISTINE)
+    (tmp_path / "vllm/other.py").write_text("VALUE = 1\n")
+    return tmp_path

@@ -114,14 +114,14 @@ HAZARDS = (
         "overlay/auto/hook.py",
         '        if name.startswith("__") or self._inner is None:\n',
         "        if True:\n",
-        "tests/auto/test_hook.py",
+        "tests/auto/test_other_hooks.py",
     ),
     Hazard(
         "other hooks lose the module that their loader makes",
         "overlay/auto/hook.py",
         "        return self._inner.create_module(spec) if self._inner is not None else None\n",
         "        return None\n",
-        "tests/auto/test_hook.py",
+        "tests/auto/test_other_hooks.py",
     ),
     Hazard(
         "another hook finds a target without asking ours",
