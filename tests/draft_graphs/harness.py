@@ -49,6 +49,7 @@ class Run:
         the old text must stand there exactly once.
     :ivar sabotage: a name in `sabotage.SABOTAGES`, done after the capture and undone at the end.
     :ivar check: `OVERLAY_DRAFT_GRAPHS_CHECK`.
+    :ivar profile_fails: whether no graph can be captured for vLLM's profile of their memory.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Run:
     mutation: tuple[tuple[str, str, str], ...] = ()
     sabotage: str | None = None
     check: bool = True
+    profile_fails: bool = False
 
 
 @dataclass
@@ -224,7 +226,12 @@ class Engine:
             ladder_of(run),
             mock.patch.object(package, "capture_draft_graphs", capture_draft_graphs),
         ):
-            with audit.untouched_by_capture():
+            with audit.untouched_by_capture(), contextlib.ExitStack() as stack:
+                if run.profile_fails:
+                    refusal = RuntimeError("no memory left")
+                    stack.enter_context(
+                        mock.patch.object(self.backend, "capture", side_effect=refusal)
+                    )
                 outcome.profiled = package.profile_draft_graphs(self.runner)
             if run.mutation:
                 # The target's part, which takes longest, is what it was.

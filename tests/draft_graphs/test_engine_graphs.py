@@ -7,6 +7,7 @@ module's address check is on, and padded rows hold junk before every replay.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -121,7 +122,7 @@ def scenario(models: Path, name: str) -> Plan:
     }
     runs = [Run("auto"), Run("off", "off")]
     if name == "one request at a time":
-        runs.append(FAILING)
+        runs += [FAILING, Run("a profile that fails", profile_fails=True)]
     return Plan(make_spec(models, "eagle3hid", 3, **settings[name]), runs)
 
 
@@ -216,3 +217,17 @@ def test_a_capture_that_fails_leaves_upstreams_drafting(
     assert not outcome.used
     (warning,) = [line for line in outcome.log if line.startswith("WARNING")]
     assert "_local_scalar_dense" in warning
+
+
+def test_a_profile_that_fails_does_not_make_the_kv_cache_too_large_in_silence(
+    scenarios: dict[str, dict[str, Outcome]],
+) -> None:
+    outcome = scenarios["one request at a time"]["a profile that fails"]
+    expect_right(outcome)
+    assert outcome.profiled == 0
+    assert outcome.captured == ["first 1", "loop 1"]
+    (warning,) = [line for line in outcome.log if line.startswith("WARNING")]
+    assert "no memory left" in warning
+    assert re.search(r"without their \d+ MiB.*gpu_memory_utilization", warning), warning
+    for each in ("auto", "off", "a capture that fails"):
+        assert not any("profile" in line for line in scenarios["one request at a time"][each].log)

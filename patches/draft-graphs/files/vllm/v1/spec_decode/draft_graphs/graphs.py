@@ -44,6 +44,7 @@ class DraftGraphs:
         self._query_len = self._k + 1
         self._captured: Captured | None = None
         self._withdrawn: str | None = None
+        self._unprofiled: str | None = None
 
     # ---- capture
 
@@ -74,14 +75,19 @@ class DraftGraphs:
         memory = max(free - self._backend.free_memory(), 0)
         seconds = time.perf_counter() - started
         self._say(report.captured_line(self.mode, plan, decision.notes, memory, seconds))
+        if self._unprofiled is not None and compat.is_speaker():
+            logger.warning("%s", report.unprofiled_line(self._unprofiled, memory))
+        self._unprofiled = None
 
     def profile(self, runner: Any) -> int:
         """Bytes that `capture` will take, from capturing the two largest graphs of each role.
 
         Called inside `graph_capture()` while vLLM has a minimal KV cache. Keeps nothing. A
-        failure counts as nothing: the capture itself will meet it again and say so.
+        failure counts as nothing: the capture itself will meet it again and say so, or warn that
+        the KV cache was sized without what it took.
         """
         self.release()
+        self._unprofiled = None
         _, plan = self._plan()
         if not plan:
             return 0
@@ -100,8 +106,9 @@ class DraftGraphs:
             capture_keys(
                 self._proposer, runner, self._backend, plan, largest, check=False, after_each=sample
             )
-        except CaptureFailed:
+        except CaptureFailed as failure:
             logger.debug("Draft graphs: the failed capture of the profile", exc_info=True)
+            self._unprofiled = str(failure)
             return 0
         total = 0
         for role, keys in roles.items():

@@ -36,3 +36,12 @@ def refused_line(mode: Mode, decision: Decision) -> str:
 def withdrawn_line(reason: str) -> str:
     """The one WARNING when graphs that were to be there are not."""
     return f"Draft graphs withdrawn, the drafter runs as upstream: {reason}"
+
+
+def unprofiled_line(reason: str, memory: int) -> str:
+    """The WARNING for graphs that vLLM's profile knows nothing of. memory: bytes."""
+    return (
+        f"Draft graphs: captured, but not in the profile of the graphs' memory ({reason}); the KV "
+        f"cache was sized without their {memory / (1 << 20):.0f} MiB. If memory runs out, lower "
+        "gpu_memory_utilization or set OVERLAY_DRAFT_GRAPHS=off."
+    )
