@@ -108,6 +108,29 @@ def test_graphs_must_have_done_what_is_expected(mode: str, rank: Any, why: str) 
     assert said.startswith(why)
 
 
+def test_prompt_logprobs_are_those_without_graphs() -> None:
+    def found(loop: list[list[float]]) -> bool:
+        off = cell("off", equals=None, prompt_logprobs=[[-1.5, -0.25], [-3.0]])
+        return verdicts(off, cell("loop", equals=None, prompt_logprobs=loop))[1][0]
+
+    assert found([[-1.5, -0.2505], [-3.0]])
+    assert not found([[-1.5, -0.26], [-3.0]])
+    assert not found([[-1.5, -0.25], [float("nan")]])
+    assert not found([[-1.5, -0.25]])
+    assert not found([[-1.5], [-3.0]])
+
+
+def test_every_graph_was_replayed() -> None:
+    captured = {"keys": {"first": 2, "loop": 2}}
+    sizes = {"first 1": 3, "first 2": 1, "loop 1": 3, "loop 2": 1}
+    ran = {"replays": {"first": 4, "loop": 4}, "withdrawn": None, "sizes": sizes}
+    every: dict[str, Any] = {"captured": captured, "ran": ran, "every_size": True}
+    assert verdicts(cell("loop", **every)) == [(True, "oracle")]
+    del sizes["first 2"]
+    assert verdicts(cell("loop", **every)) == [(False, "captured and never replayed: {'first': 1}")]
+    assert verdicts(cell("loop", **every | {"every_size": False})) == [(True, "oracle")]
+
+
 def ranks(*replays: dict[str, int]) -> dict[str, Any]:
     each = [{"replays": one, "withdrawn": None} for one in replays]
     return {**each[0], "ranks": each}
@@ -159,7 +182,7 @@ def test_every_cell_has_a_title_of_its_own_and_the_longest_begin() -> None:
     assert len({cell.title for cell in cells}) == len(cells)
     weights = [cell.weight for cell in cells]
     assert weights == sorted(weights, reverse=True)
-    assert {cell.draft_graphs for cell in cells} == {"off", "step", "loop"}
+    assert {cell.draft_graphs for cell in cells} == {"off", "step", "loop", "auto"}
     # An engine that leaves the oracle has a second run without graphs beside it.
     again = {cell.name for cell in cells if cell.mode == "off again"}
     assert again == {"max-model-len", "sampled-and-logprobs"}

@@ -6,7 +6,8 @@ status says only whether the engine ran: whether it was right stands in the resu
 - ``ok``: every token and every accepted count agrees with the oracle.
 - ``requests``: for each, ``tokens``, ``tokens_ok``, ``steps`` (known, drafted, accepted),
   ``steps_ok`` (each step accepted exactly what it must at that position, whatever the schedule),
-  ``prompt_logprobs_ok``, ``finish``; ``*_ok`` is null where there is nothing to compare.
+  ``prompt_logprobs_ok``, ``prompt_logprobs``, ``finish``; ``*_ok`` is null where there is nothing
+  to compare.
 - ``counts``: vLLM's own metrics; ``watched``: the same, added up from the steps; ``oracle``: what
   the metrics come to if nothing is preempted or near its length limit; ``counts_ok``: that
   vLLM's equal the watched ones, and ``undisturbed``: that they equal the oracle's.
@@ -105,6 +106,7 @@ def judge(
         "steps": [[step.known, step.drafted, step.accepted] for step in steps],
         "steps_ok": steps_ok,
         "prompt_logprobs_ok": _prompt_logprobs_ok(request, output, rule),
+        "prompt_logprobs": _prompt_logprobs(request, output),
         "finish": output.outputs[0].finish_reason,
     }
 
@@ -117,6 +119,21 @@ def _prompt_logprobs_ok(request: Request, output: Any, rule: oracle.Rule) -> boo
         for entries in output.prompt_logprobs[2:]
     ]
     return likeliest == [rule.successor[token] for token in request.prompt[:-2]]
+
+
+def _prompt_logprobs(request: Request, output: Any) -> list[float]:
+    """The logprobs of each prompt token and of the likeliest in its place, in this order."""
+    if request.prompt_logprobs is None:
+        return []
+    places = zip(output.prompt_logprobs[1:], request.prompt[1:], strict=True)
+    return [
+        round(float(value), 6)
+        for entries, token in places
+        for value in (
+            entries[token].logprob,
+            *(entry.logprob for entry in entries.values() if entry.rank == 1),
+        )
+    ]
 
 
 def run(spec: EngineSpec) -> dict[str, Any]:

@@ -49,6 +49,9 @@ def verdict(result: dict[str, Any]) -> dict[str, Any]:
         found = [request[name] for request in result["requests"] if request[name] is not None]
         kept[name] = f"{sum(found)} of {len(found)}"
     kept |= {"preemptions": result["preemptions"], "counts_ok": result["counts_ok"]}
+    logprobs = [request["prompt_logprobs"] for request in result["requests"]]
+    if any(logprobs):
+        kept["prompt_logprobs"] = [each for each in logprobs if each]
     hooks = result["hooks"]
     kept["captured"] = hooks.get("graph_hooks:watch_replays")
     kept["ran"] = hooks.get("graph_hooks:replays") or {}
@@ -101,6 +104,8 @@ def run_cell(cell: Cell, logs: Path, slots: Slots, seconds: float) -> dict[str, 
     found |= {"cell": cell.name, "mode": cell.mode, "expects": cell.expects, "log": lines}
     if cell.expects == "withdrawn":
         found["reason"] = REASON
+    if cell.every_size:
+        found["every_size"] = True
     spec = cell.spec
     found["settings"] = {
         "draft": spec.draft,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine_spec import EngineSpec, Request, make_requests
+from every_size import at_every_size
 
 HERE = Path(__file__).resolve().parent
 FULL = {"cudagraph_mode": "FULL_AND_PIECEWISE"}
@@ -20,11 +21,12 @@ KV_BYTES, FREE_SHARE = 1 << 30, 0.05
 class Cell:
     """One engine to run.
 
-    :ivar mode: ``off``, ``step``, ``loop``, or ``off again``.
+    :ivar mode: ``off``, ``step``, ``loop``, ``auto``, or ``off again``.
     :ivar expects: ``graphs`` (they run), ``none`` (there are none), or ``withdrawn`` (they failed
         on purpose, and nothing is left of them on any rank).
     :ivar alone: whether the engine must have its GPU for itself, because it measures its memory.
     :ivar weight: seconds beyond an ordinary cell; those with more begin first.
+    :ivar every_size: whether every graph that was captured must be replayed.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Cell:
     expects: str = "graphs"
     alone: bool = False
     weight: int = 0
+    every_size: bool = False
 
     @property
     def title(self) -> str:
@@ -92,7 +95,9 @@ def all_cells(models: str) -> list[Cell]:
         *_drafts(base, eight),
         *_without_oracle(base, eight),
         *_many_requests(base),
+        *_every_size(base),
         *_settings(base, eight),
+        *_by_default(base, eight),
         *_tensor_parallel(base, eight),
         *_failures(base, eight),
         *_soaks(base),
@@ -137,28 +142,69 @@ def _many_requests(base: EngineSpec) -> Iterator[Cell]:
             yield Cell(f"seqs{seqs}-k5-hid", mode, hidden, expects, weight=weight)
 
 
+def _every_size(base: EngineSpec) -> Iterator[Cell]:
+    """Every graph is full once, and once has a request more than the next smaller one holds."""
+    base = replace(base, max_num_batched_tokens=2048)  # so that all begin in one step
+    for seqs, draft, k in (
+        (8, "eagle3hid", 5),
+        (200, "eagle3", 2),
+        (200, "eagle3hid", 5),
+        (256, "eagle3", 3),
+        (256, "eagle3hid", 7),
+    ):
+        requests = at_every_size(seqs, k)
+        spec = replace(base, draft=draft, k=k, max_num_seqs=seqs, requests=requests)
+        name, weight = f"every-size{seqs}-{draft}-k{k}", 10 if seqs > 8 else 0
+        for mode in ("off", "step", "loop"):
+            graphs = mode != "off"
+            yield Cell(name, mode, spec, _expects(mode), weight=weight, every_size=graphs)
+    # Four graphs, and nearly all batches are larger than the largest of them.
+    small = {**FULL, "cudagraph_capture_sizes": [1, 2, 4, 8]}
+    spec = replace(base, draft="eagle3hid", max_num_seqs=200, requests=falling(300))
+    spec = replace(spec, compilation=small)
+    for mode in ("off", "step", "loop"):
+        yield Cell("sizes-1248-seqs200", mode, spec, _expects(mode), weight=10)
+
+
+def _by_default(base: EngineSpec, eight: tuple[Request, ...]) -> Iterator[Cell]:
+    """As without `OVERLAY_DRAFT_GRAPHS`."""
+    yield Cell("default", "auto", replace(base, requests=eight))
+    hidden = replace(base, draft="eagle3hid", k=5, requests=eight)
+    yield Cell("default-hid-k5", "auto", hidden)
+
+
 def _settings(base: EngineSpec, eight: tuple[Request, ...]) -> Iterator[Cell]:
-    for mode in ("step", "loop"):
+    for mode in ("off", "step", "loop"):
+        expects = _expects(mode)
         small = {**FULL, "cudagraph_capture_sizes": [1, 2, 4, 8]}
-        yield Cell("sizes-1248", mode, replace(base, compilation=small, requests=eight))
+        yield Cell("sizes-1248", mode, replace(base, compilation=small, requests=eight), expects)
         for name in ("FULL", "FULL_DECODE_ONLY"):
             graphs = replace(base, compilation={"cudagraph_mode": name}, requests=eight)
-            yield Cell(name.lower(), mode, graphs)
+            yield Cell(name.lower(), mode, graphs, expects)
         triton = replace(base, attention_backend="TRITON_ATTN", requests=eight)
-        yield Cell("triton", mode, triton)
-        yield Cell("triton-hid-k5", mode, replace(triton, draft="eagle3hid", k=5))
+        yield Cell("triton", mode, triton, expects)
+        triton = replace(triton, draft="eagle3hid")
+        yield Cell("triton-hid-k5", mode, replace(triton, k=5), expects)
         long = make_requests(24, tokens=64, lengths=(150, 400), wave=3, steps_between=4)
         hidden = replace(base, draft="eagle3hid")
-        yield Cell("long-prompts", mode, replace(hidden, requests=long))
-        few = replace(hidden, k=5, block_size=16, kv_blocks=40)
-        yield Cell("preempted", mode, replace(few, requests=falling(24, shortest=80)))
+        yield Cell("long-prompts", mode, replace(hidden, requests=long), expects)
+        yield Cell("long-prompts-triton", mode, replace(triton, requests=long), expects)
+        scarce: dict[str, Any] = {
+            "k": 5,
+            "block_size": 16,
+            "kv_blocks": 40,
+            "requests": falling(24, shortest=80),
+        }
+        yield Cell("preempted", mode, replace(hidden, **scarce), expects)
+        yield Cell("preempted-triton", mode, replace(triton, **scarce), expects)
         prefix = tuple(
             replace(request, prompt=tuple(range(3, 103)) + request.prompt) for request in eight
         )
-        yield Cell("prefix-caching", mode, replace(hidden, prefix_caching=True, requests=prefix))
+        cached = replace(hidden, prefix_caching=True, requests=prefix)
+        yield Cell("prefix-caching", mode, cached, expects)
         # vLLM compares the device's free memory before and after its profile.
         profiled = replace(base, engine={"gpu_memory_utilization": 0.3}, requests=eight)
-        yield Cell("profiled-memory", mode, profiled, alone=True, weight=1000)
+        yield Cell("profiled-memory", mode, profiled, expects, alone=True, weight=1000)
 
 
 def _tensor_parallel(base: EngineSpec, eight: tuple[Request, ...]) -> Iterator[Cell]:

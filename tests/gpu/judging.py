@@ -6,6 +6,8 @@ from typing import Any
 
 _EXACT = ("tokens_ok", "steps_ok", "prompt_logprobs_ok", "counts", "counts_ok")
 _REFERENCE, _AGAIN = "off", "off again"
+#: By how much a prompt logprob may differ from that of the engine without graphs.
+CLOSE = 1e-3
 
 
 def judge(results: list[dict[str, Any]]) -> None:
@@ -16,7 +18,8 @@ def judge(results: list[dict[str, Any]]) -> None:
     of it, ``off again``, comes to the same.
 
     :param results: dictionaries with ``cell``, ``mode`` and ``expects`` and, unless the engine
-        failed, the figures of ``acceptance.verdict``.
+        failed, the figures of ``acceptance.verdict``.  Where ``every_size`` is set, every graph
+        that was captured must have been replayed.
     """
     cells = {(one["cell"], one["mode"]): one for one in results}
     for one in results:
@@ -56,7 +59,21 @@ def _ran(one: dict[str, Any] | None) -> bool:
 
 
 def _same(one: dict[str, Any], other: dict[str, Any] | None) -> bool:
-    return other is not None and "counts" in other and all(one[key] == other[key] for key in _EXACT)
+    return (
+        other is not None
+        and "counts" in other
+        and all(one[key] == other[key] for key in _EXACT)
+        and _close(one.get("prompt_logprobs", []), other.get("prompt_logprobs", []))
+    )
+
+
+def _close(one: list[list[float]], other: list[list[float]]) -> bool:
+    """Whether all values are there and alike; a NaN is like nothing."""
+    return [len(each) for each in one] == [len(each) for each in other] and all(
+        abs(mine - theirs) <= CLOSE
+        for each in zip(one, other, strict=True)
+        for mine, theirs in zip(*each, strict=True)
+    )
 
 
 def _ranks(found: dict[str, Any] | None) -> list[dict[str, Any]]:
@@ -76,12 +93,25 @@ def _graphs_wrong(one: dict[str, Any]) -> str | None:
     if one["expects"] == "graphs":
         if any(withdrawn):
             return f"withdrawn: {withdrawn}"
-        return None if some else "no graph was replayed"
+        if not some:
+            return "no graph was replayed"
+        return _missed(ran[0], captured[0]) if one.get("every_size") else None
     if some:
         return "graphs were replayed that should not be there"
     if any(rank.get("keys") for rank in captured):
         return f"draft keys are left: {[rank.get('keys') for rank in captured]}"
     return _not_withdrawn(one, withdrawn) if one["expects"] == "withdrawn" else None
+
+
+def _missed(ran: dict[str, Any], captured: dict[str, Any]) -> str | None:
+    """Which graphs were captured and never replayed, by number; ``sizes`` are ``role requests``."""
+    replayed = [size.partition(" ")[0] for size in ran["sizes"]]
+    missed = {
+        role: count - replayed.count(role)
+        for role, count in captured["keys"].items()
+        if count != replayed.count(role)
+    }
+    return f"captured and never replayed: {missed}" if missed else None
 
 
 def _not_withdrawn(one: dict[str, Any], withdrawn: list[str | None]) -> str | None:

@@ -1,0 +1,59 @@
+"""The requests of the GPU cells that are to run every draft graph."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import oracle
+import pytest
+from added_modules import added
+from every_size import CAPTURED, STEPS, at_every_size, levels
+from gpu_cells import all_cells
+
+keys: Any = added("keys")
+CELLS = {cell.name: cell for cell in all_cells("MODELS") if cell.mode == "loop" and cell.every_size}
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_every_size_is_live_and_one_more_than_each(name: str) -> None:
+    """From the oracle alone: how many requests are still there at each step."""
+    spec = CELLS[name].spec
+    rule = oracle.make_rule()
+    steps = [
+        len(oracle.undisturbed(rule, request.prompt, request.tokens, spec.k))
+        for request in spec.requests
+    ]
+    assert len(steps) == spec.max_num_seqs
+    live = Counter(sum(end > step for end in steps) for step in range(max(steps)))
+    assert live == dict.fromkeys(levels(spec.max_num_seqs, spec.k), STEPS)
+    for tokens in CAPTURED:
+        plan = keys.plan_keys(
+            k=spec.k,
+            max_num_seqs=spec.max_num_seqs,
+            max_capture_tokens=tokens,
+            first=True,
+            later=("loop",),
+        )
+        for role in ("first", "loop"):
+            sizes = sorted(key.num_reqs for key in plan if key.role == role)
+            wanted = {*sizes, *(size + 1 for size in sizes if size < spec.max_num_seqs)}
+            assert wanted <= set(live)
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_all_begin_in_one_step_and_end_in_time(name: str) -> None:
+    spec = CELLS[name].spec
+    prompts = [len(request.prompt) for request in spec.requests]
+    assert sum(prompts) <= spec.max_num_batched_tokens
+    # A batch of all requests with all their drafts is one step, too.
+    assert len(prompts) * (spec.k + 1) <= spec.max_num_batched_tokens
+    longest = max(
+        place + request.tokens for place, request in zip(prompts, spec.requests, strict=True)
+    )
+    assert longest + 2 * spec.k < spec.max_model_len
+
+
+def test_without_a_larger_graph_there_is_nothing_above() -> None:
+    assert levels(8, 5) == [8, 5, 4, 3, 2, 1]
+    assert len(at_every_size(8, 5)) == 8

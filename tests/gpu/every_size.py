@@ -1,0 +1,47 @@
+"""Requests that end so that the batch has, one after the other, every size that matters.
+
+Which sizes draft graphs have is written down here once more, on purpose: a test says that it is
+what ``vllm.v1.spec_decode.draft_graphs.keys`` makes of it.
+"""
+
+from __future__ import annotations
+
+import oracle
+from engine_spec import Request, make_requests
+
+#: What vLLM's largest capture size is, in tokens, where nothing else is asked for: the last
+#: multiple of 16, which it then makes a multiple of K+1 if that is no more than the limit.
+CAPTURED = range(488, 513)
+#: Steps for which the batch keeps each size.  A request may be scheduled once more after its end.
+STEPS = 2
+
+
+def levels(seqs: int, k: int) -> list[int]:
+    """Batch sizes, descending: each that a draft graph has, and one more than each.
+
+    One more is the smallest batch for the next larger graph.  Which graph of first passes is the
+    largest is known but for a few requests, which are all there.
+    """
+    sizes = {1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, seqs, 32), seqs}
+    sizes |= {tokens // (k + 1) for tokens in CAPTURED}
+    found = {level for size in sizes for level in (size, size + 1)}
+    return sorted((level for level in found if level <= seqs), reverse=True)
+
+
+def at_every_size(seqs: int, k: int) -> tuple[Request, ...]:
+    """``seqs`` requests that begin together, of which all `levels` are live for ``STEPS`` steps."""
+    rule = oracle.make_rule()
+    ends = [0] * seqs
+    for place, level in enumerate(levels(seqs, k)):
+        # The first ones live on; the others have ended before.
+        ends[:level] = [STEPS * (place + 1)] * level
+    made = make_requests(seqs, lengths=(2, 12))
+    return tuple(_with_steps(rule, *each, k) for each in zip(made, ends, strict=True))
+
+
+def _with_steps(rule: oracle.Rule, request: Request, steps: int, k: int) -> Request:
+    """The request with as many tokens as it has after so many verifications."""
+    known = [*request.prompt, *oracle.continuation(rule, request.prompt, 1)]
+    for _ in range(steps):
+        known += oracle.continuation(rule, known, oracle.accepted(rule, known, k) + 1)
+    return Request(request.prompt, len(known) - len(request.prompt))
