@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 _LEFT_BEHIND = re.compile(r"__pycache__|\.[a-z]+_cache")
 
@@ -18,11 +18,12 @@ def left_behind(name: str) -> bool:
     return _LEFT_BEHIND.fullmatch(name) is not None
 
 
-def fingerprint(folders: Iterable[str]) -> str:
+def fingerprint(folders: Iterable[str], seen: Callable[[str, bytes], object] | None = None) -> str:
     """A sha256 (hex) over the path and the bytes of every file in the folders, in their order.
 
     A folder that is not there has no files.
 
+    :param seen: called with the path below its folder and the bytes of each file.
     :raises OSError: if a file cannot be read.
     """
     total = hashlib.sha256()
@@ -31,6 +32,8 @@ def fingerprint(folders: Iterable[str]) -> str:
             with open(path, "rb") as stream:
                 data = stream.read()
             total.update(f"{name}\0{len(data)}\0".encode(errors="surrogateescape") + data)
+            if seen is not None:
+                seen(name, data)
         total.update(b"\0folder\0")
     return total.hexdigest()
 

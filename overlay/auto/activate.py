@@ -56,7 +56,9 @@ class Activation:
 
     :ivar way: ``disk``, ``memory``, ``both``, or ``none`` where no feature is active.
     :ivar scopes: module name -> scopes whose code the plan changes.
-    :ivar modules: the modules that the hook serves; :ivar texts: their text, end to end.
+    :ivar modules: the modules that the hook serves.
+    :ivar texts: what the patched modules say, end to end, those on disk only where
+        ``Switches.further`` names a variable; ``None`` where nobody could tell what is patched.
     :ivar required: whether vLLM must not start without one of the features that are active.
     """
 
@@ -67,7 +69,7 @@ class Activation:
     digest: str
     scopes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     modules: tuple[str, ...] = ()
-    texts: bytes = b""
+    texts: bytes | None = b""
     warnings: tuple[str, ...] = ()
     required: bool = False
 
@@ -123,6 +125,7 @@ def impossible(why: str, switches: Switches, target: Target | None = None) -> Ac
         str(target.root) if target else "",
         (),
         digest((), switches),
+        texts=None,
         warnings=(f"nothing is patched in this process: {why}",),
     )
     if wanted := _wanted(switches):
@@ -143,10 +146,11 @@ def _activated(
     features: list[FeatureStanding] = []
     found = Activation("none", target.vllm or "unknown", str(target.root), (), "")
     if ledger is not None and ledger.applied:
-        on_disk, blocked = _from_disk(target, ledger)
+        texts: list[bytes] = []
+        on_disk, blocked = _from_disk(target, ledger, texts if switches.further else None)
         if on_disk:
             features += on_disk
-            found = replace(found, way="none" if blocked else "disk")
+            found = replace(found, way="none" if blocked else "disk", texts=b"\n".join(texts))
             if blocked:  # nobody can tell what a plan on top of these files would be worth
                 return replace(found, features=tuple(features), digest=digest(features, switches))
     if switches.mode == "auto":
@@ -173,11 +177,22 @@ def _ledger(root: Path) -> Ledger | None:
     return ledgers.load(root)
 
 
-def _from_disk(target: Target, ledger: Ledger) -> tuple[list[FeatureStanding], bool]:
-    """The features on disk, none where the ledger is void; and whether they are as we left them."""
+def _from_disk(
+    target: Target, ledger: Ledger, texts: list[bytes] | None
+) -> tuple[list[FeatureStanding], bool]:
+    """The features on disk, none where the ledger is void; and whether one is not as we left it.
+
+    :param texts: gets the bytes of each file that the ledger lists.
+    """
     from overlay.standing import Condition, conditions, void
 
-    found = conditions(ledger, target.read)
+    def read(path: str) -> bytes | None:
+        data = target.read(path)
+        if texts is not None and data is not None:
+            texts.append(data)
+        return data
+
+    found = conditions(ledger, read)
     release = None if target.release is None else str(target.release)
     if void(ledger, found, release) is not None and all(
         one in (Condition.PRISTINE, Condition.GONE) for one in found.values()
@@ -262,7 +277,7 @@ def _in_memory(
             way=way,
             scopes=prepared.scopes,
             modules=tuple(sorted(finder.modules)),
-            texts=b"".join(module.source for module in prepared.entry.modules),
+            texts=b"\n".join([found.texts or b"", *(m.source for m in prepared.entry.modules)]),
         )
     others = tuple(
         f"{one.id} was applied on disk in another form than the present one, and runs in that; "

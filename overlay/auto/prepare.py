@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import os
 import shutil
 import tempfile
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import overlay
 from overlay.auto import hook, records, store
 from overlay.auto.folders import NOT_ASKED, patches_folders
+from overlay.auto.pristine import Named, Recording, as_it_stands
 from overlay.errors import UsageError
 from overlay.fingerprint import fingerprint
 
@@ -101,6 +103,9 @@ def _rows(facts: Mapping[str, object], name: str) -> list[Any]:
 def _entry(
     target: Target, switches: Switches, folders: list[Path], without: frozenset[str]
 ) -> tuple[store.Entry, tuple[str, ...]]:
+    named = Named()
+    patch_set = fingerprint((str(folder) for folder in folders), named.see)
+    pristine = named.hashes(target)
     key = store.entry_key(
         overlay.__version__,
         str(target.root),
@@ -108,16 +113,17 @@ def _entry(
         str(switches.untested),
         "every feature" if switches.features is None else ",".join(sorted(switches.features)),
         *sorted(without),
-        fingerprint(str(folder) for folder in folders),
+        patch_set,
+        json.dumps(pristine, sort_keys=True),
     )
     warnings: list[str] = []
     for place in _places():
         cache = store.Store(place)
         try:
             entry = cache.load(key)
-            if entry is not None and _fits(entry, target):
+            if entry is not None and _fits(entry, pristine, target):
                 return entry, tuple(warnings)
-            if entry is not None:  # the same place now holds other files
+            if entry is not None:  # a file that the key does not cover has changed
                 cache.discard(key)
         except store.StoreError as error:
             warnings.append(f"{error}; made again elsewhere or anew")
@@ -157,15 +163,9 @@ def _remove(place: str, owner: int) -> None:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _fits(entry: store.Entry, target: Target) -> bool:
+def _fits(entry: store.Entry, pristine: Mapping[str, str | None], target: Target) -> bool:
     sources = entry.facts.get("read")
-    if not isinstance(sources, dict):
-        return False
-    for path, expected in sources.items():
-        data = target.read(path)
-        if (None if data is None else store.sha256(data)) != expected:
-            return False
-    return True
+    return isinstance(sources, dict) and as_it_stands(sources, pristine, target)
 
 
 def _planned(
@@ -178,13 +178,14 @@ def _planned(
     features = load(folders)
     require_known(switches, (feature.id for feature in features))
     asked = [feature for feature in features if switches.allows(feature.id)]
-    first = plan(asked, target, target.release, target.record)
+    tree = Recording(target)
+    first = plan(asked, tree, target.release, target.record)
     chosen = _choose(asked, first, switches, without)
     # What needs attention is left out as a whole; the rest is planned without it.
-    final = plan(chosen, target, target.release, target.record)
+    final = plan(chosen, tree, target.release, target.record)
     results = {result.feature: result for result in first.features}
     if len(asked) < len(features):  # how the others stand is only told
-        every = plan(features, target, target.release, target.record)
+        every = plan(features, tree, target.release, target.record)
         results = {result.feature: result for result in every.features} | results
     rows = [
         vars(_describe(feature, results[feature.id], feature in chosen, feature in asked))
@@ -197,7 +198,7 @@ def _planned(
     }
     facts: dict[str, object] = {
         "features": rows,
-        "read": _read(target, [*first.features, *final.features]),
+        "read": tree.read_so_far,
         "scopes": _scopes(final),
         "warnings": list(final.warnings),
     }
@@ -246,15 +247,6 @@ def _choose(
         if result.state.value == "pristine" and (switches.untested or not result.untested)
     }
     return tuple(feature for feature in features if feature.id in wanted - without)
-
-
-def _read(target: Target, results: Iterable[FeatureResult]) -> dict[str, str | None]:
-    """The hash of every file that a plan looked at, so that a change of any is noticed."""
-    found: dict[str, str | None] = {}
-    for path in {file.path for feature in results for file in feature.files}:
-        data = target.read(path)
-        found[path] = None if data is None else store.sha256(data)
-    return found
 
 
 def _scopes(plan: Plan) -> list[dict[str, object]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import sys
 from collections.abc import Iterable
@@ -164,10 +165,12 @@ def _line(process: _Process) -> str:
 
 def _unread(found: Activation, asked: switches.Switches) -> Iterable[str]:
     """Warnings for variables of ours that nobody reads: a misspelt one would do nothing."""
-    if found.way != "memory":
+    if found.way == records.OFF or found.texts is None:
         return
-    for name in asked.all:
-        if name not in switches.KNOWN and name.encode() not in found.texts:
+    for name in asked.further:
+        # As a whole word, since a letter that is missing at the end is a misspelling, too.
+        word = rb"(?<![A-Za-z0-9_])" + re.escape(os.fsencode(name)) + rb"(?![A-Za-z0-9_])"
+        if re.search(word, found.texts) is None:
             yield f"{name} is set, but neither the overlay nor a patched module reads it"
 
 

@@ -45,6 +45,11 @@ class Switches:
         """Whether ``feature`` may be patched in memory."""
         return self.features is None or feature in self.features
 
+    @property
+    def further(self) -> tuple[str, ...]:
+        """The variables that are set and that the plugin itself does not read."""
+        return tuple(name for name in self.all if name not in KNOWN)
+
     def requires(self, feature: str) -> bool:
         """Whether the process must not start without ``feature``."""
         return feature in self.required or "all" in self.required

@@ -110,6 +110,35 @@ HAZARDS = (
         "tests/auto/test_hook.py::test_a_file_that_changed_since_planning_is_refused",
     ),
     Hazard(
+        "two pristine texts share a cache entry",
+        "overlay/auto/prepare.py",
+        "        json.dumps(pristine, sort_keys=True),\n",
+        "",
+        "tests/auto/test_pristine.py::test_each_pristine_text_has_an_entry_of_its_own",
+    ),
+    Hazard(
+        "a cache entry outlives a file that was looked at and is not in its key",
+        "overlay/auto/pristine.py",
+        "        self.read_so_far[path] = None if data is None else sha256(data)\n",
+        "",
+        "tests/auto/test_pristine.py::"
+        "test_a_file_that_only_an_upstream_test_looks_at_is_asked_each_time",
+    ),
+    Hazard(
+        "a misspelt variable does nothing, and nobody says so: on disk",
+        "overlay/auto/activate.py",
+        "texts if switches.further else None",
+        "None",
+        "tests/auto/test_unread.py::test_what_a_patched_module_reads_is_not_named",
+    ),
+    Hazard(
+        "a misspelt variable does nothing, and nobody says so: a letter is missing at its end",
+        "overlay/auto/process.py",
+        ' + rb"(?![A-Za-z0-9_])"',
+        "",
+        "tests/auto/test_unread.py::test_a_variable_that_nobody_reads_is_named",
+    ),
+    Hazard(
         "other hooks lose their loader's methods",
         "overlay/auto/hook.py",
         '        if name.startswith("__") or self._inner is None:\n',

@@ -314,15 +314,6 @@ def test_a_process_with_nothing_to_patch_does_without_what_plans(box: Box) -> No
     )
 
 
-def test_a_variable_that_nobody_reads_is_named(box: Box) -> None:
-    log = box.run(PATCHED, OVERLAY_REQUIERD="demo")
-    assert "OVERLAY_REQUIERD is set, but neither" in log
-    (box.patches / "demo/files/vllm/v1/spec_decode/added.py").write_text(
-        "import os\nMARK = os.environ.get('OVERLAY_DEMO', 'patched')\n"
-    )
-    assert "is set, but" not in box.run(PATCHED, OVERLAY_DEMO="patched")
-
-
 def test_an_open_cache_is_not_executed(box: Box) -> None:
     box.run(PATCHED)
     (entry,) = (box.cache / "modules").iterdir()
