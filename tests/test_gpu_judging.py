@@ -109,15 +109,20 @@ def test_graphs_must_have_done_what_is_expected(mode: str, rank: Any, why: str) 
 
 
 def test_prompt_logprobs_are_those_without_graphs() -> None:
-    def found(loop: list[list[float]]) -> bool:
-        off = cell("off", equals=None, prompt_logprobs=[[-1.5, -0.25], [-3.0]])
+    def logprobs(*requests: list[float], right: tuple[bool, ...] = (True, True)) -> Any:
+        pairs = zip(requests, right, strict=True)
+        return [{"values": values, "right": each} for values, each in pairs]
+
+    def equal(loop: Any, **kind: Any) -> bool:
+        off = cell("off", equals=None, prompt_logprobs=logprobs([-1.5, -0.25], [-3.0], **kind))
         return verdicts(off, cell("loop", equals=None, prompt_logprobs=loop))[1][0]
 
-    assert found([[-1.5, -0.2505], [-3.0]])
-    assert not found([[-1.5, -0.26], [-3.0]])
-    assert not found([[-1.5, -0.25], [float("nan")]])
-    assert not found([[-1.5, -0.25]])
-    assert not found([[-1.5], [-3.0]])
+    assert equal(logprobs([-1.5, -0.2505], [-3.0]))
+    assert not equal(logprobs([-1.5, -0.26], [-3.0]))
+    assert not equal(logprobs([-1.5, -0.25], [float("nan")]))
+    assert not equal(logprobs([-1.5], [-3.0]))
+    assert equal(logprobs([-1.5, -0.25], [-9.0]), right=(True, False))
+    assert not equal(logprobs([-1.6, -0.25], [-9.0]), right=(True, False))
 
 
 def test_every_graph_was_replayed() -> None:
@@ -185,7 +190,11 @@ def test_every_cell_has_a_title_of_its_own_and_the_longest_begin() -> None:
     assert {cell.draft_graphs for cell in cells} == {"off", "step", "loop", "auto"}
     # An engine that leaves the oracle has a second run without graphs beside it.
     again = {cell.name for cell in cells if cell.mode == "off again"}
-    assert again == {"max-model-len", "sampled-and-logprobs"}
+    logprobs = "sampled-and-logprobs"
+    assert again == {
+        "max-model-len",
+        *(logprobs + kind for kind in ("", "-full", "-full_decode_only")),
+    }
 
 
 def test_engines_spread_over_the_gpus() -> None:

@@ -49,9 +49,12 @@ def verdict(result: dict[str, Any]) -> dict[str, Any]:
         found = [request[name] for request in result["requests"] if request[name] is not None]
         kept[name] = f"{sum(found)} of {len(found)}"
     kept |= {"preemptions": result["preemptions"], "counts_ok": result["counts_ok"]}
-    logprobs = [request["prompt_logprobs"] for request in result["requests"]]
-    if any(logprobs):
-        kept["prompt_logprobs"] = [each for each in logprobs if each]
+    asked = [request for request in result["requests"] if request["prompt_logprobs"]]
+    if asked:
+        kept["prompt_logprobs"] = [
+            {"right": request["prompt_logprobs_ok"], "values": request["prompt_logprobs"]}
+            for request in asked
+        ]
     hooks = result["hooks"]
     kept["captured"] = hooks.get("graph_hooks:watch_replays")
     kept["ran"] = hooks.get("graph_hooks:replays") or {}
