@@ -250,5 +250,5 @@ def _soaks(base: EngineSpec) -> Iterator[Cell]:
     checked = replace(base, draft="eagle3hid", env={"OVERLAY_DRAFT_GRAPHS_CHECK": "1"})
     loop = replace(checked, k=3, requests=make_requests(7600, tokens=60))
     yield Cell("soak", "loop", loop, weight=100)
-    step = replace(checked, k=7, requests=make_requests(5800, tokens=60))
+    step = replace(checked, k=7, requests=make_requests(9200, tokens=60))
     yield Cell("soak", "step", step, weight=100)
