@@ -1,0 +1,306 @@
+"""Each fact of the policy is read from where vLLM has it. Needs vLLM.
+
+`test_policy.py` shows what follows from the facts; here one thing at a time is changed in vLLM's
+own configuration or proposer, and that fact, and no other, must change.
+`test_facts_releases.py` shows that all releases have these things under these names.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+# What is imported below needs both of them.
+torch = pytest.importorskip("torch")
+pytest.importorskip("vllm")
+
+from added_modules import added  # noqa: E402
+
+facts: Any = added("facts")
+policy: Any = added("policy")
+compat: Any = added("compat")
+
+#: Every one that `early_facts` or `late_facts` reads.
+PROPOSER = {
+    "parallel_drafting": False,
+    "needs_extra_input_slots": False,
+    "constant_draft_positions": False,
+    "use_heterogeneous_vocab": False,
+    "_share_mtp_indices": False,
+    "_enable_probabilistic_draft_probs": False,
+}
+
+
+class Backend:
+    """A device that has graphs."""
+
+    reason: str | None = None
+
+    def no_graphs(self) -> str | None:
+        return self.reason
+
+
+class Group:
+    """An attention group of the draft, as far as facts go."""
+
+    def __init__(self, name: str = "FLASH_ATTN", gid: int = 0, *, threshold: int = 0) -> None:
+        self.kv_cache_group_id = gid
+        self.backend = SimpleNamespace(get_name=lambda: name, is_mla=lambda: threshold > 0)
+        self.builder = SimpleNamespace(reorder_batch_threshold=threshold)
+
+    def get_metadata_builder(self) -> Any:
+        return self.builder
+
+
+def make_proposer(cls: type | None = None) -> Any:
+    """vLLM's EagleProposer over vLLM's configuration, with the attributes that facts are."""
+    from vllm.config import CUDAGraphMode, ModelConfig, SpeculativeConfig, VllmConfig
+    from vllm.v1.spec_decode.eagle import EagleProposer
+
+    speculative = object.__new__(SpeculativeConfig)
+    wanted = {
+        "num_speculative_tokens": 3,
+        "enforce_eager": None,
+        "disable_padded_drafter_batch": False,
+        "num_speculative_tokens_per_batch_size": None,
+    }
+    assert wanted.keys() <= {field.name for field in fields(SpeculativeConfig)}
+    vars(speculative).update(wanted)
+    config = VllmConfig()
+    config.model_config = object.__new__(ModelConfig)
+    architecture = SimpleNamespace(rswa_window=None, is_mm_prefix_lm=False)
+    config.model_config.model_arch_config = architecture
+    compilation = config.compilation_config
+    compilation.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
+    compilation.max_cudagraph_capture_size = 512
+    proposer = object.__new__(cls or EagleProposer)
+    vars(proposer).update(
+        PROPOSER,
+        vllm_config=config,
+        speculative_config=speculative,
+        model=torch.nn.Module(),
+        method="eagle3",
+        eagle3_use_aux_hidden_state=False,
+        hidden_size=8,
+        max_batch_size=128,
+        max_num_tokens=2048,
+        draft_attn_groups=[Group()],
+    )
+    return proposer
+
+
+def read(proposer: Any, backend: Any = None) -> Any:
+    early = facts.early_facts(proposer, backend or Backend())
+    return facts.late_facts(early, proposer)
+
+
+PLAIN = policy.Facts(
+    num_speculative_tokens=3,
+    cudagraph_mode="FULL_AND_PIECEWISE",
+    max_num_seqs=128,
+    max_capture_tokens=512,
+    attention_backends=("FLASH_ATTN",),
+    kv_cache_groups=1,
+)
+
+
+def changed(proposer: Any, backend: Any = None) -> dict[str, Any]:
+    """The facts that differ from those of a plain configuration, with their values."""
+    found = read(proposer, backend)
+    names = [field.name for field in fields(PLAIN)]
+    return {
+        name: getattr(found, name) for name in names if getattr(found, name) != getattr(PLAIN, name)
+    }
+
+
+def test_a_plain_configuration_gets_graphs() -> None:
+    plain = read(make_proposer())
+    assert plain == PLAIN
+    assert policy.decide("auto", plain, compat.GRAPH_ATTENTION_BACKENDS).later == ("loop",)
+
+
+def setting(part: str, name: str, value: Any) -> Callable[[Any], None]:
+    """Changes what the path `part` of the proposer leads to; it must be there already."""
+
+    def change(proposer: Any) -> None:
+        owner = proposer
+        for each in filter(None, part.split(".")):
+            owner = getattr(owner, each)
+        assert hasattr(owner, name), f"{type(owner).__name__} has no {name}"
+        object.__setattr__(owner, name, value)
+
+    return change
+
+
+PARALLEL = "vllm_config.parallel_config"
+SPECULATIVE = "speculative_config"
+ARCHITECTURE = "vllm_config.model_config.model_arch_config"
+#: Fact -> (what is changed, the value that it must have then).
+CHANGES: dict[str, tuple[Callable[[Any], None], Any]] = {
+    "num_speculative_tokens": (setting(SPECULATIVE, "num_speculative_tokens", 5), 5),
+    "enforce_eager": (setting(SPECULATIVE, "enforce_eager", True), True),
+    "parallel_drafting": (setting("", "parallel_drafting", True), True),
+    "extra_input_slots": (setting("", "needs_extra_input_slots", True), True),
+    "constant_draft_positions": (setting("", "constant_draft_positions", True), True),
+    "heterogeneous_vocab": (setting("", "use_heterogeneous_vocab", True), True),
+    "shared_mtp_indices": (setting("", "_share_mtp_indices", True), True),
+    "padded_batch_disabled": (setting(SPECULATIVE, "disable_padded_drafter_batch", True), True),
+    "lora": (setting("vllm_config", "lora_config", object()), True),
+    "eplb": (setting(PARALLEL, "enable_eplb", True), True),
+    "micro_batching": (setting(PARALLEL, "enable_dbo", True), True),
+    "context_parallel_size": (setting(PARALLEL, "decode_context_parallel_size", 2), 2),
+    "fast_prefill": (setting("vllm_config.cache_config", "kv_sharing_fast_prefill", True), True),
+    "per_request_attention": (setting(ARCHITECTURE, "rswa_window", 64), True),
+    "dynamic_k": (setting(SPECULATIVE, "num_speculative_tokens_per_batch_size", [(1, 8, 3)]), True),
+    "probabilistic": (setting("", "_enable_probabilistic_draft_probs", True), True),
+    "max_num_seqs": (setting("", "max_batch_size", 7), 7),
+    "max_capture_tokens": (setting("", "max_num_tokens", 100), 100),
+    "attention_backends": (setting("", "draft_attn_groups", [Group("FLEX")]), ("FLEX",)),
+    "kv_cache_groups": (setting("", "draft_attn_groups", [Group(), Group(gid=1)]), 2),
+}
+#: The same facts, from elsewhere.
+OTHERWISE: dict[str, tuple[Callable[[Any], None], Any]] = {
+    "micro_batching": (setting(PARALLEL, "ubatch_size", 2), True),
+    "context_parallel_size": (setting(PARALLEL, "prefill_context_parallel_size", 4), 4),
+    "per_request_attention": (setting(ARCHITECTURE, "is_mm_prefix_lm", True), True),
+    "max_capture_tokens": (
+        setting("vllm_config.compilation_config", "max_cudagraph_capture_size", None),
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("table", [CHANGES, OTHERWISE], ids=["", "otherwise"])
+def test_one_change_is_one_fact(table: dict[str, tuple[Callable[[Any], None], Any]]) -> None:
+    for fact, (change, value) in table.items():
+        proposer = make_proposer()
+        change(proposer)
+        assert changed(proposer) == {fact: value}, fact
+
+
+def test_a_device_without_graphs() -> None:
+    backend = Backend()
+    backend.reason = "nothing can be captured"
+    assert changed(make_proposer(), backend) == {"no_graphs": "nothing can be captured"}
+
+
+@pytest.mark.parametrize("mode", ["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY"])
+def test_the_mode_of_the_target(mode: str) -> None:
+    from vllm.config import CUDAGraphMode
+
+    proposer = make_proposer()
+    proposer.vllm_config.compilation_config.cudagraph_mode = CUDAGraphMode[mode]
+    assert changed(proposer) == {"cudagraph_mode": mode}
+    early = facts.early_facts(proposer, Backend())
+    # What is not FULL from the start never will be, and vLLM need not capture to know it.
+    assert early.cudagraph_mode == (None if "FULL" in mode else mode)
+
+
+def test_a_proposer_with_a_method_of_its_own() -> None:
+    for name in compat.TAKEN_OVER:
+        proposer = make_proposer()
+        setattr(proposer, name, lambda *args: None)
+        assert changed(proposer) == {"overridden_methods": (name,)}
+
+
+def subclasses() -> Iterator[type]:
+    """Every proposer of vLLM's that drafts as EagleProposer does, and is another class."""
+    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+
+    for name in ("dflash", "draft_model", "gemma4", "step3p5"):
+        module = importlib.import_module(f"vllm.v1.spec_decode.{name}")
+        own = [
+            each
+            for _, each in inspect.getmembers(module, inspect.isclass)
+            if issubclass(each, SpecDecodeBaseProposer) and each.__module__ == module.__name__
+        ]
+        assert own, name
+        yield from own
+
+
+def test_other_proposers_are_refused_by_their_class() -> None:
+    for cls in subclasses():
+        found = read(make_proposer(cls))
+        assert not found.is_eagle_proposer
+        decision = policy.decide("auto", found, compat.GRAPH_ATTENTION_BACKENDS)
+        assert decision.refusals[0] == f"{cls.__name__} is not EagleProposer itself"
+
+
+def test_data_parallel_ranks_that_change() -> None:
+    proposer = make_proposer()
+    parallel = proposer.vllm_config.parallel_config
+    parallel.data_parallel_size, parallel.enable_elastic_ep = 2, True
+    (reason,) = changed(proposer).values()
+    assert "elastic" in reason
+
+
+def test_sequence_parallelism_of_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    proposer = make_proposer()
+    parallel = proposer.vllm_config.parallel_config
+    assert not parallel.use_sequence_parallel_moe
+    monkeypatch.setattr(type(parallel), "use_sequence_parallel_moe", property(lambda _: True))
+    assert changed(proposer) == {"sequence_parallel": True}
+
+
+def test_an_offloader_that_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.model_executor.offloader import base
+
+    assert base.get_offloader().__class__ is base.NoopOffloader
+
+    for name, found in (
+        ("PrefetchOffloader", {"weight_offloader": "PrefetchOffloader"}),
+        ("UVAOffloader", {}),
+    ):
+        cls = type(name, (base.BaseOffloader,), {"wrap_modules": None})
+        monkeypatch.setattr(base, "get_offloader", cls)
+        assert changed(make_proposer()) == found
+
+
+def test_first_passes_that_cannot_be_captured() -> None:
+    proposer = make_proposer()
+    proposer.eagle3_use_aux_hidden_state = True
+    assert changed(proposer) == {
+        "no_first": "the width of the target's hidden states is not known from the draft's fc layer"
+    }
+    proposer.model.model = SimpleNamespace(fc=torch.nn.Linear(24, 8))
+    assert changed(proposer) == {}
+    latent = make_proposer()
+    latent.draft_attn_groups = [Group("MLA", threshold=3)]
+    assert changed(latent) == {
+        "attention_backends": ("MLA",),
+        "no_first": "attention backend MLA takes K+1 tokens for a prefill",
+    }
+    latent.draft_attn_groups = [Group("MLA", threshold=4)]
+    assert changed(latent) == {"attention_backends": ("MLA",)}
+
+
+def test_every_fact_is_read() -> None:
+    tested = CHANGES.keys() | {
+        *("no_graphs", "cudagraph_mode", "overridden_methods", "is_eagle_proposer"),
+        *("proposer_class", "data_parallel", "sequence_parallel", "weight_offloader", "no_first"),
+    }
+    # Releases have these that the installed one has not: see `test_facts_releases.py`.
+    assert {field.name for field in fields(policy.Facts)} - tested == {
+        "xdrope",
+        "computes_kv_scales",
+    }
+
+
+def test_what_only_older_releases_have() -> None:
+    proposer = make_proposer()
+    proposer.uses_xdrope_dim = 4
+    assert changed(proposer) == {}
+    proposer.draft_uses_xdrope_dim = 4
+    assert changed(proposer) == {"xdrope": True}
+    proposer = make_proposer()
+    object.__setattr__(proposer.vllm_config.cache_config, "calculate_kv_scales", True)
+    assert changed(proposer) == {"computes_kv_scales": True}
+    proposer = make_proposer()
+    object.__setattr__(proposer.vllm_config.compilation_config.pass_config, "enable_sp", True)
+    assert changed(proposer) == {"sequence_parallel": True}

@@ -1,0 +1,147 @@
+"""What the facts of the policy are read from is there, under its name, in each release.
+
+`facts.py` asks for some attributes with a default, because not all releases have them: a new name
+in a new release would silently mean that nothing is refused any more.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+
+import pytest
+from added_modules import FOLDER
+
+from overlay.releases import KNOWN_RELEASES
+from overlay.targets import resolve
+from overlay.targets.cache import CachedRelease, archive_path
+
+pytestmark = [pytest.mark.network, pytest.mark.parametrize("release", KNOWN_RELEASES)]
+
+BASE = "v1/spec_decode/llm_base_proposer.py"
+LAST = "99"
+#: (file, class, attribute) -> the first release that has it, and the first that has not any more.
+NAMES: dict[tuple[str, str, str], tuple[str, str]] = {
+    ("config/speculative.py", "SpeculativeConfig", "num_speculative_tokens"): ("0", LAST),
+    ("config/speculative.py", "SpeculativeConfig", "enforce_eager"): ("0", LAST),
+    ("config/speculative.py", "SpeculativeConfig", "disable_padded_drafter_batch"): ("0", LAST),
+    ("config/speculative.py", "SpeculativeConfig", "num_speculative_tokens_per_batch_size"): (
+        *("0.24", LAST),
+    ),
+    ("config/parallel.py", "ParallelConfig", "enable_eplb"): ("0", LAST),
+    ("config/parallel.py", "ParallelConfig", "use_ubatching"): ("0", LAST),
+    ("config/parallel.py", "ParallelConfig", "data_parallel_size"): ("0", LAST),
+    ("config/parallel.py", "ParallelConfig", "enable_elastic_ep"): ("0", LAST),
+    ("config/parallel.py", "ParallelConfig", "decode_context_parallel_size"): ("0", LAST),
+    ("config/parallel.py", "ParallelConfig", "prefill_context_parallel_size"): ("0", LAST),
+    ("config/parallel.py", "ParallelConfig", "use_sequence_parallel_moe"): ("0", LAST),
+    ("config/cache.py", "CacheConfig", "calculate_kv_scales"): ("0", "0.28"),
+    ("config/cache.py", "CacheConfig", "kv_sharing_fast_prefill"): ("0", LAST),
+    ("config/compilation.py", "PassConfig", "enable_sp"): ("0", "0.32"),
+    ("config/compilation.py", "CompilationConfig", "max_cudagraph_capture_size"): ("0", LAST),
+    ("config/vllm.py", "VllmConfig", "lora_config"): ("0", LAST),
+    ("config/model.py", "ModelConfig", "is_mm_prefix_lm"): ("0", LAST),
+    ("config/model.py", "ModelConfig", "rswa_window"): ("0.25", LAST),
+    ("model_executor/offloader/base.py", "", "get_offloader"): ("0", LAST),
+    ("model_executor/offloader/base.py", "", "NoopOffloader"): ("0", LAST),
+    ("model_executor/offloader/uva.py", "", "UVAOffloader"): ("0", LAST),
+    (BASE, "SpecDecodeBaseProposer", "parallel_drafting"): ("0", LAST),
+    (BASE, "SpecDecodeBaseProposer", "needs_extra_input_slots"): ("0", LAST),
+    (BASE, "SpecDecodeBaseProposer", "constant_draft_positions"): ("0.21", LAST),
+    (BASE, "SpecDecodeBaseProposer", "use_heterogeneous_vocab"): ("0.25", LAST),
+    (BASE, "SpecDecodeBaseProposer", "_share_mtp_indices"): ("0.23", LAST),
+    (BASE, "SpecDecodeBaseProposer", "_enable_probabilistic_draft_probs"): ("0.22", LAST),
+    (BASE, "SpecDecodeBaseProposer", "uses_xdrope_dim"): ("0", "0.30"),
+    (BASE, "SpecDecodeBaseProposer", "draft_uses_xdrope_dim"): ("0", "0.30"),
+    (BASE, "SpecDecodeBaseProposer", "max_batch_size"): ("0", LAST),
+    (BASE, "SpecDecodeBaseProposer", "max_num_tokens"): ("0", LAST),
+    (BASE, "SpecDecodeBaseProposer", "draft_attn_groups"): ("0", LAST),
+    (BASE, "SpecDecodeBaseProposer", "eagle3_use_aux_hidden_state"): ("0", LAST),
+}
+
+
+def number(release: str) -> tuple[int, ...]:
+    return tuple(map(int, release.split(".")))
+
+
+@functools.cache
+def tree(release: str, path: str) -> ast.Module:
+    data = resolve(release).read(f"vllm/{path}")
+    assert data is not None, path
+    return ast.parse(data)
+
+
+def has(release: str, path: str, cls: str, name: str) -> bool:
+    """Whether the class has a field, a property or an attribute of that name; or the module has."""
+    module = tree(release, path)
+    owners = [
+        node
+        for node in ast.walk(module)
+        if isinstance(node, ast.ClassDef) and (not cls or node.name == cls)
+    ]
+    if not cls:
+        return any(getattr(node, "name", None) == name for node in module.body)
+    assert owners, cls
+    found = set()
+    for node in ast.walk(owners[0]):
+        if isinstance(node, ast.FunctionDef):
+            found.add(node.name)
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        for target in targets:
+            if isinstance(target, ast.Attribute):
+                found.add(target.attr)
+            elif isinstance(target, ast.Name):
+                found.add(target.id)
+    return name in found
+
+
+def test_each_name_is_where_it_is_read(release: str) -> None:
+    wrong = {
+        name: (first, end)
+        for name, (first, end) in NAMES.items()
+        if has(release, *name) != (number(first) <= number(release) < number(end))
+    }
+    assert not wrong
+
+
+def test_every_name_that_may_be_missing_is_known(release: str) -> None:
+    """Those that are asked for with a default, in the modules that read facts."""
+    known = {name for _, _, name in NAMES}
+    for module in ("facts.py", "compat.py"):
+        text = (FOLDER / "draft_graphs" / module).read_text(encoding="utf-8")
+        owners = "proposer|cache|speculative|passes|parallel|model"
+        read = re.findall(rf'getattr\((?:{owners}), "(\w+)"', text)
+        assert read
+        assert set(read) <= known, module
+    assert release
+
+
+def test_every_method_that_graphs_take_over_is_upstreams(release: str) -> None:
+    text = (FOLDER / "draft_graphs" / "compat.py").read_text(encoding="utf-8")
+    listed = re.search(r"^TAKEN_OVER = \((.*?)^\)", text, re.MULTILINE | re.DOTALL)
+    assert listed is not None
+    since = {"_sample_draft_tokens": "0.22", "_sample_from_logits": "0.22"}
+    since["_update_positions_dependent_metadata"] = "0.21"
+    for name in re.findall(r'"(\w+)"', listed[1]):
+        there = has(release, BASE, "SpecDecodeBaseProposer", name)
+        assert there == (number(since.get(name, "0")) <= number(release)), name
+
+
+def test_every_proposer_is_refused_by_its_class_but_one(release: str) -> None:
+    """Those that come from upstream's base are known; a new one is refused until it is read."""
+    resolve(release)  # fetches it where it is not in the cache
+    kept = CachedRelease.open(archive_path(release))
+    found = set()
+    for path in kept.paths():
+        data = kept.read(path) or b""
+        if not path.startswith("vllm/v1/spec_decode/") or b"Proposer(" not in data:
+            continue
+        for node in ast.parse(data).body:
+            bases = {ast.unparse(base).rpartition(".")[2] for base in getattr(node, "bases", ())}
+            if bases & {"SpecDecodeBaseProposer", "EagleProposer"}:
+                found.add(getattr(node, "name", ""))
+    assert "EagleProposer" in found
+    assert found - {"EagleProposer"} <= {
+        *("DFlashProposer", "DraftModelProposer", "Gemma4Proposer", "Step3p5MTPProposer"),
+    }
