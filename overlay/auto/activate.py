@@ -49,6 +49,16 @@ class FeatureStanding:
     why: str | None = None
     asked: bool = True
 
+    @property
+    def harmless(self) -> bool:
+        """Whether nobody has to look at it, active or not."""
+        return self.state in HARMLESS
+
+    @property
+    def reason(self) -> str:
+        """Why it is not active, a line for everything that stands in its way."""
+        return self.why or "not applied on disk"
+
 
 @dataclass(frozen=True)
 class Activation:
@@ -60,6 +70,7 @@ class Activation:
     :ivar texts: what the patched modules say, end to end, those on disk only where
         ``Switches.further`` names a variable; ``None`` where nobody could tell what is patched.
     :ivar required: whether vLLM must not start without one of the features that are active.
+    :ivar impossible: why nothing at all could be patched or verified, or ``None``.
     """
 
     way: str
@@ -72,6 +83,14 @@ class Activation:
     texts: bytes | None = b""
     warnings: tuple[str, ...] = ()
     required: bool = False
+    impossible: str | None = None
+
+    @property
+    def left_out(self) -> tuple[FeatureStanding, ...]:
+        """The features that were asked for and do not run, though this vLLM could need them."""
+        return tuple(
+            one for one in self.features if one.asked and not one.active and not one.harmless
+        )
 
     @property
     def summary(self) -> str:
@@ -127,6 +146,7 @@ def impossible(why: str, switches: Switches, target: Target | None = None) -> Ac
         digest((), switches),
         texts=None,
         warnings=(f"nothing is patched in this process: {why}",),
+        impossible=why,
     )
     if wanted := _wanted(switches):
         raise RequiredMissing(_refusal([f"{', '.join(sorted(wanted))}: {why}"]))

@@ -70,6 +70,14 @@ def processes(proc: Path = Path("/proc")) -> tuple[LiveProcess, ...]:
 
 def problem(mine: ProcessRecord | None, peers: Iterable[ProcessRecord | None]) -> str | None:
     """What is wrong with a process, seen beside its peers (itself among them)."""
+    beside_peers = _differs(mine, peers)
+    if mine is None or not mine.left_out:
+        return beside_peers
+    without = f"runs without {'; without '.join(mine.left_out)}"
+    return without if beside_peers is None else f"{beside_peers}; {without}"
+
+
+def _differs(mine: ProcessRecord | None, peers: Iterable[ProcessRecord | None]) -> str | None:
     known = [peer for peer in peers if peer is not None]
     patched = [peer for peer in known if peer.way in PATCHED]
     if mine is None:

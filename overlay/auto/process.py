@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import overlay
 from overlay.auto import caches, evidence, hook, ranks, records, speech, switches
-from overlay.auto.activate import HARMLESS, Activation, activate, impossible
+from overlay.auto.activate import Activation, activate, impossible
 from overlay.auto.hook import HookError
 from overlay.auto.store import StoredModule, sha256
 from overlay.errors import OverlayError, TargetError
@@ -140,11 +140,10 @@ def _say(process: _Process) -> None:
     for feature in found.features:
         if feature.active:
             continue
-        if feature.state in HARMLESS:
+        if feature.harmless:
             lines.append((logging.DEBUG, f"vllm-overlay: {feature.id} is {feature.state} here"))
             continue
-        why = feature.why or "not applied on disk"
-        text = f"vllm-overlay: {feature.id} is left out ({feature.state}): {why}"
+        text = f"vllm-overlay: {feature.id} is left out ({feature.state}): {feature.reason}"
         lines.append((logging.WARNING if feature.asked else logging.DEBUG, text))
     speech.say([*lines, (logging.INFO, _line(process))])
 
@@ -187,7 +186,15 @@ def _describe(found: Activation) -> records.ProcessRecord:
         way=found.way,
         digest=found.digest,
         summary="off (OVERLAY=off)" if found.way == records.OFF else found.summary,
+        left_out=_left_out(found),
     )
+
+
+def _left_out(found: Activation) -> tuple[str, ...]:
+    """What does not run here that should, for whoever asks later; the log has it in full."""
+    if found.impossible is not None:
+        return (f"every feature: {found.impossible}",)
+    return tuple(f"{one.id} ({one.state}): {one.reason.splitlines()[0]}" for one in found.left_out)
 
 
 def _write(record: records.ProcessRecord) -> None:

@@ -9,11 +9,14 @@ import socket
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 SCHEMA = 1
+#: Seconds after which the record of another host's process goes.
+FORGOTTEN_AFTER = 30 * 86400.0
 #: State of a planned module that another import hook loaded: its pristine code runs.
 UNPATCHED = "unpatched"
 #: The ways in which a process may have come to run patched code.
@@ -48,6 +51,7 @@ class ProcessRecord:
     :ivar started: what ``start_time`` said of it, so that a reused pid is noticed.
     :ivar role: ``api server``, ``engine core`` or ``worker``, as far as it is known.
     :ivar way: one of ``PATCHED``, ``OFF``, or ``none``.
+    :ivar left_out: the features that should run here and do not, each with its state and why.
     """
 
     pid: int
@@ -61,6 +65,7 @@ class ProcessRecord:
     digest: str
     summary: str
     modules: tuple[ModuleRecord, ...] = field(default=())
+    left_out: tuple[str, ...] = ()
 
     def with_module(self, module: ModuleRecord) -> ProcessRecord:
         """The record after another module was executed (or executed again)."""
@@ -169,11 +174,11 @@ def write(record: ProcessRecord) -> None:
     text = json.dumps({"schema": SCHEMA, **asdict(record)})
     refused = []
     for place in usable():
-        temporary = place / f"{record.pid}.{os.getpid()}.new"
+        temporary = place / f"{record.host}-{record.pid}.{os.getpid()}.new"
         try:
             temporary.write_text(text)
             temporary.chmod(0o600)
-            temporary.replace(place / f"{record.pid}.json")
+            temporary.replace(place / f"{record.host}-{record.pid}.json")
         except OSError as error:
             refused.append(str(error))
             continue
@@ -182,7 +187,11 @@ def write(record: ProcessRecord) -> None:
 
 
 def read_all() -> Iterator[ProcessRecord]:
-    """The records of processes that still run; those of others are removed."""
+    """The records of this host's processes that still run; those of others are removed.
+
+    Those of another host, where hosts share a folder, are removed when they are old: nobody here
+    can tell whether their processes run.
+    """
     for place in folders():
         if _private(place):
             for file in sorted(place.glob("*.json")):
@@ -197,10 +206,14 @@ def _read(file: Path) -> ProcessRecord | None:
         if found.pop("schema") != SCHEMA:
             return None
         modules = tuple(ModuleRecord(**one) for one in found.pop("modules"))
-        record = ProcessRecord(**found, modules=modules)
+        left_out = tuple(found.pop("left_out"))
+        record = ProcessRecord(**found, modules=modules, left_out=left_out)
+        age = time.time() - file.stat().st_mtime
     except (OSError, ValueError, TypeError, KeyError):
         return None  # being written, or another version's: its process is listed without a record
-    if record.host == socket.gethostname() and _still(record.started, start_time(record.pid)):
+    here = record.host == socket.gethostname()
+    if here and _still(record.started, start_time(record.pid)):
         return record
-    file.unlink(missing_ok=True)
+    if here or age > FORGOTTEN_AFTER:
+        file.unlink(missing_ok=True)
     return None

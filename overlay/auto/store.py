@@ -32,8 +32,9 @@ from types import CodeType
 
 from overlay.errors import OverlayError
 
-#: Entries kept in a cache; the least recently used go first.  One entry is under 2 MB.
+#: Entries, and bytes in all of them, kept in a cache; the least recently used go first.
 MAX_ENTRIES = 16
+MAX_BYTES = 64 * 2**20
 #: Seconds after which an unfinished entry that no process holds was left by one that was killed.
 ABANDONED_AFTER = 3600.0
 _MAKING = ".making-"
@@ -176,13 +177,17 @@ class Store:
                 raise
 
     def _evict(self, keep: str) -> None:
+        """Remove what is too much, but not ``keep``, which may be more than that by itself."""
         entries = []
         for folder in self.folder.iterdir():
             if folder.name != keep and not folder.name.startswith("."):
                 with contextlib.suppress(FileNotFoundError):
                     entries.append((folder.stat().st_mtime, folder))
-        for _, folder in sorted(entries)[: max(0, len(entries) + 1 - MAX_ENTRIES)]:
-            shutil.rmtree(folder, ignore_errors=True)  # another process may evict it, too
+        number, size = 1, _size(self.folder / keep)
+        for _, folder in sorted(entries, reverse=True):
+            number, size = number + 1, size + _size(folder)
+            if number > MAX_ENTRIES or size > MAX_BYTES:
+                shutil.rmtree(folder, ignore_errors=True)  # another process may evict it, too
 
     def _sweep(self) -> None:
         """Remove what processes that were killed while they wrote have left."""
@@ -191,6 +196,16 @@ class Store:
             with contextlib.suppress(OSError), _held(made, required=True) as age:
                 if age > ABANDONED_AFTER:
                     shutil.rmtree(made, ignore_errors=True)
+
+
+def _size(folder: Path) -> int:
+    """The bytes of the files in an entry, as far as it stands: another process may evict it."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(place, name)).st_size
+    return total
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,8 @@ def record(pid: int, **changes: Any) -> ProcessRecord:
 
 
 def test_a_record_comes_back_while_its_process_runs() -> None:
-    mine = record(os.getpid(), modules=(ModuleRecord("vllm.a", "0" * 64, {"f": "runs"}),))
+    modules = (ModuleRecord("vllm.a", "0" * 64, {"f": "runs"}),)
+    mine = record(os.getpid(), modules=modules, left_out=("x (drifted): gone",))
     records.write(mine)
     assert list(records.read_all()) == [mine]
 
@@ -60,6 +62,21 @@ def test_a_record_of_an_ended_process_is_taken_away(folder: Path) -> None:
 def test_a_reused_pid_is_noticed() -> None:
     records.write(record(os.getpid(), started="1"))
     assert list(records.read_all()) == []
+
+
+def test_hosts_that_share_a_folder_keep_their_records(folder: Path) -> None:
+    """As where TMPDIR lies on a cluster's own file system."""
+    mine, other = record(os.getpid()), record(os.getpid(), host="another")
+    records.write(mine)
+    records.write(other)
+    assert list(records.read_all()) == [mine]
+    files = sorted(folder.iterdir())
+    assert len(files) == 2
+    for file in files:
+        old = time.time() - records.FORGOTTEN_AFTER - 60
+        os.utime(file, (old, old))
+    assert list(records.read_all()) == [mine]  # it runs, however old its record is
+    assert len(list(folder.iterdir())) == 1
 
 
 @pytest.mark.parametrize("known", ["12345 140732470190112", "12345"])
@@ -125,6 +142,17 @@ def test_an_unpatched_process_among_patched_ones_is_a_problem() -> None:
     assert "unpatched" in str(live.problem(peers[1], peers))
 
 
+@pytest.mark.parametrize("way", ["none", "memory", "disk"])
+def test_a_feature_that_is_left_out_everywhere_is_a_problem_of_each(way: str) -> None:
+    """Equal processes that all lack the same are no less unpatched."""
+    peers = [record(pid, way=way, left_out=("x (drifted): a.py: gone", "y")) for pid in (1, 2)]
+    said = [live.problem(one, peers) for one in peers]
+    assert said == ["runs without x (drifted): a.py: gone; without y"] * 2
+    beside = record(3, digest="b" * 64)
+    assert str(live.problem(peers[0], [*peers, beside])).endswith("; " + str(said[0]))
+    assert "without" not in str(live.problem(beside, [*peers, beside]))
+
+
 def test_code_that_differs_from_the_plan_is_a_problem() -> None:
     mine = record(1, modules=(ModuleRecord("vllm.a", "0" * 64, {"f": "differs"}),))
     assert "vllm.a" in str(live.problem(mine, [mine]))
@@ -140,10 +168,11 @@ def test_a_place_that_cannot_be_written_gives_way_to_the_next(
     first, second = tmp_path / "first", tmp_path / "second"
     monkeypatch.setattr(records, "folders", lambda: (Path("/proc/nowhere"), first, second))
     # For root no mode is in the way, so that a folder stands where the record would.
-    (first / f"{os.getpid()}.json").mkdir(parents=True)
+    name = f"{os.uname().nodename}-{os.getpid()}.json"
+    (first / name).mkdir(parents=True)
     first.chmod(0o700)
     records.write(record(os.getpid()))
-    assert [place.name for place in second.iterdir()] == [f"{os.getpid()}.json"]
+    assert [place.name for place in second.iterdir()] == [name]
     assert list(records.read_all()) == [record(os.getpid())]
 
 

@@ -369,6 +369,23 @@ def test_old_entries_go_first_and_the_new_one_stays(cache: Store) -> None:
     assert {path.name for path in cache.folder.iterdir()} == kept | {unfinished.name}
 
 
+def test_a_cache_of_large_entries_keeps_the_newest_that_fit(
+    cache: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = {"vllm/a.py": (b"# " + b"x" * 5000 + b"\n", None)}
+    cache.save("key0", large, {})
+    size = sum(file.stat().st_size for file in cache.folder.rglob("*") if file.is_file())
+    monkeypatch.setattr(store, "MAX_BYTES", 3 * size + size // 2)
+    os.utime(cache.folder / "key0", (0, 0))
+    for number in range(1, 6):
+        cache.save(f"key{number}", large, {})
+        os.utime(cache.folder / f"key{number}", (number, number))
+    assert {path.name for path in cache.folder.iterdir()} == {"key3", "key4", "key5"}
+    monkeypatch.setattr(store, "MAX_BYTES", size - 1)
+    cache.save("key6", large, {})  # too large by itself, and used all the same
+    assert {path.name for path in cache.folder.iterdir()} == {"key6"}
+
+
 def test_a_text_that_does_not_compile_leaves_nothing(cache: Store) -> None:
     with pytest.raises(SyntaxError):
         cache.save("key", {"vllm/a.py": (b"def", None)}, {})
