@@ -145,3 +145,59 @@ def test_every_proposer_is_refused_by_its_class_but_one(release: str) -> None:
     assert found - {"EagleProposer"} <= {
         *("DFlashProposer", "DraftModelProposer", "Gemma4Proposer", "Step3p5MTPProposer"),
     }
+
+
+#: Granted attention backends that build for drafts what they build for a target.
+BUILDERS = {
+    "flash_attn": "FlashAttentionMetadataBuilder",
+    "triton_attn": "TritonAttentionMetadataBuilder",
+}
+#: What a draft's metadata never has, or what is refused: `context_parallel_size`, prefixes that
+#: come from the host (`per_request_attention`), and a prefix that requests have in common.
+NEVER = re.compile(r"dcp_world_size|mm_prefix|rswa|use_cascade")
+HOST = re.compile(r"cpu$|^item$|^tolist$|^numpy$|_np$")
+
+
+def named(node: ast.AST) -> set[str]:
+    """The attributes that code names, but for what is done only where `NEVER` says."""
+    if isinstance(node, (ast.If, ast.IfExp)) and NEVER.search(ast.unparse(node.test)):
+        orelse = node.orelse if isinstance(node.orelse, list) else [node.orelse]
+        return {name for each in orelse for name in named(each)}
+    found = {node.attr} if isinstance(node, ast.Attribute) else set()
+    return found | {name for each in ast.iter_child_nodes(node) for name in named(each)}
+
+
+@pytest.mark.parametrize("backend", BUILDERS)
+def test_granted_builders_look_at_no_length_on_the_host(release: str, backend: str) -> None:
+    path = f"v1/attention/backends/{backend}.py"
+    (builder,) = [
+        node
+        for node in tree(release, path).body
+        if isinstance(node, ast.ClassDef) and node.name == BUILDERS[backend]
+    ]
+    methods = {node.name: node for node in builder.body if isinstance(node, ast.FunctionDef)}
+    assert "build_for_drafting" not in methods
+    assert not [name for name in named(methods["build"]) if HOST.search(name)]
+    # The search does find such names, where it looks.
+    assert named(ast.parse("if a:\n  b.cpu()\nif use_cascade:\n  c.item()\nelse:\n  d.e")) == {
+        "cpu",
+        "e",
+    }
+
+
+def test_metadata_for_drafts_is_a_fast_build(release: str) -> None:
+    (builder,) = [
+        node
+        for node in ast.walk(tree(release, "v1/attention/backend.py"))
+        if isinstance(node, ast.ClassDef) and node.name == "AttentionMetadataBuilder"
+    ]
+    (function,) = [
+        node
+        for node in builder.body
+        if isinstance(node, ast.FunctionDef) and node.name == "build_for_drafting"
+    ]
+    (returned,) = [node for node in ast.walk(function) if isinstance(node, ast.Return)]
+    text = ast.unparse(returned)
+    assert text.startswith("return self.build(")
+    assert "common_prefix_len=0" in text
+    assert "fast_build=True" in text
