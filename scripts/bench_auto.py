@@ -32,6 +32,8 @@ CASES: dict[str, tuple[dict[str, str], float | None]] = {
     "off": ({"OVERLAY": "off"}, 30.0),
     "nothing to do (disk, nothing applied)": ({"OVERLAY": "disk"}, 30.0),
     "nothing to do (auto, no feature fits)": ({"BENCH_EMPTY": "1"}, 30.0),
+    # The shipped features are looked at, and the release has what is asked for.
+    "nothing to do (auto, upstreamed)": ({"OVERLAY_FEATURES": "active-lora-graphs"}, 30.0),
     "patches, warm cache": ({}, 150.0),
 }
 ON_DISK: dict[str, tuple[dict[str, str], float | None]] = {"applied on disk": ({}, 30.0)}

@@ -25,7 +25,7 @@ class RanksDiffer(OverlayError, RuntimeError):
     """Ranks of one engine run different code; all of them stop."""
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class RankReport:
     """What one rank runs.
 
@@ -49,7 +49,8 @@ def table(reports: Iterable[RankReport]) -> str:
     """Reports as lines of host, rank, vLLM release and digest."""
     head = ("host", "rank", "pid", "vllm", "digest", "runs")
     rows = [head] + [
-        (r.host, str(r.rank), str(r.pid), r.vllm, r.digest[:12], r.summary) for r in sorted(reports)
+        (r.host, str(r.rank), str(r.pid), r.vllm, r.digest[:12], r.summary)
+        for r in sorted(reports, key=lambda one: one.rank)
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     return "\n".join(

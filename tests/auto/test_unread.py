@@ -10,7 +10,10 @@ from tests.auto.boxes import PATCHED, PRISTINE, PROPOSER, Box
 from tests.auto.test_on_disk import another, loads
 
 WARNING = "WARNING:vllm.overlay:vllm-overlay: {} is set, but neither the overlay nor a patched"
-READS = "import os\nMARK = os.environ.get('OVERLAY_DEMOS', 'patched')\n"
+READS = """import os
+MARK = os.environ.get('OVERLAY_DEMOS', 'patched')
+THEIRS = os.environ.get('MY_OVERLAY_DEMO')
+"""
 
 
 @pytest.fixture(params=["memory", "disk", "disk and memory"])
