@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -31,13 +31,11 @@ class Condition(Enum):
     GONE = "not there any more"
 
 
-@dataclass(frozen=True)
 class PristineView:
     """A target as it was before us; satisfies ``overlay.model.Tree``."""
 
-    tree: Tree
-    ledger: Ledger | None
-    copies: Callable[[str], bytes]
+    def __init__(self, tree: Tree, ledger: Ledger | None, copies: Callable[[str], bytes]) -> None:
+        self.tree, self.ledger, self.copies = tree, ledger, copies
 
     def read(self, path: str) -> bytes | None:
         """The pristine bytes of ``path``; the present ones where it is not as we wrote it.

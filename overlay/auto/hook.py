@@ -20,16 +20,19 @@ from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from overlay.auto import speech
 from overlay.auto.asking import next_spec, stands_aside
 from overlay.auto.bypassed import Expected, others_before
-from overlay.auto.store import StoredModule, sha256
+from overlay.auto.hashing import sha256
 from overlay.errors import OverlayError
 
+if TYPE_CHECKING:  # only a process that patches in memory needs the store
+    from overlay.auto.store import StoredModule
+
 #: Called with the module's name, its module object and its stored text after it was executed.
-AfterExec = Callable[[str, ModuleType, StoredModule], None]
+AfterExec: TypeAlias = "Callable[[str, ModuleType, StoredModule], None]"
 #: Called once with the name of a planned module that runs its pristine code, and what to say of it.
 Bypassed = Callable[[str, str], None]
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import overlay
 from overlay.auto import hook, records, store
 from overlay.auto.folders import NOT_ASKED, patches_folders
+from overlay.auto.hashing import sha256
 from overlay.auto.pristine import Named, Recording, as_it_stands
 from overlay.errors import UsageError
 from overlay.fingerprint import fingerprint
@@ -192,7 +193,7 @@ def _planned(
         for feature in features
     ]
     texts = {
-        change.path: (change.after, None if change.before is None else store.sha256(change.before))
+        change.path: (change.after, None if change.before is None else sha256(change.before))
         for change in final.changes
         if change.after is not None
     }

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from overlay.auto.store import sha256
+from overlay.auto.hashing import sha256
 from overlay.errors import TargetError
 
 if TYPE_CHECKING:

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 import overlay
 from overlay.auto import caches, evidence, hook, ranks, records, speech, switches
 from overlay.auto.activate import Activation, activate, impossible
+from overlay.auto.hashing import sha256
 from overlay.auto.hook import HookError
-from overlay.auto.store import StoredModule, sha256
 from overlay.errors import OverlayError, TargetError
 
 if TYPE_CHECKING:
+    from overlay.auto.store import StoredModule
     from overlay.targets.target import Target
 
 #: Where this process remembers which overlay it runs, whatever was imported or reloaded since.

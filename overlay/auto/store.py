@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import importlib.util
 import io
 import json
@@ -30,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 
+from overlay.auto.hashing import sha256
 from overlay.errors import OverlayError
 
 #: Entries, and bytes in all of them, kept in a cache; the least recently used go first.
@@ -72,11 +72,6 @@ class Entry:
     folder: Path
     modules: tuple[StoredModule, ...]
     facts: Mapping[str, object]
-
-
-def sha256(data: bytes) -> str:
-    """The hexadecimal sha256 of ``data``."""
-    return hashlib.sha256(data).hexdigest()
 
 
 def entry_key(*parts: str) -> str:

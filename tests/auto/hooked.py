@@ -32,7 +32,8 @@ import sys
 sys.path[:0] = [ROOT, {str(REPO)!r}]
 from pathlib import Path
 from overlay.auto.hook import HookError, PatchFinder, WatchFinder, install
-from overlay.auto.store import Store, sha256
+from overlay.auto.hashing import sha256
+from overlay.auto.store import Store
 PRISTINE = Path(ROOT, "vllm/mod.py").read_bytes()
 seen = []
 store = Store(Path(ROOT, "cache"))

@@ -14,7 +14,13 @@ import pytest
 from tests.auto.boxes import FEATURE, PATCHED, PROPOSER, Box
 from tests.support.patches import hunk, patch_text
 
-PLANNING = {"overlay.features", "overlay.matching", "overlay.model", "overlay.planning"}
+PLANNING = {
+    "overlay.auto.store",
+    "overlay.features",
+    "overlay.matching",
+    "overlay.model",
+    "overlay.planning",
+}
 CHILD = f"""
 import logging; logging.basicConfig(level=logging.DEBUG)
 import sys
