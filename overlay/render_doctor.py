@@ -45,6 +45,7 @@ def doctor(data: dict[str, Any]) -> Iterator[Line]:
     yield from _section("python", data["python"])
     yield from _section("vllm", data["vllm"] or {"version": None})
     yield from _section("torch", data["torch"])
+    yield from _section("devices", data["devices"])
     yield Line((Span("plugins", "heading"),))
     for plugin in data["plugins"]:
         runs = "runs" if plugin["runs"] else "does not run"
@@ -74,5 +75,7 @@ def _section(title: str, values: dict[str, Any]) -> Iterator[Line]:
         if name == "problem" and value is None:
             continue
         text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-        yield labelled(2, f"{name.replace('_', ' ')}: ", "none" if text in ("None", "") else text)
+        # The name of a variable stays as it is.
+        label = name.replace("_", " ") if name.islower() else name
+        yield labelled(2, f"{label}: ", "none" if text in ("None", "") else text)
     yield BLANK

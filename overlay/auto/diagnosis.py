@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
@@ -102,6 +103,28 @@ def _assigned(text: str, name: str) -> str | None:
             found = value.value if isinstance(value, ast.Constant) else None
             return None if found is None else str(found)
     return None
+
+
+def devices(root: Path = Path("/")) -> Data:
+    """The graphics drivers and devices that the kernel tells of, without asking any of them."""
+    data: Data = {"nvidia_driver": None, "amd_driver": None, "devices": []}
+    for name, file, pattern in (
+        ("nvidia_driver", root / "proc/driver/nvidia/version", r"(\d+(?:\.\d+)+)"),
+        ("amd_driver", root / "sys/module/amdgpu/version", r"(\S+)"),
+    ):
+        found = re.search(pattern, _text(file))
+        data[name] = found[1] if found else None
+    for place in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")):
+        model = re.search(r"^Model:\s*(.+?)\s*$", _text(place), re.MULTILINE)
+        data["devices"].append(model[1] if model else f"{place.parent.name}, model not told")
+    return data
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(errors="replace")
+    except OSError:  # no such driver, or one that hides it
+        return ""
 
 
 def plugins(environment: Mapping[str, str] = os.environ) -> list[Data]:

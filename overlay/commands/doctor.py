@@ -32,6 +32,7 @@ def doctor(request: Request) -> Report:
         "python": diagnosis.interpreter(),
         "vllm": None if target is None else diagnosis.vllm(target),
         "torch": diagnosis.torch(),
+        "devices": diagnosis.devices(),
         "plugins": plugins,
         "environment": environment,
         "cache": cache,

@@ -16,7 +16,9 @@ from packaging.version import Version
 from overlay.auto import diagnosis, runners
 from overlay.auto.live import LiveProcess
 from overlay.auto.records import ModuleRecord, ProcessRecord
+from overlay.commands.doctor import doctor
 from overlay.commands.live import running
+from overlay.commands.request import Request
 from overlay.render import render
 from overlay.report import Report, as_data
 from overlay.transaction import ledger
@@ -84,6 +86,74 @@ def test_doctor_tells_everything_on_one_page(box: Box) -> None:
     text = command(box, "doctor").stdout
     for word in ("python", "torch", "plugins", "cache", "model runner", "demo", "vLLM 0.26.0"):
         assert word in text
+
+
+#: Everything that a bug report needs -> where it stands in the JSON, and how its section begins.
+PAGE = {
+    "the overlay": ("overlay", "version", "overlay\n  version: "),
+    "Python": ("python", "version", "python\n  version: "),
+    "the platform": ("python", "platform", "  platform: "),
+    "vLLM": ("vllm", "version", "vllm\n  version: 0.26.0"),
+    "how it was found": ("vllm", "found", "  found: on sys.path as "),
+    "torch": ("torch", "version", "torch\n  version: "),
+    "what torch was built for": ("torch", "built_for", "  built for: "),
+    "devices": ("devices", "devices", "devices\n  nvidia driver: "),
+    "plugins and why they run": ("plugins", "why", "overlay: runs (VLLM_PLUGINS is not set"),
+    "switches": ("environment", "set", "  OVERLAY_CACHE: "),
+    "cache": ("cache", "folder", "cache\n  folder: "),
+    "where records lie": ("cache", "records", "  records: "),
+    "model runner": ("model_runner", None, "model runner  V2 for "),
+}
+
+
+@pytest.mark.parametrize("what", PAGE)
+def test_doctor_tells_each_as_json_and_on_the_page(box: Box, what: str) -> None:
+    section, key, begins = PAGE[what]
+    data = asked(box, "doctor")["doctor"][section]
+    rows = data if isinstance(data, list) else [data]
+    assert rows
+    assert all(key is None or key in row for row in rows)
+    assert begins in command(box, "doctor", COLUMNS="400").stdout
+
+
+def test_doctor_lists_the_processes_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("overlay.auto.live.processes", lambda: (process(7, "differs"), process(8)))
+    monkeypatch.setattr(diagnosis, "installed", lambda: (None, "no vLLM"))
+    report = doctor(Request())
+    assert report.processes == (process(7, "differs"), process(8))
+    assert report.doctor is not None
+    assert "process 7: differs" in report.doctor["problems"]
+    text = "\n".join(str(line) for line in render(report))
+    assert "demo (memory)" in text
+    assert as_data(report)["processes"][0]["pid"] == 7
+
+
+NVIDIA = """NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build
+GCC version:  gcc version 12.3.0
+"""
+
+
+def test_devices_are_told_by_the_kernel(tmp_path: Path) -> None:
+    assert diagnosis.devices(tmp_path) == {
+        "nvidia_driver": None,
+        "amd_driver": None,
+        "devices": [],
+    }
+    driver = tmp_path / "proc/driver/nvidia"
+    for name, model in (
+        ("0000:01:00.0", "Model: \t\t NVIDIA H200\nIRQ: 1\n"),
+        ("0000:02:00.0", ""),
+    ):
+        (driver / "gpus" / name).mkdir(parents=True)
+        (driver / "gpus" / name / "information").write_text(model)
+    (driver / "version").write_text(NVIDIA)
+    (tmp_path / "sys/module/amdgpu").mkdir(parents=True)
+    (tmp_path / "sys/module/amdgpu/version").write_text("6.10.5\n")
+    assert diagnosis.devices(tmp_path) == {
+        "nvidia_driver": "570.86.15",
+        "amd_driver": "6.10.5",
+        "devices": ["NVIDIA H200", "0000:02:00.0, model not told"],
+    }
 
 
 def test_doctor_counts_what_is_in_the_cache(box: Box) -> None:
