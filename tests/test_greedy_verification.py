@@ -190,11 +190,10 @@ class Noting:
     def argmax(self, dim: int) -> None:
         assert dim == -1
 
-    def unflatten(self, dim: int, sizes: tuple[int, int]) -> Any:
-        assert dim == -1
-        assert sizes[0] * sizes[1] == self.shape[1]
-        self.parts = sizes[0]
-        return torch.zeros(self.shape[0], self.parts, 1)
+    def reshape(self, rows: int, parts: int, size: int) -> Any:
+        assert (rows, parts * size) == self.shape
+        self.parts = parts
+        return torch.zeros(rows, parts, 1)
 
 
 @given(rows=st.integers(0, 600), size=st.integers(1, 300_000))
@@ -263,7 +262,7 @@ MUTATIONS = [
     ("torch.add(place", "torch.sub(place"),
     ("largest.argmax(dim=-1, keepdim=True)", "largest.argmin(dim=-1, keepdim=True)"),
     ("place.gather(-1, part)", "place[:, :1]"),
-    ("logits.unflatten(-1, (parts, size // parts))", "logits.nan_to_num().view(-1, parts, 1)"),
+    ("logits.reshape(rows, parts, size // parts)", "logits.nan_to_num().view(-1, parts, 1)"),
 ]
 
 

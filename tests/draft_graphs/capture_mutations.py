@@ -89,8 +89,9 @@ CAPTURE_MUTATIONS = (
         "the model is replaced by a wrapper",
         "defect 8",
         one(
-            "graphs.py",
+            "entries.py",
             "    return DraftGraphs(proposer, mode=mode,",
+            "    import torch\n\n"
             "    model = proposer.model\n"
             "    proposer.model = torch.nn.Module()\n"
             "    proposer.model.forward = lambda **kwargs: model(**kwargs)\n"

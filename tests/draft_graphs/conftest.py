@@ -15,3 +15,20 @@ def patched_python(engine_python: Path, tmp_path_factory: pytest.TempPathFactory
     for copy in private_vllm(engine_python, tmp_path_factory.mktemp("draft-graphs")):
         overlay("apply", copy.site)
         yield copy.python
+
+
+@pytest.fixture
+def one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One process, one rank, which writes the log."""
+    import drafters
+
+    with drafters.one_rank(monkeypatch):
+        yield
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the draft graphs of a `drafters.Drafter` say, with its level."""
+    import drafters
+
+    return drafters.listen(monkeypatch)

@@ -239,7 +239,7 @@ REPLAY_MUTATIONS = (
         "dispatch",
         one(
             "graphs.py",
-            "        if captured is None or (mm_embed_inputs is not None and mm_embed_inputs[0]):",
+            "        if mm_embed_inputs is not None and mm_embed_inputs[0]:",
             "        if True:",
         ),
         "use",

@@ -34,6 +34,7 @@ PROPOSER = {
     "use_heterogeneous_vocab": False,
     "_share_mtp_indices": False,
     "_enable_probabilistic_draft_probs": False,
+    "supports_mm_inputs": False,
 }
 
 
@@ -49,9 +50,11 @@ class Backend:
 class Group:
     """An attention group of the draft, as far as facts go."""
 
-    def __init__(self, name: str = "FLASH_ATTN", gid: int = 0, *, threshold: int = 0) -> None:
+    def __init__(
+        self, name: str = "FLASH_ATTN", gid: int = 0, *, threshold: int | None = 0
+    ) -> None:
         self.kv_cache_group_id = gid
-        self.backend = SimpleNamespace(get_name=lambda: name, is_mla=lambda: threshold > 0)
+        self.backend = SimpleNamespace(get_name=lambda: name, is_mla=lambda: threshold != 0)
         self.builder = SimpleNamespace(reorder_batch_threshold=threshold)
 
     def get_metadata_builder(self) -> Any:
@@ -159,6 +162,7 @@ CHANGES: dict[str, tuple[Callable[[Any], None], Any]] = {
     "per_request_attention": (setting(ARCHITECTURE, "rswa_window", 64), True),
     "dynamic_k": (setting(SPECULATIVE, "num_speculative_tokens_per_batch_size", [(1, 8, 3)]), True),
     "probabilistic": (setting("", "_enable_probabilistic_draft_probs", True), True),
+    "multimodal": (setting("", "supports_mm_inputs", True), True),
     "max_num_seqs": (setting("", "max_batch_size", 7), 7),
     "max_capture_tokens": (setting("", "max_num_tokens", 100), 100),
     "attention_backends": (setting("", "draft_attn_groups", [Group("FLEX")]), ("FLEX",)),
@@ -304,3 +308,10 @@ def test_what_only_older_releases_have() -> None:
     proposer = make_proposer()
     object.__setattr__(proposer.vllm_config.compilation_config.pass_config, "enable_sp", True)
     assert changed(proposer) == {"sequence_parallel": True}
+
+
+def test_a_builder_without_a_threshold_splits_nothing() -> None:
+    """Sparse MLA up to 0.25.1: its backend is refused by name, and nothing is raised."""
+    proposer = make_proposer()
+    proposer.draft_attn_groups = [Group("SPARSE", threshold=None)]
+    assert changed(proposer) == {"attention_backends": ("SPARSE",)}

@@ -52,6 +52,7 @@ NAMES: dict[tuple[str, str, str], tuple[str, str]] = {
     (BASE, "SpecDecodeBaseProposer", "use_heterogeneous_vocab"): ("0.25", LAST),
     (BASE, "SpecDecodeBaseProposer", "_share_mtp_indices"): ("0.23", LAST),
     (BASE, "SpecDecodeBaseProposer", "_enable_probabilistic_draft_probs"): ("0.22", LAST),
+    (BASE, "SpecDecodeBaseProposer", "supports_mm_inputs"): ("0", LAST),
     (BASE, "SpecDecodeBaseProposer", "uses_xdrope_dim"): ("0", "0.30"),
     (BASE, "SpecDecodeBaseProposer", "draft_uses_xdrope_dim"): ("0", "0.30"),
     (BASE, "SpecDecodeBaseProposer", "max_batch_size"): ("0", LAST),

@@ -1,15 +1,14 @@
 """From the capture to the withdrawal of one drafter's graphs, and what the log says of it.
 
-No engine runs: it is the proposer of `upstream_twin.py`, with recordings for graphs. Needs vLLM.
+No engine runs. Needs vLLM.
 """
 
 from __future__ import annotations
 
 import gc
-import random
 import re
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -21,98 +20,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
-import vllm.v1.spec_decode  # noqa: E402
-from added_modules import FOLDER  # noqa: E402
+from drafters import FIRST, LATER, SHAPE, Drafter  # noqa: E402
+from twin_model import HIDDEN  # noqa: E402
+from vllm.v1.spec_decode.draft_graphs import addresses, compat, graphs  # noqa: E402
 
-# As in a patched vLLM: the feature's modules lie beside vLLM's own.
-if str(FOLDER) not in vllm.v1.spec_decode.__path__:
-    vllm.v1.spec_decode.__path__.append(str(FOLDER))
+pytestmark = pytest.mark.usefixtures("one_rank")
 
-import upstream_twin as twin  # noqa: E402
-from recorded_backend import RecordedBackend  # noqa: E402
-from twin_model import HIDDEN, WIDTH, Shape  # noqa: E402
-from vllm.config import VllmConfig, set_current_vllm_config  # noqa: E402
-from vllm.v1.spec_decode.draft_graphs import compat, graph_backend, graphs, policy  # noqa: E402
-
-SHAPE = Shape(k=3, mode="auto", max_num_seqs=6, max_capture_tokens=16)
-FIRST, LATER = [1, 2, 4], [1, 2, 4, 6]
 ROLES = frozenset({"first", "step", "loop"})
-
-
-class Drafter:
-    """A proposer and its draft graphs, not captured yet."""
-
-    def __init__(self, shape: Any = SHAPE, **facts: Any) -> None:
-        self.shape = shape
-        config = VllmConfig()
-        config.model_config = SimpleNamespace(uses_mrope=False)
-        self.proposer = twin.make_proposer(shape, config, twin.Parts())
-        self.backend = RecordedBackend()
-        table = SimpleNamespace(get_device_tensor=lambda rows: torch.zeros(rows, WIDTH))
-        self.runner = SimpleNamespace(input_batch=SimpleNamespace(block_table=[table]))
-        self.graphs: Any = graphs.DraftGraphs(
-            self.proposer,
-            mode=shape.mode,
-            backend=self.backend,
-            check=False,
-            facts=policy.Facts(num_speculative_tokens=shape.k, **facts),
-        )
-
-    def capture(self) -> None:
-        self.graphs.capture(self.runner)
-
-    @property
-    def keys(self) -> list[str]:
-        found = self.proposer.cudagraph_dispatcher.draft_keys
-        return [f"{key.role} {key.num_reqs}" for key in found]
-
-    def batch(self, reqs: int = 3) -> dict[str, Any]:
-        """A uniform batch that a graph holds; smaller if the KV cache is."""
-        lengths: Callable[..., list[int]] = lambda shape, dice, _: [shape.k + 1] * reqs  # noqa: E731
-        dice = mock.Mock(wraps=random.Random(0))
-        dice.randint.side_effect = [reqs, *[8] * reqs, *[0] * reqs]
-        dice.random.return_value = 0.0
-        return twin.make_batch(self.shape, dice, replace(twin.Parts(), lengths=lengths))
-
-    def propose(self, **changes: Any) -> Any:
-        return self.graphs.propose(**{**self.batch(), **changes})
-
-    def later_steps(self, **changes: Any) -> Any:
-        batch = self.batch()
-        arguments = {
-            "draft_token_ids": torch.tensor([1, 2, 3]),
-            "positions": torch.tensor([4, 5, 6]),
-            "hidden_states": torch.zeros(3, HIDDEN),
-            "num_rejected_tokens_gpu": None,
-        }
-        shared = ("common_attn_metadata", "sampling_metadata")
-        return self.graphs.later_steps(
-            **{**arguments, **{name: batch[name] for name in shared}, **changes}
-        )
-
-
-@pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One process, one rank, which writes the log."""
-    twin.use_cpu_kernels()
-    monkeypatch.setattr(compat, "all_ranks_agree", lambda yes: yes)
-    monkeypatch.setattr(compat, "even_out_recorded_all_reduces", lambda backend: None)
-    monkeypatch.setattr(compat, "is_speaker", lambda: True)
-    with set_current_vllm_config(VllmConfig()), torch.inference_mode():
-        yield
-
-
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the module says, with its level."""
-    lines: list[str] = []
-
-    def say(level: str) -> Callable[..., None]:
-        return lambda text, *values, **_: lines.append(f"{level} {text % values}")
-
-    monkeypatch.setattr(graphs.logger, "info", say("INFO"))
-    monkeypatch.setattr(graphs.logger, "warning", say("WARNING"))
-    return lines
 
 
 def test_a_capture_is_one_line_with_all_that_it_took(log: list[str]) -> None:
@@ -254,12 +168,31 @@ def narrower(batch: dict[str, Any]) -> dict[str, Any]:
     return {"target_hidden_states": batch["target_hidden_states"][:, : 2 * HIDDEN]}
 
 
-@pytest.mark.parametrize("change", [widened, chosen_by_request, with_an_image, narrower])
-def test_what_no_graph_holds_is_left_to_upstream(change: Any) -> None:
+REASONS = {
+    widened: "the block table has",
+    chosen_by_request: "attention is not causal",
+    narrower: "the target gives hidden states of",
+    # That is a note of the capture's own line.
+    with_an_image: None,
+}
+
+
+@pytest.mark.parametrize("change", REASONS)
+def test_what_no_graph_holds_is_left_to_upstream(change: Any, log: list[str]) -> None:
     drafter = Drafter()
     drafter.capture()
-    assert drafter.propose(**change(drafter.batch())) is None
-    assert drafter.propose() is not None, "it is not withdrawn for that"
+    captured, *none = log
+    assert none == []
+    for _ in range(3):
+        assert drafter.propose(**change(drafter.batch())) is None
+        assert drafter.propose() is not None, "it is not withdrawn for that"
+    reason = REASONS[change]
+    if reason is None:
+        assert log == [captured]
+    else:
+        (line,) = log[1:]
+        assert line.startswith("INFO Draft graphs: batches run as upstream, because ")
+        assert reason in line
 
 
 @pytest.mark.parametrize("change", [widened, chosen_by_request])
@@ -268,6 +201,11 @@ def test_nor_are_its_later_passes_drafted(change: Any) -> None:
     drafter.capture()
     assert drafter.later_steps(**change(drafter.batch())) is None
     assert drafter.later_steps() is not None
+
+
+def test_batches_with_images_are_named_at_the_start(log: list[str]) -> None:
+    Drafter(multimodal=True).capture()
+    assert "As upstream: first passes with multimodal embeddings among them" in log[0]
 
 
 def test_drafts_that_are_sampled_are_upstreams() -> None:
@@ -310,62 +248,6 @@ def test_steps_serve_every_k_up_to_the_configured_one(k: int) -> None:
     assert drafts is None or drafts.shape == (3, k)
 
 
-# ---- what vLLM calls when the draft model has been loaded
-
-
-def create(monkeypatch: pytest.MonkeyPatch, *, facts: Any = None, **variables: str) -> Any:
-    for name in ("OVERLAY_DRAFT_GRAPHS", "OVERLAY_DRAFT_GRAPHS_CHECK"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    found = facts or policy.Facts(num_speculative_tokens=3)
-    monkeypatch.setattr(graphs, "early_facts", lambda proposer, backend: found)
-    monkeypatch.setattr(graph_backend, "default_graph_backend", RecordedBackend)
-    return graphs.create_draft_graphs(Drafter().proposer)
-
-
-@pytest.mark.parametrize(
-    ("variable", "said"),
-    [("OVERLAY_DRAFT_GRAPHS", "off, step, loop, auto"), ("OVERLAY_DRAFT_GRAPHS_CHECK", "0 or 1")],
-)
-def test_an_unknown_value_stops_the_start(
-    monkeypatch: pytest.MonkeyPatch, variable: str, said: str
-) -> None:
-    with pytest.raises(ValueError, match=f"{variable} is 'fast'.*{said}"):
-        create(monkeypatch, **{variable: "fast"})
-
-
-@pytest.mark.parametrize("mode", ["", "step", "loop", "auto"])
-def test_the_mode_is_what_was_asked_for(
-    monkeypatch: pytest.MonkeyPatch, log: list[str], mode: str
-) -> None:
-    variables = {"OVERLAY_DRAFT_GRAPHS": mode} if mode else {}
-    made = create(monkeypatch, **variables)
-    assert (made.mode, made.check) == (mode or "auto", False)
-    assert create(monkeypatch, OVERLAY_DRAFT_GRAPHS_CHECK="1").check
-    assert log == [], "that they are captured is said when they are"
-
-
-def test_off_is_one_line_and_no_graphs(monkeypatch: pytest.MonkeyPatch, log: list[str]) -> None:
-    assert create(monkeypatch, OVERLAY_DRAFT_GRAPHS="off") is None
-    (line,) = log
-    assert line == (
-        "INFO Draft graphs: none (mode off), the drafter runs as upstream: "
-        "OVERLAY_DRAFT_GRAPHS=off."
-    )
-
-
-def test_a_refusal_is_one_line_with_its_reasons(
-    monkeypatch: pytest.MonkeyPatch, log: list[str]
-) -> None:
-    facts = policy.Facts(num_speculative_tokens=3, lora=True, eplb=True)
-    assert create(monkeypatch, facts=facts) is None
-    (line,) = log
-    assert line.startswith("INFO ")
-    assert "LoRA is on" in line
-    assert "expert load balancing" in line
-
-
 def test_a_refusal_at_the_capture_is_one_line(log: list[str]) -> None:
     drafter = Drafter()
     drafter.backend.attention_backends = {"OTHER": ROLES}  # type: ignore[misc]
@@ -388,3 +270,53 @@ def test_other_ranks_say_nothing_but_warnings(
     assert log == [
         "WARNING Draft graphs withdrawn, the drafter runs as upstream: a reason",
     ]
+
+
+@pytest.mark.parametrize("call", ["capture", "profile"])
+def test_a_plan_that_cannot_be_made_does_not_stop_the_start(
+    monkeypatch: pytest.MonkeyPatch, log: list[str], call: str
+) -> None:
+    def fails(*args: Any) -> Any:
+        raise TypeError("something that this release lacks")
+
+    monkeypatch.setattr(graphs, "late_facts", fails)
+    drafter = Drafter()
+    if call == "profile":
+        assert drafter.graphs.profile(drafter.runner) == 0
+        assert log == []
+        return
+    drafter.capture()
+    assert drafter.propose() is None
+    (line,) = log
+    assert line.startswith("WARNING Draft graphs withdrawn")
+    assert "something that this release lacks" in line
+
+
+def test_where_vllm_captures_nothing_the_first_draft_says_so(log: list[str]) -> None:
+    """It may lower FULL_DECODE_ONLY to NONE, and then calls no capture."""
+    from vllm.config import CUDAGraphMode
+
+    drafter = Drafter()
+    config = drafter.proposer.vllm_config.compilation_config
+    config.cudagraph_mode = CUDAGraphMode.NONE
+    for _ in range(3):
+        assert drafter.propose() is None
+        assert drafter.later_steps() is None
+    (line,) = log
+    assert line.startswith("INFO Draft graphs: none (mode auto), the drafter runs as upstream: ")
+    assert line.endswith("vLLM captured no graphs (cudagraph mode NONE).")
+
+
+def test_the_check_knows_what_any_module_holds() -> None:
+    """A quantized layer's workspace, say, is neither a parameter nor a buffer."""
+    drafter = Drafter()
+    module = drafter.proposer.model
+    module.workspace = old = torch.zeros(2)
+    drafter.graphs.check = True
+    drafter.capture()
+    assert drafter.propose() is not None
+    module.workspace = torch.zeros(2)
+    with pytest.raises(addresses.AddressError, match="workspace was captured at"):
+        drafter.propose()
+    module.workspace = old
+    assert drafter.propose() is not None

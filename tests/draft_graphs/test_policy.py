@@ -54,7 +54,14 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "kv_cache_groups": (2, "groups"),
 }
 # Facts that leave something to capture; the tests below say what.
-GRANTED = {"dynamic_k", "probabilistic", "no_first", "max_num_seqs", "proposer_class"}
+GRANTED = {
+    "dynamic_k",
+    "probabilistic",
+    "multimodal",
+    "no_first",
+    "max_num_seqs",
+    "proposer_class",
+}
 
 
 def test_every_fact_is_tested() -> None:
@@ -173,6 +180,14 @@ def test_sampled_drafts_are_noted() -> None:
     decision = policy.decide("auto", replace(LATE, probabilistic=True), ATTENTION)
     assert decision.any
     assert "probabilistic" in decision.notes[0]
+
+
+def test_batches_with_images_are_noted() -> None:
+    decision = policy.decide("auto", replace(LATE, multimodal=True), ATTENTION)
+    assert decision.any
+    assert decision.notes == ("first passes with multimodal embeddings among them",)
+    later_only = replace(LATE, multimodal=True, no_first="a reason")
+    assert policy.decide("auto", later_only, ATTENTION).notes == ("first: a reason",)
 
 
 def test_batches_beyond_the_capture_size_are_noted() -> None:

@@ -58,7 +58,7 @@ def first_largest(logits: torch.Tensor) -> torch.Tensor:
         parts //= 2
     if parts < 2:
         return logits.argmax(dim=-1)
-    largest, place = logits.unflatten(-1, (parts, size // parts)).max(dim=-1)
+    largest, place = logits.reshape(rows, parts, size // parts).max(dim=-1)
     part = largest.argmax(dim=-1, keepdim=True)
     return torch.add(place.gather(-1, part), part, alpha=size // parts).squeeze(-1)
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .graphs import (
+    from .entries import (
         DraftGraphs,
         capture_draft_graphs,
         create_draft_graphs,
@@ -35,6 +35,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import graphs
+    from . import entries
 
-    return getattr(graphs, name)
+    return getattr(entries, name)

@@ -94,6 +94,8 @@ class Addresses:
         for index, group in enumerate(proposer.draft_attn_groups):
             for where in (group, group.get_metadata_builder()):
                 yield from _attributes(f"attention group {index}", where)
+        for name, module in proposer.model.named_modules():
+            yield from _attributes(f"module {name}", module)
         for name, layer in compat.draft_layers(proposer).items():
             yield from _attributes(f"layer {name}", layer)
             yield from _attributes(f"layer {name}", getattr(layer, "impl", None))

@@ -303,13 +303,14 @@ def is_speaker() -> bool:
 def prefill_backends(groups: Iterable[Any], query_len: int) -> list[str]:
     """MLA backends of the draft that take a request of `query_len` tokens for a prefill.
 
-    A prefill is planned on the host, from lengths on the host.
+    A prefill is planned on the host, from lengths on the host. A builder without a threshold
+    (sparse backends) does not split batches, so it has nothing to be asked for.
     """
     return sorted(
         group.backend.get_name()
         for group in groups
         if group.backend.is_mla()
-        and group.get_metadata_builder().reorder_batch_threshold < query_len
+        and (group.get_metadata_builder().reorder_batch_threshold or query_len) < query_len
     )
 
 

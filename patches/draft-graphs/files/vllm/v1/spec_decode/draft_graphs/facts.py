@@ -29,7 +29,7 @@ def early_facts(proposer: Any, backend: GraphBackend) -> Facts:
         extra_input_slots=bool(proposer.needs_extra_input_slots),
         # 0.21 and later
         constant_draft_positions=bool(getattr(proposer, "constant_draft_positions", False)),
-        # 0.24 and later
+        # 0.25 and later
         heterogeneous_vocab=bool(getattr(proposer, "use_heterogeneous_vocab", False)),
         # 0.23 and later
         shared_mtp_indices=bool(getattr(proposer, "_share_mtp_indices", False)),
@@ -55,6 +55,7 @@ def early_facts(proposer: Any, backend: GraphBackend) -> Facts:
         dynamic_k=getattr(speculative, "num_speculative_tokens_per_batch_size", None) is not None,
         # 0.22 and later
         probabilistic=bool(getattr(proposer, "_enable_probabilistic_draft_probs", False)),
+        multimodal=bool(proposer.supports_mm_inputs),
     )
 
 

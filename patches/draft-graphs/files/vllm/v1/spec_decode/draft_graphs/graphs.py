@@ -3,20 +3,19 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
 import torch
 from vllm.logger import init_logger
 
-from . import compat, graph_backend, report
+from . import compat, report
 from .capture import Captured, CaptureFailed, capture_keys
-from .data_parallel import all_ranks_want, token_counts
-from .facts import early_facts, late_facts
+from .data_parallel import token_counts
+from .facts import late_facts
 from .graph_backend import GraphBackend
 from .keys import DraftKey, plan_keys
-from .policy import Decision, Facts, Mode, check_from, decide, mode_from
+from .policy import Decision, Facts, Mode, decide
 from .staging import FirstStaging, LaterStaging
 
 logger = init_logger(__name__)
@@ -45,6 +44,10 @@ class DraftGraphs:
         self._captured: Captured | None = None
         self._withdrawn: str | None = None
         self._unprofiled: str | None = None
+        # Whether `capture` has told what became of the graphs.
+        self._said = False
+        # Why batches were left to upstream that the policy foresaw no reason for.
+        self._left: set[str] = set()
 
     # ---- capture
 
@@ -57,7 +60,13 @@ class DraftGraphs:
         """
         self.release()
         self._withdrawn = None
-        decision, plan = self._plan()
+        self._said = True
+        try:
+            decision, plan = self._plan()
+        except Exception as error:  # on all ranks alike; vLLM serves without draft graphs
+            logger.debug("Draft graphs: the failed plan", exc_info=True)
+            self.withdraw(f"{type(error).__name__}: {error}")
+            return
         if not plan:
             self._say(report.refused_line(self.mode, decision))
             return
@@ -88,7 +97,11 @@ class DraftGraphs:
         """
         self.release()
         self._unprofiled = None
-        _, plan = self._plan()
+        try:
+            _, plan = self._plan()
+        except Exception:  # the capture meets it again, and says so
+            logger.debug("Draft graphs: the failed plan", exc_info=True)
+            return 0
         if not plan:
             return 0
         free = self._backend.free_memory()
@@ -162,6 +175,19 @@ class DraftGraphs:
         """
         self._proposer._slot_mapping_buffer.fill_(-1)
 
+    def _say_never_captured(self) -> None:
+        """vLLM may lower the mode to NONE for an attention backend, and then captures nothing."""
+        self._said = True
+        mode = self._proposer.vllm_config.compilation_config.cudagraph_mode.name
+        reason = f"vLLM captured no graphs (cudagraph mode {mode})"
+        self._say(report.refused_line(self.mode, Decision(refusals=(reason,))))
+
+    def _leave(self, reason: str) -> None:
+        """Say, the first time, why batches are left to upstream."""
+        if reason not in self._left:
+            self._left.add(reason)
+            self._say(report.left_line(reason))
+
     def _say(self, line: str) -> None:
         if compat.is_speaker():
             logger.info("%s", line)
@@ -188,7 +214,11 @@ class DraftGraphs:
         K+1 tokens for each of the R requests, and no multimodal embeddings among them.
         """
         captured = self._captured
-        if captured is None or (mm_embed_inputs is not None and mm_embed_inputs[0]):
+        if captured is None:
+            if not self._said:
+                self._say_never_captured()
+            return None
+        if mm_embed_inputs is not None and mm_embed_inputs[0]:
             return None
         cad = common_attn_metadata
         reqs, tokens = cad.seq_lens.shape[0], target_token_ids.shape[0]
@@ -197,7 +227,11 @@ class DraftGraphs:
             return None
         if not self._can_run(captured, num_speculative_tokens, cad, sampling_metadata):
             return None
-        if target_hidden_states.shape[-1] != captured.hidden_width:
+        width = target_hidden_states.shape[-1]
+        if width != captured.hidden_width:
+            self._leave(
+                f"the target gives hidden states of {width} columns, not {captured.hidden_width}"
+            )
             return None
         dispatch = self._proposer.cudagraph_dispatcher.dispatch_draft
         first = dispatch("first", tokens, reqs, self._k)
@@ -280,8 +314,13 @@ class DraftGraphs:
             return False
         # A tensor for `causal` (0.25 and later) is a choice per request.
         if cad.causal is not True:
+            self._leave("attention is not causal, or not for all requests")
             return False
-        return 0 < k <= self._k and cad.block_table_tensor.shape[1] == captured.blocks
+        blocks = cad.block_table_tensor.shape[1]
+        if blocks != captured.blocks:
+            self._leave(f"the block table has {blocks} columns, not {captured.blocks}")
+            return False
+        return 0 < k <= self._k
 
     def _dispatch_later(self, reqs: int, k: int) -> DraftKey | None:
         """The graph for the passes after the first: the loop if it drafts k tokens, or steps."""
@@ -322,45 +361,3 @@ class DraftGraphs:
 def _rows(captured: Captured, k: int, reqs: int) -> torch.Tensor:
     """A copy of the drafts, [reqs, k]: another stream may still read it after the next replay."""
     return captured.buffers.drafts[:k, :reqs].t().clone(memory_format=torch.contiguous_format)
-
-
-# ---- what vLLM calls
-
-
-def create_draft_graphs(proposer: Any) -> DraftGraphs | None:
-    """Draft graphs for a proposer whose model has been loaded, to be captured later.
-
-    None, with the reasons in the log, where the configuration gets none. Raises ValueError for
-    an unknown value of OVERLAY_DRAFT_GRAPHS or OVERLAY_DRAFT_GRAPHS_CHECK.
-    """
-    mode, check = mode_from(os.environ), check_from(os.environ)
-    backend = graph_backend.default_graph_backend()
-    if mode == "off":
-        decision = decide(mode, Facts(num_speculative_tokens=1), {})
-    else:
-        facts = early_facts(proposer, backend)
-        decision = decide(mode, facts, backend.attention_backends)
-    if not all_ranks_want(proposer, decision.any) and decision.any:
-        decision = Decision(refusals=("another data-parallel rank drafts as upstream",))
-    if not decision.any:
-        if compat.is_speaker():
-            logger.info("%s", report.refused_line(mode, decision))
-        return None
-    return DraftGraphs(proposer, mode=mode, backend=backend, check=check, facts=facts)
-
-
-def _of_runner(runner: Any) -> DraftGraphs | None:
-    return getattr(getattr(runner, "drafter", None), "draft_graphs", None)
-
-
-def capture_draft_graphs(runner: Any) -> None:
-    """Capture the draft graphs of a runner, if its drafter has any. See `DraftGraphs.capture`."""
-    graphs = _of_runner(runner)
-    if graphs is not None:
-        graphs.capture(runner)
-
-
-def profile_draft_graphs(runner: Any) -> int:
-    """Bytes that `capture_draft_graphs` will take; 0 without draft graphs."""
-    graphs = _of_runner(runner)
-    return 0 if graphs is None else graphs.profile(runner)

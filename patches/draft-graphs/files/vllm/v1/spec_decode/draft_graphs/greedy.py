@@ -33,7 +33,7 @@ def first_largest(logits: torch.Tensor) -> torch.Tensor:
     parts = _parts(rows, size)
     if parts < 2:
         return logits.argmax(dim=-1)
-    largest, place = logits.unflatten(-1, (parts, size // parts)).max(dim=-1)
+    largest, place = logits.reshape(rows, parts, size // parts).max(dim=-1)
     part = largest.argmax(dim=-1, keepdim=True)
     return torch.add(place.gather(-1, part), part, alpha=size // parts).squeeze(-1)
 
@@ -71,4 +71,5 @@ def greedy_sample(proposer: Any, hidden_states: torch.Tensor) -> torch.Tensor:
     hidden_states: [R, hidden].
     """
     with _SplitArgmax():
-        return proposer._greedy_sample(hidden_states)
+        tokens: torch.Tensor = proposer._greedy_sample(hidden_states)
+    return tokens

@@ -76,6 +76,7 @@ class Facts:
     per_request_attention: bool = False
     dynamic_k: bool = False
     probabilistic: bool = False
+    multimodal: bool = False
     # Late facts.
     cudagraph_mode: str | None = None
     max_num_seqs: int | None = None
@@ -187,6 +188,8 @@ def decide(mode: Mode, facts: Facts, attention: AttentionRoles) -> Decision:
         return Decision(refusals=tuple(notes))
     if facts.probabilistic:
         notes.append("batches with sampled drafts (probabilistic, not all greedy)")
+    if facts.multimodal and first:
+        notes.append("first passes with multimodal embeddings among them")
     notes += _too_large(facts, first, later)
     return Decision(first=first, later=later, notes=tuple(notes))
 

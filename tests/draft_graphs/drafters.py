@@ -1,0 +1,109 @@
+"""One drafter's proposer and draft graphs without an engine, and what the log says of them.
+
+It is the proposer of `upstream_twin.py`, with recordings for graphs. Needs vLLM.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import vllm.v1.spec_decode
+from added_modules import FOLDER
+
+# As in a patched vLLM: the feature's modules lie beside vLLM's own.
+if str(FOLDER) not in vllm.v1.spec_decode.__path__:
+    vllm.v1.spec_decode.__path__.append(str(FOLDER))
+
+import upstream_twin as twin
+from recorded_backend import RecordedBackend
+from twin_model import HIDDEN, WIDTH, Shape
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.v1.spec_decode.draft_graphs import compat, entries, graphs, policy
+
+SHAPE = Shape(k=3, mode="auto", max_num_seqs=6, max_capture_tokens=16)
+#: Requests of its graphs, by role.
+FIRST, LATER = [1, 2, 4], [1, 2, 4, 6]
+
+
+class Drafter:
+    """A proposer and its draft graphs, not captured yet."""
+
+    def __init__(self, shape: Any = SHAPE, **facts: Any) -> None:
+        self.shape = shape
+        config = VllmConfig()
+        config.model_config = SimpleNamespace(uses_mrope=False)
+        self.proposer = twin.make_proposer(shape, config, twin.Parts())
+        self.backend = RecordedBackend()
+        table = SimpleNamespace(get_device_tensor=lambda rows: torch.zeros(rows, WIDTH))
+        self.runner = SimpleNamespace(input_batch=SimpleNamespace(block_table=[table]))
+        self.graphs: Any = graphs.DraftGraphs(
+            self.proposer,
+            mode=shape.mode,
+            backend=self.backend,
+            check=False,
+            facts=policy.Facts(num_speculative_tokens=shape.k, **facts),
+        )
+
+    def capture(self) -> None:
+        self.graphs.capture(self.runner)
+
+    @property
+    def keys(self) -> list[str]:
+        found = self.proposer.cudagraph_dispatcher.draft_keys
+        return [f"{key.role} {key.num_reqs}" for key in found]
+
+    def batch(self, reqs: int = 3) -> dict[str, Any]:
+        """A uniform batch that a graph holds; smaller if the KV cache is."""
+        lengths: Callable[..., list[int]] = lambda shape, dice, _: [shape.k + 1] * reqs  # noqa: E731
+        dice = mock.Mock(wraps=random.Random(0))
+        dice.randint.side_effect = [reqs, *[8] * reqs, *[0] * reqs]
+        dice.random.return_value = 0.0
+        return twin.make_batch(self.shape, dice, replace(twin.Parts(), lengths=lengths))
+
+    def propose(self, **changes: Any) -> Any:
+        return self.graphs.propose(**{**self.batch(), **changes})
+
+    def later_steps(self, **changes: Any) -> Any:
+        batch = self.batch()
+        arguments = {
+            "draft_token_ids": torch.tensor([1, 2, 3]),
+            "positions": torch.tensor([4, 5, 6]),
+            "hidden_states": torch.zeros(3, HIDDEN),
+            "num_rejected_tokens_gpu": None,
+        }
+        shared = ("common_attn_metadata", "sampling_metadata")
+        return self.graphs.later_steps(
+            **{**arguments, **{name: batch[name] for name in shared}, **changes}
+        )
+
+
+@contextmanager
+def one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One process, one rank, which writes the log."""
+    twin.use_cpu_kernels()
+    monkeypatch.setattr(compat, "all_ranks_agree", lambda yes: yes)
+    monkeypatch.setattr(compat, "even_out_recorded_all_reduces", lambda backend: None)
+    monkeypatch.setattr(compat, "is_speaker", lambda: True)
+    with set_current_vllm_config(VllmConfig()), torch.inference_mode():
+        yield
+
+
+def listen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the module will have said, with its level."""
+    lines: list[str] = []
+
+    def say(level: str) -> Callable[..., None]:
+        return lambda text, *values, **_: lines.append(f"{level} {text % values}")
+
+    for module in (entries, graphs):
+        monkeypatch.setattr(module.logger, "info", say("INFO"))
+        monkeypatch.setattr(module.logger, "warning", say("WARNING"))
+    return lines

@@ -1,0 +1,70 @@
+"""What vLLM gets when the draft model has been loaded, and what the log says of it. Needs vLLM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+# What is imported below needs both of them.
+pytest.importorskip("torch")
+pytest.importorskip("vllm")
+
+from drafters import Drafter
+from recorded_backend import RecordedBackend
+from vllm.v1.spec_decode.draft_graphs import entries, graph_backend, policy
+
+pytestmark = pytest.mark.usefixtures("one_rank")
+
+
+def create(monkeypatch: pytest.MonkeyPatch, *, facts: Any = None, **variables: str) -> Any:
+    for name in ("OVERLAY_DRAFT_GRAPHS", "OVERLAY_DRAFT_GRAPHS_CHECK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    found = facts or policy.Facts(num_speculative_tokens=3)
+    monkeypatch.setattr(entries, "early_facts", lambda proposer, backend: found)
+    monkeypatch.setattr(graph_backend, "default_graph_backend", RecordedBackend)
+    return entries.create_draft_graphs(Drafter().proposer)
+
+
+@pytest.mark.parametrize(
+    ("variable", "said"),
+    [("OVERLAY_DRAFT_GRAPHS", "off, step, loop, auto"), ("OVERLAY_DRAFT_GRAPHS_CHECK", "0 or 1")],
+)
+def test_an_unknown_value_stops_the_start(
+    monkeypatch: pytest.MonkeyPatch, variable: str, said: str
+) -> None:
+    with pytest.raises(ValueError, match=f"{variable} is 'fast'.*{said}"):
+        create(monkeypatch, **{variable: "fast"})
+
+
+@pytest.mark.parametrize("mode", ["", "step", "loop", "auto"])
+def test_the_mode_is_what_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, log: list[str], mode: str
+) -> None:
+    variables = {"OVERLAY_DRAFT_GRAPHS": mode} if mode else {}
+    made = create(monkeypatch, **variables)
+    assert (made.mode, made.check) == (mode or "auto", False)
+    assert create(monkeypatch, OVERLAY_DRAFT_GRAPHS_CHECK="1").check
+    assert log == [], "that they are captured is said when they are"
+
+
+def test_off_is_one_line_and_no_graphs(monkeypatch: pytest.MonkeyPatch, log: list[str]) -> None:
+    assert create(monkeypatch, OVERLAY_DRAFT_GRAPHS="off") is None
+    (line,) = log
+    assert line == (
+        "INFO Draft graphs: none (mode off), the drafter runs as upstream: "
+        "OVERLAY_DRAFT_GRAPHS=off."
+    )
+
+
+def test_a_refusal_is_one_line_with_its_reasons(
+    monkeypatch: pytest.MonkeyPatch, log: list[str]
+) -> None:
+    facts = policy.Facts(num_speculative_tokens=3, lora=True, eplb=True)
+    assert create(monkeypatch, facts=facts) is None
+    (line,) = log
+    assert line.startswith("INFO ")
+    assert "LoRA is on" in line
+    assert "expert load balancing" in line
