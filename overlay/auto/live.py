@@ -1,8 +1,9 @@
 """The running vLLM processes of this user, and what each says it runs.
 
-A process is vLLM's if it mapped vLLM's compiled extension or says so in its title; one without a
-record is listed all the same, since a process that the plugin never reached is the very one that
-somebody should hear of.  Linux only: elsewhere the kernel does not tell.
+A process is vLLM's if it is a Python that mapped vLLM's compiled extension or says so in its title;
+one without a record is listed all the same, since a process that the plugin never reached is the
+very one that somebody should hear of.  What only starts vLLM (a shell, an init, ``timeout``) is
+none of them, though vLLM stands in its command.  Linux only: elsewhere the kernel does not tell.
 """
 
 from __future__ import annotations
@@ -127,14 +128,24 @@ def _own(proc: Path) -> Iterable[_Seen]:
 
 
 def _is_vllm(proc: Path, seen: _Seen) -> bool:
+    if not _is_python(proc, seen):
+        return False
     if any(title in seen.title for title in _TITLES):
         return True
-    if "python" not in seen.title:
-        return False
     try:
         return "/vllm/_C" in (proc / str(seen.pid) / "maps").read_text()
     except OSError:
         return False
+
+
+def _is_python(proc: Path, seen: _Seen) -> bool:
+    try:
+        program = os.readlink(proc / str(seen.pid) / "exe")
+    except OSError:  # the kernel does not tell of every process of ours
+        program = seen.title.partition(" ")[0]
+        if program.startswith(_TITLES[0]):  # what the process calls itself
+            return True
+    return "python" in os.path.basename(program)
 
 
 def _engine(pid: int, ours: Mapping[int, _Seen], every: Mapping[int, _Seen]) -> int:

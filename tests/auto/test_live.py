@@ -119,6 +119,46 @@ def test_processes_with_and_without_a_record_are_listed_with_their_engine() -> N
         engine.communicate("\n")
 
 
+@pytest.mark.parametrize(
+    "wrapper",
+    [["sh", "-c", '"$@"; :', "sh"], ["timeout", "60"], ["env", "-S", "timeout 60"]],
+    ids=lambda command: str(command[0]),
+)
+def test_what_only_starts_vllm_is_none_of_its_processes(wrapper: list[str]) -> None:
+    code = "import os; print(os.getpid(), flush=True); input()"
+    started = subprocess.Popen(
+        [*wrapper, sys.executable, "-c", code, "vllm serve", "vllm.entrypoints"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert started.stdout is not None
+    pid = int(started.stdout.readline())
+    try:
+        assert pid != started.pid
+        found = {one.pid: one for one in live.processes()}
+        assert started.pid not in found
+        assert found[pid].engine == pid
+    finally:
+        started.communicate("\n")
+
+
+def test_a_process_whose_program_is_not_told_is_judged_by_what_it_calls_itself(
+    tmp_path: Path,
+) -> None:
+    for pid, command in (
+        (7, b"VLLM::EngineCore"),
+        (8, b"/usr/bin/python3\0vllm serve"),
+        (9, b"sh\0vllm serve"),
+    ):
+        folder = tmp_path / str(pid)
+        folder.mkdir()
+        (folder / "cmdline").write_bytes(command)
+        (folder / "stat").write_text(f"{pid} (x) S 1 " + "0 " * 30)
+    (tmp_path / "self").mkdir()
+    assert [one.pid for one in live.processes(tmp_path)] == [7, 8]
+
+
 def test_equal_peers_have_no_problem() -> None:
     peers = [record(1), record(2)]
     assert [live.problem(one, peers) for one in peers] == [None, None]
