@@ -98,7 +98,11 @@ def cells(models: str) -> Iterator[tuple[str, int, EngineSpec]]:
     spawn = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
     yield "ray", 3, spec("ray")
     yield "ray-own-core", 4, spec("ray", OWN_CORE, draft="eagle3hid", k=5)
-    yield "ray-older", 3, spec("ray", older)
+    yield (
+        "ray-older",
+        3,
+        spec("ray", older, pre=("rank_hooks:one_address", "rank_hooks:one_stream")),
+    )
     yield "multiprocess", 3, spec("mp")
     yield "ray-other-patches", 0, spec("ray", pre=("rank_hooks:patches_of_one_ray_rank",))
     yield (
