@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import CodeType, ModuleType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from types import CodeType, FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from overlay.auto import speech
 from overlay.auto.asking import next_spec, stands_aside
@@ -370,7 +370,24 @@ def _importers(name: str) -> str:
     for other, module in list(sys.modules.items()):
         if other == name or module is None or name.startswith(other + "."):
             continue
-        values = list(vars(module).values()) if hasattr(module, "__dict__") else []
-        if any(v is target or getattr(v, "__module__", None) == name for v in values):
+        if any(value is target or _home(value) == name for value in _globals(module)):
             holders.append(other)
     return ", ".join(sorted(holders)[:3]) or "nobody that still holds it"
+
+
+def _globals(module: object) -> list[object]:
+    """What a module holds, without asking it: a lazy one would import what it stands for."""
+    try:
+        return list(object.__getattribute__(module, "__dict__").values())
+    except AttributeError:  # anything may stand in sys.modules
+        return []
+
+
+def _home(value: object) -> str | None:
+    """The module in which a function or class was made; any other object is not looked into."""
+    kind = type(value)  # isinstance would ask the object for its class
+    if kind is FunctionType:
+        return cast("FunctionType", value).__module__
+    if issubclass(kind, type):
+        return cast("str | None", type.__getattribute__(cast("type", value), "__module__"))
+    return None

@@ -163,6 +163,50 @@ def test_a_target_imported_already_is_named_with_its_importer(root: Path) -> Non
     )
 
 
+LAZY = """
+class Lazy:
+    def __getattribute__(self, name):
+        raise ModuleNotFoundError(f"No module named 'absent' (asked for {name})")
+class Meta(type):
+    def __getattribute__(cls, name):
+        raise RuntimeError(name)
+class Odd(metaclass=Meta):
+    pass
+import types
+class LazyModule(types.ModuleType):
+    def __getattribute__(self, name):
+        raise RuntimeError(name)
+import sys
+sys.modules["lazy.module"] = LazyModule("lazy.module")
+sys.modules["lazy.object"] = Lazy()
+sys.modules["lazy.int"] = 3
+lazy = Lazy()
+"""
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        "import vllm.mod as one",
+        "from vllm.mod import helper as one",
+        "from vllm.mod import Runner as one",
+    ],
+)
+def test_nothing_is_run_to_know_who_imported_a_target(root: Path, held: str) -> None:
+    """Modules as those of transformers import, and may fail, when they are looked into."""
+    (root / "importer.py").write_text(f"{held}\n{LAZY}")
+    run(
+        root,
+        """
+        import importer
+        from overlay.auto.hook import imported
+        assert imported(["vllm.mod", "vllm.other"]) == {"vllm.mod": "importer"}
+        del importer.one
+        assert imported(["vllm.mod"]) == {"vllm.mod": "nobody that still holds it"}
+        """,
+    )
+
+
 def test_an_error_in_the_patched_module_leaves_nothing_half_done(root: Path) -> None:
     run(
         root,
