@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from types import CodeType, ModuleType
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from overlay.auto import speech
 from overlay.auto.asking import next_spec, stands_aside
@@ -328,8 +328,13 @@ def when_imported(name: str, after: Callable[[ModuleType], None], lost: str | No
 
 
 def imported(names: Iterable[str]) -> dict[str, str]:
-    """The modules among ``names`` that were imported already -> who holds them."""
-    return {name: _importers(name) for name in names if name in sys.modules}
+    """The modules among ``names`` that were imported already -> who imported them, in words."""
+    late = [name for name in names if name in sys.modules]
+    if not late:
+        return {}
+    from overlay.auto.importers import importers
+
+    return {name: importers(name) for name in late}
 
 
 def install(finder: PatchFinder) -> None:
@@ -361,33 +366,3 @@ def uninstall(finders: list[Any]) -> None:
     """Take every finder of ours out of ``finders`` (``sys.meta_path``)."""
     _installed.clear()
     finders[:] = [one for one in finders if not isinstance(one, (PatchFinder, WatchFinder))]
-
-
-def _importers(name: str) -> str:
-    """The modules that hold ``name`` in a global, which is how an import is seen afterwards."""
-    target = sys.modules[name]
-    holders = []
-    for other, module in list(sys.modules.items()):
-        if other == name or module is None or name.startswith(other + "."):
-            continue
-        if any(value is target or _home(value) == name for value in _globals(module)):
-            holders.append(other)
-    return ", ".join(sorted(holders)[:3]) or "nobody that still holds it"
-
-
-def _globals(module: object) -> list[object]:
-    """What a module holds, without asking it: a lazy one would import what it stands for."""
-    try:
-        return list(object.__getattribute__(module, "__dict__").values())
-    except AttributeError:  # anything may stand in sys.modules
-        return []
-
-
-def _home(value: object) -> str | None:
-    """The module in which a function or class was made; any other object is not looked into."""
-    kind = type(value)  # isinstance would ask the object for its class
-    if kind is FunctionType:
-        return cast("FunctionType", value).__module__
-    if issubclass(kind, type):
-        return cast("str | None", type.__getattribute__(cast("type", value), "__module__"))
-    return None

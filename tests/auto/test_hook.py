@@ -192,7 +192,7 @@ lazy = Lazy()
         "from vllm.mod import Runner as one",
     ],
 )
-def test_nothing_is_run_to_know_who_imported_a_target(root: Path, held: str) -> None:
+def test_nothing_is_run_to_know_who_holds_a_target(root: Path, held: str) -> None:
     """Modules as those of transformers import, and may fail, when they are looked into."""
     (root / "importer.py").write_text(f"{held}\n{LAZY}")
     run(
@@ -203,6 +203,35 @@ def test_nothing_is_run_to_know_who_imported_a_target(root: Path, held: str) -> 
         assert imported(["vllm.mod", "vllm.other"]) == {"vllm.mod": "importer"}
         del importer.one
         assert imported(["vllm.mod"]) == {"vllm.mod": "nobody that still holds it"}
+        """,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("import vllm.mod\n", True),
+        ("if True:\n    import os, vllm.mod, sys\n", True),
+        ("import vllm.other\n# import vllm.mod\n", False),
+        ("import vllm.other, vllm.model\n", False),
+        ("import vllm.mod\ndel vllm\n", False),
+    ],
+)
+def test_an_import_that_leaves_only_the_package_behind_is_found(
+    root: Path, text: str, found: bool
+) -> None:
+    for name in ("mod", "other", "model"):
+        (root / f"vllm/{name}.py").write_text("VALUE = 1\n")
+    (root / "importer.py").write_text(text)
+    who = "importer" if found else "nobody that still holds it"
+    run(
+        root,
+        f"""
+        import vllm.mod
+        del vllm
+        import importer
+        from overlay.auto.hook import imported
+        assert imported(["vllm.mod"]) == {{"vllm.mod": {who!r}}}, imported(["vllm.mod"])
         """,
     )
 

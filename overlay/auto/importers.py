@@ -1,0 +1,60 @@
+"""Who imported a module, found afterwards, and without running anything of what is looked at."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import FunctionType
+from typing import cast
+
+
+def importers(name: str) -> str:
+    """The modules that hold ``name`` or a part of it in a global, or whose text imports it.
+
+    ``import a.b.c`` leaves only ``a`` behind, so those that hold that one are read.
+    """
+    target, top = sys.modules[name], sys.modules.get(name.partition(".")[0])
+    found = []
+    for other, module in list(sys.modules.items()):
+        if other == name or module is None or name.startswith(other + "."):
+            continue
+        held = _globals(module)
+        values = list(held.values())
+        if any(value is target or _home(value) == name for value in values) or (
+            any(value is top for value in values) and _says(held, name)
+        ):
+            found.append(other)
+    return ", ".join(sorted(found)[:3]) or "nobody that still holds it"
+
+
+def _globals(module: object) -> Mapping[str, object]:
+    """What a module holds, without asking it: a lazy one would import what it stands for."""
+    try:
+        return dict(object.__getattribute__(module, "__dict__"))
+    except AttributeError:  # anything may stand in sys.modules
+        return {}
+
+
+def _home(value: object) -> str | None:
+    """The module in which a function or class was made; any other object is not looked into."""
+    kind = type(value)  # isinstance would ask the object for its class
+    if kind is FunctionType:
+        return cast("FunctionType", value).__module__
+    if issubclass(kind, type):
+        return cast("str | None", type.__getattribute__(cast("type", value), "__module__"))
+    return None
+
+
+def _says(held: Mapping[str, object], name: str) -> bool:
+    """Whether a module's file has ``import name``."""
+    file = held.get("__file__")
+    if type(file) is not str:
+        return False
+    try:
+        text = Path(file).read_bytes().decode(errors="replace")
+    except OSError:  # in an archive, or gone: it is not told then
+        return False
+    statement = rf"^[ \t]*import[ \t]+(?:.*,[ \t]*)?{re.escape(name)}(?!\w)"
+    return re.search(statement, text, re.MULTILINE) is not None
