@@ -139,6 +139,19 @@ def test_another_ranks_failure_is_a_failure(log: list[str], monkeypatch: Any) ->
     assert "another tensor-parallel rank failed" in log[0]
 
 
+def test_what_fails_behind_a_failure_is_told_with_it(log: list[str], monkeypatch: Any) -> None:
+    drafter = Drafter()
+    monkeypatch.setattr(drafter.backend, "capture", mock.Mock(side_effect=RuntimeError("first")))
+    second = mock.Mock(side_effect=RuntimeError("second"))
+    monkeypatch.setattr(compat, "even_out_recorded_all_reduces", second)
+    drafter.capture()
+    assert drafter.propose() is None
+    (line,) = log
+    assert line.startswith("WARNING Draft graphs withdrawn")
+    assert "RuntimeError: first" in line
+    assert "RuntimeError: second" in line
+
+
 def test_a_profile_keeps_nothing(log: list[str]) -> None:
     drafter = Drafter()
     assert drafter.graphs.profile(drafter.runner) > 0

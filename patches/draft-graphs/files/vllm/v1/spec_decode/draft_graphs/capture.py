@@ -107,14 +107,25 @@ def capture_keys(
                 _agreed(partial(captured.capture, key, backend), str(key))
                 if after_each is not None:
                     after_each(key)
-        except CaptureFailed:
-            compat.even_out_recorded_all_reduces(backend)
+        except CaptureFailed as failure:
+            _even_out(backend, failure)
             raise
         # A warm-up may leave anything in the proposer's buffers: within `graph_capture()`
         # vLLM's custom all-reduce returns memory as it found it unless it is captured.
         captured.buffers.pad_all(proposer)
         backend.synchronize()
     return captured
+
+
+def _even_out(backend: GraphBackend, failure: CaptureFailed) -> None:
+    """Raises CaptureFailed, with both reasons, where the ranks' recordings stay uneven."""
+    try:
+        compat.even_out_recorded_all_reduces(backend)
+    except Exception as error:
+        raise CaptureFailed(
+            f"{failure}; nor could the ranks' recorded all-reduces be evened out: "
+            f"{type(error).__name__}: {error}"
+        ) from failure
 
 
 def _agreed(work: Callable[[], T], what: str) -> T:
