@@ -56,5 +56,5 @@ def _says(held: Mapping[str, object], name: str) -> bool:
         text = Path(file).read_bytes().decode(errors="replace")
     except OSError:  # in an archive, or gone: it is not told then
         return False
-    statement = rf"^[ \t]*import[ \t]+(?:.*,[ \t]*)?{re.escape(name)}(?!\w)"
+    statement = rf"(?:^|[:;])[ \t]*import[ \t]+(?:.*,[ \t]*)?{re.escape(name)}(?!\w)"
     return re.search(statement, text, re.MULTILINE) is not None

@@ -212,6 +212,7 @@ def test_nothing_is_run_to_know_who_holds_a_target(root: Path, held: str) -> Non
     [
         ("import vllm.mod\n", True),
         ("if True:\n    import os, vllm.mod, sys\n", True),
+        ("if True: import vllm.mod\n", True),
         ("import vllm.other\n# import vllm.mod\n", False),
         ("import vllm.other, vllm.model\n", False),
         ("import vllm.mod\ndel vllm\n", False),
