@@ -155,7 +155,7 @@ def test_the_package_exports_what_the_hooks_import() -> None:
     provided |= {(f"{dotted}.keys", name) for name in bound_by(module("keys").body)}
     assert imported
     assert imported <= provided
-    assert set(exported) <= bound_by(module("graphs").body)
+    assert set(exported) <= bound_by(module("entries").body)
 
 
 def test_the_hooks_call_the_draft_graphs_by_their_arguments() -> None:

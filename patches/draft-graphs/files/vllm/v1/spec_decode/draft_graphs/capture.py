@@ -125,7 +125,7 @@ def _even_out(backend: GraphBackend, failure: CaptureFailed) -> None:
         raise CaptureFailed(
             f"{failure}; nor could the ranks' recorded all-reduces be evened out: "
             f"{type(error).__name__}: {error}"
-        ) from failure
+        ) from error
 
 
 def _agreed(work: Callable[[], T], what: str) -> T:
