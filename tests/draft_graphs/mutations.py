@@ -82,7 +82,7 @@ GPU_ONLY = {
     ),
     "draft and target graphs share a pool": OnGpu(
         "of a neighbour in a pool the double spoils what nobody holds",
-        f"{_CELLS}, cells `sampled-and-logprobs`: prompt logprobs, which the target leaves in its pool, are those without graphs (four releases, such as `h200-acceptance-0.32.0-2026-11-21-b.json`)",
+        f"{_CELLS}, cells `sampled-and-logprobs-full` and `-full_decode_only`, `step` and `loop`: prompt logprobs, made from what the target left in its pool, are the oracle's (0.20.2, 0.23.0 and 0.26.0, such as `h200-acceptance-0.26.0-2026-11-21-c.json`); in FULL_AND_PIECEWISE upstream's own first pass overwrites it before, with and without the overlay",
     ),
     "the largest graph is not captured first": OnGpu(
         "only memory tells; the order itself is in `test_keys.py`",
