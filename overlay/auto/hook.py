@@ -23,7 +23,7 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from overlay.auto import speech
-from overlay.auto.asking import next_spec, stands_aside
+from overlay.auto.asking import answers, next_spec, spec_around, stands_aside
 from overlay.auto.bypassed import Expected, others_before
 from overlay.auto.hashing import sha256
 from overlay.errors import OverlayError
@@ -181,7 +181,13 @@ class PatchFinder(importlib.abc.MetaPathFinder):
         if spec is None:
             return None
         self._require_planned(fullname, spec, stored)
+        if _wraps(spec.loader):
+            around = spec_around(self, fullname, path, target)
+            if around is not None:
+                answers(self, fullname)
+                return around
         spec.loader = self._loader(fullname, spec.loader, stored)
+        answers(self, fullname)
         return spec
 
     def require_asked(self) -> None:
@@ -239,6 +245,18 @@ class PatchFinder(importlib.abc.MetaPathFinder):
                 f"vllm-overlay: {origin} has sha256 {found}, planned for {stored.pristine}; "
                 "it changed after this process started; restart"
             )
+
+
+def _wraps(loader: object) -> bool:
+    """Whether a hook does something of its own around the execution, whoever executes.
+
+    Such a hook is given our loader to wrap, if it asks for it; one that changes the text only is
+    asked to change the patched text.
+    """
+    # By the loader itself, since it may be a proxy whose class has no such method.
+    execute = getattr(loader, "exec_module", None)
+    stock = importlib.machinery.SourceFileLoader.exec_module
+    return execute is not None and getattr(execute, "__func__", execute) is not stock
 
 
 class _WatchedLoader(importlib.abc.Loader):

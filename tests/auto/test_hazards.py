@@ -153,6 +153,21 @@ HAZARDS = (
         "tests/auto/test_other_hooks.py",
     ),
     Hazard(
+        "other hooks that wrap what executes a module are not called",
+        "overlay/auto/hook.py",
+        "        if _wraps(spec.loader):\n",
+        "        if False:\n",
+        "tests/auto/test_other_hooks.py::"
+        "test_a_hook_that_wraps_loaders_keeps_working_in_both_orders",
+    ),
+    Hazard(
+        "a lazy module is loaded, and may fail, when it is asked what it holds",
+        "overlay/auto/importers.py",
+        'dict(object.__getattribute__(module, "__dict__"))',
+        "dict(vars(module))",
+        "tests/auto/test_hook.py::test_nothing_is_run_to_know_who_holds_a_target",
+    ),
+    Hazard(
         "another hook finds a target without asking ours",
         "overlay/auto/hook.py",
         "        self.require_asked()\n",

@@ -40,6 +40,88 @@ def test_a_transforming_loader_sees_the_patched_text(root: Path) -> None:
     run(root, OTHER_HOOK + body, patched=PATCHED.replace("added()", "'patched'"))
 
 
+#: As wrapt's hooks, on which tracers build: they call back after the module was executed.
+WRAPPING = (
+    OTHER_FINDER
+    + """
+done = []
+class Around:
+    def __init__(self, inner):
+        self.inner = inner
+    def create_module(self, spec):
+        return self.inner.create_module(spec)
+    def exec_module(self, module):
+        self.inner.exec_module(module)
+        done.append(module.__name__)
+def changed(spec):
+    return Around(spec.loader)
+"""
+)
+
+
+@pytest.mark.parametrize("ours_first", [True, False])
+def test_a_hook_that_wraps_loaders_keeps_working_in_both_orders(
+    root: Path, ours_first: bool
+) -> None:
+    order = "install(finder)\nsys.meta_path.insert(0, Other())\n"
+    if ours_first:
+        order = "sys.meta_path.insert(0, Other())\ninstall(finder)\n"
+    body = "import importlib, vllm.mod, vllm.other\n"
+    body += "assert vllm.mod.Runner().run() == 'patched'\n"
+    body += "assert seen == ['vllm.new', 'vllm.mod'], seen\n"
+    body += "assert {'vllm.mod', 'vllm.other'} <= set(done) and len(done) == len(set(done)), done\n"
+    body += "finder.require_asked()\nassert passed == []\n"
+    body += "assert importlib.reload(vllm.mod).Runner().run() == 'patched'\n"
+    run(root, WRAPPING + order + body)
+
+
+def test_hooks_that_wrap_each_other_keep_working(root: Path) -> None:
+    second = WRAPPING.replace("Other", "Second").replace("changed(", "second(")
+    second = second.replace("done", "twice").replace("Around", "Again")
+    body = "sys.meta_path[:0] = [Second(), Other()]\ninstall(finder)\nimport vllm.mod\n"
+    body += "assert vllm.mod.Runner().run() == 'patched'\n"
+    body += "assert done.count('vllm.mod') == twice.count('vllm.mod') == 1, (done, twice)\n"
+    run(root, WRAPPING + second + body)
+
+
+#: As wrapt's own loader: a proxy, in whose class nothing tells that it executes.
+PROXY = """
+class Proxy:
+    def __init__(self, inner):
+        self.__dict__.update(create_module=inner.create_module, exec_module=self.execute)
+        self.__dict__["inner"] = inner
+    def execute(self, module):
+        self.inner.exec_module(module)
+        done.append(module.__name__)
+def changed(spec):
+    return Proxy(spec.loader)
+"""
+
+
+def test_a_proxy_that_wraps_keeps_working(root: Path) -> None:
+    body = "sys.meta_path.insert(0, Other())\ninstall(finder)\nimport vllm.mod\n"
+    body += "assert vllm.mod.Runner().run() == 'patched'\nassert 'vllm.mod' in done\n"
+    run(root, WRAPPING + PROXY + body)
+
+
+def test_hooks_that_wrap_and_hooks_that_change_the_text_work_together(root: Path) -> None:
+    both = WRAPPING.replace("Other", "Outer").replace("changed(", "around(")
+    body = "sys.meta_path[:0] = [Outer(), Other()]\ninstall(finder)\nimport vllm.mod\n"
+    body += "assert vllm.mod.Runner().run() == 'both'\nassert 'vllm.mod' in done\n"
+    run(root, both + OTHER_HOOK + body, patched=PATCHED.replace("added()", "'patched'"))
+
+
+def test_what_a_hook_wraps_past_ours_is_executed_patched_all_the_same(root: Path) -> None:
+    """It asks Python's own finder, so it cannot be given our loader."""
+    direct = WRAPPING.replace(
+        "importlib.util.find_spec(name)", "importlib.machinery.PathFinder.find_spec(name, path)"
+    )
+    assert direct != WRAPPING
+    body = "sys.meta_path.insert(0, Other())\ninstall(finder)\nimport vllm.mod\n"
+    body += "assert vllm.mod.Runner().run() == 'patched'\nassert 'vllm.mod' not in done\n"
+    run(root, direct + body)
+
+
 def test_watching_a_module_changes_nothing_of_it(root: Path) -> None:
     run(
         root,
