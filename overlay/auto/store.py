@@ -2,11 +2,11 @@
 
 An entry is a folder named by its key.  It holds the patched text of each module under the module's
 own path, the code objects compiled from it, and ``manifest.json`` with a sha256 of every file and
-of each pristine file that the entry was made from.  An entry is written beside its place and
-renamed into it, so that any number of processes may make the same one; every byte is checked
-against the manifest, and manifest, files and folders against their owner and mode, before anything
-of it is executed.  The checked text is what ``linecache`` gives from then on, whatever becomes of
-the file.
+of each pristine file that the entry was made from, below a line with its own sha256.  An entry is
+written beside its place and renamed into it, so that any number of processes may make the same one;
+every byte is checked against the manifest, and manifest, files and folders against their owner and
+mode, before anything of it is executed.  The checked text is what ``linecache`` gives from then on,
+whatever becomes of the file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MAX_BYTES = 64 * 2**20
 #: Seconds after which an unfinished entry that no process holds was left by one that was killed.
 ABANDONED_AFTER = 3600.0
 _MAKING = ".making-"
-_SCHEMA = 1
+_SCHEMA = 2
 _MANIFEST = "manifest.json"
 
 
@@ -140,7 +140,8 @@ class Store:
                     for path, (text, pristine) in sorted(texts.items())
                 }
                 manifest = {"schema": _SCHEMA, "modules": rows, "facts": dict(facts)}
-                _write(made / _MANIFEST, json.dumps(manifest, sort_keys=True).encode())
+                body = json.dumps(manifest, sort_keys=True).encode()
+                _write(made / _MANIFEST, sha256(body).encode() + b"\n" + body)
                 self._publish(made, final)
         finally:
             shutil.rmtree(made, ignore_errors=True)
@@ -252,10 +253,10 @@ def _read_private(file: Path) -> bytes:
 
 
 def _read_manifest(folder: Path) -> dict[str, object]:
-    try:
-        manifest = json.loads(_read_private(folder / _MANIFEST))
-    except ValueError as error:
-        raise StoreError(f"{folder / _MANIFEST} is damaged: {error}") from error
+    said, _, body = _read_private(folder / _MANIFEST).partition(b"\n")
+    if sha256(body).encode() != said:
+        raise StoreError(f"{folder / _MANIFEST} is damaged: its text has sha256 {sha256(body)}")
+    manifest = json.loads(body)
     if not isinstance(manifest, dict) or manifest.get("schema") != _SCHEMA:
         raise StoreError(f"{folder / _MANIFEST} is not of schema {_SCHEMA}")
     return manifest

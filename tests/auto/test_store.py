@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import inspect
-import json
 import linecache
 import os
 import shutil
@@ -24,12 +23,8 @@ import pytest
 
 from overlay.auto import store
 from overlay.auto.store import Store, StoreError, entry_key
-
-TEXTS: dict[str, tuple[bytes, str | None]] = {
-    "vllm/a.py": (b"VALUE = 1\n", "0" * 64),
-    "vllm/new/__init__.py": (b"def f():\n    return 2\n", None),
-    "vllm/v1/spec_decode/b.py": (b"VALUE = 3\n", "1" * 64),
-}
+from tests.auto.stored import TEXTS
+from tests.auto.test_store_harm import change_code, truncate
 
 
 @pytest.fixture
@@ -61,107 +56,6 @@ def test_the_folders_are_private(cache: Store, umask: int) -> None:
         os.umask(before)
     for place in (cache.folder, *cache.folder.rglob("*")):
         assert not stat.S_IMODE(place.stat().st_mode) & 0o077, place
-
-
-def truncate(folder: Path) -> None:
-    file = folder / "vllm/a.py"
-    file.write_bytes(file.read_bytes()[:-1])
-
-
-def change_code(folder: Path) -> None:
-    file = folder / "vllm/a.code"
-    file.write_bytes(file.read_bytes() + b"\0")
-
-
-def lose_a_file(folder: Path) -> None:
-    (folder / "vllm/a.py").unlink()
-
-
-def damage_manifest(folder: Path) -> None:
-    (folder / "manifest.json").write_text("{")
-
-
-def newer_manifest(folder: Path) -> None:
-    (folder / "manifest.json").write_text(json.dumps({"schema": 99, "modules": {}}))
-
-
-def open_the_folder(folder: Path) -> None:
-    folder.chmod(0o777)
-
-
-def open_the_cache(folder: Path) -> None:
-    folder.parent.chmod(0o775)
-
-
-def open_an_inner_folder(folder: Path) -> None:
-    (folder / "vllm/new").chmod(0o777)
-
-
-def open_a_folder_between(folder: Path) -> None:
-    (folder / "vllm/v1").chmod(0o775)
-
-
-def link_an_inner_folder(folder: Path) -> None:
-    inner = folder / "vllm/new"
-    inner.rename(folder / "elsewhere")
-    inner.symlink_to(folder / "elsewhere")
-
-
-def open_a_file(folder: Path) -> None:
-    (folder / "vllm/a.code").chmod(0o666)
-
-
-def link_a_file(folder: Path) -> None:
-    file = folder / "vllm/a.py"
-    file.rename(folder / "elsewhere")
-    file.symlink_to(folder / "elsewhere")
-
-
-def dangle(folder: Path) -> None:
-    shutil.rmtree(folder)
-    folder.symlink_to("nowhere")
-
-
-def replace_by_link(folder: Path) -> None:
-    moved = folder.with_name("moved")
-    folder.rename(moved)
-    folder.symlink_to(moved)
-
-
-@pytest.mark.parametrize(
-    "harm",
-    [
-        truncate,
-        change_code,
-        lose_a_file,
-        damage_manifest,
-        newer_manifest,
-        open_the_folder,
-        open_the_cache,
-        open_an_inner_folder,
-        open_a_folder_between,
-        link_an_inner_folder,
-        open_a_file,
-        link_a_file,
-        replace_by_link,
-        dangle,
-    ],
-)
-def test_a_harmed_entry_is_refused(cache: Store, harm: Callable[[Path], None]) -> None:
-    cache.save("key", TEXTS, {})
-    harm(cache.folder / "key")
-    with pytest.raises(StoreError):
-        cache.load("key")
-
-
-@pytest.mark.parametrize("part", ["", "vllm", "vllm/new", "vllm/a.code", "manifest.json"])
-def test_a_foreign_entry_is_refused(cache: Store, part: str) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root can give a file away")
-    cache.save("key", TEXTS, {})
-    os.chown(cache.folder / "key" / part, 12345, 12345)
-    with pytest.raises(StoreError, match="12345"):
-        cache.load("key")
 
 
 def test_a_harmed_entry_can_be_made_again(cache: Store) -> None:
