@@ -39,7 +39,9 @@ def running_code(module: ModuleType, scope: str) -> list[CodeType]:
 
 
 def _codes(value: object, depth: int = 0) -> Iterable[CodeType]:
-    code = getattr(value, "__code__", None)
+    if _attribute(value, "__class__") is None:  # isinstance would ask for it, too
+        return
+    code = _attribute(value, "__code__")
     if isinstance(code, CodeType):
         yield code
     if depth > 8:  # a decorator that wraps itself
@@ -51,7 +53,7 @@ def _codes(value: object, depth: int = 0) -> Iterable[CodeType]:
     elif isinstance(value, (functools.partial, functools.partialmethod)):
         inner = (value.func,)
     else:
-        inner = (getattr(value, "__wrapped__", None), getattr(value, "fn", None), *_held(value))
+        inner = (_attribute(value, "__wrapped__"), _attribute(value, "fn"), *_held(value))
     for each in inner:
         if each is not None and each is not value:
             yield from _codes(each, depth + 1)
@@ -60,14 +62,26 @@ def _codes(value: object, depth: int = 0) -> Iterable[CodeType]:
 def _held(value: object) -> list[object]:
     """What a decorator's function closes over: a plain one says nowhere else what it wraps."""
     held = []
-    for cell in getattr(value, "__closure__", None) or ():
+    cells = _attribute(value, "__closure__")
+    for cell in cells if isinstance(cells, tuple) else ():
         try:
             content = cell.cell_contents
         except ValueError:  # not filled yet
             continue
-        if hasattr(content, "__code__"):
+        if _attribute(content, "__code__") is not None:
             held.append(content)
     return held
+
+
+def _attribute(value: object, name: str) -> object:
+    """An attribute, ``None`` where there is none or the object fails when it is asked.
+
+    A lazy one imports what it stands for, which need not be installed.
+    """
+    try:
+        return getattr(value, name, None)
+    except Exception:  # noqa: BLE001 - any error of such an object; it shows no code, that is all
+        return None
 
 
 def compare(module: ModuleType, code: CodeType, scopes: Iterable[str]) -> dict[str, str]:

@@ -59,6 +59,32 @@ def test_planned_code_runs_through_every_decorator() -> None:
     assert evidence.compare(executed(TEXT), PLANNED, SCOPES) == dict.fromkeys(SCOPES, "runs")
 
 
+LAZY = """
+class Lazy:
+    def __getattribute__(self, name):
+        raise ModuleNotFoundError(name)
+lazy = Lazy()
+
+def beside(function):
+    other = lazy
+    def wrapped(*args):
+        return other, function(*args)
+    return wrapped
+
+@beside
+def found():
+    return 1
+"""
+
+
+def test_an_object_that_fails_when_it_is_asked_shows_no_code_and_stops_nothing() -> None:
+    code = compile(LAZY, "m.py", "exec")
+    assert evidence.compare(executed(LAZY), code, ["found"]) == {"found": "runs"}
+    module = executed(LAZY)
+    vars(module)["found"] = vars(module)["lazy"]
+    assert evidence.compare(module, code, ["found"]) == {"found": "unseen"}
+
+
 def test_each_scope_that_differs_is_found() -> None:
     for number, scope in enumerate(SCOPES, start=1):
         changed = executed(TEXT.replace(f"return {number}", f"return {number}0"))
