@@ -357,7 +357,7 @@ def test_another_vllm_on_the_path_is_refused(root: Path, tmp_path: Path) -> None
     )
 
 
-def test_fork_and_spawn_run_the_patched_code(root: Path) -> None:
+def test_a_fork_runs_the_patched_code(root: Path) -> None:
     run(
         root,
         """
