@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from tests.support import shared_memory
+
 pytest_plugins = ["engine_fixtures", "pytester"]
 
 # A job in a shell's background ignores Ctrl-C, and so would every command that a test interrupts.
@@ -44,3 +46,11 @@ def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setitem(os.environ, "TMPDIR", folder)
         patch.setattr(tempfile, "tempdir", folder)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_shared_memory_left() -> Iterator[None]:
+    """What killed engines leave there goes at the end, since no process does away with it."""
+    before = shared_memory.present()
+    yield
+    shared_memory.remove(shared_memory.present() - before, shared_memory.mapped())
