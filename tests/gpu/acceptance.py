@@ -37,6 +37,8 @@ from placing import Slots  # noqa: E402
 
 #: As in ``failing_capture``, which only a vLLM environment can import.
 REASON = "failed on purpose"
+#: The last line of a traceback, which PyTorch writes with the rank.
+RAISED = re.compile(r"(?:\[rank\d+\]: )?([\w.]*(?:Error|Exception|Refused)(?::.*)?$)")
 
 
 def verdict(result: dict[str, Any]) -> dict[str, Any]:
@@ -58,6 +60,9 @@ def verdict(result: dict[str, Any]) -> dict[str, Any]:
     hooks = result["hooks"]
     kept["captured"] = hooks.get("graph_hooks:watch_replays")
     kept["ran"] = hooks.get("graph_hooks:replays") or {}
+    kept["hooks"] = {
+        name: found for name, found in hooks.items() if not name.startswith("graph_hooks:")
+    }
     kept["equals"] = "oracle" if result["ok"] else None
     return kept
 
@@ -103,6 +108,8 @@ def run_cell(cell: Cell, logs: Path, slots: Slots, seconds: float) -> dict[str, 
     text = log.read_text(errors="replace")
     if status != 0:
         found["failed"] = f"{status}: {text[-1500:]}"
+        raised = [line[1] for line in map(RAISED.match, text.splitlines()) if line]
+        found["raised"] = raised[-1][:600] if raised else None
     lines = [line[-600:] for line in text.splitlines() if "Draft graphs" in line]
     found |= {"cell": cell.name, "mode": cell.mode, "expects": cell.expects, "log": lines}
     if cell.expects == "withdrawn":
@@ -149,7 +156,7 @@ def run_cells(
             results.append(found)
             judged(results)
             replays = (found.get("ran") or {}).get("replays")
-            state = "equal" if found["ok"] else f"({found['why']})"
+            state = found.get("shown") or ("equal" if found["ok"] else f"({found['why']})")
             print(found["cell"], found["mode"], state, replays, f"{found['wall_s']} s", flush=True)
             date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
             release = next((one["vllm"] for one in results if "vllm" in one), None)

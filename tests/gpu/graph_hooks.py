@@ -64,7 +64,9 @@ def _compiled() -> int:
     module = sys.modules.get("vllm.v1.worker.steady_kernels")
     if module is None:
         return 0
-    return sum(len(held[0]) for held in module._advance_kernel.device_caches.values())
+    # Without Triton it is a plain function.
+    caches = getattr(module._advance_kernel, "device_caches", {})
+    return sum(len(held[0]) for held in caches.values())
 
 
 def _watch_steady(runner: Any) -> None:
