@@ -271,6 +271,7 @@ WRONG = {"equals": None, "steps_ok": "6 of 8"}
             mutated(),
             (False, False, f"{NOT_CAUGHT}nothing"),
         ),
+        (failed("") | {"raised": None, "failed": "-9: text"}, (False, False, f"{NOT_CAUGHT}-9")),
         (
             failed("ValueError: Free memory"),
             (
@@ -287,6 +288,13 @@ WRONG = {"equals": None, "steps_ok": "6 of 8"}
 )
 def test_a_mutation_is_caught_by_an_expected_sign_alone(one: Any, expected: Any) -> None:
     assert judged(one) == expected
+
+
+def test_an_engine_that_hangs_is_a_sign_where_it_is_expected() -> None:
+    hangs = failed("") | {"raised": None, "failed": "not done after 240 s: text"}
+    bug = GpuMutation(BUG.name, BUG.changes, BUG.engines, ("error",), True, "not done after")
+    assert judged(hangs, bug) == (True, True, "caught: error")
+    assert not judged(hangs)[0]
 
 
 def test_what_need_not_be_caught_is_told_and_is_no_failure() -> None:

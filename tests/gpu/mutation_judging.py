@@ -51,7 +51,7 @@ def _judge_mutated(one: Result, mutation: GpuMutation, control: Result | None) -
     if expected:
         one["shown"] = f"caught: {', '.join(expected)}"
         return
-    instead = f"{', '.join(found)}" if found else one.get("raised") or "nothing"
+    instead = ", ".join(found) or _ended_by(one) or "nothing"
     one["shown"] = (
         f"not caught: expected {' or '.join(mutation.signs)}, found {instead}"
         f"{'' if mutation.must else ' (it need not be)'}"
@@ -99,7 +99,7 @@ def signs(one: Result, mutation: GpuMutation, control: Result | None) -> list[st
     """Everything that shows that a cell is not right, by the names of `mutation_plan.Sign`."""
     found = []
     if "counts" not in one:
-        raised = one.get("raised") or ""
+        raised = _ended_by(one)
         if "AddressError" in raised.partition(":")[0]:
             found.append("address check")
         elif re.search(mutation.says, raised):
@@ -120,6 +120,13 @@ def signs(one: Result, mutation: GpuMutation, control: Result | None) -> list[st
     if (hooks.get("mutation_hooks:operators") or {}).get("host"):
         found.append("host")
     return found
+
+
+def _ended_by(one: Result) -> str:
+    """What an engine that failed raised, or else how it ended; nothing if it did not fail."""
+    status: str = one.get("failed", "").partition(": ")[0]
+    raised: str | None = one.get("raised")
+    return raised or status
 
 
 def _all(some: str) -> bool:

@@ -180,6 +180,7 @@ ONLY = (
         ),
         ("long loop",),
         ("acceptance", "error"),
+        says="CUDA|not done after",
     ),
 )
 
