@@ -2,7 +2,7 @@
 
 vLLM imports this in every worker (``worker_extension_cls``), before it loads the model.  Which
 capture fails is said by ``TEST_FAILING_CAPTURE``: rank, ``first`` or ``last`` key of the
-plan, and ``before`` or ``within`` the recording.
+plan, and ``before`` or ``within`` the recording, or ``invalid`` if CUDA itself is to end it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,23 @@ class _FailingBackend:
     def capture(self, function: Callable[[], None], pool: object) -> Any:
         def recorded() -> None:
             function()
+            if self._moment == "invalid":
+                _read_a_value()
             raise RuntimeError(REASON)
 
         if self._moment == "before":
             raise RuntimeError(REASON)
         return self._backend.capture(recorded, pool)
+
+
+def _read_a_value() -> None:
+    """What no capture allows; it does not end well any more."""
+    import torch
+
+    try:
+        torch.zeros(1, device="cuda").item()
+    except RuntimeError as error:
+        raise RuntimeError(f"{REASON}: {error}") from error
 
 
 def install(plan: str) -> None:

@@ -260,6 +260,33 @@ def all_ranks_agree(yes: bool) -> bool:
     return bool(votes.item())
 
 
+def undo_capture(cuda_graph: Any, pool: Any) -> None:
+    """Let PyTorch forget a capture that failed, so that it can go on without this graph.
+
+    Where CUDA itself ended the capture, as for a value that the host reads, `capture_end` raises
+    before it has told allocator and generators. Until PyTorch 2.12 (pytorch/pytorch#180395) giving
+    memory back is an assertion from then on, and a random number an error.
+    """
+    try:
+        cuda_graph.pool()
+    except RuntimeError:  # it has none before its capture has ended
+        cuda_graph.reset()
+    else:
+        return
+    device = torch.cuda.current_device()
+    try:
+        torch._C._cuda_endAllocateToPool(device, pool)
+    except RuntimeError as error:
+        if "not currently recording" not in str(error):
+            raise
+        # `capture_end` has told the allocator, or `reset` has.
+    else:
+        torch._C._cuda_releasePool(device, pool)
+    # The generators are told by any capture that succeeds.
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=torch.cuda.current_stream()):
+        torch.zeros(1, device=f"cuda:{device}")
+
+
 def even_out_recorded_all_reduces(backend: GraphBackend) -> None:
     """Let all tensor-parallel ranks have recorded equally many of vLLM's custom all-reduces.
 

@@ -70,8 +70,16 @@ class CudaGraphBackend:
                 if hasattr(module, "empty_cache"):
                     stack.enter_context(patch.object(module, "empty_cache", _nothing))
             compat.announce_graph_pool(pool)
-            with torch.cuda.graph(cuda_graph, pool=pool, stream=torch.cuda.current_stream()):
-                function()
+            first: list[str] = []
+            try:
+                with torch.cuda.graph(cuda_graph, pool=pool, stream=torch.cuda.current_stream()):
+                    _noting(function, first)
+            except Exception as error:
+                compat.undo_capture(cuda_graph, pool)
+                if first in ([], [_told(error)]):
+                    raise
+                # What CUDA says at the end of the capture is only that something was wrong in it.
+                raise RuntimeError(first[0]) from error
         return graph
 
     def synchronize(self) -> None:
@@ -83,6 +91,19 @@ class CudaGraphBackend:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info()[0])
+
+
+def _noting(function: Callable[[], None], errors: list[str]) -> None:
+    """Call it, and note what it raises; the error itself would keep the graph alive."""
+    try:
+        function()
+    except Exception as error:
+        errors.append(_told(error))
+        raise
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

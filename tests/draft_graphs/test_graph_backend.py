@@ -1,0 +1,154 @@
+"""After a capture that failed PyTorch can go on, whether or not CUDA let it end.
+
+No GPU: PyTorch's part is played by what its sources say of it (`CUDAGraph.cpp`, the caching
+allocator and the generators), in the three forms that they have had. Needs vLLM.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+# What is imported below needs both of them.
+torch = pytest.importorskip("torch")
+pytest.importorskip("vllm")
+
+import drafters  # noqa: E402, F401 # the feature's modules lie beside vLLM's own then
+from vllm.v1.spec_decode.draft_graphs import compat, graph_backend  # noqa: E402
+
+POOL = (0, 7)
+#: Who tells the allocator of a capture that CUDA has ended: nobody, `capture_end`, or `reset`.
+FORMS = ("nobody", "capture_end", "reset")
+
+
+class World:
+    """What PyTorch remembers of captures.
+
+    :ivar underway: pools that the allocator takes memory from for a capture.
+    :ivar uses: of each pool, by graphs.
+    :ivar random: whether the generators believe that they are captured.
+    :ivar invalid: whether CUDA has ended the capture that goes on.
+    """
+
+    def __init__(self, form: str) -> None:
+        self.form = form
+        self.underway: list[Any] = []
+        self.uses: Counter[Any] = Counter()
+        self.random = False
+        self.invalid = False
+
+    def read_a_value(self) -> None:
+        self.invalid = True
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    def end_allocate(self, device: int, pool: Any) -> None:
+        if pool not in self.underway:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.underway.remove(pool)
+
+    def release(self, device: int, pool: Any) -> None:
+        self.uses[pool] -= 1
+        assert self.uses[pool] >= 0
+
+    @contextmanager
+    def graph(self, cuda_graph: Any, *, stream: Any, pool: Any = None) -> Iterator[None]:
+        cuda_graph.begin(pool or (1, id(cuda_graph)))
+        try:
+            yield
+        finally:
+            cuda_graph.end()
+
+
+def graph_of(world: World) -> type:
+    class CudaGraph:
+        def __init__(self) -> None:
+            self.held: Any = None
+            self.ended = False
+
+        def begin(self, pool: Any) -> None:
+            self.held = pool
+            world.underway.append(pool)
+            world.uses[pool] += 1
+            world.random = True
+
+        def end(self) -> None:
+            failed, world.invalid = world.invalid, False
+            if not failed or world.form == "capture_end":
+                world.end_allocate(0, self.held)
+            if failed:
+                raise RuntimeError("operation failed due to a previous error during capture")
+            world.random = False
+            self.ended = True
+
+        def pool(self) -> Any:
+            if not self.ended:
+                raise RuntimeError("Called CUDAGraph::pool() without a preceding capture.")
+            return self.held
+
+        def reset(self) -> None:
+            if self.ended:
+                world.release(0, self.held)
+            elif world.form == "reset" and self.held in world.underway:
+                world.end_allocate(0, self.held)
+                world.release(0, self.held)
+            self.ended = False
+
+        __del__ = reset
+
+    return CudaGraph
+
+
+@pytest.fixture(params=FORMS)
+def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World(request.param)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", graph_of(made))
+    monkeypatch.setattr(torch.cuda, "graph", made.graph)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", made.end_allocate, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", made.release, raising=False)
+    monkeypatch.setattr(torch, "zeros", lambda *args, **kwargs: None)
+    monkeypatch.setattr(compat, "announce_graph_pool", lambda pool: None)
+    return made
+
+
+def capture(function: Callable[[], None]) -> Any:
+    return graph_backend.CudaGraphBackend().capture(function, POOL)
+
+
+def test_a_capture_that_cuda_ends_leaves_nothing_behind(world: World) -> None:
+    with pytest.raises(RuntimeError, match="operation not permitted when stream is capturing"):
+        capture(world.read_a_value)
+    assert not world.underway
+    assert not world.random
+    # PyTorch itself holds on to the pool where only `capture_end` tells the allocator.
+    assert world.uses[POOL] == (world.form == "capture_end")
+    graph = capture(lambda: None)
+    assert world.uses[POOL] == 1 + (world.form == "capture_end")
+    del graph
+
+
+def test_an_error_that_cuda_does_not_see_is_told_as_it_is(world: World) -> None:
+    def fails() -> None:
+        raise ValueError("on purpose")
+
+    with pytest.raises(ValueError, match="on purpose"):
+        capture(fails)
+    assert not world.underway
+    assert not world.random
+    assert not world.uses[POOL]
+
+
+def test_what_is_not_understood_is_not_passed_over(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(device: int, pool: Any) -> None:
+        raise RuntimeError("something else")
+
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", fails, raising=False)
+    with pytest.raises(RuntimeError, match="something else"):
+        capture(world.read_a_value)
