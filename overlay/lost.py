@@ -6,7 +6,6 @@ lists, that file was ours and nothing else was done to it.  Nothing is guessed.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -14,6 +13,7 @@ from packaging.version import Version
 
 import overlay
 from overlay.errors import LedgerError
+from overlay.hashing import sha256
 from overlay.model import Feature, Hunk, Patch, Plan, Topic, Tree, Variant
 from overlay.planning import plan
 from overlay.transaction.decide import Rebuilt
@@ -43,12 +43,12 @@ def rebuild(
     undone = plan([_reversed(one) for one in reversed(suspects)], tree, release)
     befores = {change.path: change.after or b"" for change in undone.changes}
     added, foreign = _added(features, tree, record)
-    unproven = {path for path, data in befores.items() if record.get(path) != _sha256(data)}
+    unproven = {path for path, data in befores.items() if record.get(path) != sha256(data)}
     unproven |= {path for path in changed if path not in befores}
     if unproven | foreign:
         raise LedgerError(_refusal(sorted(unproven | foreign), undone, release))
     entries = [
-        *(_entry(path, _sha256(data), tree) for path, data in befores.items()),
+        *(_entry(path, sha256(data), tree) for path, data in befores.items()),
         *(_entry(path, None, tree) for path in added),
     ]
     ledger = Ledger(
@@ -59,7 +59,7 @@ def rebuild(
         folders=_folders(added, record),
         record=None,
     )
-    return Rebuilt(ledger, {_sha256(data): data for data in befores.values()})
+    return Rebuilt(ledger, {sha256(data): data for data in befores.values()})
 
 
 def _changed(features: Sequence[Feature], tree: Tree, record: Mapping[str, str]) -> set[str]:
@@ -67,7 +67,7 @@ def _changed(features: Sequence[Feature], tree: Tree, record: Mapping[str, str])
     paths = {path for feature in features for path in _patched_paths(feature)}
     found = {path: tree.read(path) for path in paths if path in record}
     return {
-        path for path, data in found.items() if data is not None and _sha256(data) != record[path]
+        path for path, data in found.items() if data is not None and sha256(data) != record[path]
     }
 
 
@@ -125,7 +125,7 @@ def _reversed_hunk(hunk: Hunk) -> Hunk:
 
 def _entry(path: str, before: str | None, tree: Tree) -> Entry:
     data = tree.read(path) or b""
-    return Entry(path, before, _sha256(data), 0o644, len(data))
+    return Entry(path, before, sha256(data), 0o644, len(data))
 
 
 def _folders(added: Sequence[str], record: Mapping[str, str]) -> tuple[str, ...]:
@@ -153,7 +153,3 @@ def _refusal(paths: Sequence[str], undone: Plan, release: Version | None) -> str
         "another overlay, or edited since. Nothing was changed. "
         f"{reinstall(None if release is None else str(release))}"
     )
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 
+from overlay.hashing import sha256
 from overlay.model import Tree
 
 #: What other patchers leave in the files that they edit.
@@ -49,7 +49,7 @@ class Provenance:
         data = self._tree.read(path)
         if data is None:
             return None
-        expected, found = self._record.get(path), hashlib.sha256(data).hexdigest()
+        expected, found = self._record.get(path), sha256(data)
         if expected == found:
             return None
         what = (

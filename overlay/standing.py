@@ -6,13 +6,13 @@ text, and turns its answer into what stands.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
 import overlay
+from overlay.hashing import sha256
 from overlay.states import State, combine
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def condition(entry: Entry, now: bytes | None) -> Condition:
     """What became of the file of ``entry``, which has the bytes ``now``."""
     if now is None:
         return Condition.PRISTINE if entry.before is None else Condition.GONE
-    found = hashlib.sha256(now).hexdigest()
+    found = sha256(now)
     if found == entry.after:
         return Condition.OURS
     return Condition.PRISTINE if found == entry.before else Condition.EDITED

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from overlay.auto import speech
 from overlay.auto.asking import answers, next_spec, spec_around, stands_aside
 from overlay.auto.bypassed import Expected, others_before
-from overlay.auto.hashing import sha256
 from overlay.errors import OverlayError
+from overlay.hashing import sha256
 
 if TYPE_CHECKING:  # only a process that patches in memory needs the store
     from overlay.auto.store import StoredModule

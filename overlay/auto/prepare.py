@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 import overlay
 from overlay.auto import hook, records, store
 from overlay.auto.folders import NOT_ASKED, patches_folders
-from overlay.auto.hashing import sha256
 from overlay.auto.pristine import Named, Recording, as_it_stands
 from overlay.errors import UsageError
 from overlay.fingerprint import fingerprint
+from overlay.hashing import sha256
 
 if TYPE_CHECKING:
     from overlay.auto.switches import Switches

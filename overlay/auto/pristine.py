@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from overlay.auto.hashing import sha256
 from overlay.errors import TargetError
+from overlay.hashing import sha256
 
 if TYPE_CHECKING:
     from overlay.model import Tree

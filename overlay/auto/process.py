@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import overlay
 from overlay.auto import caches, evidence, hook, ranks, records, speech, switches
 from overlay.auto.activate import Activation, activate, impossible
-from overlay.auto.hashing import sha256
 from overlay.auto.hook import HookError
 from overlay.errors import OverlayError, TargetError
+from overlay.hashing import sha256
 
 if TYPE_CHECKING:
     from overlay.auto.store import StoredModule

@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 
-from overlay.auto.hashing import sha256
 from overlay.errors import OverlayError
+from overlay.hashing import sha256
 
 #: Entries, and bytes in all of them, kept in a cache; the least recently used go first.
 MAX_ENTRIES = 16

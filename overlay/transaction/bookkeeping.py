@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import overlay
+from overlay.hashing import sha256
 from overlay.model import Change, Feature, FeatureResult, HunkResult, Plan
 from overlay.states import State
 from overlay.transaction import ledger as ledgers
-from overlay.transaction.files import sha256
 from overlay.transaction.intent import Write, hash_of
 from overlay.transaction.ledger import (
     IGNORE_PATH,

@@ -7,11 +7,12 @@ them raise ``OSError``: what the target's state is after one, only the transacti
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
+
+from overlay.hashing import sha256
 
 FILE_MODE = 0o644
 FOLDER_MODE = 0o755
@@ -31,11 +32,6 @@ class Form:
 
     mode: int = FILE_MODE
     owner: Owner | None = None
-
-
-def sha256(data: bytes) -> str:
-    """The sha256 of ``data`` in hexadecimal."""
-    return hashlib.sha256(data).hexdigest()
 
 
 def read(path: Path) -> bytes | None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import overlay
 from overlay.errors import TransactionError
-from overlay.transaction.files import Form, sha256
+from overlay.hashing import sha256
+from overlay.transaction.files import Form
 from overlay.transaction.journal import Journal, Step
 from overlay.transaction.ledger import LEDGER_PATH, PRISTINE_FOLDER, STATE_FOLDER, Ledger
 from overlay.transaction.site import Site

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from overlay import hashing
 from overlay.errors import LedgerError
 from overlay.results import FeatureResult, FileResult, HunkResult
 from overlay.states import State
@@ -130,7 +131,7 @@ def copies(root: Path) -> Callable[[str], bytes]:
             data = files.read(path)
         except OSError as error:
             raise LedgerError(f"{path} cannot be read ({error.strerror})") from error
-        if data is None or files.sha256(data) != sha256:
+        if data is None or hashing.sha256(data) != sha256:
             found = "nothing is there" if data is None else "other bytes are there"
             raise LedgerError(
                 f"{path}: expected the pristine copy of a file that the overlay changed, but "

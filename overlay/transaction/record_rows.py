@@ -12,7 +12,7 @@ import io
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from overlay.transaction.files import sha256
+from overlay.hashing import sha256
 from overlay.transaction.ledger import LEDGER_PATH
 
 _MARK = LEDGER_PATH.encode() + b","

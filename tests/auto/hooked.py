@@ -32,7 +32,7 @@ import sys
 sys.path[:0] = [ROOT, {str(REPO)!r}]
 from pathlib import Path
 from overlay.auto.hook import HookError, PatchFinder, WatchFinder, install
-from overlay.auto.hashing import sha256
+from overlay.hashing import sha256
 from overlay.auto.store import Store
 PRISTINE = Path(ROOT, "vllm/mod.py").read_bytes()
 seen = []

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from overlay.auto.hashing import sha256
 from overlay.auto.pristine import Named, Recording, as_it_stands
+from overlay.hashing import sha256
 from overlay.shipped import shipped_folder
 from overlay.targets.folder import resolve_folder
 from tests.auto.boxes import FEATURE, PATCHED, PRISTINE, PROPOSER, Box

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from overlay.auto.hashing import sha256
 from overlay.auto.store import Store, StoreError
+from overlay.hashing import sha256
 from tests.auto.stored import TEXTS
 
 
@@ -73,10 +73,13 @@ def open_a_folder_between(folder: Path) -> None:
     (folder / "vllm/v1").chmod(0o775)
 
 
+def link(place: Path, folder: Path) -> None:
+    place.rename(folder / "elsewhere")
+    place.symlink_to(folder / "elsewhere")
+
+
 def link_an_inner_folder(folder: Path) -> None:
-    inner = folder / "vllm/new"
-    inner.rename(folder / "elsewhere")
-    inner.symlink_to(folder / "elsewhere")
+    link(folder / "vllm/new", folder)
 
 
 def open_a_file(folder: Path) -> None:
@@ -84,9 +87,7 @@ def open_a_file(folder: Path) -> None:
 
 
 def link_a_file(folder: Path) -> None:
-    file = folder / "vllm/a.py"
-    file.rename(folder / "elsewhere")
-    file.symlink_to(folder / "elsewhere")
+    link(folder / "vllm/a.py", folder)
 
 
 def dangle(folder: Path) -> None:

@@ -15,6 +15,7 @@ from .buffers import DraftBuffers
 from .graph_backend import Graph, GraphBackend
 from .keys import DraftKey, has_padding
 from .passes import Passes
+from .report import told
 from .staging import FirstStaging, LaterStaging
 
 T = TypeVar("T")
@@ -123,8 +124,7 @@ def _even_out(backend: GraphBackend, failure: CaptureFailed) -> None:
         compat.even_out_recorded_all_reduces(backend)
     except Exception as error:
         raise CaptureFailed(
-            f"{failure}; nor could the ranks' recorded all-reduces be evened out: "
-            f"{type(error).__name__}: {error}"
+            f"{failure}; nor could the ranks' recorded all-reduces be evened out: {told(error)}"
         ) from error
 
 
@@ -138,7 +138,7 @@ def _agreed(work: Callable[[], T], what: str) -> T:
         result = work()
     except Exception as error:
         compat.all_ranks_agree(False)
-        raise CaptureFailed(f"{what}: {type(error).__name__}: {error}") from error
+        raise CaptureFailed(f"{what}: {told(error)}") from error
     if not compat.all_ranks_agree(True):
         raise CaptureFailed(f"{what}: another tensor-parallel rank failed")
     return result

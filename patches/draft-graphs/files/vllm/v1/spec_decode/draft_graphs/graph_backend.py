@@ -13,6 +13,7 @@ import torch
 
 from . import compat
 from .policy import AttentionRoles
+from .report import told
 
 
 class Graph(Protocol):
@@ -76,7 +77,7 @@ class CudaGraphBackend:
                     _noting(function, first)
             except Exception as error:
                 compat.undo_capture(cuda_graph, pool)
-                if first in ([], [_told(error)]):
+                if first in ([], [told(error)]):
                     raise
                 # What CUDA says at the end of the capture is only that something was wrong in it.
                 raise RuntimeError(first[0]) from error
@@ -98,12 +99,8 @@ def _noting(function: Callable[[], None], errors: list[str]) -> None:
     try:
         function()
     except Exception as error:
-        errors.append(_told(error))
+        errors.append(told(error))
         raise
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

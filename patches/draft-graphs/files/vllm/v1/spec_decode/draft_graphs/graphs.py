@@ -65,7 +65,7 @@ class DraftGraphs:
             decision, plan = self._plan()
         except Exception as error:  # on all ranks alike; vLLM serves without draft graphs
             logger.debug("Draft graphs: the failed plan", exc_info=True)
-            self.withdraw(f"{type(error).__name__}: {error}")
+            self.withdraw(report.told(error))
             return
         if not plan:
             self._say(report.refused_line(self.mode, decision))

@@ -38,6 +38,11 @@ def withdrawn_line(reason: str) -> str:
     return f"Draft graphs withdrawn, the drafter runs as upstream: {reason}"
 
 
+def told(error: Exception) -> str:
+    """An error as a reason."""
+    return f"{type(error).__name__}: {error}"
+
+
 def left_line(reason: str) -> str:
     """The INFO line when batches that graphs were to hold run as upstream, once a reason."""
     return f"Draft graphs: batches run as upstream, because {reason}."

@@ -1,4 +1,4 @@
-"""The hash by which texts are compared, apart from the store, which not every process needs."""
+"""The hash by which files and texts are compared, apart from what reads and writes them."""
 
 from __future__ import annotations
 
