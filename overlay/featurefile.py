@@ -17,7 +17,7 @@ from overlay.errors import PatchFormatError, PatchFormatErrors
 from overlay.fingerprint import fingerprint, left_behind
 from overlay.model import MODULE_SCOPE, AddedFile, Feature, Topic, UpstreamTest, Variant
 from overlay.patchfile import parse_patch, path_problem
-from overlay.releases import ReleaseRange
+from overlay.release_range import ReleaseRange
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -14,13 +14,14 @@ if TYPE_CHECKING:  # a process that has nothing to patch does without the data c
     from overlay.model import Feature
 
 
-def way_out(root: Path, path: str) -> tuple[Path, str] | None:
+def way_out(root: Path, path: str, real: str | None = None) -> tuple[Path, str] | None:
     """The first part of ``path`` that leads out of ``root``, and where to; ``None`` if none does.
 
     :param root: a real path; :param path: relative to it.
+    :param real: the real path of the whole of it, where the caller has asked for that already.
     """
     inside = str(root).rstrip(os.sep) + os.sep
-    if os.path.realpath(root / path).startswith(inside):
+    if (real or os.path.realpath(root / path)).startswith(inside):
         return None
     place = root
     for part in path.split("/"):

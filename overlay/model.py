@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from overlay.releases import ReleaseRange
+from overlay.release_range import ReleaseRange
 from overlay.results import FeatureResult as FeatureResult  # noqa: PLC0414  (public here)
 from overlay.results import FileResult as FileResult  # noqa: PLC0414
 from overlay.results import HunkResult as HunkResult  # noqa: PLC0414

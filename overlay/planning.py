@@ -29,7 +29,7 @@ from overlay.model import (
     file_state,
 )
 from overlay.provenance import Provenance
-from overlay.releases import ReleaseRange
+from overlay.release_range import ReleaseRange
 from overlay.scopes import Syntax, UnparsableError
 from overlay.simulation import Simulation, Step
 from overlay.states import State, combine

@@ -35,7 +35,8 @@ from overlay.errors import OverlayError  # noqa: E402
 from overlay.matching import edits, match  # noqa: E402
 from overlay.model import Hunk, HunkResult, Patch, Tree  # noqa: E402
 from overlay.patchfile import parse_patch  # noqa: E402
-from overlay.releases import KNOWN_RELEASES, ReleaseRange, parse_release  # noqa: E402
+from overlay.release_range import ReleaseRange  # noqa: E402
+from overlay.releases import KNOWN_RELEASES, parse_release  # noqa: E402
 from overlay.scopes import find  # noqa: E402
 from overlay.states import State  # noqa: E402
 from overlay.text import SourceText  # noqa: E402

@@ -9,7 +9,7 @@ from packaging.version import Version
 
 from overlay.model import Plan
 from overlay.planning import plan
-from overlay.releases import ReleaseRange
+from overlay.release_range import ReleaseRange
 from overlay.scopes import Syntax
 from overlay.states import State
 from tests.support.patches import MemoryTree, feature, hunk, topic

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from overlay.features import load, shipped_folder
 from overlay.patchfile import parse_patch
-from overlay.releases import ReleaseRange
+from overlay.release_range import ReleaseRange
 from tests.support import fake_vllm
 
 PROPOSER = "vllm/v1/spec_decode/proposer.py"

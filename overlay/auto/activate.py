@@ -14,13 +14,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from overlay.auto import hook
 from overlay.auto.switches import Switches
 from overlay.errors import OverlayError, PatchFormatErrors, TransactionError, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from overlay.auto.hook import AfterExec, Bypassed
     from overlay.targets.target import Target
     from overlay.transaction.ledger import Ledger
 
@@ -110,7 +110,7 @@ def digest(features: Iterable[FeatureStanding], switches: Switches) -> str:
 
 
 def activate(
-    target: Target, switches: Switches, after_exec: hook.AfterExec, bypassed: hook.Bypassed
+    target: Target, switches: Switches, after_exec: AfterExec, bypassed: Bypassed
 ) -> Activation:
     """Bring about what ``switches`` ask for in this process.
 
@@ -157,8 +157,8 @@ def _activated(
     target: Target,
     switches: Switches,
     wanted: frozenset[str],
-    after_exec: hook.AfterExec,
-    bypassed: hook.Bypassed,
+    after_exec: AfterExec,
+    bypassed: Bypassed,
 ) -> Activation:
     assert target.root is not None  # an importable vLLM lies in a folder
     # What reads a ledger is imported only where something of ours stands.
@@ -253,12 +253,13 @@ def _in_memory(
     target: Target,
     switches: Switches,
     wanted: frozenset[str],
-    after_exec: hook.AfterExec,
-    bypassed: hook.Bypassed,
+    after_exec: AfterExec,
+    bypassed: Bypassed,
     found: Activation,
     features: list[FeatureStanding],
 ) -> Activation:
     """Hook every feature that is not on disk and can be patched; appends to ``features``."""
+    from overlay.auto import hook
     from overlay.auto.prepare import prepare
 
     on_disk = {feature.id: feature.digest for feature in features}
@@ -350,6 +351,8 @@ def _refuse_missing(found: Activation, wanted: frozenset[str]) -> None:
     if "all" in wanted and idle and not done and not missing:
         missing.append("no feature is active in this process")
     if missing:
+        from overlay.auto import hook
+
         hook.uninstall(sys.meta_path)
         raise RequiredMissing(_refusal(missing))
 

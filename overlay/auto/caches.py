@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from overlay.auto import hook
+from overlay.auto.watching import when_imported
 
 _REGISTRY = "vllm.model_executor.models.registry"
 _DECORATORS = "vllm.compilation.decorators"
@@ -59,7 +59,7 @@ def keep_apart(key: str, required: bool = False) -> None:
     ):
         lost = f"{what} is not kept apart from that of other code; give VLLM_CACHE_ROOT a folder"
         lost += " of its own for this patch set"
-        hook.when_imported(name, _with(act, key), None if required else lost)
+        when_imported(name, _with(act, key), None if required else lost)
 
 
 def _with(act: Callable[[ModuleType, str], None], key: str) -> Callable[[ModuleType], None]:

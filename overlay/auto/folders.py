@@ -5,7 +5,6 @@ Apart from what plans, because each process of vLLM asks.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,9 +30,14 @@ def required_features(switches: Switches) -> frozenset[str]:
     found = set()
     for folder in patches_folders(switches):
         for document in folder.glob("*/feature.toml"):
-            if re.search(rb"^required\b", document.read_bytes(), re.MULTILINE):
+            if any(map(_names_required, document.read_bytes().splitlines())):
                 from overlay.features import load
 
                 found |= {feature.id for feature in load([folder]) if feature.required}
                 break
     return frozenset(found)
+
+
+def _names_required(line: bytes) -> bool:
+    """Whether a line of a feature.toml may set ``required``."""
+    return line.partition(b"=")[0].strip(b" \t\"'") == b"required"

@@ -14,13 +14,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import overlay
-from overlay.auto import caches, evidence, hook, ranks, records, speech, switches
+from overlay.auto import rank_watch, records, speech, switches
 from overlay.auto.activate import Activation, activate, impossible
-from overlay.auto.hook import HookError
+from overlay.auto.watching import HookError
 from overlay.errors import OverlayError, TargetError
 from overlay.hashing import sha256
 
 if TYPE_CHECKING:
+    from overlay.auto.ranks import RankReport
     from overlay.auto.store import StoredModule
     from overlay.targets.target import Target
 
@@ -66,12 +67,15 @@ def start(environment: dict[str, str] | os._Environ[str] = os.environ) -> None:
     found = _found(asked)
     _process = _Process(found, _describe(found), asked, os.getpid())
     setattr(sys, _MARK, _identity())
-    if caches.concerned(found.modules):
-        caches.keep_apart(found.digest, found.required)
+    if found.modules:  # patched in memory
+        from overlay.auto import caches
+
+        if caches.concerned(found.modules):
+            caches.keep_apart(found.digest, found.required)
     os.register_at_fork(after_in_child=_after_fork)
     _write(_process.record)
     if found.way != records.OFF:
-        ranks.watch(_rank_report, found.required)
+        rank_watch.watch(_rank_report, found.required)
     _say(_process)
 
 
@@ -223,6 +227,8 @@ def _after_exec(name: str, module: ModuleType, stored: StoredModule) -> None:
     """Compare the running code with the plan, and record it."""
     if _process is None:  # imported while start() was still at work
         raise HookError(f"vllm-overlay: {name} was imported before its process was recorded")
+    from overlay.auto import evidence
+
     scopes = evidence.compare(module, stored.code, _process.activation.scopes.get(name, ()))
     wrong = [scope for scope, state in scopes.items() if state == evidence.DIFFERS]
     if wrong:
@@ -256,7 +262,9 @@ def _bypassed(name: str, text: str) -> None:
     speech.say([(logging.WARNING, text)])
 
 
-def _rank_report(rank: int) -> ranks.RankReport:
+def _rank_report(rank: int) -> RankReport:
+    from overlay.auto import hook, ranks
+
     assert _process is not None
     hook.require_asked()
     role = "worker" if _process.record.role == "main" else _process.record.role

@@ -1,24 +1,19 @@
-"""Ranks that differ are stopped: every worker compares what it runs before the model is loaded."""
+"""Ranks that differ are stopped: each compares what it runs with what the others say they run."""
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from types import ModuleType
 from typing import Any
 
-from overlay.auto import hook
 from overlay.errors import OverlayError
 
 #: Seconds to wait for the other ranks to say what they run; they start within seconds of another.
 TIMEOUT = 120.0
-_MODULE = "vllm.distributed.parallel_state"
-_FUNCTION = "initialize_model_parallel"
 
 
 class RanksDiffer(OverlayError, RuntimeError):
@@ -119,34 +114,3 @@ def _require_all(mine: RankReport, store: Any, world_size: int) -> None:
             f"{TIMEOUT:.0f} s; expected the overlay on every node, found it here:\n{table(said)}\n"
             "Install the same overlay there, or set OVERLAY=off on all nodes, and start again."
         )
-
-
-def watch(describe: Callable[[int], RankReport], required: bool = False) -> None:
-    """Have this process compare itself with its peers as soon as vLLM has made its groups.
-
-    vLLM makes them before it loads the model, in ``initialize_model_parallel`` of
-    ``vllm.distributed.parallel_state``, whichever executor started the process (multiprocess, Ray
-    or the external launcher).
-
-    :param describe: gives this process's report for its rank.
-    :param required: whether vLLM must not go on where the ranks cannot be compared.
-    """
-    lost = "the ranks of this engine are not compared; `overlay status --live` shows what each runs"
-    hook.when_imported(_MODULE, lambda found: _wrap(found, describe), None if required else lost)
-
-
-def _wrap(module: ModuleType, describe: Callable[[int], RankReport]) -> None:
-    inner = getattr(module, _FUNCTION)
-    if getattr(inner, "_overlay_compares", False):
-        return
-
-    @functools.wraps(inner)
-    def initialize_then_compare(*args: Any, **kwargs: Any) -> Any:
-        result = inner(*args, **kwargs)
-        group = module.get_world_group()
-        compare(describe(group.rank), group)
-        return result
-
-    # A function may carry attributes, but its type tells mypy of none.
-    initialize_then_compare._overlay_compares = True  # type: ignore[attr-defined]
-    setattr(module, _FUNCTION, initialize_then_compare)

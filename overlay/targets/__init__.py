@@ -7,7 +7,19 @@ target is ever executed.
 
 from __future__ import annotations
 
-from overlay.targets.resolve import fetch_all, releases, resolve
-from overlay.targets.target import Progress, Target
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from overlay.targets.naming import fetch_all, releases, resolve
+    from overlay.targets.target import Progress, Target
 
 __all__ = ["Progress", "Target", "fetch_all", "releases", "resolve"]
+
+
+def __getattr__(name: str) -> object:
+    # On first use: a process of vLLM knows its target and needs nothing that turns names into one.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from overlay.targets import naming, target
+
+    return getattr(target if name in ("Progress", "Target") else naming, name)

@@ -74,14 +74,14 @@ def file_reader(root: Path) -> Callable[[str], bytes | None]:
     """
 
     def read(path: str) -> bytes | None:
-        out = way_out(root, path)
+        full = root / path
+        real = os.path.realpath(full)
+        out = way_out(root, path, real)
         if out is not None:
             raise TargetError(
                 f"{out[0]} leads out of the target, to {out[1]}: expected it inside {root}. "
                 "Replace the symbolic link by a copy (with uv: --link-mode copy)"
             )
-        full = root / path
-        real = os.path.realpath(full)
         try:
             status = os.stat(real)
         except (FileNotFoundError, NotADirectoryError):

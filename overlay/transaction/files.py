@@ -12,8 +12,6 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from overlay.hashing import sha256
-
 FILE_MODE = 0o644
 FOLDER_MODE = 0o755
 
@@ -32,21 +30,6 @@ class Form:
 
     mode: int = FILE_MODE
     owner: Owner | None = None
-
-
-def read(path: Path) -> bytes | None:
-    """The bytes of a file, or ``None`` where there is none."""
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
-def digest(path: Path) -> str | None:
-    """The sha256 of a file, or ``None`` where there is none."""
-    data = read(path)
-    return None if data is None else sha256(data)
 
 
 def form(path: Path) -> Form | None:

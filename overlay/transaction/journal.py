@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from overlay.errors import LedgerError
-from overlay.transaction import files
+from overlay.transaction import files, reading
 from overlay.transaction.ledger import JOURNAL_PATH, LEDGER_PATH, STATE_FOLDER, inside
 
 SCHEMA = 1
@@ -74,7 +74,7 @@ def read(root: Path) -> Journal | None:
     :raises LedgerError: if it is damaged, or a newer overlay wrote it.
     """
     path = root / JOURNAL_PATH
-    data = files.read(path)
+    data = reading.read(path)
     if data is None:
         return None
     try:

@@ -12,7 +12,7 @@ from overlay import hashing
 from overlay.errors import LedgerError
 from overlay.results import FeatureResult, FileResult, HunkResult
 from overlay.states import State
-from overlay.transaction import files
+from overlay.transaction import reading
 
 SCHEMA = 1
 STATE_FOLDER = ".vllm-overlay"
@@ -105,7 +105,7 @@ def load(root: Path) -> Ledger | None:
     """
     path = root / LEDGER_PATH
     try:
-        data = files.read(path)
+        data = reading.read(path)
     except OSError as error:
         raise LedgerError(
             f"{path} cannot be read ({error.strerror}): it says what the overlay changed in this "
@@ -128,7 +128,7 @@ def copies(root: Path) -> Callable[[str], bytes]:
     def pristine(sha256: str) -> bytes:
         path = root / PRISTINE_FOLDER / sha256
         try:
-            data = files.read(path)
+            data = reading.read(path)
         except OSError as error:
             raise LedgerError(f"{path} cannot be read ({error.strerror})") from error
         if data is None or hashing.sha256(data) != sha256:

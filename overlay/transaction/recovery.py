@@ -18,7 +18,7 @@ from enum import Enum
 from pathlib import Path
 
 from overlay.errors import TransactionError, described
-from overlay.transaction import files, journal, lock
+from overlay.transaction import files, journal, lock, reading
 from overlay.transaction.journal import Journal, Step
 from overlay.transaction.ledger import STATE_FOLDER
 
@@ -104,7 +104,7 @@ def survey(root: Path, begun: Journal) -> dict[str, Stand]:
 def can_finish(root: Path, begun: Journal, stands: dict[str, Stand]) -> bool:
     """Whether the new bytes of every file that still has its old ones wait beside it."""
     return all(
-        step.after is None or files.digest(root / step.new) == step.after
+        step.after is None or reading.digest(root / step.new) == step.after
         for step in begun.steps
         if stands[step.path] is Stand.BEFORE
     )
@@ -113,7 +113,7 @@ def can_finish(root: Path, begun: Journal, stands: dict[str, Stand]) -> bool:
 def can_undo(root: Path, begun: Journal, stands: dict[str, Stand]) -> bool:
     """Whether the old bytes of every file that has its new ones are kept beside it."""
     return all(
-        step.before is None or files.digest(root / step.old) == step.before
+        step.before is None or reading.digest(root / step.old) == step.before
         for step in begun.steps
         if stands[step.path] is Stand.AFTER
     )
@@ -195,7 +195,7 @@ def state(root: Path, begun: Journal | None = None) -> str:
 
 
 def _stand(root: Path, step: Step) -> Stand:
-    found = files.digest(root / step.path)
+    found = reading.digest(root / step.path)
     if found == step.after:
         return Stand.AFTER
     return Stand.BEFORE if found == step.before else Stand.FOREIGN

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from overlay.errors import TransactionError, described
 from overlay.links import way_out
-from overlay.transaction import files
+from overlay.transaction import files, reading
 from overlay.transaction.journal import DRAFT_PATH
 from overlay.transaction.ledger import JOURNAL_PATH, STATE_FOLDER
 
@@ -56,7 +56,7 @@ class Site:
     def read(self, path: str) -> bytes | None:
         """The bytes of ``path``, or ``None`` where there is no such file."""
         try:
-            return files.read(self.root / self.real(path))
+            return reading.read(self.root / self.real(path))
         except OSError as error:
             raise unwritable(error, "Nothing was changed.") from error
 

@@ -31,7 +31,8 @@ PRELUDE = f"""
 import sys
 sys.path[:0] = [ROOT, {str(REPO)!r}]
 from pathlib import Path
-from overlay.auto.hook import HookError, PatchFinder, WatchFinder, install
+from overlay.auto.hook import PatchFinder, install
+from overlay.auto.watching import HookError, WatchFinder
 from overlay.hashing import sha256
 from overlay.auto.store import Store
 PRISTINE = Path(ROOT, "vllm/mod.py").read_bytes()

@@ -190,13 +190,13 @@ def test_what_fails_after_a_watched_import_is_our_error_or_one_warning(
     run(
         root,
         f"""
-        import importlib.machinery, logging, overlay.auto.hook as hook
+        import importlib.machinery, logging, overlay.auto.watching as watching
         lines = []
         handler = logging.Handler()
         handler.emit = lambda record: lines.append(record.getMessage())
         logging.getLogger("vllm.overlay").addHandler(handler)
         def watch():
-            hook.when_imported("vllm.other", lambda module: module.absent, {lost})
+            watching.when_imported("vllm.other", lambda module: module.absent, {lost})
         def act():
             if {way!r} == "before":
                 import vllm.other

@@ -13,8 +13,8 @@ import pytest
 
 from overlay.auto import process, switches
 from overlay.auto.activate import Activation
-from overlay.auto.hook import HookError
 from overlay.auto.store import StoredModule
+from overlay.auto.watching import HookError
 from tests.auto.boxes import FEATURE, PATCHED, PRISTINE, PROPOSER, Box
 
 

@@ -15,7 +15,7 @@ from overlay.model import (
     UpstreamTest,
     Variant,
 )
-from overlay.releases import ReleaseRange
+from overlay.release_range import ReleaseRange
 
 HEADERS = "Description: A test\nOrigin: the tests\nLast-Update: 2026-11-20\n\n"
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from overlay.model import Change, Feature, FeatureResult, FileResult, HunkResult, Plan
-from overlay.releases import ReleaseRange
+from overlay.release_range import ReleaseRange
 from overlay.states import State
 from overlay.transaction import commit
 from tests.support import fake_vllm

@@ -11,7 +11,8 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from overlay.errors import TargetError, UsageError
-from overlay.releases import KNOWN_RELEASES, ReleaseRange
+from overlay.release_range import ReleaseRange
+from overlay.releases import KNOWN_RELEASES
 from overlay.targets.folder import resolve_folder
 from overlay.targets.target import Progress, Target
 
