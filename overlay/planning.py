@@ -7,7 +7,7 @@ text that the ones before left, so that what is planned is what would stand on d
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from packaging.version import Version
 
@@ -260,8 +260,7 @@ class _Planner:
             foreign = self.provenance.foreign(patch.path)
             if foreign is None:
                 return before
-            return replace(
-                before,
+            return before._replace(
                 state=State.DRIFTED,
                 why=f"only its lines after the change stand there, but {foreign}",
             )
@@ -305,8 +304,7 @@ class _Planner:
                     State.DRIFTED,
                     "its lines after the change cannot be found in its scope",
                 )
-            results[index] = replace(
-                results[index],
+            results[index] = results[index]._replace(
                 state=state,
                 why=f"once it is applied, {what}, so nothing could tell that it is"
                 f"{NEXT}give the hunk more context or another scope",
@@ -335,7 +333,7 @@ class _Planner:
         files = self.drafts[step.feature].files
         earlier = files[step.file]
         if not earlier.state.needs_attention:
-            files[step.file] = replace(earlier, state=State.DRIFTED, why=why)
+            files[step.file] = earlier._replace(state=State.DRIFTED, why=why)
         return _drifted(path, patch, why)
 
     def _compile(self) -> None:
@@ -348,8 +346,7 @@ class _Planner:
                 problem = compile_error(step.after, path)
                 if problem is not None:
                     files = self.drafts[step.feature].files
-                    files[step.file] = replace(
-                        files[step.file],
+                    files[step.file] = files[step.file]._replace(
                         state=State.DRIFTED,
                         why=f"the patched file does not compile: {problem}{NEXT}mend the patch",
                     )
@@ -390,8 +387,7 @@ def _refuse_overlaps(hunks: Sequence[Hunk], results: list[HunkResult]) -> None:
             if other != index and mine.start < theirs.stop and theirs.start < mine.stop
         )
         if shared:
-            results[index] = replace(
-                results[index],
+            results[index] = results[index]._replace(
                 state=State.DRIFTED,
                 why="it stands on the same lines as the hunks at these lines of the patch: "
                 f"{', '.join(map(str, shared))}{NEXT}make one hunk of them",

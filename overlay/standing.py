@@ -153,7 +153,7 @@ def _judged(one: LedgerFeature, ledger: Ledger, found: Mapping[str, Condition]) 
     )
     if one.result.state is not State.APPLIED or files == one.result.files:
         return one.result
-    return replace(one.result, files=files, state=combine(file.state for file in files))
+    return one.result._replace(files=files, state=combine(file.state for file in files))
 
 
 def _judged_file(file: FileResult, now: Condition, ledger: Ledger) -> FileResult:
@@ -163,17 +163,17 @@ def _judged_file(file: FileResult, now: Condition, ledger: Ledger) -> FileResult
 
     by = f"vllm-overlay {ledger.overlay} applied"
     if now is Condition.PRISTINE:
-        hunks = tuple(replace(hunk, state=State.PRISTINE) for hunk in file.hunks)
+        hunks = tuple(hunk._replace(state=State.PRISTINE) for hunk in file.hunks)
         why = f"the release's own bytes stand here again since {by}; 'overlay apply' writes it anew"
-        return replace(file, state=State.PRISTINE, hunks=hunks, why=why)
+        return file._replace(state=State.PRISTINE, hunks=hunks, why=why)
     if now is Condition.GONE:
         why = f"removed since {by}{NEXT}'overlay revert' restores the release's own"
-        return replace(file, state=State.MISSING, hunks=(), why=why)
+        return file._replace(state=State.MISSING, hunks=(), why=why)
     why = (
         f"{file.path} was edited since {by}: expected the bytes that it wrote"
         f"{NEXT}put the edit aside and take it out again, or reinstall vLLM"
     )
-    return replace(file, state=State.DRIFTED, hunks=(), why=why)
+    return file._replace(state=State.DRIFTED, hunks=(), why=why)
 
 
 def _void_warnings(ledger: Ledger, found: Mapping[str, Condition], reason: str) -> tuple[str, ...]:

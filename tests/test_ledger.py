@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -197,7 +196,7 @@ def test_a_newer_ledger_is_left_alone(site: Site) -> None:
 def test_only_another_version_of_the_overlay_is_no_reason_to_write(site: Site) -> None:
     """Two overlays with the same patches do not write over each other."""
     path = site.root / ledgers.LEDGER_PATH
-    path.write_bytes(ledgers.encode(replace(load(site), overlay="0.0.1")))
+    path.write_bytes(ledgers.encode(load(site)._replace(overlay="0.0.1")))
     before = snapshot(site.root)
     assert not site.apply().wrote
     assert snapshot(site.root) == before

@@ -117,7 +117,7 @@ def test_a_plan_from_patched_files_is_not_applied(site: Site) -> None:
 
 def test_a_plan_that_needs_attention_is_not_applied(site: Site) -> None:
     plan = ONE.plan(site.pristine)
-    feature = replace(plan.features[0], state=plan.features[0].state.DRIFTED)
+    feature = plan.features[0]._replace(state=plan.features[0].state.DRIFTED)
     with pytest.raises(ValueError, match="drifted cannot be applied"):
         commit.apply(site.root, Plan((feature,)), [ONE.feature()], release="0.26.0")
 

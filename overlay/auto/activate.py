@@ -11,8 +11,8 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 from overlay.auto.switches import Switches
 from overlay.errors import OverlayError, PatchFormatErrors, TransactionError, UsageError
@@ -34,8 +34,7 @@ class RequiredMissing(OverlayError, RuntimeError):
     """A required feature cannot run in this process; it must not start."""
 
 
-@dataclass(frozen=True)
-class FeatureStanding:
+class FeatureStanding(NamedTuple):
     """What became of one feature in this process.
 
     :ivar state: its state before this process did anything; :ivar active: whether its code runs.
@@ -60,8 +59,7 @@ class FeatureStanding:
         return self.why or "not applied on disk"
 
 
-@dataclass(frozen=True)
-class Activation:
+class Activation(NamedTuple):
     """What this process runs.
 
     :ivar way: ``disk``, ``memory``, ``both``, or ``none`` where no feature is active.
@@ -78,7 +76,7 @@ class Activation:
     root: str
     features: tuple[FeatureStanding, ...]
     digest: str
-    scopes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    scopes: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     modules: tuple[str, ...] = ()
     texts: bytes | None = b""
     warnings: tuple[str, ...] = ()
@@ -130,7 +128,7 @@ def activate(
         found = impossible(str(error), switches, target)
     _refuse_missing(found, wanted)
     active = {feature.id for feature in found.features if feature.active}
-    return replace(found, required=bool(active and ("all" in wanted or active & wanted)))
+    return found._replace(required=bool(active and ("all" in wanted or active & wanted)))
 
 
 def impossible(why: str, switches: Switches, target: Target | None = None) -> Activation:
@@ -170,9 +168,9 @@ def _activated(
         on_disk, blocked = _from_disk(target, ledger, texts if switches.further else None)
         if on_disk:
             features += on_disk
-            found = replace(found, way="none" if blocked else "disk", texts=b"\n".join(texts))
+            found = found._replace(way="none" if blocked else "disk", texts=b"\n".join(texts))
             if blocked:  # nobody can tell what a plan on top of these files would be worth
-                return replace(found, features=tuple(features), digest=digest(features, switches))
+                return found._replace(features=tuple(features), digest=digest(features, switches))
     if switches.mode == "auto":
         rest = None
         if ledger is not None and found.way == "disk":
@@ -183,7 +181,7 @@ def _activated(
             features += rest
     elif wanted - {feature.id for feature in features}:
         features += _not_on_disk(target, switches, {feature.id for feature in features})
-    return replace(found, features=tuple(features), digest=digest(features, switches))
+    return found._replace(features=tuple(features), digest=digest(features, switches))
 
 
 def _ledger(root: Path) -> Ledger | None:
@@ -293,8 +291,7 @@ def _in_memory(
         )
         hook.install(finder)
         way = "both" if found.way == "disk" else "memory"
-        found = replace(
-            found,
+        found = found._replace(
             way=way,
             scopes=prepared.scopes,
             modules=tuple(sorted(finder.modules)),
@@ -306,7 +303,7 @@ def _in_memory(
         for one in prepared.features
         if on_disk.get(one.id, one.digest) != one.digest
     )
-    return replace(found, warnings=(*prepared.warnings, *others))
+    return found._replace(warnings=(*prepared.warnings, *others))
 
 
 def _not_on_disk(target: Target, switches: Switches, on_disk: set[str]) -> list[FeatureStanding]:

@@ -8,7 +8,7 @@ import re
 import socket
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -96,7 +96,7 @@ def _speak_after_fork(process: _Process) -> None:
     if process.spoke == os.getpid():
         return
     process.spoke = os.getpid()
-    process.record = replace(process.record, role=records.role())
+    process.record = process.record._replace(role=records.role())
     _write(process.record)
     speech.say([(logging.INFO, _line(process))])
 
@@ -217,8 +217,8 @@ def _after_fork() -> None:
     if _process is not None:
         pid = os.getpid()
         started = records.start_time(pid)
-        _process.record = replace(
-            _process.record, pid=pid, started=started, role=records.role(), rank=None
+        _process.record = _process.record._replace(
+            pid=pid, started=started, role=records.role(), rank=None
         )
         _write(_process.record)
 
@@ -252,8 +252,7 @@ def _bypassed(name: str, text: str) -> None:
     )
     names = sorted(one.module for one in record.modules if one.state == records.UNPATCHED)
     found = _process.activation
-    _process.record = replace(
-        record,
+    _process.record = record._replace(
         # Ranks that run the same code still agree.
         digest=sha256(f"{found.digest} without {' '.join(names)}".encode()),
         summary=f"{found.summary} but {', '.join(names)} {records.UNPATCHED}",
@@ -268,7 +267,7 @@ def _rank_report(rank: int) -> RankReport:
     assert _process is not None
     hook.require_asked()
     role = "worker" if _process.record.role == "main" else _process.record.role
-    _process.record = replace(_process.record, rank=rank, role=role)
+    _process.record = _process.record._replace(rank=rank, role=role)
     _write(_process.record)
     record = _process.record
     return ranks.report(rank, record.vllm, record.digest, record.summary)

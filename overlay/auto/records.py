@@ -11,8 +11,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 SCHEMA = 1
 #: Seconds after which the record of another host's process goes.
@@ -25,8 +25,7 @@ PATCHED = ("memory", "disk", "both")
 OFF = "off"
 
 
-@dataclass(frozen=True)
-class ModuleRecord:
+class ModuleRecord(NamedTuple):
     """One patched module after it was executed.
 
     :ivar sha256: of the text that ran; :ivar scopes: scope -> ``runs``, ``differs``, ``unseen``,
@@ -44,8 +43,7 @@ class ModuleRecord:
         return next((one for one in (UNPATCHED, "differs") if one in found), "runs")
 
 
-@dataclass(frozen=True)
-class ProcessRecord:
+class ProcessRecord(NamedTuple):
     """What one process runs.
 
     :ivar started: what ``start_time`` said of it, so that a reused pid is noticed.
@@ -64,13 +62,13 @@ class ProcessRecord:
     way: str
     digest: str
     summary: str
-    modules: tuple[ModuleRecord, ...] = field(default=())
+    modules: tuple[ModuleRecord, ...] = ()
     left_out: tuple[str, ...] = ()
 
     def with_module(self, module: ModuleRecord) -> ProcessRecord:
         """The record after another module was executed (or executed again)."""
         others = tuple(one for one in self.modules if one.module != module.module)
-        return replace(self, modules=(*others, module))
+        return self._replace(modules=(*others, module))
 
 
 def folders() -> tuple[Path, ...]:
@@ -171,7 +169,8 @@ def write(record: ProcessRecord) -> None:
 
     :raises OSError: if none does.
     """
-    text = json.dumps({"schema": SCHEMA, **asdict(record)})
+    modules = [one._asdict() for one in record.modules]
+    text = json.dumps({"schema": SCHEMA, **record._asdict(), "modules": modules})
     refused = []
     for place in usable():
         temporary = place / f"{record.host}-{record.pid}.{os.getpid()}.new"

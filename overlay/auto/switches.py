@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from overlay.errors import UsageError
 
@@ -22,8 +22,7 @@ KNOWN = frozenset({"OVERLAY", "OVERLAY_FEATURES", "OVERLAY_REQUIRED", "OVERLAY_U
 _RAY_PREFIXES = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
 
 
-@dataclass(frozen=True)
-class Switches:
+class Switches(NamedTuple):
     """What the environment asks of the plugin.
 
     :ivar mode: ``auto`` (patch in memory, verify on disk), ``disk`` (verify only) or ``off``.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from overlay.errors import TargetError
 from overlay.targets.record import owns_vllm
@@ -16,8 +16,7 @@ _VERSION_PY = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Distribution:
+class Distribution(NamedTuple):
     """An installed distribution that owns the package ``vllm``.
 
     :ivar info: its ``.dist-info`` folder; :ivar record: the bytes of its RECORD.

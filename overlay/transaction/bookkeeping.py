@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import overlay
@@ -108,7 +107,7 @@ def new_ledger(
         folders=tuple(sorted(folders)),
         record=None,
     )
-    return replace(new, record=_record_entry(site, record_file, old, new))
+    return new._replace(record=_record_entry(site, record_file, old, new))
 
 
 def record_path(site: Site, record_file: Path | None) -> str | None:
@@ -143,18 +142,17 @@ def same(old: Ledger, new: Ledger) -> bool:
 
 def _as_applied(result: FeatureResult) -> FeatureResult:
     """A feature's result once its changes stand."""
-    return replace(
-        result,
+    return result._replace(
         state=_applied(result.state),
         files=tuple(
-            replace(file, state=_applied(file.state), hunks=tuple(map(_applied_hunk, file.hunks)))
+            file._replace(state=_applied(file.state), hunks=tuple(map(_applied_hunk, file.hunks)))
             for file in result.files
         ),
     )
 
 
 def _applied_hunk(hunk: HunkResult) -> HunkResult:
-    return replace(hunk, state=_applied(hunk.state))
+    return hunk._replace(state=_applied(hunk.state))
 
 
 def _applied(state: State) -> State:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from overlay import hashing
 from overlay.errors import LedgerError
@@ -24,8 +23,7 @@ JOURNAL_PATH = f"{STATE_FOLDER}/journal.json"
 _HEX = frozenset("0123456789abcdef")
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One file that we changed or added.
 
     :ivar before: sha256 of its pristine bytes, which lie in ``pristine/``; ``None`` where we added
@@ -40,8 +38,7 @@ class Entry:
     size: int
 
 
-@dataclass(frozen=True)
-class LedgerFeature:
+class LedgerFeature(NamedTuple):
     """One feature as it stood when we applied.
 
     :ivar result: what a plan had worked out.
@@ -54,8 +51,7 @@ class LedgerFeature:
     source: str | None = None
 
 
-@dataclass(frozen=True)
-class RecordEntry:
+class RecordEntry(NamedTuple):
     """RECORD, to which we added rows: its path and its sha256 before and after."""
 
     path: str
@@ -63,8 +59,7 @@ class RecordEntry:
     after: str
 
 
-@dataclass(frozen=True)
-class Ledger:
+class Ledger(NamedTuple):
     """What stands in a target because of us.
 
     :ivar overlay: version of the overlay that wrote it; :ivar release: the vLLM it was written for.
@@ -154,11 +149,20 @@ def reinstall(release: str | None = None) -> str:
 def encode(ledger: Ledger) -> bytes:
     """The bytes of ``ledger.json``; equal for equal ledgers."""
     features = [
-        {"digest": one.digest, "origin": one.origin, "source": one.source, **asdict(one.result)}
+        {"digest": one.digest, "origin": one.origin, "source": one.source, **_plain(one.result)}
         for one in ledger.features
     ]
-    document = {"schema": SCHEMA, **asdict(ledger), "features": features}
+    document = {"schema": SCHEMA, **_plain(ledger), "features": features}
     return (json.dumps(document, indent=1, ensure_ascii=True) + "\n").encode()
+
+
+def _plain(value: Any) -> Any:
+    """A named tuple as an object, and all inside it; to JSON it would be a list."""
+    if not isinstance(value, tuple):
+        return value
+    if hasattr(value, "_asdict"):
+        return {name: _plain(part) for name, part in value._asdict().items()}
+    return [_plain(part) for part in value]
 
 
 def decode(data: bytes, where: str) -> Ledger:

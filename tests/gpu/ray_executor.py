@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import re
 import subprocess
 import sys
@@ -94,7 +95,10 @@ def cells(models: str) -> Iterator[tuple[str, int, EngineSpec]]:
         engine = {**memory, "distributed_executor_backend": executor}
         return replace(base, engine=engine, env={**ray, **(env or {})}, **more)
 
-    older = {"VLLM_USE_RAY_V2_EXECUTOR_BACKEND": "0"}
+    # vLLM keeps Ray from setting the devices that a worker sees, and there Ray's compiled graph
+    # looks for its own.
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1")
+    older = {"VLLM_USE_RAY_V2_EXECUTOR_BACKEND": "0", "CUDA_VISIBLE_DEVICES": seen}
     spawn = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
     yield "ray", 3, spec("ray")
     yield "ray-own-core", 4, spec("ray", OWN_CORE, draft="eagle3hid", k=5)
