@@ -65,10 +65,11 @@ def test_every_mutation_runs_and_is_in_its_engine_before_all_else() -> None:
         assert asked["changes"] == [list(each) for each in mutation.changes]
 
 
-def test_names_are_used_once_and_what_only_a_gpu_shows_need_not_be_caught() -> None:
+def test_names_are_used_once_and_most_must_be_caught() -> None:
     assert len({each.slug for each in GPU_MUTATIONS}) == len(GPU_MUTATIONS)
-    assert not any(each.must for each in ONLY)
-    assert sum(each.must for each in ALSO) >= 12
+    # Those that need not be are told in docs/mutations.md, with the reason.
+    assert len([each for each in ONLY if not each.must]) == 2
+    assert len([each for each in ALSO if not each.must]) == 4
 
 
 def test_engines_compile_nothing_and_the_plan_is_small() -> None:

@@ -29,9 +29,10 @@ class Other(importlib.abc.MetaPathFinder):
 BYPASS = OTHER + "sys.meta_path.insert(0, Other())\n"
 SHOW = """
 import json
-from dataclasses import asdict
 import overlay.auto.process as p
-print(json.dumps({**asdict(p._process.record), "planned": p._process.activation.digest}))
+record = p._process.record
+shown = {**record._asdict(), "modules": [one._asdict() for one in record.modules]}
+print(json.dumps({**shown, "planned": p._process.activation.digest}))
 """
 EVERY, PROPOSER = "PREFIX = 'vllm.'\n", "PREFIX = 'vllm.v1.spec_decode.proposer'\n"
 

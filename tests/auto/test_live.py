@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ def record(pid: int, **changes: Any) -> ProcessRecord:
         digest="a" * 64,
         summary="x (memory)",
     )
-    return replace(one, **changes)
+    return one._replace(**changes)
 
 
 def test_a_record_comes_back_while_its_process_runs() -> None:

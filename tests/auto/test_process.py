@@ -227,6 +227,14 @@ def test_a_feature_can_require_itself(box: Box) -> None:
     box.run("register()", OVERLAY="off")
 
 
+@pytest.mark.parametrize("line", ["  required=true", '"required" = true', "'required'\t= true"])
+def test_however_it_is_written_in_toml(box: Box, line: str) -> None:
+    file = box.patches / "demo/feature.toml"
+    file.write_text(f"{file.read_text()}{line}\n")
+    done = box.attempt("register()", OVERLAY="disk")
+    assert "demo is pristine: it is not applied on disk" in done.stderr
+
+
 def test_what_is_imported_early_takes_no_other_feature_with_it(box: Box) -> None:
     other = box.patches / "second/files/vllm/second.py"
     other.parent.mkdir(parents=True)

@@ -101,6 +101,17 @@ CAPTURE_MUTATIONS = (
         says="'Module' object has no attribute 'compute_logits'",
     ),
     Mutation(
+        "no warm-up before a capture",
+        "capture",
+        one(
+            "capture.py",
+            "        self.passes.body(key, mask=True)()\n        backend.synchronize()\n",
+            "",
+        ),
+        "graph double",
+        tunes=True,
+    ),
+    Mutation(
         "the warm-up finds stale slots",
         "defect 11",
         one(

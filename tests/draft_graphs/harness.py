@@ -17,6 +17,7 @@ import os
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,8 @@ class Run:
     :ivar sabotage: a name in `sabotage.SABOTAGES`, done after the capture and undone at the end.
     :ivar check: `OVERLAY_DRAFT_GRAPHS_CHECK`.
     :ivar profile_fails: whether no graph can be captured for vLLM's profile of their memory.
+    :ivar tunes: whether the draft model reads a value at its first call of each size, as a kernel
+        does that tunes itself, or one that is loaded when it is first used.
     """
 
     name: str
@@ -59,6 +62,7 @@ class Run:
     sabotage: str | None = None
     check: bool = True
     profile_fails: bool = False
+    tunes: bool = False
 
 
 @dataclass
@@ -140,6 +144,24 @@ def ladder_of(run: Run) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
     sizes = run.ladder
     return mock.patch(f"{PACKAGE}.keys.ladder", lambda limit: [n for n in sizes if n <= limit])
+
+
+@contextlib.contextmanager
+def tuning(model: Any) -> Iterator[None]:
+    """Let the model do at its first call of each size what no capture allows."""
+    tuned = set()
+
+    def tune(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        tokens = kwargs["input_ids"]
+        if tokens.shape not in tuned:
+            tuned.add(tokens.shape)
+            tokens[0].item()
+
+    handle = model.register_forward_pre_hook(tune, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 class Engine:
@@ -257,7 +279,8 @@ class Engine:
         try:
             if self.loaded_for is not run:
                 self.make_graphs(run, scratch)
-            audit = self.capture(run, outcome)
+            with tuning(model) if run.tunes else contextlib.nullcontext():
+                audit = self.capture(run, outcome)
             captured = time.monotonic()
             outcome.seconds["capture"] = round(captured - began, 2)
             if run.sabotage is not None:

@@ -27,6 +27,7 @@ class Mutation:
     :ivar check: whether the module's address check is on.
     :ivar says: a part of what the error, or the module's warning, must say.
     :ivar sabotage: what is replaced after the capture, which the address check no longer names.
+    :ivar tunes: whether the draft model tunes itself, as in `harness.Run`.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Mutation:
     check: bool = True
     engine: Engine = "eagle3hid"
     sabotage: str | None = None
+    tunes: bool = False
 
 
 @dataclass(frozen=True)

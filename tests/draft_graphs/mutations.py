@@ -58,7 +58,7 @@ class OnGpu:
 
     :ivar why: it cannot.
     :ivar right: where on a GPU the module as it is does right what the bug would do wrong.
-    :ivar bug: where on a GPU the bug itself was put in and seen.
+    :ivar bug: where on a GPU the bug itself was put in, and what showed it.
     """
 
     why: str
@@ -66,47 +66,47 @@ class OnGpu:
     bug: str = "nowhere"
 
 
-def _put_in(name: str, engines: str) -> str:
-    """A mutation of `tests/gpu/mutation_plan.py`; none of them has run."""
-    return f'not run yet: "{name}" in {engines}'
+def _put_in(name: str, engines: str, shown: str) -> str:
+    """A mutation of `tests/gpu/mutation_plan.py`, where it was put in, and what showed it."""
+    return f'"{name}" in {engines}: {shown}'
 
 
 _CELLS = "`tests/gpu/acceptance.py`"
 GPU_ONLY = {
-    "no warm-up before a capture": OnGpu(
-        "Triton loads kernels, and tunes some, inside the capture; cuBLAS makes its workspace there, unless the target's capture has",
-        f"{_CELLS}: all its cells capture with the warm-up",
-        _put_in("no warm-up before a capture", "`hid-k5` (`loop`, `step`) and `triton` (`loop`)"),
-    ),
     "a copy to or from the host is missing, or races": OnGpu(
         "one buffer is both on CPU; but the module makes no such copy while it serves, and waits for no value: `test_host_copies.py` proves that on CPU, with all that a device holds on PyTorch's `meta` device, so that such a copy has to be put in first",
         f"{_CELLS}, cells `soak`: 93,752 replays with the address check on, drafts as the oracle's (`h200-acceptance-0.26.0-2026-11-21-b.json`)",
         _put_in(
             "the lengths go through the host, which does not wait for them",
             "`host`, where every operator is looked at, in the module as it is, too",
+            "the copies, by name, and 535 tokens accepted of 2,150 drafted, where 750 of 1,140 are right",
         ),
     ),
     "the result is read on another stream while the next replay writes it": OnGpu(
         "there is one stream on CPU; here only that the result is not the graphs' memory. By vLLM 0.26.0's sources each of its own readers has read before the next replay: `_sample` and `take_draft_token_ids` wait for the copy to the host, and `_prepare_input_ids` reads on the stream that drafts",
-        "nothing that looks for it: `soak` and all other cells would have to meet the race by chance",
+        "`late-reader` of `tests/gpu/gpu_mutations.py`: of 20 results that the test reads late none has changed",
         _put_in(
             "the result is no copy",
             "`late-reader`, where the test reads on a stream that sleeps, and `late-copies`, where vLLM's own copy sleeps, which nobody should notice",
+            "16 of 20 results that the test read late had changed; vLLM's own copy came in time",
         ),
     ),
     "two tensors of a graph share memory": OnGpu(
         "the double gives every tensor its own",
         f"{_CELLS}: drafts as the oracle's, or as without graphs (73 of 73 cells: `h200-acceptance-0.32.0-2026-11-21-b.json`)",
         _put_in(
-            "hidden states are handed on in memory that the pool has back", "`hid-k5` (`loop`)"
+            "hidden states are handed on in memory that the pool has back",
+            "`hid-k5` (`loop`)",
+            "fewer tokens accepted than the oracle",
         ),
     ),
     "draft and target graphs share a pool": OnGpu(
         "of a neighbour in a pool the double spoils what nobody holds",
-        f"{_CELLS}, cells `sampled-and-logprobs-full` and `-full_decode_only`, `step` and `loop`: prompt logprobs, made from what the target left in its pool, are the oracle's (0.20.2, 0.23.0 and 0.26.0, such as `h200-acceptance-0.26.0-2026-11-21-c.json`); in FULL_AND_PIECEWISE upstream's own first pass overwrites it before, with and without the overlay",
+        f"{_CELLS}, cells `sampled-and-logprobs-full` and `-full_decode_only`, `step` and `loop`: prompt logprobs, made from what the target left in its pool, are the oracle's (on all four releases, such as `h200-acceptance-0.26.0-2026-11-21-c.json` and `h200-acceptance-0.32.0-2026-11-22.json`); in FULL_AND_PIECEWISE upstream's own first pass overwrites it before, with and without the overlay",
         _put_in(
             "draft and target graphs share a pool",
             "`prompts-full` and `prompts-decode`, whose prompts have K+1 tokens, because in FULL_DECODE_ONLY others are in no graph (`loop`, `step`)",
+            "wrong prompt logprobs of 1 and 6 requests of 24, in each mode",
         ),
     ),
     "the largest graph is not captured first": OnGpu(
@@ -115,13 +115,23 @@ GPU_ONLY = {
         _put_in(
             "the smallest graph is captured first",
             "`seqs256`, by the bytes that PyTorch's allocator keeps in the graphs' pool",
+            "108 MiB where 56 MiB are enough",
         ),
     ),
     "the largest number of splits of FlashAttention": OnGpu(
         "its metadata is made by its own builder. By reading no wrong number can be put in: a number of splits is host arithmetic on numbers that are the same at every replay, and any number gives the same attention; what can be wrong is a schedule from before the capture",
         f"{_CELLS}: FlashAttention 3 in all cells but `triton`, 256 requests (`seqs256`) and prompts of up to 400 tokens (`long-prompts`) among them; that a batch took as many splits as it may is not known",
-        _put_in("FlashAttention chooses its number of splits at the capture", "`long`")
-        + ', which should not notice it, and "FlashAttention\'s schedule is made once, before the capture" there',
+        _put_in(
+            "FlashAttention chooses its number of splits at the capture",
+            "`long`",
+            "nothing, as by reading it should be",
+        )
+        + "; "
+        + _put_in(
+            "FlashAttention's schedule is made once, before the capture",
+            "`long`",
+            "70 tokens accepted of 2,058 drafted, where 531 of 723 are right",
+        ),
     ),
 }
 
@@ -160,12 +170,14 @@ only with `.ci/run --thorough`.
 GPU_TOP = """
 ## Only a GPU can show
 
-No mutation has run on a GPU yet. `tests/gpu/gpu_mutations.py` is what runs them: those that the
-last column names, and {also} of those above, {must} of which the GPU's engines must notice, too. The
-third column says where the module as it is was seen to do right what the bug would do wrong.
-Results are below `bench/results/`.
+`tests/gpu/gpu_mutations.py` puts bugs into the module while vLLM imports it. On an H200, with vLLM
+0.26.0 (`bench/results/h200-gpu-mutations-0.26.0-2026-11-22.json`), its engines were right as they
+are, 14 of 14, and noticed what the last column says, and of {also} bugs of the table above all {must}
+that they must notice. Of the other four two were noticed; padded rows that sample elsewhere and a
+missing warm-up were not. The third column says where the module as it is was seen to do right what
+the bug would do wrong.
 
-| bug | why CPU cannot show it | where the module is right on a GPU | where the bug was seen |
+| bug | why CPU cannot show it | where the module is right on a GPU | where the bug was put in, and what showed it |
 |---|---|---|---|"""
 
 _NUMBERS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")

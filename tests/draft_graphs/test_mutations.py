@@ -56,9 +56,16 @@ def mutations_of(part: str) -> list[Mutation]:
 
 def plan_for(part: str, models: Path) -> Plan:
     """One engine with all its mutations, and the module as it is before and after them."""
-    runs = [Run("before", "loop"), Run("before, in steps", "step")]
+    runs = [Run("before", "loop"), Run("before, in steps", "step", tunes=True)]
     runs += [
-        Run(each.name, each.mode, mutation=each.changes, check=each.check, sabotage=each.sabotage)
+        Run(
+            each.name,
+            each.mode,
+            mutation=each.changes,
+            check=each.check,
+            sabotage=each.sabotage,
+            tunes=each.tunes,
+        )
         for each in mutations_of(part)
     ]
     runs += [Run(each, "loop", sabotage=each) for each in SABOTAGES if engine_of(each) == part]
