@@ -53,7 +53,9 @@ ledger_strategy = st.builds(
     Ledger,
     texts,
     texts,
-    st.lists(st.builds(LedgerFeature, texts, texts, results), max_size=3).map(tuple),
+    st.lists(st.builds(LedgerFeature, texts, texts, results, shas | st.none()), max_size=3).map(
+        tuple
+    ),
     st.lists(entries, max_size=3).map(tuple),
     st.lists(paths, max_size=2).map(tuple),
     st.builds(RecordEntry, paths, shas, shas) | st.none(),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from overlay.auto import process, switches
+from overlay.auto import caches, process, switches
 from overlay.auto.activate import Activation
 from overlay.auto.store import StoredModule
 from overlay.auto.watching import HookError
@@ -284,8 +284,8 @@ def test_where_models_are_patched_vllms_caches_are_kept_apart(
     monkeypatch.setattr(process, "_process", None)
     monkeypatch.setattr(sys, process._MARK, None, raising=False)
     monkeypatch.setattr(process, "_found", lambda asked: found)
-    monkeypatch.setattr(process.ranks, "watch", lambda *given: None)
-    monkeypatch.setattr(process.caches, "keep_apart", lambda key, *more: apart.append(key))
+    monkeypatch.setattr(process.rank_watch, "watch", lambda *given: None)
+    monkeypatch.setattr(caches, "keep_apart", lambda key, *more: apart.append(key))
     monkeypatch.setattr(os, "register_at_fork", lambda **calls: None)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     process.start({})
