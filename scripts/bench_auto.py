@@ -1,11 +1,13 @@
 """What auto-apply costs a process of vLLM: ``python3 scripts/bench_auto.py [--write]``.
 
-Starts the engine's environment (see ``environment.py``) with the overlay beside it, imports what a
-process of vLLM has imported when it loads its plugins, and forks once for each sample, so that each
-begins where the plugin begins.  A sample is the entry point's import and its call.  What the hook
-adds while the targets are imported (finding, verifying, reading, comparing, writing the record) is
-measured in processes of their own and counted in full, although Python's own way of reading a
-module is no longer taken then.  The case that is applied on disk runs in a private copy of vLLM.
+Each sample is a process of its own, as most of vLLM's are, in the engine's environment (see
+``environment.py``) with the overlay beside it: it imports what a process of vLLM has imported when
+it loads its plugins, and then times the entry point's import and its call.  (A fork would pay for
+every page of its parent's memory that Python touches.)  What the hook adds while the targets are
+imported (finding, verifying, reading, comparing, writing the record) is measured in further
+processes and counted in full, although Python's own way of reading a module is no longer taken
+then.  The case that is applied on disk runs in a private copy of vLLM.  Takes some minutes, on a
+machine that does nothing else.
 
 ``--write`` puts the result into ``bench/results/auto-<date>.json``.
 """
@@ -26,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-SAMPLES = 15
+SAMPLES = 9
+PATCHES = "patches, warm cache"
 #: name -> (environment, limit in ms or None)
 CASES: dict[str, tuple[dict[str, str], float | None]] = {
     "off": ({"OVERLAY": "off"}, 30.0),
@@ -34,12 +37,12 @@ CASES: dict[str, tuple[dict[str, str], float | None]] = {
     "nothing to do (auto, no feature fits)": ({"BENCH_EMPTY": "1"}, 30.0),
     # The shipped features are looked at, and the release has what is asked for.
     "nothing to do (auto, upstreamed)": ({"OVERLAY_FEATURES": "active-lora-graphs"}, 30.0),
-    "patches, warm cache": ({}, 150.0),
+    PATCHES: ({}, 150.0),
 }
 ON_DISK: dict[str, tuple[dict[str, str], float | None]] = {"applied on disk": ({}, 30.0)}
 
 
-def sample() -> tuple[float, float]:
+def sample() -> dict[str, Any]:
     """Wall and CPU milliseconds of loading and calling the plugin, here and now."""
     if os.environ.pop("BENCH_EMPTY", None):
         from overlay import shipped
@@ -51,31 +54,14 @@ def sample() -> tuple[float, float]:
     from overlay.plugin import register
 
     register()
-    return (time.perf_counter() - wall) * 1e3, (time.process_time() - cpu) * 1e3
+    taken = (time.perf_counter() - wall) * 1e3, (time.process_time() - cpu) * 1e3
+    from overlay.auto import process
+
+    assert process._process is not None
+    return {"wall_ms": taken[0], "cpu_ms": taken[1], "way": process._process.activation.way}
 
 
-def forked(work: Any) -> Any:
-    """What ``work`` returns in a fork of this process, as JSON can say it."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            text = json.dumps(work())
-        except BaseException as error:  # noqa: BLE001 - a fork must never run on as its parent
-            text = json.dumps({"error": repr(error)})
-        os.write(writing, text.encode())
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as stream:
-        data = stream.read()
-    os.waitpid(child, 0)
-    found = json.loads(data)
-    if isinstance(found, dict) and "error" in found:
-        raise RuntimeError(found["error"])
-    return found
-
-
-def importing() -> float:
+def importing() -> dict[str, Any]:
     """Milliseconds that the hook takes while the targets are imported."""
     import importlib
 
@@ -111,65 +97,51 @@ def importing() -> float:
         "vllm.v1.sample.rejection_sampler",
     ):
         importlib.import_module(name)
-    return spent * 1e3
+    return {"spent_ms": spent * 1e3}
 
 
-def way() -> str:
-    """By which way a process here is patched."""
-    from overlay.auto import process
-    from overlay.plugin import register
-
-    register()
-    assert process._process is not None
-    return process._process.activation.way
-
-
-def inside(on_disk: bool) -> dict[str, Any]:
-    """The cases of an engine that is patched on disk or is not, in its own Python."""
+def inside(work: str) -> dict[str, Any]:
+    """One sample, in the process of an engine that has imported what it has by then."""
     import vllm.engine.arg_utils
 
-    cases: dict[str, Any] = {}
-    started = dict(os.environ)
-    expected = "disk" if on_disk else "memory"
-    if (found := forked(way)) != expected:
-        raise RuntimeError(
-            f"expected a process that is patched by way of {expected}, found {found}"
-        )
-    for name, (changes, limit) in (ON_DISK if on_disk else CASES).items():
-        os.environ.clear()
-        os.environ.update(started | changes)
-        forked(sample)  # makes the cache, and the bytecode of the overlay
-        taken = [forked(sample) for _ in range(SAMPLES)]
-        cases[name] = {
-            "wall_ms": {
-                "min": round(min(wall for wall, _ in taken), 1),
-                "median": round(statistics.median(wall for wall, _ in taken), 1),
-            },
-            "cpu_ms": {
-                "min": round(min(cpu for _, cpu in taken), 1),
-                "median": round(statistics.median(cpu for _, cpu in taken), 1),
-            },
-            "limit_ms": limit,
-        }
-    if not on_disk:
-        cases["patches, warm cache"]["while_importing_ms"] = round(
-            min(forked(importing) for _ in range(3)), 1
-        )
-    return {"vllm": vllm.__version__, "cases": cases}
+    return {"vllm": vllm.__version__, **{"sample": sample, "importing": importing}[work]()}
 
 
-def measured(python: Path, environment: dict[str, str], *more: str) -> dict[str, Any]:
-    """What ``inside`` finds with an interpreter."""
+def started(python: Path, environment: dict[str, str], work: str) -> dict[str, Any]:
+    """What ``inside`` finds in a new process."""
     done = subprocess.run(
-        [str(python), str(Path(__file__).resolve()), "--inside", *more],
+        [str(python), str(Path(__file__).resolve()), "--inside", work],
         env=environment,
         stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         text=True,
         check=True,
-        timeout=500,
+        timeout=200,
     )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def measured(
+    python: Path, told: dict[str, str], limit: float | None, way: str | None
+) -> tuple[str, dict[str, Any]]:
+    """The release, and what a case takes.
+
+    :param way: by which way its processes must be patched; ``None`` for by none.
+    """
+    started(python, told, "sample")  # makes the cache, and the bytecode of the overlay
+    taken = [started(python, told, "sample") for _ in range(SAMPLES)]
+    ways = {one["way"] for one in taken}
+    if ways != {way} and (way is not None or ways & {"memory", "disk", "both"}):
+        raise RuntimeError(f"expected processes that are patched by way of {way}, found {ways}")
+    case: dict[str, Any] = {
+        unit: {
+            "min": round(min(one[unit] for one in taken), 1),
+            "median": round(statistics.median(one[unit] for one in taken), 1),
+        }
+        for unit in ("wall_ms", "cpu_ms")
+    }
+    return taken[0]["vllm"], case | {"limit_ms": limit}
 
 
 def outside() -> dict[str, Any]:
@@ -180,8 +152,8 @@ def outside() -> dict[str, Any]:
     from tests.auto.installed import install_beside
 
     python = environment.engine_python()
-    with tempfile.TemporaryDirectory(prefix="bench-auto-") as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory(prefix="bench-auto-") as made_for_this:
+        folder = Path(made_for_this)
         beside = install_beside(folder)
         (folder / "run").mkdir(mode=0o700)
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("OVERLAY", "PYTHON"))}
@@ -198,14 +170,22 @@ def outside() -> dict[str, Any]:
         apply = [sys.executable, "-m", "overlay", "apply", site]
         subprocess.run(apply, cwd=folder, env=told, stdout=sys.stderr, check=True, timeout=100)
         load = os.getloadavg()[0]
-        found = measured(python, told)
-        found["cases"] |= measured(Path(patched), told, "--on-disk")["cases"]
+        cases: dict[str, Any] = {}
+        for name, (more, limit) in CASES.items():
+            way = "memory" if name == PATCHES else None
+            vllm, cases[name] = measured(python, told | more, limit, way)
+        cases[PATCHES]["while_importing_ms"] = round(
+            min(started(python, told, "importing")["spent_ms"] for _ in range(3)), 1
+        )
+        for name, (more, limit) in ON_DISK.items():
+            _, cases[name] = measured(Path(patched), told | more, limit, "disk")
     return {
         "date": datetime.date.today().isoformat(),  # noqa: DTZ011  (the day here)
         "python": platform.python_version(),
         "machine": f"{os.cpu_count()} cores, load {load:.1f} before",
         "samples": SAMPLES,
-        **found,
+        "vllm": vllm,
+        "cases": cases,
     }
 
 
@@ -213,11 +193,10 @@ def main() -> int:
     """Measure and print; 1 where a limit is missed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--on-disk", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--inside", choices=("sample", "importing"), help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.inside:
-        print(json.dumps(inside(asked.on_disk)))
+        print(json.dumps(inside(asked.inside)))
         return 0
     found = outside()
     text = json.dumps(found, indent=2)

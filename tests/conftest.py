@@ -16,6 +16,9 @@ pytest_plugins = ["engine_fixtures", "pytester"]
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Each half of the tests has a core: threads of PyTorch's own would only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # How long an example takes says more about what else the machine does than about the code.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")

@@ -54,4 +54,6 @@ def test_the_worse_status_decides_and_both_are_said(
     beside, these = sorted(asked, key=lambda arguments: len(arguments[0]))
     assert beside[0] == str(ROOT / "tests")
     assert [argument.removeprefix("--ignore=") for argument in beside[1:]] == these
-    assert all(Path(folder).is_dir() for folder in these)
+    assert all(Path(file).is_file() for file in these)
+    assert (ROOT / "tests" / script.LEFT_OUT).is_file()
+    assert str(ROOT / "tests" / script.LEFT_OUT) not in these
