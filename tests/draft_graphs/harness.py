@@ -17,7 +17,6 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -146,24 +145,6 @@ def ladder_of(run: Run) -> contextlib.AbstractContextManager[Any]:
     return mock.patch(f"{PACKAGE}.keys.ladder", lambda limit: [n for n in sizes if n <= limit])
 
 
-@contextlib.contextmanager
-def tuning(model: Any) -> Iterator[None]:
-    """Let the model do at its first call of each size what no capture allows."""
-    tuned = set()
-
-    def tune(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        tokens = kwargs["input_ids"]
-        if tokens.shape not in tuned:
-            tuned.add(tokens.shape)
-            tokens[0].item()
-
-    handle = model.register_forward_pre_hook(tune, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
 class Engine:
     """One engine and what it takes to run it again and again.
 
@@ -265,6 +246,7 @@ class Engine:
     def run(self, run: Run, scratch: Path, log: Log) -> Outcome:
         """Make, capture, serve, compare."""
         from sabotage import SABOTAGES
+        from self_tuning import tuning
 
         outcome = Outcome(run.name)
         self.forget()
