@@ -9,7 +9,7 @@ def main() -> None:
     What it needs is imported here, so that Ctrl-C is answered from the first moment on.
     """
     try:
-        from overlay.terminal import run
+        from overlay.cli.run import run
 
         code = run(sys.argv[1:])
     except KeyboardInterrupt:

@@ -6,7 +6,7 @@ function does the work, and what it raises stops the process.
 
 
 def register() -> None:
-    """Patch this process, or verify that it is patched; see ``overlay.auto.process``."""
-    from overlay.auto.process import start
+    """Patch this process, or verify that it is patched; see ``overlay.in_memory.plugin``."""
+    from overlay.in_memory.plugin import start
 
     start()

@@ -45,7 +45,7 @@ ON_DISK: dict[str, tuple[dict[str, str], float | None]] = {"applied on disk": ({
 def sample() -> dict[str, Any]:
     """Wall and CPU milliseconds of loading and calling the plugin, here and now."""
     if os.environ.pop("BENCH_EMPTY", None):
-        from overlay import shipped
+        from overlay.features import sources as shipped
 
         empty = Path(tempfile.gettempdir()) / "bench-auto-no-features"
         empty.mkdir(exist_ok=True)
@@ -55,7 +55,7 @@ def sample() -> dict[str, Any]:
 
     register()
     taken = (time.perf_counter() - wall) * 1e3, (time.process_time() - cpu) * 1e3
-    from overlay.auto import process
+    from overlay.in_memory import plugin as process
 
     assert process._process is not None
     return {"wall_ms": taken[0], "cpu_ms": taken[1], "way": process._process.activation.way}
@@ -65,7 +65,8 @@ def importing() -> dict[str, Any]:
     """Milliseconds that the hook takes while the targets are imported."""
     import importlib
 
-    from overlay.auto import hook, process
+    from overlay.in_memory import import_hook as hook
+    from overlay.in_memory import plugin as process
     from overlay.plugin import register
 
     spent = 0.0

@@ -166,8 +166,9 @@ def _only_for_types(test: ast.expr) -> bool:
 
 def shipped_targets() -> tuple[str, ...]:
     """The modules that the shipped features patch."""
-    from overlay.auto.hook import module_name
-    from overlay.features import load, shipped_folder
+    from overlay.features.folder import load
+    from overlay.features.sources import shipped_folder
+    from overlay.in_memory.module_cache import module_name
 
     return tuple(
         sorted(

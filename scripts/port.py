@@ -32,14 +32,13 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from overlay.errors import OverlayError  # noqa: E402
-from overlay.matching import edits, match  # noqa: E402
-from overlay.model import Hunk, HunkResult, Patch, Tree  # noqa: E402
-from overlay.patchfile import parse_patch  # noqa: E402
-from overlay.release_range import ReleaseRange  # noqa: E402
-from overlay.releases import KNOWN_RELEASES, parse_release  # noqa: E402
-from overlay.scopes import find  # noqa: E402
-from overlay.states import State  # noqa: E402
-from overlay.text import SourceText  # noqa: E402
+from overlay.features.model import Hunk, Patch  # noqa: E402
+from overlay.features.patch_file import parse_patch  # noqa: E402
+from overlay.package import KNOWN_RELEASES, ReleaseRange, Tree, parse_release  # noqa: E402
+from overlay.planning.matching import edits, match  # noqa: E402
+from overlay.planning.scopes import find  # noqa: E402
+from overlay.planning.text import SourceText  # noqa: E402
+from overlay.results import HunkResult, State  # noqa: E402
 
 _HUNK = re.compile(r"^@@ -(\d+)(?:,\d+)? \+(\d+)(?:,\d+)? @@(.*)$")
 _RELEASES = re.compile(r'^(releases\s*=\s*")[^"]*(")', re.MULTILINE)
@@ -244,7 +243,7 @@ def _features(folder: Path, names: Sequence[str]) -> list[Path]:
 
 
 def _resolve(name: str) -> Tree:
-    from overlay.targets import resolve
+    from overlay.targets.resolution import resolve
 
     return resolve(name)
 
@@ -273,7 +272,7 @@ def check(
     target: str, patches: Path, names: tuple[str, ...], write: bool, out: Path | None
 ) -> None:
     """Say what would land on TARGET: a release, or a folder, wheel or sdist of one."""
-    from overlay.targets import resolve
+    from overlay.targets.resolution import resolve
 
     found = resolve(target)
     if found.release is None:

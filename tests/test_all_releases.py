@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from overlay.releases import KNOWN_RELEASES
-from overlay.targets import resolve
-from overlay.targets.cache import CachedRelease, archive_path
+from overlay.package import KNOWN_RELEASES
+from overlay.targets.release_archive import CachedRelease, archive_path
+from overlay.targets.resolution import resolve
 
 pytestmark = [pytest.mark.network, pytest.mark.slow]
 

@@ -190,7 +190,7 @@ def test_what_another_command_applies_meanwhile_stays(
     cli: Cli, site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the plan of one apply and its transaction, another one applies something else."""
-    from overlay.transaction import commit
+    from overlay.on_disk import transaction as commit
 
     cli_patches = ("--patches", cli.team)
     plain = commit.apply

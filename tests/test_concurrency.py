@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from overlay.errors import TransactionError
-from overlay.standing import conditions
-from overlay.transaction import commit, ledger, lock
-from overlay.transaction.recovery import recover
+from overlay.on_disk import ledger, lock
+from overlay.on_disk import transaction as commit
+from overlay.on_disk.disk_state import conditions
+from overlay.on_disk.recovery import recover
 from tests.support import transactions
 from tests.support.faults import end_of_child, start_child
 from tests.support.transactions import ONE, PROPOSER, RUNNER, TWO, Site, snapshot

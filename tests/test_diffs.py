@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from overlay.diffs import render
-from overlay.model import Change
-from overlay.patchfile import parse_patch
+from overlay.features.patch_file import parse_patch
+from overlay.planning.diff import render
+from overlay.results import Change
 from tests.support.patches import HEADERS
 
 BEFORE = (

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from overlay.cli import cli as group
+from overlay.cli.arguments import cli as group
 from tests.support import fake_vllm, faults
 from tests.support.cli import ADDED, CAPTURE, PROPOSE, PROPOSER, RUNNER, Cli, cli, digest
 from tests.support.patches import hunk, patch_text, write_feature
@@ -234,7 +234,7 @@ def test_every_example_of_the_help_is_understood(cli: Cli, monkeypatch: pytest.M
     """No example meets an error of usage, whatever it finds on this machine."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setattr("overlay.commands.check.releases", lambda span: ())
+    monkeypatch.setattr("overlay.targets.resolution.releases", lambda span: ())
     seen = set()
     for name in ("", *group.commands):
         shown = cli(*([name] if name else []), "--help").out

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from overlay.errors import TransactionError
-from overlay.transaction.recovery import recover
+from overlay.on_disk.recovery import recover
 from tests.support import faults, transactions
 from tests.support.faults import FaultyOs, faulty
 from tests.support.transactions import ONE, TWO, Copies, Site, Snapshot, snapshot

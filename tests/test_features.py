@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from overlay import features, shipped
+import overlay
 from overlay.errors import OverlayError, PatchFormatErrors, UsageError
-from overlay.model import UpstreamTest
+from overlay.features import folder as features
+from overlay.features import sources
+from overlay.features.model import UpstreamTest
 from tests.support.patches import hunk, patch_text, write_feature
 
 PATCH = patch_text("vllm/a.py", hunk([" a", "+b"], "f"))
@@ -84,22 +86,22 @@ def test_an_id_that_stands_twice_names_both_folders(tmp_path: Path) -> None:
 
 
 def test_the_shipped_folder_is_that_of_this_checkout() -> None:
-    folder = features.shipped_folder()
-    assert folder == Path(features.__file__).resolve().parent.parent / "patches"
+    folder = sources.shipped_folder()
+    assert folder == Path(overlay.__file__).resolve().parent.parent / "patches"
     assert (folder / "README.md").is_file()
 
 
 def test_an_installation_without_the_shipped_patches_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shipped, "__file__", str(tmp_path / "overlay" / "shipped.py"))
+    monkeypatch.setattr(overlay, "__file__", str(tmp_path / "overlay" / "__init__.py"))
     (tmp_path / "patches").mkdir()  # somebody else's, in site-packages
     with pytest.raises(OverlayError, match="reinstall"):
-        features.shipped_folder()
+        sources.shipped_folder()
     (tmp_path / "overlay" / "patches").mkdir(parents=True)
-    assert features.shipped_folder() == tmp_path / "overlay" / "patches"
+    assert sources.shipped_folder() == tmp_path / "overlay" / "patches"
     write_feature(tmp_path / "overlay" / "patches", {TOPIC: PATCH})
-    (feature,) = features.load([features.shipped_folder()])
+    (feature,) = features.load([sources.shipped_folder()])
     assert feature.origin == "shipped"
 
 
@@ -290,7 +292,7 @@ def test_the_digest_is_over_what_the_feature_does(tmp_path: Path) -> None:
 
 
 def test_the_shipped_features_are_well_formed_and_without_holes() -> None:
-    for feature in features.load([features.shipped_folder()]):
+    for feature in features.load([sources.shipped_folder()]):
         assert features.holes(feature) == (), feature.id
         assert feature.origin == "shipped"
 

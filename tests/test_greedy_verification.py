@@ -13,7 +13,7 @@ from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from overlay.releases import KNOWN_RELEASES
+from overlay.package import KNOWN_RELEASES
 
 torch: Any = pytest.importorskip("torch")  # in the environment of the engine
 

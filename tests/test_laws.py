@@ -8,16 +8,15 @@ from random import Random
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
-from overlay.diffs import render
 from overlay.errors import PatchFormatErrors
-from overlay.matching import edits, match
-from overlay.model import Change, HunkResult, Plan
-from overlay.patchfile import parse_patch
-from overlay.planning import plan
-from overlay.releases import parse_release
-from overlay.scopes import find
-from overlay.states import State
-from overlay.text import Edit, SourceText
+from overlay.features.patch_file import parse_patch
+from overlay.package import parse_release
+from overlay.planning.diff import render
+from overlay.planning.matching import edits, match
+from overlay.planning.planner import plan
+from overlay.planning.scopes import find
+from overlay.planning.text import Edit, SourceText
+from overlay.results import Change, HunkResult, Plan, State
 from tests.support.generated import Case, cases, hunks, modules, places
 from tests.support.patches import HEADERS, MemoryTree, feature, patch_text
 

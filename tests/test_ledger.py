@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlay.errors import LedgerError
-from overlay.model import FeatureResult, FileResult, HunkResult
-from overlay.states import State
-from overlay.transaction import ledger as ledgers
-from overlay.transaction.ledger import Entry, Ledger, LedgerFeature, RecordEntry
+from overlay.on_disk import ledger as ledgers
+from overlay.on_disk.ledger import Entry, Ledger, LedgerFeature, RecordEntry
+from overlay.results import FeatureResult, FileResult, HunkResult, State
 from tests.support import transactions
 from tests.support.transactions import ADDED, ONE, PROPOSER, RUNNER, Site, snapshot
 

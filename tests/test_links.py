@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from overlay.errors import TargetError, TransactionError
-from overlay.links import all_unreadable, way_out
+from overlay.untrusted import all_unreadable, way_out
 from tests.support import fake_vllm
 from tests.support.cli import ADDED, PROPOSER, RUNNER, Cli, cli, digest
 

@@ -11,13 +11,16 @@ import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
-from overlay import hashing, planning
+from overlay import untrusted as hashing
 from overlay.errors import LedgerError
-from overlay.lost import rebuild
-from overlay.model import Feature
-from overlay.releases import parse_release
-from overlay.targets import Target, resolve
-from overlay.transaction import commit, ledger
+from overlay.features.model import Feature
+from overlay.on_disk import ledger
+from overlay.on_disk import transaction as commit
+from overlay.on_disk.rebuild import rebuild
+from overlay.package import parse_release
+from overlay.planning import planner as planning
+from overlay.targets.resolution import resolve
+from overlay.targets.target import Target
 from tests.support import transactions
 from tests.support.patches import MemoryTree, feature, hunk
 from tests.support.transactions import PROPOSER, RUNNER, Site, snapshot

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from overlay.matching import edits, match
-from overlay.model import Hunk, HunkResult
-from overlay.scopes import find
-from overlay.states import State
-from overlay.text import SourceText
+from overlay.features.model import Hunk
+from overlay.planning.matching import edits, match
+from overlay.planning.scopes import find
+from overlay.planning.text import SourceText
+from overlay.results import HunkResult, State
 from tests.support.patches import hunk
 
 TEXT = """\

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from overlay import memo, scopes
-from overlay.memo import Memo
-from overlay.scopes import Syntax, UnparsableError
+from overlay.planning import scope_cache as memo
+from overlay.planning import scopes
+from overlay.planning.scope_cache import Memo
+from overlay.planning.scopes import Syntax, UnparsableError
 
 TEXT = "class A:\n    def b(self):\n        pass\n\n\ndef c():\n    def d():\n        pass\n"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from overlay import __version__
-from overlay.features import load
+from overlay.features.folder import load
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,8 @@ from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 from overlay.errors import PatchFormatErrors
-from overlay.patchfile import parse_patch, path_problem
+from overlay.features.patch_file import parse_patch
+from overlay.package import path_problem
 
 GOOD = """\
 Description: Call the graphs

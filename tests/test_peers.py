@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from overlay.diffs import render
 from overlay.errors import PackageIndexError
-from overlay.model import Change
-from overlay.releases import KNOWN_RELEASES
-from overlay.targets import resolve
+from overlay.package import KNOWN_RELEASES
+from overlay.planning.diff import render
+from overlay.results import Change
+from overlay.targets.resolution import resolve
 from tests.support.git_peer import PATH, Comparison, git_diff
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is the peer here")

@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 from packaging.version import Version
 
-from overlay.model import Plan
-from overlay.planning import plan
-from overlay.release_range import ReleaseRange
-from overlay.scopes import Syntax
-from overlay.states import State
+from overlay.package import ReleaseRange
+from overlay.planning.planner import plan
+from overlay.planning.scopes import Syntax
+from overlay.results import Plan, State
 from tests.support.patches import MemoryTree, feature, hunk, topic
 from tests.support.plans import HUNK, LATER, NEW, RELEASE, TEXT, A, planned
 
@@ -201,7 +200,7 @@ def test_upstream_tests_read_the_tree_and_not_earlier_features() -> None:
 
 
 def test_each_text_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from overlay import scopes
+    from overlay.planning import scopes
 
     parsed: list[int] = []
     real = scopes.find

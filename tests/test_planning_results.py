@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from overlay.model import Hunk
-from overlay.states import State
+from overlay.features.model import Hunk
+from overlay.results import State
 from tests.support.patches import feature, hunk
 from tests.support.plans import HUNK, LATER, NEW, TEXT, A, planned, sha
 

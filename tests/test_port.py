@@ -11,9 +11,10 @@ from types import ModuleType
 import pytest
 from click.testing import CliRunner, Result
 
-from overlay.features import load, shipped_folder
-from overlay.patchfile import parse_patch
-from overlay.release_range import ReleaseRange
+from overlay.features.folder import load
+from overlay.features.patch_file import parse_patch
+from overlay.features.sources import shipped_folder
+from overlay.package import ReleaseRange
 from tests.support import fake_vllm
 
 PROPOSER = "vllm/v1/spec_decode/proposer.py"
@@ -190,7 +191,7 @@ def test_counts_that_are_wrong_are_put_right(path: Path) -> None:
 @pytest.mark.network
 @pytest.mark.parametrize("path", _shipped_patches(), ids=lambda path: path.parent.name)
 def test_the_shipped_numbers_are_those_of_the_first_release(path: Path) -> None:
-    from overlay.targets import resolve
+    from overlay.targets.resolution import resolve
 
     first = ReleaseRange.parse(path.name[: -len(".patch")]).first
     tree = resolve(str(first))

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from overlay.progress import Meter
+from overlay.report.progress import Meter
 
 
 class Terminal(io.StringIO):

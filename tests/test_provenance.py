@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from overlay.provenance import Provenance, other_patcher
+from overlay.planning.provenance import Provenance, other_patcher
 from tests.support.patches import MemoryTree
 
 OWN, EDITED = b"x = 1\n", b"# [Genesis wiring marker: Genesis P12]\nx = 1\n"

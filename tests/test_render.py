@@ -6,13 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlay.model import FeatureResult, FileResult, HunkResult, TargetReport
-from overlay.paint import paint
-from overlay.problems import problems
-from overlay.render import Line, Span, render
-from overlay.report import FeatureEntry, Report, TopicEntry, failure
-from overlay.states import State, combine, worst
-from overlay.verdicts import checked
+from overlay.report.as_text import render
+from overlay.report.lines import Line, Span, paint
+from overlay.report.model import FeatureEntry, Report, TargetReport, TopicEntry, failure
+from overlay.report.wording import checked, problems
+from overlay.results import FeatureResult, FileResult, HunkResult, State, combine, worst
 
 states = st.sampled_from(list(State))
 

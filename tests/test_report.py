@@ -3,9 +3,16 @@
 import json
 from typing import Any
 
-from overlay.model import FeatureResult, FileResult, HunkResult, TargetReport
-from overlay.report import FeatureEntry, Report, TopicEntry, as_data, as_json, enumeration, failure
-from overlay.states import State
+from overlay.report.as_json import as_data, as_json
+from overlay.report.model import (
+    FeatureEntry,
+    Report,
+    TargetReport,
+    TopicEntry,
+    enumeration,
+    failure,
+)
+from overlay.results import FeatureResult, FileResult, HunkResult, State
 
 PROPOSER = "vllm/v1/spec_decode/llm_base_proposer.py"
 

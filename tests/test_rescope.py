@@ -9,10 +9,10 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from overlay import rescope as module
-from overlay.rescope import rescope
-from overlay.scopes import Scopes, UnparsableError, find
-from overlay.text import Edit
+from overlay.planning import rescope as module
+from overlay.planning.rescope import rescope
+from overlay.planning.scopes import Scopes, UnparsableError, find
+from overlay.planning.text import Edit
 
 #: What edits put in: mostly what suits, and what ends, opens or bends something.
 PLAIN = ["x = 1", "pass", "# c", "", "  # deeper", "if x: pass", "def g(): pass", "@d", "def f():"]

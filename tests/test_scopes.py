@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from overlay.scopes import Syntax, UnparsableError, find
-from overlay.text import SourceText
+from overlay.planning.scopes import Syntax, UnparsableError, find
+from overlay.planning.text import SourceText
 
 
 def scopes(text: str) -> dict[str, list[tuple[int, int]]]:
@@ -124,7 +124,7 @@ def test_checking_a_text_does_not_run_it(tmp_path: Path) -> None:
 
 
 def test_a_future_import_here_does_not_leak_into_the_checked_code() -> None:
-    # overlay.scopes imports annotations from the future, which forbids this one.
+    # overlay.planning.scopes imports annotations from the future, which forbids this one.
     assert Syntax().compile_error(b"def f(x: (y := 1)): pass\n", "x.py") is None
 
 

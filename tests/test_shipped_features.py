@@ -16,16 +16,18 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
-from overlay.diffs import render
-from overlay.features import holes, load, shipped_folder
-from overlay.matching import innermost_scope, match
-from overlay.model import Feature, Plan, Variant
-from overlay.planning import plan
-from overlay.releases import KNOWN_RELEASES
-from overlay.scopes import Syntax
-from overlay.states import State
-from overlay.targets import Target, resolve
-from overlay.text import SourceText
+from overlay.features.folder import holes, load
+from overlay.features.model import Feature, Variant
+from overlay.features.sources import shipped_folder
+from overlay.package import KNOWN_RELEASES
+from overlay.planning.diff import render
+from overlay.planning.matching import innermost_scope, match
+from overlay.planning.planner import plan
+from overlay.planning.scopes import Syntax
+from overlay.planning.text import SourceText
+from overlay.results import Plan, State
+from overlay.targets.resolution import resolve
+from overlay.targets.target import Target
 
 DRAFTS = "draft-graphs"
 LORA = "active-lora-graphs"

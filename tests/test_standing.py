@@ -8,11 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from overlay.model import Plan
-from overlay.standing import Condition, assess, conditions, from_ledger, pristine_view, void
-from overlay.states import State
-from overlay.transaction import ledger as ledgers
-from overlay.transaction.ledger import Ledger
+from overlay.on_disk import ledger as ledgers
+from overlay.on_disk.disk_state import (
+    Condition,
+    assess,
+    conditions,
+    from_ledger,
+    pristine_view,
+    void,
+)
+from overlay.on_disk.ledger import Ledger
+from overlay.results import Plan, State
 from tests.support import transactions
 from tests.support.transactions import ADDED, ONE, PROPOSER, RUNNER, TWO, PatchSet, Site
 
@@ -165,7 +171,7 @@ def test_a_replaced_vllm_makes_the_ledger_void(site: Site) -> None:
 def test_reverting_after_a_replacement_leaves_the_new_files(site: Site) -> None:
     (site.root / PROPOSER).write_bytes(b"of 0.27.0\n")
     (site.root / RUNNER).write_bytes(b"also of 0.27.0\n")
-    from overlay.transaction import commit
+    from overlay.on_disk import transaction as commit
 
     outcome = commit.revert(site.root, release="0.27.0")
     assert outcome.changed == (ADDED,)

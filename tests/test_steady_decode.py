@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import Phase, given, seed, settings
 
-from overlay.releases import KNOWN_RELEASES
+from overlay.package import KNOWN_RELEASES
 from tests.test_steady_inputs import FILE, steady
 
 np = pytest.importorskip("numpy")  # in the environment of the engine

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlay.features import load, shipped_folder
-from overlay.planning import plan
-from overlay.targets import resolve
+from overlay.features.folder import load
+from overlay.features.sources import shipped_folder
+from overlay.planning.planner import plan
+from overlay.targets.resolution import resolve
 from tests.test_steady_inputs import FakeBuffer, steady
 
 np = pytest.importorskip("numpy")  # in the environment of the engine

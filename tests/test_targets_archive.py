@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from overlay.errors import ArchiveError
 from overlay.targets import archive as limits
-from overlay.targets import resolve
 from overlay.targets import sdist as sdist_module
 from overlay.targets import wheel as wheel_module
+from overlay.targets.resolution import resolve
 from tests.support import fake_vllm
 
 _PATH = "vllm/v1/spec_decode/proposer.py"

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlay.errors import TargetError
-from overlay.targets import resolve
+from overlay.package import check_path
 from overlay.targets.folder import file_reader
-from overlay.targets.target import MAX_FILE_BYTES, check_path
+from overlay.targets.resolution import resolve
+from overlay.targets.target import MAX_FILE_BYTES
 from tests.support import fake_vllm
 
 _PATH = "vllm/v1/spec_decode/proposer.py"

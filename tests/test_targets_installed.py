@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from overlay.errors import TargetError
-from overlay.targets import Target, metadata, resolve
+from overlay.targets import metadata
 from overlay.targets.installed import find
+from overlay.targets.resolution import resolve
+from overlay.targets.target import Target
 from tests.support import fake_vllm
 
 
@@ -57,7 +59,7 @@ def test_finds_the_package_whatever_the_distribution_is_called(
 def test_a_whole_process_finds_it_without_importing_it(tmp_path: Path) -> None:
     site = fake_vllm.site_packages(tmp_path / "site")
     code = (
-        "import sys; from overlay.targets import resolve; t = resolve(None); "
+        "import sys; from overlay.targets.resolution import resolve; t = resolve(None); "
         "assert 'vllm' not in sys.modules; print(t.root)"
     )
     repository = Path(__file__).parents[1]

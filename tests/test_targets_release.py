@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from overlay.errors import ArchiveError, PackageIndexError, UsageError
-from overlay.releases import KNOWN_RELEASES
-from overlay.targets import releases, resolve
-from overlay.targets.cache import archive_path
+from overlay.package import KNOWN_RELEASES
+from overlay.targets.release_archive import archive_path
+from overlay.targets.resolution import releases, resolve
 from tests.support import fake_vllm
 from tests.support.fake_index import FakeIndex
 from tests.support.index_fixtures import PATH, cache, configure, index, is_whole, offline

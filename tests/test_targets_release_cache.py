@@ -20,9 +20,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlay.errors import ArchiveError, PackageIndexError
-from overlay.targets import fetch_all, http, release, resolve
-from overlay.targets.cache import CachedRelease, DamagedError, Origin, archive_path, write_to
-from overlay.targets.sources import Sources
+from overlay.targets import http, release
+from overlay.targets.archive import Sources
+from overlay.targets.release_archive import (
+    CachedRelease,
+    DamagedError,
+    Origin,
+    archive_path,
+    write_to,
+)
+from overlay.targets.resolution import fetch_all, resolve
 from tests.support import fake_vllm
 from tests.support.fake_index import PROJECT_PAGE, FakeIndex
 from tests.support.index_fixtures import PATH, cache, configure, index, is_whole, offline
@@ -186,7 +193,8 @@ def test_processes_that_want_the_same_release_fetch_it_once(
     sdist = fake_vllm.sdist(tmp_path)
     index.add(sdist)
     code = (
-        "import sys; from overlay.targets import fetching, resolve; "
+        "import sys; from overlay.targets import fetch as fetching; "
+        "from overlay.targets.resolution import resolve; "
         "from overlay.targets.pip_config import IndexConfig; "
         "fetching.read_config = lambda: IndexConfig((sys.argv[1],)); "
         "sys.stdout.buffer.write(resolve('0.26.0').read(sys.argv[2]))"
@@ -284,7 +292,8 @@ def test_a_killed_download_leaves_nothing_in_the_temporary_folder(
     scratch.mkdir()
     index.add(fake_vllm.sdist(tmp_path))
     code = (
-        "import os, signal, sys; from overlay.targets import fetching, http, resolve; "
+        "import os, signal, sys; from overlay.targets import fetch as fetching, http; "
+        "from overlay.targets.resolution import resolve; "
         "from overlay.targets.pip_config import IndexConfig; "
         "fetching.read_config = lambda: IndexConfig((sys.argv[1],)); "
         "http.Session._download = lambda self, url, file, *_: "

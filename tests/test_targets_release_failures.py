@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from overlay.errors import ArchiveError, PackageIndexError
-from overlay.targets import http, resolve
-from overlay.targets.cache import archive_path
+from overlay.targets import http
+from overlay.targets.release_archive import archive_path
+from overlay.targets.resolution import resolve
 from tests.support import fake_vllm
 from tests.support.fake_index import PROJECT_PAGE, FakeIndex, serve
 from tests.support.index_fixtures import cache, configure, index, is_whole

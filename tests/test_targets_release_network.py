@@ -10,9 +10,10 @@ from urllib.error import URLError
 import pytest
 
 from overlay.errors import PackageIndexError
-from overlay.targets import http, resolve
-from overlay.targets.cache import archive_path
+from overlay.targets import http
 from overlay.targets.pip_config import IndexConfig
+from overlay.targets.release_archive import archive_path
+from overlay.targets.resolution import resolve
 from tests.support import fake_vllm
 from tests.support.fake_index import FakeIndex, serve
 from tests.support.index_fixtures import cache, configure, index, is_whole

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlay.text import Edit, SourceText, TextError
+from overlay.planning.text import Edit, SourceText, TextError
 
 PLAIN = [b"a", b"def f():", b"\t", b"\n", b"\r\n", b"\r", b"\x0c", b"\x0b", b"\x1c", b"\xc2\x85"]
 ENCODED = [b"\xe2\x80\xa8", b"\xe9", b"# coding: latin-1", b"# -*- coding: cp1252 -*-", b"\x00"]

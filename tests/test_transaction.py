@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlay.errors import TransactionError
-from overlay.transaction import commit, ledger
+from overlay.on_disk import ledger
+from overlay.on_disk import transaction as commit
 from tests.support import transactions
 from tests.support.faults import FaultyOs, failing, faulty
 from tests.support.sites import installed, site, stamps

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from overlay.errors import TransactionError
-from overlay.model import Change
-from overlay.transaction import commit
+from overlay.on_disk import transaction as commit
+from overlay.results import Change
 from tests.support import transactions
 from tests.support.faults import FaultyOs, faulty
 from tests.support.sites import installed, site

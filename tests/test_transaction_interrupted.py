@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from overlay.errors import LedgerError, TransactionError
-from overlay.transaction import commit
-from overlay.transaction.recovery import recover
+from overlay.on_disk import transaction as commit
+from overlay.on_disk.recovery import recover
 from tests.support.faults import FaultyOs, faulty
 from tests.support.sites import installed, interrupt_in_the_middle, site
 from tests.support.transactions import ADDED, ONE, PROPOSER, RUNNER, Site, snapshot

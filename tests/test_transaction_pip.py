@@ -126,7 +126,7 @@ def test_upgrading_leaves_the_new_release(installer: Installer, tmp_path: Path) 
 
 
 def test_an_interrupted_apply_does_not_survive_a_reinstall(installer: Installer) -> None:
-    from overlay.transaction.recovery import recover
+    from overlay.on_disk.recovery import recover
     from tests.support.faults import Dead, FaultyOs, dying, faulty
 
     site = installer.install(RELEASE)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from overlay.errors import TransactionError
-from overlay.transaction import commit
-from overlay.transaction.recovery import recover
+from overlay.on_disk import transaction as commit
+from overlay.on_disk.recovery import recover
 from tests.support import transactions
 from tests.support.faults import in_child
 from tests.support.sites import interrupt_in_the_middle, site, stamps

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlay.targets.record import Record
-from overlay.transaction.record_rows import Row, our_rows, release_part, with_rows, without_rows
+from overlay.targets.record import Record, Row, our_rows, release_part, with_rows, without_rows
 from tests.support import transactions
 from tests.support.transactions import ADDED, PROPOSER, TWO, Site
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from overlay.errors import RevertRefused, TransactionError
-from overlay.model import Change, Plan
-from overlay.transaction import commit, files
-from overlay.transaction.recovery import recover
+from overlay.on_disk import files
+from overlay.on_disk import transaction as commit
+from overlay.on_disk.recovery import recover
+from overlay.results import Change, Plan
 from tests.support.sites import site
 from tests.support.transactions import ADDED, ONE, PROPOSER, RUNNER, TWO, PatchSet, Site, snapshot
 

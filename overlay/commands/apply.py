@@ -7,20 +7,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlay.commands.answer import public, resolve_writable, with_features
-from overlay.commands.examine import Examination, examine
-from overlay.commands.request import Request
+from overlay.commands.assess import Examination, Request, examine, resolve_writable, with_features
 from overlay.commands.status import by_ledger
 from overlay.errors import PlanOutdated, UsageError
-from overlay.model import FeatureResult, TargetReport
-from overlay.report import ATTENTION, OK, Report
-from overlay.states import State
-from overlay.transaction import commit
-from overlay.verdicts import applied, not_applied, untested_refused, would_apply
+from overlay.on_disk import transaction as commit
+from overlay.report.model import ATTENTION, OK, Report, TargetReport
+from overlay.report.wording import applied, not_applied, untested_refused, would_apply
+from overlay.results import FeatureResult, State
+from overlay.targets.target import public
 
 if TYPE_CHECKING:
-    from overlay.model import Feature
-    from overlay.targets import Target
+    from overlay.features.model import Feature
+    from overlay.targets.target import Target
 
 
 #: How often other commands may apply something of theirs between a plan and its transaction.

@@ -3,19 +3,72 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from overlay.commands.examine import examine
-from overlay.commands.request import Request
+from overlay.commands.assess import Request, examine
 from overlay.errors import OverlayError, described
-from overlay.report import ERROR, Report
-from overlay.targets import Progress, releases, resolve
-from overlay.verdicts import checked, unanswered
+from overlay.report.model import ERROR, Report
+from overlay.report.wording import checked, unanswered
+from overlay.targets.resolution import releases, resolve
+from overlay.targets.target import Progress
 
 if TYPE_CHECKING:
-    from overlay.model import Feature, TargetReport
-    from overlay.targets import Target
+    from overlay.features.model import Feature
+    from overlay.report.model import TargetReport
+    from overlay.targets.target import Target
+
+
+A = TypeVar("A")
+
+B = TypeVar("B")
+
+#: What the worker processes inherit when they are forked: the work, and what it is done on.
+_inherited: tuple[Callable[[Any], Any], Sequence[Any]] | None = None
+
+
+def in_threads(work: Callable[[A], B], things: Sequence[A], threads: int) -> list[B]:
+    """``work`` on each thing, in their order; for work that waits for the network."""
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(work, things))
+
+
+def in_processes(work: Callable[[A], B], things: Sequence[A], workers: int) -> list[B]:
+    """``work`` on each thing, in their order; for work that computes.
+
+    The processes are forked, so that neither the work nor the things have to be pickled (an open
+    archive cannot be); only the results are.
+
+    :raises OverlayError: if a process dies under its work.
+    """
+    global _inherited  # noqa: PLW0603 - the one thing that a fork can hand over unpickled
+    _inherited = (work, things)
+    try:
+        with ProcessPoolExecutor(workers, get_context("fork"), _leave_interrupts) as pool:
+            return list(pool.map(_work_on, range(len(things))))
+    except BrokenProcessPool as error:
+        raise OverlayError(
+            f"one of {workers} worker processes was killed, perhaps for want of memory: expected "
+            f"an answer for each of {len(things)} targets. Name fewer targets at a time"
+        ) from error
+    finally:
+        _inherited = None
+
+
+def _work_on(index: int) -> Any:
+    assert _inherited is not None
+    work, things = _inherited
+    return work(things[index])
+
+
+def _leave_interrupts() -> None:
+    """Ctrl-C reaches every process of the terminal; the parent alone answers it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
 
 #: Below this many targets a second process costs more than it saves.
 _WORTH_A_POOL = 4
@@ -62,7 +115,6 @@ def _answers(
     workers = min(_cores(), len(names))
     if len(names) < _WORTH_A_POOL or workers < 2 or not hasattr(os, "fork"):
         return [_examined(_found(name, progress), features) for name in names]
-    from overlay.commands.parallel import in_processes, in_threads
 
     targets = in_threads(lambda name: _found(name, progress), names, _FETCHES)
     return in_processes(lambda target: _examined(target, features), targets, workers)

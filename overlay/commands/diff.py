@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from overlay.commands.answer import report
-from overlay.commands.examine import needed
-from overlay.commands.request import Request
-from overlay.diffs import render
-from overlay.links import all_unreadable
-from overlay.memo import Memo
-from overlay.planning import plan
-from overlay.report import Report
-from overlay.standing import pristine_view
-from overlay.targets import Progress, resolve
-from overlay.transaction import ledger as ledgers
-from overlay.transaction.commit import reading
-from overlay.verdicts import differs
+from overlay.commands.assess import Request, needed, report
+from overlay.on_disk import ledger as ledgers
+from overlay.on_disk.disk_state import pristine_view
+from overlay.on_disk.transaction import reading
+from overlay.planning.diff import render
+from overlay.planning.planner import plan
+from overlay.planning.scope_cache import Memo
+from overlay.report.model import Report
+from overlay.report.wording import differs
+from overlay.targets.resolution import resolve
+from overlay.targets.target import Progress
+from overlay.untrusted import all_unreadable
 
 
 def diff(request: Request, name: str | None = None, progress: Progress | None = None) -> Report:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from overlay.commands.request import Request
+from overlay.commands.assess import Request
 from overlay.errors import OverlayError
-from overlay.report import ATTENTION, OK, Report
-from overlay.verdicts import attention, count
+from overlay.report.model import ATTENTION, OK, Report
+from overlay.report.wording import attention, count
 
 if TYPE_CHECKING:
-    from overlay.auto.live import LiveProcess
-    from overlay.model import TargetReport
-    from overlay.targets import Target
+    from overlay.processes.live import LiveProcess
+    from overlay.report.model import TargetReport
+    from overlay.targets.target import Target
 
 
 def doctor(request: Request) -> Report:
     """Collect what there is to know; what cannot be told becomes a problem, never an error."""
-    from overlay.auto import diagnosis
+    from overlay.commands import diagnosis
 
     target, missing = diagnosis.installed()
     plugins = diagnosis.plugins()
@@ -52,7 +52,7 @@ def doctor(request: Request) -> Report:
 def _standing(request: Request, target: Target | None, problems: list[str]) -> TargetReport | None:
     if target is None:
         return None
-    from overlay.auto import diagnosis
+    from overlay.commands import diagnosis
     from overlay.commands.status import of_files
 
     try:
@@ -68,7 +68,7 @@ def _standing(request: Request, target: Target | None, problems: list[str]) -> T
 
 
 def _processes(problems: list[str]) -> tuple[LiveProcess, ...]:
-    from overlay.auto.live import processes
+    from overlay.processes.live import processes
 
     try:
         found = processes()

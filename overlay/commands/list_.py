@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from overlay.commands.request import Request
-from overlay.report import FeatureEntry, Report, TopicEntry
-from overlay.verdicts import listed
+from overlay.commands.assess import Request
+from overlay.report.model import FeatureEntry, Report, TopicEntry
+from overlay.report.wording import listed
 
 if TYPE_CHECKING:
-    from overlay.features import Hole
-    from overlay.model import Feature
+    from overlay.features.folder import Hole
+    from overlay.features.model import Feature
 
 
 def list_(request: Request) -> Report:
@@ -19,7 +19,7 @@ def list_(request: Request) -> Report:
 
     :raises PatchFormatErrors: if a folder of patches is malformed.
     """
-    from overlay.features import holes
+    from overlay.features.folder import holes
 
     entries = tuple(_entry(feature, holes(feature)) for feature in request.load())
     gaps = [

@@ -5,23 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from overlay.commands.answer import public, resolve_writable
+from overlay.commands.assess import resolve_writable
 from overlay.errors import LedgerError, RevertRefused
-from overlay.model import FeatureResult, FileResult, Plan, TargetReport
-from overlay.report import ATTENTION, Report, enumeration
-from overlay.standing import from_ledger
-from overlay.states import State, worst
-from overlay.transaction import commit
-from overlay.transaction import ledger as ledgers
-from overlay.verdicts import reverted, vllm
+from overlay.on_disk import ledger as ledgers
+from overlay.on_disk import transaction as commit
+from overlay.on_disk.disk_state import from_ledger
+from overlay.report.model import ATTENTION, Report, TargetReport, enumeration
+from overlay.report.wording import reverted, vllm
+from overlay.results import FeatureResult, FileResult, Plan, State, worst
+from overlay.targets.target import public
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from overlay.commands.request import Request
-    from overlay.targets import Target
-    from overlay.transaction.decide import Rebuilt
-    from overlay.transaction.ledger import Ledger
+    from overlay.commands.assess import Request
+    from overlay.on_disk.changes import Rebuilt
+    from overlay.on_disk.ledger import Ledger
+    from overlay.targets.target import Target
 
 
 def revert(request: Request, name: str | None = None) -> Report:
@@ -38,7 +38,7 @@ def revert(request: Request, name: str | None = None) -> Report:
     said, before = _ledger(root)
 
     def rebuild() -> Rebuilt:
-        from overlay.lost import rebuild
+        from overlay.on_disk.rebuild import rebuild
 
         return rebuild(request.load(), target, target.release, target.record)
 

@@ -1,7 +1,4 @@
-"""``overlay status``: what is applied, and whether it still stands.
-
-What the running processes of vLLM have loaded is another question: see ``overlay.commands.live``.
-"""
+"""``overlay status``: what is applied, whether it still stands, and what running processes load."""
 
 from __future__ import annotations
 
@@ -10,20 +7,50 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from overlay.commands.answer import public, report
-from overlay.commands.request import Request
-from overlay.links import all_unreadable
-from overlay.report import Report
-from overlay.standing import from_ledger
-from overlay.targets import Progress, resolve
-from overlay.transaction import ledger as ledgers
-from overlay.transaction.commit import reading
-from overlay.verdicts import stands
+from overlay.commands.assess import Request, report
+from overlay.on_disk import ledger as ledgers
+from overlay.on_disk.disk_state import from_ledger
+from overlay.on_disk.transaction import reading
+from overlay.report.model import ATTENTION, OK, Report
+from overlay.report.wording import count, stands
+from overlay.targets.resolution import resolve
+from overlay.targets.target import Progress, public
+from overlay.untrusted import all_unreadable
 
 if TYPE_CHECKING:
-    from overlay.model import Feature, TargetReport
-    from overlay.targets import Target
-    from overlay.transaction.ledger import Ledger
+    from overlay.features.model import Feature
+    from overlay.on_disk.ledger import Ledger
+    from overlay.processes.live import LiveProcess
+    from overlay.report.model import TargetReport
+    from overlay.targets.target import Target
+
+
+def live() -> Report:
+    """Every running vLLM process of this user, and what is wrong with it.
+
+    :raises OverlayError: where the system does not tell which processes run.
+    """
+    from overlay.processes.live import processes
+
+    found = processes()
+    code, verdict = running(found)
+    return Report("status", code, verdict, processes=found)
+
+
+def running(found: tuple[LiveProcess, ...]) -> tuple[int, str]:
+    """The verdict of ``status --live``."""
+    from overlay.processes.records import PATCHED
+
+    if not found:
+        return OK, "No vLLM of this user is running."
+    bad = [one for one in found if one.problem is not None]
+    engines = len({one.engine for one in found})
+    what = f"{count(len(found), 'process').replace('processs', 'processes')} of vLLM"
+    if bad:
+        verb = "needs" if len(bad) == 1 else "need"
+        return ATTENTION, f"{len(bad)} of {what} {verb} you."
+    patched = sum(one.record is not None and one.record.way in PATCHED for one in found)
+    return OK, f"{what} in {count(engines, 'engine')}, {patched} patched, none needs you."
 
 
 def status(request: Request, name: str | None = None, progress: Progress | None = None) -> Report:
@@ -40,11 +67,11 @@ def status(request: Request, name: str | None = None, progress: Progress | None 
 
 def _kept_out() -> tuple[str, ...]:
     """A warning where vLLM's allow-list keeps our plugin from patching in memory."""
-    from overlay.auto.switches import plugin_allowed
+    from overlay.settings import plugin_allowed
 
     if plugin_allowed():
         return ()
-    from overlay.auto.diagnosis import kept_out
+    from overlay.settings import kept_out
 
     return (kept_out(f"VLLM_PLUGINS={os.environ['VLLM_PLUGINS']} does not name overlay"),)
 
@@ -54,7 +81,7 @@ def of_files(target: Target, features: tuple[Feature, ...]) -> TargetReport:
     known = by_ledger(target, features)
     if known is not None:
         return known
-    from overlay.commands.examine import examine
+    from overlay.commands.assess import examine
 
     return examine(target, features).report
 

@@ -1,16 +1,12 @@
-"""Wheel and sdist files: told apart by content, read without extracting, within limits.
-
-What a member's path may be, and how much is read at most, is decided here for both kinds, and for
-the wheels and sdists that ``release`` fetches.
-"""
+"""Limits and checks for the members of wheels and sdists, and the files taken out of one."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from overlay.errors import ArchiveError
-from overlay.targets.metadata import unreadable
-from overlay.targets.target import MAX_FILE_BYTES, Target
+from overlay.targets.target import MAX_FILE_BYTES
 
 #: More members than this are no vLLM (0.33.0 has 9629).
 MAX_MEMBERS = 200_000
@@ -28,31 +24,6 @@ RATIO_FREE_BYTES = 64 * 1024 * 1024
 TEXT_SUFFIXES = (
     ".cfg .cpp .cu .cuh .h .ini .jinja .jinja2 .json .md .py .pyi .sh .toml .txt .typed .yaml .yml"
 ).split()
-
-
-def resolve_archive(path: Path, name: str) -> Target:
-    """The read-only target in a wheel or an sdist file, which the user called ``name``.
-
-    :raises ArchiveError: if it is neither, is damaged, dangerous or too large, or holds no vLLM.
-    """
-    try:
-        with open(path, "rb") as file:
-            magic = file.read(4)
-    except OSError as error:
-        raise ArchiveError(unreadable(path, error)) from error
-    if magic[:2] == b"PK":
-        from overlay.targets.wheel import resolve_wheel
-
-        return resolve_wheel(path, name)
-    if magic[:2] == b"\x1f\x8b":
-        from overlay.targets.sdist import resolve_sdist
-
-        return resolve_sdist(path, name)
-    found = "an empty file" if not magic else f"a file that begins with the bytes {magic.hex(' ')}"
-    raise ArchiveError(
-        f"{name}: expected a wheel (.whl, a zip archive) or an sdist (.tar.gz), found {found}. "
-        "Download it again, or name a folder that holds vllm/"
-    )
 
 
 def check_member(archive: str, member: str) -> None:
@@ -92,4 +63,33 @@ def no_vllm(name: str) -> ArchiveError:
     return ArchiveError(
         f"{name}: expected a wheel or sdist of vLLM, which holds vllm/__init__.py; this archive "
         "does not. Name an archive of vLLM"
+    )
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What an archive of a release holds that a patch could mean.
+
+    :ivar files: path (``vllm/...``) to bytes; :ivar left_out: further paths under ``vllm/``.
+    """
+
+    version: str | None
+    files: Mapping[str, bytes]
+    left_out: frozenset[str]
+
+    def read(self, path: str) -> bytes | None:
+        """The bytes of ``path``, ``None`` where the release has no such file.
+
+        :raises ArchiveError: if the release has it but it was left out as no source file.
+        """
+        if path in self.left_out:
+            raise left_out(path)
+        return self.files.get(path)
+
+
+def left_out(path: str) -> ArchiveError:
+    """The error for a path that a release has and that is no source file."""
+    return ArchiveError(
+        f"{path}: expected a source file; the release has this file, but only text files are taken "
+        "out of a release. Unpack the release and name the folder instead"
     )

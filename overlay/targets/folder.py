@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from overlay.errors import TargetError
-from overlay.links import way_out
-from overlay.releases import parse_release
+from overlay.package import parse_release
 from overlay.targets.metadata import (
     Distribution,
     only_owner,
@@ -20,6 +19,7 @@ from overlay.targets.metadata import (
 )
 from overlay.targets.record import Record
 from overlay.targets.target import MAX_FILE_BYTES, Target, public_release
+from overlay.untrusted import way_out
 
 
 def resolve_folder(folder: Path, name: str) -> Target:

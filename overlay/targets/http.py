@@ -1,7 +1,6 @@
 """Fetch what an index serves, over http(s) or from ``file:`` URLs, with pip's settings.
 
-Every failure becomes a ``PackageIndexError`` that names the URL, without its password.
-"""
+Every failure becomes a ``PackageIndexError`` that names the URL, without its password."""
 
 from __future__ import annotations
 
@@ -29,9 +28,13 @@ ATTEMPTS = 3
 
 #: The pause before the second attempt; it doubles each time.
 RETRY_SECONDS = 0.5
+
 _CHUNK_BYTES = 1 << 18
+
 _RETRIED = (429, 500, 502, 503, 504)
+
 _T = TypeVar("_T")
+
 _NETWORK = (OSError, http.client.HTTPException)
 
 

@@ -23,11 +23,14 @@ from overlay.errors import PackageIndexError
 from overlay.targets.http import NotFoundError, Session, local_path, without_password
 
 PROJECT = "vllm"
+
 _ACCEPT = (
     "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, "
     "text/html;q=0.1"
 )
+
 _PAGE_LIMIT_BYTES = 64 * 1024 * 1024
+
 _HASHES = ("sha256", "sha384", "sha512")
 
 

@@ -1,8 +1,7 @@
 """The vLLM that this Python would import, found without importing it.
 
 Only the interpreter's own path finder and the static finder that setuptools installs for
-editable distributions are asked; neither executes anything of what it finds.
-"""
+editable distributions are asked; neither executes anything of what it finds."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Which package index is configured: pip's configuration, completed by uv's variables.
 
 pip itself is asked, in a process of its own: only it knows all of its configuration files and its
-built-in default index.  That takes half a second and happens only when something is fetched.
-"""
+built-in default index.  That takes half a second and happens only when something is fetched."""
 
 from __future__ import annotations
 
@@ -20,6 +19,7 @@ from urllib.parse import urlsplit
 from overlay.errors import PackageIndexError
 
 _DEFAULT_TIMEOUT_SECONDS = 15.0
+
 _PIP_SECONDS = 60
 
 

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from overlay.errors import PackageIndexError
-from overlay.targets.cache import CachedRelease, DamagedError, archive_path, write
+from overlay.targets.release_archive import CachedRelease, DamagedError, archive_path, write
 from overlay.targets.target import Progress, Target, public_release
 
 if TYPE_CHECKING:
-    from overlay.targets.fetching import Fetched
+    from overlay.targets.fetch import Fetched
+
 
 #: How long one process waits for another one that fetches the same release.
 LOCK_SECONDS = 900
@@ -107,7 +108,7 @@ class _Kept:
             return found or self._store(self._fetch())
 
     def _fetch(self) -> Fetched:
-        from overlay.targets.fetching import fetch  # brings the network in: only where needed
+        from overlay.targets.fetch import fetch  # brings the network in: only where needed
 
         fetched = fetch(self._wanted, self._progress)
         self.warnings = fetched.warnings

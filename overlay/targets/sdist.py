@@ -16,16 +16,17 @@ from overlay.targets.archive import (
     MAX_RATIO,
     MAX_UNPACKED_BYTES,
     RATIO_FREE_BYTES,
+    Sources,
     check_member,
     check_size,
     is_text,
     no_vllm,
 )
 from overlay.targets.metadata import header, unreadable, version_in_source
-from overlay.targets.sources import Sources
 from overlay.targets.target import Target, public_release
 
 _CHUNK_BYTES = 1 << 16
+
 _DAMAGE = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError, OverflowError)
 
 

@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
-from overlay.errors import TargetError
-from overlay.releases import parse_release
+from overlay.package import check_path, parse_release
+
+if TYPE_CHECKING:
+    pass
+
+
+def public(target: Target) -> str | None:
+    """The release of a target as the ledger writes it; ``None`` where nobody can tell."""
+    return None if target.release is None else str(target.release)
+
 
 #: Called while something is read or fetched: what, bytes done, bytes in all (``None``: unknown).
 Progress = Callable[[str, int, "int | None"], None]
@@ -20,7 +29,7 @@ MAX_FILE_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Target:
-    """The files of one vLLM; satisfies ``overlay.model.Tree``.
+    """The files of one vLLM; satisfies ``overlay.package.Tree``.
 
     :ivar name: what the user named; where nothing was named, the folder that was found (which
         may be named next time to mean the same target).
@@ -48,18 +57,6 @@ class Target:
         """
         check_path(path)
         return self.reader(path)
-
-
-def check_path(path: str) -> None:
-    """Refuse a path that is not plainly inside ``vllm/``.
-
-    :raises TargetError: if it is absolute, has ``..`` or lies elsewhere.
-    """
-    parts = path.split("/")
-    if parts[0] != "vllm" or len(parts) < 2 or "\\" in path or "\0" in path:
-        raise TargetError(f"{path!r}: expected a path inside vllm/, such as vllm/v1/utils.py")
-    if any(part in ("", ".", "..") for part in parts):
-        raise TargetError(f"{path!r}: expected a plain path inside vllm/, without '.' and '..'")
 
 
 def public_release(version: str | None) -> tuple[Version | None, tuple[str, ...]]:

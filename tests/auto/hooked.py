@@ -31,10 +31,10 @@ PRELUDE = f"""
 import sys
 sys.path[:0] = [ROOT, {str(REPO)!r}]
 from pathlib import Path
-from overlay.auto.hook import PatchFinder, install
-from overlay.auto.watching import HookError, WatchFinder
-from overlay.hashing import sha256
-from overlay.auto.store import Store
+from overlay.in_memory.import_hook import PatchFinder, install
+from overlay.in_memory.import_watch import HookError, WatchFinder
+from overlay.untrusted import sha256
+from overlay.in_memory.module_cache import Store
 PRISTINE = Path(ROOT, "vllm/mod.py").read_bytes()
 seen = []
 store = Store(Path(ROOT, "cache"))

@@ -36,7 +36,7 @@ def start_nodes(nodes: list[dict[str, str]]) -> Any:
 
 def describe(worker: Any) -> dict[str, Any]:
     """What the worker's process runs, by its record; called there."""
-    from overlay.auto import records
+    from overlay.processes import records
 
     (own,) = [one for one in records.read_all() if one.pid == os.getpid()]
     return {

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from overlay.auto import live, records
-from overlay.auto.bypassed import Expected
+from overlay.in_memory.import_hook import Expected
+from overlay.processes import live, records
 from tests.auto.boxes import OTHER_FINDER, PATCHED, PRISTINE, Box
 from tests.auto.test_process import second_feature
 
@@ -29,7 +29,7 @@ class Other(importlib.abc.MetaPathFinder):
 BYPASS = OTHER + "sys.meta_path.insert(0, Other())\n"
 SHOW = """
 import json
-import overlay.auto.process as p
+import overlay.in_memory.plugin as p
 record = p._process.record
 shown = {**record._asdict(), "modules": [one._asdict() for one in record.modules]}
 print(json.dumps({**shown, "planned": p._process.activation.digest}))
@@ -60,8 +60,8 @@ def test_a_required_feature_that_another_finder_bypasses_stops_the_process(
 
 
 def test_the_ranks_report_stops_for_it_without_a_further_import(box: Box) -> None:
-    code = EVERY + "register()\n" + BYPASS + "import overlay.auto.process as p\nruns()\n"
-    code += "from overlay.auto.hook import PatchFinder\n"
+    code = EVERY + "register()\n" + BYPASS + "import overlay.in_memory.plugin as p\nruns()\n"
+    code += "from overlay.in_memory.import_hook import PatchFinder\n"
     code += "sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, PatchFinder)]\n"
     code += "p._rank_report(0)"
     done = box.attempt(code, OVERLAY_REQUIRED="demo")
@@ -91,7 +91,7 @@ def test_without_a_requirement_it_is_said_once_and_recorded(box: Box, prefix: st
 
 
 def test_ranks_compare_what_really_runs_and_agree_where_it_is_the_same(box: Box) -> None:
-    show = "import overlay.auto.process as p\nprint(p._rank_report(0).digest)\n"
+    show = "import overlay.in_memory.plugin as p\nprint(p._rank_report(0).digest)\n"
     patched = box.attempt(PATCHED + show).stdout
     bypassed = box.attempt(EVERY + "register()\n" + BYPASS + "runs()\n" + show)
     other = box.attempt(PROPOSER + "register()\n" + BYPASS + "runs()\n" + show)
@@ -176,7 +176,9 @@ def test_a_later_vllm_without_a_name_of_ours_starts_unless_a_feature_is_required
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("def renamed(): ...\n")
     load = f"import {name}\n"
-    keep = "import overlay.auto.caches as c\nc.concerned = lambda modules: bool(modules)\n"
+    keep = (
+        "import overlay.in_memory.vllm_caches as c\nc.concerned = lambda modules: bool(modules)\n"
+    )
     code = keep + (load if early else "") + "register()\n" + load
     log = box.run(code)
     assert log.count(f"{name} is not as expected (AttributeError") == 1

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from overlay.auto import caches
+from overlay.in_memory import vllm_caches as caches
 
 
 def registry() -> types.ModuleType:

@@ -13,15 +13,17 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
-from overlay.auto import diagnosis, runners
-from overlay.auto.live import LiveProcess
-from overlay.auto.records import ModuleRecord, ProcessRecord
+from overlay.commands import diagnosis
+from overlay.commands import model_runners as runners
+from overlay.commands.assess import Request
 from overlay.commands.doctor import doctor
-from overlay.commands.live import running
-from overlay.commands.request import Request
-from overlay.render import render
-from overlay.report import Report, as_data
-from overlay.transaction import ledger
+from overlay.commands.status import running
+from overlay.on_disk import ledger
+from overlay.processes.live import LiveProcess
+from overlay.processes.records import ModuleRecord, ProcessRecord
+from overlay.report.as_json import as_data
+from overlay.report.as_text import render
+from overlay.report.model import Report
 from tests.auto.boxes import REPO, Box
 
 #: What the command imports beyond the standard library; not every Python needs all of it.
@@ -117,7 +119,9 @@ def test_doctor_tells_each_as_json_and_on_the_page(box: Box, what: str) -> None:
 
 
 def test_doctor_lists_the_processes_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("overlay.auto.live.processes", lambda: (process(7, "differs"), process(8)))
+    monkeypatch.setattr(
+        "overlay.processes.live.processes", lambda: (process(7, "differs"), process(8))
+    )
     monkeypatch.setattr(diagnosis, "installed", lambda: (None, "no vLLM"))
     report = doctor(Request())
     assert report.processes == (process(7, "differs"), process(8))
@@ -232,9 +236,9 @@ input()
 def test_live_lists_a_running_process_and_its_proof(box: Box) -> None:
     script = box.cache.parent / "serves.py"
     head = (
-        "from pathlib import Path\nimport overlay.features, overlay.shipped\n"
+        "from pathlib import Path\nimport overlay.features.folder, overlay.features.sources\n"
         f"empty = Path({str(box.empty)!r})\n"
-        "overlay.shipped.shipped_folder = overlay.features.shipped_folder = lambda: empty\n"
+        "overlay.features.sources.shipped_folder = lambda: empty\n"
         "from overlay.plugin import register\n"
         "def runs():\n"
         "    from vllm.v1.spec_decode.proposer import SpecDecodeBaseProposer as P\n"
@@ -304,7 +308,7 @@ def test_live_processes_as_lines_and_as_json() -> None:
 
 
 def test_every_known_release_has_a_rule_for_its_model_runner() -> None:
-    from overlay.releases import KNOWN_RELEASES
+    from overlay.package import KNOWN_RELEASES
 
     for text in KNOWN_RELEASES:
         assert runners.runner(Version(text)) is not None, text
@@ -326,6 +330,6 @@ def test_torch_is_told_without_importing_it() -> None:
 
 
 def test_the_plugin_knows_where_the_transactions_keep_their_state() -> None:
-    from overlay.auto import activate
+    from overlay.in_memory import activation as activate
 
     assert activate._STATE_FOLDER == ledger.STATE_FOLDER

@@ -132,7 +132,7 @@ def test_off_leaves_vllm_alone(box: Box, tiny_models: Path) -> None:
 
 LOAD = (
     "import sys; from vllm.plugins import load_general_plugins; load_general_plugins(); "
-    "print('overlay.auto.process' in sys.modules)"
+    "print('overlay.in_memory.plugin' in sys.modules)"
 )
 
 

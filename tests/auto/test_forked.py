@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from overlay.auto import process, records
-from overlay.auto.live import problem
+from overlay.in_memory import plugin as process
+from overlay.processes import records
+from overlay.processes.live import problem
 from tests.auto.boxes import PATCHED, Box
 
 FORK = """
@@ -24,7 +25,7 @@ forked = multiprocessing.get_context("fork").Process(target=child, name="EngineC
 forked.start(); forked.join(); assert forked.exitcode == 0
 """
 RECORD = """
-    from overlay.auto import records
+    from overlay.processes import records
     [mine] = [r for r in records.read_all() if r.pid == os.getpid()]
     print(mine.role, mine.way, flush=True)
 """

@@ -199,7 +199,7 @@ def test_nothing_is_run_to_know_who_holds_a_target(root: Path, held: str) -> Non
         root,
         """
         import importer
-        from overlay.auto.hook import imported
+        from overlay.in_memory.import_hook import imported
         assert imported(["vllm.mod", "vllm.other"]) == {"vllm.mod": "importer"}
         del importer.one
         assert imported(["vllm.mod"]) == {"vllm.mod": "nobody that still holds it"}
@@ -231,7 +231,7 @@ def test_an_import_that_leaves_only_the_package_behind_is_found(
         import vllm.mod
         del vllm
         import importer
-        from overlay.auto.hook import imported
+        from overlay.in_memory.import_hook import imported
         assert imported(["vllm.mod"]) == {{"vllm.mod": {who!r}}}, imported(["vllm.mod"])
         """,
     )

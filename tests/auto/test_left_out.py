@@ -7,7 +7,7 @@ from tests.auto.test_process import EARLY, second_feature
 
 SAYS = """
 import os
-from overlay.auto import live, records
+from overlay.processes import live, records
 [own] = [one for one in records.read_all() if one.pid == os.getpid()]
 print(live.problem(own, [own]))
 """

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from overlay.auto import live, records
-from overlay.auto.records import ModuleRecord, ProcessRecord
+from overlay.processes import live, records
+from overlay.processes.records import ModuleRecord, ProcessRecord
 
 
 @pytest.fixture(autouse=True)

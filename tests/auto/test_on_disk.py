@@ -15,18 +15,18 @@ from tests.auto.boxes import FEATURE, PATCHED, PROPOSER, Box
 from tests.support.patches import hunk, patch_text
 
 PLANNING = {
-    "overlay.auto.store",
-    "overlay.features",
-    "overlay.matching",
-    "overlay.model",
-    "overlay.planning",
+    "overlay.in_memory.module_cache",
+    "overlay.features.folder",
+    "overlay.planning.matching",
+    "overlay.features.model",
+    "overlay.planning.planner",
 }
 CHILD = f"""
 import logging; logging.basicConfig(level=logging.DEBUG)
 import sys
 from pathlib import Path
-import overlay.shipped
-overlay.shipped.shipped_folder = lambda: Path(sys.argv[1])
+import overlay.features.sources
+overlay.features.sources.shipped_folder = lambda: Path(sys.argv[1])
 from overlay.plugin import register
 register()
 print(sorted({PLANNING!r} & set(sys.modules)))

@@ -190,7 +190,7 @@ def test_what_fails_after_a_watched_import_is_our_error_or_one_warning(
     run(
         root,
         f"""
-        import importlib.machinery, logging, overlay.auto.watching as watching
+        import importlib.machinery, logging, overlay.in_memory.import_watch as watching
         lines = []
         handler = logging.Handler()
         handler.emit = lambda record: lines.append(record.getMessage())

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from overlay.auto.pristine import Named, Recording, as_it_stands
-from overlay.hashing import sha256
-from overlay.shipped import shipped_folder
+from overlay.features.sources import shipped_folder
+from overlay.in_memory.receipt import Named, Recording, as_it_stands
 from overlay.targets.folder import resolve_folder
+from overlay.untrusted import sha256
 from tests.auto.boxes import FEATURE, PATCHED, PRISTINE, PROPOSER, Box
 from tests.support.patches import hunk, patch_text
 
 RUNNER = "vllm/v1/worker/gpu_model_runner.py"
 #: Loads the plugin where nothing may be planned.
-WARM = "import overlay.planning\ndel overlay.planning.plan\n"
+WARM = "import overlay.planning.planner\ndel overlay.planning.planner.plan\n"
 
 
 def entries(box: Box) -> dict[str, dict[str, object]]:
@@ -95,8 +95,8 @@ def test_the_paths_are_read_off_every_file_that_names_one(tmp_path: Path) -> Non
 
 def test_the_shipped_features_name_all_that_a_plan_reads() -> None:
     """So a warm process reads each file once."""
-    from overlay.features import load
-    from overlay.fingerprint import fingerprint
+    from overlay.features.folder import load
+    from overlay.features.sources import fingerprint
 
     named = Named()
     fingerprint([str(shipped_folder())], named.see)

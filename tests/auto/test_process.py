@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from overlay.auto import caches, process, switches
-from overlay.auto.activate import Activation
-from overlay.auto.store import StoredModule
-from overlay.auto.watching import HookError
+from overlay import settings as switches
+from overlay.in_memory import plugin as process
+from overlay.in_memory import vllm_caches as caches
+from overlay.in_memory.activation import Activation
+from overlay.in_memory.import_watch import HookError
+from overlay.in_memory.module_cache import StoredModule
 from tests.auto.boxes import FEATURE, PATCHED, PRISTINE, PROPOSER, Box
 
 
@@ -168,7 +170,7 @@ def test_an_edit_after_apply_is_not_called_ours(box: Box) -> None:
 
 
 def test_memory_and_disk_have_one_digest(box: Box) -> None:
-    show = "import overlay.auto.process as p; register()\n"
+    show = "import overlay.in_memory.plugin as p; register()\n"
     show += "print(p._process.activation.digest)\n"
     digests = set()
     digests.add(box.attempt(show).stdout)
@@ -265,7 +267,7 @@ def test_a_damaged_cache_is_made_again(box: Box) -> None:
 
 
 def test_the_record_proves_what_runs(box: Box) -> None:
-    show = PATCHED + "from overlay.auto import records; import os\n"
+    show = PATCHED + "from overlay.processes import records; import os\n"
     show += "[r] = [r for r in records.read_all() if r.pid == os.getpid()]\n"
     show += "print([(m.module.rpartition('.')[2], m.scopes) for m in r.modules], r.way)"
     found = box.attempt(show)
@@ -312,7 +314,12 @@ def test_importing_the_plugin_imports_nothing_of_weight(box: Box) -> None:
 
 def test_a_process_with_nothing_to_patch_does_without_what_plans(box: Box) -> None:
     """Half of what such a process would pay is the making of these modules' data classes."""
-    planning = {"overlay.model", "overlay.matching", "overlay.planning", "overlay.patchfile"}
+    planning = {
+        "overlay.features.model",
+        "overlay.planning.matching",
+        "overlay.planning.planner",
+        "overlay.features.patch_file",
+    }
     check = "import sys; from overlay.plugin import register; register()\n"
     check += f"assert not {planning} & set(sys.modules), sorted(sys.modules)"
     subprocess.run(
@@ -336,7 +343,7 @@ def test_an_open_cache_is_not_executed(box: Box) -> None:
 def test_no_place_to_write_leaves_the_feature_out(box: Box) -> None:
     nowhere = {"OVERLAY_CACHE": "/proc/nowhere", "TMPDIR": "/proc/nowhere"}
     code = "import tempfile; tempfile.tempdir = '/proc/nowhere'\n"
-    code += "from overlay.auto import records; records.folders = lambda: ()\n"
+    code += "from overlay.processes import records; records.folders = lambda: ()\n"
     log = box.run(code + PRISTINE, **nowhere)
     assert "no place" in log
     done = box.attempt(code + "register()", **nowhere, OVERLAY_REQUIRED="demo")

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from overlay.auto import ranks
-from overlay.auto.ranks import RankReport, RanksDiffer
+from overlay.in_memory import ranks
+from overlay.in_memory.ranks import RankReport, RanksDiffer
 from tests.auto.boxes import REPO, Box
 
 torch = pytest.importorskip("torch", reason="ranks form a process group of torch's")
@@ -63,11 +63,11 @@ def ensure_model_parallel_initialized(*sizes):
 WORKER = """
 import os, sys
 from pathlib import Path
-import overlay.features
+import overlay.features.folder
 empty = Path(os.environ["TEST_SHIPPED"])
-overlay.shipped.shipped_folder = overlay.features.shipped_folder = lambda: empty
-import overlay.auto.ranks
-overlay.auto.ranks.TIMEOUT = 8.0
+overlay.features.sources.shipped_folder = lambda: empty
+import overlay.in_memory.ranks
+overlay.in_memory.ranks.TIMEOUT = 8.0
 rank, world, method, loads = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 if loads == "early":
     import vllm.distributed.parallel_state
@@ -79,7 +79,7 @@ parallel_state.init_distributed_environment(world, rank, method)
 parallel_state.ensure_model_parallel_initialized(world, 1)
 print("the model is loaded")
 if loads != "never":
-    from overlay.auto import records
+    from overlay.processes import records
     (own,) = [one for one in records.read_all() if one.pid == os.getpid()]
     assert own.rank == rank, own
     assert own.role == "worker", own

@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-from overlay.auto import speech
+from overlay.in_memory import log as speech
 
 
 @pytest.fixture

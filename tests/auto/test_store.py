@@ -21,8 +21,8 @@ from typing import IO
 
 import pytest
 
-from overlay.auto import store
-from overlay.auto.store import Store, StoreError, entry_key
+from overlay.in_memory import module_cache as store
+from overlay.in_memory.module_cache import Store, StoreError, entry_key
 from tests.auto.stored import TEXTS
 from tests.auto.test_store_harm import change_code, truncate
 
@@ -159,7 +159,7 @@ def test_without_locks_an_entry_is_made_and_nothing_is_judged_abandoned(
 HALTING = """
 import sys, time
 from pathlib import Path
-from overlay.auto import store
+from overlay.in_memory import module_cache as store
 
 write = store._write
 
@@ -176,7 +176,7 @@ store.Store(Path(sys.argv[1])).save("key", {"vllm/a.py": (b"VALUE = 1\\n", None)
 WORKING = """
 import sys
 from pathlib import Path
-from overlay.auto.store import Store
+from overlay.in_memory.module_cache import Store
 
 TEXTS = {f"vllm/m{number}.py": (b"VALUE = 1\\n" * 999, "0" * 64) for number in range(5)}
 cache = Store(Path(sys.argv[1]))

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from overlay.auto.store import Store, StoreError
-from overlay.hashing import sha256
+from overlay.in_memory.module_cache import Store, StoreError
+from overlay.untrusted import sha256
 from tests.auto.stored import TEXTS
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from overlay.auto import switches
+from overlay import settings as switches
 from overlay.errors import UsageError
 from tests.auto.boxes import PATCHED, PRISTINE, Box
 

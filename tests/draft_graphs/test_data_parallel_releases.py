@@ -15,8 +15,8 @@ from collections.abc import Iterator
 import pytest
 from added_modules import FOLDER
 
-from overlay.releases import KNOWN_RELEASES
-from overlay.targets import resolve
+from overlay.package import KNOWN_RELEASES
+from overlay.targets.resolution import resolve
 
 pytestmark = [pytest.mark.network, pytest.mark.parametrize("release", KNOWN_RELEASES)]
 

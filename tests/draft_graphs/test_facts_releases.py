@@ -13,9 +13,9 @@ import re
 import pytest
 from added_modules import FOLDER
 
-from overlay.releases import KNOWN_RELEASES
-from overlay.targets import resolve
-from overlay.targets.cache import CachedRelease, archive_path
+from overlay.package import KNOWN_RELEASES
+from overlay.targets.release_archive import CachedRelease, archive_path
+from overlay.targets.resolution import resolve
 
 pytestmark = [pytest.mark.network, pytest.mark.parametrize("release", KNOWN_RELEASES)]
 

@@ -95,7 +95,7 @@ WAVES = (
 
 def keep_nothing_apart() -> None:
     """Take the remedy out of the plugin of this process; a ``pre`` hook."""
-    from overlay.auto import caches
+    from overlay.in_memory import vllm_caches as caches
 
     caches.keep_apart = lambda key, required=False: None
 

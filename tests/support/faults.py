@@ -1,4 +1,4 @@
-"""Faults at the system calls of ``overlay.transaction.files``, one run each."""
+"""Faults at the system calls of ``overlay.on_disk.files``, one run each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from overlay.transaction import files
+from overlay.on_disk import files
 
 #: Every call that changes the disk, or brings it there.
 CALLS = frozenset(
@@ -65,7 +65,7 @@ class FaultyOs:
 
 @contextmanager
 def faulty(system: FaultyOs) -> Iterator[FaultyOs]:
-    """Let ``overlay.transaction.files`` see ``system`` as its ``os``."""
+    """Let ``overlay.on_disk.files`` see ``system`` as its ``os``."""
     files.os = system  # type: ignore[assignment, attr-defined]  # no module, and not public
     try:
         yield system

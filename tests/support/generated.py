@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from overlay.model import MODULE_SCOPE, Hunk
-from overlay.scopes import find
+from overlay.features.model import MODULE_SCOPE, Hunk
+from overlay.planning.scopes import find
 
 
 @dataclass(frozen=True)

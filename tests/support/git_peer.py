@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from overlay.errors import PatchFormatErrors
-from overlay.model import Hunk
-from overlay.patchfile import parse_patch
-from overlay.planning import plan
-from overlay.releases import parse_release
-from overlay.scopes import Syntax
-from overlay.states import State
-from overlay.text import SourceText
+from overlay.features.model import Hunk
+from overlay.features.patch_file import parse_patch
+from overlay.package import parse_release
+from overlay.planning.planner import plan
+from overlay.planning.scopes import Syntax
+from overlay.planning.text import SourceText
+from overlay.results import State
 from tests.support.generated import places
 from tests.support.patches import HEADERS, MemoryTree, feature
 

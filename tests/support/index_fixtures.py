@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from overlay.targets import Target, fetching, http, pip_config
+from overlay.targets import fetch as fetching
+from overlay.targets import http, pip_config
 from overlay.targets.pip_config import IndexConfig
+from overlay.targets.target import Target
 from tests.support import fake_vllm
 from tests.support.fake_index import FakeIndex, serve
 

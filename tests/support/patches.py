@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from overlay.model import (
+from overlay.features.model import (
     MODULE_SCOPE,
     AddedFile,
     Feature,
@@ -15,7 +15,7 @@ from overlay.model import (
     UpstreamTest,
     Variant,
 )
-from overlay.release_range import ReleaseRange
+from overlay.package import ReleaseRange
 
 HEADERS = "Description: A test\nOrigin: the tests\nLast-Update: 2026-11-20\n\n"
 

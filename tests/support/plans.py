@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 from packaging.version import Version
 
-from overlay.model import Feature, Plan
-from overlay.planning import plan
+from overlay.features.model import Feature
+from overlay.planning.planner import plan
+from overlay.results import Plan
 from tests.support.patches import MemoryTree, hunk
 
 A = "vllm/a.py"

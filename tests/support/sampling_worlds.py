@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from overlay.features import load, shipped_folder
-from overlay.planning import plan
-from overlay.targets import resolve
+from overlay.features.folder import load
+from overlay.features.sources import shipped_folder
+from overlay.planning.planner import plan
+from overlay.targets.resolution import resolve
 from tests.support import triton_by_hand
 
 FEATURE = "vllm.v1.sample.greedy_verification"

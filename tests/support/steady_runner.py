@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from overlay.features import load, shipped_folder
-from overlay.planning import plan
-from overlay.targets import resolve
+from overlay.features.folder import load
+from overlay.features.sources import shipped_folder
+from overlay.planning.planner import plan
+from overlay.targets.resolution import resolve
 from tests.test_steady_inputs import FILE, steady
 
 RUNNER = "vllm/v1/worker/gpu_model_runner.py"

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from overlay.model import Change, Feature, FeatureResult, FileResult, HunkResult, Plan
-from overlay.release_range import ReleaseRange
-from overlay.states import State
-from overlay.transaction import commit
+from overlay.features.model import Feature
+from overlay.on_disk import transaction as commit
+from overlay.package import ReleaseRange
+from overlay.results import Change, FeatureResult, FileResult, HunkResult, Plan, State
 from tests.support import fake_vllm
 
 PROPOSER = "vllm/v1/spec_decode/proposer.py"

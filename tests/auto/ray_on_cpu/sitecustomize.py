@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from overlay.auto.watching import when_imported
+from overlay.in_memory.import_watch import when_imported
 
 
 def _platform(module: ModuleType) -> None:

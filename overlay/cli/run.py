@@ -1,0 +1,147 @@
+"""Runs the command line: every outcome becomes a report, and the report goes to its streams."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+
+import click
+
+from overlay.cli.arguments import Answer, cli
+
+ERROR, INTERRUPTED = 2, 130
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit code; no exception and no traceback leaves here.
+
+    An unexpected exception is a bug of ours: its traceback is shown, and the exit code is 2.
+    """
+    try:
+        _open_streams()
+        answer = _answer(list(arguments))
+        return answer if isinstance(answer, int) else _deliver(answer)
+    except (KeyboardInterrupt, click.Abort):
+        return INTERRUPTED
+
+
+def _answer(arguments: list[str]) -> Answer | int:
+    from overlay.errors import OverlayError, described
+
+    try:
+        answer: Answer | int | None = cli.main(
+            arguments, prog_name="overlay", standalone_mode=False
+        )
+        return 0 if answer is None else answer
+    except click.Abort:
+        raise
+    except click.ClickException as error:
+        return _failed(arguments, _usage(error, _command(arguments)))
+    except OverlayError as error:
+        return _failed(arguments, str(error))
+    except OSError as error:
+        return _failed(arguments, described(error))
+    except Exception as error:  # the last resort: reported in full, never swallowed
+        if _was_interrupted(error):
+            raise KeyboardInterrupt from error
+        import traceback
+
+        traceback.print_exc()
+        return _failed(
+            arguments,
+            f"{type(error).__name__}: {error}\n"
+            "this is a bug in vllm-overlay; please report it with the traceback on standard "
+            "error, the command and the output of `overlay --version`",
+        )
+
+
+def _was_interrupted(error: BaseException) -> bool:
+    """Whether an interruption caused it: until Python 3.11 a class body makes it a RuntimeError."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__cause__
+    return cause is not None
+
+
+def _failed(arguments: list[str], error: str) -> Answer:
+    from overlay.report.model import failure
+
+    return Answer(failure(_command(arguments), error), json="--json" in _options(arguments))
+
+
+def _options(arguments: list[str]) -> list[str]:
+    """The words among which options can be."""
+    return arguments[: arguments.index("--")] if "--" in arguments else arguments
+
+
+def _command(arguments: list[str]) -> str:
+    """The command that was meant, as far as it can be told."""
+    return next((word for word in _options(arguments) if word in cli.commands), "overlay")
+
+
+def _usage(error: click.ClickException, command: str) -> str:
+    name = command if command == "overlay" else f"overlay {command}"
+    return f"{error.format_message()}\n`{name} --help` shows what is possible, with examples"
+
+
+def _deliver(answer: Answer) -> int:
+    """Write the report where it belongs.
+
+    A reader that goes away early (``overlay list | head -1``) changes nothing about the answer,
+    so the exit code stays what it was.  An answer that cannot be written is an error.
+    """
+    try:
+        _write(answer)
+    except BrokenPipeError:
+        _silence()
+    except OSError as error:
+        with suppress(OSError):
+            sys.stderr.write(
+                f"error: the answer could not be written: {error.strerror}; what the command did "
+                "stands all the same: `overlay status` says how\n"
+            )
+        _silence()
+        return ERROR
+    return answer.report.exit
+
+
+def _silence() -> None:
+    """Let the interpreter, which flushes the streams once more when it ends, write to nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(nowhere, stream.fileno())
+
+
+def _open_streams() -> None:
+    """Put a stream in the place of each that this process was started without (``>&-``)."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until we end
+            setattr(sys, name, nowhere)
+
+
+def _write(answer: Answer) -> None:
+    report = answer.report
+    if answer.json:
+        from overlay.report.as_json import as_json
+
+        sys.stdout.write(as_json(report))
+        sys.stdout.flush()
+        return
+    from overlay.report.as_text import render
+    from overlay.report.lines import paint
+
+    for stream in (sys.stdout, sys.stderr):
+        # A path may hold bytes that the terminal's encoding has no character for.
+        # What Python opens can be told so, though not every text stream can.
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    if report.diff is not None:
+        sys.stdout.buffer.write(report.diff)
+        sys.stdout.flush()
+    silent_stdout = report.diff is not None or report.exit == 2
+    paint(render(report, verbose=answer.verbose), sys.stderr if silent_stdout else sys.stdout)

@@ -1,0 +1,1 @@
+"""Features: folders of patches and added modules, read, checked and digested."""

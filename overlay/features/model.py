@@ -1,0 +1,128 @@
+"""What flows between the parts of the patcher: plain, frozen data.
+
+Reading (``patchfile``, ``features``, ``targets``) makes the upper half of this page, planning
+(``planning``) makes the lower half, and the commands only pass it on.  Nothing here reads or
+writes anything.  Paths are POSIX paths relative to the folder that holds ``vllm/``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from overlay.package import ReleaseRange
+
+#: The scope that stands for anywhere in the file.
+MODULE_SCOPE = "<module>"
+
+
+@dataclass(frozen=True)
+class Hunk:
+    """One hunk of a unified diff, without its line numbers' meaning: it lands by its pre-image.
+
+    :ivar scope: qualified name of the class or function that holds it, or ``<module>``.
+    :ivar lines: ``(op, text)`` with op one of ``" "``, ``"-"``, ``"+"``; text without line end.
+    :ivar source_line: the hunk's first line in the file the diff was made from (a hint only).
+    :ivar patch_line: 1-based line of the hunk's ``@@`` header in the patch file.
+    :ivar pre_unfinished: the pre-image's last line is the file's last and has no line end.
+    :ivar post_unfinished: the same of the post-image.
+    """
+
+    scope: str
+    lines: tuple[tuple[str, str], ...]
+    source_line: int
+    patch_line: int
+    pre_unfinished: bool = False
+    post_unfinished: bool = False
+
+    @property
+    def pre(self) -> tuple[str, ...]:
+        """The pre-image: context and removed lines."""
+        return tuple(text for op, text in self.lines if op != "+")
+
+    @property
+    def post(self) -> tuple[str, ...]:
+        """The post-image: context and added lines."""
+        return tuple(text for op, text in self.lines if op != "-")
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A patch file: DEP-3 headers and the hunks for exactly one path.
+
+    :ivar name: the patch file relative to its patches folder, for messages and reports.
+    """
+
+    name: str
+    path: str
+    headers: Mapping[str, str]
+    hunks: tuple[Hunk, ...]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The form a topic's patch takes in one closed range of releases."""
+
+    releases: ReleaseRange
+    patch: Patch
+
+
+@dataclass(frozen=True)
+class Topic:
+    """One topic of a feature; its variants never overlap."""
+
+    name: str
+    variants: tuple[Variant, ...]
+
+
+@dataclass(frozen=True)
+class AddedFile:
+    """A module that a feature adds to vLLM."""
+
+    path: str
+    content: bytes
+
+
+@dataclass(frozen=True)
+class UpstreamTest:
+    """What shows that a release has a feature: ``contains`` stands in ``scope`` of ``path``."""
+
+    path: str
+    scope: str
+    contains: str
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One capability that is applied or not as a whole.
+
+    :ivar origin: the patches folder it came from (``shipped`` or a path).
+    :ivar upstream_tests: all of them hold where upstream has merged the feature; none, and only
+        the post-images can tell.
+    :ivar digest: sha256 over everything that decides what the feature does to a target.
+    :ivar required: whether vLLM must not start without it where the plugin cannot bring it about.
+    :ivar source: fingerprint of the folder that it was read from.
+    """
+
+    id: str
+    title: str
+    why: str
+    upstream: str
+    releases: ReleaseRange
+    upstream_tests: tuple[UpstreamTest, ...]
+    topics: tuple[Topic, ...]
+    added: tuple[AddedFile, ...]
+    origin: str
+    digest: str
+    needs: tuple[str, ...] = ()
+    required: bool = False
+    source: str | None = None
+
+
+def paths_of(features: Iterable[Feature]) -> list[str]:
+    """Every file that features are about."""
+    found: list[str] = []
+    for feature in features:
+        found += [test.path for test in feature.upstream_tests]
+        found += [added.path for added in feature.added]
+        found += [v.patch.path for topic in feature.topics for v in topic.variants]
+    return found

@@ -1,0 +1,365 @@
+"""Planned modules that another tool's import hook loads without asking ours.
+
+A finder before ours that asks Python's own ``PathFinder`` (as typeguard's and jaxtyping's hooks do)
+never calls us for the modules it takes; what it loads is the pristine file."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import io
+import linecache
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from overlay.in_memory.import_watch import (
+    HookError,
+    WatchFinder,
+    answers,
+    next_spec,
+    spec_around,
+    stands_aside,
+)
+from overlay.in_memory.module_cache import module_name
+from overlay.untrusted import sha256
+
+if TYPE_CHECKING:
+    from overlay.in_memory.module_cache import StoredModule
+
+
+class Expected:
+    """The planned modules that were not executed by a loader of ours yet.
+
+    :param names: of the planned modules; :param ours: the type of our loader.
+    """
+
+    def __init__(self, names: Iterable[str], ours: type) -> None:
+        self._names = set(names)
+        self._ours = ours
+        self._offered: set[str] = set()
+
+    def offered(self, name: str) -> None:
+        """Our loader was handed out for ``name``; who asked may execute it, or another one."""
+        self._offered.add(name)
+
+    def executes(self, name: str) -> None:
+        """Our loader begins to execute ``name``."""
+        self._names.discard(name)
+
+    def failed(self, name: str) -> None:
+        """Our loader could not execute ``name``, which may be imported once more."""
+        self._names.add(name)
+
+    def bypassed(self) -> dict[str, str]:
+        """The modules that another loader executed, in full or in part -> its type; each once.
+
+        Called for nearly every import: costs one intersection, and nothing once all were seen.
+        """
+        if not self._names:
+            return {}
+        there = sys.modules.keys() & self._names
+        return {name: loader for name in sorted(there) if (loader := self._foreign(name))}
+
+    def _foreign(self, name: str) -> str | None:
+        module = sys.modules.get(name)
+        if module is None:  # its import is forbidden, or failed meanwhile
+            return None
+        spec = _attribute(module, "__spec__")
+        loader = getattr(spec, "loader", None) or _attribute(module, "__loader__")
+        if isinstance(loader, self._ours):
+            return None
+        if name in self._offered and getattr(spec, "_initializing", False):
+            return None  # it may wrap ours, and not have called it yet
+        try:
+            self._names.remove(name)
+        except KeyError:  # another thread says it
+            return None
+        kind = type(loader)
+        return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _attribute(module: object, name: str) -> object:
+    # Without the module's own __getattribute__, with which a lazy module would load itself.
+    try:
+        return object.__getattribute__(module, name)
+    except AttributeError:
+        return None
+
+
+def others_before(finder: object) -> str:
+    """The types of the finders, but ours, that are asked before ``finder``, for an error."""
+    finders = list(sys.meta_path)
+    before = finders[: finders.index(finder)] if finder in finders else finders
+    kinds = (one if isinstance(one, type) else type(one) for one in before)
+    names = [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds]
+    return ", ".join(name for name in names if not name.startswith("overlay.")) or "none"
+
+
+#: Called with the module's name, its module object and its stored text after it was executed.
+AfterExec: TypeAlias = "Callable[[str, ModuleType, StoredModule], None]"
+
+#: Called once with the name of a planned module that runs its pristine code, and what to say of it.
+Bypassed = Callable[[str, str], None]
+
+
+class PatchedLoader(importlib.abc.InspectLoader):
+    """Executes the stored text of one module; everything else is its own loader's."""
+
+    def __init__(
+        self,
+        inner: importlib.abc.Loader | None,
+        stored: StoredModule,
+        after_exec: AfterExec,
+        expected: Expected,
+    ) -> None:
+        self._inner = inner
+        self._stored = stored
+        self._after_exec = after_exec
+        self._expected = expected
+
+    def __getattr__(self, name: str) -> object:
+        # Readers of package data and the like ask the loader that knows the installation.
+        if name.startswith("__") or self._inner is None:
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """The module object that the module's own loader makes, mostly none."""
+        return self._inner.create_module(spec) if self._inner is not None else None
+
+    def is_package(self, fullname: str) -> bool:
+        """Whether the module is a package."""
+        return self._stored.path.endswith("/__init__.py")
+
+    def get_filename(self, fullname: str) -> str:
+        """The file whose text runs."""
+        return str(self._stored.file)
+
+    def get_source(self, fullname: str) -> str:
+        """The patched text."""
+        return importlib.util.decode_source(self._stored.source)
+
+    def get_code(self, fullname: str) -> CodeType:
+        """The code that runs.
+
+        Another hook's loader that transforms source (coverage, tracing) sees the patched source.
+        """
+        transform = getattr(type(self._inner), "source_to_code", None)
+        plain = importlib.abc.InspectLoader.source_to_code
+        own = getattr(importlib.machinery.SourceFileLoader, "source_to_code", plain)
+        if self._inner is None or transform is None or transform in (plain, own):
+            return self._stored.code
+        # It was found above; the type of every loader does not have it.
+        code = self._inner.source_to_code(  # type: ignore[attr-defined]
+            self._stored.source, str(self._stored.file)
+        )
+        if not isinstance(code, CodeType):
+            raise HookError(f"{type(self._inner).__name__}.source_to_code gave no code object")
+        return code
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Execute the patched text in ``module``, then check what runs.
+
+        :raises HookError: from whatever went wrong; the import system then removes the module.
+        """
+        name = module.__name__
+        self._expected.executes(name)
+        try:
+            code = self.get_code(name)
+            exec(code, module.__dict__)
+            self._show_source(module)
+            # What another hook made of the patched text is what is expected to run.
+            self._after_exec(name, module, replace(self._stored, code=code))
+        except HookError:
+            self._expected.failed(name)
+            raise
+        except Exception as error:
+            self._expected.failed(name)
+            raise HookError(
+                f"vllm-overlay: {name} failed in its patched form ({self._stored.file}): "
+                f"{type(error).__name__}: {error}",
+                name=name,
+                path=str(self._stored.file),
+            ) from error
+
+    def _show_source(self, module: ModuleType) -> None:
+        # inspect.getsource of a class reads __file__, which stays the pristine file.  An entry
+        # without a modification time is never checked against the disk.
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str):
+            text = self.get_source(module.__name__)
+            lines = io.StringIO(text).readlines()  # as the compiler counts lines
+            linecache.cache[file] = (len(text), None, lines, file)
+
+
+class PatchFinder(importlib.abc.MetaPathFinder):
+    """Finds the modules of one store entry.
+
+    :param root: the folder that holds ``vllm/``; a module found elsewhere is refused.
+    :param required: names of the modules that must not run their pristine code.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        modules: Iterable[StoredModule],
+        after_exec: AfterExec,
+        bypassed: Bypassed,
+        required: Iterable[str] = (),
+    ) -> None:
+        self.root = root
+        self.modules: Mapping[str, StoredModule] = {module_name(m.path): m for m in modules}
+        self._after_exec = after_exec
+        self._bypassed = bypassed
+        self._required = frozenset(required)
+        self._expected = Expected(self.modules, PatchedLoader)
+        self._refusal: str | None = None
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec of a patched or added module, ``None`` for every other.
+
+        :raises HookError: if the module is not the file that was planned for, or a required one
+            runs its pristine code, which each further import then says.
+        """
+        self.require_asked()
+        stored = self.modules.get(fullname)
+        if stored is None or stands_aside(self, fullname):
+            return None
+        spec = next_spec(self, fullname, path, target)
+        if stored.pristine is None:
+            # Inside an added package, whose path leads here, it is the stored file that is found.
+            if spec is not None and spec.origin != str(stored.file):
+                raise HookError(f"vllm-overlay: {fullname} exists already, in {spec.origin}")
+            return self._added_spec(fullname, stored)
+        if spec is None:
+            return None
+        self._require_planned(fullname, spec, stored)
+        if _wraps(spec.loader):
+            around = spec_around(self, fullname, path, target)
+            if around is not None:
+                answers(self, fullname)
+                return around
+        spec.loader = self._loader(fullname, spec.loader, stored)
+        answers(self, fullname)
+        return spec
+
+    def require_asked(self) -> None:
+        """Say which planned modules were loaded without this finder; stop for a required one.
+
+        :raises HookError: for a required one, now and at each further call.
+        """
+        for name, loader in self._expected.bypassed().items():
+            text = (
+                f"vllm-overlay: {name} runs its pristine code: {loader} loaded it, and the "
+                f"overlay's import hook was not asked (hooks before it: {others_before(self)}). "
+                "Keep that hook away from it, install it before the overlay's plugin is loaded, "
+                "or apply on disk instead (`overlay apply`)"
+            )
+            self._bypassed(name, text)
+            if name in self._required:
+                # After the callback, which may import.
+                self._refusal = text
+        if self._refusal is not None:
+            raise HookError(self._refusal)
+
+    def _loader(
+        self, name: str, inner: importlib.abc.Loader | None, stored: StoredModule
+    ) -> PatchedLoader:
+        self._expected.offered(name)
+        return PatchedLoader(inner, stored, self._after_exec, self._expected)
+
+    def _added_spec(self, fullname: str, stored: StoredModule) -> ModuleSpec | None:
+        loader = self._loader(fullname, None, stored)
+        package = stored.path.endswith("/__init__.py")
+        spec = ModuleSpec(fullname, loader, origin=str(stored.file), is_package=package)
+        spec.has_location = True
+        if package:
+            spec.submodule_search_locations = [str(stored.file.parent)]
+        return spec
+
+    def _require_planned(self, fullname: str, spec: ModuleSpec, stored: StoredModule) -> None:
+        origin = spec.origin
+        if origin is None or Path(origin).resolve() != (self.root / stored.path).resolve():
+            raise HookError(
+                f"vllm-overlay: {fullname} would be imported from {origin}, "
+                f"expected {self.root / stored.path}; two vLLMs on the path?"
+            )
+        try:
+            found = sha256(Path(origin).read_bytes())
+        except OSError as error:
+            raise HookError(
+                f"vllm-overlay: {origin} cannot be read ({error}); expected sha256 "
+                f"{stored.pristine}; make it readable and restart",
+                name=fullname,
+                path=origin,
+            ) from error
+        if found != stored.pristine:
+            raise HookError(
+                f"vllm-overlay: {origin} has sha256 {found}, planned for {stored.pristine}; "
+                "it changed after this process started; restart"
+            )
+
+
+def _wraps(loader: object) -> bool:
+    """Whether a hook does something of its own around the execution, whoever executes.
+
+    Such a hook is given our loader to wrap, if it asks for it; one that changes the text only is
+    asked to change the patched text.
+    """
+    # By the loader itself, since it may be a proxy whose class has no such method.
+    execute = getattr(loader, "exec_module", None)
+    stock = importlib.machinery.SourceFileLoader.exec_module
+    return execute is not None and getattr(execute, "__func__", execute) is not stock
+
+
+#: Whatever another tool does to ``sys.meta_path``.
+_installed: list[PatchFinder] = []
+
+
+def imported(names: Iterable[str]) -> dict[str, str]:
+    """The modules among ``names`` that were imported already -> who imported them, in words."""
+    late = [name for name in names if name in sys.modules]
+    if not late:
+        return {}
+    from overlay.in_memory.importers import importers
+
+    return {name: importers(name) for name in late}
+
+
+def install(finder: PatchFinder) -> None:
+    """Put ``finder`` before every other finder.
+
+    :raises HookError: naming each target that was imported already, and who imported it.
+    """
+    late = imported(finder.modules)
+    if late:
+        raise HookError(
+            "vllm-overlay: already imported, so they cannot be patched in memory: "
+            + "; ".join(f"{name} (imported by {who})" for name, who in late.items())
+            + ". Apply on disk instead (overlay apply), or load the plugin earlier."
+        )
+    sys.meta_path.insert(0, finder)
+    _installed.append(finder)
+
+
+def require_asked() -> None:
+    """Say which planned modules were loaded without our finders, and stop for a required one.
+
+    :raises HookError: for a required one.
+    """
+    for finder in _installed:
+        finder.require_asked()
+
+
+def uninstall(finders: list[Any]) -> None:
+    """Take every finder of ours out of ``finders`` (``sys.meta_path``)."""
+    _installed.clear()
+    finders[:] = [one for one in finders if not isinstance(one, (PatchFinder, WatchFinder))]

@@ -1,0 +1,63 @@
+"""What the plugin has to say reaches vLLM's log, also where vLLM configures it later.
+
+From 0.31.0 on vLLM configures its loggers from the parsed arguments, after it has loaded its
+plugins; a line that is logged before would be lost."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import sys
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
+
+#: Under vLLM's logger, so that its handlers and levels apply.
+logger = logging.getLogger("vllm.overlay")
+
+Line = tuple[int, str]
+
+_waiting: list[Line] = []
+
+
+def say(lines: Iterable[Line]) -> None:
+    """Log the lines (level, text) now, or as soon as vLLM has configured its loggers."""
+    found = sys.modules.get("vllm.logger")
+    if found is None or not _configures_later(found):
+        for level, text in lines:
+            logger.log(level, "%s", text)
+        return
+    if not _waiting:
+        _listen(found)
+        atexit.register(_flush)
+    _waiting.extend(lines)
+
+
+def forget() -> None:
+    """Drop what waits: it was another process's, from which this one was forked."""
+    _waiting.clear()
+
+
+def _configures_later(vllm_logger: ModuleType) -> bool:
+    state = "_last_configured_logging_config"
+    return hasattr(vllm_logger, state) and getattr(vllm_logger, state) is None
+
+
+def _listen(vllm_logger: ModuleType) -> None:
+    inner = vllm_logger.configure_logging
+
+    @functools.wraps(inner)
+    def configure_then_speak(*args: Any, **kwargs: Any) -> Any:
+        result = inner(*args, **kwargs)
+        _flush()
+        return result
+
+    # To mypy it is any module.
+    vllm_logger.configure_logging = configure_then_speak  # type: ignore[attr-defined]
+
+
+def _flush() -> None:
+    lines, _waiting[:] = list(_waiting), []
+    for level, text in lines:
+        logger.log(level, "%s", text)

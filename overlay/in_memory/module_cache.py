@@ -1,0 +1,334 @@
+"""The private cache of patched modules: real files that the import hook compiles.
+
+An entry is a folder named by its key.  It holds the patched text of each module under the module's
+own path, the code objects compiled from it, and ``manifest.json`` with a sha256 of every file and
+of each pristine file that the entry was made from, below a line with its own sha256.  An entry is
+written beside its place and renamed into it, so that any number of processes may make the same one;
+every byte is checked against the manifest, and manifest, files and folders against their owner and
+mode, before anything of it is executed.  The checked text is what ``linecache`` gives from then on,
+whatever becomes of the file."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import io
+import json
+import linecache
+import marshal
+import os
+import shutil
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+
+from overlay.errors import OverlayError
+from overlay.untrusted import sha256
+
+
+def module_name(path: str) -> str:
+    """``vllm/v1/a.py`` -> ``vllm.v1.a``; ``vllm/v1/b/__init__.py`` -> ``vllm.v1.b``."""
+    parts = Path(path).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+#: Entries, and bytes in all of them, kept in a cache; the least recently used go first.
+MAX_ENTRIES = 16
+
+MAX_BYTES = 64 * 2**20
+
+#: Seconds after which an unfinished entry that no process holds was left by one that was killed.
+ABANDONED_AFTER = 3600.0
+
+_MAKING = ".making-"
+
+_SCHEMA = 2
+
+_MANIFEST = "manifest.json"
+
+
+class StoreError(OverlayError):
+    """An entry is damaged, foreign or open to others; its content is never executed."""
+
+
+@dataclass(frozen=True)
+class StoredModule:
+    """One module of an entry.
+
+    :ivar path: the module's path relative to the folder that holds ``vllm/``.
+    :ivar pristine: sha256 of the release's own file, ``None`` for an added module.
+    :ivar file: the patched text as a real file; its name is the code objects' ``co_filename``.
+    """
+
+    path: str
+    pristine: str | None
+    file: Path
+    source: bytes
+    code: CodeType
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A verified entry: the patched modules of one patch set on one vLLM.
+
+    :ivar facts: what the maker wrote beside the modules (features, digest); JSON.
+    """
+
+    folder: Path
+    modules: tuple[StoredModule, ...]
+    facts: Mapping[str, object]
+
+
+def entry_key(*parts: str) -> str:
+    """The name of an entry: every ``part`` that decides its content, and this Python.
+
+    The bytecode depends on the interpreter and on ``-O``, so both belong to the key.
+    """
+    cache_tag = sys.implementation.cache_tag or sys.implementation.name
+    python = f"{cache_tag}-{sys.hexversion:x}-O{sys.flags.optimize}"
+    return sha256("\0".join((f"schema {_SCHEMA}", python, *parts)).encode())
+
+
+class Store:
+    """The cache in one folder.
+
+    :param folder: made where missing, with mode 0700.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def load(self, key: str) -> Entry | None:
+        """The verified entry, or ``None`` where there is none.
+
+        ``linecache`` holds its texts afterwards, so that ``inspect``, Triton and tracebacks show
+        what was verified even if a file is changed or evicted later.
+
+        :raises StoreError: where an entry is there but must not be used.
+        """
+        folder = self.folder / key
+        if not os.path.lexists(folder):
+            return None
+        for place in (self.folder, folder):
+            _require_private(place)
+        manifest = _read_manifest(folder)
+        rows = _rows(folder, manifest)
+        # Who can write a folder can exchange the files in it after they were verified.
+        for place in sorted({folder / above for path, _ in rows for above in Path(path).parents}):
+            _require_private(place)
+        modules = tuple(_load_module(folder, path, row) for path, row in rows)
+        _show_sources(modules)
+        with contextlib.suppress(OSError):  # only the order of eviction depends on it
+            os.utime(folder)
+        facts = manifest.get("facts")
+        return Entry(folder, modules, facts if isinstance(facts, dict) else {})
+
+    def save(
+        self,
+        key: str,
+        texts: Mapping[str, tuple[bytes, str | None]],
+        facts: Mapping[str, object],
+    ) -> Entry:
+        """Make the entry from ``path -> (patched text, sha256 of the pristine file)``.
+
+        :raises OSError: if the folder cannot be written.
+        :raises SyntaxError: if a text does not compile.
+        """
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _require_private(self.folder)
+        final = self.folder / key
+        made = Path(tempfile.mkdtemp(prefix=_MAKING, dir=self.folder))
+        try:
+            with _held(made):
+                rows = {
+                    path: _write_module(made, final, path, text, pristine)
+                    for path, (text, pristine) in sorted(texts.items())
+                }
+                manifest = {"schema": _SCHEMA, "modules": rows, "facts": dict(facts)}
+                body = json.dumps(manifest, sort_keys=True).encode()
+                _write(made / _MANIFEST, sha256(body).encode() + b"\n" + body)
+                self._publish(made, final)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+        self._evict(keep=key)
+        self._sweep()
+        entry = self.load(key)
+        if entry is None:
+            raise StoreError(f"{final} vanished while it was being made; start again")
+        return entry
+
+    def discard(self, key: str) -> None:
+        """Remove an entry that must not be used, so that it can be made again.
+
+        :raises OSError: if it cannot be removed (somebody else owns it).
+        """
+        folder = self.folder / key
+        if folder.is_symlink():
+            folder.unlink()
+        else:
+            shutil.rmtree(folder)
+
+    @staticmethod
+    def _publish(made: Path, final: Path) -> None:
+        try:
+            made.rename(final)
+        except OSError:
+            # Another process made the same entry first; load() verifies whichever stands.
+            if not final.is_dir():
+                raise
+
+    def _evict(self, keep: str) -> None:
+        """Remove what is too much, but not ``keep``, which may be more than that by itself."""
+        entries = []
+        for folder in self.folder.iterdir():
+            if folder.name != keep and not folder.name.startswith("."):
+                with contextlib.suppress(FileNotFoundError):
+                    entries.append((folder.stat().st_mtime, folder))
+        number, size = 1, _size(self.folder / keep)
+        for _, folder in sorted(entries, reverse=True):
+            number, size = number + 1, size + _size(folder)
+            if number > MAX_ENTRIES or size > MAX_BYTES:
+                shutil.rmtree(folder, ignore_errors=True)  # another process may evict it, too
+
+    def _sweep(self) -> None:
+        """Remove what processes that were killed while they wrote have left."""
+        for made in self.folder.glob(f"{_MAKING}*"):
+            # It is held by a living process, or gone, or its file system has no locks.
+            with contextlib.suppress(OSError), _held(made, required=True) as age:
+                if age > ABANDONED_AFTER:
+                    shutil.rmtree(made, ignore_errors=True)
+
+
+def _size(folder: Path) -> int:
+    """The bytes of the files in an entry, as far as it stands: another process may evict it."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(place, name)).st_size
+    return total
+
+
+@contextlib.contextmanager
+def _held(made: Path, *, required: bool = False) -> Iterator[float]:
+    """Lock an unfinished entry, and give the seconds since it was last changed.
+
+    The kernel takes the lock back from a process that ends in whatever way.
+
+    :raises OSError: if the folder cannot be opened, or cannot be locked and ``required`` is set.
+    """
+    descriptor = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if required:
+                raise
+        yield time.time() - os.fstat(descriptor).st_mtime
+    finally:
+        os.close(descriptor)
+
+
+def _require_private(place: Path) -> None:
+    """Refuse what somebody else could have written.
+
+    :raises StoreError: also where nothing is found: another process has just removed it.
+    """
+    try:
+        found = place.lstat()
+    except OSError as error:
+        raise StoreError(f"{place}: expected a part of the cache, found {error}") from error
+    if stat.S_ISLNK(found.st_mode):
+        raise StoreError(f"{place} is a symbolic link; expected a file or folder of our own")
+    if found.st_uid not in (os.geteuid(), 0):
+        raise StoreError(f"{place} belongs to user {found.st_uid}, not to us; remove it")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise StoreError(
+            f"{place} can be written by others (mode {stat.S_IMODE(found.st_mode):04o}); "
+            "expected at most 0755; remove it or correct its mode"
+        )
+
+
+def _read_private(file: Path) -> bytes:
+    try:
+        _require_private(file)
+        return file.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{file}: expected a file of the cache entry, found {error}") from error
+
+
+def _read_manifest(folder: Path) -> dict[str, object]:
+    said, _, body = _read_private(folder / _MANIFEST).partition(b"\n")
+    if sha256(body).encode() != said:
+        raise StoreError(f"{folder / _MANIFEST} is damaged: its text has sha256 {sha256(body)}")
+    manifest = json.loads(body)
+    if not isinstance(manifest, dict) or manifest.get("schema") != _SCHEMA:
+        raise StoreError(f"{folder / _MANIFEST} is not of schema {_SCHEMA}")
+    return manifest
+
+
+def _rows(folder: Path, manifest: Mapping[str, object]) -> list[tuple[str, dict[str, object]]]:
+    modules = manifest.get("modules")
+    if not isinstance(modules, dict) or not all(isinstance(row, dict) for row in modules.values()):
+        raise StoreError(f"{folder / _MANIFEST} lists no modules")
+    return sorted(modules.items())
+
+
+def _load_module(folder: Path, path: str, row: Mapping[str, object]) -> StoredModule:
+    file = folder / path
+    source, bytecode = _read_private(file), _read_private(file.with_suffix(".code"))
+    for name, data, expected in (
+        (file, source, row.get("source")),
+        (file.with_suffix(".code"), bytecode, row.get("code")),
+    ):
+        if sha256(data) != expected:
+            raise StoreError(f"{name} has sha256 {sha256(data)}, expected {expected}")
+    code = marshal.loads(bytecode)
+    if not isinstance(code, CodeType):
+        raise StoreError(f"{file.with_suffix('.code')} holds no code object")
+    pristine = row.get("pristine")
+    return StoredModule(path, None if pristine is None else str(pristine), file, source, code)
+
+
+def _show_sources(modules: Iterable[StoredModule]) -> None:
+    for module in modules:
+        text = importlib.util.decode_source(module.source)
+        lines = io.StringIO(text).readlines()  # at "\n" only, as the compiler counts
+        # Without a modification time an entry is never checked against the disk.
+        for name in {module.code.co_filename, str(module.file)}:
+            linecache.cache[name] = (len(text), None, lines, name)
+
+
+def _write_module(
+    made: Path, final: Path, path: str, text: bytes, pristine: str | None
+) -> dict[str, str | None]:
+    # The code names the file where it will stand, so that tracebacks find it.
+    code = compile(text, str(final / path), "exec", dont_inherit=True)
+    bytecode = marshal.dumps(code)
+    _write(made / path, text)
+    _write((made / path).with_suffix(".code"), bytecode)
+    return {"pristine": pristine, "source": sha256(text), "code": sha256(bytecode)}
+
+
+def _make_private(folder: Path) -> None:
+    # mkdir(parents=True) would give the folders above the mode that the umask leaves.
+    if not folder.is_dir():
+        _make_private(folder.parent)
+        folder.mkdir(mode=0o700)
+
+
+def _write(file: Path, data: bytes) -> None:
+    _make_private(file.parent)
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())

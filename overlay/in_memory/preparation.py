@@ -1,0 +1,246 @@
+"""From features and a pristine vLLM to a verified store entry: what the import hook serves.
+
+The plan is kept in the entry beside the patched texts, so that a warm process reads and hashes a
+handful of files and parses nothing."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import overlay
+from overlay.features.sources import fingerprint
+from overlay.in_memory import module_cache as store
+from overlay.in_memory.module_cache import module_name
+from overlay.in_memory.receipt import NOT_ASKED, Named, Recording, as_it_stands, patches_folders
+from overlay.processes import records
+from overlay.settings import require_known
+from overlay.untrusted import sha256
+
+if TYPE_CHECKING:
+    from overlay.features.model import Feature
+    from overlay.results import FeatureResult, Plan
+    from overlay.settings import Switches
+    from overlay.targets.target import Target
+
+
+@dataclass(frozen=True)
+class Planned:
+    """How one feature stands in the files, and whether the entry holds it.
+
+    :ivar chosen: whether the entry's modules have it.
+    :ivar asked: whether ``OVERLAY_FEATURES`` allows it.
+    :ivar why: everything that stands in its way, a line for each.
+    :ivar modules: the modules that it patches or adds.
+    """
+
+    id: str
+    digest: str
+    state: str
+    chosen: bool
+    why: str | None
+    modules: tuple[str, ...]
+    asked: bool = True
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A verified entry, and the plan that it was made from.
+
+    :ivar scopes: module name -> scopes whose code the plan changes.
+    """
+
+    entry: store.Entry
+    features: tuple[Planned, ...]
+    scopes: Mapping[str, tuple[str, ...]]
+    warnings: tuple[str, ...]
+
+
+def prepare(target: Target, switches: Switches, left_out: Iterable[str] = ()) -> Prepared:
+    """The entry for this vLLM and this patch set, made where there is none.
+
+    :param left_out: ids of features that must not be in it.
+    :raises StoreError: if there is no place where it could be kept.
+    :raises PatchFormatErrors: if a patches folder is malformed.
+    :raises UsageError: if ``OVERLAY_FEATURES`` names a feature that there is not.
+    """
+    entry, warnings = _entry(target, switches, patches_folders(switches), frozenset(left_out))
+    facts = entry.facts
+    features = tuple(
+        Planned(**{**row, "modules": tuple(row["modules"])}) for row in _rows(facts, "features")
+    )
+    scopes = {str(row["module"]): tuple(row["scopes"]) for row in _rows(facts, "scopes")}
+    planned = tuple(str(one) for one in _rows(facts, "warnings"))
+    return Prepared(entry, features, scopes, (*warnings, *planned))
+
+
+def _rows(facts: Mapping[str, object], name: str) -> list[Any]:
+    rows = facts.get(name)
+    if not isinstance(rows, list):
+        raise store.StoreError(f"the cache entry lacks {name}; remove it")
+    return rows
+
+
+def _entry(
+    target: Target, switches: Switches, folders: list[Path], without: frozenset[str]
+) -> tuple[store.Entry, tuple[str, ...]]:
+    named = Named()
+    patch_set = fingerprint((str(folder) for folder in folders), named.see)
+    pristine = named.hashes(target)
+    key = store.entry_key(
+        overlay.__version__,
+        str(target.root),
+        target.vllm or "",
+        str(switches.untested),
+        "every feature" if switches.features is None else ",".join(sorted(switches.features)),
+        *sorted(without),
+        patch_set,
+        json.dumps(pristine, sort_keys=True),
+    )
+    warnings: list[str] = []
+    for place in _places():
+        cache = store.Store(place)
+        try:
+            entry = cache.load(key)
+            if entry is not None and _fits(entry, pristine, target):
+                return entry, tuple(warnings)
+            if entry is not None:  # a file that the key does not cover has changed
+                cache.discard(key)
+        except store.StoreError as error:
+            warnings.append(f"{error}; made again elsewhere or anew")
+            with contextlib.suppress(OSError):
+                cache.discard(key)
+        try:
+            texts, facts = _planned(target, switches, folders, without)
+            return cache.save(key, texts, facts), tuple(warnings)
+        except (OSError, store.StoreError) as error:
+            warnings.append(f"the cache at {place} cannot be used ({error})")
+    raise store.StoreError(
+        "no place for patched modules can be written: "
+        + "; ".join(warnings)
+        + "; set OVERLAY_CACHE to a folder of your own, or patch on disk with `overlay apply`"
+    )
+
+
+def _places() -> Iterable[Path]:
+    """Where the store may lie: the user's cache, else a private temporary folder.
+
+    The last one lasts as long as this process does.
+    """
+    from overlay.cache import cache_folder
+
+    with contextlib.suppress(RuntimeError):  # no home folder
+        yield cache_folder() / "modules"
+    for folder in records.usable():  # of our own, and found again by the next process
+        yield folder / "modules"
+    with contextlib.suppress(OSError):
+        place = tempfile.mkdtemp(prefix=f"vllm-overlay-{os.geteuid()}-")
+        atexit.register(_remove, place, os.getpid())
+        yield Path(place) / "modules"
+
+
+def _remove(place: str, owner: int) -> None:
+    if os.getpid() == owner:  # and not a fork of it
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _fits(entry: store.Entry, pristine: Mapping[str, str | None], target: Target) -> bool:
+    sources = entry.facts.get("read")
+    return isinstance(sources, dict) and as_it_stands(sources, pristine, target)
+
+
+def _planned(
+    target: Target, switches: Switches, folders: list[Path], without: frozenset[str]
+) -> tuple[dict[str, tuple[bytes, str | None]], dict[str, object]]:
+    """What ``store.Store.save`` takes: the patched texts, and the facts of the plan."""
+    from overlay.features.folder import load
+    from overlay.planning.planner import plan
+
+    features = load(folders)
+    require_known(switches, (feature.id for feature in features))
+    asked = [feature for feature in features if switches.allows(feature.id)]
+    tree = Recording(target)
+    first = plan(asked, tree, target.release, target.record)
+    chosen = _choose(asked, first, switches, without)
+    # What needs attention is left out as a whole; the rest is planned without it.
+    final = plan(chosen, tree, target.release, target.record)
+    results = {result.feature: result for result in first.features}
+    if len(asked) < len(features):  # how the others stand is only told
+        every = plan(features, tree, target.release, target.record)
+        results = {result.feature: result for result in every.features} | results
+    rows = [
+        vars(_describe(feature, results[feature.id], feature in chosen, feature in asked))
+        for feature in features
+    ]
+    texts = {
+        change.path: (change.after, None if change.before is None else sha256(change.before))
+        for change in final.changes
+        if change.after is not None
+    }
+    facts: dict[str, object] = {
+        "features": rows,
+        "read": tree.read_so_far,
+        "scopes": _scopes(final),
+        "warnings": list(final.warnings),
+    }
+    return texts, facts
+
+
+def _describe(feature: Feature, result: FeatureResult, chosen: bool, asked: bool) -> Planned:
+    why = "\n".join(_reasons(result)) or None
+    if result.untested and not chosen:
+        why = "this release is untested; OVERLAY_UNTESTED=1 allows it"
+    if not asked:
+        why = NOT_ASKED
+    return Planned(
+        id=feature.id,
+        digest=feature.digest,
+        state=result.state.value,
+        chosen=chosen,
+        why=why,
+        modules=tuple(sorted({module_name(file.path) for file in result.files})),
+        asked=asked,
+    )
+
+
+def _reasons(result: FeatureResult) -> Iterable[str]:
+    """What is to be told of a feature, and everything that stands in its way, where it does."""
+    from overlay.report.model import TargetReport
+    from overlay.report.wording import problems
+
+    if result.why:
+        yield result.why
+    report = TargetReport("", None, None, result.state, (result,))
+    for problem in problems(report):
+        if problem.path is not None:
+            place = problem.path if problem.scope is None else f"{problem.path}, {problem.scope}"
+            yield f"{place}: {problem.why}"
+        elif problem.why != result.why:
+            yield problem.why
+
+
+def _choose(
+    features: Iterable[Feature], first: Plan, switches: Switches, without: frozenset[str]
+) -> tuple[Feature, ...]:
+    wanted = {
+        result.feature
+        for result in first.features
+        if result.state.value == "pristine" and (switches.untested or not result.untested)
+    }
+    return tuple(feature for feature in features if feature.id in wanted - without)
+
+
+def _scopes(plan: Plan) -> list[dict[str, object]]:
+    scopes: dict[str, set[str]] = {}
+    for feature in plan.features:
+        for file in feature.files:
+            scopes.setdefault(module_name(file.path), set()).update(one.scope for one in file.hunks)
+    return [{"module": name, "scopes": sorted(found)} for name, found in sorted(scopes.items())]

@@ -1,0 +1,159 @@
+"""Stop an engine whose ranks run different code."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from types import ModuleType
+from typing import Any, TypeAlias
+
+from overlay.errors import OverlayError
+from overlay.in_memory.import_watch import when_imported
+
+#: Gives this process's report for its rank.
+Describe: TypeAlias = "Callable[[int], RankReport]"
+
+_MODULE = "vllm.distributed.parallel_state"
+
+_FUNCTION = "initialize_model_parallel"
+
+
+def watch(describe: Describe, required: bool = False) -> None:
+    """Have this process compare itself with its peers as soon as vLLM has made its groups.
+
+    vLLM makes them before it loads the model, in ``initialize_model_parallel`` of
+    ``vllm.distributed.parallel_state``, whichever executor started the process (multiprocess, Ray
+    or the external launcher).
+
+    :param describe: gives this process's report for its rank.
+    :param required: whether vLLM must not go on where the ranks cannot be compared.
+    """
+    lost = "the ranks of this engine are not compared; `overlay status --live` shows what each runs"
+    when_imported(_MODULE, lambda found: _wrap(found, describe), None if required else lost)
+
+
+def _wrap(module: ModuleType, describe: Describe) -> None:
+    inner = getattr(module, _FUNCTION)
+    if getattr(inner, "_overlay_compares", False):
+        return
+
+    @functools.wraps(inner)
+    def initialize_then_compare(*args: Any, **kwargs: Any) -> Any:
+        result = inner(*args, **kwargs)
+        group = module.get_world_group()
+
+        compare(describe(group.rank), group)
+        return result
+
+    # A function may carry attributes, but its type tells mypy of none.
+    initialize_then_compare._overlay_compares = True  # type: ignore[attr-defined]
+    setattr(module, _FUNCTION, initialize_then_compare)
+
+
+#: Seconds to wait for the other ranks to say what they run; they start within seconds of another.
+TIMEOUT = 120.0
+
+
+class RanksDiffer(OverlayError, RuntimeError):
+    """Ranks of one engine run different code; all of them stop."""
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """What one rank runs.
+
+    :ivar digest: over the patch set, its states and every ``OVERLAY`` switch; see ``activate``.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    vllm: str
+    digest: str
+    summary: str
+
+
+def report(rank: int, vllm: str, digest: str, summary: str) -> RankReport:
+    """This process's report."""
+    return RankReport(rank, socket.gethostname(), os.getpid(), vllm, digest, summary)
+
+
+def table(reports: Iterable[RankReport]) -> str:
+    """Reports as lines of host, rank, vLLM release and digest."""
+    head = ("host", "rank", "pid", "vllm", "digest", "runs")
+    rows = [head] + [
+        (r.host, str(r.rank), str(r.pid), r.vllm, r.digest[:12], r.summary)
+        for r in sorted(reports, key=lambda one: one.rank)
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def require_equal(reports: Sequence[RankReport]) -> None:
+    """Stop where two ranks run different code.
+
+    :raises RanksDiffer: with the table of all ranks.
+    """
+    if len({(r.digest, r.vllm) for r in reports}) > 1:
+        raise RanksDiffer(
+            "vllm-overlay: the ranks of this engine do not run the same code; expected one "
+            "vLLM release and one digest everywhere, found:\n"
+            + table(reports)
+            + "\nMake the overlay, its patches folders and its OVERLAY switches equal on every "
+            "node, or set OVERLAY=off on all of them, and start again."
+        )
+
+
+def compare(mine: RankReport, group: Any) -> None:
+    """Compare over vLLM's own world group (``cpu_group``); a no-op for a single process.
+
+    A rank without the overlay never answers.  It is found through the group's store first, since a
+    collective that one rank does not enter would hang until the group's own timeout.
+
+    :raises RanksDiffer: if a rank runs other code, or none of ours.
+    """
+    if group.world_size == 1:
+        return
+    # Elastic expert parallelism has a world of its own beside torch's, with its own way to gather.
+    apart = getattr(group, "tcp_store_group", None)
+    if apart is not None:
+        rows = apart.all_gather_obj(asdict(mine))
+    else:
+        import torch.distributed as dist
+
+        _require_all(mine, dist.distributed_c10d._get_default_store(), group.world_size)
+        rows = [None] * group.world_size
+        dist.all_gather_object(rows, asdict(mine), group=group.cpu_group)
+    require_equal([RankReport(**row) for row in rows])
+
+
+def _require_all(mine: RankReport, store: Any, world_size: int) -> None:
+    """Stop where a rank does not say what it runs.
+
+    :param store: the store over which torch made the process group.
+    """
+    store.set(f"vllm-overlay/{mine.rank}", json.dumps(asdict(mine)))
+    said: list[RankReport] = []
+    silent: list[int] = []
+    for rank in range(world_size):
+        key = f"vllm-overlay/{rank}"
+        try:
+            store.wait([key], timedelta(seconds=TIMEOUT if not silent else 1.0))
+        except RuntimeError:  # torch raises DistStoreError, a RuntimeError, when time is up
+            silent.append(rank)
+        else:
+            said.append(RankReport(**json.loads(store.get(key))))
+    if silent:
+        raise RanksDiffer(
+            f"vllm-overlay: rank {', '.join(map(str, silent))} did not say what it runs within "
+            f"{TIMEOUT:.0f} s; expected the overlay on every node, found it here:\n{table(said)}\n"
+            "Install the same overlay there, or set OVERLAY=off on all nodes, and start again."
+        )

@@ -1,0 +1,169 @@
+"""Skip planning when the ledger covers every feature."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import overlay
+from overlay.errors import TargetError
+from overlay.features import sources as shipped
+from overlay.features.sources import fingerprint, left_behind
+from overlay.results import State
+from overlay.untrusted import sha256
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from overlay.on_disk.ledger import Ledger, LedgerFeature
+    from overlay.package import Tree
+    from overlay.settings import Switches
+    from overlay.targets.target import Target
+
+
+def needless(
+    ledger: Ledger, release: str | None, switches: Switches, folders: Iterable[Path]
+) -> tuple[LedgerFeature, ...] | None:
+    """The features that are not on disk and need not be; ``None`` where only a plan can tell.
+
+    :param ledger: its files stand as we wrote them; :param release: the release that stands.
+    :param folders: the patches folders.
+    """
+    if ledger.overlay != overlay.__version__ or ledger.release != release:
+        return None
+    left = {one.result.feature: one for one in ledger.features}
+    found = []
+    for name, path in _features(folders):
+        one = left.pop(name, None)  # one that is found twice is an error, which a plan reports
+        if one is None or one.source != fingerprint([path]):
+            return None
+        if one.result.state is State.APPLIED:
+            continue
+        # By its files a feature can change while the release stays.
+        if one.result.state not in (State.UPSTREAMED, State.INAPPLICABLE) or one.result.files:
+            return None
+        found.append(one)
+    there = {one.result.feature for one in ledger.features} - set(left)
+    if (switches.features or frozenset()) - there:
+        return None  # OVERLAY_FEATURES names one that there is not: an error, too
+    return tuple(found)
+
+
+def _features(folders: Iterable[Path]) -> Iterator[tuple[str, str]]:
+    """The name and path of all that may be a feature; what is none is in no ledger."""
+    seen = set()
+    for folder in folders:
+        place = os.path.realpath(folder)
+        if place in seen:
+            continue
+        seen.add(place)
+        try:
+            names = sorted(os.listdir(place))
+        except OSError:
+            names = [""]  # whoever plans says what is wrong with the folder
+        for name in names:
+            beside = name.startswith(".") or name in ("__init__.py", "README.md")
+            if not (beside or left_behind(name)):
+                yield name, os.path.join(place, name)
+
+
+#: Why a feature is not patched that ``OVERLAY_FEATURES`` leaves out.
+NOT_ASKED = "OVERLAY_FEATURES does not name it"
+
+
+def patches_folders(switches: Switches) -> list[Path]:
+    """The folders of features that this process looks into."""
+    return [shipped.shipped_folder(), *switches.patches]
+
+
+def required_features(switches: Switches) -> frozenset[str]:
+    """The ids of the features whose own feature.toml says that vLLM must not start without them.
+
+    Looks into no file but those that hold the word, since each process asks.
+    """
+    found = set()
+    for folder in patches_folders(switches):
+        for document in folder.glob("*/feature.toml"):
+            if any(map(_names_required, document.read_bytes().splitlines())):
+                from overlay.features.folder import load
+
+                found |= {feature.id for feature in load([folder]) if feature.required}
+                break
+    return frozenset(found)
+
+
+def _names_required(line: bytes) -> bool:
+    """Whether a line of a feature.toml may set ``required``."""
+    return line.partition(b"=")[0].strip(b" \t\"'") == b"required"
+
+
+# No data classes, and nothing compiled ahead: a process without features would pay for it, too.
+_PATCHED = rb"(?m)^\+\+\+ (?:b/)?(vllm/[^\t\r\n]+)"
+
+_TESTED = rb"""["'](vllm/[^"'\r\n]+)["']"""
+
+_ADDED = r"(?:^|/)files/(vllm/.+)$"
+
+
+class Named:
+    """The paths that features name, read off their files without parsing them.
+
+    What stands in an unusual form is not found; ``Recording`` sees it when it is planned.
+    """
+
+    def __init__(self) -> None:
+        self.paths: set[str] = set()
+
+    def see(self, name: str, data: bytes) -> None:
+        """Look at one file of a patches folder."""
+        if name.endswith(".patch"):
+            self._found(re.findall(_PATCHED, data))
+        elif name.endswith("feature.toml"):
+            self._found(re.findall(_TESTED, data))
+        elif found := re.search(_ADDED, name):
+            self.paths.add(found[1])
+
+    def _found(self, paths: Iterable[bytes]) -> None:
+        self.paths.update(path.decode(errors="replace") for path in paths)
+
+    def hashes(self, target: Target) -> dict[str, str | None]:
+        """The sha256 of each of those files as it stands, ``None`` where there is none."""
+        return {path: _hash(target, path) for path in sorted(self.paths)}
+
+
+def _hash(target: Target, path: str) -> str | None:
+    try:
+        data = target.read(path)
+    except TargetError as error:  # a plan that wants the file raises it anew
+        return f"cannot be read: {error}"
+    return None if data is None else sha256(data)
+
+
+class Recording:
+    """A tree that remembers the sha256 of what was read of it, ``None`` for what is not there."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self.read_so_far: dict[str, str | None] = {}
+
+    def read(self, path: str) -> bytes | None:
+        """The bytes of ``path``, as the tree has them."""
+        data = self._tree.read(path)
+        self.read_so_far[path] = None if data is None else sha256(data)
+        return data
+
+
+def as_it_stands(
+    recorded: Mapping[str, str | None], known: Mapping[str, str | None], target: Target
+) -> bool:
+    """Whether the files that a plan has read are still what they were.
+
+    :param known: hashes of a moment ago; of a path that is not among them the file is read.
+    """
+    for path, expected in recorded.items():
+        if (known[path] if path in known else _hash(target, path)) != expected:
+            return False
+    return True

@@ -1,0 +1,159 @@
+"""What is kept about an apply: the ledger, the pristine copies, and our rows in RECORD."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import overlay
+from overlay.features.model import Feature
+from overlay.on_disk import ledger as ledgers
+from overlay.on_disk.ledger import (
+    IGNORE_PATH,
+    PRISTINE_FOLDER,
+    Entry,
+    Ledger,
+    LedgerFeature,
+    RecordEntry,
+)
+from overlay.on_disk.site import Site
+from overlay.on_disk.writes import Write, hash_of
+from overlay.package import LEDGER_PATH
+from overlay.results import Change, FeatureResult, HunkResult, Plan, State
+from overlay.targets.record import Row, release_part, with_rows, without_rows
+from overlay.untrusted import sha256
+
+
+def state_files(
+    site: Site, old: Ledger | None, new: Ledger | None, changes: Iterable[Change]
+) -> list[Write]:
+    """The writes to RECORD and to our own folder."""
+    writes = []
+    wanted: dict[str, bytes] = {}
+    if new is not None:
+        wanted[LEDGER_PATH] = ledgers.encode(new)
+        for change in changes:
+            if change.before is not None:
+                wanted[f"{PRISTINE_FOLDER}/{sha256(change.before)}"] = change.before
+        if new.record is None:
+            wanted[IGNORE_PATH] = b"*\n"
+    for path in sorted(site.state_files() | set(wanted)):
+        now, after = site.read(path), wanted.get(path)
+        if now != after:
+            writes.append(Write(path, now, after, site.form(path)))
+    for path, after in _records(site, old, new).items():
+        now = site.read(path)
+        if now is not None and now != after:
+            writes.append(Write(site.real(path), now, after, site.form(path)))
+    return writes
+
+
+def _records(site: Site, old: Ledger | None, new: Ledger | None) -> dict[str, bytes]:
+    """RECORD, path to bytes: with our rows where there is a new ledger, without where not."""
+    wanted: dict[str, bytes] = {}
+    if old is not None and old.record is not None:
+        now = site.read(old.record.path)
+        if now is not None:
+            ours = [row.path for row in _rows(old)]
+            wanted[old.record.path] = without_rows(now, old.record.before, ours)
+    if new is not None and new.record is not None:
+        path = new.record.path
+        base = wanted.get(path)
+        if base is None:
+            base = release_part(site.read(path) or b"")
+        wanted[path] = with_rows(base, _rows(new))
+    return wanted
+
+
+def _rows(ledger: Ledger) -> list[Row]:
+    copies = sorted({entry.before for entry in ledger.entries if entry.before is not None})
+    rows = [Row(f"{PRISTINE_FOLDER}/{copy}", copy) for copy in copies]
+    rows += [Row(e.path, e.after, e.size) for e in ledger.entries if e.before is None]
+    return rows
+
+
+def new_ledger(
+    site: Site,
+    plan: Plan,
+    features: Sequence[Feature],
+    release: str,
+    record_file: Path | None,
+    old: Ledger | None,
+) -> Ledger:
+    """The ledger of a target in which ``plan`` is applied.
+
+    :param old: the ledger that stands.
+    """
+    entries = []
+    for change in sorted(plan.changes, key=lambda one: one.path):
+        known = old.entry(change.path) if old else None
+        mode = known.mode if known else site.form(site.real(change.path)).mode
+        after = change.after or b""
+        entries.append(Entry(change.path, hash_of(change.before), sha256(after), mode, len(after)))
+    added = [entry.path for entry in entries if entry.before is None]
+    folders = {folder for path in added for folder in site.missing_folders(path)}
+    if old is not None:
+        folders |= {f for f in old.folders if any(path.startswith(f + "/") for path in added)}
+    by_name = {feature.id: feature for feature in features}
+    new = Ledger(
+        overlay=overlay.__version__,
+        release=release,
+        features=tuple(
+            LedgerFeature(feature.digest, feature.origin, _as_applied(result), feature.source)
+            for result in plan.features
+            for feature in (by_name[result.feature],)
+        ),
+        entries=tuple(entries),
+        folders=tuple(sorted(folders)),
+        record=None,
+    )
+    return new._replace(record=_record_entry(site, record_file, old, new))
+
+
+def record_path(site: Site, record_file: Path | None) -> str | None:
+    """RECORD's path in the target, if it lies beside ``vllm/``."""
+    if record_file is None or record_file.parent.parent.resolve() != site.root:
+        return None
+    return f"{record_file.parent.name}/{record_file.name}"
+
+
+def _record_entry(
+    site: Site, record_file: Path | None, old: Ledger | None, new: Ledger
+) -> RecordEntry | None:
+    path = record_path(site, record_file)
+    now = None if path is None else site.read(path)
+    if path is None or now is None:
+        return None
+    base = release_part(now)
+    if old is not None and old.record is not None and old.record.path == path:
+        base = without_rows(now, old.record.before, [row.path for row in _rows(old)])
+    return RecordEntry(path, sha256(base), sha256(with_rows(base, _rows(new))))
+
+
+def same(old: Ledger, new: Ledger) -> bool:
+    """Whether nothing but the version of the overlay differs."""
+
+    def essence(ledger: Ledger) -> tuple[object, ...]:
+        features = [(one.result.feature, one.digest, one.result.state) for one in ledger.features]
+        return ledger.entries, ledger.folders, ledger.record, ledger.release, features
+
+    return essence(old) == essence(new)
+
+
+def _as_applied(result: FeatureResult) -> FeatureResult:
+    """A feature's result once its changes stand."""
+    return result._replace(
+        state=_applied(result.state),
+        files=tuple(
+            file._replace(state=_applied(file.state), hunks=tuple(map(_applied_hunk, file.hunks)))
+            for file in result.files
+        ),
+    )
+
+
+def _applied_hunk(hunk: HunkResult) -> HunkResult:
+    return hunk._replace(state=_applied(hunk.state))
+
+
+def _applied(state: State) -> State:
+    return State.APPLIED if state is State.PRISTINE else state

@@ -1,0 +1,242 @@
+"""What an apply or a revert has to write, worked out from what stands.  Reads, never writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from overlay.errors import PlanOutdated, RevertRefused, TransactionError
+from overlay.features.model import Feature
+from overlay.on_disk import ledger as ledgers
+from overlay.on_disk.bookkeeping import new_ledger, record_path, same, state_files
+from overlay.on_disk.disk_state import Condition, condition, conditions, void
+from overlay.on_disk.ledger import Entry, Ledger, LedgerLost
+from overlay.on_disk.site import Site
+from overlay.on_disk.writes import Intent, Write, assemble, hash_of
+from overlay.results import Change, Plan, State
+from overlay.targets.record import our_rows, without_rows
+from overlay.untrusted import all_unreadable
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """A ledger worked out anew, with the pristine bytes it names, by sha256."""
+
+    ledger: Ledger
+    pristine: Mapping[str, bytes]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What ``apply`` is asked for.
+
+    :ivar known: ids of what was applied when the plan was made; ``None``: whatever is applied by
+        now and not in the plan is to go.
+    """
+
+    plan: Plan
+    features: Sequence[Feature]
+    release: str
+    record_file: Path | None
+    known: frozenset[str] | None = None
+
+
+def to_apply(site: Site, request: Request) -> Intent:
+    """What brings the target from what stands to what the plan wants.
+
+    :raises PlanOutdated: if something was applied that the plan does not know of.
+    :raises TransactionError: if a file is neither as the plan found it nor as the ledger left it.
+    """
+    old = ledgers.load(site.root)
+    _expect_known(site, old, request)
+    drafts, left_alone = _files(site, old, request.plan.changes, request.release)
+    edited = [draft.path for draft in drafts if draft.problem]
+    if edited:
+        raise _changed_meanwhile(edited)
+    if not request.plan.changes:
+        if any(result.state is State.APPLIED for result in request.plan.features):
+            raise ValueError("the plan says what is applied, and not how: make it from pristine")
+        return _removal("apply", site, old, drafts, left_alone)
+    new = new_ledger(
+        site, request.plan, request.features, request.release, request.record_file, old
+    )
+    if old is not None and same(old, new) and not any(draft.write for draft in drafts):
+        return Intent("apply")
+    state = state_files(site, old, new, request.plan.changes)
+    writes = [*(draft.write for draft in drafts if draft.write), *state]
+    return assemble("apply", site, writes, old, new, _changed(drafts), left_alone)
+
+
+def _expect_known(site: Site, old: Ledger | None, request: Request) -> None:
+    if old is None or request.known is None:
+        return
+    planned = {feature.id for feature in request.features}
+    applied = {one.result.feature for one in old.applied}
+    news = sorted(applied - planned - request.known)
+    if news and void(old, conditions(old, site.read), request.release) is None:
+        raise PlanOutdated(
+            f"{site.root}: another command has applied {', '.join(news)} meanwhile. Nothing was "
+            "changed; run the command again"
+        )
+
+
+def to_revert(
+    site: Site,
+    release: str | None = None,
+    record_file: Path | None = None,
+    rebuild: Callable[[], Rebuilt] | None = None,
+) -> Intent:
+    """What brings the target back to its pristine bytes.
+
+    :param release: the release that stands, as far as it is known.
+    :param record_file: RECORD, where one lies beside ``vllm/``.
+    :param rebuild: how to work out a ledger that is lost.
+    :raises RevertRefused: if somebody edited a file after us.
+    """
+    try:
+        old = ledgers.load(site.root)
+    except LedgerLost:
+        if rebuild is None:
+            raise
+        return _to_revert_without_ledger(site, record_file, rebuild())
+    if old is None and rebuild is not None and _is_listed(site, record_file):
+        return _to_revert_without_ledger(site, record_file, rebuild())
+    drafts, left_alone = _files(site, old, (), release)
+    edited = tuple(draft.path for draft in drafts if draft.problem)
+    if edited:
+        raise RevertRefused(
+            f"edited after the overlay applied: {', '.join(edited)}. Reverting would lose the "
+            "edit, so nothing was changed. Put the edit aside and take it out again, or reinstall "
+            "vLLM",
+            edited,
+        )
+    return _removal("revert", site, old, drafts, left_alone)
+
+
+def _changed_meanwhile(paths: Sequence[str]) -> TransactionError:
+    return TransactionError(
+        f"{', '.join(paths)}: changed by somebody else, since the plan was made or since the "
+        "overlay applied. Nothing was changed; run the command again, and see 'overlay status'"
+    )
+
+
+def _is_listed(site: Site, record_file: Path | None) -> bool:
+    """Whether RECORD still has our rows."""
+    path = record_path(site, record_file)
+    return path is not None and bool(our_rows(site.read(path) or b""))
+
+
+def _to_revert_without_ledger(site: Site, record_file: Path | None, rebuilt: Rebuilt) -> Intent:
+    """As ``to_revert``, by a ledger that was worked out anew and has no RECORD in it."""
+    old = rebuilt.ledger
+    writes = []
+    for entry in old.entries:
+        now = site.read(entry.path)
+        if condition(entry, now) is not Condition.OURS:
+            raise _changed_meanwhile([entry.path])
+        after = None if entry.before is None else rebuilt.pristine[entry.before]
+        real = site.real(entry.path)
+        writes.append(Write(real, now, after, site.form(real)))
+    drafts = [_Draft(entry.path, write) for entry, write in zip(old.entries, writes, strict=True)]
+    path = record_path(site, record_file)
+    if path is not None:
+        record = site.read(path)
+        rows = our_rows(record or b"")
+        if record is not None and rows:
+            after = without_rows(record, None, [row.path for row in rows])
+            writes.append(Write(site.real(path), record, after, site.form(path)))
+    intent = _removal("revert", site, old, drafts, [], writes)
+    said = "the ledger was lost: what it said was worked out from RECORD and the patches at hand"
+    return replace(intent, warnings=(said, *intent.warnings))
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """What is to be done about one file of vLLM."""
+
+    path: str
+    write: Write | None = None
+    problem: bool = False
+
+
+def _files(
+    site: Site, old: Ledger | None, changes: Iterable[Change], release: str | None
+) -> tuple[list[_Draft], list[str]]:
+    """What is to be done about each file, and the files that a dead ledger has no claim on."""
+    wanted = {change.path: change for change in changes}
+    listed = [entry.path for entry in old.entries] if old is not None else []
+    with all_unreadable({*wanted, *listed}, site.read):
+        drafts = [_wanted(site, old, change) for change in wanted.values()]
+        return _with_listed(site, old, release, wanted, drafts)
+
+
+def _with_listed(
+    site: Site,
+    old: Ledger | None,
+    release: str | None,
+    wanted: Container[str],
+    drafts: list[_Draft],
+) -> tuple[list[_Draft], list[str]]:
+    """``drafts``, with what is to be done about the files that only the ledger lists."""
+    left_alone: list[str] = []
+    if old is None:
+        return drafts, left_alone
+    found = conditions(old, site.read)
+    dead = void(old, found, release) is not None
+    for entry in old.entries:
+        if entry.path in wanted:
+            continue
+        stand = found[entry.path]
+        if stand is Condition.OURS or (stand is Condition.GONE and not dead):
+            drafts.append(_Draft(entry.path, _restore(site, entry)))
+        elif stand is Condition.EDITED and not dead:
+            drafts.append(_Draft(entry.path, problem=True))
+        elif stand is Condition.EDITED:
+            left_alone.append(entry.path)
+    return drafts, left_alone
+
+
+def _wanted(site: Site, old: Ledger | None, change: Change) -> _Draft:
+    if change.after is None:
+        raise ValueError(f"{change.path}: a feature patches and adds files, it never removes one")
+    now = site.read(change.path)
+    entry = old.entry(change.path) if old else None
+    ours = entry is not None and condition(entry, now) is Condition.OURS
+    if entry is not None and ours and entry.before != hash_of(change.before):
+        return _Draft(change.path, problem=True)
+    if ours and now == change.after:
+        return _Draft(change.path)
+    if ours or now == change.before:
+        real = site.real(change.path)
+        return _Draft(change.path, Write(real, now, change.after, site.form(real)))
+    return _Draft(change.path, problem=True)
+
+
+def _restore(site: Site, entry: Entry) -> Write:
+    after = None if entry.before is None else ledgers.copies(site.root)(entry.before)
+    real = site.real(entry.path)
+    now = site.read(entry.path)
+    form = site.form(real)
+    return Write(real, now, after, form if now is not None else replace(form, mode=entry.mode))
+
+
+def _removal(
+    action: str,
+    site: Site,
+    old: Ledger | None,
+    drafts: Sequence[_Draft],
+    left_alone: Sequence[str],
+    writes: Sequence[Write] | None = None,
+) -> Intent:
+    """The intent that leaves nothing of ours."""
+    if old is None:
+        return Intent(action)
+    if writes is None:
+        writes = [draft.write for draft in drafts if draft.write]
+    writes = [*writes, *state_files(site, old, None, ())]
+    return assemble(action, site, writes, old, None, _changed(drafts), left_alone)
+
+
+def _changed(drafts: Sequence[_Draft]) -> list[str]:
+    return [draft.path for draft in drafts if draft.write]

@@ -1,0 +1,163 @@
+"""One writer, or many readers, of a target at a time.
+
+The lock is ``flock`` on the folder ``vllm/`` itself: nothing is left behind, a read-only target
+can be locked, and the lock dies with its process."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from overlay.errors import TransactionError
+
+#: Seconds that a command waits for others.
+TIMEOUT = 60.0
+
+_UNSUPPORTED = {
+    errno.EBADF,
+    errno.EINVAL,
+    errno.ENOLCK,
+    errno.ENOSYS,
+    errno.EOPNOTSUPP,
+    errno.ENOTSUP,
+}
+
+
+@contextmanager
+def exclusive(root: Path, timeout: float = TIMEOUT) -> Iterator[None]:
+    """Hold the target in ``root`` as its only user.
+
+    :param timeout: seconds to wait.
+    :raises TransactionError: if it cannot be had in that time, or not at all.
+    """
+    with _locked(root, writer=True, timeout=timeout):
+        yield
+
+
+@contextmanager
+def shared(root: Path, timeout: float = TIMEOUT) -> Iterator[None]:
+    """Hold the target in ``root`` beside other readers.
+
+    :param timeout: seconds to wait.
+    :raises TransactionError: if a writer holds it for longer than that.
+    """
+    with _locked(root, writer=False, timeout=timeout):
+        yield
+
+
+@contextmanager
+def _locked(root: Path, *, writer: bool, timeout: float) -> Iterator[None]:
+    import fcntl
+
+    folder = root / "vllm"
+    try:
+        handle = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+    except OSError as error:
+        raise TransactionError(
+            f"{folder} cannot be opened to lock it ({error.strerror}): expected the folder of an "
+            "installed vLLM that you may read. Nothing was changed"
+        ) from error
+    try:
+        mode = fcntl.LOCK_EX if writer else fcntl.LOCK_SH
+        if not _acquire(handle, mode, folder, timeout):
+            with _beside(root, timeout):
+                yield
+            return
+        try:
+            yield
+        finally:
+            # Said aloud, for a process forked meanwhile would keep the lock with its copy.
+            fcntl.flock(handle, fcntl.LOCK_UN)
+    finally:
+        os.close(handle)
+
+
+def _acquire(handle: int, mode: int, folder: Path, timeout: float) -> bool:
+    """Lock ``handle``; ``False`` where the file system has no such locks."""
+    import fcntl
+
+    deadline = time.monotonic() + timeout
+    pause = 0.002
+    while True:
+        try:
+            fcntl.flock(handle, mode | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _UNSUPPORTED:
+                return False
+            if error.errno not in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EINTR):
+                raise TransactionError(
+                    f"{folder} cannot be locked ({error.strerror}). Nothing was changed"
+                ) from error
+        else:
+            return True
+        if time.monotonic() >= deadline:
+            raise _busy(folder, os.fstat(handle).st_ino, timeout)
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.1)
+
+
+@contextmanager
+def _beside(root: Path, timeout: float) -> Iterator[None]:
+    """A lock file in the user's cache, for file systems that cannot lock a folder.
+
+    It knows no readers, and keeps apart only what this user runs on this machine.
+    """
+    import hashlib
+
+    from filelock import FileLock, Timeout
+    from platformdirs import user_cache_path
+
+    name = hashlib.sha256(os.path.realpath(root).encode("utf-8", "surrogateescape")).hexdigest()
+    path = user_cache_path("vllm-overlay") / "locks" / f"{name[:32]}.lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        held = FileLock(path)
+        held.acquire(timeout=timeout)
+    except Timeout as error:
+        raise TransactionError(
+            f"{root / 'vllm'} is in use by another overlay command, which holds {path}: waited "
+            f"{timeout:g} s. Nothing was changed; run the command again when that one is done"
+        ) from error
+    except OSError as error:
+        raise TransactionError(
+            f"{root / 'vllm'} lies on a file system without locks, and the lock file {path} "
+            f"cannot be made either ({error.strerror}). Nothing was changed; set XDG_CACHE_HOME "
+            "to a folder that you may write"
+        ) from error
+    try:
+        yield
+    finally:
+        held.release()
+
+
+def _busy(folder: Path, inode: int, timeout: float) -> TransactionError:
+    holders = _holders(inode)
+    by = f" (process {', '.join(holders)})" if holders else ""
+    return TransactionError(
+        f"{folder} is in use by another overlay command{by}: waited {timeout:g} s. "
+        "Nothing was changed; run the command again when that one is done"
+    )
+
+
+def _holders(inode: int) -> list[str]:
+    """The processes that hold a flock on ``inode``, as far as the kernel tells."""
+    try:
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        fields = line.split()
+        if len(fields) < 6 or fields[1] != "FLOCK" or not fields[5].endswith(f":{inode}"):
+            continue
+        try:
+            command = Path(f"/proc/{fields[4]}/cmdline").read_bytes().replace(b"\0", b" ")
+        except OSError:
+            command = b""
+        words = command.decode("utf-8", "replace").strip()[:120]
+        found.append(f"{fields[4]}: {words}" if words else fields[4])
+    return found

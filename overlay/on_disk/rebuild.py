@@ -1,0 +1,156 @@
+"""What we did to a target whose ledger is lost, worked out where it can be proven.  Pure.
+
+The patches are matched backwards: where undoing them gives a file whose hash the release's RECORD
+lists, that file was ours and nothing else was done to it.  Nothing is guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from packaging.version import Version
+
+import overlay
+from overlay.errors import LedgerError
+from overlay.features.model import Feature, Hunk, Patch, Topic, Variant
+from overlay.on_disk.changes import Rebuilt
+from overlay.on_disk.ledger import Entry, Ledger, reinstall
+from overlay.package import Tree
+from overlay.planning.planner import plan
+from overlay.results import Plan
+from overlay.untrusted import sha256
+
+
+def rebuild(
+    features: Sequence[Feature],
+    tree: Tree,
+    release: Version | None,
+    record: Mapping[str, str] | None,
+) -> Rebuilt:
+    """The ledger that the target in ``tree`` should have.
+
+    :param features: all that may have been applied, in their order.
+    :param record: sha256 (hex) of the release's own files by path.
+    :raises LedgerError: naming every file of which it cannot be proven what it was before us.
+    """
+    if record is None:
+        raise LedgerError(
+            "the overlay's ledger is lost, and no RECORD tells which bytes the release had. "
+            "Nothing was changed; restore vllm/ from where it came from (in a checkout: git "
+            "checkout -- vllm), and remove the folder .vllm-overlay beside it"
+        )
+    changed = _changed(features, tree, record)
+    suspects = [one for one in features if changed & _patched_paths(one)]
+    undone = plan([_reversed(one) for one in reversed(suspects)], tree, release)
+    befores = {change.path: change.after or b"" for change in undone.changes}
+    added, foreign = _added(features, tree, record)
+    unproven = {path for path, data in befores.items() if record.get(path) != sha256(data)}
+    unproven |= {path for path in changed if path not in befores}
+    if unproven | foreign:
+        raise LedgerError(_refusal(sorted(unproven | foreign), undone, release))
+    entries = [
+        *(_entry(path, sha256(data), tree) for path, data in befores.items()),
+        *(_entry(path, None, tree) for path in added),
+    ]
+    ledger = Ledger(
+        overlay=overlay.__version__,
+        release="" if release is None else str(release),
+        features=(),
+        entries=tuple(sorted(entries, key=lambda entry: entry.path)),
+        folders=_folders(added, record),
+        record=None,
+    )
+    return Rebuilt(ledger, {sha256(data): data for data in befores.values()})
+
+
+def _changed(features: Sequence[Feature], tree: Tree, record: Mapping[str, str]) -> set[str]:
+    """The files that some feature patches, and that are not the release's own any more."""
+    paths = {path for feature in features for path in _patched_paths(feature)}
+    found = {path: tree.read(path) for path in paths if path in record}
+    return {
+        path for path, data in found.items() if data is not None and sha256(data) != record[path]
+    }
+
+
+def _patched_paths(feature: Feature) -> set[str]:
+    return {variant.patch.path for topic in feature.topics for variant in topic.variants}
+
+
+def _added(
+    features: Sequence[Feature], tree: Tree, record: Mapping[str, str]
+) -> tuple[list[str], set[str]]:
+    """The modules that stand as a feature adds them, and those that stand otherwise."""
+    ours: list[str] = []
+    foreign: set[str] = set()
+    for feature in features:
+        for module in feature.added:
+            data = tree.read(module.path)
+            if data is None or module.path in record:
+                continue
+            if data == module.content:
+                ours.append(module.path)
+            else:
+                foreign.add(module.path)
+    return ours, foreign
+
+
+def _reversed(feature: Feature) -> Feature:
+    """The feature that takes out what ``feature`` puts in; its modules are judged by themselves."""
+    return replace(
+        feature,
+        upstream_tests=(),
+        topics=tuple(
+            Topic(
+                topic.name,
+                tuple(Variant(one.releases, _reversed_patch(one.patch)) for one in topic.variants),
+            )
+            for topic in reversed(feature.topics)
+        ),
+        added=(),
+    )
+
+
+def _reversed_patch(patch: Patch) -> Patch:
+    return replace(patch, hunks=tuple(_reversed_hunk(hunk) for hunk in patch.hunks))
+
+
+def _reversed_hunk(hunk: Hunk) -> Hunk:
+    swapped = {"+": "-", "-": "+", " ": " "}
+    return replace(
+        hunk,
+        lines=tuple((swapped[op], text) for op, text in hunk.lines),
+        pre_unfinished=hunk.post_unfinished,
+        post_unfinished=hunk.pre_unfinished,
+    )
+
+
+def _entry(path: str, before: str | None, tree: Tree) -> Entry:
+    data = tree.read(path) or b""
+    return Entry(path, before, sha256(data), 0o644, len(data))
+
+
+def _folders(added: Sequence[str], record: Mapping[str, str]) -> tuple[str, ...]:
+    """The folders above added modules in which the release itself has nothing."""
+    above = {path.rpartition("/")[0] for path in added}
+    for folder in tuple(above):
+        parts = folder.split("/")
+        above |= {"/".join(parts[:depth]) for depth in range(1, len(parts))}
+    return tuple(
+        sorted(one for one in above if not any(path.startswith(one + "/") for path in record))
+    )
+
+
+def _refusal(paths: Sequence[str], undone: Plan, release: Version | None) -> str:
+    reasons = [
+        file.why
+        for result in undone.features
+        for file in result.files
+        if file.path in paths and file.why
+    ]
+    because = f" ({'; '.join(dict.fromkeys(reasons))})" if reasons else ""
+    return (
+        "the overlay's ledger is lost, and taking these patches out of "
+        f"{', '.join(paths)} does not give the release's own files{because}: they were applied by "
+        "another overlay, or edited since. Nothing was changed. "
+        f"{reinstall(None if release is None else str(release))}"
+    )

@@ -1,0 +1,178 @@
+"""Applies and reverts: all or nothing, under the lock of the target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from overlay.errors import TransactionError
+from overlay.features.model import Feature
+from overlay.on_disk import files, journal, lock, recovery
+from overlay.on_disk.changes import Rebuilt, Request, to_apply, to_revert
+from overlay.on_disk.journal import Journal
+from overlay.on_disk.site import Site, unwritable
+from overlay.on_disk.writes import Intent
+from overlay.results import Plan
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an apply or a revert did.
+
+    :ivar changed: the files of vLLM that were written or removed, as ``vllm/...``, sorted.
+    :ivar wrote: whether anything at all was written.
+    """
+
+    action: str
+    changed: tuple[str, ...] = ()
+    wrote: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+def apply(
+    root: Path,
+    plan: Plan,
+    features: Sequence[Feature],
+    *,
+    release: str,
+    record_file: Path | None = None,
+    known: frozenset[str] | None = None,
+    timeout: float = lock.TIMEOUT,
+) -> Outcome:
+    """Bring the target in ``root`` to what ``plan`` wants; write nothing where it stands already.
+
+    :param plan: made from the pristine view, needing no attention; what the ledger says is
+        applied and the plan does not want any more is taken out.
+    :param features: those that the plan was made from.
+    :param release: the public version of the vLLM that stands in ``root``.
+    :param record_file: RECORD, where one lies beside ``vllm/``.
+    :param known: ids of what was applied when the plan was made, so that nothing is taken out
+        that another command has applied since; ``None``: whatever the plan does not want goes.
+    :param timeout: seconds to wait for other commands.
+    :raises PlanOutdated: if something was applied since that the plan does not know of.
+    :raises TransactionError: if the target cannot be written, or is no longer as the plan found it;
+        it is in one of its two whole states then, or the message says that it is not.
+    :raises LedgerError: if the ledger or a pristine copy is damaged.
+    :raises ValueError: if the plan needs attention.
+    """
+    if plan.state.needs_attention:
+        raise ValueError(f"a plan that is {plan.state.value} cannot be applied")
+    request = Request(plan, tuple(features), release, record_file, known)
+    return _run(root, lambda site: to_apply(site, request), timeout)
+
+
+def revert(
+    root: Path,
+    *,
+    release: str | None = None,
+    record_file: Path | None = None,
+    rebuild: Callable[[], Rebuilt] | None = None,
+    timeout: float = lock.TIMEOUT,
+) -> Outcome:
+    """Bring the target in ``root`` back to its pristine bytes, and leave nothing of ours.
+
+    :param release: the public version of the vLLM that stands in ``root``, where it is known.
+    :param record_file: RECORD, where one lies beside ``vllm/``; for a ledger that is lost.
+    :param rebuild: how to work out a ledger that is lost (``overlay.on_disk.rebuild.rebuild``).
+    :param timeout: seconds to wait for other commands.
+    :raises RevertRefused: if somebody edited a file after us; nothing was changed.
+    :raises TransactionError: as ``apply``.
+    :raises LedgerError: if the ledger or a pristine copy is damaged.
+    """
+    return _run(root, lambda site: to_revert(site, release, record_file, rebuild), timeout)
+
+
+@contextmanager
+def reading(root: Path, timeout: float = lock.TIMEOUT) -> Iterator[str | None]:
+    """Hold the target in ``root`` still while it is read; interrupted transactions end first.
+
+    :yields: what recovery has to say, if anything.
+    :raises TransactionError: if another command holds the target for longer than ``timeout``.
+    :raises LedgerError: if the journal is damaged.
+    """
+    root = root.resolve()
+    said: str | None = None
+    for _ in range(_ATTEMPTS):
+        said = recovery.recover(root, timeout) or said
+        with lock.shared(root, timeout):
+            # Another command may have died between our two locks.
+            if said is not None or not journal.begun(root):
+                yield said
+                return
+    raise TransactionError(
+        f"{root}: other overlay commands were interrupted there {_ATTEMPTS} times while this one "
+        "waited to read it. Nothing was changed; run the command again"
+    )
+
+
+_ATTEMPTS = 5
+
+
+def _run(root: Path, work_out: Callable[[Site], Intent], timeout: float) -> Outcome:
+    with reading(root, timeout) as said:
+        site = Site(root)
+        unfinished = journal.begun(site.root)
+        intent = Intent("") if unfinished else work_out(site)
+    if intent.writes or unfinished:
+        with lock.exclusive(site.root, timeout):
+            try:
+                said = recovery.recover_locked(site.root) or said
+            except OSError as error:
+                raise unwritable(error, recovery.state(site.root)) from error
+            intent = work_out(site)
+            if intent.writes:
+                execute(site, intent)
+    warnings = (*((said,) if said else ()), *intent.warnings)
+    return Outcome(intent.action, intent.changed, bool(intent.writes), warnings)
+
+
+def execute(site: Site, intent: Intent) -> None:
+    """Write ``intent``; whoever calls holds the target.
+
+    :raises TransactionError: if the operating system refuses; everything is taken back then, or
+        the message says that it is not.
+    """
+    begun = intent.journal()
+    try:
+        journal.write(site.root, begun, site.form("vllm/__init__.py").owner)
+        _stage(site, intent, begun)
+        recovery.finish(site.root, begun)
+    except OSError as error:
+        _settle(site.root, begun)
+        raise unwritable(error, recovery.state(site.root, begun)) from error
+    except BaseException:
+        _settle(site.root, begun)
+        raise
+
+
+def _stage(site: Site, intent: Intent, begun: Journal) -> None:
+    """Lay the new bytes of every file beside it, and keep its old ones."""
+    owner = site.form("vllm/__init__.py").owner
+    for folder in intent.made:
+        files.make_folder(site.root / folder, owner)
+    # The old bytes first: once all the new ones wait, the transaction may go forward.
+    for write, step in zip(intent.writes, begun.steps, strict=True):
+        if write.before is not None:
+            files.keep(site.root / step.path, site.root / step.old, write.before, write.form)
+    for write, step in zip(intent.writes, begun.steps, strict=True):
+        if write.after is not None:
+            files.create(site.root / step.new, write.after, write.form)
+    recovery.sync(site.root, begun)
+
+
+def _settle(root: Path, begun: Journal) -> None:
+    """After a failure: back where that is still possible, else forward to the end.
+
+    What fails here too is left to the next command, for the journal stands then.
+    """
+    try:
+        if not journal.begun(root):
+            journal.sweep(root)
+        elif recovery.can_undo(root, begun, recovery.survey(root, begun)):
+            recovery.undo(root, begun)
+        else:
+            recovery.finish(root, begun)
+    except OSError:
+        return

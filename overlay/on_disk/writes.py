@@ -1,0 +1,119 @@
+"""A whole transaction, ready to be written: every write, in the order in which it is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import overlay
+from overlay.errors import TransactionError
+from overlay.on_disk.files import Form
+from overlay.on_disk.journal import Journal, Step
+from overlay.on_disk.ledger import PRISTINE_FOLDER, Ledger
+from overlay.on_disk.site import Site
+from overlay.package import LEDGER_PATH, STATE_FOLDER
+from overlay.untrusted import sha256
+
+
+@dataclass(frozen=True)
+class Write:
+    """What becomes of one file: ``None`` stands for no file."""
+
+    path: str
+    before: bytes | None
+    after: bytes | None
+    form: Form
+
+
+@dataclass(frozen=True)
+class Intent:
+    """A whole transaction, ready to be written.
+
+    :ivar writes: in the order in which they are taken; none, and there is nothing to do.
+    :ivar changed: the files of vLLM among them, as the ledger calls them.
+    """
+
+    action: str
+    writes: tuple[Write, ...] = ()
+    made: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def journal(self) -> Journal:
+        """The journal of this transaction."""
+        steps = (Step(w.path, hash_of(w.before), hash_of(w.after)) for w in self.writes)
+        return Journal(self.action, overlay.__version__, tuple(steps), self.made, self.dropped)
+
+
+def assemble(
+    action: str,
+    site: Site,
+    writes: Sequence[Write],
+    old: Ledger | None,
+    new: Ledger | None,
+    changed: Sequence[str],
+    left_alone: Sequence[str],
+) -> Intent:
+    """The transaction of these writes.
+
+    :param old: the ledger that stands; :param new: the ledger to be, ``None``: nothing of ours.
+    :param changed: the files of vLLM among the writes, as the ledger calls them.
+    :param left_alone: files that the ledger lists and has no claim on.
+    :raises TransactionError: if two writes are to one file.
+    """
+    real = [write.path for write in writes]
+    twice = sorted({path for path in real if real.count(path) > 1})
+    if twice:
+        raise TransactionError(
+            f"{', '.join(twice)}: two files of the patches are one file here, by a link. Nothing "
+            "was changed; replace the link by a copy"
+        )
+    ordered = sorted(writes, key=lambda write: (_rank(write, new), write.path))
+    made: list[str] = []
+    for write in ordered:
+        if write.after is not None:
+            made += [one for one in site.missing_folders(write.path) if one not in made]
+    kept = set(new.folders) if new else set()
+    dropped = [folder for folder in (old.folders if old else ()) if folder not in kept]
+    return Intent(
+        action=action,
+        writes=tuple(ordered),
+        made=tuple(one for one in made if one != STATE_FOLDER),
+        dropped=(
+            *reversed(dropped),
+            *(() if new and _has_copies(new) else (PRISTINE_FOLDER,)),
+        ),
+        changed=tuple(sorted(changed)),
+        warnings=tuple(
+            f"{path} is not what the overlay wrote, and belongs to the vLLM that was installed "
+            "since: left as it is"
+            for path in left_alone
+        ),
+    )
+
+
+def _has_copies(ledger: Ledger) -> bool:
+    return any(entry.before is not None for entry in ledger.entries)
+
+
+def _rank(write: Write, new: Ledger | None) -> int:
+    """The place of a write in the order of steps.
+
+    RECORD lists a file as long as it may be there; modules come before the call sites that need
+    them, and go after; the ledger is last to come.
+    """
+    if write.path.endswith("/RECORD"):
+        return 0 if new else 7
+    if write.path == LEDGER_PATH:
+        return 5
+    if write.path.startswith(STATE_FOLDER):
+        return 6 if write.after is None else 1
+    if write.before is None:
+        return 2
+    return 4 if write.after is None else 3
+
+
+def hash_of(data: bytes | None) -> str | None:
+    """The sha256 of a file's bytes; ``None`` for no file."""
+    return None if data is None else sha256(data)

@@ -1,0 +1,222 @@
+"""One hunk against one text: where it stands, or why it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from overlay.features.model import MODULE_SCOPE, Hunk
+from overlay.planning.text import Edit
+from overlay.results import HunkResult, State
+
+Scopes = Mapping[str, Sequence[range]]
+
+
+def match(
+    hunk: Hunk, lines: Sequence[str], scopes: Scopes, final_newline: bool = True
+) -> HunkResult:
+    """How a hunk stands in a text.
+
+    It matches where its whole pre-image stands inside its scope, white space included, at any
+    line.  A pre-image that lies inside a post-image is the applied hunk's own context and does
+    not count, otherwise an insertion at the edge of a hunk would be applied again and again.
+
+    :param lines: the lines of the text without their ends.
+    :param scopes: where the scopes of the text stand (``overlay.planning.scopes.find``).
+    :param final_newline: whether the last line has an end.
+    :returns: ``pristine`` (matches once), ``upstreamed`` (only the post-image stands),
+        ``ambiguous`` with the candidates, ``drifted`` with the nearest place, or ``missing``
+        with similar scopes.
+    """
+    ranges = scopes.get(hunk.scope)
+    if not ranges:
+        return HunkResult(hunk.scope, State.MISSING, why=_why_missing(hunk, lines, scopes))
+    pre, post = hunk.pre, hunk.post
+    posts = _places(hunk, post, hunk.post_unfinished, lines, ranges, final_newline)
+    pres = [
+        start
+        for start in _places(hunk, pre, hunk.pre_unfinished, lines, ranges, final_newline)
+        if not any(at <= start and start + len(pre) <= at + len(post) for at in posts)
+    ]
+    if len(pres) == 1:
+        return HunkResult(hunk.scope, State.PRISTINE, line=pres[0] + 1)
+    if pres:
+        candidates = tuple(start + 1 for start in pres)
+        why = (
+            f"expected its {len(pre)} lines before the change once in {hunk.scope}, found them "
+            f"{len(pres)} times, at lines {', '.join(map(str, candidates))}; "
+            "give the hunk more context or a narrower scope"
+        )
+        return HunkResult(hunk.scope, State.AMBIGUOUS, candidates[0], why, candidates)
+    if posts:
+        return HunkResult(hunk.scope, State.UPSTREAMED, line=posts[0] + 1)
+    line, why = _why_drifted(hunk, lines, scopes, final_newline)
+    return HunkResult(hunk.scope, State.DRIFTED, line=line, why=why)
+
+
+def edits(hunk: Hunk, start: int) -> tuple[Edit, ...]:
+    """What applying a hunk does to a text in which its pre-image begins at ``start`` (0-based).
+
+    Lines of context are not touched, so that they keep their ends.
+    """
+    made: list[Edit] = []
+    at = begin = start
+    added: list[str] = []
+    for op, text in (*hunk.lines, (" ", "")):
+        if op == "+":
+            added.append(text)
+        elif op == "-":
+            at += 1
+        else:
+            if added or at > begin:
+                made.append(Edit(begin, at, tuple(added)))
+            added = []
+            at += 1
+            begin = at
+    return tuple(made)
+
+
+def final_newline_after(hunk: Hunk) -> bool | None:
+    """Whether the file ends with a newline after the hunk; ``None``: as before."""
+    if hunk.pre_unfinished or hunk.post_unfinished:
+        return not hunk.post_unfinished
+    return None
+
+
+def _places(
+    hunk: Hunk,
+    image: Sequence[str],
+    unfinished: bool,
+    lines: Sequence[str],
+    ranges: Sequence[range],
+    final_newline: bool,
+) -> list[int]:
+    """Every 0-based line at which an image stands inside one of the ranges, in order.
+
+    A hunk that speaks of the newline at the end of the file stands there or nowhere, with the
+    newline as it says.
+    """
+    found = {start for scope in ranges for start in _occurrences(image, lines, scope)}
+    if hunk.pre_unfinished or hunk.post_unfinished:
+        at_end = len(lines) - len(image)
+        found &= {at_end} if final_newline is not unfinished else set()
+    return sorted(found)
+
+
+def _occurrences(image: Sequence[str], lines: Sequence[str], scope: range) -> Iterator[int]:
+    size = len(image)
+    if not size:
+        return
+    first, whole = image[0], list(image)
+    for start in range(scope.start, scope.stop - size + 1):
+        if lines[start] == first and list(lines[start : start + size]) == whole:
+            yield start
+
+
+def innermost_scope(line: int, size: int, scopes: Scopes) -> str:
+    """The innermost scope that holds ``size`` lines from the 0-based ``line`` on."""
+    return next(iter(holding_scopes(line, size, scopes)), MODULE_SCOPE)
+
+
+def holding_scopes(line: int, size: int, scopes: Scopes) -> list[str]:
+    """The scopes that hold ``size`` lines from the 0-based ``line`` on, the innermost first."""
+    holding = [
+        (len(place), name)
+        for name, places in scopes.items()
+        for place in places
+        if place.start <= line and line + size <= place.stop
+    ]
+    return [name for _, name in sorted(holding)]
+
+
+def _elsewhere(hunk: Hunk, lines: Sequence[str], scopes: Scopes) -> str | None:
+    """Where the pre-image stands outside the scope, in words."""
+    found = list(_occurrences(hunk.pre, lines, range(len(lines))))
+    if not found:
+        return None
+    places = [f"line {at + 1}, in {innermost_scope(at, len(hunk.pre), scopes)}" for at in found[:3]]
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return f"its lines stand at {'; '.join(places)}{more}"
+
+
+def _why_missing(hunk: Hunk, lines: Sequence[str], scopes: Scopes) -> str:
+    """Why a scope is not there, with what it may be called now."""
+    from difflib import get_close_matches  # only where something is wrong
+
+    last = hunk.scope.rpartition(".")[2]
+    same_last = [name for name in scopes if name.rpartition(".")[2] == last]
+    close = get_close_matches(hunk.scope, list(scopes), n=3, cutoff=0.7)
+    similar = list(dict.fromkeys([*same_last, *close]))[:3]
+    why = f"expected the scope {hunk.scope}, found none of that name"
+    if similar:
+        why += f"; similar ones are {', '.join(similar)}"
+    elsewhere = _elsewhere(hunk, lines, scopes)
+    return f"{why}; {elsewhere}" if elsewhere else why
+
+
+def _why_drifted(
+    hunk: Hunk, lines: Sequence[str], scopes: Scopes, final_newline: bool
+) -> tuple[int | None, str]:
+    """The nearest place (1-based line) and what differs there."""
+    if hunk.pre_unfinished or hunk.post_unfinished:
+        ends = "with" if final_newline else "without"
+        expected = "without" if hunk.pre_unfinished else "with"
+        if tuple(lines[-len(hunk.pre) :]) == hunk.pre:
+            return (
+                len(lines),
+                f"expected a file that ends {expected} a newline, found one that ends {ends} one",
+            )
+        for at in _occurrences(hunk.pre, lines, range(len(lines))):
+            return at + 1, (
+                "expected its lines at the end of the file, because it says whether that has a "
+                f"newline; found them at line {at + 1}, before the end"
+            )
+    elsewhere = _elsewhere(hunk, lines, scopes)
+    if elsewhere is not None and hunk.scope != MODULE_SCOPE:
+        return None, f"expected its lines in {hunk.scope}, but {elsewhere}"
+    return _nearest(hunk, lines, scopes[hunk.scope])
+
+
+def _nearest(hunk: Hunk, lines: Sequence[str], ranges: Sequence[range]) -> tuple[int | None, str]:
+    """The alignment of the pre-image that shares most lines with a scope, and where it breaks."""
+    pre = hunk.pre
+    positions: dict[str, list[int]] = {}
+    for scope in ranges:
+        for at in scope:
+            positions.setdefault(lines[at], []).append(at)
+    hits: dict[int, set[int]] = {}
+    for index, text in enumerate(pre):
+        for at in positions.get(text, ()):
+            hits.setdefault(at - index, set()).add(index)
+
+    def value(start: int) -> tuple[int, int, int]:
+        # Blank lines match everywhere and show nothing.
+        telling = sum(1 for index in hits[start] if pre[index].strip())
+        return telling, _leading(hits[start]), -start
+
+    start = max(hits, key=value, default=None)
+    if start is None or value(start)[0] == 0:
+        return None, (
+            f"expected {len(pre)} lines, such as {_first_telling(pre)!r}, in {hunk.scope}, found "
+            "none of them there: the code was rewritten or moved"
+        )
+    _, leading, _ = value(start)
+    place = start + leading
+    if not any(place in scope for scope in ranges):
+        found = f"where {hunk.scope} has ended or not begun"
+    else:
+        found = f"found {lines[place]!r}"
+        if "".join(lines[place].split()) == "".join(pre[leading].split()):
+            found += " (only white space differs)"
+    first = next(start + index for index in sorted(hits[start])) + 1
+    return first, (
+        f"the nearest place is line {first}: {len(hits[start])} of {len(pre)} lines stand there, "
+        f"the first {leading} without a gap; expected {pre[leading]!r} at line {place + 1}, {found}"
+    )
+
+
+def _leading(indices: set[int]) -> int:
+    return next(index for index in range(len(indices) + 1) if index not in indices)
+
+
+def _first_telling(image: Sequence[str]) -> str:
+    return next((text for text in image if text.strip()), image[0])

@@ -1,0 +1,72 @@
+"""Whether a file is the release's own, by the release's RECORD, and who else edited it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from overlay.package import Tree
+from overlay.untrusted import sha256
+
+#: What other patchers leave in the files that they edit.
+_MARKS = (("Genesis", re.compile(rb"#[ \t]*\[Genesis\b[^\]\n]*\]")),)
+
+
+class Provenance:
+    """Where the files of a tree come from.
+
+    :param tree: the tree without our patches.
+    :param record: sha256 (hex) of the release's own files by path; ``None`` where there is none,
+        and then nothing can be said against a file.
+    """
+
+    def __init__(self, tree: Tree, record: Mapping[str, str] | None) -> None:
+        self._tree, self._record = tree, record
+        self._foreign: dict[str, str | None] = {}
+        self._used: set[str] = set()
+
+    def use(self, path: str) -> None:
+        """Note that a file matters, so that ``warnings`` speaks of it."""
+        self._used.add(path)
+
+    def foreign(self, path: str) -> str | None:
+        """Why a file is not the release's own, or ``None`` where it is, or nobody can tell."""
+        if path not in self._foreign:
+            self._foreign[path] = self._look(path)
+        return self._foreign[path]
+
+    def warnings(self) -> tuple[str, ...]:
+        """One warning for each file that matters and is not the release's own, by path."""
+        return tuple(
+            f"{path}: {why}; it is taken as it is, and revert restores it like that"
+            for path in sorted(self._used)
+            if (why := self.foreign(path)) is not None
+        )
+
+    def _look(self, path: str) -> str | None:
+        if self._record is None:
+            return None
+        data = self._tree.read(path)
+        if data is None:
+            return None
+        expected, found = self._record.get(path), sha256(data)
+        if expected == found:
+            return None
+        what = (
+            "it is not the release's own file: the RECORD does not list it"
+            if expected is None
+            else "it is not the release's own file: expected the sha256 "
+            f"{expected[:12]}... of the RECORD, found {found[:12]}..."
+        )
+        patcher = other_patcher(data)
+        return f"{what}, with {patcher}" if patcher else what
+
+
+def other_patcher(data: bytes) -> str | None:
+    """The known patcher whose mark stands in a file, with the line, in words."""
+    for name, mark in _MARKS:
+        found = mark.search(data)
+        if found is not None:
+            line = data.count(b"\n", 0, found.start()) + 1
+            return f"a mark of {name} at line {line}"
+    return None

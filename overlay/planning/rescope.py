@@ -1,0 +1,146 @@
+"""The scopes of an edited text from those of the text before, parsing only what was edited.
+
+A hunk changes the inside of a function, and vLLM's model runner has seven thousand lines around
+it.  A definition whose first line and whose surroundings stay parses alone as it does in its
+place: the tokenizer is between two statements before it and after it, and the only indentation
+that its lines are compared with is its own.  So its new text is parsed by itself, the places behind
+it move, and the rest is as it was.  Where any of that is not certain the answer is ``None``, and
+the whole text is parsed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from overlay.features.model import MODULE_SCOPE
+from overlay.planning.scopes import Scopes, UnparsableError, find
+from overlay.planning.text import Edit
+
+#: What makes an indentation, or the end of a line, something else than it looks like.
+_ODD = ("\r", "\f")
+
+_Place = tuple[str, range]
+
+
+def rescope(
+    before: Sequence[str], scopes: Scopes, edits: Sequence[Edit], after: Sequence[str]
+) -> Scopes | None:
+    """What ``scopes.find`` says of ``after``, or ``None`` where it has to be asked.
+
+    :param before: the lines without their ends; :param scopes: what ``find`` says of them.
+    :param edits: what makes ``after`` of them; they count lines in ``before``.
+    """
+    ordered = sorted(edits, key=lambda edit: (edit.start, edit.stop))
+    if list(after) != _edited(before, ordered) or _odd(before) or _odd(after):
+        return None
+    places = [(name, place) for name, found in scopes.items() for place in found]
+    chosen = _definitions_around(ordered, places)
+    if chosen is None or not all(_stands_alone(before, place, places) for _, place in chosen):
+        return None
+    moved = _moved(places, chosen, ordered)
+    try:
+        for name, place in chosen:
+            parsed = _parsed(name, _shifted(place, ordered), after)
+            if parsed is None:
+                return None
+            moved += parsed
+    except UnparsableError:
+        return None  # the whole text says it better
+    found: dict[str, list[range]] = {}
+    for name, place in sorted(moved, key=lambda one: (one[0] != MODULE_SCOPE, one[1].start)):
+        found.setdefault(name, []).append(place)
+    return found
+
+
+def _odd(lines: Sequence[str]) -> bool:
+    text = "".join(lines)
+    return any(character in text for character in _ODD)
+
+
+def _edited(lines: Sequence[str], edits: Sequence[Edit]) -> list[str] | None:
+    made: list[str] = []
+    done = 0
+    for edit in edits:
+        if edit.start < done:
+            return None
+        made += lines[done : edit.start]
+        made += edit.lines
+        done = edit.stop
+    return made + list(lines[done:])
+
+
+def _definitions_around(edits: Sequence[Edit], places: Sequence[_Place]) -> list[_Place] | None:
+    """The definitions, none inside another, that hold the edits behind their first line."""
+    chosen: list[_Place] = []
+    for edit in edits:
+        around = [
+            (name, place)
+            for name, place in places
+            if name != MODULE_SCOPE and place.start < edit.start and edit.stop < place.stop
+        ]
+        if not around:
+            return None
+        chosen.append(min(around, key=lambda one: len(one[1])))
+    return [
+        one
+        for one in dict.fromkeys(chosen)
+        if not any(other != one and _inside(one, other) for other in chosen)
+    ]
+
+
+def _inside(one: _Place, other: _Place) -> bool:
+    return other[1].start <= one[1].start and one[1].stop <= other[1].stop
+
+
+def _stands_alone(lines: Sequence[str], chosen: range, places: Sequence[_Place]) -> bool:
+    """Whether every place holds the chosen one, lies in it or lies beside it, and none of those
+    that hold it begins behind a line that goes on (whose indentation would be the one that counts).
+    """
+    for name, place in places:
+        if place.stop <= chosen.start or chosen.stop <= place.start:
+            continue
+        if place.start <= chosen.start and chosen.stop <= place.stop:
+            goes_on = place.start and lines[place.start - 1].endswith("\\")
+            if name != MODULE_SCOPE and goes_on:
+                return False
+        elif not (chosen.start <= place.start and place.stop <= chosen.stop):
+            return False
+    return True
+
+
+def _moved(
+    places: Sequence[_Place], chosen: Sequence[_Place], edits: Sequence[Edit]
+) -> list[_Place]:
+    """The places that are not parsed anew, where they stand after the edits."""
+    return [
+        (name, _shifted(place, edits))
+        for name, place in places
+        if name == MODULE_SCOPE or not any(_inside((name, place), one) for one in chosen)
+    ]
+
+
+def _shifted(place: range, edits: Sequence[Edit]) -> range:
+    def shift(line: int) -> int:
+        grown = (len(edit.lines) - (edit.stop - edit.start) for edit in edits if edit.stop <= line)
+        return line + sum(grown)
+
+    return range(shift(place.start), shift(place.stop))
+
+
+def _parsed(name: str, place: range, lines: Sequence[str]) -> list[_Place] | None:
+    """A definition and what it holds, parsed by itself; ``None`` unless it is all of its place."""
+    text = list(lines[place.start : place.stop])
+    indented = text[0][:1].isspace()
+    offset = place.start - indented
+    found = find(["if 1:", *text] if indented else text)
+    outer, _, last = name.rpartition(".")
+    if list(found.get(last, ())) != [range(indented, indented + len(text))]:
+        return None
+    prefix = f"{outer}." if outer else ""
+    return list(_named(prefix, offset, found))
+
+
+def _named(prefix: str, offset: int, found: Scopes) -> Iterator[_Place]:
+    for name, places in found.items():
+        if name != MODULE_SCOPE:
+            for place in places:
+                yield prefix + name, range(place.start + offset, place.stop + offset)

@@ -1,0 +1,1 @@
+"""Processes: what each running process of vLLM says it runs."""

@@ -1,0 +1,156 @@
+"""The running vLLM processes of this user, and what each says it runs.
+
+A process is vLLM's if it is a Python that mapped vLLM's compiled extension or says so in its title;
+one without a record is listed all the same, since a process that the plugin never reached is the
+very one that somebody should hear of.  What only starts vLLM (a shell, an init, ``timeout``) is
+none of them, though vLLM stands in its command.  Linux only: elsewhere the kernel does not tell."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from overlay.errors import OverlayError
+from overlay.processes import records
+from overlay.processes.records import OFF, PATCHED, UNPATCHED, ProcessRecord
+
+#: What a process title or argument of vLLM's own begins with or holds.
+_TITLES = ("VLLM::", "vllm serve", "vllm.entrypoints")
+
+
+@dataclass(frozen=True)
+class LiveProcess:
+    """One running process of vLLM.
+
+    :ivar engine: pid of the first vLLM process among its ancestors; peers share it.
+    :ivar record: ``None`` where the plugin did not run.
+    :ivar problem: why somebody should look at it, or ``None``.
+    """
+
+    pid: int
+    title: str
+    engine: int
+    record: ProcessRecord | None
+    problem: str | None
+
+
+@dataclass(frozen=True)
+class _Seen:
+    pid: int
+    parent: int
+    title: str
+
+
+def processes(proc: Path = Path("/proc")) -> tuple[LiveProcess, ...]:
+    """Every running vLLM process of this user, by engine and pid.
+
+    :raises OverlayError: where there is no ``/proc``.
+    """
+    if not (proc / "self").exists():
+        raise OverlayError(
+            f"expected the running processes under {proc}, found none; --live needs Linux"
+        )
+    said = {record.pid: record for record in records.read_all()}
+    every = {seen.pid: seen for seen in _own(proc)}
+    ours = {pid: seen for pid, seen in every.items() if pid in said or _is_vllm(proc, seen)}
+    engines = {pid: _engine(pid, ours, every) for pid in ours}
+    return tuple(
+        LiveProcess(
+            pid,
+            ours[pid].title,
+            engines[pid],
+            said.get(pid),
+            problem(said.get(pid), [said.get(p) for p in ours if engines[p] == engines[pid]]),
+        )
+        for pid in sorted(ours, key=lambda pid: (engines[pid], pid))
+    )
+
+
+def problem(mine: ProcessRecord | None, peers: Iterable[ProcessRecord | None]) -> str | None:
+    """What is wrong with a process, seen beside its peers (itself among them)."""
+    beside_peers = _differs(mine, peers)
+    if mine is None or not mine.left_out:
+        return beside_peers
+    without = f"runs without {'; without '.join(mine.left_out)}"
+    return without if beside_peers is None else f"{beside_peers}; {without}"
+
+
+def _differs(mine: ProcessRecord | None, peers: Iterable[ProcessRecord | None]) -> str | None:
+    known = [peer for peer in peers if peer is not None]
+    patched = [peer for peer in known if peer.way in PATCHED]
+    if mine is None:
+        return (
+            "runs without the overlay's plugin, its peers with it: start it in the same environment"
+            if known
+            else "runs without the overlay's plugin: is it installed there, and does VLLM_PLUGINS "
+            "allow it?"
+        )
+    unpatched = [one.module for one in mine.modules if one.state == UNPATCHED]
+    if unpatched:
+        return (
+            f"{', '.join(unpatched)}: unpatched, loaded by another import hook than the overlay's"
+        )
+    differs = [one.module for one in mine.modules if one.state == "differs"]
+    if differs:
+        return f"{', '.join(differs)}: other code than planned"
+    if mine.way == OFF:
+        return "is off (OVERLAY=off), its peers patched" if patched else None
+    if mine.way not in PATCHED:
+        return "runs unpatched, its peers patched" if patched else None
+    others = sorted(
+        {f"{peer.pid} {peer.digest[:12] or peer.way}" for peer in known if not _same(mine, peer)}
+    )
+    if others:
+        return f"runs {mine.digest[:12]}, its peers differ: {', '.join(others)}"
+    return None
+
+
+def _same(mine: ProcessRecord, peer: ProcessRecord) -> bool:
+    return peer.digest == mine.digest and peer.vllm == mine.vllm
+
+
+def _own(proc: Path) -> Iterable[_Seen]:
+    for folder in proc.iterdir():
+        if not folder.name.isdigit() or int(folder.name) == os.getpid():
+            continue
+        try:
+            if folder.stat().st_uid != os.geteuid():
+                continue
+            arguments = (folder / "cmdline").read_bytes().split(b"\0")
+            stat = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it ended meanwhile
+            continue
+        title = b" ".join(arguments).decode(errors="replace").strip()
+        yield _Seen(int(folder.name), int(stat[1]), title)
+
+
+def _is_vllm(proc: Path, seen: _Seen) -> bool:
+    if not _is_python(proc, seen):
+        return False
+    if any(title in seen.title for title in _TITLES):
+        return True
+    try:
+        return "/vllm/_C" in (proc / str(seen.pid) / "maps").read_text()
+    except OSError:
+        return False
+
+
+def _is_python(proc: Path, seen: _Seen) -> bool:
+    try:
+        program = os.readlink(proc / str(seen.pid) / "exe")
+    except OSError:  # the kernel does not tell of every process of ours
+        program = seen.title.partition(" ")[0]
+        if program.startswith(_TITLES[0]):  # what the process calls itself
+            return True
+    return "python" in os.path.basename(program)
+
+
+def _engine(pid: int, ours: Mapping[int, _Seen], every: Mapping[int, _Seen]) -> int:
+    first, at = pid, pid
+    while at in every:
+        if at in ours:
+            first = at
+        at = every[at].parent
+    return first

@@ -1,0 +1,222 @@
+"""What each process says it runs: one small file a process, in the user's runtime folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+SCHEMA = 1
+
+#: Seconds after which the record of another host's process goes.
+FORGOTTEN_AFTER = 30 * 86400.0
+
+#: State of a planned module that another import hook loaded: its pristine code runs.
+UNPATCHED = "unpatched"
+
+#: The ways in which a process may have come to run patched code.
+PATCHED = ("memory", "disk", "both")
+
+#: That the plugin was told to do nothing; what stands on disk runs all the same.
+OFF = "off"
+
+
+class ModuleRecord(NamedTuple):
+    """One patched module after it was executed.
+
+    :ivar sha256: of the text that ran; :ivar scopes: scope -> ``runs``, ``differs``, ``unseen``,
+        ``unpatched``.
+    """
+
+    module: str
+    sha256: str
+    scopes: dict[str, str]
+
+    @property
+    def state(self) -> str:
+        """``runs``; ``differs`` where a scope holds other code than planned; or ``unpatched``."""
+        found = self.scopes.values()
+        return next((one for one in (UNPATCHED, "differs") if one in found), "runs")
+
+
+class ProcessRecord(NamedTuple):
+    """What one process runs.
+
+    :ivar started: what ``start_time`` said of it, so that a reused pid is noticed.
+    :ivar role: ``api server``, ``engine core`` or ``worker``, as far as it is known.
+    :ivar way: one of ``PATCHED``, ``OFF``, or ``none``.
+    :ivar left_out: the features that should run here and do not, each with its state and why.
+    """
+
+    pid: int
+    started: str
+    host: str
+    role: str
+    rank: int | None
+    vllm: str
+    root: str
+    way: str
+    digest: str
+    summary: str
+    modules: tuple[ModuleRecord, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    def with_module(self, module: ModuleRecord) -> ProcessRecord:
+        """The record after another module was executed (or executed again)."""
+        others = tuple(one for one in self.modules if one.module != module.module)
+        return self._replace(modules=(*others, module))
+
+
+def folders() -> tuple[Path, ...]:
+    """Where records may lie, best first.
+
+    Several, since a service and a user's shell have different environments and must meet.
+    """
+    user = os.geteuid()
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    places = [Path(runtime) / "vllm-overlay"] if os.path.isabs(runtime) else []
+    places.append(Path(f"/run/user/{user}/vllm-overlay"))
+    places += [
+        Path(base) / f"vllm-overlay-{user}" for base in dict.fromkeys((_temporary(), "/tmp"))
+    ]
+    return tuple(places)
+
+
+def _temporary() -> str:
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:  # there is none that can be written
+        return "/tmp"
+
+
+def usable() -> Iterator[Path]:
+    """The folders among those that are ours alone, made where they are missing.
+
+    Whether they can be written shows only by writing.
+    """
+    for place in folders():
+        with contextlib.suppress(OSError):
+            place.mkdir(mode=0o700, exist_ok=True)
+        if _private(place):
+            yield place
+
+
+def _private(place: Path) -> bool:
+    """Whether nobody else can have written there."""
+    try:
+        found = place.lstat()
+    except OSError:
+        return False
+    writable = stat.S_IWGRP | stat.S_IWOTH
+    return (
+        stat.S_ISDIR(found.st_mode)
+        and found.st_uid == os.geteuid()
+        and not found.st_mode & writable
+    )
+
+
+def start_time(pid: int) -> str:
+    """The kernel's start time of a process (clock ticks since boot), empty where unknown.
+
+    Behind it stands where its stack starts, if the kernel tells: a fork keeps that place, another
+    program has another one, so a child that was forked to become another program is told apart.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    fields = stat.rpartition(")")[2].split()
+    ticks, stack = fields[19], fields[25]
+    return ticks if stack == "0" else f"{ticks} {stack}"
+
+
+def _still(recorded: str, now: str) -> bool:
+    """Whether two answers of ``start_time`` are one program's; one may lack the stack."""
+    old, new = recorded.split(), now.split()
+    return bool(old) == bool(new) and all(a == b for a, b in zip(old, new, strict=False))
+
+
+def role() -> str:
+    """This process's part in vLLM, from its name and its command."""
+    import multiprocessing
+
+    name = multiprocessing.current_process().name
+    if name == "MainProcess":
+        # A spawned child inherits the arguments of its parent, so they speak for this one only.
+        command = " ".join([*(os.path.basename(part) for part in sys.argv[:1]), *sys.argv[1:2]])
+        known = (
+            ("default_worker", "worker"),
+            ("serve", "api server"),
+            ("api_server", "api server"),
+        )
+    else:
+        command = name
+        known = (
+            ("worker", "worker"),
+            ("enginecore", "engine core"),
+            ("api", "api server"),
+        )
+    found = next((role for needle, role in known if needle in command.lower()), None)
+    return found or ("main" if name == "MainProcess" else name)
+
+
+def write(record: ProcessRecord) -> None:
+    """Write this process's record, whole or not at all, to the first place that takes it.
+
+    :raises OSError: if none does.
+    """
+    modules = [one._asdict() for one in record.modules]
+    text = json.dumps({"schema": SCHEMA, **record._asdict(), "modules": modules})
+    refused = []
+    for place in usable():
+        temporary = place / f"{record.host}-{record.pid}.{os.getpid()}.new"
+        try:
+            temporary.write_text(text)
+            temporary.chmod(0o600)
+            temporary.replace(place / f"{record.host}-{record.pid}.json")
+        except OSError as error:
+            refused.append(str(error))
+            continue
+        return
+    raise OSError(f"no folder for it: {'; '.join(refused) or ', '.join(map(str, folders()))}")
+
+
+def read_all() -> Iterator[ProcessRecord]:
+    """The records of this host's processes that still run; those of others are removed.
+
+    Those of another host, where hosts share a folder, are removed when they are old: nobody here
+    can tell whether their processes run.
+    """
+    for place in folders():
+        if _private(place):
+            for file in sorted(place.glob("*.json")):
+                record = _read(file)
+                if record is not None:
+                    yield record
+
+
+def _read(file: Path) -> ProcessRecord | None:
+    try:
+        found = json.loads(file.read_text())
+        if found.pop("schema") != SCHEMA:
+            return None
+        modules = tuple(ModuleRecord(**one) for one in found.pop("modules"))
+        left_out = tuple(found.pop("left_out"))
+        record = ProcessRecord(**found, modules=modules, left_out=left_out)
+        age = time.time() - file.stat().st_mtime
+    except (OSError, ValueError, TypeError, KeyError):
+        return None  # being written, or another version's: its process is listed without a record
+    here = record.host == socket.gethostname()
+    if here and _still(record.started, start_time(record.pid)):
+        return record
+    if here or age > FORGOTTEN_AFTER:
+        file.unlink(missing_ok=True)
+    return None

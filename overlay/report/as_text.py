@@ -1,0 +1,244 @@
+"""``Report`` -> lines for people to read.  Nothing here prints; ``overlay.report.lines`` does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from overlay.report.lines import BLANK, MARK, Line, Span, labelled
+from overlay.report.model import FeatureEntry, Report, TargetReport, enumeration
+from overlay.report.wording import Problem, problems
+from overlay.results import FeatureResult, FileResult, State
+
+
+def render(report: Report, *, verbose: bool = False) -> tuple[Line, ...]:
+    """The report as lines; the last one is the verdict."""
+    lines: list[Line] = []
+    if report.doctor is not None:
+        from overlay.report.doctor_text import doctor
+
+        lines += doctor(report.doctor)
+    if report.catalogue is not None:
+        lines += _catalogue(report.catalogue, verbose)
+    elif report.matrix:
+        lines += _matrix(report.targets)
+    if report.matrix and not verbose:
+        lines += _shared_problems(report.targets)
+    elif report.catalogue is None:
+        lines += [BLANK] if report.matrix else []
+        ordered = sorted(report.targets, key=lambda target: -target.state.rank)
+        width = _name_width(report.targets)
+        for target in ordered:
+            lines += _target(target, width, verbose)
+            lines.append(BLANK)
+    if report.processes is not None:
+        from overlay.report.doctor_text import processes
+
+        lines += processes(report.processes)
+    if report.doctor is not None:
+        from overlay.report.doctor_text import problems as found
+
+        lines += found(report.doctor)
+    if report.error is not None:
+        first, *others = report.error.splitlines() or [""]
+        lines.append(labelled(0, "error: ", first, "bad"))
+        lines += [labelled(0, "       ", text) for text in others]
+    if lines and lines[-1] != BLANK:
+        lines.append(BLANK)
+    style = "good" if report.exit == 0 else "bad"
+    return (*lines, Line((), (Span(report.verdict, style),)))
+
+
+def _name_width(targets: Iterable[TargetReport]) -> int:
+    names = [len(feature.feature) for target in targets for feature in target.features]
+    return max(names, default=0)
+
+
+def _target(target: TargetReport, width: int, verbose: bool) -> Iterator[Line]:
+    place = target.root or (target.target if target.target != target.vllm else "")
+    release = f"vLLM {target.vllm}" if target.vllm else "vLLM of an unknown release"
+    yield Line(
+        (
+            Span(release, "heading"),
+            Span("  "),
+            # A state of the whole says less than its features', unless it needs somebody.
+            Span(f"{target.state.value} {MARK}  ", target.state.value)
+            if target.state.needs_attention
+            else Span(""),
+        ),
+        (Span(place, "muted"),),
+    )
+    for feature in sorted(target.features, key=lambda feature: -feature.state.rank):
+        yield Line(
+            (
+                Span(f"  {feature.feature:<{width}}  "),
+                Span(f"{_cell(feature):<12}  ", feature.state.value),
+            ),
+            (Span(_summary(feature), "muted"),),
+        )
+        if verbose:
+            yield from _files(feature)
+    for problem in problems(target):
+        yield from _problem(problem, indent=2)
+    for warning in target.warnings:
+        yield labelled(2, "warning: ", warning, "warning")
+
+
+def _cell(feature: FeatureResult) -> str:
+    mark = f" {MARK}" if feature.state.needs_attention else ""
+    return f"{feature.state.value}{mark}"
+
+
+def _summary(feature: FeatureResult) -> str:
+    """What a feature's state means here, in a few words."""
+    hunks = [hunk for file in feature.files for hunk in file.hunks]
+    patched = len({file.path for file in feature.files if file.patch is not None})
+    added = sum(file.patch is None for file in feature.files)
+    parts = []
+    if feature.state.needs_attention:
+        bad = sum(hunk.state.needs_attention for hunk in hunks)
+        if bad:
+            parts.append(f"{bad} of {_count(len(hunks), 'hunk')}")
+    elif feature.state is State.UPSTREAMED:
+        return "vLLM has it already"
+    elif feature.state is State.INAPPLICABLE:
+        return feature.why or "not made for this release"
+    else:
+        if hunks:
+            parts.append(f"{_count(len(hunks), 'hunk')} in {_count(patched, 'file')}")
+        elif patched:
+            parts.append(_count(patched, "file"))
+        if added:
+            parts.append(_count(added, "added module"))
+    if feature.why:
+        parts.append(feature.why)
+    elif feature.untested:
+        parts.append("untested on this release")
+    return ", ".join(parts)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _files(feature: FeatureResult) -> Iterator[Line]:
+    if feature.why and feature.state is State.UPSTREAMED:
+        yield labelled(4, "", feature.why)
+    for file in feature.files:
+        yield Line(
+            (Span("    "), Span(f"{file.state.value:<12}  ", file.state.value)),
+            (Span(file.path), Span(f"  {_origin(file)}", "muted")),
+        )
+        for hunk in file.hunks:
+            where = f"line {hunk.line}  " if hunk.line is not None else ""
+            yield Line(
+                (Span("      "), Span(f"{hunk.state.value:<12}  ", hunk.state.value)),
+                (Span(f"{where}{hunk.scope}"), Span(f"  {hunk.why}" if hunk.why else "", "muted")),
+            )
+
+
+def _origin(file: FileResult) -> str:
+    return file.patch or "(added module)"
+
+
+def _problem(problem: Problem, indent: int, where: str = "") -> Iterator[Line]:
+    place = problem.path or problem.feature
+    if problem.scope is not None:
+        place += f" in {problem.scope}"
+    inner = indent + 2
+    yield Line(
+        (Span(" " * indent), Span(f"{MARK} {problem.state.value}: ", problem.state.value)),
+        (Span(place),),
+    )
+    if where:
+        yield labelled(inner, "on:    ", where)
+    yield labelled(inner, "why:   ", problem.why)
+    if problem.candidates:
+        lines = enumeration([str(line) for line in problem.candidates], most=12)
+        yield labelled(inner, "lines: ", lines)
+    if problem.patch is not None:
+        yield labelled(inner, "patch: ", problem.patch)
+    yield labelled(inner, "next:  ", problem.next)
+
+
+def _matrix(targets: tuple[TargetReport, ...]) -> Iterator[Line]:
+    """One row a target, one column a feature; what needs attention is marked."""
+    features = list(dict.fromkeys(entry.feature for target in targets for entry in target.features))
+    plain = all(target.target == target.vllm for target in targets)
+    title = "release" if plain else "target"
+    first = max([len(title), *(len(target.target) for target in targets)])
+    cells = [
+        {entry.feature: _matrix_cell(entry) for entry in target.features} for target in targets
+    ]
+    widths = [
+        max([len(name), *(len(row[name][0]) for row in cells if name in row)]) for name in features
+    ]
+    header = [Span(f"{title:<{first}}", "heading")]
+    header += [
+        Span(f"  {name:<{width}}", "heading") for name, width in zip(features, widths, strict=True)
+    ]
+    yield Line(tuple(header))
+    for target, row in zip(targets, cells, strict=True):
+        spans = [Span(f"{target.target:<{first}}")]
+        for name, width in zip(features, widths, strict=True):
+            text, style = row.get(name, ("", ""))
+            spans.append(Span(f"  {text:<{width}}", style))
+        yield Line(tuple(spans))
+
+
+def _matrix_cell(feature: FeatureResult) -> tuple[str, str]:
+    note = " (untested)" if feature.untested else ""
+    return _cell(feature) + note, feature.state.value
+
+
+def _shared_problems(targets: tuple[TargetReport, ...]) -> Iterator[Line]:
+    """Each problem once, with the releases that have it; the same for the warnings."""
+    found: dict[Problem, list[str]] = {}
+    warned: dict[str, list[str]] = {}
+    for target in targets:
+        for problem in problems(target):
+            found.setdefault(problem, []).append(target.target)
+        for warning in target.warnings:
+            warned.setdefault(warning, []).append(target.target)
+    if found or warned:
+        yield BLANK
+    for problem, names in sorted(found.items(), key=lambda item: -item[0].state.rank):
+        yield from _problem(problem, indent=0, where=enumeration(names, most=20))
+    for warning, names in warned.items():
+        yield labelled(0, "warning: ", f"{enumeration(names, most=20)}: {warning}", "warning")
+
+
+def _catalogue(entries: tuple[FeatureEntry, ...], verbose: bool) -> Iterator[Line]:
+    for entry in entries:
+        yield Line(
+            (Span(entry.feature, "heading"), Span("  "), Span(entry.releases), Span("  ")),
+            (Span(entry.title, "muted"),),
+        )
+        if verbose:
+            # Its lines are those of feature.toml; they wrap where the terminal ends.
+            yield labelled(2, "why:      ", " ".join(entry.why.split()))
+            for need in entry.needs:
+                yield labelled(2, "needs:    ", need)
+        upstream = entry.upstream or "never proposed"
+        yield labelled(2, "upstream: ", upstream)
+        for number, sentence in enumerate(entry.retires):
+            yield labelled(2, "     and: " if number else "retires:  ", sentence)
+        width = max((len(topic.name) for topic in entry.topics), default=0)
+        for topic in entry.topics:
+            yield Line(
+                (Span(f"  {topic.name:<{width}}  "),),
+                (Span(" ".join(topic.variants) or "no variant", "muted"),),
+            )
+            if topic.holes:
+                yield labelled(
+                    2,
+                    f"{MARK} hole:   ",
+                    f"{topic.name} has no variant for {enumeration(topic.holes, most=20)}; "
+                    "give it one, or narrow the releases in the feature's feature.toml",
+                    "missing",
+                )
+        if verbose:
+            for path in entry.added:
+                yield labelled(2, "adds:     ", path)
+            yield labelled(2, "from:     ", entry.origin)
+            yield labelled(2, "digest:   ", entry.digest)
+        yield BLANK

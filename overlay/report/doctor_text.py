@@ -1,0 +1,82 @@
+"""Running processes, and the page of ``doctor``, as lines for people to read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from overlay.report.lines import BLANK, MARK, Line, Span, labelled
+
+if TYPE_CHECKING:
+    from overlay.processes.live import LiveProcess
+
+
+_HEAD = ("pid", "role", "rank", "vllm", "digest", "runs")
+
+
+def processes(found: tuple[LiveProcess, ...]) -> Iterator[Line]:
+    """A table for each engine; what is wrong with a process stands below its row."""
+    for engine in dict.fromkeys(one.engine for one in found):
+        members = [one for one in found if one.engine == engine]
+        yield Line(
+            (Span(f"engine {engine}", "heading"), Span("  ")), (Span(members[0].title, "muted"),)
+        )
+        rows = [_HEAD, *(_row(one) for one in members)]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+        for row, one in zip(rows, (None, *members), strict=True):
+            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            style = "muted" if one is None else "bad" if one.problem else ""
+            yield Line((Span("  "), Span("  ".join(cells).rstrip(), style)))
+            if one is not None and one.problem:
+                yield labelled(4, f"{MARK} ", one.problem, "bad")
+        yield BLANK
+
+
+def _row(one: LiveProcess) -> tuple[str, ...]:
+    record = one.record
+    if record is None:
+        return (str(one.pid), "?", "", "", "", "no record")
+    rank = "" if record.rank is None else str(record.rank)
+    return (str(one.pid), record.role, rank, record.vllm, record.digest[:12], record.summary)
+
+
+def doctor(data: dict[str, Any]) -> Iterator[Line]:
+    """The page, section by section; the features and processes stand behind it."""
+    yield from _section("overlay", data["overlay"])
+    yield from _section("python", data["python"])
+    yield from _section("vllm", data["vllm"] or {"version": None})
+    yield from _section("torch", data["torch"])
+    yield from _section("devices", data["devices"])
+    yield Line((Span("plugins", "heading"),))
+    for plugin in data["plugins"]:
+        runs = "runs" if plugin["runs"] else "does not run"
+        yield labelled(
+            2,
+            f"{plugin['name']}: ",
+            f"{runs} ({plugin['why']}); {plugin['value']} of {plugin['distribution']}",
+        )
+    if not data["plugins"]:
+        yield labelled(2, "", "none")
+    yield BLANK
+    yield from _section("environment", data["environment"]["set"] or {"set": "nothing of ours"})
+    yield from _section("cache", data["cache"])
+    yield Line((Span("model runner", "heading"), Span("  ")), (Span(data["model_runner"]),))
+    yield BLANK
+
+
+def problems(data: dict[str, Any]) -> Iterator[Line]:
+    """What needs somebody, last, where it is read first."""
+    for problem in data["problems"]:
+        yield labelled(0, f"{MARK} ", problem, "bad")
+
+
+def _section(title: str, values: dict[str, Any]) -> Iterator[Line]:
+    yield Line((Span(title, "heading"),))
+    for name, value in values.items():
+        if name == "problem" and value is None:
+            continue
+        text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        # The name of a variable stays as it is.
+        label = name.replace("_", " ") if name.islower() else name
+        yield labelled(2, f"{label}: ", "none" if text in ("None", "") else text)
+    yield BLANK

@@ -1,0 +1,81 @@
+"""Lines of styled text, and how they are written to a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TextIO
+
+#: Marks what needs attention where there is no colour.
+MARK = "!"
+
+
+@dataclass(frozen=True)
+class Span:
+    """Text in one style: the name of a state, ``heading``, ``muted``, ``warning`` or nothing."""
+
+    text: str
+    style: str = ""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line; where it is too long for a terminal, ``body`` wraps and ``head`` stays its margin."""
+
+    head: tuple[Span, ...]
+    body: tuple[Span, ...] = ()
+
+    def __str__(self) -> str:
+        return "".join(span.text for span in (*self.head, *self.body)).rstrip()
+
+
+BLANK = Line(())
+
+
+def labelled(indent: int, label: str, text: str, style: str = "muted") -> Line:
+    """A label and a text that wraps beside it."""
+    return Line((Span(" " * indent), Span(label, style)), (Span(text),))
+
+
+_STYLES = {
+    "applied": "green",
+    "upstreamed": "green",
+    "inapplicable": "dim",
+    "pristine": "cyan",
+    "partial": "bold red",
+    "drifted": "bold red",
+    "ambiguous": "bold red",
+    "missing": "bold red",
+    "heading": "bold",
+    "muted": "dim",
+    "warning": "yellow",
+    "good": "bold green",
+    "bad": "bold red",
+}
+
+
+def paint(lines: Iterable[Line], stream: TextIO) -> None:
+    """Write the lines: coloured and wrapped at words on a terminal, one by one elsewhere."""
+    if stream.isatty():
+        _paint_rich(lines, stream)
+    else:
+        stream.write("".join(f"{line}\n" for line in lines))
+    stream.flush()
+
+
+def _paint_rich(lines: Iterable[Line], stream: TextIO) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(file=stream, highlight=False, markup=False, emoji=False)
+    for line in lines:
+        head = Text.assemble(*((span.text, _STYLES.get(span.style, "")) for span in line.head))
+        body = Text.assemble(*((span.text, _STYLES.get(span.style, "")) for span in line.body))
+        room = console.width - head.cell_len
+        if head.cell_len + body.cell_len <= console.width or room < 24:
+            console.print(head + body, soft_wrap=True)
+            continue
+        # The body wraps under its own beginning, so that the labels stay a column.
+        for number, part in enumerate(body.wrap(console, room)):
+            margin = head if number == 0 else Text(" " * head.cell_len)
+            console.print(margin + part, soft_wrap=True)

@@ -1,0 +1,157 @@
+"""The environment variables of the overlay, read and checked in one place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from overlay.errors import UsageError
+
+if TYPE_CHECKING:
+    pass
+
+
+def kept_out(why: str) -> str:
+    """The warning where vLLM's allow-list keeps the plugin out."""
+    return (
+        f"{why}: vLLM does not load the plugin, so nothing is patched in memory; add overlay to it"
+    )
+
+
+def require_known(switches: Switches, known: Iterable[str]) -> None:
+    """Refuse an ``OVERLAY_FEATURES`` that names a feature that there is not.
+
+    :raises UsageError: naming every such id, and those that there are.
+    """
+    there = sorted(known)
+    if unknown := sorted((switches.features or frozenset()).difference(there)):
+        raise UsageError(
+            f"OVERLAY_FEATURES names {', '.join(unknown)}: expected ids among "
+            f"{', '.join(there) or 'none'}; name the folder of a further feature in OVERLAY_PATCHES"
+        )
+
+
+#: Every variable of ours starts with this; vLLM warns about unknown ones with its own prefix.
+PREFIX = "OVERLAY_"
+
+MODES = ("auto", "disk", "off")
+
+#: What vLLM lists for its plugins; ``VLLM_PLUGINS`` names plugins by it.
+PLUGIN_NAME = "overlay"
+
+#: Variables that name places of one machine: they may differ between nodes.
+_LOCAL = frozenset({"OVERLAY_CACHE", "OVERLAY_PATCHES"})
+
+#: What the plugin itself reads; further variables belong to features.
+KNOWN = frozenset({"OVERLAY", "OVERLAY_FEATURES", "OVERLAY_REQUIRED", "OVERLAY_UNTESTED", *_LOCAL})
+
+_RAY_PREFIXES = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
+
+
+class Switches(NamedTuple):
+    """What the environment asks of the plugin.
+
+    :ivar mode: ``auto`` (patch in memory, verify on disk), ``disk`` (verify only) or ``off``.
+    :ivar features: ids of the features that may be patched in memory; ``None`` for every one.
+    :ivar required: ids of features without which the process must not start; ``all`` is every one.
+    :ivar patches: further patches folders.
+    :ivar untested: whether a release that no variant's range holds may be patched in memory.
+    :ivar all: every ``OVERLAY`` variable that is set, for the digest that ranks compare.
+    """
+
+    mode: str
+    features: frozenset[str] | None
+    required: frozenset[str]
+    patches: tuple[Path, ...]
+    untested: bool
+    all: Mapping[str, str]
+
+    def allows(self, feature: str) -> bool:
+        """Whether ``feature`` may be patched in memory."""
+        return self.features is None or feature in self.features
+
+    @property
+    def further(self) -> tuple[str, ...]:
+        """The variables that are set and that the plugin itself does not read."""
+        return tuple(name for name in self.all if name not in KNOWN)
+
+    def requires(self, feature: str) -> bool:
+        """Whether the process must not start without ``feature``."""
+        return feature in self.required or "all" in self.required
+
+
+def read(environment: Mapping[str, str] = os.environ) -> Switches:
+    """Read the switches.
+
+    :raises UsageError: for a value that is none of those allowed.
+    """
+    mode = environment.get("OVERLAY", "auto")
+    if mode not in MODES:
+        raise UsageError(
+            f"OVERLAY={mode!r}: expected one of {', '.join(MODES)}; set one of them or unset it"
+        )
+    folders = environment.get("OVERLAY_PATCHES", "")
+    return Switches(
+        mode=mode,
+        features=_features(environment),
+        required=_ids(environment.get("OVERLAY_REQUIRED", "")),
+        patches=tuple(Path(folder).expanduser() for folder in folders.split(os.pathsep) if folder),
+        untested=_flag(environment, "OVERLAY_UNTESTED"),
+        all={
+            name: value for name, value in sorted(ours(environment).items()) if name not in _LOCAL
+        },
+    )
+
+
+def ours(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Every variable of the overlay that is set, those of features and of one machine included."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name == "OVERLAY" or name.startswith(PREFIX)
+    }
+
+
+def _ids(value: str) -> frozenset[str]:
+    return frozenset(name.strip() for name in value.split(",") if name.strip())
+
+
+def _features(environment: Mapping[str, str]) -> frozenset[str] | None:
+    value = environment.get("OVERLAY_FEATURES")
+    if value is None:
+        return None
+    if not _ids(value):
+        raise UsageError(
+            f"OVERLAY_FEATURES={value!r}: expected ids of features, separated by commas; unset it "
+            "for every feature, or set OVERLAY=off for none"
+        )
+    return _ids(value)
+
+
+def _flag(environment: Mapping[str, str], name: str) -> bool:
+    value = environment.get(name, "0")
+    if value not in ("0", "1"):
+        raise UsageError(f"{name}={value!r}: expected 0 or 1; set one of them or unset it")
+    return value == "1"
+
+
+def carry_to_ray(environment: dict[str, str] | os._Environ[str] = os.environ) -> None:
+    """Have vLLM's Ray executors copy our variables, if any is set, to workers on other nodes.
+
+    They copy those with prefixes of their own and those whose prefix this variable lists (vLLM
+    0.20.0 to 0.33.0, ``vllm/ray/ray_env.py``).  It is left alone where there is nothing to carry,
+    since vLLM's compile cache is keyed on it.
+    """
+    if not ours(environment):
+        return
+    prefixes = [part.strip() for part in environment.get(_RAY_PREFIXES, "").split(",")]
+    if "OVERLAY" not in prefixes:
+        environment[_RAY_PREFIXES] = ",".join([part for part in prefixes if part] + ["OVERLAY"])
+
+
+def plugin_allowed(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether vLLM's allow-list of plugins lets ours run."""
+    allowed = environment.get("VLLM_PLUGINS")
+    return allowed is None or PLUGIN_NAME in allowed.split(",")

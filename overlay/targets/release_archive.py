@@ -1,0 +1,207 @@
+"""Releases that were fetched before, one zip archive each, in the user's cache.
+
+The archive is an ordinary zip.  Its comment says where its index lies (a member that is stored
+uncompressed), and the index says where each file lies and what its sha256 is, so that reading one
+file needs neither the list of members nor anything else of the archive."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import weakref
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from overlay.cache import cache_folder
+from overlay.targets.archive import Sources, left_out
+
+if TYPE_CHECKING:
+    import zipfile
+
+
+_SCHEMA = 1
+
+_INDEX = "overlay-index.json"
+
+_COMMENT_BYTES = 256
+
+_LEVEL = 5
+
+_DAMAGE = (ValueError, KeyError, TypeError, zlib.error, UnicodeDecodeError)
+
+
+class DamagedError(Exception):
+    """The archive is not what was written; it has to be made again."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a release came from.
+
+    :ivar file: the file's name; :ivar index: the page that offered it; :ivar digest: the hash that
+        the whole file was checked against (``sha256=...``), ``None`` where it could not be.
+    :ivar warnings: what the user has to know about it, every time.
+    """
+
+    file: str
+    index: str
+    digest: str | None
+    warnings: tuple[str, ...]
+
+
+class CachedRelease:
+    """A release in an archive, which may be replaced or removed on disk meanwhile.
+
+    :param read_at: gives the bytes at an offset, fewer at the end; :param size: of the archive.
+    :raises DamagedError: if the archive is not what was written.
+    """
+
+    def __init__(self, read_at: Callable[[int, int], bytes], size: int) -> None:
+        self._read_at, self._size = read_at, size
+        index = self._index()
+        try:
+            origin = {**index["origin"], "warnings": tuple(index["origin"]["warnings"])}
+            self.origin = Origin(**origin)
+            self.version: str | None = index["vllm"]
+            self._left_out = frozenset(index["left_out"])
+            self._files: Mapping[str, Any] = index["files"]
+        except _DAMAGE as error:
+            raise DamagedError(f"its index cannot be read: {error!r}") from error
+
+    @classmethod
+    def open(cls, path: Path) -> CachedRelease:
+        """The release in the archive at ``path``.
+
+        :raises FileNotFoundError: if there is none; :raises DamagedError: if it is damaged.
+        """
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+        # A position of its own for every read: threads and forks share the descriptor.
+        def read_at(offset: int, length: int) -> bytes:
+            return os.pread(descriptor, length, offset)
+
+        # Held open for as long as something may read: nobody else knows when to close.
+        weakref.finalize(read_at, os.close, descriptor)
+        return cls(read_at, os.fstat(descriptor).st_size)
+
+    @classmethod
+    def in_memory(cls, sources: Sources, origin: Origin) -> CachedRelease:
+        """The same without a file, where the cache cannot be written to."""
+        file = io.BytesIO()
+        write_to(file, sources, origin)
+        raw = file.getvalue()
+        return cls(lambda offset, length: raw[offset : offset + length], len(raw))
+
+    def read(self, path: str) -> bytes | None:
+        """The bytes of ``path``, checked; ``None`` where the release has no such file.
+
+        :raises DamagedError: if they are not what was written.
+        :raises ArchiveError: if the release has the file but it was left out.
+        """
+        if path in self._left_out:
+            raise left_out(path)
+        entry = self._files.get(path)
+        if entry is None:
+            return None
+        try:
+            offset, length, digest = entry
+            content = zlib.decompress(self._at(offset, length), -zlib.MAX_WBITS)
+        except _DAMAGE as error:
+            raise DamagedError(f"{path} cannot be read: {error}") from error
+        if hashlib.sha256(content).hexdigest() != digest:
+            raise DamagedError(f"{path} has another sha256 than was written")
+        return content
+
+    def paths(self) -> list[str]:
+        """The paths of all files."""
+        return sorted(self._files)
+
+    def _index(self) -> dict[str, Any]:
+        length = min(self._size, _COMMENT_BYTES)
+        tail = self._at(self._size - length, length)
+        fields = tail[tail.rfind(b"overlay-index ") :].split()
+        try:
+            if int(fields[1]) != _SCHEMA:
+                raise DamagedError(f"it was written by another overlay (format {fields[1]!r})")
+            raw = self._at(int(fields[2]), int(fields[3]))
+            if hashlib.sha256(raw).hexdigest().encode() != fields[4]:
+                raise DamagedError("its index has another sha256 than was written")
+            index = json.loads(raw)
+        except (*_DAMAGE, IndexError) as error:
+            raise DamagedError(f"its index cannot be found: {error!r}") from error
+        if not isinstance(index, dict):
+            raise DamagedError("its index is no table")
+        return index
+
+    def _at(self, offset: int, length: int) -> bytes:
+        try:
+            content = self._read_at(offset, length)
+        except OSError as error:
+            raise DamagedError(f"it cannot be read: {error.strerror}") from error
+        if len(content) != length:
+            raise DamagedError("it is cut off")
+        return content
+
+
+def archive_path(release: str) -> Path:
+    """Where the archive of a release lies, or would lie."""
+    return cache_folder() / "releases" / f"vllm-{release}.zip"
+
+
+def write(path: Path, sources: Sources, origin: Origin) -> CachedRelease:
+    """Put a release at ``path``, whole or not at all, and open it; the caller holds its lock.
+
+    :raises OSError: if the folder cannot be written to.
+    """
+    import tempfile
+
+    for left_over in path.parent.glob(f".{path.name}.*.new"):  # by a process that was killed
+        left_over.unlink(missing_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".new", dir=path.parent)
+    try:
+        with open(descriptor, "wb") as file:
+            write_to(file, sources, origin)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+    return CachedRelease.open(path)
+
+
+def write_to(file: IO[bytes], sources: Sources, origin: Origin) -> None:
+    """Write the archive of a release into an open file."""
+    import zipfile
+
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as archive:
+        entries = {}
+        for path, content in sorted(sources.files.items()):
+            info = zipfile.ZipInfo(path)
+            info.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(info, content, compresslevel=_LEVEL)
+            digest = hashlib.sha256(content).hexdigest()
+            entries[path] = (_data_offset(info), info.compress_size, digest)
+        index = {
+            "vllm": sources.version,
+            "origin": vars(origin),
+            "left_out": sorted(sources.left_out),
+            "files": entries,
+        }
+        raw = json.dumps(index, separators=(",", ":")).encode()
+        info = zipfile.ZipInfo(_INDEX)
+        archive.writestr(info, raw, compress_type=zipfile.ZIP_STORED)
+        digest = hashlib.sha256(raw).hexdigest()
+        place = f"{_data_offset(info)} {len(raw)}"
+        archive.comment = f"overlay-index {_SCHEMA} {place} {digest}".encode()
+
+
+def _data_offset(info: zipfile.ZipInfo) -> int:
+    """Where a member's data begins: its local header is 30 bytes, the name, and no extra field."""
+    return info.header_offset + 30 + len(info.filename.encode())
