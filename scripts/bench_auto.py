@@ -149,7 +149,7 @@ def outside() -> dict[str, Any]:
     sys.path.insert(0, str(ROOT))
     import environment
 
-    from tests.auto.installed import install_beside
+    from tests.in_memory.installed import install_beside
 
     python = environment.engine_python()
     with tempfile.TemporaryDirectory(prefix="bench-auto-") as made_for_this:

@@ -1,14 +1,9 @@
-"""Which modules can be imported in a process of vLLM before it loads its plugins?
+"""Print the floor plan of ``overlay/``: its rooms, their layers, and what imports what.
 
-``python3 scripts/import_graph.py FOLDER... [--target MODULE]... [--json]``, each folder an unpacked
-sdist or a checkout that holds ``vllm/``.  Nothing of them is executed: every import that runs when
-a module is imported is followed (at module level, in ``if``, ``try``, ``with`` and class bodies;
-not in functions, and not under ``TYPE_CHECKING``), whatever its condition, from the modules that
-each kind of process is entered through.  So a target that is not reached is not imported there by
-an import statement.  What a function imports on the way is not seen: ``--run PYTHON`` imports the
-same entries with an interpreter that has vLLM's dependencies, and tells which targets came along.
-
-The targets are, unless named, the modules that the shipped features patch.
+``python3 scripts/import_graph.py [--json]``.  A room is a module or package at the top of
+``overlay/``.  Every import counts, also those inside functions and under ``TYPE_CHECKING``.  The
+layer of a room is the longest chain of imports that leads down from it, so an import always points
+to a lower layer unless rooms import each other in a circle, which is named.
 """
 
 from __future__ import annotations
@@ -16,244 +11,166 @@ from __future__ import annotations
 import argparse
 import ast
 import json
-import subprocess
+import statistics
 import sys
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+PACKAGE = "overlay"
+ROOT = Path(__file__).resolve().parent.parent
 
-#: The modules that a process of each kind is entered through, before it loads the plugins.
-#: A spawned process unpickles its function and the classes it is handed; a forked one inherits the
-#: modules of its parent, where the plugins were loaded already.
-_EXECUTORS = tuple(
-    f"vllm.v1.executor.{name}"
-    for name in ("abstract", "uniproc_executor", "multiproc_executor", "ray_executor")
-)
-PROCESSES: dict[str, tuple[str, ...]] = {
-    "api server": (
-        "vllm.entrypoints.cli.main",
-        "vllm.entrypoints.cli.serve",
-        "vllm.entrypoints.openai.api_server",
-        "vllm.entrypoints.llm",
-        "vllm.engine.arg_utils",
-        "vllm.v1.engine.async_llm",
-    ),
-    "engine core": ("vllm.v1.engine.core", "vllm.v1.engine.utils", *_EXECUTORS),
-    "worker (multiprocess)": (
-        "vllm.v1.executor.multiproc_executor",
-        "vllm.v1.worker.worker_base",
-    ),
-    "worker (in the engine core)": (
-        "vllm.v1.executor.uniproc_executor",
-        "vllm.v1.worker.worker_base",
-    ),
-    "worker (Ray)": (
-        "vllm.v1.executor.ray_utils",
-        "vllm.v1.executor.ray_executor",
-        "vllm.v1.executor.ray_executor_v2",
-        "vllm.v1.worker.worker_base",
-    ),
-    "registry's helper": ("vllm.model_executor.models.registry",),
-}
+Graph = Mapping[str, frozenset[str]]
 
 
-class Tree:
-    """The modules of one vLLM and what each imports when it is imported.
+@dataclass(frozen=True)
+class FloorPlan:
+    """The structure of a package.
 
-    :param root: the folder that holds ``vllm/``.
+    :ivar rooms: room -> layer, 0 for a room that imports no other.
+    :ivar arrows: room -> the rooms that it imports.
+    :ivar room_cycles: rooms that import each other, each circle once.
+    :ivar file_cycles: modules that import each other, each circle once.
+    :ivar upward: imports of a module into a room of the same or a higher layer.
+    :ivar lines: module -> lines of its file.
     """
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self._imports: dict[str, frozenset[str]] = {}
-
-    def file(self, module: str) -> Path | None:
-        """The file of a module, or ``None`` where there is none."""
-        base = self.root.joinpath(*module.split("."))
-        for candidate in (base.with_suffix(".py"), base / "__init__.py"):
-            if candidate.is_file():
-                return candidate
-        return None
-
-    def imports(self, module: str) -> frozenset[str]:
-        """The modules of vLLM that ``module`` imports, its packages included."""
-        if module not in self._imports:
-            self._imports[module] = frozenset(self._read(module))
-        return self._imports[module]
-
-    def _read(self, module: str) -> Iterator[str]:
-        yield from _packages(module)
-        file = self.file(module)
-        if file is None:
-            return
-        package = module if file.name == "__init__.py" else module.rpartition(".")[0]
-        for node in _statements(ast.parse(file.read_bytes())):
-            if isinstance(node, ast.Import):
-                names: Iterable[str] = (alias.name for alias in node.names)
-            else:
-                names = self._named(node, package)
-            yield from (name for name in names if name.split(".")[0] == "vllm")
-
-    def _named(self, node: ast.ImportFrom, package: str) -> Iterator[str]:
-        base = node.module or ""
-        if node.level:
-            parts = package.split(".")
-            base = ".".join([*parts[: len(parts) - node.level + 1], *([base] if base else [])])
-        if base.split(".")[0] != "vllm":
-            return
-        yield base
-        for alias in node.names:
-            if self.file(f"{base}.{alias.name}") is not None:
-                yield f"{base}.{alias.name}"
-            elif base == "vllm" and alias.name in self.lazy:
-                yield self.lazy[alias.name]
+    rooms: dict[str, int]
+    arrows: dict[str, list[str]]
+    room_cycles: list[list[str]]
+    file_cycles: list[list[str]]
+    upward: list[str]
+    lines: dict[str, int]
 
     @property
-    def lazy(self) -> dict[str, str]:
-        """What ``from vllm import NAME`` imports on demand: name -> module."""
-        file = self.file("vllm")
-        found: dict[str, str] = {}
-        for node in ast.walk(ast.parse(file.read_bytes() if file else b"")):
-            if isinstance(node, ast.Dict):
-                for key, value in zip(node.keys, node.values, strict=True):
-                    if isinstance(key, ast.Constant) and isinstance(value, ast.Constant):
-                        place = str(value.value).partition(":")[0]
-                        if place.startswith("."):
-                            found[str(key.value)] = f"vllm{place}"
-        return found
-
-    def chain(self, entries: Iterable[str], target: str) -> list[str] | None:
-        """How ``target`` is reached from the entries: the modules on the way, or ``None``."""
-        came: dict[str, str | None] = {name: None for name in entries if self.file(name)}
-        waiting = deque(came)
-        while waiting:
-            module = waiting.popleft()
-            if module == target:
-                way = [module]
-                while (before := came[way[-1]]) is not None:
-                    way.append(before)
-                return way[::-1]
-            for name in sorted(self.imports(module)):
-                if name not in came and self.file(name):
-                    came[name] = module
-                    waiting.append(name)
-        return None
+    def layers(self) -> int:
+        """How many layers there are."""
+        return 1 + max(self.rooms.values(), default=-1)
 
 
-def _packages(module: str) -> Iterator[str]:
-    parts = module.split(".")
-    for end in range(1, len(parts)):
-        yield ".".join(parts[:end])
+def read(folder: Path = ROOT / PACKAGE) -> FloorPlan:
+    """The floor plan of the package in ``folder``."""
+    files = dict(_modules(folder))
+    imports = {name: frozenset(_imports(name, file, files)) for name, file in files.items()}
+    rooms: dict[str, set[str]] = {_room(name): set() for name in files if name != PACKAGE}
+    for name, targets in imports.items():
+        for target in targets - {PACKAGE}:
+            if name != PACKAGE and _room(name) != _room(target):
+                rooms[_room(name)].add(_room(target))
+    graph = {room: frozenset(targets) for room, targets in rooms.items()}
+    cycles = _cycles(graph)
+    layers = {} if cycles else _layers(graph)
+    upward = [
+        f"{name} -> {target}"
+        for name, targets in sorted(imports.items())
+        for target in sorted(targets - {PACKAGE})
+        if name != PACKAGE
+        and _room(name) != _room(target)
+        and layers.get(_room(target), 0) >= layers.get(_room(name), 1)
+    ]
+    lines = {
+        name: len(file.read_text(encoding="utf-8").splitlines()) for name, file in files.items()
+    }
+    arrows = {room: sorted(targets) for room, targets in sorted(graph.items())}
+    return FloorPlan(layers, arrows, cycles, _cycles(imports), upward, lines)
 
 
-def _statements(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            yield node
-        elif isinstance(node, ast.If) and _only_for_types(node.test):
-            for other in node.orelse:
-                yield from _statements(ast.Module([other], []))
-        elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            yield from _statements(node)
+def _modules(folder: Path) -> Iterator[tuple[str, Path]]:
+    for file in sorted(folder.rglob("*.py")):
+        parts = file.relative_to(folder).with_suffix("").parts
+        if "patches" not in parts:
+            yield ".".join((PACKAGE, *(part for part in parts if part != "__init__"))), file
 
 
-def _only_for_types(test: ast.expr) -> bool:
-    name = test.attr if isinstance(test, ast.Attribute) else getattr(test, "id", "")
-    return name == "TYPE_CHECKING"
+def _imports(name: str, file: Path, files: Mapping[str, Path]) -> Iterator[str]:
+    """The modules of the package that a file imports anywhere in it; absolute imports only."""
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            inner = (f"{node.module}.{alias.name}" for alias in node.names)
+            found = [one if one in files else node.module for one in inner]
+        else:
+            continue
+        yield from (one for one in found if one in files and one != name)
 
 
-def shipped_targets() -> tuple[str, ...]:
-    """The modules that the shipped features patch."""
-    from overlay.features.folder import load
-    from overlay.features.sources import shipped_folder
-    from overlay.in_memory.module_cache import module_name
+def _room(module: str) -> str:
+    return module.split(".")[1]
 
-    return tuple(
-        sorted(
-            {
-                module_name(variant.patch.path)
-                for feature in load([shipped_folder()])
-                for topic in feature.topics
-                for variant in topic.variants
-            }
-        )
+
+def _layers(graph: Graph) -> dict[str, int]:
+    found: dict[str, int] = {}
+
+    def layer(room: str) -> int:
+        if room not in found:
+            found[room] = 1 + max((layer(below) for below in graph.get(room, ())), default=-1)
+        return found[room]
+
+    for room in graph:
+        layer(room)
+    return found
+
+
+def _cycles(graph: Graph) -> list[list[str]]:
+    """The strongly connected parts of a graph with more than one member (Tarjan)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    cycles: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for target in sorted(graph.get(node, ())):
+            if target not in index:
+                visit(target)
+                low[node] = min(low[node], low[target])
+            elif target in stack:
+                low[node] = min(low[node], index[target])
+        if low[node] == index[node]:
+            at = stack.index(node)
+            members, stack[at:] = stack[at:], []
+            if len(members) > 1:
+                cycles.append(sorted(members))
+
+    for node in sorted(graph):
+        if node not in index:
+            visit(node)
+    return cycles
+
+
+def show(plan: FloorPlan) -> Iterator[str]:
+    """The floor plan as lines for people, the highest layer first."""
+    for layer in reversed(range(plan.layers)):
+        for room in sorted(name for name, at in plan.rooms.items() if at == layer):
+            yield f"{layer}  {room:<12} -> {', '.join(plan.arrows[room]) or 'nothing'}"
+    for kind, cycles in (("rooms", plan.room_cycles), ("modules", plan.file_cycles)):
+        for members in cycles:
+            yield f"circle of {kind}: {', '.join(members)}"
+    yield from (f"points upward: {one}" for one in plan.upward)
+    arrows = sum(map(len, plan.arrows.values()))
+    yield (
+        f"{len(plan.arrows)} rooms, {plan.layers} layers, {arrows} arrows, "
+        f"{len(plan.room_cycles)} circles of rooms, {len(plan.file_cycles)} of modules"
     )
-
-
-_IMPORT_ALL = """
-import importlib, json, sys
-folder, entries, targets = json.loads(sys.argv[1])
-sys.path.insert(0, folder)
-failed = {}
-for name in entries:
-    try:
-        importlib.import_module(name)
-    except Exception as error:
-        failed[name] = f"{type(error).__name__}: {error}"[:160]
-loaded = [name for name in targets if name in sys.modules]
-count = sum(name.split(".")[0] == "vllm" for name in sys.modules)
-print("RESULT " + json.dumps({"loaded": loaded, "failed": failed, "modules": count}))
-"""
-
-
-def _report_run(python: str, folder: Path, targets: tuple[str, ...]) -> int:
-    """Import the entries of every kind of process in one, and say which targets came with them."""
-    tree = Tree(folder)
-    entries = [name for name in dict.fromkeys(sum(PROCESSES.values(), ())) if tree.file(name)]
-    done = subprocess.run(
-        [python, "-c", _IMPORT_ALL, json.dumps([str(folder), entries, targets])],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
+    sizes = list(plan.lines.values())
+    yield (
+        f"{len(sizes)} modules, {sum(sizes)} lines, median {statistics.median(sizes):g}, "
+        f"largest {max(sizes)}"
     )
-    line = next((line for line in done.stdout.splitlines() if line.startswith("RESULT ")), None)
-    if line is None:
-        print(f"{folder.name}  did not run: {done.stderr.strip().splitlines()[-1:]}", flush=True)
-        return 1
-    found = json.loads(line.removeprefix("RESULT "))
-    imported = len(entries) - len(found["failed"])
-    print(
-        f"{folder.name}  {imported} of {len(entries)} entries imported, {found['modules']} modules "
-        f"of vLLM; targets: {', '.join(found['loaded']) or 'none'}",
-        flush=True,
-    )
-    for name, why in found["failed"].items():
-        print(f"    {name}: {why}", flush=True)
-    return int(bool(found["loaded"]))
 
 
 def main() -> int:
-    """Print a row for each folder and kind of process; 1 where a target is reached."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folders", nargs="+", type=Path)
-    parser.add_argument("--target", action="append", dest="targets")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument(
-        "--run", metavar="PYTHON", help="import the entries with it, too, which executes them"
-    )
+    """Print the floor plan; 1 where there is a circle or an import that points upward."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("folder", type=Path, nargs="?", default=ROOT / PACKAGE)
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
     asked = parser.parse_args()
-    targets = tuple(asked.targets or shipped_targets())
-    if asked.run:
-        return max(_report_run(asked.run, folder, targets) for folder in asked.folders)
-    found = []
-    for folder in asked.folders:
-        tree = Tree(folder)
-        for process, entries in PROCESSES.items():
-            for target in targets:
-                chain = tree.chain(entries, target)
-                found.append(
-                    {"folder": folder.name, "process": process, "target": target, "chain": chain}
-                )
-    if asked.json:
-        print(json.dumps(found, indent=1))
-    else:
-        for row in found:
-            way = " -> ".join(row["chain"]) if row["chain"] else "not reached"
-            print(f"{row['folder']}  {row['process']:<28} {row['target']}: {way}")
-    return int(any(row["chain"] for row in found))
+    plan = read(asked.folder)
+    text = json.dumps(asdict(plan), indent=1) if asked.json else "\n".join(show(plan))
+    print(text)
+    return 1 if plan.room_cycles or plan.file_cycles or plan.upward else 0
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Record what every command answers, so that a rebuilt overlay can be compared with an older one.
 
-``python3 scripts/record_behaviour.py OUTPUT [--code FOLDER] [--releases RANGE]`` runs the overlay in
-a checkout (default: this one) over small installations in each state that users meet and, with
+``python3 scripts/record_behaviour.py OUTPUT [--code FOLDER] [--releases RANGE]`` runs the overlay
+of a checkout (default: this one) over small installations in each state that users meet and, with
 ``--releases``, over releases from the package index.  OUTPUT gets one JSON object: for each command
 its exit status, what it wrote to both streams, and a hash of every file that it left behind.
 ``--compare OLD NEW`` prints what two recordings disagree on and ends with 1 where they do.

@@ -14,7 +14,7 @@ import click
 from overlay import __version__
 
 if TYPE_CHECKING:
-    from overlay.commands.assess import Request
+    from overlay.commands.request import Request
     from overlay.report.model import Report
 
 
@@ -96,7 +96,7 @@ def cli(context: click.Context, patches: tuple[str, ...]) -> None:
 
 
 def _request(context: click.Context, features: Sequence[str] = ()) -> Request:
-    from overlay.commands.assess import Request
+    from overlay.commands.request import Request
 
     return Request(patches=context.obj, features=tuple(features))
 

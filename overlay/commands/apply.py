@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlay.commands.assess import Examination, Request, examine, resolve_writable, with_features
+from overlay.commands.assess import Examination, examine
+from overlay.commands.request import Request, resolve_writable, with_features
 from overlay.commands.status import by_ledger
 from overlay.errors import PlanOutdated, UsageError
 from overlay.on_disk import transaction as commit

@@ -10,7 +10,8 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from overlay.commands.assess import Request, examine
+from overlay.commands.assess import examine
+from overlay.commands.request import Request
 from overlay.errors import OverlayError, described
 from overlay.report.model import ERROR, Report
 from overlay.report.wording import checked, unanswered

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from overlay.commands.assess import Request, needed, report
+from overlay.commands.assess import needed
+from overlay.commands.request import Request, report
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import pristine_view
 from overlay.on_disk.transaction import reading

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from overlay.commands.assess import Request
+from overlay.commands.request import Request
 from overlay.errors import OverlayError
 from overlay.report.model import ATTENTION, OK, Report
 from overlay.report.wording import attention, count

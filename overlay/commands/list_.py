@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from overlay.commands.assess import Request
+from overlay.commands.request import Request
 from overlay.report.model import FeatureEntry, Report, TopicEntry
 from overlay.report.wording import listed
 

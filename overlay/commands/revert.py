@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from overlay.commands.assess import resolve_writable
+from overlay.commands.request import resolve_writable
 from overlay.errors import LedgerError, RevertRefused
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
@@ -18,7 +18,7 @@ from overlay.targets.target import public
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from overlay.commands.assess import Request
+    from overlay.commands.request import Request
     from overlay.on_disk.changes import Rebuilt
     from overlay.on_disk.ledger import Ledger
     from overlay.targets.target import Target

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from overlay.commands.assess import Request, report
+from overlay.commands.request import Request, report
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import from_ledger
 from overlay.on_disk.transaction import reading

@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.auto.installed import install_beside
+from tests.in_memory.installed import install_beside
 
 
 def main() -> None:

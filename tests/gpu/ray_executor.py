@@ -83,7 +83,7 @@ def cells(models: str) -> Iterator[tuple[str, int, EngineSpec]]:
         enforce_eager=False,
         tensor_parallel_size=2,
         compilation=UNCOMPILED,
-        python_path=(str(HERE), str(ENGINE), str(REPOSITORY / "tests/auto")),
+        python_path=(str(HERE), str(ENGINE), str(REPOSITORY / "tests/in_memory")),
         post_load=("graph_hooks:watch_replays",),
         finish=("graph_hooks:replays", "engine_hooks:live"),
     )

@@ -20,7 +20,7 @@ from overlay.features.folder import load
 from overlay.features.sources import shipped_folder
 from overlay.planning.planner import plan
 from overlay.targets.resolution import resolve
-from tests.test_steady_inputs import FILE, steady
+from tests.steady_inputs.test_steady_inputs import FILE, steady
 
 RUNNER = "vllm/v1/worker/gpu_model_runner.py"
 UNREAD = steady.SteadyDecode.prepare.__globals__["UNREAD"]

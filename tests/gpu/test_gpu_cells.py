@@ -1,0 +1,61 @@
+"""The cells of the GPU scripts: they cannot hinder each other, and each has its measure."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent))
+
+import mla
+import ray_executor
+
+UNIFORM = "QueryLenSupport.UNIFORM"
+
+
+def test_ray_engines_take_different_ports() -> None:
+    """As `RayExecutorV2._select_tcpstore_port` chooses: a window 100 above the master's."""
+    masters = [
+        int(spec.env[ray_executor.MASTER_PORT])
+        for _, _, spec in ray_executor.cells("models")
+        if spec.engine["distributed_executor_backend"] == "ray"
+    ]
+    assert len(masters) > 2
+    taken = [
+        port for each in masters for port in range(each + 100, each + 100 + ray_executor.WINDOW)
+    ]
+    assert len(set(taken)) == len(taken)
+    assert min(taken) > 1024
+    assert max(taken) < 32768  # Linux gives away ports from there on.
+
+
+@pytest.mark.parametrize("source", ["", UNIFORM])
+def test_latent_attention_cells(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    monkeypatch.setattr(mla, "vllm_source", lambda _: source)
+    cells = list(mla.all_cells("models", mla.UNCOMPILED))
+    titles = Counter(cell.title for cell in cells)
+    assert set(titles.values()) == {1}
+    assert all(cell.expects == "graphs" for cell in cells[:6])
+    for cell in cells:
+        triton = cell.spec.attention_backend == "TRITON_MLA"
+        graphs = not cell.mode.startswith("off") and not triton
+        assert cell.expects == ("graphs" if graphs else "none")
+        if triton and cell.mode == "step" and source != UNIFORM:
+            assert f"{cell.name}-off" in titles
+
+
+def test_only_upstream_without_graphs_is_measured_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where drafts may leave the oracle, nothing of the overlay runs in the reference."""
+    monkeypatch.setattr(mla, "vllm_source", lambda _: "")
+    cells = list(mla.all_cells("models", mla.UNCOMPILED))
+    again = [cell for cell in cells if cell.mode == "off again"]
+    assert again
+    for cell in again:
+        first = next(each for each in cells if each.name == cell.name and each.mode == "off")
+        assert first.spec == cell.spec
+        assert cell.spec.env == mla.UPSTREAM

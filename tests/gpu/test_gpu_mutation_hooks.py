@@ -1,0 +1,123 @@
+"""The hook that puts a bug into the draft graphs while they are imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "draft_graphs"))
+
+import mutation_hooks
+from mutation_hooks import MUTATION_VARIABLE
+
+HERE = Path(__file__).parents[1]
+
+
+GRAPHS = """
+class DraftGraphs:
+    answer = 41
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    folder = tmp_path
+    for part in mutation_hooks.PACKAGE.split("."):
+        folder = folder / part
+        folder.mkdir()
+        (folder / "__init__.py").touch()
+    (folder / "graphs.py").write_text(GRAPHS, encoding="utf-8")
+    return tmp_path
+
+
+def run_hook(package: Path, script: str, *changes: tuple[str, str, str]) -> Any:
+    """Run a script in a process in which the package can be imported."""
+    paths = [package, HERE / "gpu", HERE / "engine"]
+    asked = json.dumps({"name": "a bug", "changes": changes})
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(map(str, paths)),
+            MUTATION_VARIABLE: asked,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+ENGINE = """
+from types import SimpleNamespace as Space
+import mutation_hooks
+{before}
+mutation_hooks.mutate()
+from vllm.v1.spec_decode.draft_graphs.graphs import DraftGraphs
+{after}
+drafter = Space(draft_graphs=DraftGraphs())
+worker = Space(worker=Space(model_runner=Space(drafter=drafter)))
+llm = Space(llm_engine=Space(model_executor=Space(driver_worker=worker)))
+print(DraftGraphs.answer, mutation_hooks.check_mutated(llm))
+"""
+
+
+def script(before: str = "", after: str = "") -> str:
+    return ENGINE.format(before=before, after=after)
+
+
+ANSWER = ("graphs.py", "answer = 41", "answer = 42")
+
+
+def test_the_mutated_module_is_the_one_that_runs(package: Path) -> None:
+    ended = run_hook(package, script(), ANSWER)
+    assert ended.stdout.splitlines() == [
+        mutation_hooks.executed_line("graphs.py", "a bug"),
+        "42 ['graphs.py']",
+    ]
+    found = package.joinpath(*mutation_hooks.PACKAGE.split("."), "graphs.py")
+    assert found.read_text(encoding="utf-8") == GRAPHS
+
+
+def test_one_module_takes_several_changes(package: Path) -> None:
+    ended = run_hook(package, script(), ANSWER, ("graphs.py", "answer = 42", "answer = 43"))
+    assert "43 ['graphs.py']" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("hook", "change", "says"),
+    [
+        (script(), ("graphs.py", "answer = 40", ""), "graphs.py holds 0 times, not once"),
+        (script(), ("graphs.py", "a", "b"), "times, not once"),
+        (
+            script(before="import vllm.v1.spec_decode.draft_graphs.graphs"),
+            ANSWER,
+            "imported before they could be mutated",
+        ),
+        (script(), ("other.py", "a", "b"), "other.py is mutated by None, not 'a bug'"),
+        (
+            script(after="import sys, importlib; mutation_hooks.sys.meta_path.pop(0)\n"
+            f"importlib.reload(sys.modules['{mutation_hooks.PACKAGE}.graphs'])"),
+            ANSWER,
+            "is not that of the mutated package",
+        ),
+    ],
+)  # fmt: skip
+def test_it_fails_loudly_where_it_is_not(
+    package: Path, hook: str, change: tuple[str, str, str], says: str
+) -> None:
+    ended = run_hook(package, hook, change)
+    assert ended.returncode == 1
+    assert says in ended.stderr
+
+
+def test_a_changed_module_that_is_nowhere_is_told(package: Path) -> None:
+    hook = script(after="import vllm.v1.spec_decode.draft_graphs.other")
+    ended = run_hook(package, hook, ("other.py", "a", "b"))
+    assert "other is to be mutated and cannot be found" in ended.stderr

@@ -1,0 +1,335 @@
+"""``overlay doctor`` and ``overlay status --live``, as commands in an environment of their own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.version import Version
+
+from overlay.commands import diagnosis
+from overlay.commands import model_runners as runners
+from overlay.commands.doctor import doctor
+from overlay.commands.request import Request
+from overlay.commands.status import running
+from overlay.on_disk import ledger
+from overlay.processes.live import LiveProcess
+from overlay.processes.records import ModuleRecord, ProcessRecord
+from overlay.report.as_json import as_data
+from overlay.report.as_text import render
+from overlay.report.model import Report
+from tests.in_memory.boxes import REPO, Box
+
+#: What the command imports beyond the standard library; not every Python needs all of it.
+NEEDED = (
+    "click",
+    "filelock",
+    "markdown_it",
+    "mdurl",
+    "packaging",
+    "platformdirs",
+    "pygments",
+    "rich",
+    "tomli",
+    "typing_extensions",
+    "unidiff",
+)
+
+
+def command(box: Box, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    """The command in the box's environment, where the plugin is installed beside vLLM."""
+    info = box.site / "vllm_overlay-0.1.0.dist-info"
+    if not info.exists():
+        info.mkdir()
+        (info / "METADATA").write_text(
+            "Metadata-Version: 2.1\nName: vllm-overlay\nVersion: 0.1.0\n"
+        )
+        (info / "entry_points.txt").write_text(
+            "[vllm.general_plugins]\noverlay = overlay.plugin:register\n"
+        )
+    return subprocess.run(
+        [sys.executable, "-m", "overlay", *arguments],
+        env=box.environment | changes,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=box.empty,
+    )
+
+
+def asked(box: Box, *arguments: str, **changes: str) -> dict[str, Any]:
+    done = command(box, *arguments, "--json", **changes)
+    data: dict[str, Any] = json.loads(done.stdout)
+    assert data["exit"] == done.returncode
+    return data
+
+
+def test_doctor_tells_everything_on_one_page(box: Box) -> None:
+    data = asked(box, "doctor", OVERLAY_DRAFT_GRAPHS="off")
+    page = data["doctor"]
+    assert page["vllm"]["version"] == "0.26.0"
+    assert page["vllm"]["root"] == str(box.site)
+    assert page["vllm"]["found"].startswith("on sys.path")
+    assert page["python"]["executable"] == sys.executable
+    assert page["environment"]["set"]["OVERLAY_DRAFT_GRAPHS"] == "off"
+    (ours,) = [one for one in page["plugins"] if "0.1.0" in one["distribution"]]
+    assert ours["runs"]
+    assert "V2 for dense models" in page["model_runner"]
+    assert "does not use draft-graphs" in page["model_runner"]
+    assert page["cache"]["folder"] == str(box.cache / "modules")
+    features = {one["feature"]: one["state"] for one in data["targets"][0]["features"]}
+    assert features["demo"] == "pristine"
+    text = command(box, "doctor").stdout
+    for word in ("python", "torch", "plugins", "cache", "model runner", "demo", "vLLM 0.26.0"):
+        assert word in text
+
+
+#: Everything that a bug report needs -> where it stands in the JSON, and how its section begins.
+PAGE = {
+    "the overlay": ("overlay", "version", "overlay\n  version: "),
+    "Python": ("python", "version", "python\n  version: "),
+    "the platform": ("python", "platform", "  platform: "),
+    "vLLM": ("vllm", "version", "vllm\n  version: 0.26.0"),
+    "how it was found": ("vllm", "found", "  found: on sys.path as "),
+    "torch": ("torch", "version", "torch\n  version: "),
+    "what torch was built for": ("torch", "built_for", "  built for: "),
+    "devices": ("devices", "devices", "devices\n  nvidia driver: "),
+    "plugins and why they run": ("plugins", "why", "overlay: runs (VLLM_PLUGINS is not set"),
+    "switches": ("environment", "set", "  OVERLAY_CACHE: "),
+    "cache": ("cache", "folder", "cache\n  folder: "),
+    "where records lie": ("cache", "records", "  records: "),
+    "model runner": ("model_runner", None, "model runner  V2 for "),
+}
+
+
+@pytest.mark.parametrize("what", PAGE)
+def test_doctor_tells_each_as_json_and_on_the_page(box: Box, what: str) -> None:
+    section, key, begins = PAGE[what]
+    data = asked(box, "doctor")["doctor"][section]
+    rows = data if isinstance(data, list) else [data]
+    assert rows
+    assert all(key is None or key in row for row in rows)
+    assert begins in command(box, "doctor", COLUMNS="400").stdout
+
+
+def test_doctor_lists_the_processes_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "overlay.processes.live.processes", lambda: (process(7, "differs"), process(8))
+    )
+    monkeypatch.setattr(diagnosis, "installed", lambda: (None, "no vLLM"))
+    report = doctor(Request())
+    assert report.processes == (process(7, "differs"), process(8))
+    assert report.doctor is not None
+    assert "process 7: differs" in report.doctor["problems"]
+    text = "\n".join(str(line) for line in render(report))
+    assert "demo (memory)" in text
+    assert as_data(report)["processes"][0]["pid"] == 7
+
+
+NVIDIA = """NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build
+GCC version:  gcc version 12.3.0
+"""
+
+
+def test_devices_are_told_by_the_kernel(tmp_path: Path) -> None:
+    assert diagnosis.devices(tmp_path) == {
+        "nvidia_driver": None,
+        "amd_driver": None,
+        "devices": [],
+    }
+    driver = tmp_path / "proc/driver/nvidia"
+    for name, model in (
+        ("0000:01:00.0", "Model: \t\t NVIDIA H200\nIRQ: 1\n"),
+        ("0000:02:00.0", ""),
+    ):
+        (driver / "gpus" / name).mkdir(parents=True)
+        (driver / "gpus" / name / "information").write_text(model)
+    (driver / "version").write_text(NVIDIA)
+    (tmp_path / "sys/module/amdgpu").mkdir(parents=True)
+    (tmp_path / "sys/module/amdgpu/version").write_text("6.10.5\n")
+    assert diagnosis.devices(tmp_path) == {
+        "nvidia_driver": "570.86.15",
+        "amd_driver": "6.10.5",
+        "devices": ["NVIDIA H200", "0000:02:00.0, model not told"],
+    }
+
+
+def test_doctor_counts_what_is_in_the_cache(box: Box) -> None:
+    box.run("register()")
+    cache = asked(box, "doctor")["doctor"]["cache"]
+    assert cache["entries"] == 1
+    assert cache["bytes"] > 1000
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"VLLM_PLUGINS": "other"}, "VLLM_PLUGINS=other does not name it"),
+        ({"OVERLAY": "on"}, "expected one of auto, disk, off"),
+        ({"OVERLAY_FEATURES": ""}, "expected ids of features"),
+        ({"OVERLAY_FEATURES": "dmeo"}, "OVERLAY_FEATURES names dmeo: expected ids among"),
+    ],
+)
+def test_doctor_finds_what_is_wrong(box: Box, changes: dict[str, str], problem: str) -> None:
+    done = command(box, "doctor", **changes)
+    assert done.returncode == 1, done.stderr
+    assert problem in done.stdout
+    assert problem in " ".join(asked(box, "doctor", **changes)["doctor"]["problems"])
+
+
+def test_doctor_finds_that_there_is_no_vllm(box: Box, tmp_path: Path) -> None:
+    # Without the site-packages of this Python, since there may be a vLLM among them.
+    needed = tmp_path / "needed"
+    needed.mkdir()
+    for name in NEEDED:
+        found = importlib.util.find_spec(name)
+        if found is not None and found.origin is not None:
+            file = Path(found.origin)
+            place = file.parent if file.name == "__init__.py" else file
+            (needed / place.name).symlink_to(place)
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "overlay", "doctor"],
+        env=box.environment | {"PYTHONPATH": f"{REPO}{os.pathsep}{needed}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=box.empty,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "no vLLM: expected a package vllm" in done.stdout
+
+
+def test_doctor_finds_two_overlays_and_a_missing_plugin() -> None:
+    ours = {"group": diagnosis.GROUP, "name": "overlay", "runs": True, "why": ""}
+    two = [
+        {**ours, "distribution": "vllm-overlay 1", "value": "overlay.plugin:register"},
+        {**ours, "distribution": "fork 2", "value": "fork.plugin:register"},
+    ]
+    (found,) = diagnosis.plugin_problems(two)
+    assert "vllm-overlay 1 (overlay.plugin:register), fork 2" in found
+    (missing,) = diagnosis.plugin_problems([])
+    assert "does not find the overlay's plugin" in missing
+    assert list(diagnosis.plugin_problems(two[:1])) == []
+
+
+def test_status_says_when_the_allow_list_keeps_the_plugin_out(box: Box) -> None:
+    assert "VLLM_PLUGINS" not in command(box, "status").stdout
+    text = command(box, "status", VLLM_PLUGINS="other").stdout
+    assert "VLLM_PLUGINS=other does not name overlay: vLLM does not load the plugin" in text
+    assert "VLLM_PLUGINS" not in command(box, "status", VLLM_PLUGINS="x,overlay").stdout
+
+
+SERVES = """
+register()
+assert runs() == "patched"
+print("ready", flush=True)
+input()
+"""
+
+
+def test_live_lists_a_running_process_and_its_proof(box: Box) -> None:
+    script = box.cache.parent / "serves.py"
+    head = (
+        "from pathlib import Path\nimport overlay.features.folder, overlay.features.sources\n"
+        f"empty = Path({str(box.empty)!r})\n"
+        "overlay.features.sources.shipped_folder = lambda: empty\n"
+        "from overlay.plugin import register\n"
+        "def runs():\n"
+        "    from vllm.v1.spec_decode.proposer import SpecDecodeBaseProposer as P\n"
+        "    return P(1).propose(None)[0]\n"
+    )
+    script.write_text(head + SERVES)
+    process = subprocess.Popen(
+        [sys.executable, str(script), "VLLM::EngineCore"],
+        env=box.environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "ready\n"
+        data = asked(box, "status", "--live")
+        (mine,) = [one for one in data["processes"] if one["pid"] == process.pid]
+        assert mine["problem"] is None
+        assert mine["record"]["way"] == "memory"
+        states = {one["module"]: one["state"] for one in mine["record"]["modules"]}
+        assert states["vllm.v1.spec_decode.proposer"] == "runs"
+        text = command(box, "status", "--live").stdout
+        assert f"{process.pid}" in text
+        assert "demo (memory)" in text
+    finally:
+        process.communicate("\n")
+
+
+def test_live_takes_no_target(box: Box) -> None:
+    done = command(box, "status", "--live", ".")
+    assert done.returncode == 2
+    assert "leave TARGET out" in done.stderr
+
+
+def process(pid: int, problem: str | None = None, *, recorded: bool = True) -> LiveProcess:
+    record = ProcessRecord(
+        pid, "1", "h", "worker", 0, "0.32.0", "/site", "memory", "a" * 64, "demo (memory)"
+    ).with_module(ModuleRecord("vllm.a", "b" * 64, {"f": "runs"}))
+    return LiveProcess(pid, "VLLM::Worker", 1, record if recorded else None, problem)
+
+
+def test_the_verdict_of_live_agrees_with_its_exit_code() -> None:
+    assert running(()) == (0, "No vLLM of this user is running.")
+    code, verdict = running((process(1), process(2)))
+    assert (code, verdict) == (
+        0,
+        "2 processes of vLLM in 1 engine, 2 patched, none needs you.",
+    )
+    code, verdict = running((process(1), process(2, "differs")))
+    assert (code, verdict) == (1, "1 of 2 processes of vLLM needs you.")
+
+
+def test_live_processes_as_lines_and_as_json() -> None:
+    found = (process(11), process(12, "runs without the overlay's plugin", recorded=False))
+    report = Report("status", 1, "1 of 2 needs you.", processes=found)
+    text = "\n".join(str(line) for line in render(report))
+    assert "engine 1  VLLM::Worker" in text
+    assert "11   worker  0     0.32.0  aaaaaaaaaaaa  demo (memory)" in text
+    assert "! runs without the overlay's plugin" in text
+    data = as_data(report)
+    assert data["targets"] == []
+    assert data["processes"][0]["record"]["modules"] == [
+        {"module": "vllm.a", "state": "runs", "sha256": "b" * 64, "scopes": {"f": "runs"}}
+    ]
+    assert data["processes"][1]["record"] is None
+
+
+def test_every_known_release_has_a_rule_for_its_model_runner() -> None:
+    from overlay.package import KNOWN_RELEASES
+
+    for text in KNOWN_RELEASES:
+        assert runners.runner(Version(text)) is not None, text
+    assert "not known for 0.99.0" in runners.advice(Version("0.99.0"), {})
+    asked_for = runners.advice(Version("0.26.0"), {"VLLM_USE_V2_MODEL_RUNNER": "1"})
+    assert asked_for.startswith("V2, by")
+    asked_for = runners.advice(Version("0.33.0"), {"VLLM_USE_V2_MODEL_RUNNER": "0"})
+    assert asked_for.startswith("V1, by")
+
+
+def test_torch_is_told_without_importing_it() -> None:
+    before = "torch" in sys.modules
+    assert set(diagnosis.torch()) == {"version", "built_for"}
+    assert ("torch" in sys.modules) == before
+    text = "cuda: Optional[str] = '12.8'\nhip: Optional[str] = None\ngit_version = 'x'\n"
+    assert diagnosis._assigned(text, "cuda") == "12.8"
+    assert diagnosis._assigned(text, "hip") is None
+    assert diagnosis._assigned(text, "git_version") == "x"
+
+
+def test_the_plugin_knows_where_the_transactions_keep_their_state() -> None:
+    from overlay.in_memory import activation as activate
+
+    assert activate._STATE_FOLDER == ledger.STATE_FOLDER

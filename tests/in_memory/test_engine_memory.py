@@ -1,0 +1,221 @@
+"""The main job of auto-apply on a real engine, from an installation that nobody may write to.
+
+In one process, in several, and with two tensor-parallel workers: tokens and the accepted counts of
+every draft position equal the oracle, every process says and proves that it runs patched, and the
+installation is byte for byte what it was.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_fixtures import private_vllm
+from engine_launch import launch
+from engine_spec import EngineSpec, make_requests
+from private_copy import PrivateCopy, hash_files
+
+from tests.in_memory.installed import REPOSITORY, install_beside, read_only
+from tests.support.patches import hunk, patch_text
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+HOOKS = str(Path(__file__).parent)
+PROPOSER = "vllm.v1.spec_decode.llm_base_proposer"
+ADDED = "vllm.v1.spec_decode.draft_graphs"
+TARGETS = {
+    PROPOSER,
+    "vllm.v1.cudagraph_dispatcher",
+    "vllm.v1.sample.rejection_sampler",
+    "vllm.v1.worker.gpu_model_runner",
+}
+SEVERAL = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+    # The test asks the workers what they run, by a function that is sent to them.
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
+}
+SPEC = EngineSpec(
+    "",
+    "eagle3",
+    3,
+    make_requests(6),
+    python_path=(HOOKS,),
+    post_load=("engine_hooks:live",),
+)
+#: name -> the spec, and the roles of the engine's processes.
+CASES = {
+    "one process": (SPEC, ["worker"]),
+    # On CPU vLLM gives each worker a process of its own as soon as there is more than one.
+    "several processes": (replace(SPEC, env=SEVERAL), ["engine core", "main", "worker"]),
+    "two workers": (
+        replace(SPEC, env=SEVERAL, tensor_parallel_size=2),
+        ["engine core", "main", "worker", "worker"],
+    ),
+}
+
+
+MARK = """
+id = "mark"
+title = "A mark"
+why = "To be seen."
+upstream = "https://example.com/1"
+releases = "0.32.0..0.32.0"
+"""
+
+
+@dataclass(frozen=True)
+class Box:
+    """A vLLM that must not change, and the overlay beside it."""
+
+    copy: PrivateCopy
+    beside: Path
+    before: dict[str, str]
+    environment: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def box(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+    folder = tmp_path_factory.mktemp("memory")
+    beside = install_beside(folder)
+    for name in ("cache", "run"):
+        (folder / name).mkdir(mode=0o700)
+    environment = {
+        "PYTHONPATH": f"{beside}",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OVERLAY_CACHE": str(folder / "cache"),
+        "XDG_RUNTIME_DIR": str(folder / "run"),
+    }
+    for copy in private_vllm(engine_python, folder):
+        before = hash_files(copy.site)
+        with read_only(copy.site):
+            yield Box(copy, beside, before, environment)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_process_drafts_as_it_should_with_patched_code(
+    box: Box, tiny_models: Path, case: str
+) -> None:
+    spec, roles = CASES[case]
+    result = launch(box.copy.python, replace(spec, models=str(tiny_models)), env=box.environment)
+    expect_the_oracle(result)
+    said = result["hooks"]["engine_hooks:live"]
+    assert sorted(one["record"]["role"] for one in said) == roles, said
+    assert [one["problem"] for one in said] == [None] * len(roles)
+    for one in said:
+        assert one["record"]["way"] == "memory"
+        assert one["record"]["digest"] == said[0]["record"]["digest"]
+    for worker in result["workers"]:
+        record = next(one["record"] for one in said if one["pid"] == worker["pid"])
+        expect_patched(worker, record, box)
+    for one in said:
+        assert result["log"].count(f"process {one['pid']} runs draft-graphs") == 1
+    assert hash_files(box.copy.site) == box.before
+
+
+def test_off_leaves_vllm_alone(box: Box, tiny_models: Path) -> None:
+    environment = box.environment | {"OVERLAY": "off"}
+    spec = replace(SPEC, models=str(tiny_models))
+    result = launch(box.copy.python, spec, env=environment)
+    expect_the_oracle(result)
+    (worker,) = result["workers"]
+    assert worker["propose"]["file"] == str(
+        box.copy.site / "vllm/v1/spec_decode/llm_base_proposer.py"
+    )
+    assert ADDED not in worker["modules"]
+    assert "off (OVERLAY=off)" in result["log"]
+
+
+LOAD = (
+    "import sys; from vllm.plugins import load_general_plugins; load_general_plugins(); "
+    "print('overlay.in_memory.plugin' in sys.modules)"
+)
+
+
+def load_plugins(box: Box, **switches: str) -> subprocess.CompletedProcess[str]:
+    """vLLM's own loading of its plugins, in a process of its own."""
+    environment = os.environ | box.environment | switches
+    return subprocess.run(
+        [box.copy.python, "-c", LOAD], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_vllm_does_not_swallow_a_refusal(box: Box) -> None:
+    """It does swallow what the import of a plugin raises, which is why ours does nothing."""
+    done = load_plugins(box, OVERLAY_REQUIRED="no-such-feature")
+    assert done.returncode != 0
+    assert "vllm-overlay" in done.stderr
+    assert "no-such-feature" in done.stderr
+
+
+def test_vllms_allow_list_keeps_the_plugin_out(box: Box) -> None:
+    for allowed, there in (("other", "False"), ("other,overlay", "True")):
+        done = load_plugins(box, VLLM_PLUGINS=allowed)
+        assert (done.returncode, done.stdout.split()[-1]) == (0, there), done.stderr
+
+
+INSPECT = """
+import json, logging
+from vllm.model_executor.models.registry import ModelRegistry
+from vllm.plugins import load_general_plugins
+load_general_plugins()
+info = ModelRegistry.models["LlamaForCausalLM"].inspect_model_cls()
+print("RESULT", json.dumps(info.is_attention_free))
+"""
+
+
+def test_the_model_info_cache_of_vllm_sees_the_patched_text(box: Box, tmp_path: Path) -> None:
+    feature = tmp_path / "team/mark"
+    path = "vllm/model_executor/models/llama.py"
+    lines = (box.copy.site / path).read_text().splitlines()
+    start = lines.index("class LlamaForCausalLM(")
+    first = lines.index("    packed_modules_mapping = {", start)
+    added = "+    is_attention_free = True"
+    text = patch_text(
+        path, hunk([" " + lines[first - 1], added, " " + lines[first]], "LlamaForCausalLM")
+    )
+    (feature / "10-mark").mkdir(parents=True)
+    (feature / "10-mark/0.32.0..0.32.0.patch").write_text(text)
+    (feature / "feature.toml").write_text(MARK)
+    own = {"OVERLAY_PATCHES": str(feature.parent), "VLLM_CACHE_ROOT": str(tmp_path / "cache")}
+    said = []
+    # The first one fills the cache, the third finds what the first one wrote.
+    for mode in ("off", "auto", "off", "auto"):
+        done = subprocess.run(
+            [str(box.copy.python), "-c", INSPECT],
+            env={"PATH": os.environ["PATH"], **box.environment, **own, "OVERLAY": mode},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout.splitlines()[-1])
+    assert said == ["RESULT false", "RESULT true", "RESULT false", "RESULT true"]
+    folders = [place for place in (tmp_path / "cache/modelinfos").iterdir() if place.is_dir()]
+    assert len(folders) == 1
+
+
+def expect_the_oracle(result: dict[str, Any]) -> None:
+    """Every token, and the counts of the engine's own metrics, position by position."""
+    for index, request in enumerate(result["requests"]):
+        assert request["tokens_ok"], f"request {index} said {request['tokens']}"
+        assert request["steps_ok"], f"request {index} accepted {request['steps']}"
+    assert result["counts"] == result["oracle"]
+
+
+def expect_patched(worker: dict[str, Any], record: dict[str, Any], box: Box) -> None:
+    """A worker runs the patched copies, whose names its code objects bear."""
+    assert worker["propose"]["file"].startswith(box.environment["OVERLAY_CACHE"])
+    assert ADDED in worker["modules"]
+    modules = {one["module"]: one for one in record["modules"]}
+    assert modules.keys() >= TARGETS
+    for name in TARGETS:
+        states = set(modules[name]["scopes"].values())
+        assert states == {"runs"}, (name, modules[name])
+    assert record["rank"] == worker["rank"]
+    assert REPOSITORY not in map(Path, worker["overlay_imported"])

@@ -1,0 +1,250 @@
+"""What a process does that finds features applied on disk: it plans only what is left over."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.in_memory.boxes import FEATURE, PATCHED, PROPOSER, Box
+from tests.support.patches import hunk, patch_text
+
+PLANNING = {
+    "overlay.in_memory.module_cache",
+    "overlay.features.folder",
+    "overlay.planning.matching",
+    "overlay.features.model",
+    "overlay.planning.planner",
+}
+CHILD = f"""
+import logging; logging.basicConfig(level=logging.DEBUG)
+import sys
+from pathlib import Path
+import overlay.features.sources
+overlay.features.sources.shipped_folder = lambda: Path(sys.argv[1])
+from overlay.plugin import register
+register()
+print(sorted({PLANNING!r} & set(sys.modules)))
+"""
+
+
+def loads(box: Box, **changes: str) -> tuple[set[str], str]:
+    """What of ``PLANNING`` a process of its own imports, and what it says."""
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, str(box.empty)],
+        env=box.environment | changes,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.replace("'", '"'))), done.stderr
+
+
+@pytest.fixture
+def applied(box: Box) -> Box:
+    """A box whose only feature is on disk, and that never had a cache of modules."""
+    box.overlay("apply", str(box.site))
+    assert not (box.cache / "modules").exists()
+    return box
+
+
+def another(box: Box, name: str, more: str = "", releases: str = "0.25.0..0.26.0") -> Path:
+    """Beside demo, a feature that adds the module ``vllm.<name>``."""
+    folder = box.patches / name
+    (folder / "files/vllm").mkdir(parents=True)
+    (folder / f"files/vllm/{name}.py").write_text(f"MARK = {name!r}\n")
+    text = FEATURE.replace("demo", name).replace("0.25.0..0.26.0", releases)
+    (folder / "feature.toml").write_text(text + more)
+    return folder
+
+
+UPSTREAMED = f"""
+[[upstreamed]]
+path = "{PROPOSER}"
+scope = "SpecDecodeBaseProposer"
+contains = "def _first"
+"""
+
+
+def test_what_is_on_disk_is_verified_and_nothing_else(applied: Box) -> None:
+    imported, said = loads(applied)
+    assert "runs demo (disk)" in said
+    assert imported == set()
+    assert not (applied.cache / "modules").exists()
+
+
+@pytest.mark.parametrize(
+    ("state", "more", "releases"),
+    [
+        ("upstreamed", UPSTREAMED, "0.25.0..0.26.0"),
+        ("inapplicable", "", "0.27.0..0.28.0"),
+    ],
+)
+def test_what_the_release_does_not_need_is_not_planned_either(
+    box: Box, state: str, more: str, releases: str
+) -> None:
+    another(box, "other", more, releases)
+    box.overlay("apply", str(box.site))
+    imported, said = loads(box, OVERLAY_REQUIRED="all")
+    assert f"DEBUG:vllm.overlay:vllm-overlay: other is {state} here" in said
+    assert "runs demo (disk)" in said
+    assert imported == set()
+    assert not (box.cache / "modules").exists()
+
+
+def test_what_the_release_has_by_its_files_is_looked_at_each_time(box: Box) -> None:
+    """Such a file is not ours, so no ledger tells whether it is still the same."""
+    runner = "vllm/v1/worker/gpu_model_runner.py"
+    lines = ["-        return size - 1", "+        return size"]
+    folder = box.patches / "other/10-first"
+    folder.mkdir(parents=True)
+    (folder.parent / "feature.toml").write_text(FEATURE.replace("demo", "other"))
+    text = patch_text(runner, hunk(lines, "GPUModelRunner._capture"))
+    (folder / "0.25.0..0.26.0.patch").write_text(text)
+    box.overlay("apply", str(box.site))
+    assert "other is upstreamed here" in loads(box)[1]
+    file = box.site / runner
+    file.write_text(file.read_text().replace("return size\n", "return size - 1\n"))
+    assert "runs demo, other (disk and memory)" in loads(box)[1]
+
+
+def test_every_way_to_the_patches_leads_to_the_same_features(applied: Box) -> None:
+    link = applied.patches.with_name("link")
+    link.symlink_to(applied.patches)
+    twice = f"{applied.patches}:{link}"
+    assert loads(applied, OVERLAY_PATCHES=twice)[0] == set()
+    moved = applied.patches.rename(applied.patches.with_name("moved"))
+    assert loads(applied, OVERLAY_PATCHES=str(moved))[0] == set()
+
+
+def test_a_feature_that_is_not_on_disk_is_patched_in_memory(applied: Box) -> None:
+    another(applied, "second")
+    log = applied.run(PATCHED + "from vllm.second import MARK; assert MARK == 'second'")
+    assert "runs demo, second (disk and memory)" in log
+
+
+def test_a_feature_that_apply_left_out_is_patched_in_memory(box: Box) -> None:
+    another(box, "second")
+    box.overlay("apply", "--feature", "demo", str(box.site))
+    log = box.run(PATCHED + "from vllm.second import MARK; assert MARK == 'second'")
+    assert "runs demo, second (disk and memory)" in log
+
+
+def test_another_form_than_the_one_on_disk_is_told(applied: Box) -> None:
+    file = applied.patches / "demo/files/vllm/v1/spec_decode/added.py"
+    file.write_text(file.read_text() + "# another form\n")
+    imported, said = loads(applied)
+    assert imported >= PLANNING
+    assert "demo was applied on disk in another form than the present one" in said
+    assert "runs demo (disk)" in said
+
+
+def test_a_folder_that_says_the_same_in_other_words_is_read_again(applied: Box) -> None:
+    patch = applied.patches / "demo/10-first/0.25.0..0.26.0.patch"
+    patch.write_text(patch.read_text().replace("A test", "The same in other words"))
+    imported, said = loads(applied)
+    assert imported >= PLANNING
+    assert "another form" not in said
+
+
+@pytest.mark.parametrize("left", [".mypy_cache/x", "10-first/__pycache__/x", ".ruff_cache/x"])
+def test_what_tools_leave_behind_says_nothing(applied: Box, left: str) -> None:
+    file = applied.patches / "demo" / left
+    file.parent.mkdir(parents=True)
+    file.write_text("left behind")
+    assert loads(applied)[0] == set()
+
+
+def without_sources(ledger: dict[str, object]) -> None:
+    for one in ledger["features"]:  # type: ignore[attr-defined]
+        del one["source"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        without_sources,
+        lambda ledger: ledger.update(overlay="0.0.1"),
+        lambda ledger: ledger.update(release="0.25.0"),
+    ],
+    ids=["sources", "overlay", "release"],
+)
+def test_a_ledger_that_does_not_answer_for_the_features_is_no_answer(
+    applied: Box, change: Callable[[dict[str, object]], object]
+) -> None:
+    path = applied.site / ".vllm-overlay/ledger.json"
+    ledger = json.loads(path.read_text())
+    change(ledger)
+    path.write_text(json.dumps(ledger))
+    imported, said = loads(applied)
+    assert imported >= PLANNING
+    assert "runs demo (disk)" in said
+
+
+def stray_file(box: Box) -> None:
+    (box.patches / "stray.txt").write_text("?")
+
+
+def malformed(box: Box) -> None:
+    (box.patches / "demo/stray.txt").write_text("?")
+
+
+def twice(box: Box) -> None:
+    again = box.patches.with_name("again")
+    shutil.copytree(box.patches, again)
+    box.environment["OVERLAY_PATCHES"] += f":{again}"
+
+
+def no_folder(box: Box) -> None:
+    box.environment["OVERLAY_PATCHES"] += ":/nowhere/at/all"
+
+
+def unknown(box: Box) -> None:
+    box.environment["OVERLAY_FEATURES"] = "demo,dmeo"
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (stray_file, "expected only folders of features here"),
+        (malformed, "expected feature.toml, README.md"),
+        (twice, "the feature demo is already defined by"),
+        (no_folder, "expected a folder of features at /nowhere/at/all"),
+        (unknown, "OVERLAY_FEATURES names dmeo"),
+    ],
+)
+def test_what_is_wrong_with_the_patches_still_stops_the_process(
+    applied: Box, change: Callable[[Box], None], expected: str
+) -> None:
+    change(applied)
+    done = applied.attempt("register()")
+    assert done.returncode != 0
+    assert expected in done.stderr
+
+
+def test_a_refusal_tells_everything_that_stands_in_the_way(box: Box) -> None:
+    (box.patches / "demo/20-second").mkdir()
+    runner = "vllm/v1/worker/gpu_model_runner.py"
+    capture = hunk(
+        ["-        return size + 7", "+        return size + 8"], "GPUModelRunner._capture"
+    )
+    gone = hunk(["-        return size", "+        return size + 9"], "GPUModelRunner._gone")
+    patch = patch_text(runner, capture, gone)
+    (box.patches / "demo/20-second/0.25.0..0.26.0.patch").write_text(patch)
+    file = box.site / PROPOSER
+    file.write_text(file.read_text().replace("return self.model(tokens)", "return 'drifted'"))
+    done = box.attempt("register()", OVERLAY_REQUIRED="demo")
+    assert done.returncode != 0
+    lines = [line.strip() for line in done.stderr.splitlines()]
+    for place in (
+        f"{PROPOSER}, SpecDecodeBaseProposer._first: ",
+        f"{runner}, GPUModelRunner._capture: ",
+        f"{runner}, GPUModelRunner._gone: ",
+    ):
+        assert len([line for line in lines if place in line and "demo is left" not in line]) == 1

@@ -1,0 +1,134 @@
+"""The key of a cache entry: the pristine files are part of it, and what it misses is asked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from overlay.features.sources import shipped_folder
+from overlay.in_memory.receipt import Named, Recording, as_it_stands
+from overlay.targets.folder import resolve_folder
+from overlay.untrusted import sha256
+from tests.in_memory.boxes import FEATURE, PATCHED, PRISTINE, PROPOSER, Box
+from tests.support.patches import hunk, patch_text
+
+RUNNER = "vllm/v1/worker/gpu_model_runner.py"
+#: Loads the plugin where nothing may be planned.
+WARM = "import overlay.planning.planner\ndel overlay.planning.planner.plan\n"
+
+
+def entries(box: Box) -> dict[str, dict[str, object]]:
+    """The manifest of each entry in the cache, by its key."""
+    folders = (box.cache / "modules").iterdir()
+    texts = {one.name: (one / "manifest.json").read_text() for one in folders}
+    return {name: json.loads(text.partition("\n")[2]) for name, text in texts.items()}
+
+
+def test_each_pristine_text_has_an_entry_of_its_own(box: Box) -> None:
+    file = box.site / PROPOSER
+    first = file.read_text()
+    second = first + "\nEDITED = True\n"
+    for code, text in ((PATCHED, first), (PATCHED, second)):
+        file.write_text(text)
+        box.run(code)
+    assert len(entries(box)) == 2
+    for text in (first, second):  # neither took the other's place
+        file.write_text(text)
+        log = box.run(WARM + PATCHED)
+        assert "runs demo (memory)" in log
+    file.write_text(first + "\nTHIRD = True\n")
+    assert box.attempt(WARM + PATCHED).returncode != 0
+
+
+def test_an_entry_serves_the_text_that_its_key_was_made_from(box: Box) -> None:
+    box.run(PATCHED)
+    ((_, manifest),) = entries(box).items()
+    modules = manifest["modules"]
+    assert isinstance(modules, dict)
+    assert modules[PROPOSER]["pristine"] == sha256((box.site / PROPOSER).read_bytes())
+
+
+def upstreamed(box: Box, path: str = f'path = "{RUNNER}"') -> None:
+    """Let demo be upstreamed by a test of a file that it does not patch."""
+    test = f'\n[[upstreamed]]\n{path}\nscope = "GPUModelRunner._capture"\ncontains = "has it"\n'
+    (box.patches / "demo/feature.toml").write_text(FEATURE + test)
+
+
+@pytest.mark.parametrize(
+    "path", [f'path = "{RUNNER}"', 'path = "vllm\\u002fv1/worker/gpu_model_runner.py"']
+)
+def test_a_file_that_only_an_upstream_test_looks_at_is_asked_each_time(box: Box, path: str) -> None:
+    """In an unusual form, too, in which the key does not see it."""
+    upstreamed(box, path)
+    file = box.site / RUNNER
+    text = file.read_text()
+    has = text.replace("return size\n", "return size  # has it\n")
+    assert has != text
+    for _ in range(2):
+        file.write_text(text)
+        assert "runs demo (memory)" in box.run(PATCHED)
+        file.write_text(has)
+        assert "demo is upstreamed here" in box.run(PRISTINE)
+
+
+def test_a_module_that_would_be_added_and_appears_is_seen(box: Box) -> None:
+    box.run(PATCHED)
+    (box.site / "vllm/v1/spec_decode/added.py").write_text("MARK = 'theirs'\n")
+    log = box.run(PRISTINE)
+    assert "demo is left out (drifted)" in log
+
+
+def test_the_paths_are_read_off_every_file_that_names_one(tmp_path: Path) -> None:
+    named = Named()
+    lines = ["-    return 1", "+    return 2"]
+    text = patch_text("vllm/a.py", hunk(lines, "f")) + patch_text("vllm/b/c.py", hunk(lines, "g"))
+    named.see("one/10-first/0.25.0..0.26.0.patch", text.encode())
+    named.see("one/10-first/0.27.0.patch", b"--- vllm/d.py\n+++ vllm/d.py\t2026-11-21\n@@")
+    named.see("one/feature.toml", b"[[upstreamed]]\npath = 'vllm/e.py'\n")
+    named.see("one/files/vllm/new/f.py", b"path = 'vllm/none.py'")
+    named.see("files/vllm/g.py", b"")  # the folder itself is a feature's
+    named.see("one/README.md", b"+++ b/vllm/none.py")
+    assert named.paths == {f"vllm/{one}.py" for one in ("a", "b/c", "d", "e", "new/f", "g")}
+
+
+def test_the_shipped_features_name_all_that_a_plan_reads() -> None:
+    """So a warm process reads each file once."""
+    from overlay.features.folder import load
+    from overlay.features.sources import fingerprint
+
+    named = Named()
+    fingerprint([str(shipped_folder())], named.see)
+    features = load([shipped_folder()])
+    patched = {v.patch.path for one in features for t in one.topics for v in t.variants}
+    tested = {test.path for one in features for test in one.upstream_tests}
+    added = {one.path for feature in features for one in feature.added}
+    assert named.paths == patched | tested | added
+
+
+def test_what_cannot_be_read_is_left_to_who_plans(box: Box, tmp_path: Path) -> None:
+    outside = tmp_path / "outside.py"
+    outside.write_text("")
+    (box.site / "vllm/linked.py").symlink_to(outside)
+    target = resolve_folder(box.site, "box")
+    named = Named()
+    named.paths |= {"vllm/linked.py", PROPOSER, "vllm/../x.py", "vllm/none.py"}
+    found = named.hashes(target)
+    assert found["vllm/none.py"] is None
+    assert found[PROPOSER] == sha256((box.site / PROPOSER).read_bytes())
+    assert str(found["vllm/linked.py"]).startswith("cannot be read: ")
+    assert str(found["vllm/../x.py"]).startswith("cannot be read: ")
+
+
+def test_what_was_read_is_compared_with_what_stands(box: Box) -> None:
+    target = resolve_folder(box.site, "box")
+    tree = Recording(target)
+    tree.read(PROPOSER)
+    assert tree.read("vllm/none.py") is None
+    recorded = tree.read_so_far
+    assert as_it_stands(recorded, {}, target)
+    assert as_it_stands(recorded, dict(recorded), target)
+    assert not as_it_stands(recorded, {PROPOSER: "0" * 64}, target)
+    (box.site / "vllm/none.py").write_text("")
+    assert not as_it_stands(recorded, {}, target)

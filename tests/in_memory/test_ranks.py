@@ -1,0 +1,206 @@
+"""Ranks compare what they run over a real gloo group, and stop where they differ."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlay.in_memory import ranks
+from overlay.in_memory.ranks import RankReport, RanksDiffer
+from tests.in_memory.boxes import REPO, Box
+
+torch = pytest.importorskip("torch", reason="ranks form a process group of torch's")
+
+#: As vLLM's module of that name, as far as the plugin knows it.
+PARALLEL_STATE = '''
+import datetime
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+
+@dataclass
+class GroupCoordinator:
+    rank: int
+    world_size: int
+    cpu_group: object
+
+
+_WORLD = None
+MODEL_PARALLEL = False
+
+
+def get_world_group():
+    return _WORLD
+
+
+def init_distributed_environment(world_size, rank, init_method):
+    global _WORLD
+    dist.init_process_group(
+        "gloo", init_method=init_method, world_size=world_size, rank=rank,
+        timeout=datetime.timedelta(seconds=60),
+    )
+    _WORLD = GroupCoordinator(rank, world_size, dist.group.WORLD)
+
+
+def initialize_model_parallel(*sizes):
+    """Makes the groups, before any model is loaded."""
+    global MODEL_PARALLEL
+    assert _WORLD is not None
+    MODEL_PARALLEL = True
+
+
+def ensure_model_parallel_initialized(*sizes):
+    if not MODEL_PARALLEL:
+        initialize_model_parallel(*sizes)
+'''
+WORKER = """
+import os, sys
+from pathlib import Path
+import overlay.features.folder
+empty = Path(os.environ["TEST_SHIPPED"])
+overlay.features.sources.shipped_folder = lambda: empty
+import overlay.in_memory.ranks
+overlay.in_memory.ranks.TIMEOUT = 8.0
+rank, world, method, loads = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+if loads == "early":
+    import vllm.distributed.parallel_state
+if loads != "never":
+    from overlay.plugin import register
+    register()
+from vllm.distributed import parallel_state
+parallel_state.init_distributed_environment(world, rank, method)
+parallel_state.ensure_model_parallel_initialized(world, 1)
+print("the model is loaded")
+if loads != "never":
+    from overlay.processes import records
+    (own,) = [one for one in records.read_all() if one.pid == os.getpid()]
+    assert own.rank == rank, own
+    assert own.role == "worker", own
+# As a worker that is ended by its executor: the threads of gloo do not survive the interpreter's
+# own end, which they would abort now and then.
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Box:
+    return Box(
+        tmp_path,
+        {
+            "vllm/distributed/__init__.py": b"",
+            "vllm/distributed/parallel_state.py": PARALLEL_STATE.encode(),
+        },
+    )
+
+
+def run(
+    box: Box, changes: Sequence[Mapping[str, str]], loads: Sequence[str] | None = None
+) -> list[subprocess.CompletedProcess[str]]:
+    """One process a rank, each with its own changes of the environment, at once."""
+    how = loads or ["late"] * len(changes)
+    method = f"file://{box.cache.parent / 'rendezvous'}"
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(rank), str(len(changes)), method, how[rank]],
+            env=box.environment | {"TEST_SHIPPED": str(box.empty)} | dict(own),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, own in enumerate(changes)
+    ]
+    done = []
+    for process in started:
+        out, err = process.communicate(timeout=120)
+        done.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
+    return done
+
+
+def expect_stopped(done: list[subprocess.CompletedProcess[str]], *texts: str) -> None:
+    for one in done:
+        assert one.returncode != 0, one.stderr
+        assert "the model is loaded" not in one.stdout
+        assert "RanksDiffer" in one.stderr
+        for text in ("host", "rank", "vllm", "digest", *texts):
+            assert text in one.stderr, one.stderr
+
+
+@pytest.mark.parametrize("loads", ["late", "early"])
+def test_equal_ranks_pass(box: Box, loads: str) -> None:
+    for one in run(box, [{}, {}], [loads, loads]):
+        assert one.returncode == 0, one.stderr
+        assert "the model is loaded" in one.stdout
+
+
+def test_another_switch_stops_every_rank(box: Box) -> None:
+    done = run(box, [{}, {"OVERLAY_DRAFT_GRAPHS": "off"}, {}])
+    expect_stopped(done, "do not run the same code", "demo (memory)")
+
+
+def test_another_patch_set_stops_every_rank(box: Box, tmp_path: Path) -> None:
+    import shutil
+
+    other = tmp_path / "other"
+    shutil.copytree(box.patches, other)
+    file = other / "demo/files/vllm/v1/spec_decode/added.py"
+    file.write_text("MARK = 'another'\n")
+    done = run(box, [{}, {"OVERLAY_PATCHES": str(other)}])
+    expect_stopped(done, "do not run the same code")
+
+
+def test_a_rank_without_the_overlay_stops_the_others(box: Box) -> None:
+    with_it, without = run(box, [{}, {}], ["late", "never"])
+    expect_stopped([with_it], "rank 1 did not say what it runs", "demo (memory)")
+    assert without.returncode == 0  # it knows nothing of us; its engine ends with the others
+
+
+def test_places_of_one_machine_may_differ(box: Box, tmp_path: Path) -> None:
+    for one in run(box, [{}, {"OVERLAY_CACHE": str(tmp_path / "elsewhere")}]):
+        assert one.returncode == 0, one.stderr
+
+
+def report(rank: int, **changes: Any) -> RankReport:
+    values = {"host": f"node{rank}", "pid": 1, "vllm": "0.32.0", "digest": "a" * 64}
+    return RankReport(**{"rank": rank, "summary": "x (memory)", **values, **changes})
+
+
+def test_another_release_of_vllm_stops_them() -> None:
+    with pytest.raises(RanksDiffer, match=r"node1 +1 +1 +0\.31\.0"):
+        ranks.require_equal([report(0), report(1, vllm="0.31.0")])
+
+
+def test_the_table_has_a_row_a_rank_in_order() -> None:
+    lines = ranks.table([report(2), report(0), report(1)]).splitlines()
+    assert [line.split()[0] for line in lines] == ["host", "node0", "node1", "node2"]
+
+
+def test_a_single_process_compares_nothing() -> None:
+    class Alone:
+        world_size = 1
+
+    ranks.compare(report(0), Alone())
+
+
+def test_elastic_worlds_gather_in_their_own_way() -> None:
+    class Elastic:
+        world_size = 2
+
+        class tcp_store_group:  # noqa: N801  (vLLM's name)
+            @staticmethod
+            def all_gather_obj(row: dict[str, Any]) -> list[dict[str, Any]]:
+                return [row, row | {"rank": 1, "digest": "b" * 64}]
+
+    with pytest.raises(RanksDiffer, match="bbbbbbbbbbbb"):
+        ranks.compare(report(0), Elastic())
+
+
+def test_the_repository_is_what_the_workers_import() -> None:
+    assert os.path.isfile(REPO / "overlay/plugin.py")

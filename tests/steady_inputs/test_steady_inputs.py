@@ -1,0 +1,197 @@
+"""Steady inputs: the GPU ends with what upstream's copies would give it, with fewer of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+np = pytest.importorskip("numpy")  # in the environment of the engine
+FILE = (
+    Path(__file__).resolve().parents[2]
+    / "patches/steady-inputs/files/vllm/v1/worker/steady_inputs.py"
+)
+
+
+def load() -> ModuleType:
+    """The feature's modules under their vLLM names, without vLLM and without PyTorch.
+
+    They are taken out of ``sys.modules`` again: other tests import what they find there.
+    """
+    names = ("vllm", "vllm.v1", "vllm.v1.worker")
+    modules = ("steady_decode", "steady_inputs")
+    before = dict(sys.modules)
+    try:
+        for name in names:
+            sys.modules[name] = ModuleType(name)
+            sys.modules[name].__path__ = []
+        sys.modules["vllm.v1.worker"].__path__ = [str(FILE.parent)]
+        return [importlib.import_module(f"vllm.v1.worker.{name}") for name in modules][-1]
+    finally:
+        for name in (*names, *(f"vllm.v1.worker.{module}" for module in modules)):
+            sys.modules.pop(name, None)
+        sys.modules.update(before)
+
+
+steady = load()
+
+
+class FakeTensor:
+    """As much of a tensor as ``copy_to_gpu`` needs, over a numpy array; counts copies."""
+
+    copies = 0
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __getitem__(self, index: Any) -> FakeTensor:
+        return FakeTensor(self.array[index])
+
+    def copy_(self, other: FakeTensor, non_blocking: bool) -> FakeTensor:
+        FakeTensor.copies += 1
+        self.array[...] = other.array
+        return self
+
+
+class FakeBuffer:
+    """A ``CpuGpuBuffer``: the CPU side shows through ``np``."""
+
+    def __init__(self, size: int) -> None:
+        self.np = np.zeros(size, dtype=np.int64)
+        self.cpu = FakeTensor(self.np)
+        self.gpu = FakeTensor(np.full(size, -7, dtype=np.int64))  # never what anybody copied
+
+    def copy_to_gpu(self, n: int | None = None) -> FakeTensor:
+        if n is None:
+            return self.gpu.copy_(self.cpu, non_blocking=True)
+        return self.gpu[:n].copy_(self.cpu[:n], non_blocking=True)
+
+
+SIZE = 6
+STEPS = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, 1), min_size=SIZE, max_size=SIZE),
+        st.one_of(st.none(), st.integers(0, SIZE)),
+        st.booleans(),
+    ),
+    max_size=12,
+)
+
+
+@given(STEPS)
+def test_the_gpu_holds_what_upstream_would_have_copied(
+    steps: list[tuple[list[int], int | None, bool]],
+) -> None:
+    plain, ours = FakeBuffer(SIZE), FakeBuffer(SIZE)
+    copy = steady.SteadyCopy(ours)
+    for content, n, moved in steps:
+        if moved:  # the GPU side is replaced by another tensor, as vLLM's CPU runner does
+            plain.gpu, ours.gpu = (FakeTensor(np.full(SIZE, -9)) for _ in range(2))
+        plain.np[:] = ours.np[:] = content
+        expected, found = plain.copy_to_gpu(n), copy(n)
+        assert (found.array == expected.array).all()
+        assert (ours.gpu.array == plain.gpu.array).all()
+
+
+def test_an_unchanged_buffer_is_copied_once() -> None:
+    buffer = FakeBuffer(SIZE)
+    copy = steady.SteadyCopy(buffer)
+    FakeTensor.copies = 0
+    for _ in range(5):
+        copy(4)
+    assert FakeTensor.copies == 1
+    buffer.np[3] = 1
+    copy(3)
+    assert FakeTensor.copies == 1
+    copy(4)
+    assert FakeTensor.copies == 2
+
+
+@dataclasses.dataclass
+class Metadata:
+    draft_token_ids: Any
+    num_draft_tokens: list[int]
+    logits_indices: Any
+    target_logits_indices: Any
+
+
+def runner(ids: Any) -> SimpleNamespace:
+    buffers = {name: FakeBuffer(SIZE) for name in steady.STEADY_BUFFERS}
+    return SimpleNamespace(
+        input_ids=SimpleNamespace(gpu=ids),
+        speculative_config=object(),
+        max_num_reqs=SIZE,
+        **buffers,
+    )
+
+
+def upstream(drafts: Any, tokens: Any, ids: Any) -> Metadata:
+    """``_calc_spec_decode_metadata`` as upstream defines it, in numpy."""
+    sampled = drafts + 1
+    ends = np.cumsum(sampled)
+    logits = np.concatenate(
+        [np.arange(t - s, t) for t, s in zip(tokens, sampled, strict=True)]
+    ).astype(int)
+    targets = np.concatenate(
+        [np.arange(e - s, e - 1) for e, s in zip(ends, sampled, strict=True)]
+    ).astype(int)
+    return Metadata(ids[logits][targets + 1], drafts.tolist(), logits, targets)
+
+
+SHAPES = st.lists(st.integers(0, 3), min_size=1, max_size=4).map(lambda d: np.array(d, np.int32))
+
+
+@given(st.lists(SHAPES, min_size=1, max_size=8), st.randoms(use_true_random=False))
+def test_kept_metadata_equal_upstreams(shapes: list[Any], rng: Any) -> None:
+    ids = np.zeros(64, dtype=np.int32)
+    inputs = steady.SteadyInputs(runner(ids))
+    scratch_drafts, scratch_tokens = np.zeros(4, np.int32), np.zeros(4, np.int32)
+    for shape in [shape for shape in shapes for _ in range(2)]:
+        count = len(shape)
+        # The runner hands over views of memory that it writes again for the next step.
+        drafts, tokens = scratch_drafts[:count], scratch_tokens[:count]
+        drafts[:], tokens[:] = shape, np.cumsum(shape + 1)
+        ids[:] = [rng.randrange(100) for _ in range(64)]
+        found = inputs.spec_decode_metadata(drafts, tokens)
+        expected = upstream(drafts, tokens, ids)
+        if found is None:
+            inputs.keep_spec_decode_metadata(drafts, tokens, expected)
+            continue
+        assert found.num_draft_tokens == expected.num_draft_tokens
+        assert (found.draft_token_ids == expected.draft_token_ids).all()
+        assert (found.logits_indices == expected.logits_indices).all()
+        assert (found.target_logits_indices == expected.target_logits_indices).all()
+
+
+def test_the_second_step_of_a_shape_is_kept() -> None:
+    ids = np.arange(64, dtype=np.int32)
+    inputs = steady.SteadyInputs(runner(ids))
+    drafts, tokens = np.array([3, 3], np.int32), np.array([4, 8], np.int32)
+    assert inputs.spec_decode_metadata(drafts, tokens) is None
+    inputs.keep_spec_decode_metadata(drafts, tokens, upstream(drafts, tokens, ids))
+    assert inputs.spec_decode_metadata(drafts, tokens) is not None
+    assert inputs.spec_decode_metadata(drafts, tokens + 1) is None
+    assert inputs.spec_decode_metadata(drafts[:1], tokens[:1]) is None
+
+
+def test_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert steady.wanted({})
+    assert steady.wanted({"OVERLAY_STEADY_INPUTS": "on"})
+    assert not steady.wanted({"OVERLAY_STEADY_INPUTS": "off"})
+    with pytest.raises(ValueError, match="on or off"):
+        steady.wanted({"OVERLAY_STEADY_INPUTS": "1"})
+    monkeypatch.setenv("OVERLAY_STEADY_INPUTS", "off")
+    assert steady.create_steady_inputs(runner(np.zeros(1))) is None
+
+
+def test_without_speculative_decoding_there_is_nothing_to_keep() -> None:
+    plain = runner(np.zeros(1))
+    plain.speculative_config = None
+    assert steady.create_steady_inputs(plain) is None

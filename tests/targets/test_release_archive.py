@@ -1,0 +1,330 @@
+"""Releases that were fetched: kept, read back, shared between processes, and damaged."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import filelock
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overlay.errors import ArchiveError, PackageIndexError
+from overlay.targets import http, release
+from overlay.targets.archive import Sources
+from overlay.targets.release_archive import (
+    CachedRelease,
+    DamagedError,
+    Origin,
+    archive_path,
+    write_to,
+)
+from overlay.targets.resolution import fetch_all, resolve
+from tests.support import fake_vllm
+from tests.support.fake_index import PROJECT_PAGE, FakeIndex
+from tests.support.index_fixtures import PATH, cache, configure, index, is_whole, offline
+
+__all__ = ["cache", "configure", "index", "offline"]
+
+
+def test_a_kept_release_needs_no_network(tmp_path: Path, index: FakeIndex, offline) -> None:
+    index.add(fake_vllm.sdist(tmp_path))
+    resolve("0.26.0")
+    offline()
+
+    assert is_whole(resolve("0.26.0"))
+
+
+def test_the_archive_is_a_zip_like_any_other(tmp_path: Path, index: FakeIndex) -> None:
+    index.add(fake_vllm.sdist(tmp_path))
+    resolve("0.26.0")
+
+    with zipfile.ZipFile(archive_path("0.26.0")) as archive:
+        assert archive.testzip() is None
+        assert archive.read(PATH) == fake_vllm.files()[PATH]
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "text", "index", "version"])
+def test_a_damaged_archive_is_made_again(tmp_path: Path, index: FakeIndex, damage: str) -> None:
+    index.add(fake_vllm.sdist(tmp_path))
+    resolve("0.26.0")
+    path = archive_path("0.26.0")
+    content = path.read_bytes()
+    inside = content.find(PATH.encode()) + len(PATH) + 20
+    comment = content.rfind(b"overlay-index ")
+    path.write_bytes(
+        {
+            "cut": content[: len(content) // 2],
+            "empty": b"",
+            "text": content[:inside] + b"XXXX" + content[inside + 4 :],
+            "index": content.replace(b'"left_out"', b'"left-out"'),
+            "version": content[:comment] + b"overlay-index 9" + content[comment + 15 :],
+        }[damage]
+    )
+
+    assert is_whole(resolve("0.26.0"))
+    assert path.read_bytes() == content
+    assert index.asked("vllm-0.26.0.tar.gz") == 2
+
+
+def test_a_file_that_is_damaged_while_the_target_is_in_use_is_made_again(
+    tmp_path: Path, index: FakeIndex, offline
+) -> None:
+    index.add(fake_vllm.sdist(tmp_path))
+    target = resolve("0.26.0")
+    path = archive_path("0.26.0")
+    content = path.read_bytes()
+    with open(path, "r+b") as file:
+        file.write(bytes(len(content)))
+
+    assert is_whole(target)
+    assert path.read_bytes() == content
+
+    with open(path, "r+b") as file:
+        file.write(bytes(len(content)))
+    index.statuses[PROJECT_PAGE] = [500] * 9
+    with pytest.raises(PackageIndexError, match="answers 500"):
+        target.read(PATH)
+
+
+def _archive(files: dict[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    sources = Sources("0.26.0", files, frozenset({"vllm/a.so"}))
+    write_to(out, sources, Origin("vllm.tar.gz", "index", None, ("careful",)))
+    return out.getvalue()
+
+
+def _opened(raw: bytes) -> CachedRelease:
+    return CachedRelease(lambda offset, length: raw[offset : offset + length], len(raw))
+
+
+@given(
+    st.dictionaries(
+        st.text(
+            st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), min_size=1
+        ).map("vllm/{}".format),
+        st.binary(max_size=300),
+        max_size=5,
+    )
+)
+def test_the_archive_gives_back_what_was_written(files: dict[str, bytes]) -> None:
+    found = _opened(_archive(files))
+
+    assert found.paths() == sorted(files)
+    assert {path: found.read(path) for path in files} == files
+    assert (found.version, found.origin.warnings) == ("0.26.0", ("careful",))
+    with pytest.raises(ArchiveError):
+        found.read("vllm/a.so")
+
+
+_TEXTS = {"vllm/a.py": b"print(1)\n" * 30, "vllm/b.py": bytes(range(256))}
+_WRITTEN = _archive(_TEXTS)
+
+
+@pytest.mark.parametrize("change", [1, 0x20, 0x80])
+def test_no_damaged_byte_is_passed_on(change: int) -> None:
+    refused = 0
+    for at in range(len(_WRITTEN)):
+        raw = bytearray(_WRITTEN)
+        raw[at] ^= change
+        try:
+            found = _opened(bytes(raw))
+            texts = {path: found.read(path) for path in _TEXTS}
+        except DamagedError:
+            refused += 1
+            continue
+        assert texts == _TEXTS
+        assert (found.version, found.paths()) == ("0.26.0", sorted(_TEXTS))
+        assert found.origin == Origin("vllm.tar.gz", "index", None, ("careful",))
+    assert refused > sum(map(len, _TEXTS.values())) / 4
+
+
+def test_who_waits_for_a_release_takes_what_the_other_one_fetched(
+    tmp_path: Path, index: FakeIndex, offline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index.add(fake_vllm.sdist(tmp_path))
+    resolve("0.26.0")
+    path = archive_path("0.26.0")
+    aside = path.rename(path.with_suffix(".aside"))
+    offline()
+    waiting = threading.Event()
+    acquire = filelock.FileLock.acquire
+
+    def announce(self: filelock.FileLock, *args: Any, **options: Any) -> object:
+        waiting.set()
+        return acquire(self, *args, **options)
+
+    with ThreadPoolExecutor(1) as pool:
+        with filelock.FileLock(f"{path}.lock"):
+            monkeypatch.setattr(filelock.FileLock, "acquire", announce)
+            target = pool.submit(resolve, "0.26.0")
+            assert waiting.wait(30)
+            aside.rename(path)
+
+        assert is_whole(target.result(30))
+
+
+def test_a_process_that_fetches_for_too_long_is_named(
+    tmp_path: Path, index: FakeIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(release, "LOCK_SECONDS", 0.1)
+    path = archive_path("0.26.0")
+    path.parent.mkdir(parents=True)
+
+    with filelock.FileLock(f"{path}.lock"), pytest.raises(PackageIndexError) as caught:
+        resolve("0.26.0")
+
+    assert f"{path}.lock" in str(caught.value)
+
+
+def test_processes_that_want_the_same_release_fetch_it_once(
+    tmp_path: Path, index: FakeIndex
+) -> None:
+    sdist = fake_vllm.sdist(tmp_path)
+    index.add(sdist)
+    code = (
+        "import sys; from overlay.targets import fetch as fetching; "
+        "from overlay.targets.resolution import resolve; "
+        "from overlay.targets.pip_config import IndexConfig; "
+        "fetching.read_config = lambda: IndexConfig((sys.argv[1],)); "
+        "sys.stdout.buffer.write(resolve('0.26.0').read(sys.argv[2]))"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, index.simple, PATH],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for _ in range(6)
+    ]
+
+    for process in started:
+        out, errors = process.communicate(timeout=60)
+        assert (out, errors) == (fake_vllm.files()[PATH], b"")
+    assert index.asked(sdist.name) == 1
+
+
+@pytest.mark.parametrize("where", ["a file", "read-only"])
+def test_a_cache_that_cannot_be_written_is_a_warning(
+    tmp_path: Path, index: FakeIndex, cache: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index.add(fake_vllm.sdist(tmp_path))
+    if where == "a file":
+        cache.write_text("in the way")
+    else:
+        make = tempfile.mkstemp
+
+        def refuse(*words: Any, **options: Any) -> tuple[int, str]:
+            if str(options.get("dir", "")).startswith(str(cache)):
+                raise PermissionError(13, "Permission denied")
+            return make(*words, **options)
+
+        monkeypatch.setattr(tempfile, "mkstemp", refuse)  # root may write everywhere
+
+    target = resolve("0.26.0")
+
+    assert is_whole(target)
+    assert len(target.warnings) == 1
+    assert "set OVERLAY_CACHE" in target.warnings[0]
+
+
+def test_what_a_killed_process_left_in_the_cache_is_taken_away(
+    tmp_path: Path, index: FakeIndex
+) -> None:
+    index.add(fake_vllm.sdist(tmp_path))
+    path = archive_path("0.26.0")
+    path.parent.mkdir(parents=True)
+    (path.parent / f".{path.name}.abc.new").write_bytes(b"half")
+
+    resolve("0.26.0")
+
+    assert sorted(entry.name for entry in path.parent.iterdir()) == [path.name, f"{path.name}.lock"]
+
+
+def test_a_full_disk_while_downloading(
+    tmp_path: Path, index: FakeIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index.add(fake_vllm.sdist(tmp_path))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(http.Session, "_download", full)
+
+    with pytest.raises(PackageIndexError, match=r"No space left on device.*TMPDIR"):
+        resolve("0.26.0")
+
+
+def test_nothing_is_left_in_the_temporary_folder(
+    tmp_path: Path, index: FakeIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    for version in ("0.26.0", "0.27.0"):
+        index.add(fake_vllm.sdist(tmp_path, version))
+    index.hashes["vllm-0.27.0.tar.gz"] = "0" * 64
+
+    resolve("0.26.0")
+    with pytest.raises(PackageIndexError):
+        resolve("0.27.0")
+
+    assert list(scratch.iterdir()) == []
+    assert not list(archive_path("0.26.0").parent.glob(".*"))
+
+
+def test_a_killed_download_leaves_nothing_in_the_temporary_folder(
+    tmp_path: Path, index: FakeIndex
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    index.add(fake_vllm.sdist(tmp_path))
+    code = (
+        "import os, signal, sys; from overlay.targets import fetch as fetching, http; "
+        "from overlay.targets.resolution import resolve; "
+        "from overlay.targets.pip_config import IndexConfig; "
+        "fetching.read_config = lambda: IndexConfig((sys.argv[1],)); "
+        "http.Session._download = lambda self, url, file, *_: "
+        "(file.write(b'half'), file.flush(), print(os.readlink(f'/proc/self/fd/{file.fileno()}'), "
+        "flush=True), os.kill(os.getpid(), signal.SIGKILL)); "
+        "resolve('0.26.0')"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(scratch)}
+    command = [sys.executable, "-c", code, index.simple]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert done.stdout.startswith(str(scratch))
+    assert list(scratch.iterdir()) == []
+
+
+def test_progress_is_told(tmp_path: Path, index: FakeIndex) -> None:
+    sdist, wheel = fake_vllm.sdist(tmp_path), fake_vllm.wheel(tmp_path, "0.15.1")
+    index.add(sdist)
+    index.add(wheel)
+    calls: list[tuple[str, int, int | None]] = []
+
+    resolve("0.26.0", progress=lambda *call: calls.append(call))
+
+    size = sdist.stat().st_size
+    assert calls[-1] == ("vLLM 0.26.0", size, size)
+
+
+def test_several_releases_come_in_the_order_asked_for(tmp_path: Path, index: FakeIndex) -> None:
+    names = ["0.27.0", "0.26.0", "0.28.0"]
+    for name in names:
+        index.add(fake_vllm.sdist(tmp_path, name))
+
+    assert [target.vllm for target in fetch_all(names)] == names
