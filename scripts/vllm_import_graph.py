@@ -1,12 +1,13 @@
 """Which modules can be imported in a process of vLLM before it loads its plugins?
 
 ``python3 scripts/vllm_import_graph.py FOLDER... [--target MODULE]... [--json]``, each folder an
-unpacked sdist or a checkout that holds ``vllm/``.  Nothing of them is executed: every import that runs when
-a module is imported is followed (at module level, in ``if``, ``try``, ``with`` and class bodies;
-not in functions, and not under ``TYPE_CHECKING``), whatever its condition, from the modules that
-each kind of process is entered through.  So a target that is not reached is not imported there by
-an import statement.  What a function imports on the way is not seen: ``--run PYTHON`` imports the
-same entries with an interpreter that has vLLM's dependencies, and tells which targets came along.
+unpacked sdist or a checkout that holds ``vllm/``.  Nothing of them is executed: every import that
+runs when a module is imported is followed (at module level, in ``if``, ``try``, ``with`` and class
+bodies; not in functions, and not under ``TYPE_CHECKING``), whatever its condition, from the modules
+that each kind of process is entered through.  So a target that is not reached is not imported there
+by an import statement.  What a function imports on the way is not seen: ``--run PYTHON`` imports
+the same entries with an interpreter that has vLLM's dependencies, and tells which targets came
+along.
 
 The targets are, unless named, the modules that the shipped features patch.
 """
