@@ -78,7 +78,7 @@ def read_below(root: Path, path: str, limit: int = MAX_BYTES) -> bytes | None:
 def parent_below(root: Path, path: str) -> Iterator[tuple[int, str]]:
     """Open the folder that holds ``path``, through no symbolic link below ``root``.
 
-    :yields: its descriptor, for ``dir_fd``, and the last part of ``path``.
+    :yields: its descriptor, good for ``dir_fd`` only, and the last part of ``path``.
     :raises UnfitFile: if a symbolic link is in the way.
     :raises OSError: if a folder cannot be opened, or is not there.
     """
@@ -103,7 +103,10 @@ def parent_below(root: Path, path: str) -> Iterator[tuple[int, str]]:
 
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
-_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+#: A folder to look further from; with O_PATH, one that may be searched and not read will do.
+_FOLDER = (
+    getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+)
 
 #: Without O_NONBLOCK, opening a pipe waits for somebody to write into it.
 _FILE = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)

@@ -47,10 +47,10 @@ def test_what_cannot_be_finished_is_undone(installed: Site) -> None:
     interrupt_in_the_middle(installed)
 
     class NoReplacing(FaultyOs):
-        def replace(self, source: Path, destination: Path) -> None:
-            if str(source).endswith(".overlay-new"):
-                raise OSError(errno.EBUSY, "Device or resource busy", str(source))
-            os.replace(source, destination)
+        def replace(self, source: str, destination: str, **folders: int) -> None:
+            if source.endswith(".overlay-new"):
+                raise OSError(errno.EBUSY, "Device or resource busy", source)
+            os.replace(source, destination, **folders)
 
     with faulty(NoReplacing()):
         assert recover(installed.root) == f"an interrupted apply was undone in {installed.root}"
