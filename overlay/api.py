@@ -369,13 +369,15 @@ def _accepted(report: Report) -> Report:
     return report
 
 
-def __getattr__(name: str) -> Any:
-    """A type of the promise, imported from where it is defined."""
-    if name not in _TYPES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+if not TYPE_CHECKING:  # a type checker would take every name for one that is there
 
-    return getattr(import_module(_TYPES[name]), name)
+    def __getattr__(name: str) -> Any:
+        """A type of the promise, imported from where it is defined."""
+        if name not in _TYPES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        return getattr(import_module(_TYPES[name]), name)
 
 
 def __dir__() -> list[str]:
