@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from overlay.errors import OverlayError, PatchFormatErrors, TransactionError, UsageError
+from overlay.results import State
 from overlay.settings import Switches
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _STATE_FOLDER = ".vllm-overlay"
 
 #: States of a feature that is not active and needs not be.
-HARMLESS = ("upstreamed", "inapplicable")
+HARMLESS = (State.UPSTREAMED, State.INAPPLICABLE)
 
 
 class RequiredMissing(OverlayError, RuntimeError):
@@ -44,7 +45,7 @@ class FeatureStanding(NamedTuple):
 
     id: str
     digest: str
-    state: str
+    state: State
     active: bool
     why: str | None = None
     asked: bool = True
@@ -222,7 +223,7 @@ def _from_disk(
     if wrong:
         why = f"not as overlay apply left it: {', '.join(wrong)}; run `overlay status`"
     return [
-        FeatureStanding(one.result.feature, one.digest, "applied", why is None, why)
+        FeatureStanding(one.result.feature, one.digest, State.APPLIED, why is None, why)
         for one in ledger.applied
     ], why is not None
 
@@ -238,11 +239,10 @@ def _needless(target: Target, ledger: Ledger, switches: Switches) -> list[Featur
     standings = []
     for one in found:
         asked = switches.allows(one.result.feature)
-        why = one.result.why if asked else NOT_ASKED
+        told = one.result.reason and str(one.result.reason)
+        why = told if asked else NOT_ASKED
         standings.append(
-            FeatureStanding(
-                one.result.feature, one.digest, one.result.state.value, False, why, asked
-            )
+            FeatureStanding(one.result.feature, one.digest, one.result.state, False, why, asked)
         )
     return standings
 
@@ -332,7 +332,9 @@ def _late(imported: Mapping[str, str]) -> str:
 
 def _refuse_missing(found: Activation, wanted: frozenset[str]) -> None:
     missing = [
-        f"{feature.id} is {feature.state}: {feature.why or 'not active'}".replace("\n", "\n    ")
+        f"{feature.id} is {feature.state.value}: {feature.why or 'not active'}".replace(
+            "\n", "\n    "
+        )
         for feature in found.features
         if (feature.id in wanted or ("all" in wanted and feature.asked))
         and not feature.active

@@ -150,9 +150,11 @@ def _say(process: _Process) -> None:
         if feature.active:
             continue
         if feature.harmless:
-            lines.append((logging.DEBUG, f"vllm-overlay: {feature.id} is {feature.state} here"))
+            lines.append(
+                (logging.DEBUG, f"vllm-overlay: {feature.id} is {feature.state.value} here")
+            )
             continue
-        text = f"vllm-overlay: {feature.id} is left out ({feature.state}): {feature.reason}"
+        text = f"vllm-overlay: {feature.id} is left out ({feature.state.value}): {feature.reason}"
         lines.append((logging.WARNING if feature.asked else logging.DEBUG, text))
     speech.say([*lines, (logging.INFO, _line(process))])
 
@@ -203,7 +205,9 @@ def _left_out(found: Activation) -> tuple[str, ...]:
     """What does not run here that should, for whoever asks later; the log has it in full."""
     if found.impossible is not None:
         return (f"every feature: {found.impossible}",)
-    return tuple(f"{one.id} ({one.state}): {one.reason.splitlines()[0]}" for one in found.left_out)
+    return tuple(
+        f"{one.id} ({one.state.value}): {one.reason.splitlines()[0]}" for one in found.left_out
+    )
 
 
 def _write(record: records.ProcessRecord) -> None:
