@@ -199,7 +199,7 @@ def _planned(
 def _describe(feature: Feature, result: FeatureResult, chosen: bool, asked: bool) -> Planned:
     why = "\n".join(_reasons(result)) or None
     if result.untested and not chosen:
-        why = "this release is untested; OVERLAY_UNTESTED=1 allows it"
+        why = "this release is untested; OVERLAY_UNTESTED=on allows it"
     if not asked:
         why = NOT_ASKED
     return Planned(
