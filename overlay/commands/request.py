@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlay.errors import UsageError
+from overlay.on_disk.site import foreign_state
 from overlay.report.model import TargetReport
-from overlay.results import Plan, worst
+from overlay.report.wording import was_interrupted
+from overlay.results import Notice, Plan
 
 if TYPE_CHECKING:
     from overlay.features.model import Feature
+    from overlay.on_disk.journal import Journal
     from overlay.results import FeatureResult
-    from overlay.targets.target import Target
+    from overlay.targets.target import Progress, Target
 
 
 @dataclass(frozen=True)
@@ -24,10 +27,29 @@ class Request:
 
     :ivar patches: folders with features beside those shipped, in order.
     :ivar features: ids of the features that are meant; empty: all.
+    :ivar python: the interpreter or virtual environment whose vLLM is meant, where no target is
+        named.
+    :ivar require: ids of features that must be applied, or ``all``.
     """
 
     patches: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
+    python: str | None = None
+    require: tuple[str, ...] = ()
+
+    def resolve(self, name: str | None, progress: Progress | None = None) -> Target:
+        """The target that the user named, or that of ``python``.
+
+        :raises TargetError: if there is no such target.
+        :raises PackageIndexError: if a release cannot be fetched.
+        """
+        if name is None and self.python is not None:
+            from overlay.targets.environments import resolve_interpreter
+
+            return resolve_interpreter(self.python)
+        from overlay.targets.resolution import resolve
+
+        return resolve(name, progress=progress)
 
     def load(self) -> tuple[Feature, ...]:
         """Every feature, whether it is meant or not.
@@ -58,33 +80,49 @@ class Request:
 
 
 def report(
-    target: Target, plan: Plan, meant: Sequence[Feature], said: str | None = None
+    target: Target, plan: Plan, meant: Sequence[Feature], interrupted: Journal | None = None
 ) -> TargetReport:
     """A target's part of the answer.
 
     :param meant: the features that the user asked about; a plan can hold others.
-    :param said: what recovery had to say.
+    :param interrupted: the transaction that was interrupted there, if one was.
     """
     ids = {feature.id for feature in meant}
-    found = tuple(one for one in plan.features if one.feature in ids)
     return TargetReport(
         target=target.name,
         vllm=target.vllm,
-        root=None if target.root is None else str(target.root),
-        state=worst(one.state for one in found),
-        features=found,
-        warnings=(*((said,) if said else ()), *target.warnings, *plan.warnings),
+        root=target.root,
+        features=tuple(result for result in plan.features if result.feature in ids),
+        notices=(
+            *notices(_of_state_folder(target.root, interrupted)),
+            *notices(target.warnings),
+            *plan.notices,
+        ),
+        interrupted=interrupted is not None,
     )
+
+
+def notices(texts: Iterable[str]) -> tuple[Notice, ...]:
+    """Notices about a target as a whole."""
+    return tuple(Notice(None, text) for text in texts)
+
+
+def _of_state_folder(root: Path | None, interrupted: Journal | None) -> Iterator[str]:
+    """What to say of an interrupted transaction, and of a ledger that others could have written."""
+    if root is None:
+        return
+    if interrupted is not None:
+        yield was_interrupted(interrupted.action, root)
+    if (problem := foreign_state(root)) is not None:
+        yield problem
 
 
 def with_features(target: TargetReport, features: Sequence[FeatureResult]) -> TargetReport:
     """The same target with other results."""
-    return replace(
-        target, features=tuple(features), state=worst(feature.state for feature in features)
-    )
+    return replace(target, features=tuple(features))
 
 
-def resolve_writable(name: str | None, command: str) -> tuple[Target, Path]:
+def resolve_writable(request: Request, name: str | None, command: str) -> tuple[Target, Path]:
     """The target of a command that writes, and its root.
 
     A release is refused before anything of it is fetched.
@@ -93,13 +131,12 @@ def resolve_writable(name: str | None, command: str) -> tuple[Target, Path]:
     :raises TargetError: if there is no such target.
     """
     from overlay.package import parse_release
-    from overlay.targets.resolution import resolve
 
     if name is not None:
         with suppress(ValueError):
             parse_release(name)
             raise read_only(name, command)
-    target = resolve(name)
+    target = request.resolve(name)
     if target.root is None:
         raise read_only(target.name, command)
     return target, target.root

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from overlay.commands.request import resolve_writable
+from overlay.commands.request import notices, resolve_writable
 from overlay.errors import LedgerError, RevertRefused
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.disk_state import from_ledger
+from overlay.on_disk.recovery import recover
 from overlay.report.model import ATTENTION, Report, TargetReport, enumeration
 from overlay.report.wording import reverted, vllm
-from overlay.results import FeatureResult, FileResult, Plan, State, worst
+from overlay.results import FeatureResult, FileResult, Plan, State
 from overlay.targets.target import public
 
 if TYPE_CHECKING:
@@ -34,8 +35,9 @@ def revert(request: Request, name: str | None = None) -> Report:
     :raises TargetError: if there is no such target.
     :raises TransactionError: if it cannot be written.
     """
-    target, root = resolve_writable(name, "revert")
-    said, before = _ledger(root)
+    target, root = resolve_writable(request, name, "revert")
+    said = recover(root)
+    before = _ledger(root)
 
     def rebuild() -> Rebuilt:
         from overlay.on_disk.rebuild import rebuild
@@ -50,29 +52,26 @@ def revert(request: Request, name: str | None = None) -> Report:
         return _refused(target, before, refusal)
     results = () if before is None else tuple(_reverted(one.result) for one in before.applied)
     warnings = (*((said,) if said else ()), *outcome.warnings)
-    answer = _report(target, Plan(results, (), tuple(dict.fromkeys(warnings))))
+    answer = _report(target, Plan(results, (), notices(dict.fromkeys(warnings))))
     removed = sum(target.read(path) is None for path in outcome.changed)
     restored = len(outcome.changed) - removed
     code, verdict = reverted(answer, restored, removed, wrote=outcome.wrote)
     return Report("revert", code, verdict, (answer,))
 
 
-def _ledger(root: Path) -> tuple[str | None, Ledger | None]:
-    """What recovery has to say, and the ledger: for the report only.
-
-    Whether a damaged one can be reverted is decided later.
-    """
-    with commit.reading(root) as said:
+def _ledger(root: Path) -> Ledger | None:
+    """The ledger, for the report only: whether a damaged one can be reverted is decided later."""
+    with commit.reading(root):
         try:
-            return said, ledgers.load(root)
+            return ledgers.load(root)
         except LedgerError:
-            return said, None
+            return None
 
 
 def _refused(target: Target, ledger: Ledger | None, refusal: RevertRefused) -> Report:
     found = None if ledger is None else from_ledger(ledger, target, public(target))
     plan = found or Plan(())
-    answer = _report(target, replace(plan, warnings=(*plan.warnings, str(refusal))))
+    answer = _report(target, replace(plan, notices=(*plan.notices, *notices([str(refusal)]))))
     paths = enumeration(refusal.paths)
     were = "was" if len(refusal.paths) == 1 else "were"
     verdict = f"Nothing was reverted in {vllm(answer)}: {paths} {were} edited after us."
@@ -88,8 +87,7 @@ def _report(target: Target, plan: Plan) -> TargetReport:
     return TargetReport(
         target=target.name,
         vllm=target.vllm,
-        root=str(target.root),
-        state=worst(one.state for one in plan.features),
+        root=target.root,
         features=plan.features,
-        warnings=(*target.warnings, *plan.warnings),
+        notices=(*notices(target.warnings), *plan.notices),
     )

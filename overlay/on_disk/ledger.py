@@ -18,10 +18,11 @@ from overlay.package import (
     path_problem,
     require_text,
 )
-from overlay.results import FeatureResult, FileResult, HunkResult, State
+from overlay.results import FeatureResult, FileResult, HunkResult, Reason, State
 from overlay.untrusted import parse_json, read_below, sha256
 
-SCHEMA = 1
+#: Schema 1 had a text ``why`` in the place of ``reason``; it is still read.
+SCHEMA = 2
 
 PRISTINE_FOLDER = f"{STATE_FOLDER}/pristine"
 
@@ -217,7 +218,7 @@ def decode(data: bytes, where: str) -> Ledger:
                 f"schema {schema}; this one, schema {SCHEMA}). Nothing was changed; use that "
                 "version of vllm-overlay, or a newer one"
             )
-        if schema != SCHEMA:
+        if schema not in (1, SCHEMA) or isinstance(schema, bool):
             raise ValueError(f"schema is {schema!r}, expected {SCHEMA}")
         return _ledger(document)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -299,7 +300,7 @@ def _feature(feature: dict[str, Any]) -> FeatureResult:
         feature=require_text(feature["feature"]),
         state=State(feature["state"]),
         files=tuple(_file(file) for file in feature["files"]),
-        why=_optional_text(feature["why"]),
+        reason=_reason(feature),
         untested=bool(feature["untested"]),
     )
 
@@ -310,7 +311,7 @@ def _file(file: dict[str, Any]) -> FileResult:
             scope=require_text(hunk["scope"]),
             state=State(hunk["state"]),
             line=None if hunk["line"] is None else _number(hunk["line"]),
-            why=_optional_text(hunk["why"]),
+            reason=_reason(hunk),
             candidates=tuple(_number(line) for line in hunk["candidates"]),
         )
         for hunk in file["hunks"]
@@ -319,12 +320,18 @@ def _file(file: dict[str, Any]) -> FileResult:
     if problem := path_problem(path):
         raise ValueError(f"{problem}, so no feature has it")
     return FileResult(
-        path,
-        State(file["state"]),
-        _optional_text(file["patch"]),
-        hunks,
-        _optional_text(file["why"]),
+        path, State(file["state"]), _optional_text(file["patch"]), hunks, _reason(file)
     )
+
+
+def _reason(result: dict[str, Any]) -> Reason | None:
+    if "why" in result:  # schema 1 put what to do behind a mark
+        text, _, next_step = (_optional_text(result["why"]) or "").partition("; next: ")
+        return Reason(text, next_step or None) if text else None
+    reason = result["reason"]
+    if reason is None:
+        return None
+    return Reason(require_text(reason["text"]), _optional_text(reason["next_step"]))
 
 
 def _optional_text(value: object) -> str | None:

@@ -255,7 +255,7 @@ def _stand(root: Path, step: Step) -> Stand:
 
 
 def _digest(root: Path, path: str) -> str | None:
-    """The sha256 of a file; ``None`` where there is none, and no sha256 of what is no plain file."""
+    """The sha256 of a file; ``None`` where there is none, and no sha256 of anything else."""
     try:
         data = read_below(root, path)
     except UnfitFile:

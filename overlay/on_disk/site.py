@@ -15,7 +15,7 @@ from overlay.on_disk.ledger import (
     is_pristine_copy,
 )
 from overlay.package import LEDGER_PATH, STATE_FOLDER, folder_problem, path_problem
-from overlay.untrusted import UnfitFile, kind, read_below, user_name, way_out
+from overlay.untrusted import UnfitFile, kind, problem_of_owner, read_below, user_name, way_out
 
 
 class Site:
@@ -26,21 +26,7 @@ class Site:
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
-        for path in (STATE_FOLDER, PRISTINE_FOLDER):
-            self._require_folder(self.root / path)
-
-    def _require_folder(self, folder: Path) -> None:
-        try:
-            mode = os.lstat(folder).st_mode
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        except OSError as error:
-            raise unwritable(error, "Nothing was changed.") from error
-        if not stat.S_ISDIR(mode):
-            raise TransactionError(
-                f"{folder}: expected a folder of the overlay's own, found {kind(mode)}. Nothing "
-                "was changed; move it away"
-            )
+        require_plain_state(self.root)
 
     @property
     def owner(self) -> files.Owner | None:
@@ -116,7 +102,7 @@ class Site:
             raise unwritable(error, "Nothing was changed.") from error
 
     def real_folder(self, path: str) -> str | None:
-        """A folder inside ``vllm/`` with the links to it resolved; ``None`` if it leads elsewhere."""
+        """A folder inside ``vllm/``, links to it resolved; ``None`` if they lead elsewhere."""
         if way_out(self.root, path) is not None:
             return None
         real = os.path.relpath(os.path.realpath(self.root / path), self.root).replace(os.sep, "/")
@@ -142,6 +128,38 @@ class Site:
                 "Nothing was changed; reinstall vLLM"
             )
         return missing[::-1]
+
+
+def require_plain_state(root: Path) -> None:
+    """Refuse anything but folders where the overlay keeps its own files.
+
+    :raises TransactionError: naming what is there instead.
+    """
+    for folder in (root / STATE_FOLDER, root / PRISTINE_FOLDER):
+        try:
+            mode = os.lstat(folder).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            raise unwritable(error, "Nothing was changed.") from error
+        if not stat.S_ISDIR(mode):
+            raise TransactionError(
+                f"{folder}: expected a folder of the overlay's own, found {kind(mode)}. Nothing "
+                "was changed; move it away"
+            )
+
+
+def foreign_state(root: Path) -> str | None:
+    """Why the ledger in ``root`` may not be the overlay's own; ``None`` where nothing says so.
+
+    Whoever owns ``vllm/`` may have patched it, so the ledger may be theirs.
+    """
+    try:
+        owner = os.lstat(root / "vllm").st_uid
+        problem = problem_of_owner(root / STATE_FOLDER, allow_group=True, trusted=(owner,))
+    except OSError:
+        return None  # nothing is there, or what is there is told by whoever reads it
+    return problem and f"{problem}; what it says of this vLLM may not be true"
 
 
 def unwritable(error: OSError, state: str) -> TransactionError:

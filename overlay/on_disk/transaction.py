@@ -11,7 +11,7 @@ from overlay.features.model import Feature
 from overlay.on_disk import files, journal, lock, recovery
 from overlay.on_disk.changes import Rebuilt, Request, to_apply, to_revert
 from overlay.on_disk.journal import Journal
-from overlay.on_disk.site import Site, unwritable
+from overlay.on_disk.site import Site, require_plain_state, unwritable
 from overlay.on_disk.writes import Intent
 from overlay.results import Plan
 
@@ -96,6 +96,7 @@ def reading(root: Path, timeout: float = lock.TIMEOUT) -> Iterator[Journal | Non
     """
     root = root.resolve()
     with lock.shared(root, timeout):
+        require_plain_state(root)
         yield journal.read(root)
 
 

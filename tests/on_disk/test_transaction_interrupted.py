@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,7 @@ from overlay.errors import LedgerError, TransactionError
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.recovery import recover
 from tests.support.faults import FaultyOs, faulty
-from tests.support.sites import installed, interrupt_in_the_middle, site
+from tests.support.sites import installed, interrupt_in_the_middle, site, stamps
 from tests.support.transactions import ADDED, ONE, PROPOSER, RUNNER, Site, snapshot
 
 __all__ = ["installed", "site"]
@@ -88,9 +87,13 @@ def test_a_journal_that_points_out_of_the_target_is_refused(installed: Site) -> 
         recover(installed.root)
 
 
-def test_a_reader_ends_the_transaction_first(installed: Site) -> None:
+def test_a_reader_is_told_of_the_transaction_and_changes_nothing(installed: Site) -> None:
     interrupt_in_the_middle(installed)
-    with commit.reading(installed.root) as said:
-        assert said == f"an interrupted apply was finished in {installed.root}"
-        for path in (PROPOSER, RUNNER):
-            assert (installed.root / path).read_bytes() != installed.pristine[path]
+    middle, times = snapshot(installed.root), stamps(installed.root)
+    with commit.reading(installed.root) as interrupted:
+        assert interrupted is not None
+        assert interrupted.action == "apply"
+    assert (snapshot(installed.root), stamps(installed.root)) == (middle, times)
+    assert recover(installed.root) == f"an interrupted apply was finished in {installed.root}"
+    with commit.reading(installed.root) as interrupted:
+        assert interrupted is None
