@@ -1,9 +1,9 @@
 """Write the tiny target once more, with experts: the same rule, through layers that communicate.
 
 ``python -m overlay.proof.tiny_moe FOLDER`` writes what ``tiny_models`` writes, but its ``target``
-is a Qwen3-MoE. Its experts are all alike, so the oracle stays exact however the router chooses. In
-the last layer they decide the token: each row's experts make what that row has read from its KV cache
-louder than all else. Rows that were mixed up between the ranks would produce other tokens.
+is a Qwen3-MoE.  Its experts are all alike, so the oracle stays exact however the router chooses.
+In the last layer they decide the token: each row's experts make what that row has read from its KV
+cache louder than all else.  Rows that were mixed up between the ranks would produce other tokens.
 """
 
 from __future__ import annotations
