@@ -35,4 +35,6 @@ def diff(request: Request, name: str | None = None, progress: Progress | None = 
                 made = plan(features, view, target.release, target.record, Memo())
     answer = report(target, made, features, interrupted)
     code, verdict = differs(answer, len(made.changes))
-    return Report("diff", code, verdict, (answer,), diff=render(made.changes))
+    return Report(
+        "diff", code, verdict, (answer,), diff=b"" if interrupted else render(made.changes)
+    )

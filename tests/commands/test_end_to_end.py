@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from overlay.cli.arguments import cli as group
-from tests.support import fake_vllm, faults
+from tests.support import fake_vllm
 from tests.support.cli import ADDED, CAPTURE, PROPOSE, PROPOSER, RUNNER, Cli, cli, digest
 from tests.support.patches import hunk, patch_text, write_feature
 

@@ -91,9 +91,7 @@ def test_revert_ends_it_and_says_so(cli: Cli, site: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give files to another user")
 @pytest.mark.parametrize("command", ["apply", "revert"])
-def test_root_does_not_end_what_another_user_wrote_down(
-    cli: Cli, site: Path, command: str
-) -> None:
+def test_root_does_not_end_what_another_user_wrote_down(cli: Cli, site: Path, command: str) -> None:
     interrupt(cli, site, "apply")
     for path in [site, *site.rglob("*")]:
         os.chown(path, 4711, 4711)
