@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -419,8 +420,12 @@ def test_folders_as_deep_as_the_system_allows(tmp_path: Path) -> None:
             os.chdir("a")
     finally:
         os.chdir(here)
-    sources.fingerprint([str(tmp_path)])
-    features.load_all([tmp_path])
+    try:
+        sources.fingerprint([str(tmp_path)])
+        features.load_all([tmp_path])
+    finally:
+        # Deeper than shutil.rmtree, and so pytest, can follow.
+        subprocess.run(["rm", "-rf", str(place)], check=True)
 
 
 def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
