@@ -1,6 +1,6 @@
 """The modules that the feature adds to vLLM, imported without vLLM.
 
-Only those that need neither torch nor vLLM can be imported so: `keys`, `policy` and `report`.
+Only those that need neither torch nor vLLM can be imported so: `keys`, `policy` and `messages`.
 """
 
 from __future__ import annotations

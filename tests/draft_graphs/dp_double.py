@@ -28,12 +28,12 @@ def install() -> None:
     import cpu_engine
     import dp_collectives
     from recorded_backend import RecordedBackend
-    from vllm.v1.spec_decode.draft_graphs import compat
+    from vllm.v1.spec_decode.draft_graphs import upstream
     from vllm.v1.worker.cpu_worker import CPUWorker
 
     dp_collectives.install()
     RecordedBackend().install()
-    compat.token_counts = dp_collectives.on_the_host(compat.token_counts)
+    upstream.token_counts = dp_collectives.on_the_host(upstream.token_counts)
     stock = CPUWorker.compile_or_warm_up_model
 
     def compile_or_warm_up_model(self: Any) -> Any:

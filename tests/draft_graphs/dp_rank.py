@@ -93,8 +93,8 @@ class DpEngine(harness.Engine):
             reaching_layer(self.runner.drafter.model, self.dp_run.reaches),
         ):
             super().make_graphs(run, scratch)
-        compat: Any = sys.modules[f"{PACKAGE}.compat"]
-        compat.token_counts = dp_collectives.on_the_host(compat.token_counts)
+        upstream: Any = sys.modules[f"{PACKAGE}.upstream"]
+        upstream.token_counts = dp_collectives.on_the_host(upstream.token_counts)
 
     def run_rank(self, dp_run: DpRun, scratch: Path, log: harness.Log) -> DpOutcome:
         """One run on this rank."""

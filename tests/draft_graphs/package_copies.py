@@ -27,7 +27,7 @@ def belongs(name: str) -> bool:
 
 def loaded_package() -> Modules:
     """What is loaded of the package, by name."""
-    importlib.import_module(f"{PACKAGE}.graphs")
+    importlib.import_module(f"{PACKAGE}.hooks")
     return {name: module for name, module in sys.modules.items() if belongs(name)}
 
 
@@ -39,7 +39,7 @@ def use_package(modules: Modules) -> None:
     parent, _, child = PACKAGE.rpartition(".")
     setattr(importlib.import_module(parent), child, modules[PACKAGE])
     proposer: Any = importlib.import_module(f"{parent}.llm_base_proposer")
-    proposer.create_draft_graphs = modules[PACKAGE].create_draft_graphs
+    proposer.create_draft_graphs = modules[f"{PACKAGE}.hooks"].create_draft_graphs
 
 
 def load_package(mutation: tuple[tuple[str, str, str], ...], folder: Path) -> Modules:

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
 import drafters  # noqa: E402, F401 # the feature's modules lie beside vLLM's own then
-from vllm.v1.spec_decode.draft_graphs import compat, graph_backend  # noqa: E402
+from vllm.v1.spec_decode.draft_graphs import graph_backend  # noqa: E402
 
 POOL = (0, 7)
 #: Who tells the allocator of a capture that CUDA has ended: nobody, `capture_end`, or `reset`.
@@ -112,7 +112,7 @@ def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Wo
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", made.end_allocate, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_releasePool", made.release, raising=False)
     monkeypatch.setattr(torch, "zeros", lambda *args, **kwargs: None)
-    monkeypatch.setattr(compat, "announce_graph_pool", lambda pool: None)
+    monkeypatch.setattr(graph_backend, "announce_graph_pool", lambda pool: None)
     return made
 
 

@@ -124,7 +124,7 @@ def check_mutated(llm: Any) -> list[str]:
         if found != name:
             raise RuntimeError(f"{file} is mutated by {found!r}, not {name!r}")
     graphs = _graphs(llm)
-    if graphs is not None and type(graphs) is not sys.modules[f"{PACKAGE}.graphs"].DraftGraphs:
+    if graphs is not None and type(graphs) is not sys.modules[f"{PACKAGE}.draft_graphs"].DraftGraphs:
         raise RuntimeError(f"the engine's {type(graphs)} is not that of the mutated package")
     return sorted(changes)
 
@@ -146,7 +146,7 @@ def pool_bytes(llm: Any) -> dict[str, int] | None:
     """
     import torch
 
-    captured = getattr(_graphs(llm), "_captured", None)
+    captured = getattr(_graphs(llm), "captured", None)
     if captured is None:
         return None
     pool = tuple(captured.pool)

@@ -12,7 +12,7 @@ pytest.importorskip("vllm")
 
 from drafters import Drafter
 from recorded_backend import RecordedBackend
-from vllm.v1.spec_decode.draft_graphs import entries, graph_backend, policy
+from vllm.v1.spec_decode.draft_graphs import graph_backend, hooks, policy
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
@@ -23,9 +23,9 @@ def create(monkeypatch: pytest.MonkeyPatch, *, facts: Any = None, **variables: s
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     found = facts or policy.Facts(num_speculative_tokens=3)
-    monkeypatch.setattr(entries, "early_facts", lambda proposer, backend: found)
+    monkeypatch.setattr(hooks, "early_facts", lambda proposer, backend: found)
     monkeypatch.setattr(graph_backend, "default_graph_backend", RecordedBackend)
-    return entries.create_draft_graphs(Drafter().proposer)
+    return hooks.create_draft_graphs(Drafter().proposer)
 
 
 @pytest.mark.parametrize(
