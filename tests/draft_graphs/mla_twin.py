@@ -16,15 +16,15 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-import mla_kernels
 import torch
-import upstream_twin
-from recorded_backend import RecordedBackend
-from twin_model import BLOCK, BLOCKS, HEADS, HIDDEN, LAYER, VOCAB, Shape
-from upstream_twin import Parts
 from vllm.config import VllmConfig
 from vllm.forward_context import get_forward_context
 from vllm.v1.spec_decode.draft_graphs import capture, policy
+
+from tests.draft_graphs import mla_kernels, upstream_twin
+from tests.draft_graphs.recorded_backend import RecordedBackend
+from tests.draft_graphs.twin_model import BLOCK, BLOCKS, HEADS, HIDDEN, LAYER, VOCAB, Shape
+from tests.draft_graphs.upstream_twin import Parts
 
 LATENT, ROPE, LAYERS = 16, 8, 2
 WIDTH = LATENT + ROPE
@@ -227,7 +227,7 @@ SHAPES = tuple(
 
 def inspect(backend: str, threshold: int, graphs: Any) -> None:
     """The first pass is captured where it is no prefill, and the address check sees MLA."""
-    captured, full = graphs.captured, SHAPE_K
+    captured, full = graphs.captured, graphs._facts.num_speculative_tokens + 1
     roles = {key.role for key in captured.graphs}
     assert ("first" in roles) == (full <= threshold), f"{backend}: captured {roles}"
     wanted = {"decode.block_table", "decode.seq_lens"}

@@ -15,16 +15,17 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tests.support.code_edits import edited
+
 PACKAGE = "vllm.v1.spec_decode.draft_graphs"
-#: A JSON object with ``name`` and ``changes``, a list of (file of the package, old text, new text).
+#: A JSON object with ``name`` and ``changes``, a list of edits as in ``tests.support.code_edits``.
 MUTATION_VARIABLE = "TEST_DRAFT_GRAPHS_MUTATION"
 #: Results that are read late, and for how many GPU cycles the reading stream sleeps before each.
 LATE_READS, CYCLES = 20, 40_000_000
-Changes = dict[str, list[tuple[str, str]]]
+Changes = dict[str, list[Sequence[str]]]
 
 _late: list[tuple[Any, Any, Any]] = []
 _in_entries: Counter[str] = Counter()
@@ -37,22 +38,10 @@ def executed_line(file: str, name: str) -> str:
     return f"Draft graphs, mutated: {file}, {name}"
 
 
-def mutated(text: str, changes: Sequence[tuple[str, str]], file: str) -> str:
-    """The source with all changes.
-
-    :raises ValueError: if an old text does not stand there exactly once.
-    """
-    for old, new in changes:
-        if text.count(old) != 1:
-            raise ValueError(f"{file} holds {text.count(old)} times, not once: {old!r}")
-        text = text.replace(old, new)
-    return text
-
-
 class MutatedLoader(importlib.abc.Loader):
     """Executes a module from its changed source."""
 
-    def __init__(self, stock: Any, file: str, name: str, changes: list[tuple[str, str]]) -> None:
+    def __init__(self, stock: Any, file: str, name: str, changes: list[Sequence[str]]) -> None:
         self._stock, self._file, self._name, self._changes = stock, file, name, changes
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
@@ -61,7 +50,7 @@ class MutatedLoader(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         source = self._stock.get_source(module.__name__)
-        text = mutated(source, self._changes, self._file)
+        text = edited(source, self._changes, self._file)
         module.__dict__["mutated_by"] = self._name
         exec(compile(text, module.__file__ or self._file, "exec", dont_inherit=True), vars(module))
         print(executed_line(self._file, self._name), flush=True)
@@ -97,8 +86,8 @@ def module_of(file: str) -> str:
 def _asked() -> tuple[str, Changes]:
     found = json.loads(os.environ[MUTATION_VARIABLE])
     changes: Changes = {}
-    for file, old, new in found["changes"]:
-        changes.setdefault(file, []).append((old, new))
+    for file, *edit in found["changes"]:
+        changes.setdefault(file, []).append(edit)
     return found["name"], changes
 
 
@@ -124,13 +113,16 @@ def check_mutated(llm: Any) -> list[str]:
         if found != name:
             raise RuntimeError(f"{file} is mutated by {found!r}, not {name!r}")
     graphs = _graphs(llm)
-    if graphs is not None and type(graphs) is not sys.modules[f"{PACKAGE}.draft_graphs"].DraftGraphs:
+    if (
+        graphs is not None
+        and type(graphs) is not sys.modules[f"{PACKAGE}.draft_graphs"].DraftGraphs
+    ):
         raise RuntimeError(f"the engine's {type(graphs)} is not that of the mutated package")
     return sorted(changes)
 
 
 def _graphs(llm: Any) -> Any:
-    import engine_compat
+    from overlay.proof import engine_compat
 
     runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
     return getattr(engine_compat.drafter_of(runner), "draft_graphs", None)
@@ -213,7 +205,7 @@ def slow_copies() -> None:
 
 def watch_bodies() -> None:
     """Before the engine starts: look at every operator of what the graphs hold."""
-    from operator_watch import OperatorWatch
+    from tests.gpu.operator_watch import OperatorWatch
 
     passes: Any = importlib.import_module(f"{PACKAGE}.passes").Passes
     stock = passes.body
@@ -232,7 +224,7 @@ def watch_bodies() -> None:
 
 def watch_entries(llm: Any) -> str:
     """Look at every operator inside the entries of the draft graphs, while serving."""
-    from operator_watch import OperatorWatch
+    from tests.gpu.operator_watch import OperatorWatch
 
     def seen(entry: Any, args: Any, named: Any) -> Any:
         with OperatorWatch(_in_entries, _through_host):
@@ -254,8 +246,7 @@ def operators(llm: Any) -> dict[str, Any]:
 
 def double() -> None:
     """On CPU: the graph double of ``tests/draft_graphs`` makes the graphs."""
-    sys.path.append(str(Path(__file__).resolve().parents[1] / "draft_graphs"))
-    import dp_double
+    from tests.draft_graphs import dp_double
 
     dp_double.prepare()
     dp_double.install()

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -45,7 +46,8 @@ def edited(source: str, edits: Iterable[Sequence[str]], file: str = "<source>") 
 
 def _edit(tree: ast.Module, scope: str, old: str, new: str, where: str) -> None:
     owner = _scope(tree, scope, where)
-    if old.strip() == "...":
+    old, new = textwrap.dedent(old).strip(), textwrap.dedent(new).strip()
+    if old == "...":
         owner.body = _statements(new, owner.body) or [ast.Pass()]
         return
     pattern, replacement = _expression(old), _expression(new)
@@ -91,7 +93,7 @@ def _scope(tree: ast.Module, scope: str, where: str) -> Any:
 
 def _expression(code: str) -> ast.expr | None:
     try:
-        return ast.parse(code.strip(), mode="eval").body
+        return ast.parse(code, mode="eval").body
     except SyntaxError:
         return None
 
@@ -99,7 +101,7 @@ def _expression(code: str) -> ast.expr | None:
 def _keyword(code: str) -> ast.keyword | None:
     """`name=value`, as an argument of a call."""
     try:
-        call = ast.parse(f"f({code.strip()})", mode="eval").body
+        call = ast.parse(f"f({code})", mode="eval").body
     except SyntaxError:
         return None
     if isinstance(call, ast.Call) and not call.args and len(call.keywords) == 1:
@@ -107,30 +109,35 @@ def _keyword(code: str) -> ast.keyword | None:
     return None
 
 
+class _PutMatch(ast.NodeTransformer):
+    """Replaces the name `MATCH` by what was matched: an expression, or statements."""
+
+    def __init__(self, matched: Sequence[ast.AST]) -> None:
+        self._matched = list(matched)
+
+    def visit_Expr(self, node: ast.Expr) -> Any:
+        if isinstance(node.value, ast.Name) and node.value.id == "MATCH":
+            return [self._as_statement(each) for each in copy.deepcopy(self._matched)]
+        return self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> Any:
+        if node.id != "MATCH":
+            return node
+        (matched,) = copy.deepcopy(self._matched)
+        return matched.value if isinstance(matched, ast.Expr) else matched
+
+    @staticmethod
+    def _as_statement(node: Any) -> Any:
+        return ast.Expr(node) if isinstance(node, ast.expr) else node
+
+
 def _statements(code: str, matched: list[ast.stmt]) -> list[ast.stmt]:
-    made: list[ast.stmt] = []
-    for statement in ast.parse(code).body:
-        value = statement.value if isinstance(statement, ast.Expr) else None
-        if isinstance(value, ast.Name) and value.id == "MATCH":
-            made += copy.deepcopy(matched)
-        elif len(matched) == 1:
-            only = matched[0]
-            made.append(
-                _with_match(statement, only.value) if isinstance(only, ast.Expr) else statement
-            )
-        else:
-            made.append(statement)
-    return made
+    module: ast.Module = _PutMatch(matched).visit(ast.parse(code))
+    return module.body
 
 
 def _with_match(node: Any, matched: ast.expr) -> Any:
-    """A copy of `node` in which the name `MATCH` is `matched`."""
-
-    class Put(ast.NodeTransformer):
-        def visit_Name(self, name: ast.Name) -> ast.expr:
-            return copy.deepcopy(matched) if name.id == "MATCH" else name
-
-    return Put().visit(copy.deepcopy(node))
+    return _PutMatch([matched]).visit(copy.deepcopy(node))
 
 
 def _places(owner: Any) -> Iterator[tuple[Any, str, int | None, Any]]:

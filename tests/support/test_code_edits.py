@@ -51,6 +51,7 @@ STEP = "Passes.step"
         (STEP, "self.copy(...)", "f(MATCH)", "        f(self.copy(reqs, mask=reqs > 2))"),
         (STEP, "self.copy(reqs, mask=...)", "pass", "    pass\n        return self.later(reqs)"),
         (STEP, "self.copy(...)", "MATCH\nreqs += 1", "reqs += 1\n        return"),
+        (STEP, "return None", "if reqs:\n    MATCH", "if reqs:\n                return None\n"),
         (STEP, "if ...:\n    ...", "", "def step(self, reqs):\n        self.copy"),
         (STEP, "self.copy(...)\n...", "return 1", "return None\n        return 1\n"),
         (STEP, "...", "return 1", "def step(self, reqs):\n        return 1\n"),

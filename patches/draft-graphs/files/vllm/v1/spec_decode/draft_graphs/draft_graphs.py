@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from vllm.logger import init_logger
+from vllm.v1 import overlay_effects
 
 from . import messages, ranks
 from .capture import Captured, CaptureFailed, capture_keys
 from .facts import late_facts
 from .graph_backend import GraphBackend
-from .keys import DraftKey, plan_keys
+from .keys import FEATURE, DraftKey, plan_keys
 from .policy import Decision, Facts, Mode, decide
 from .replay import Replay
 
@@ -88,6 +89,9 @@ class DraftGraphs:
         if self._unprofiled is not None and ranks.writes_log():
             logger.warning("%s", messages.unprofiled_line(self._unprofiled, memory))
         self._unprofiled = None
+        overlay_effects.active(
+            FEATURE, f"{len(plan)} graphs, K={plan[0].k}: {messages.captured_sizes(plan)}"
+        )
 
     def profile(self, runner: Any) -> int:
         """Bytes that `capture` will take, measured on the two largest graphs of each role.
@@ -143,6 +147,7 @@ class DraftGraphs:
         if self.withdrawn is None:
             logger.warning("%s", messages.withdrawn_line(reason))
         self.withdrawn = reason
+        overlay_effects.idle(FEATURE, f"withdrawn: {reason}")
 
     def _plan(self) -> tuple[Decision, list[DraftKey]]:
         """What the policy decides once vLLM captures, and the keys to capture for it."""
@@ -214,8 +219,9 @@ class DraftGraphs:
         self._refuse(Decision(refusals=(reason,)))
 
     def _refuse(self, decision: Decision) -> None:
-        """Log why there are no draft graphs."""
+        """Log and report why there are no draft graphs."""
         self._log(messages.refused_line(self.mode, decision))
+        overlay_effects.idle(FEATURE, "; ".join(decision.refusals))
 
     def _log(self, line: str) -> None:
         if ranks.writes_log():

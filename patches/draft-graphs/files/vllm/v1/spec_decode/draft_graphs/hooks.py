@@ -7,10 +7,12 @@ import os
 from typing import Any
 
 from vllm.logger import init_logger
+from vllm.v1 import overlay_effects
 
 from . import graph_backend, messages, ranks
 from .draft_graphs import DraftGraphs
 from .facts import early_facts
+from .keys import FEATURE
 from .policy import Decision, Facts, check_from, decide, mode_from
 
 __all__ = [
@@ -42,6 +44,7 @@ def create_draft_graphs(proposer: Any) -> DraftGraphs | None:
     if not decision.any:
         if ranks.writes_log():
             logger.info("%s", messages.refused_line(mode, decision))
+        overlay_effects.idle(FEATURE, "; ".join(decision.refusals))
         return None
     return DraftGraphs(proposer, mode=mode, backend=backend, check=check, facts=facts)
 
@@ -55,6 +58,11 @@ def capture_draft_graphs(runner: Any) -> None:
     draft_graphs = _draft_graphs_of(runner)
     if draft_graphs is not None:
         draft_graphs.capture(runner)
+    elif getattr(runner, "speculative_config", None) is None:
+        overlay_effects.idle(FEATURE, "no speculative decoding")
+    elif not hasattr(getattr(runner, "drafter", None), "draft_graphs"):
+        drafter = type(getattr(runner, "drafter", None)).__name__
+        overlay_effects.idle(FEATURE, f"{drafter} drafts without a model of EAGLE, EAGLE3 or MTP")
 
 
 def profile_draft_graphs(runner: Any) -> int:

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+#: The feature's name in `vllm.v1.overlay_effects`.
+FEATURE = "draft-graphs"
+
 Role = Literal["first", "step", "loop"]
 ROLES: tuple[Role, ...] = get_args(Role)
 

@@ -7,14 +7,19 @@ from typing import Any
 
 import torch
 from vllm.logger import init_logger
+from vllm.v1 import overlay_effects
 
 from . import messages, ranks
 from .capture import Captured
-from .keys import DraftKey
+from .keys import FEATURE, ROLES, DraftKey
 from .policy import Facts
 from .staging import FirstStaging, LaterStaging
 
 logger = init_logger(__name__)
+
+#: Names of the counts of replays, by role.
+REPLAYS = {role: f"replays of {role}" for role in ROLES}
+NO_GRAPH = "no graph for so many requests or this K"
 
 
 class Replay:
@@ -61,32 +66,17 @@ class Replay:
         The arguments are those of upstream's `propose`; none of them is written. A batch is uniform
         if each request has K+1 tokens and none of them is a multimodal embedding.
         """
-        captured = self.captured
-        if mm_embed_inputs is not None and mm_embed_inputs[0]:
-            return None
         cad = common_attn_metadata
         reqs, tokens = cad.seq_lens.shape[0], target_token_ids.shape[0]
-        query_len = self._k + 1
-        if cad.max_query_len != query_len or tokens != reqs * query_len:
-            return None
-        if not self._can_run(num_speculative_tokens, cad, sampling_metadata):
-            return None
-        width = target_hidden_states.shape[-1]
-        if width != captured.hidden_width:
-            self._log_left(
-                f"the target gives hidden states of {width} columns, not {captured.hidden_width}"
-            )
-            return None
-        first = self._dispatch("first", tokens, reqs)
+        k = num_speculative_tokens
+        reason = self._not_uniform(reqs, tokens, cad, mm_embed_inputs) or self._mismatch(
+            k, cad, sampling_metadata, target_hidden_states
+        )
+        first, later = (None, None) if reason else self._dispatch_all(tokens, reqs, k)
         if first is None:
+            self._leave("first passes", reason or NO_GRAPH)
             return None
-        later = None
-        if num_speculative_tokens > 1:
-            later = self._dispatch_later(reqs, num_speculative_tokens)
-            if later is None or later.num_reqs != first.num_reqs:
-                return None
-        staging = self._first_staging(first, later, reqs)
-        staging.stage(
+        self._first_staging(first, later, reqs).stage(
             target_token_ids=target_token_ids,
             target_positions=target_positions,
             target_hidden_states=target_hidden_states,
@@ -99,8 +89,8 @@ class Replay:
         )
         self.run(first)
         if later is not None:
-            self._run_later(later, num_speculative_tokens)
-        return _drafts(captured, num_speculative_tokens, reqs)
+            self._run_later(later, k)
+        return _drafts(self.captured, k, reqs)
 
     def later_steps(
         self,
@@ -121,23 +111,17 @@ class Replay:
 
         None if no graph holds the batch. None of the arguments is written.
         """
-        captured = self.captured
         cad = common_attn_metadata
         reqs = cad.seq_lens.shape[0]
         k = int(self._proposer.num_speculative_tokens)
         if k < 2 or draft_token_ids.shape[0] != reqs:
             return None
-        if not self._can_run(k, cad, sampling_metadata):
-            return None
-        key = self._dispatch_later(reqs, k)
+        reason = self._mismatch(k, cad, sampling_metadata)
+        key = None if reason else self._dispatch_later(reqs, k)
         if key is None:
+            self._leave("later passes", reason or NO_GRAPH)
             return None
-        staging = self.later_staging.get((key, reqs))
-        if staging is None:
-            staging = self.later_staging[key, reqs] = LaterStaging(
-                self._proposer, captured.buffers, key, reqs, mask=key in captured.masked
-            )
-        staging.stage(
+        self._later_staging(key, reqs).stage(
             draft_token_ids=draft_token_ids,
             positions=positions[0] if positions.dim() == 2 else positions,
             hidden_states=hidden_states,
@@ -146,7 +130,7 @@ class Replay:
             block_table=cad.block_table_tensor,
         )
         self._run_later(key, k)
-        return _drafts(captured, k, reqs)
+        return _drafts(self.captured, k, reqs)
 
     def run(self, key: DraftKey) -> None:
         """Replay one graph; its inputs have been staged."""
@@ -154,6 +138,7 @@ class Replay:
         if captured.address_check is not None:
             captured.address_check.check(key)
         captured.graphs[key].replay()
+        overlay_effects.count(FEATURE, REPLAYS[key.role])
 
     def _run_later(self, key: DraftKey, k: int) -> None:
         """Replay the passes after the first: the loop, or k-1 steps."""
@@ -165,19 +150,43 @@ class Replay:
             self.run(key)
             buffers.drafts[index, :reqs].copy_(buffers.step_drafts[:reqs])
 
-    def _can_run(self, k: int, cad: Any, sampling_metadata: Any) -> bool:
-        """Whether graphs of any role may serve the batch, whatever its size."""
+    # ---- which graphs hold a batch
+
+    def _not_uniform(self, reqs: int, tokens: int, cad: Any, mm_embed_inputs: Any) -> str | None:
+        """The reason why the first pass of a batch is not the captured one; None where it is."""
+        if mm_embed_inputs is not None and mm_embed_inputs[0]:
+            return "multimodal embeddings among the inputs"
+        query_len = self._k + 1
+        if cad.max_query_len != query_len or tokens != reqs * query_len:
+            return "not K+1 tokens for each request"
+        return None
+
+    def _mismatch(
+        self, k: int, cad: Any, sampling_metadata: Any, hidden_states: torch.Tensor | None = None
+    ) -> str | None:
+        """The reason why no graph of any size may serve the batch; None where one may.
+
+        hidden_states: the target's, [tokens, width], where they are staged.
+        """
         if self._probabilistic and not sampling_metadata.all_greedy:
-            return False
+            return "sampled drafts"
         # A tensor for `causal` (0.25 and later) is a choice per request.
         if cad.causal is not True:
-            self._log_left("attention is not causal, or not for all requests")
-            return False
+            return self._log_once("attention is not causal, or not for all requests")
         blocks = cad.block_table_tensor.shape[1]
         if blocks != self.captured.blocks:
-            self._log_left(f"the block table has {blocks} columns, not {self.captured.blocks}")
-            return False
-        return 0 < k <= self._k
+            return self._log_once(
+                f"the block table has {blocks} columns, not {self.captured.blocks}"
+            )
+        if not 0 < k <= self._k:
+            return NO_GRAPH
+        width = None if hidden_states is None else hidden_states.shape[-1]
+        expected = self.captured.hidden_width
+        if width is not None and width != expected:
+            return self._log_once(
+                f"the target gives hidden states of {width} columns, not {expected}"
+            )
+        return None
 
     def _dispatch(self, role: str, tokens: int, reqs: int) -> DraftKey | None:
         """The smallest graph of a role that holds the batch; vLLM's dispatcher knows."""
@@ -195,6 +204,23 @@ class Replay:
             key = self._dispatch("step", reqs, reqs)
         return key
 
+    def _dispatch_all(
+        self, tokens: int, reqs: int, k: int
+    ) -> tuple[DraftKey | None, DraftKey | None]:
+        """The graphs for all passes of a uniform batch; (None, None) unless all of them exist.
+
+        The second is None where k is 1.
+        """
+        first = self._dispatch("first", tokens, reqs)
+        if first is None or k == 1:
+            return first, None
+        later = self._dispatch_later(reqs, k)
+        if later is None or later.num_reqs != first.num_reqs:
+            return None, None
+        return first, later
+
+    # ---- staging
+
     def _first_staging(self, first: DraftKey, later: DraftKey | None, reqs: int) -> FirstStaging:
         mask = later in self.captured.masked
         staging = self.first_staging.get((first, mask, reqs))
@@ -204,12 +230,27 @@ class Replay:
             )
         return staging
 
-    def _log_left(self, reason: str) -> None:
-        """Log, once a reason, that batches are left to upstream."""
+    def _later_staging(self, key: DraftKey, reqs: int) -> LaterStaging:
+        staging = self.later_staging.get((key, reqs))
+        if staging is None:
+            staging = self.later_staging[key, reqs] = LaterStaging(
+                self._proposer, self.captured.buffers, key, reqs, mask=key in self.captured.masked
+            )
+        return staging
+
+    # ---- batches left to upstream
+
+    def _leave(self, passes: str, reason: str) -> None:
+        """Count a batch whose passes upstream's code runs."""
+        overlay_effects.count(FEATURE, f"{passes} left to upstream: {reason}")
+
+    def _log_once(self, reason: str) -> str:
+        """Log a reason that the policy did not foresee, the first time; return it."""
         if reason not in self._logged:
             self._logged.add(reason)
             if ranks.writes_log():
                 logger.info("%s", messages.left_line(reason))
+        return reason
 
 
 def _drafts(captured: Captured, k: int, reqs: int) -> torch.Tensor:
