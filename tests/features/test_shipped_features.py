@@ -197,8 +197,11 @@ def test_the_package_imports_nothing_that_imports_it() -> None:
             names_ = (
                 [alias.name for alias in node.names]
                 if isinstance(node, ast.Import)
-                else [node.module or ""]
-                if isinstance(node, ast.ImportFrom) and node.level == 0
+                else [
+                    node.module if node.module in allowed else f"{node.module}.{alias.name}"
+                    for alias in node.names
+                ]
+                if isinstance(node, ast.ImportFrom) and node.module and node.level == 0
                 else []
             )
             foreign += [

@@ -98,9 +98,14 @@ def test_every_row_that_only_a_gpu_shows_names_its_mutations() -> None:
 # ---- judging
 
 BUG = GpuMutation(
-    "a bug", (("graphs.py", "a", "b"),), ("e loop",), ("acceptance", "error"), True, "KeyError"
+    "a bug",
+    (("replay.py", "Replay", "a", "b"),),
+    ("e loop",),
+    ("acceptance", "error"),
+    True,
+    "KeyError",
 )
-RUNS = mutation_hooks.executed_line("graphs.py", "a bug")
+RUNS = mutation_hooks.executed_line("replay.py", "a bug")
 
 
 def result(name: str = "e", **more: Any) -> dict[str, Any]:

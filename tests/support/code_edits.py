@@ -190,7 +190,6 @@ def _same(pattern: Any, node: Any) -> bool:
     if type(pattern) is not type(node):
         return False
     fields = [name for name in pattern._fields if name not in ("ctx", "type_comment", "kind")]
-    any_arguments = isinstance(pattern, ast.Call) and [*map(_is_any, pattern.args)] == [True]
-    if any_arguments and not pattern.keywords:
+    if isinstance(pattern, ast.Call) and [*map(_is_any, pattern.args), *pattern.keywords] == [True]:
         fields = ["func"]
     return all(_same(getattr(pattern, name, None), getattr(node, name, None)) for name in fields)
