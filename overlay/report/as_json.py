@@ -69,6 +69,11 @@ def _target(target: TargetReport) -> dict[str, Any]:
         "root": None if target.root is None else str(target.root),
         "state": target.state.value,
         "warnings": [str(notice) for notice in target.notices],
+        "obstacles": [
+            {"code": one.code, "reason": one.reason.text, "next": one.reason.next_step}
+            for one in target.obstacles
+        ],
+        "in_memory": list(target.in_memory),
         "features": [_feature(feature) for feature in target.features],
     }
 
