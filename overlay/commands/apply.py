@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlay.commands.assess import Outlook, examine, outlook
+from overlay.commands.assess import Examination, Outlook, examine, outlook
 from overlay.commands.next_process import with_plugin
 from overlay.commands.request import Request, notices, only, resolve_writable
 from overlay.commands.required import expect_known, with_required
 from overlay.commands.status import by_ledger
 from overlay.errors import PlanOutdated
 from overlay.on_disk import transaction as commit
+from overlay.on_disk.recovery import recover
 from overlay.report.model import ATTENTION, OK, Report, TargetReport
 from overlay.report.wording import (
     applied,
@@ -67,21 +68,23 @@ def apply(
     meant = request.select(features)
     expect_known(request.require, features)
     job = _Job(request, target, root, features, meant, name is not None, dry_run, untested)
+    said = None if dry_run else recover(root)
     for _ in range(_ATTEMPTS - 1):
         with suppress(PlanOutdated):
-            return _attempt(job)
-    return _attempt(job)
+            return _attempt(job, said)
+    return _attempt(job, said)
 
 
-def _attempt(job: _Job) -> Report:
+def _attempt(job: _Job, said: str | None) -> Report:
     """Plan and apply once.
 
+    :param said: what ending an interrupted transaction had to say.
     :raises PlanOutdated: if another command applied something in between.
     """
-    found = examine(job.target, job.features, job.meant)
+    found = _noted(examine(job.target, job.features, job.meant), said)
     decision = outlook(found, untested=job.untested)
     target = decision.report
-    if decision.outlook is Outlook.REFUSE:
+    if decision.outlook is Outlook.REFUSE or (job.dry_run and target.interrupted):
         return Report("apply", ATTENTION, not_applied(target), (target,))
     if decision.outlook is Outlook.UNTESTED:
         verdict = untested_refused(target, decision.untested)
@@ -101,8 +104,8 @@ def _attempt(job: _Job) -> Report:
     everything = by_ledger(job.target, job.features)
     everything = everything or examine(job.target, job.features).report
     target = only(everything, job.meant)
-    said = (found.said,) if found.said else ()
-    noted = (*notices((*said, *outcome.warnings)), *found.plan.notices, *target.notices)
+    ended = (said,) if said else ()
+    noted = (*notices((*ended, *outcome.warnings)), *found.plan.notices, *target.notices)
     target = replace(target, notices=tuple(dict.fromkeys(noted)))
     verdict = applied(target, len(outcome.changed), wrote=outcome.wrote)
     if job.request.features:
@@ -115,3 +118,14 @@ def _finished(target: TargetReport, verdict: str) -> Report:
     if target.obstacles:
         return Report("apply", ATTENTION, required_missing(target, verdict), (target,))
     return Report("apply", OK, verdict, (target,))
+
+
+def _noted(found: Examination, said: str | None) -> Examination:
+    """What was found, with what ending an interrupted transaction had to say."""
+    if said is None:
+        return found
+
+    def noted(report: TargetReport) -> TargetReport:
+        return replace(report, notices=(*notices([said]), *report.notices))
+
+    return replace(found, report=noted(found.report), everything=noted(found.everything))

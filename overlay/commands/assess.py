@@ -41,7 +41,6 @@ class Examination:
     :ivar report: the features that are meant, in their present state.
     :ivar everything: the same with those that are applied beside them.
     :ivar ledger: what the overlay did to the target, as far as that still holds.
-    :ivar said: what ending an interrupted transaction had to say.
     """
 
     features: tuple[Feature, ...]
@@ -49,7 +48,6 @@ class Examination:
     report: TargetReport
     everything: TargetReport
     ledger: Ledger | None = None
-    said: str | None = None
 
     @property
     def applied(self) -> frozenset[str]:
@@ -95,7 +93,7 @@ def examine(
         planned = make_plan(meant, target, target.release, target.record, Memo())
         answer = report(target, planned, meant)
         return Examination(tuple(meant), planned, answer, answer)
-    with reading(target.root) as said:
+    with reading(target.root) as interrupted:
         ledger = ledgers.load(target.root)
         wanted = with_applied(features, meant, ledger)
         view = pristine_view(target, ledger, ledgers.copies(target.root))
@@ -110,10 +108,9 @@ def examine(
     return Examination(
         wanted,
         planned,
-        with_strangers(report(target, current, meant, said), strangers),
-        with_strangers(report(target, current, wanted, said), strangers),
+        with_strangers(report(target, current, meant, interrupted), strangers),
+        with_strangers(report(target, current, wanted, interrupted), strangers),
         ledger,
-        said,
     )
 
 

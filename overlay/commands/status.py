@@ -106,7 +106,7 @@ def _with_damaged_copies(target: Target, features: tuple[Feature, ...]) -> Targe
     """
     if target.root is None:
         return None
-    with reading(target.root) as said:
+    with reading(target.root) as interrupted:
         ledger = ledgers.load(target.root)
         if ledger is None or not (damaged := damaged_copies(target.root, ledger)):
             return None
@@ -119,7 +119,7 @@ def _with_damaged_copies(target: Target, features: tuple[Feature, ...]) -> Targe
         for result in found.features
         if result.feature in at_hand or result.state is State.APPLIED
     )
-    answer = replace(report(target, found, features, said), features=others)
+    answer = replace(report(target, found, features, interrupted), features=others)
     copies = "a pristine copy is" if len(damaged) == 1 else f"{len(damaged)} pristine copies are"
     obstacle = Obstacle(
         "copies-damaged",
@@ -142,7 +142,7 @@ def by_ledger(
     """
     if target.root is None:
         return None
-    with reading(target.root) as said:
+    with reading(target.root) as interrupted:
         ledger = ledgers.load(target.root)
         if ledger is None or not _covers(ledger, features):
             return None
@@ -151,7 +151,9 @@ def by_ledger(
     # What the ledger's version of the overlay was does not matter where the patches are the same.
     found = None if found is None else replace(found, notices=())
     return (
-        None if found is None else report(target, found, features if meant is None else meant, said)
+        None
+        if found is None
+        else report(target, found, features if meant is None else meant, interrupted)
     )
 
 

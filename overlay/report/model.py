@@ -54,9 +54,11 @@ class TargetReport:
 
     @property
     def needs_attention(self) -> bool:
-        """Whether somebody has to act: a feature's state says so, or an obstacle."""
-        return bool(self.obstacles) or any(
-            feature.state.needs_attention for feature in self.features
+        """Whether somebody has to act: a state, an obstacle or an interruption says so."""
+        return (
+            self.interrupted
+            or bool(self.obstacles)
+            or any(feature.state.needs_attention for feature in self.features)
         )
 
     @property

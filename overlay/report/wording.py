@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from overlay.report.model import ATTENTION, OK, TargetReport, enumeration
 from overlay.results import Change, FeatureResult, FileResult, HunkResult, Reason, State
@@ -162,11 +163,24 @@ def those(target: TargetReport, *states: State) -> list[FeatureResult]:
 
 
 def attention(target: TargetReport) -> str | None:
-    """Which features need the user and how they stand, or ``None``."""
+    """What needs the user: features in their states, and an interruption; or ``None``."""
     bad = [feature for feature in target.features if feature.state.needs_attention]
-    words = [f"{feature.feature} is {feature.state.value}" for feature in bad]
-    words += [obstacle.summary for obstacle in target.obstacles]
-    return enumeration(words) if words else None
+    said = [f"{feature.feature} is {feature.state.value}" for feature in bad]
+    said += [obstacle.summary for obstacle in target.obstacles]
+    if target.interrupted:
+        said.insert(0, "an apply or revert was interrupted")
+    return enumeration(said) if said else None
+
+
+def was_interrupted(action: str, root: Path) -> str:
+    """The notice of a transaction that was interrupted, with the commands that end it.
+
+    :param action: ``apply`` or ``revert``.
+    """
+    return (
+        f"an interrupted {action} waits to be ended in {root}, and its files are judged as they "
+        "are now: `overlay apply` or `overlay revert` finishes or undoes it first"
+    )
 
 
 def nothing_to_patch(target: TargetReport) -> str:
