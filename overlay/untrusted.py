@@ -1,23 +1,307 @@
-"""Read and hash files that a stranger may have made."""
+"""Read what a stranger may have made: files, folders, JSON, links and text for a terminal.
+
+What a target, a cache, a patches folder or an environment holds is a stranger's data.  Every such
+file is read by ``read_regular`` or ``read_below``; whether others could have written a place is
+decided by ``problem_of_owner``; foreign text is shown by ``printable``.  Importing this module
+costs little: the plugin and ``overlay status`` need it in every process.
+"""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from overlay.errors import TargetError, TransactionError
+from overlay.errors import OverlayError, TargetError, TransactionError
 
-if TYPE_CHECKING:
-    pass
+#: The most bytes that a foreign file may have; the files of vLLM stay far below.
+MAX_BYTES = 16 * 1024 * 1024
+
+
+class UnfitFile(OSError):
+    """What lies at a path is not a regular file of bounded size, so it was not read.
+
+    An ``OSError``, since callers already name the path and the next step of those; ``strerror``
+    says what was expected and what was found.
+    """
+
+
+class NotPrivate(OverlayError):
+    """Somebody else owns a file or folder, or others can write to it."""
 
 
 def sha256(data: bytes) -> str:
     """The hexadecimal sha256 of ``data``."""
     return hashlib.sha256(data).hexdigest()
+
+
+def read_regular(
+    path: str | os.PathLike[str], limit: int = MAX_BYTES, *, follow: bool = True
+) -> bytes | None:
+    """Read a file that a stranger may have made; ``None`` where there is none.
+
+    A pipe, a socket, a device, a folder and a file of more than ``limit`` bytes are refused
+    without waiting for any of them and without reading them.
+
+    :param limit: the most bytes that are read.
+    :param follow: whether the last part of ``path`` may be a symbolic link.
+    :raises UnfitFile: if it is not a regular file, or has more than ``limit`` bytes.
+    :raises OSError: if the system refuses to let it be read.
+    """
+    name = os.fspath(path)
+    return _read(name, name, None, limit, 0 if follow else _NOFOLLOW)
+
+
+def read_below(root: Path, path: str, limit: int = MAX_BYTES) -> bytes | None:
+    """As ``read_regular``, of ``path`` below ``root``, through no symbolic link below ``root``.
+
+    Each folder is opened in the one above, so that a link that takes a folder's place meanwhile
+    leads nowhere either.
+
+    :param root: a real path; :param path: relative to it, without links in it.
+    :raises UnfitFile: also if a part of it is a symbolic link.
+    """
+    full = os.path.join(root, path)
+    try:
+        with parent_below(root, path) as (parent, name):
+            return _read(name, full, parent, limit, _NOFOLLOW)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+@contextmanager
+def parent_below(root: Path, path: str) -> Iterator[tuple[int, str]]:
+    """Open the folder that holds ``path``, through no symbolic link below ``root``.
+
+    :yields: its descriptor, for ``dir_fd``, and the last part of ``path``.
+    :raises UnfitFile: if a symbolic link is in the way.
+    :raises OSError: if a folder cannot be opened, or is not there.
+    """
+    *above, name = path.split("/")
+    place = str(root)
+    folder = os.open(place, _FOLDER)
+    try:
+        for part in above:
+            place = os.path.join(place, part)
+            try:
+                inner = os.open(part, _FOLDER | _NOFOLLOW, dir_fd=folder)
+            except OSError as error:
+                if _is_link(part, folder):
+                    raise _unfit(place, "expected a folder, found a symbolic link") from error
+                raise type(error)(error.errno, error.strerror, place) from error
+            os.close(folder)
+            folder = inner
+        yield folder, name
+    finally:
+        os.close(folder)
+
+
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+
+_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+
+#: Without O_NONBLOCK, opening a pipe waits for somebody to write into it.
+_FILE = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+def _read(name: str, full: str, folder: int | None, limit: int, flags: int) -> bytes | None:
+    """Read ``name`` in ``folder``, called ``full`` in messages."""
+    try:
+        # Looked at first: opening a device can have effects, and a socket cannot be opened.
+        status = os.stat(name, dir_fd=folder, follow_symlinks=not flags & _NOFOLLOW)
+        _require_regular(full, status, limit)
+        file = os.open(name, _FILE | flags, dir_fd=folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        if isinstance(error, UnfitFile):
+            raise
+        raise type(error)(error.errno, error.strerror, full) from error
+    try:
+        _require_regular(full, os.fstat(file), limit)
+        data = _all(file, limit + 1)
+    except OSError as error:
+        error.filename = error.filename or full
+        raise
+    finally:
+        os.close(file)
+    if len(data) > limit:
+        raise _unfit(full, f"expected at most {limit} bytes, and it grew while it was read")
+    return data
+
+
+def _all(file: int, most: int) -> bytes:
+    pieces = []
+    while most > 0 and (piece := os.read(file, min(most, 1 << 20))):
+        pieces.append(piece)
+        most -= len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _require_regular(full: str, status: os.stat_result, limit: int) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise _unfit(full, f"expected a plain file, found {kind(status.st_mode)}")
+    if status.st_size > limit:
+        raise _unfit(full, f"expected a file of at most {limit} bytes, found {status.st_size}")
+
+
+def _unfit(full: str, problem: str) -> UnfitFile:
+    return UnfitFile(errno.EINVAL, problem, full)
+
+
+def _is_link(name: str, folder: int) -> bool:
+    try:
+        return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    except OSError:
+        return False
+
+
+def kind(mode: int) -> str:
+    """What lies somewhere, in words, by its ``st_mode``."""
+    kinds = {
+        stat.S_IFREG: "a file",
+        stat.S_IFDIR: "a folder",
+        stat.S_IFIFO: "a pipe",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFLNK: "a symbolic link",
+    }
+    return kinds.get(stat.S_IFMT(mode), "a device")
+
+
+def parse_json(data: bytes | str) -> Any:
+    """Parse JSON that a stranger may have written.
+
+    :raises ValueError: if it is not JSON, also where it is nested too deeply to be parsed.
+    """
+    import json
+
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("its brackets are nested too deeply") from None
+
+
+def problem_of_owner(place: str | os.PathLike[str], *, allow_group: bool = False) -> str | None:
+    """Why somebody else could have written ``place``, in words; ``None`` if nobody could.
+
+    It has to belong to this user or to root, not to be a symbolic link, and not to be writable by
+    others.  The folders above are not looked at.
+
+    :param allow_group: whether the group may write where it is the private group that many systems
+        give each user (as with umask 002); for what users make themselves, as patches folders.
+    :raises OSError: if it is not there, or may not be looked at.
+    """
+    status = os.lstat(place)
+    if stat.S_ISLNK(status.st_mode):
+        return f"{place} is a symbolic link: expected a file or folder of your own"
+    if not hasattr(os, "geteuid"):
+        return None
+    if status.st_uid not in (os.geteuid(), 0):
+        return (
+            f"{place} belongs to {user_name(status.st_uid)}: expected a file or folder of your own"
+        )
+    group = bool(status.st_mode & stat.S_IWGRP) and not (allow_group and _private_group(status))
+    if status.st_mode & stat.S_IWOTH or group:
+        return (
+            f"{place} can be written by others (mode {stat.S_IMODE(status.st_mode):04o}): "
+            "expected at most 0755"
+        )
+    return None
+
+
+def require_private(place: str | os.PathLike[str], *, allow_group: bool = False) -> None:
+    """Refuse a file or folder that somebody else could have written, or that is not there.
+
+    :param allow_group: as for ``problem_of_owner``.
+    :raises NotPrivate: saying whose it is, and what to do.
+    """
+    try:
+        problem = problem_of_owner(place, allow_group=allow_group)
+    except OSError as error:
+        raise NotPrivate(
+            f"{place}: expected a file or folder of your own; the system says: {error.strerror}"
+        ) from error
+    if problem is not None:
+        raise NotPrivate(f"{problem}; correct its owner or mode, or remove it")
+
+
+def user_name(user: int) -> str:
+    """The name of a user, or the number where it has none."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return f"user {user}"
+
+
+def _private_group(status: os.stat_result) -> bool:
+    """Whether the group of a file is the one that holds its owner alone, as its name tells."""
+    import grp
+    import pwd
+
+    try:
+        owner = pwd.getpwuid(status.st_uid)
+        group = grp.getgrgid(status.st_gid)
+    except KeyError:
+        return False
+    return (
+        group.gr_gid == owner.pw_gid
+        and group.gr_name == owner.pw_name
+        and set(group.gr_mem) <= {owner.pw_name}
+    )
+
+
+#: Characters that reorder the text around them on a screen, and the two Unicode line ends.
+_REORDERING = {
+    *range(0x202A, 0x202F),
+    *range(0x2066, 0x206A),
+    0x200E,
+    0x200F,
+    0x061C,
+    0x2028,
+    0x2029,
+}
+
+_NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    """``text`` with every control character escaped, safe for a terminal, a log or a pipe.
+
+    Escaped are C0 and C1 control characters, DEL, characters that reorder text, and bytes that
+    were not UTF-8 in a path (lone surrogates); other Unicode is left as it is.  A backslash is left
+    too: the result is for people, and is never read back.
+
+    >>> printable("title\\x1b]0;x\\x07\\n")
+    'title\\\\x1b]0;x\\\\x07\\\\n'
+
+    :param lines: whether line feeds stay: for a text of several lines.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        character
+        if character.isprintable() or (lines and character == "\n")
+        else _escaped(character)
+        for character in text
+    )
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    if 0xDC80 <= code <= 0xDCFF:  # a byte of a path, as ``os.fsdecode`` keeps it
+        return f"\\x{code - 0xDC00:02x}"
+    if code < 0x20 or 0x7F <= code < 0xA0:
+        return _NAMED.get(character, f"\\x{code:02x}")
+    if code in _REORDERING or 0xD800 <= code <= 0xDFFF:
+        return f"\\u{code:04x}"
+    return character
 
 
 def way_out(root: Path, path: str, real: str | None = None) -> tuple[Path, str] | None:
@@ -35,7 +319,8 @@ def way_out(root: Path, path: str, real: str | None = None) -> tuple[Path, str] 
         real = os.path.realpath(place)
         if not real.startswith(inside):
             return place, real
-    raise AssertionError(f"{path}: the whole of it leads out, but no part does")
+    # A link changed between the two looks; by now it leads inside again.
+    return root / path, "elsewhere a moment ago"
 
 
 @contextmanager
@@ -48,7 +333,8 @@ def all_unreadable(paths: Iterable[str], read: Callable[[str], object]) -> Itera
     try:
         yield
     except (TargetError, TransactionError) as first:
-        said = list(dict.fromkeys(one for path in sorted(paths) if (one := _problem(path, read))))
+        problems = (_problem(path, read) for path in sorted(paths))
+        said = list(dict.fromkeys(problem for problem in problems if problem))
         if len(said) < 2 or str(first) not in said:
             raise
         raise type(first)("\n".join(said)) from first
@@ -63,15 +349,11 @@ def _problem(path: str, read: Callable[[str], object]) -> str | None:
 
 
 def read(path: Path) -> bytes | None:
-    """The bytes of a file, or ``None`` where there is none."""
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+    """The bytes of a file, or ``None`` where there is none; see ``read_regular``."""
+    return read_regular(path)
 
 
 def digest(path: Path) -> str | None:
-    """The sha256 of a file, or ``None`` where there is none."""
-    data = read(path)
+    """The sha256 of a file, or ``None`` where there is none; see ``read_regular``."""
+    data = read_regular(path)
     return None if data is None else sha256(data)

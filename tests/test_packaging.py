@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
@@ -34,17 +37,25 @@ def sources() -> list[str]:
     return [name for name in listed if (REPOSITORY / name).is_file()]
 
 
+def copied(folder: Path) -> Path:
+    """A copy of the project, because setuptools leaves folders beside ``setup.py``."""
+    for name in sources():
+        copy = folder / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(REPOSITORY / name, copy)
+    return folder
+
+
+PIP_WHEEL = (
+    *(sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"),
+    "--wheel-dir",
+)
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, because setuptools leaves folders beside ``setup.py``."""
-    source = tmp_path_factory.mktemp("source")
-    for name in sources():
-        copy = source / name
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes((REPOSITORY / name).read_bytes())
     out = tmp_path_factory.mktemp("wheel")
-    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
-    run(*pip, "--no-index", "--wheel-dir", out, source)
+    run(*PIP_WHEEL, out, copied(tmp_path_factory.mktemp("source")))
     (built,) = out.glob("*.whl")
     return built
 
@@ -112,3 +123,117 @@ def test_bytecode_beside_the_patches_is_none_of_them(environment: Path, tmp_path
     run(python, "-m", "compileall", "-q", site / "overlay", cwd=tmp_path)
     shown = json.loads(run(environment / "bin" / "overlay", "list", "--json", cwd=tmp_path))
     assert not [path for one in shown["features"] for path in one["added"] if ".pyc" in path]
+
+
+def test_a_newer_checkout_leaves_no_patch_of_the_older_one(tmp_path: Path) -> None:
+    """Two installs out of one checkout, with a variant renamed and a module gone in between."""
+    source = copied(tmp_path / "source")
+    environment = tmp_path / "environment"
+    venv.create(environment, with_pip=False, symlinks=True)
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
+    (site / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    old = source / "overlay" / "of_the_older_version.py"
+    old.write_text('"""A module that the newer version does not have."""\n')
+
+    def install() -> None:
+        pip = [sys.executable, "-m", "pip", "--python", str(environment / "bin" / "python")]
+        options = ["--no-deps", "--no-build-isolation", "--no-index", "--force-reinstall"]
+        run(*pip, "install", *options, source)
+
+    install()
+    assert (site / "overlay" / old.name).is_file()
+    old.unlink()
+    topic = source / "patches" / "draft-graphs" / "40-runner-capture"
+    *_, last = sorted(topic.glob("*.patch"))
+    first = last.stem.partition("..")[0]
+    last.rename(last.with_name(f"{first}..0.34.0.patch"))
+    toml = topic.parent / "feature.toml"
+    toml.write_text(toml.read_text().replace("..0.33.0", "..0.34.0"))
+    init = source / "overlay" / "__init__.py"
+    init.write_text(init.read_text().replace(__version__, "99.0.0"))
+    install()
+
+    assert not (site / "overlay" / old.name).exists()
+    here = {path.relative_to(source / "patches").as_posix() for path in files(source / "patches")}
+    there = site / "overlay" / "patches"
+    assert {path.relative_to(there).as_posix() for path in files(there)} == here
+    overlay = environment / "bin" / "overlay"
+    assert run(overlay, "--version", cwd=tmp_path) == "overlay 99.0.0\n"
+    shown = json.loads(run(overlay, "list", "--json", cwd=tmp_path))
+    (draft_graphs,) = (one for one in shown["features"] if one["feature"] == "draft-graphs")
+    assert "0.34.0" in json.dumps(draft_graphs)
+
+
+def files(folder: Path) -> list[Path]:
+    return [
+        path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    ]
+
+
+def test_it_is_built_from_sources_that_nobody_may_write_to(tmp_path: Path) -> None:
+    """As BuildKit mounts them; root may write to any folder that is not mounted read-only."""
+    source = copied(tmp_path / "source")
+    out = tmp_path / "out"
+    command = [*PIP_WHEEL, str(out), str(source)]
+    if os.geteuid() == 0:
+        mount = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
+        command = ["unshare", "--mount", "sh", "-c", mount, str(source), *command]
+    else:
+        for folder in [source, *(path for path in source.rglob("*") if path.is_dir())]:
+            folder.chmod(0o555)
+    run(*command)
+    (built,) = out.glob("*.whl")
+    with zipfile.ZipFile(built) as archive:
+        assert "overlay/patches/draft-graphs/feature.toml" in archive.namelist()
+    assert not list(source.glob("*.egg-info"))
+
+
+def test_the_sdist_can_run_its_tests(tmp_path: Path) -> None:
+    source = copied(tmp_path / "source")
+    build = "from setuptools.build_meta import build_sdist; build_sdist(__import__('sys').argv[1])"
+    run(sys.executable, "-c", build, tmp_path / "out", cwd=source)
+    (built,) = (tmp_path / "out").glob("*.tar.gz")
+    with tarfile.open(built) as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    lacking = {name for name in sources() if not (unpacked / name).is_file()}
+    assert not lacking
+    collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    assert " tests collected" in run(*collect, cwd=unpacked).splitlines()[-1]
+
+
+def test_the_metadata_is_what_an_index_takes(wheel: Path) -> None:
+    """What ``twine check`` looks at: a long description, its type, and strict metadata."""
+    from packaging.metadata import Metadata
+
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = Metadata.from_email(archive.read(name), validate=True)
+    assert metadata.description_content_type == "text/markdown"
+    assert metadata.description
+    assert metadata.project_urls
+    assert metadata.author
+    assert metadata.license_expression or metadata.license == "Apache-2.0"
+
+
+def test_every_dependency_is_imported() -> None:
+    from packaging.requirements import Requirement
+
+    lines = run(sys.executable, "-c", ASK_SETUP, cwd=REPOSITORY).splitlines()
+    modules = {Requirement(line).name.replace("-", "_") for line in lines}
+    assert modules
+    text = "\n".join(path.read_text() for path in files(REPOSITORY / "overlay"))
+    unused = [
+        name for name in modules if f"import {name}" not in text and f"from {name}" not in text
+    ]
+    assert not unused
+
+
+#: Reads the requirements out of setup.py without a build.
+ASK_SETUP = """
+import runpy, setuptools
+said = {}
+setuptools.setup = lambda **keywords: said.update(keywords)
+runpy.run_path("setup.py")
+print(*said["install_requires"], sep="\\n")
+"""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 #: What the plugin imports and a vLLM need not have.
-NEEDED = ("unidiff", "platformdirs")
+NEEDED = ("platformdirs",)
 
 
 def copy_tree(folder: Path, wanted: Callable[[str], bool]) -> None:
