@@ -10,9 +10,10 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
-from drafters import Drafter
-from recorded_backend import RecordedBackend
 from vllm.v1.spec_decode.draft_graphs import entries, graph_backend, policy
+
+from tests.draft_graphs.drafters import Drafter
+from tests.draft_graphs.recorded_backend import RecordedBackend
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
@@ -30,7 +31,10 @@ def create(monkeypatch: pytest.MonkeyPatch, *, facts: Any = None, **variables: s
 
 @pytest.mark.parametrize(
     ("variable", "said"),
-    [("OVERLAY_DRAFT_GRAPHS", "off, step, loop, auto"), ("OVERLAY_DRAFT_GRAPHS_CHECK", "0 or 1")],
+    [
+        ("OVERLAY_DRAFT_GRAPHS", "off, step, loop, auto"),
+        ("OVERLAY_DRAFT_GRAPHS_CHECK", "on or off"),
+    ],
 )
 def test_an_unknown_value_stops_the_start(
     monkeypatch: pytest.MonkeyPatch, variable: str, said: str
