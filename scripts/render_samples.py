@@ -27,11 +27,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from overlay.features.folder import load  # noqa: E402 - the checkout's own package
-from overlay.features.model import paths_of  # noqa: E402
-from overlay.features.sources import shipped_folder  # noqa: E402
-from overlay.targets.resolution import resolve  # noqa: E402
-from tests.support import fake_vllm  # noqa: E402
+from overlay.features.folder import load
+from overlay.features.model import paths_of
+from overlay.features.sources import shipped_folder
+from overlay.targets.resolution import resolve
+from tests.support import fake_vllm
 
 RELEASE = "0.26.0"
 #: Commands that need a network, a GPU or a running server.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-import import_graph
-
+from scripts import import_graph
 from tests.support import markdown
 from tests.support.markdown import ROOT
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from collections.abc import Iterator
@@ -9,7 +10,10 @@ from collections.abc import Iterator
 import click
 import pytest
 
+from overlay import settings
 from overlay.cli.arguments import cli
+from overlay.features.folder import load
+from overlay.features.sources import shipped_folder
 from tests.support import markdown
 from tests.support.markdown import ROOT, Page
 
@@ -117,6 +121,65 @@ def test_every_command_is_on_a_page_for_users() -> None:
     )
     missing = [name for name in cli.commands if f"overlay {name}" not in text]
     assert not missing
+
+
+# ---- environment variables
+
+
+def declared() -> set[str]:
+    """The variables that the overlay and its features read."""
+    features = load([shipped_folder()])
+    return {*settings.KNOWN, *(switch.name for each in features for switch in each.switches)}
+
+
+def named(page: Page) -> Iterator[tuple[int, str]]:
+    """Line and name of each variable of the overlay on a page."""
+    lines = [*page.text_lines]
+    for block in page.blocks:
+        lines += [(block.line + offset, text) for offset, text in enumerate(block.lines, 1)]
+    for line, text in lines:
+        for name in re.findall(r"\bOVERLAY(?:_[A-Z]+)*\b(?!_)", text):
+            yield line, name
+
+
+@each_page
+def test_variables_are_declared(name: str) -> None:
+    known = declared()
+    wrong = [f"{name}:{line}: {each}" for line, each in named(PAGES[name]) if each not in known]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_variable_is_in_the_table_of_auto_apply() -> None:
+    rows = {text.split("`")[1] for _, text in PAGES["docs/auto-apply.md"].tables if "`" in text}
+    assert not declared() - rows
+
+
+# ---- messages
+
+
+def texts_in_code() -> str:
+    """Every text of the overlay and of its features, with the rest of formatted ones left out."""
+    texts: list[str] = []
+    for folder in ("overlay", "patches"):
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.JoinedStr):
+                    parts = (p.value if isinstance(p, ast.Constant) else "\0" for p in node.values)
+                    texts.append("".join(str(part) for part in parts))
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    texts.append(node.value)
+    return "\n".join(texts)
+
+
+def test_messages_that_troubleshooting_explains_exist() -> None:
+    code = texts_in_code()
+    missing = [
+        f"line {line}: {fragment}"
+        for line, text in PAGES["docs/troubleshooting.md"].tables
+        for fragment in re.findall(r"`([^`]+)`", text.split(" | ")[0])
+        if " " in fragment and "Runner" not in fragment and fragment not in code
+    ]
+    assert not missing, "\n".join(missing)
 
 
 # ---- one way to install

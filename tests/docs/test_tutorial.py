@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import render_samples
-from render_samples import SCENES, Scene, Session, render
+
+from scripts import render_samples
+from scripts.render_samples import SCENES, Scene, Session, render
 
 PAGE = """\
 A page.
