@@ -166,6 +166,7 @@ def attention(target: TargetReport) -> str | None:
     """What needs the user: features in their states, and an interruption; or ``None``."""
     bad = [feature for feature in target.features if feature.state.needs_attention]
     said = [f"{feature.feature} is {feature.state.value}" for feature in bad]
+    said += [obstacle.summary for obstacle in target.obstacles]
     if target.interrupted:
         said.insert(0, "an apply or revert was interrupted")
     return enumeration(said) if said else None
@@ -196,7 +197,7 @@ def checked(targets: Sequence[TargetReport]) -> Verdict:
     """The verdict of ``check``."""
     if len(targets) == 1:
         return _checked_one(targets[0])
-    bad = [one.target for one in targets if one.state.needs_attention or one.interrupted]
+    bad = [target.target for target in targets if target.needs_attention]
     if bad:
         verb = "needs" if len(bad) == 1 else "need"
         return ATTENTION, f"{len(bad)} of {len(targets)} targets {verb} you: {enumeration(bad)}."
@@ -240,6 +241,14 @@ def stands(target: TargetReport) -> Verdict:
 def not_applied(target: TargetReport) -> str:
     """The verdict of an ``apply`` that something stands in the way of."""
     return f"Nothing was written to {vllm(target)}: {attention(target)}."
+
+
+def required_missing(target: TargetReport, verdict: str) -> str:
+    """The verdict of an ``apply`` after which a required feature is not there.
+
+    :param verdict: what the apply did.
+    """
+    return f"{verdict} But {enumeration([one.summary for one in target.obstacles])}."
 
 
 def untested_refused(target: TargetReport, features: Sequence[FeatureResult]) -> str:
