@@ -12,7 +12,7 @@ from overlay.commands.request import Request, notices, resolve_writable, with_fe
 from overlay.commands.status import by_ledger
 from overlay.errors import PlanOutdated, UsageError
 from overlay.on_disk import transaction as commit
-from overlay.report.model import ATTENTION, OK, Report, TargetReport
+from overlay.report.model import ApplyReport, TargetReport
 from overlay.report.wording import applied, not_applied, untested_refused, would_apply
 from overlay.results import FeatureResult, State
 from overlay.targets.target import public
@@ -40,7 +40,7 @@ class _Job:
 
 def apply(
     request: Request, name: str | None = None, *, dry_run: bool = False, untested: bool = False
-) -> Report:
+) -> ApplyReport:
     """Apply what is meant, beside what is applied already.
 
     :param dry_run: do everything but write.
@@ -57,7 +57,7 @@ def apply(
     return _attempt(job)
 
 
-def _attempt(job: _Job) -> Report:
+def _attempt(job: _Job) -> ApplyReport:
     """Plan and apply once.
 
     :raises PlanOutdated: if another command applied something in between.
@@ -65,12 +65,13 @@ def _attempt(job: _Job) -> Report:
     found = examine(job.target, job.features, job.meant)
     _refuse_strangers(found)
     if blocked := _blocked(found):
-        return Report("apply", ATTENTION, not_applied(blocked), (blocked,))
+        return ApplyReport(not_applied(blocked), blocked)
     if not job.untested and (new := _untested(found)):
-        return Report("apply", ATTENTION, untested_refused(found.report, new), (found.report,))
+        return ApplyReport(untested_refused(found.report, new), found.report)
     if job.dry_run:
-        verdict = would_apply(found.report, found.plan.changes)
-        return Report("apply", OK, verdict, (found.report,))
+        changes = found.plan.changes
+        paths = tuple(change.path for change in changes)
+        return ApplyReport(would_apply(found.report, changes), found.report, paths)
     target = job.target
     outcome = commit.apply(
         job.root,
@@ -86,7 +87,7 @@ def _attempt(job: _Job) -> Report:
     noted = (*notices((*said, *outcome.warnings)), *found.plan.notices, *stands.notices)
     stands = replace(stands, notices=tuple(dict.fromkeys(noted)))
     verdict = applied(stands, len(outcome.changed), wrote=outcome.wrote)
-    return Report("apply", OK, verdict, (stands,))
+    return ApplyReport(verdict, stands, outcome.changed)
 
 
 def _refuse_strangers(found: Examination) -> None:
