@@ -82,7 +82,7 @@ def _process(process: LiveProcess) -> dict[str, Any]:
 
 
 def _target(target: TargetReport) -> dict[str, Any]:
-    return {
+    data: dict[str, Any] = {
         "target": target.target,
         "package": target.package,
         "vllm": target.vllm,
@@ -95,6 +95,14 @@ def _target(target: TargetReport) -> dict[str, Any]:
             _feature(feature, writable=target.root is not None) for feature in target.features
         ],
     }
+    if target.obstacles:
+        data["obstacles"] = [
+            {"code": obstacle.code.value, **_reason(obstacle.reason)}
+            for obstacle in target.obstacles
+        ]
+    if target.in_memory:
+        data["in_memory"] = list(target.in_memory)
+    return data
 
 
 def _feature(feature: FeatureResult, *, writable: bool) -> dict[str, Any]:

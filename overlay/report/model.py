@@ -11,7 +11,7 @@ from enum import Enum, IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from overlay.results import FeatureResult, Notice, State, worst
+from overlay.results import FeatureResult, Notice, Reason, State, worst
 
 if TYPE_CHECKING:
     from overlay.processes.live import LiveProcess
@@ -53,8 +53,8 @@ class Code(str, Enum):
     NEEDS_ATTENTION = "needs-attention"
     INTERRUPTED = "interrupted"
     UNRECORDED = "unrecorded"
-    FOREIGN = "applied-from-elsewhere"
-    IRREVERSIBLE = "cannot-be-reverted"
+    NOT_AT_HAND = "not-at-hand"
+    COPIES_DAMAGED = "copies-damaged"
     REQUIRED_MISSING = "required-missing"
     UNTESTED_REFUSED = "untested-refused"
     REVERT_REFUSED = "revert-refused"
@@ -78,8 +78,8 @@ _ATTENTION = frozenset(
         Code.NEEDS_ATTENTION,
         Code.INTERRUPTED,
         Code.UNRECORDED,
-        Code.FOREIGN,
-        Code.IRREVERSIBLE,
+        Code.NOT_AT_HAND,
+        Code.COPIES_DAMAGED,
         Code.REQUIRED_MISSING,
         Code.UNTESTED_REFUSED,
         Code.REVERT_REFUSED,
@@ -98,6 +98,21 @@ class Verdict(NamedTuple):
     text: str
 
 
+class Obstacle(NamedTuple):
+    """Something in a target that needs the user, beyond the state of a feature.
+
+    :ivar code: what it is, for programs: ``not-at-hand`` (features were applied from a folder of
+        patches that was not named), ``copies-damaged`` (revert would fail), ``required-missing``
+        (a feature that is required is not applied).
+    :ivar summary: the same for people, as the part of a sentence.
+    :ivar reason: in full, with what to do.
+    """
+
+    code: Code
+    summary: str
+    reason: Reason
+
+
 @dataclass(frozen=True)
 class TargetReport:
     """State of one target.
@@ -108,6 +123,8 @@ class TargetReport:
     :ivar features: those that the user asked about.
     :ivar interrupted: whether an apply or revert was interrupted there and still has to end.
     :ivar package: the package that is patched.
+    :ivar obstacles: what needs the user beyond the features' states.
+    :ivar in_memory: ids of the features that the plugin would patch in memory in the next process.
     """
 
     target: str
@@ -117,6 +134,17 @@ class TargetReport:
     notices: tuple[Notice, ...] = ()
     interrupted: bool = False
     package: str = "vllm"
+    obstacles: tuple[Obstacle, ...] = ()
+    in_memory: tuple[str, ...] = ()
+
+    @property
+    def needs_attention(self) -> bool:
+        """Whether somebody has to act: a state, an obstacle or an interruption says so."""
+        return (
+            self.interrupted
+            or bool(self.obstacles)
+            or any(feature.state.needs_attention for feature in self.features)
+        )
 
     @property
     def applied(self) -> tuple[str, ...]:

@@ -18,6 +18,8 @@ from overlay.report.model import (
 from overlay.results import Change, FeatureResult, State
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from overlay.processes.live import LiveProcess
 
 
@@ -59,7 +61,7 @@ def those(target: TargetReport, *states: State) -> list[FeatureResult]:
 
 
 def attention(target: TargetReport) -> str | None:
-    """Which features need the user and why, in a few words, or ``None``."""
+    """What needs the user: features in their states, obstacles, an interruption; or ``None``."""
     needy = [feature for feature in target.features if feature.state.needs_attention]
     # What carries no patch of its own follows from the files that the others are about.
     patched = [feature for feature in needy if feature.files] or needy
@@ -67,7 +69,20 @@ def attention(target: TargetReport) -> str | None:
     for state, (one, several) in _NEEDY.items():
         if names := [feature.feature for feature in patched if feature.state is state]:
             said.append(f"{enumeration(names)} {one if len(names) == 1 else several}")
+    said += [obstacle.summary for obstacle in target.obstacles]
+    if target.interrupted:
+        said.insert(0, "an apply or revert was interrupted")
     return "; ".join(said) or None
+
+
+def _attention_code(target: TargetReport) -> Code:
+    """The code of a target that needs the user: the cause, where there is just one."""
+    if target.interrupted:
+        return Code.INTERRUPTED
+    codes = {obstacle.code for obstacle in target.obstacles}
+    if len(codes) == 1 and not target.state.needs_attention:
+        return codes.pop()
+    return Code.NEEDS_ATTENTION
 
 
 def nothing_to_patch(target: TargetReport) -> str:
@@ -92,7 +107,7 @@ def _needs_action(target: TargetReport) -> Verdict | None:
     needy = attention(target)
     if needy is None:
         return None
-    return Verdict(Code.NEEDS_ATTENTION, f"Action needed: {needy} on {vllm(target)}.")
+    return Verdict(_attention_code(target), f"Action needed: {needy} on {vllm(target)}.")
 
 
 # check
@@ -111,7 +126,7 @@ def checked(targets: Sequence[TargetReport], failures: Sequence[TargetFailure] =
         return Verdict(Code.ENVIRONMENT, text)
     if len(targets) == 1:
         return _checked_one(targets[0])
-    needy = [target.target for target in targets if target.state.needs_attention]
+    needy = [target.target for target in targets if target.needs_attention]
     if needy:
         text = f"Action needed on {len(needy)} of {len(targets)} targets: {enumeration(needy)}."
         return Verdict(Code.NEEDS_ATTENTION, text)
@@ -192,7 +207,7 @@ def running(processes: Sequence[LiveProcess]) -> Verdict:
 def not_applied(target: TargetReport) -> Verdict:
     """The verdict of an ``apply`` that something prevents."""
     text = f"Nothing was written to {vllm(target)}: {attention(target)}."
-    return Verdict(Code.NEEDS_ATTENTION, text)
+    return Verdict(_attention_code(target), text)
 
 
 def untested_refused(target: TargetReport, features: Sequence[FeatureResult]) -> Verdict:
@@ -267,7 +282,7 @@ def not_reverted(target: TargetReport, paths: Sequence[str]) -> Verdict:
 def differs(target: TargetReport, files: int) -> Verdict:
     """The verdict of ``diff``."""
     if needy := attention(target):
-        return Verdict(Code.NEEDS_ATTENTION, f"There is no diff for {vllm(target)}: {needy}.")
+        return Verdict(_attention_code(target), f"There is no diff for {vllm(target)}: {needy}.")
     if not files:
         text = f"The diff is empty for {vllm(target)}: {nothing_to_patch(target)}."
         return Verdict(Code.EMPTY, text)
@@ -296,61 +311,21 @@ def diagnosed(problems: Sequence[str]) -> Verdict:
     return Verdict(Code.NO_PROBLEM, "No problem found.")
 
 
-# States that only `status` and `apply` of particular installations meet
+def required_missing(target: TargetReport, done: Verdict) -> Verdict:
+    """The verdict of an ``apply`` after which a required feature is not there.
 
-
-def interrupted(target: TargetReport) -> Verdict:
-    """The verdict where an apply or revert was interrupted and still has to end."""
-    text = (
-        f"Action needed: an apply or revert of {vllm(target)} was interrupted; `overlay apply` or "
-        "`overlay revert` ends it."
-    )
-    return Verdict(Code.INTERRUPTED, text)
-
-
-def unrecorded(target: TargetReport, files: int) -> Verdict:
-    """The verdict where the patches are in the files, byte for byte, and no ledger says so."""
-    text = (
-        f"Action needed: {count(files, 'file')} of {vllm(target)} hold exactly what `overlay "
-        "apply` writes, without its ledger; `overlay adopt` takes them over, `overlay revert` "
-        "takes them out."
-    )
-    return Verdict(Code.UNRECORDED, text)
-
-
-def irreversible(target: TargetReport, copies: int) -> Verdict:
-    """The verdict where pristine copies are lost, so that ``revert`` would be refused.
-
-    :param copies: pristine copies that are missing or damaged.
+    :param done: what the apply did.
     """
-    text = (
-        f"Action needed: {count(copies, 'pristine copy', 'pristine copies')} of {vllm(target)} "
-        f"{'is' if copies == 1 else 'are'} missing or damaged, so `overlay revert` cannot restore "
-        "it: reinstall vLLM and apply again."
-    )
-    return Verdict(Code.IRREVERSIBLE, text)
+    missing = enumeration([obstacle.summary for obstacle in target.obstacles])
+    return Verdict(Code.REQUIRED_MISSING, f"{done.text} But {missing}.")
 
 
-def from_elsewhere(target: TargetReport, origins: Sequence[tuple[str, str]]) -> Verdict:
-    """The verdict where features are applied whose patches folder is not at hand.
+def was_interrupted(action: str, root: Path) -> str:
+    """The notice of a transaction that was interrupted, with the commands that end it.
 
-    :param origins: each feature and the folder it was applied from.
+    :param action: ``apply`` or ``revert``.
     """
-    names = enumeration([f"{feature} (from {origin})" for feature, origin in origins])
-    verb = "is" if len(origins) == 1 else "are"
-    text = (
-        f"Action needed: {names} {verb} applied to {vllm(target)} and not among these patches: "
-        "name the folder with --patches, or run `overlay revert`."
+    return (
+        f"an interrupted {action} waits to be ended in {root}, and its files are judged as they "
+        "are now: `overlay apply` or `overlay revert` finishes or undoes it first"
     )
-    return Verdict(Code.FOREIGN, text)
-
-
-def required_missing(target: TargetReport, missing: Sequence[str]) -> Verdict:
-    """The verdict of ``--require`` where something required is not applied."""
-    verb = "is" if len(missing) == 1 else "are"
-    arguments = " ".join(f"--feature {name}" for name in missing)
-    text = (
-        f"{enumeration(missing)} {verb} required and not applied to {vllm(target)}: run `overlay "
-        f"apply {arguments}`."
-    )
-    return Verdict(Code.REQUIRED_MISSING, text)
