@@ -10,8 +10,8 @@ from overlay.commands.assess import examine, outlook
 from overlay.commands.parallel import cores, in_processes, in_threads
 from overlay.commands.request import Request
 from overlay.errors import OverlayError, described
-from overlay.report.model import ERROR, Report, TargetFailure, TargetReport
-from overlay.report.wording import checked, unanswered
+from overlay.report.model import CheckReport, TargetFailure, TargetReport
+from overlay.report.wording import checked
 from overlay.targets.resolution import releases
 from overlay.targets.target import Progress
 
@@ -32,7 +32,7 @@ def check(
     names: Sequence[str],
     span: str | None = None,
     progress: Progress | None = None,
-) -> Report:
+) -> CheckReport:
     """How the features stand in every target that is named, and in every release of ``span``.
 
     A target that cannot be read is an error of the whole, and the others are answered all the
@@ -49,14 +49,9 @@ def check(
     if not wanted or request.python is not None:
         wanted.insert(0, None)
     answers = _answers(request, list(dict.fromkeys(wanted)), features, meant, progress)
-    found = tuple(answer for answer in answers if isinstance(answer, TargetReport))
-    errors = [answer.error for answer in answers if isinstance(answer, TargetFailure)]
-    matrix = len(found) > 1
-    if errors:
-        verdict = unanswered(len(errors), len(answers))
-        return Report("check", ERROR, verdict, found, "\n".join(errors), matrix)
-    code, verdict = checked(found)
-    return Report("check", code, verdict, found, matrix=matrix)
+    reports = tuple(answer for answer in answers if isinstance(answer, TargetReport))
+    failures = tuple(answer for answer in answers if isinstance(answer, TargetFailure))
+    return CheckReport(checked(reports, failures), reports, failures)
 
 
 def _answers(
