@@ -254,6 +254,18 @@ def check_many(
     return command(_request(python, only, patches), names, releases, progress)
 
 
+def adopt(
+    target: Place | None = None,
+    *,
+    python: Place | None = None,
+    patches: Sequence[Place] = (),
+) -> Report:
+    """Take over patches that stand in a target without a ledger, where RECORD proves them."""
+    from overlay.commands.adopt import adopt as command
+
+    return _accepted(command(_request(python, (), patches), _name(target)))
+
+
 def diff_report(
     target: Place | None = None,
     *,

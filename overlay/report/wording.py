@@ -297,6 +297,35 @@ def reverted(target: TargetReport, restored: int, removed: int, *, wrote: bool) 
     return OK, f"Reverted {vllm(target)}: {what}{files}."
 
 
+def adopted(target: TargetReport, *, wrote: bool) -> str:
+    """The verdict of an ``adopt`` that went through."""
+    if not wrote:
+        return f"Nothing to adopt in {vllm(target)}: no patches stand there without a ledger."
+    taken = those(target, State.APPLIED)
+    return f"Took over {named(taken)} in {vllm(target)}: `overlay revert` can take them out now."
+
+
+def taken_off(target: TargetReport, going: Sequence[str], wanted: Sequence[str], files: int) -> str:
+    """The verdict of a ``revert --feature`` that went through.
+
+    :param going: ids of what was taken off; :param wanted: ids that were to go.
+    :param files: files of vLLM that were written or removed.
+    """
+    if not going:
+        names = f"{enumeration(list(wanted))} {'is' if len(wanted) == 1 else 'are'}"
+        return f"Nothing to revert: {names} not applied to {vllm(target)}."
+    left = those(target, State.APPLIED)
+    rest = f"{named(left)} {are(left)} left" if left else "nothing of the overlay is left"
+    what = f"Took {enumeration(list(going))} out of {vllm(target)}"
+    return f"{what}, {count(files, 'file')} written; {rest}."
+
+
+def not_taken_off(target: TargetReport, going: Sequence[str]) -> str:
+    """The verdict of a ``revert --feature`` without which the others could not stay."""
+    without = f"without {enumeration(list(going))}"
+    return f"Nothing was written to {vllm(target)}: {without}, {attention(target)}."
+
+
 def differs(target: TargetReport, files: int) -> Verdict:
     """The verdict of ``diff``."""
     if bad := attention(target):

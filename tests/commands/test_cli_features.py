@@ -30,7 +30,7 @@ def test_an_edit_after_us_is_said_and_never_lost(cli: Cli, site: Path) -> None:
         assert PROPOSER in result.out
         assert digest(site) == before
     assert cli("revert", site).last == (
-        f"Nothing was reverted in vLLM 0.26.0: {PROPOSER} was edited after us."
+        f"Nothing was reverted in vLLM 0.26.0: {PROPOSER} was edited since."
     )
 
 
