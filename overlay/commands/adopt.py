@@ -15,8 +15,8 @@ from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.recovery import recover
 from overlay.on_disk.transaction import reading
-from overlay.report.model import ATTENTION, OK, Report
-from overlay.report.wording import adopted, attention, vllm
+from overlay.report.model import AdoptReport
+from overlay.report.wording import adopted
 from overlay.targets.target import public
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from overlay.targets.target import Target
 
 
-def adopt(request: Request, name: str | None = None) -> Report:
+def adopt(request: Request, name: str | None = None) -> AdoptReport:
     """Write the ledger of a target whose files are byte for byte what ``apply`` writes.
 
     :raises LedgerError: naming every file of which it cannot be proven what it was.
@@ -52,10 +52,7 @@ def adopt(request: Request, name: str | None = None) -> Report:
         wrote = outcome.wrote
     answer = of_files(target, features)
     answer = with_notices(answer, [said] if said else [])
-    if answer.needs_attention:
-        verdict = f"{vllm(answer)} needs you: {attention(answer)}."
-        return Report("adopt", ATTENTION, verdict, (answer,))
-    return Report("adopt", OK, adopted(answer, wrote=wrote), (answer,))
+    return AdoptReport(adopted(answer, wrote=wrote), answer)
 
 
 def _has_ledger(root: Path) -> bool:

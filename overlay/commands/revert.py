@@ -13,8 +13,8 @@ from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.disk_state import from_ledger
 from overlay.on_disk.recovery import recover
-from overlay.report.model import ATTENTION, Report, TargetReport, enumeration
-from overlay.report.wording import reverted, vllm
+from overlay.report.model import RevertReport, TargetReport
+from overlay.report.wording import not_reverted, reverted
 from overlay.results import FeatureResult, FileResult, Plan, State
 from overlay.targets.target import public
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from overlay.targets.target import Target
 
 
-def revert(request: Request, name: str | None = None) -> Report:
+def revert(request: Request, name: str | None = None) -> RevertReport:
     """Take everything off, or only the features of ``request`` while the others stay.
 
     To take everything off no patches are needed: the ledger knows what was done.  Only where it is
@@ -49,7 +49,7 @@ def revert(request: Request, name: str | None = None) -> Report:
 
 def _everything(
     request: Request, target: Target, root: Path, said: str | None, *, named: bool
-) -> Report:
+) -> RevertReport:
     """Take everything off.
 
     :param said: what ending an interrupted transaction had to say.
@@ -72,9 +72,9 @@ def _everything(
     answer = _report(target, Plan(results, (), notices(dict.fromkeys(warnings))))
     removed = sum(target.read(path) is None for path in outcome.changed)
     restored = len(outcome.changed) - removed
-    code, verdict = reverted(answer, restored, removed, wrote=outcome.wrote)
+    verdict = reverted(answer, restored, removed, wrote=outcome.wrote)
     answer = with_plugin(answer, answer, _of_plugin(answer, request), named=named)
-    return Report("revert", code, verdict, (answer,))
+    return RevertReport(verdict, answer, outcome.changed)
 
 
 def _of_plugin(answer: TargetReport, request: Request) -> tuple[Feature, ...]:
@@ -96,16 +96,11 @@ def _ledger(root: Path) -> Ledger | None:
             return None
 
 
-def _refused(target: Target, ledger: Ledger | None, refusal: RevertRefused) -> Report:
+def _refused(target: Target, ledger: Ledger | None, refusal: RevertRefused) -> RevertReport:
     found = None if ledger is None else from_ledger(ledger, target, public(target))
     plan = found or Plan(())
     answer = _report(target, replace(plan, notices=(*plan.notices, *notices([str(refusal)]))))
-    paths = enumeration(refusal.paths)
-    were = "was" if len(refusal.paths) == 1 else "were"
-    verdict = (
-        f"Nothing was reverted in {vllm(answer)}: {paths} {were} edited after the overlay applied."
-    )
-    return Report("revert", ATTENTION, verdict, (answer,))
+    return RevertReport(not_reverted(answer, refusal.paths), answer)
 
 
 def _reverted(result: FeatureResult) -> FeatureResult:

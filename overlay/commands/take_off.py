@@ -22,7 +22,7 @@ from overlay.on_disk.disk_state import Condition, conditions, pristine_view, voi
 from overlay.on_disk.transaction import reading
 from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
-from overlay.report.model import ATTENTION, OK, Obstacle, Report, enumeration
+from overlay.report.model import Code, Obstacle, RevertReport, enumeration
 from overlay.report.wording import not_taken_off, taken_off
 from overlay.results import FeatureResult, Plan, Reason, State
 from overlay.targets.target import public
@@ -41,7 +41,7 @@ _ATTEMPTS = 5
 
 def take_off(
     request: Request, target: Target, root: Path, said: str | None, *, named: bool
-) -> Report:
+) -> RevertReport:
     """Take off the features of ``request``; refuse where the others could not stay as they are.
 
     :param said: what ending an interrupted transaction had to say.
@@ -63,7 +63,7 @@ def _attempt(
     said: str | None,
     *,
     named: bool,
-) -> Report:
+) -> RevertReport:
     """Plan what stays, and apply that.
 
     :raises PlanOutdated: if another command applied something in between.
@@ -83,7 +83,7 @@ def _attempt(
     answer = report(target, planned, staying)
     if obstacles or planned.state.needs_attention:
         answer = replace(answer, obstacles=obstacles)
-        return Report("revert", ATTENTION, not_taken_off(answer, going), (answer,))
+        return RevertReport(not_taken_off(answer, going), answer)
     outcome = commit.Outcome("revert")
     if going and any(result.state is State.PRISTINE for result in planned.features):
         outcome = commit.apply(
@@ -102,7 +102,7 @@ def _attempt(
     answer = replace(answer, features=(*gone, *kept), notices=(*noted, *answer.notices))
     answer = with_plugin(answer, answer, features, named=named)
     verdict = taken_off(answer, going, request.features, len(outcome.changed))
-    return Report("revert", OK, verdict, (answer,))
+    return RevertReport(verdict, answer, outcome.changed)
 
 
 def _in_force(target: Target, root: Path) -> Ledger | None:
@@ -148,7 +148,7 @@ def _obstacles(
         names = ", ".join(f"{name} (from {origin})" for name, origin in strangers)
         found.append(
             Obstacle(
-                "not-at-hand",
+                Code.NOT_AT_HAND,
                 f"{names} would have to stay and is not among these patches",
                 Reason(
                     "what stays is planned again, for which its patches are needed",
@@ -162,7 +162,7 @@ def _obstacles(
     if changed:
         found.append(
             Obstacle(
-                "another-form",
+                Code.REVERT_REFUSED,
                 f"{enumeration(changed)} would have to stay and was applied in another form",
                 Reason(
                     "its patches at hand are not those that were applied",
@@ -175,7 +175,7 @@ def _obstacles(
     if edited:
         found.append(
             Obstacle(
-                "edited",
+                Code.REVERT_REFUSED,
                 f"{enumeration(edited)} {'was' if len(edited) == 1 else 'were'} edited after the "
                 "overlay applied",
                 Reason(

@@ -111,21 +111,24 @@ def _may_stand(feature: Feature, entries: Mapping[str, object], tree: Tree) -> b
     return bool(topics or feature.added) and all(paths & entries.keys() for paths in topics)
 
 
-def recognise(planned: Plan, features: Sequence[Feature], target: Target) -> Plan:
+def recognise(
+    planned: Plan, features: Sequence[Feature], target: Target
+) -> tuple[Plan, tuple[str, ...]]:
     """A plan for a target without a ledger, with what is proven to be ours said so.
 
     :param planned: for the target as it is.
+    :returns: the plan, and the ids of the features that are there.
     """
     suspicious = any(
         result.state.needs_attention or (result.state is State.UPSTREAMED and result.files)
         for result in planned.features
     )
     if not suspicious or target.record is None:
-        return planned
+        return planned, ()
     try:
         proven = prove(features, target)
     except LedgerError:
-        return planned  # the lines are not ours as they are: the plan says how they differ
+        return planned, ()  # the lines are not ours as they are: the plan says how they differ
     standing = {result.feature: result for result in proven.plan.features}
     results = tuple(
         _unrecorded(standing[result.feature]) if result.feature in standing else result
@@ -133,7 +136,7 @@ def recognise(planned: Plan, features: Sequence[Feature], target: Target) -> Pla
     )
     ours = {change.path for change in proven.plan.changes}
     notices = tuple(notice for notice in planned.notices if notice.path not in ours)
-    return Plan(results, (), notices)
+    return Plan(results, (), notices), tuple(standing)
 
 
 def _unrecorded(result: FeatureResult) -> FeatureResult:

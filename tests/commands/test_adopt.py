@@ -38,9 +38,10 @@ def test_the_bytes_of_an_apply_are_recognised_and_taken_over(
     patched = digest(site)
     for command in (["status"], ["check"], ["apply"]):
         result = cli(*command, site)
-        assert (result.exit, "demo is partial" in result.last) == (1, True)
+        assert (result.exit, "demo is patched in without a ledger" in result.last) == (1, True)
         assert result.out.count("next:") == 1
         assert "`overlay adopt`" in result.out
+        assert cli(*command, site, "--json").json["code"] == "unrecorded"
     assert digest(site) == patched
     adopted = cli("adopt", site)
     assert (adopted.exit, adopted.last) == (

@@ -112,7 +112,7 @@ def test_a_feature_that_needs_the_one_that_goes_stays_as_it_is(cli: Cli, site: P
     result = cli("revert", "--feature", "demo", site)
     assert (result.exit, result.last) == (
         1,
-        "Nothing was written to vLLM 0.26.0: without demo, ee is drifted.",
+        "Nothing was written to vLLM 0.26.0: without demo, ee has drifted.",
     )
     assert digest(site) == before
 
