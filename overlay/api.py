@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from overlay.report.model import (
         AdoptReport,
         ApplyReport,
+        CacheReport,
         CheckReport,
         Code,
         DiffReport,
@@ -342,6 +343,13 @@ def doctor(patches: Sequence[Place] = ()) -> DoctorReport:
     from overlay.commands.doctor import doctor as command
 
     return command(_request(None, (), patches))
+
+
+def cache(what: str) -> CacheReport:
+    """What ``overlay cache`` does: ``dir``, ``size`` or ``clean``."""
+    from overlay.commands.cache import cache as command
+
+    return command(what)
 
 
 def project() -> Project:

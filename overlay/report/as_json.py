@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from overlay.report.model import (
+    CacheReport,
     DoctorReport,
     FeatureEntry,
     ListReport,
@@ -53,6 +54,14 @@ def as_data(report: Report) -> dict[str, Any]:
         data["processes"] = [_process(process) for process in report.processes]
     if isinstance(report, DoctorReport):
         data["doctor"] = {**report.facts, "problems": list(report.problems)}
+    if isinstance(report, CacheReport):
+        data["cache"] = {
+            "folder": str(report.folder),
+            "parts": [
+                {"name": part.name, "entries": part.entries, "bytes": part.size}
+                for part in report.parts
+            ],
+        }
     return data
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from overlay.report.model import (
+    CachePart,
     Code,
     TargetFailure,
     TargetReport,
@@ -349,6 +350,20 @@ def listed(holes: Sequence[tuple[str, str]], features: int) -> Verdict:
     if not features:
         return Verdict(Code.LISTED, "There are no features.")
     return Verdict(Code.LISTED, f"{count(features, 'feature')}, no holes.")
+
+
+def cached(folder: Path, parts: Sequence[CachePart], *, cleaned: bool) -> Verdict:
+    """The verdict of ``cache``."""
+    held = f"{count(sum(part.entries for part in parts), 'entry', 'entries')}"
+    held += f", {megabytes(sum(part.size for part in parts))}"
+    if cleaned:
+        return Verdict(Code.CACHE_CLEANED, f"Removed {held} from {folder}.")
+    return Verdict(Code.CACHE, f"The cache in {folder} holds {held}.")
+
+
+def megabytes(size: int) -> str:
+    """``12.3 MB``."""
+    return f"{size / 1e6:.1f} MB"
 
 
 def diagnosed(problems: Sequence[str]) -> Verdict:
