@@ -24,11 +24,6 @@ from typing import Any, NamedTuple
 from overlay.features.sources import left_behind
 from overlay.settings import KNOWN
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 #: The model runners that a feature may name as the only one that it patches.
 MODEL_RUNNERS = ("v1", "v2")
 
@@ -78,7 +73,7 @@ class Declaration(NamedTuple):
 #: The module through which patched code reports what it does; features add it with equal bytes.
 EFFECTS_MODULE = "vllm.v1.overlay_effects"
 
-_EFFECTS_PATH = f"files/{EFFECTS_MODULE.replace('.', '/')}.py"
+EFFECTS_PATH = f"{EFFECTS_MODULE.replace('.', '/')}.py"
 
 
 def declarations(folders: Iterable[Path]) -> tuple[Declaration, ...]:
@@ -98,6 +93,10 @@ def declarations(folders: Iterable[Path]) -> tuple[Declaration, ...]:
 
 
 def _declaration(document: Path) -> Declaration | None:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
     try:
         table = tomllib.loads(document.read_bytes().decode())
     except (OSError, ValueError):
@@ -111,7 +110,7 @@ def _declaration(document: Path) -> Declaration | None:
     model_runner = read_model_runner(table, error)
     if errors:
         return None
-    reports = (document.parent / _EFFECTS_PATH).is_file()
+    reports = (document.parent / "files" / EFFECTS_PATH).is_file()
     return Declaration(
         document.parent.name, str(table.get("title", "")), switches, model_runner, reports
     )

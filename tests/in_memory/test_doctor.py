@@ -18,7 +18,6 @@ from overlay.commands import model_runners as runners
 from overlay.commands.doctor import doctor
 from overlay.commands.request import Request
 from overlay.commands.status import running
-from overlay.on_disk import ledger
 from overlay.processes.live import LiveProcess
 from overlay.processes.records import ModuleRecord, ProcessRecord
 from overlay.report.as_json import as_data
@@ -327,9 +326,3 @@ def test_torch_is_told_without_importing_it() -> None:
     assert diagnosis._assigned(text, "cuda") == "12.8"
     assert diagnosis._assigned(text, "hip") is None
     assert diagnosis._assigned(text, "git_version") == "x"
-
-
-def test_the_plugin_knows_where_the_transactions_keep_their_state() -> None:
-    from overlay.in_memory import activation as activate
-
-    assert activate._STATE_FOLDER == ledger.STATE_FOLDER
