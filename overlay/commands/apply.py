@@ -1,4 +1,9 @@
-"""``overlay apply``: all of the features that are meant, or nothing."""
+"""``overlay apply``: all of the features that are meant, or nothing.
+
+Load the features, resolve the target, examine how they stand in it, decide, write, report.  Between
+the plan and the transaction another command may apply something of its own; the plan is made again
+then.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +12,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlay.commands.assess import Examination, examine
-from overlay.commands.request import Request, notices, resolve_writable, with_features
+from overlay.commands.assess import Examination, Outlook, examine, outlook
+from overlay.commands.next_process import with_plugin
+from overlay.commands.request import Request, notices, only, resolve_writable
+from overlay.commands.required import expect_known, with_required
 from overlay.commands.status import by_ledger
-from overlay.errors import PlanOutdated, UsageError
+from overlay.errors import PlanOutdated
 from overlay.on_disk import transaction as commit
+from overlay.on_disk.recovery import recover
 from overlay.report.model import ATTENTION, OK, Report, TargetReport
-from overlay.report.wording import applied, not_applied, untested_refused, would_apply
-from overlay.results import FeatureResult, State
+from overlay.report.wording import (
+    applied,
+    not_applied,
+    required_missing,
+    untested_refused,
+    would_apply,
+)
 from overlay.targets.target import public
 
 if TYPE_CHECKING:
@@ -28,12 +41,14 @@ _ATTEMPTS = 5
 
 @dataclass(frozen=True)
 class _Job:
-    """What an ``apply`` has to do, however often it has to begin anew."""
+    """What an ``apply`` has to do, however often it has to begin again."""
 
+    request: Request
     target: Target
     root: Path
     features: tuple[Feature, ...]
     meant: tuple[Feature, ...]
+    named: bool
     dry_run: bool
     untested: bool
 
@@ -50,86 +65,67 @@ def apply(
     """
     target, root = resolve_writable(request, name, "apply")
     features = request.load()
-    job = _Job(target, root, features, request.select(features), dry_run, untested)
+    meant = request.select(features)
+    expect_known(request.require, features)
+    job = _Job(request, target, root, features, meant, name is not None, dry_run, untested)
+    said = None if dry_run else recover(root)
     for _ in range(_ATTEMPTS - 1):
         with suppress(PlanOutdated):
-            return _attempt(job)
-    return _attempt(job)
+            return _attempt(job, said)
+    return _attempt(job, said)
 
 
-def _attempt(job: _Job) -> Report:
+def _attempt(job: _Job, said: str | None) -> Report:
     """Plan and apply once.
 
+    :param said: what ending an interrupted transaction had to say.
     :raises PlanOutdated: if another command applied something in between.
     """
-    found = examine(job.target, job.features, job.meant)
-    _refuse_strangers(found)
-    if blocked := _blocked(found):
-        return Report("apply", ATTENTION, not_applied(blocked), (blocked,))
-    if not job.untested and (new := _untested(found)):
-        return Report("apply", ATTENTION, untested_refused(found.report, new), (found.report,))
+    found = _noted(examine(job.target, job.features, job.meant), said)
+    decision = outlook(found, untested=job.untested)
+    target = decision.report
+    if decision.outlook is Outlook.REFUSE or (job.dry_run and target.interrupted):
+        return Report("apply", ATTENTION, not_applied(target), (target,))
+    if decision.outlook is Outlook.UNTESTED:
+        verdict = untested_refused(target, decision.untested)
+        return Report("apply", ATTENTION, verdict, (target,))
     if job.dry_run:
-        verdict = would_apply(found.report, found.plan.changes)
-        return Report("apply", OK, verdict, (found.report,))
-    target = job.target
+        target = with_required(target, job.request.require, found.everything, planned=True)
+        verdict = would_apply(target, found.plan.changes)
+        return _finished(target, verdict)
     outcome = commit.apply(
         job.root,
         found.plan,
         found.features,
-        release=public(target) or target.vllm or "unknown",
-        record_file=target.record_file,
+        release=public(job.target) or job.target.vllm or "unknown",
+        record_file=job.target.record_file,
         known=found.applied,
     )
-    stands = by_ledger(target, job.features, job.meant)
-    stands = stands or examine(target, job.features, job.meant).report
-    said = (found.said,) if found.said else ()
-    noted = (*notices((*said, *outcome.warnings)), *found.plan.notices, *stands.notices)
-    stands = replace(stands, notices=tuple(dict.fromkeys(noted)))
-    verdict = applied(stands, len(outcome.changed), wrote=outcome.wrote)
-    return Report("apply", OK, verdict, (stands,))
+    everything = by_ledger(job.target, job.features)
+    everything = everything or examine(job.target, job.features).report
+    target = only(everything, job.meant)
+    ended = (said,) if said else ()
+    noted = (*notices((*ended, *outcome.warnings)), *found.plan.notices, *target.notices)
+    target = replace(target, notices=tuple(dict.fromkeys(noted)))
+    verdict = applied(target, len(outcome.changed), wrote=outcome.wrote)
+    if job.request.features:
+        target = with_plugin(target, everything, job.features, named=job.named)
+    return _finished(with_required(target, job.request.require, everything), verdict)
 
 
-def _refuse_strangers(found: Examination) -> None:
-    """Refuse to take out what is applied and not among the patches at hand.
-
-    A team's own patches would otherwise vanish with the first apply that does not name them.
-
-    :raises UsageError: naming each such feature and where it came from.
-    """
-    at_hand = {feature.id for feature in found.features}
-    on_disk = found.ledger.applied if found.ledger is not None else ()
-    strange = [one for one in on_disk if one.result.feature not in at_hand]
-    if strange:
-        names = ", ".join(f"{one.result.feature} (from {one.origin})" for one in strange)
-        raise UsageError(
-            f"{found.report.root}: applied there, and not among these patches: {names}. Name its "
-            "folder with --patches DIR before the command to keep it, or run `overlay revert` "
-            "first to take everything off"
-        )
+def _finished(target: TargetReport, verdict: str) -> Report:
+    """The report of an apply that went through, or would; a missing requirement overrules it."""
+    if target.obstacles:
+        return Report("apply", ATTENTION, required_missing(target, verdict), (target,))
+    return Report("apply", OK, verdict, (target,))
 
 
-def _blocked(found: Examination) -> TargetReport | None:
-    """The target with everything that stands in the way of applying, or ``None``.
+def _noted(found: Examination, said: str | None) -> Examination:
+    """What was found, with what ending an interrupted transaction had to say."""
+    if said is None:
+        return found
 
-    What is applied and was partly put back counts as something that applying mends; what was
-    edited since does not, and neither does a form of a patch that does not fit any more.
-    """
-    stands = {one.feature: one for one in found.everything.features}
-    results: list[FeatureResult] = []
-    bad = False
-    for planned in found.plan.features:
-        now = stands[planned.feature]
-        if planned.state.needs_attention and not now.state.needs_attention:
-            now = planned
-        bad = bad or planned.state.needs_attention or now.state is State.DRIFTED
-        results.append(now)
-    return with_features(found.everything, results) if bad else None
+    def noted(report: TargetReport) -> TargetReport:
+        return replace(report, notices=(*notices([said]), *report.notices))
 
-
-def _untested(found: Examination) -> list[FeatureResult]:
-    """What would be applied to a release that it was never tested on."""
-    return [
-        one
-        for one in found.everything.features
-        if one.untested and one.state not in (State.APPLIED, State.UPSTREAMED, State.INAPPLICABLE)
-    ]
+    return replace(found, report=noted(found.report), everything=noted(found.everything))

@@ -10,7 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from overlay.commands.assess import examine
+from overlay.commands.assess import examine, outlook
 from overlay.commands.request import Request
 from overlay.errors import OverlayError, described
 from overlay.report.model import ERROR, Report, TargetFailure, TargetReport
@@ -93,11 +93,12 @@ def check(
     :raises UsageError: if ``span`` is none, or a feature that is meant does not exist.
     :raises PatchFormatErrors: if a folder of patches is malformed.
     """
-    features = request.select(request.load())
+    features = request.load()
+    meant = request.select(features)
     wanted: list[str | None] = [*names, *(releases(span) if span is not None else ())]
     if not wanted or request.python is not None:
         wanted.insert(0, None)
-    answers = _answers(request, list(dict.fromkeys(wanted)), features, progress)
+    answers = _answers(request, list(dict.fromkeys(wanted)), features, meant, progress)
     found = tuple(answer for answer in answers if isinstance(answer, TargetReport))
     errors = [answer.error for answer in answers if isinstance(answer, TargetFailure)]
     matrix = len(found) > 1
@@ -112,15 +113,16 @@ def _answers(
     request: Request,
     names: Sequence[str | None],
     features: tuple[Feature, ...],
+    meant: tuple[Feature, ...],
     progress: Progress | None,
 ) -> list[TargetReport | TargetFailure]:
     """One report, or one failure, for each name, in their order."""
     workers = min(_cores(), len(names))
     if len(names) < _WORTH_A_POOL or workers < 2 or not hasattr(os, "fork"):
-        return [_examined(_found(request, name, progress), features) for name in names]
+        return [_examined(_found(request, name, progress), features, meant) for name in names]
 
     targets = in_threads(lambda name: _found(request, name, progress), names, _FETCHES)
-    return in_processes(lambda target: _examined(target, features), targets, workers)
+    return in_processes(lambda target: _examined(target, features, meant), targets, workers)
 
 
 def _found(request: Request, name: str | None, progress: Progress | None) -> Target | TargetFailure:
@@ -133,12 +135,12 @@ def _found(request: Request, name: str | None, progress: Progress | None) -> Tar
 
 
 def _examined(
-    target: Target | TargetFailure, features: tuple[Feature, ...]
+    target: Target | TargetFailure, features: tuple[Feature, ...], meant: tuple[Feature, ...]
 ) -> TargetReport | TargetFailure:
     if isinstance(target, TargetFailure):
         return target
     try:
-        return examine(target, features).report
+        return outlook(examine(target, features, meant), untested=True).report
     except OverlayError as error:
         lines = (
             line if line.startswith(f"{target.name}: ") else f"{target.name}: {line}"

@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from overlay.commands.next_process import with_plugin
 from overlay.commands.request import Request, report
+from overlay.commands.required import expect_known, with_required
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import from_ledger
+from overlay.on_disk.ledger import damaged_copies, reinstall
 from overlay.on_disk.transaction import reading
-from overlay.report.model import ATTENTION, OK, Report
+from overlay.report.model import ATTENTION, OK, Obstacle, Report, enumeration
 from overlay.report.wording import count, stands
-from overlay.results import Notice
+from overlay.results import Notice, Reason, State
 from overlay.targets.target import Progress, public
 from overlay.untrusted import all_unreadable
 
@@ -54,12 +57,21 @@ def running(found: tuple[LiveProcess, ...]) -> tuple[int, str]:
 
 
 def status(request: Request, name: str | None = None, progress: Progress | None = None) -> Report:
-    """How a target stands: by its ledger alone where that says it all, else by a plan.
+    """What is applied to a target, whether it still stands, and what the next process will run.
 
+    By the ledger alone where that says it all, else by a plan.
+
+    :raises UsageError: if a required feature does not exist.
     :raises OverlayError: if the features, the target or its ledger cannot be read.
     """
-    answer = of_files(request.resolve(name, progress), request.load())
-    if name is None:
+    target = request.resolve(name, progress)
+    features = request.load()
+    expect_known(request.require, features)
+    answer = of_files(target, features)
+    named = name is not None or request.python is not None
+    answer = with_plugin(answer, answer, features, named=named)
+    answer = with_required(answer, request.require, answer)
+    if not named:
         answer = replace(answer, notices=(*answer.notices, *_kept_out()))
     code, verdict = stands(answer)
     return Report("status", code, verdict, (answer,))
@@ -78,13 +90,47 @@ def _kept_out() -> tuple[Notice, ...]:
 
 
 def of_files(target: Target, features: tuple[Feature, ...]) -> TargetReport:
-    """How the files of a target stand."""
-    known = by_ledger(target, features)
+    """The state of the files of a target."""
+    known = _with_damaged_copies(target, features) or by_ledger(target, features)
     if known is not None:
         return known
     from overlay.commands.assess import examine
 
     return examine(target, features).report
+
+
+def _with_damaged_copies(target: Target, features: tuple[Feature, ...]) -> TargetReport | None:
+    """A target of which revert would fail, since a pristine copy is missing or damaged.
+
+    Nothing can be planned there, so the ledger alone says what is applied.
+    """
+    if target.root is None:
+        return None
+    with reading(target.root) as interrupted:
+        ledger = ledgers.load(target.root)
+        if ledger is None or not (damaged := damaged_copies(target.root, ledger)):
+            return None
+        found = from_ledger(ledger, target, public(target))
+    if found is None:
+        return None  # the ledger says nothing about this vLLM any more
+    at_hand = {feature.id for feature in features}
+    others = tuple(
+        result
+        for result in found.features
+        if result.feature in at_hand or result.state is State.APPLIED
+    )
+    answer = replace(report(target, found, features, interrupted), features=others)
+    copies = "a pristine copy is" if len(damaged) == 1 else f"{len(damaged)} pristine copies are"
+    obstacle = Obstacle(
+        "copies-damaged",
+        f"{copies} missing or damaged",
+        Reason(
+            f"`overlay revert` would fail: expected the release's own bytes of "
+            f"{enumeration(damaged)} in .vllm-overlay/pristine",
+            reinstall(None if target.release is None else str(target.release)),
+        ),
+    )
+    return replace(answer, obstacles=(obstacle,))
 
 
 def by_ledger(
@@ -96,7 +142,7 @@ def by_ledger(
     """
     if target.root is None:
         return None
-    with reading(target.root) as said:
+    with reading(target.root) as interrupted:
         ledger = ledgers.load(target.root)
         if ledger is None or not _covers(ledger, features):
             return None
@@ -105,7 +151,9 @@ def by_ledger(
     # What the ledger's version of the overlay was does not matter where the patches are the same.
     found = None if found is None else replace(found, notices=())
     return (
-        None if found is None else report(target, found, features if meant is None else meant, said)
+        None
+        if found is None
+        else report(target, found, features if meant is None else meant, interrupted)
     )
 
 

@@ -63,14 +63,23 @@ def _process(process: LiveProcess) -> dict[str, Any]:
 
 
 def _target(target: TargetReport) -> dict[str, Any]:
-    return {
+    data: dict[str, Any] = {
         "target": target.target,
         "vllm": target.vllm,
         "root": None if target.root is None else str(target.root),
         "state": target.state.value,
+        "interrupted": target.interrupted,
         "warnings": [str(notice) for notice in target.notices],
         "features": [_feature(feature) for feature in target.features],
     }
+    if target.obstacles:
+        data["obstacles"] = [
+            {"code": one.code, "reason": one.reason.text, "next": one.reason.next_step}
+            for one in target.obstacles
+        ]
+    if target.in_memory:
+        data["in_memory"] = list(target.in_memory)
+    return data
 
 
 def _feature(feature: FeatureResult) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from overlay.report.lines import BLANK, MARK, Line, Span, labelled
-from overlay.report.model import FeatureEntry, Report, TargetReport, enumeration
+from overlay.report.model import FeatureEntry, Obstacle, Report, TargetReport, enumeration
 from overlay.report.wording import Problem, problems
 from overlay.results import FeatureResult, FileResult, Notice, State
 
@@ -80,6 +80,14 @@ def _target(target: TargetReport, width: int, verbose: bool) -> Iterator[Line]:
             yield from _files(feature)
     for problem in problems(target):
         yield from _problem(problem, indent=2)
+    for obstacle in target.obstacles:
+        yield from _obstacle(obstacle)
+    if target.in_memory:
+        text = (
+            f"{enumeration(target.in_memory)}: the plugin adds what is not on disk to each vLLM "
+            "process that starts, unless OVERLAY=disk or OVERLAY_FEATURES says otherwise"
+        )
+        yield labelled(2, "in memory: ", text)
     for notice in target.notices:
         yield labelled(2, "warning: ", str(notice), "warning")
 
@@ -162,6 +170,13 @@ def _problem(problem: Problem, indent: int, where: str = "") -> Iterator[Line]:
     if problem.patch is not None:
         yield labelled(inner, "patch: ", problem.patch)
     yield labelled(inner, "next:  ", problem.reason.next_step or "")
+
+
+def _obstacle(obstacle: Obstacle) -> Iterator[Line]:
+    yield Line((Span(f"  {MARK} ", "bad"),), (Span(obstacle.summary),))
+    yield labelled(4, "why:   ", obstacle.reason.text)
+    if obstacle.reason.next_step is not None:
+        yield labelled(4, "next:  ", obstacle.reason.next_step)
 
 
 def _matrix(targets: tuple[TargetReport, ...]) -> Iterator[Line]:

@@ -5,12 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from overlay.results import FeatureResult, Notice, State, worst
+from overlay.results import FeatureResult, Notice, Reason, State, worst
 
 if TYPE_CHECKING:
     from overlay.processes.live import LiveProcess
+
+
+class Obstacle(NamedTuple):
+    """Something in a target that needs the user, beyond the state of a feature.
+
+    :ivar code: what it is, for programs: ``not-at-hand`` (features were applied from a folder of
+        patches that was not named), ``copies-damaged`` (revert would fail), ``required`` (a
+        feature that is required is not applied).
+    :ivar summary: the same for people, as the part of a sentence.
+    :ivar reason: in full, with what to do.
+    """
+
+    code: str
+    summary: str
+    reason: Reason
 
 
 @dataclass(frozen=True)
@@ -23,6 +38,8 @@ class TargetReport:
     :ivar features: those that the user asked about.
     :ivar interrupted: whether an apply or revert was interrupted there and still has to end.
     :ivar package: the package that is patched.
+    :ivar obstacles: what needs the user beyond the features' states.
+    :ivar in_memory: ids of the features that the plugin would patch in memory in the next process.
     """
 
     target: str
@@ -32,6 +49,17 @@ class TargetReport:
     notices: tuple[Notice, ...] = ()
     interrupted: bool = False
     package: str = "vllm"
+    obstacles: tuple[Obstacle, ...] = ()
+    in_memory: tuple[str, ...] = ()
+
+    @property
+    def needs_attention(self) -> bool:
+        """Whether somebody has to act: a state, an obstacle or an interruption says so."""
+        return (
+            self.interrupted
+            or bool(self.obstacles)
+            or any(feature.state.needs_attention for feature in self.features)
+        )
 
     @property
     def applied(self) -> tuple[str, ...]:

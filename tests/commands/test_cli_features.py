@@ -148,10 +148,22 @@ def test_an_apply_never_takes_a_team_s_patches_out_unasked(cli: Cli, site: Path)
     cli("--patches", cli.team, "apply", site)
     before = digest(site)
     result = cli("apply", site)
-    assert result.exit == 2
-    assert f"team-capture (from {cli.team})" in result.err
-    assert "--patches" in result.err
+    assert result.exit == 1
+    assert f"team-capture (from {cli.team})" in result.out
+    assert f"name it (--patches {cli.team}" in result.out
     assert digest(site) == before
+
+
+def test_what_a_folder_that_is_not_at_hand_applied_is_never_nothing(cli: Cli, site: Path) -> None:
+    cli("--patches", cli.team, "apply", "--feature", "team-capture", site)
+    said = f"team-capture (from {cli.team}) is applied and not among these patches"
+    for command in (["status"], ["check"], ["apply", "--dry-run"], ["apply"]):
+        result = cli(*command, site)
+        assert (result.exit, said in result.last) == (1, True), result
+        data = cli(*command, site, "--json").json["targets"][0]
+        assert [one["feature"] for one in data["features"]] == ["demo", "team-capture"]
+        assert data["obstacles"][0]["code"] == "not-at-hand"
+    assert cli("status", "--patches", cli.team, site).exit == 0
 
 
 def test_an_unknown_feature_is_a_usage_error_that_lists_them(cli: Cli, site: Path) -> None:
