@@ -53,7 +53,31 @@ def running(found: tuple[LiveProcess, ...]) -> tuple[int, str]:
         verb = "needs" if len(bad) == 1 else "need"
         return ATTENTION, f"{len(bad)} of {what} {verb} you."
     patched = sum(one.record is not None and one.record.way in PATCHED for one in found)
-    return OK, f"{what} in {count(engines, 'engine')}, {patched} patched, none needs you."
+    effects = _effects(found)
+    return OK, (
+        f"{what} in {count(engines, 'engine')}, {patched} patched, none needs you"
+        f"{f'; {effects}' if effects else ''}."
+    )
+
+
+def _effects(found: tuple[LiveProcess, ...]) -> str:
+    """Which features are active in any process, and which in none, where they report it."""
+    from overlay.processes.records import Effect
+
+    states: dict[str, set[Effect]] = {}
+    for process in found:
+        for effect in () if process.record is None else process.record.effects:
+            states.setdefault(effect.feature, set()).add(effect.state)
+    words = []
+    for state in (Effect.ACTIVE, Effect.IDLE):
+        names = sorted(
+            feature
+            for feature, seen in states.items()
+            if state in seen and (state is Effect.ACTIVE or Effect.ACTIVE not in seen)
+        )
+        if names:
+            words.append(f"{state.value}: {', '.join(names)}")
+    return "; ".join(words)
 
 
 def status(request: Request, name: str | None = None, progress: Progress | None = None) -> Report:

@@ -194,11 +194,13 @@ class SwitchCheck(NamedTuple):
     """What is to be said of the variables that are set.
 
     :ivar wrong: values that no feature accepts; vLLM must not start with them.
-    :ivar warnings: variables that nobody declares, and former spellings.
+    :ivar unknown: variables that nobody declares; they do nothing.
+    :ivar former: values in a former spelling, which are accepted.
     """
 
     wrong: tuple[str, ...]
-    warnings: tuple[str, ...]
+    unknown: tuple[str, ...]
+    former: tuple[str, ...]
 
 
 def check_values(variables: Mapping[str, str], declared: Iterable[Declaration]) -> SwitchCheck:
@@ -210,17 +212,17 @@ def check_values(variables: Mapping[str, str], declared: Iterable[Declaration]) 
     for declaration in declared:
         for switch in declaration.switches:
             switches.setdefault(switch.name, []).append(switch)
-    wrong, warnings = [], []
+    wrong, unknown, former = [], [], []
     for name in sorted(variables.keys() - KNOWN):
         if name not in switches:
-            warnings.append(_unknown(name, switches.keys() | KNOWN))
+            unknown.append(_unknown(name, switches.keys() | KNOWN))
             continue
         text = _value_problem(variables[name], switches[name])
         if text is not None:
             wrong.append(text)
         else:
-            warnings += _former(variables[name], switches[name])
-    return SwitchCheck(tuple(wrong), tuple(warnings))
+            former += _former(variables[name], switches[name])
+    return SwitchCheck(tuple(wrong), tuple(unknown), tuple(former))
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:

@@ -175,9 +175,10 @@ class EffectWatch:
         :raises RequiredIdle: if a required feature patches another model runner.
         """
         runner = model_runner(getattr(worker, "model_runner", None))
+        runner_name = "another" if runner is None else f"model runner {runner.upper()}"
         if runner is not None:
             self._other_runner = {
-                name: f"model runner {runner.upper()}"
+                name: runner_name
                 for name in self._publisher.features()
                 if self._patches_another(name, runner)
             }
@@ -185,7 +186,7 @@ class EffectWatch:
             self._publish()
             names = ", ".join(sorted(self._other_runner))
             log.warn(
-                f"{names}: no effect here, since this engine uses model runner {runner}; "
+                f"{names}: no effect here, since this engine uses {runner_name}; "
                 f"{_RUNNER_VARIABLE}=0 asks vLLM for V1"
             )
             self._refuse_idle()

@@ -85,7 +85,7 @@ def _checked(asked: settings.Switches) -> tuple[str, ...]:
     checked = check_values(asked.all, declarations(patches_folders(asked)))
     if checked.wrong:
         raise UsageError("vllm-overlay: " + "\n".join(checked.wrong))
-    return (*asked.warnings, *checked.warnings)
+    return (*asked.warnings, *checked.unknown, *checked.former)
 
 
 def _activation(asked: settings.Switches, process: RunningProcess) -> Activation:

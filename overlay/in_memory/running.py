@@ -159,7 +159,9 @@ class RunningProcess:
                 text = f"vllm-overlay: {feature.id} is {feature.state.value} here"
                 lines.append((logging.DEBUG, text))
                 continue
-            text = f"vllm-overlay: {feature.id} is left out ({feature.state.value}): {feature.reason}"
+            text = (
+                f"vllm-overlay: {feature.id} is left out ({feature.state.value}): {feature.reason}"
+            )
             lines.append((logging.WARNING if feature.asked else logging.DEBUG, text))
         log.say([*lines, (logging.INFO, self._line())])
 

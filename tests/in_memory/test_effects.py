@@ -21,7 +21,7 @@ default = "on"
 text = "answer as patched"
 """
 #: What of vLLM's worker the plugin looks at; the same names in 0.20.0 to 0.33.0.
-WORKER = '''
+WORKER = """
 class WorkerWrapperBase:
     def __init__(self, worker):
         self.worker = worker
@@ -31,7 +31,7 @@ class WorkerWrapperBase:
 
     def __getattr__(self, name):
         return getattr(self.worker, name)
-'''
+"""
 RUNNER = "class GPUModelRunner:\n    pass\n"
 MORE = {
     "vllm/v1/worker/worker_base.py": WORKER.encode(),
