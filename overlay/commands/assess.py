@@ -21,7 +21,7 @@ from overlay.on_disk.transaction import reading
 from overlay.planning.planner import below
 from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
-from overlay.report.model import Obstacle, TargetReport
+from overlay.report.model import Code, Obstacle, TargetReport
 from overlay.results import FeatureResult, Plan, Reason, State
 from overlay.targets.target import public
 from overlay.untrusted import all_unreadable
@@ -186,7 +186,7 @@ def with_strangers(target: TargetReport, strangers: Sequence[tuple[str, str]]) -
     folders = " ".join(f"--patches {origin}" for origin in dict.fromkeys(o for _, o in strangers))
     which = "the folder" if len({origin for _, origin in strangers}) == 1 else "the folders"
     obstacle = Obstacle(
-        "not-at-hand",
+        Code.NOT_AT_HAND,
         f"{names} {'is' if len(strangers) == 1 else 'are'} applied and not among these patches",
         Reason(
             f"{which} of patches that {'it' if len(strangers) == 1 else 'they'} came from was not "

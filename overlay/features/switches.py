@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from overlay.features.sources import left_behind
 from overlay.settings import KNOWN
+from overlay.untrusted import read_regular
 
 #: The model runners that a feature may name as the only one that it patches.
 MODEL_RUNNERS = ("v1", "v2")
@@ -98,8 +99,9 @@ def _declaration(document: Path) -> Declaration | None:
     else:
         import tomli as tomllib
     try:
-        table = tomllib.loads(document.read_bytes().decode())
-    except (OSError, ValueError):
+        text = (read_regular(document, follow=False) or b"").decode("utf-8-sig")
+        table = tomllib.loads(text)
+    except (OSError, ValueError, RecursionError):
         return None
     errors: list[str] = []
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from overlay.errors import OverlayError, PatchFormatErrors, TransactionError, UsageError
+from overlay.errors import OverlayError, TransactionError, UsageError
 from overlay.package import STATE_FOLDER
 from overlay.processes.records import OFF
 from overlay.results import State
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from overlay.in_memory.import_hook import Observer
+    from overlay.in_memory.preparation import Planned
     from overlay.on_disk.ledger import Ledger
     from overlay.targets.target import Target
 
@@ -119,12 +120,11 @@ def activate(target: Target, switches: Switches, observer: Observer) -> Activati
     :param observer: hears what the import hook executes, and what another hook loads in its place.
     :raises RequiredMissing: if a required feature cannot run here.
     :raises UsageError: if a patches folder is not there.
-    :raises PatchFormatErrors: if a patches folder is malformed.
     """
     wanted = _wanted(switches)
     try:
         found = _activated(target, switches, wanted, observer)
-    except (UsageError, PatchFormatErrors):
+    except UsageError:
         raise
     except OverlayError as error:
         found = impossible(str(error), switches, target)
@@ -285,12 +285,21 @@ def _in_memory(
             modules=tuple(sorted(finder.modules)),
         )
     others = tuple(
-        f"{one.id} was applied on disk in another form than the present one, and runs in that; "
-        "`overlay apply` writes the present one"
+        _other_form(one)
         for one in prepared.features
         if on_disk.get(one.id, one.digest) != one.digest
     )
     return found._replace(warnings=(*prepared.warnings, *others)), features
+
+
+def _other_form(planned: Planned) -> str:
+    """The warning about a feature that is on disk, but not as its patches folder has it."""
+    if not planned.digest:
+        return f"{planned.id} runs as it was applied on disk; {planned.why}"
+    return (
+        f"{planned.id} was applied on disk in another form than the present one, and runs in that; "
+        "`overlay apply` writes the present one"
+    )
 
 
 def _not_on_disk(target: Target, switches: Switches, on_disk: set[str]) -> list[FeatureStanding]:

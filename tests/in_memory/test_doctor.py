@@ -18,12 +18,12 @@ from overlay.commands import diagnosis
 from overlay.commands import model_runners as runners
 from overlay.commands.doctor import doctor
 from overlay.commands.request import Request
-from overlay.commands.status import running
 from overlay.processes.live import LiveProcess
 from overlay.processes.records import Effect, EffectRecord, ModuleRecord, ProcessRecord
 from overlay.report.as_json import as_data
 from overlay.report.as_text import render
-from overlay.report.model import Report
+from overlay.report.model import Code, ProcessesReport, Verdict
+from overlay.report.wording import running
 from tests.in_memory.boxes import REPO, Box
 
 #: What the command imports beyond the standard library; not every Python needs all of it.
@@ -125,8 +125,7 @@ def test_doctor_lists_the_processes_that_run(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(diagnosis, "installed", lambda: (None, "no vLLM"))
     report = doctor(Request())
     assert report.processes == (process(7, "differs"), process(8))
-    assert report.doctor is not None
-    assert "process 7: differs" in report.doctor["problems"]
+    assert "process 7: differs" in report.problems
     text = "\n".join(str(line) for line in render(report))
     assert "demo (memory)" in text
     assert as_data(report)["processes"][0]["pid"] == 7
@@ -282,19 +281,18 @@ def process(pid: int, problem: str | None = None, *, recorded: bool = True) -> L
 
 
 def test_the_verdict_of_live_agrees_with_its_exit_code() -> None:
-    assert running(()) == (0, "No vLLM of this user is running.")
-    code, verdict = running((process(1), process(2)))
-    assert (code, verdict) == (
-        0,
+    assert running(()) == (Code.NOT_RUNNING, "No vLLM of this user is running.")
+    assert running((process(1), process(2))) == (
+        Code.RUNNING,
         "2 processes of vLLM in 1 engine, 2 patched, none needs you.",
     )
     code, verdict = running((process(1), process(2, "differs")))
-    assert (code, verdict) == (1, "1 of 2 processes of vLLM needs you.")
+    assert (code.exit, verdict) == (1, "Action needed on 1 of 2 processes of vLLM.")
 
 
 def test_live_processes_as_lines_and_as_json() -> None:
     found = (process(11), process(12, "runs without the overlay's plugin", recorded=False))
-    report = Report("status", 1, "1 of 2 needs you.", processes=found)
+    report = ProcessesReport(Verdict(Code.NEEDS_ATTENTION, "1 of 2 needs you."), found)
     text = "\n".join(str(line) for line in render(report))
     assert "engine 1  VLLM::Worker" in text
     assert "11   worker  0     0.32.0  aaaaaaaaaaaa  demo (memory)" in text
@@ -377,16 +375,13 @@ def test_doctor_names_another_vllm_and_is_not_red_for_it(monkeypatch: pytest.Mon
     monkeypatch.setattr("overlay.processes.live.processes", lambda: (alien,))
     monkeypatch.setattr(diagnosis, "installed", lambda: (None, None))
     monkeypatch.setattr(diagnosis, "plugin_problems", lambda found: iter(()))
-    page = doctor(Request()).doctor
-    assert page is not None
-    assert page["problems"] == []
-    assert page["notes"] == ["process 7 is another vLLM, runs without the overlay's plugin"]
+    page = doctor(Request())
+    assert page.problems == ()
+    assert page.facts["notes"] == ["process 7 is another vLLM, runs without the overlay's plugin"]
     peer = replace(process(8), engine=7)
     mine = replace(alien, engine=7)
     monkeypatch.setattr("overlay.processes.live.processes", lambda: (mine, peer))
-    page = doctor(Request()).doctor
-    assert page is not None
-    assert page["problems"] == ["process 7: runs without the overlay's plugin"]
+    assert doctor(Request()).problems == ("process 7: runs without the overlay's plugin",)
 
 
 def test_doctor_makes_no_folder_for_records(box: Box, tmp_path: Path) -> None:
@@ -408,12 +403,12 @@ def test_live_shows_what_features_do_and_how_often() -> None:
             counts=(("demo", "replays of loop", 7),),
         ),
     )
-    code, verdict = running(found)
-    assert (code, verdict) == (
-        0,
+    verdict = running(found)
+    assert verdict == (
+        Code.RUNNING,
         "1 process of vLLM in 1 engine, 1 patched, none needs you; active: demo; idle: other.",
     )
-    report = Report("status", code, verdict, processes=found)
+    report = ProcessesReport(verdict, found)
     text = "\n".join(str(line) for line in render(report))
     assert "demo is active: 14 graphs (loop); replays of loop 7" in text
     assert "other is idle: the platform has no graphs" in text
