@@ -86,7 +86,18 @@ def _process(process: LiveProcess) -> dict[str, Any]:
             for module in record.modules
         ]
         names = ("host", "role", "rank", "vllm", "root", "way", "digest", "summary")
-        data["record"] = {**{name: getattr(record, name) for name in names}, "modules": modules}
+        data["record"] = {
+            **{name: getattr(record, name) for name in names},
+            "modules": modules,
+            "effects": [
+                {"feature": each.feature, "state": each.state.value, "text": each.text}
+                for each in record.effects
+            ],
+            "counts": [
+                {"feature": feature, "count": name, "number": number}
+                for feature, name, number in process.counts
+            ],
+        }
     return data
 
 

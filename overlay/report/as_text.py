@@ -51,7 +51,7 @@ def render(report: Report, *, verbose: bool = False) -> tuple[Line, ...]:
     if isinstance(report, DoctorReport):
         from overlay.report.doctor_text import problems as needy
 
-        lines += needy(report.problems)
+        lines += needy(report.facts, report.problems)
     if isinstance(report, CacheReport) and not report.path_only:
         lines += _cache(report)
     if report.error is not None:

@@ -207,9 +207,32 @@ def running(processes: Sequence[LiveProcess]) -> Verdict:
     patched = sum(
         process.record is not None and process.record.way in PATCHED for process in processes
     )
+    effects = _effects(processes)
     return Verdict(
-        Code.RUNNING, f"{what} in {count(engines, 'engine')}, {patched} patched, none needs you."
+        Code.RUNNING,
+        f"{what} in {count(engines, 'engine')}, {patched} patched, none needs you"
+        f"{f'; {effects}' if effects else ''}.",
     )
+
+
+def _effects(processes: Sequence[LiveProcess]) -> str:
+    """Which features are active in any process, and which in none, where they report it."""
+    from overlay.processes.records import Effect
+
+    states: dict[str, set[Effect]] = {}
+    for process in processes:
+        for effect in () if process.record is None else process.record.effects:
+            states.setdefault(effect.feature, set()).add(effect.state)
+    words = []
+    for state in (Effect.ACTIVE, Effect.IDLE):
+        names = sorted(
+            feature
+            for feature, seen in states.items()
+            if state in seen and (state is Effect.ACTIVE or Effect.ACTIVE not in seen)
+        )
+        if names:
+            words.append(f"{state.value}: {', '.join(names)}")
+    return "; ".join(words)
 
 
 # apply
