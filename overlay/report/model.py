@@ -5,6 +5,7 @@ exit status that goes with the code) is computed once, by ``overlay.report.wordi
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
@@ -50,6 +51,8 @@ class Code(str, Enum):
     RUNNING = "running"
     NOT_RUNNING = "not-running"
     NO_PROBLEM = "no-problem"
+    CACHE = "cache"
+    CACHE_CLEANED = "cache-cleaned"
     # Something needs the user.
     NEEDS_ATTENTION = "needs-attention"
     INTERRUPTED = "interrupted"
@@ -404,6 +407,38 @@ class DoctorReport(Report):
     def targets(self) -> tuple[TargetReport, ...]:
         """The installed vLLM, if there is one."""
         return () if self.installed is None else (self.installed,)
+
+
+class CachePart(NamedTuple):
+    """A part of the cache.
+
+    :ivar name: its folder; :ivar contents: what it holds, in words.
+    :ivar entries: how many files and folders; :ivar size: how many bytes in all.
+    """
+
+    name: str
+    contents: str
+    entries: int
+    size: int
+
+
+@dataclass(frozen=True)
+class CacheReport(Report):
+    """What the cache holds, or held before it was emptied.
+
+    :ivar folder: where it lies.
+    :ivar path_only: whether only its path was asked for.
+    """
+
+    _command: ClassVar[str] = "cache"
+    folder: Path
+    parts: tuple[CachePart, ...]
+    path_only: bool = False
+
+    @property
+    def body(self) -> bytes | None:
+        """The path, where only that was asked for."""
+        return os.fsencode(self.folder) + b"\n" if self.path_only else None
 
 
 def failure(command: str, error: str, code: Code = Code.ENVIRONMENT) -> FailureReport:

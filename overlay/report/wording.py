@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from overlay.report.model import (
+    CachePart,
     Code,
     TargetFailure,
     TargetReport,
@@ -206,9 +207,32 @@ def running(processes: Sequence[LiveProcess]) -> Verdict:
     patched = sum(
         process.record is not None and process.record.way in PATCHED for process in processes
     )
+    effects = _effects(processes)
     return Verdict(
-        Code.RUNNING, f"{what} in {count(engines, 'engine')}, {patched} patched, none needs you."
+        Code.RUNNING,
+        f"{what} in {count(engines, 'engine')}, {patched} patched, none needs you"
+        f"{f'; {effects}' if effects else ''}.",
     )
+
+
+def _effects(processes: Sequence[LiveProcess]) -> str:
+    """Which features are active in any process, and which in none, where they report it."""
+    from overlay.processes.records import Effect
+
+    states: dict[str, set[Effect]] = {}
+    for process in processes:
+        for effect in () if process.record is None else process.record.effects:
+            states.setdefault(effect.feature, set()).add(effect.state)
+    words = []
+    for state in (Effect.ACTIVE, Effect.IDLE):
+        names = sorted(
+            feature
+            for feature, seen in states.items()
+            if state in seen and (state is Effect.ACTIVE or Effect.ACTIVE not in seen)
+        )
+        if names:
+            words.append(f"{state.value}: {', '.join(names)}")
+    return "; ".join(words)
 
 
 # apply
@@ -349,6 +373,20 @@ def listed(holes: Sequence[tuple[str, str]], features: int) -> Verdict:
     if not features:
         return Verdict(Code.LISTED, "There are no features.")
     return Verdict(Code.LISTED, f"{count(features, 'feature')}, no holes.")
+
+
+def cached(folder: Path, parts: Sequence[CachePart], *, cleaned: bool) -> Verdict:
+    """The verdict of ``cache``."""
+    held = f"{count(sum(part.entries for part in parts), 'entry', 'entries')}"
+    held += f", {megabytes(sum(part.size for part in parts))}"
+    if cleaned:
+        return Verdict(Code.CACHE_CLEANED, f"Removed {held} from {folder}.")
+    return Verdict(Code.CACHE, f"The cache in {folder} holds {held}.")
+
+
+def megabytes(size: int) -> str:
+    """``12.3 MB``."""
+    return f"{size / 1e6:.1f} MB"
 
 
 def diagnosed(problems: Sequence[str]) -> Verdict:
