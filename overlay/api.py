@@ -282,7 +282,7 @@ def check_many(
     python: Place | None = None,
     only: Collection[str] = (),
     patches: Sequence[Place] = (),
-    progress: Progress | None = None,
+    progress: Meter | None = None,
 ) -> CheckReport:
     """``check`` of several targets, and of the releases that ``--releases`` names."""
     from overlay.commands.check import check as command

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
@@ -20,6 +20,7 @@ from overlay.targets.target import Progress
 
 if TYPE_CHECKING:
     from overlay.features.model import Feature
+    from overlay.report.progress import Meter
     from overlay.targets.target import Target
 
 
@@ -31,14 +32,16 @@ B = TypeVar("B")
 _inherited: tuple[Callable[[Any], Any], Sequence[Any]] | None = None
 
 
-def in_threads(work: Callable[[A], B], things: Sequence[A], threads: int) -> list[B]:
+def in_threads(work: Callable[[A], B], things: Sequence[A], threads: int) -> Iterator[B]:
     """``work`` on each thing, in their order; for work that waits for the network."""
     with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(work, things))
+        yield from pool.map(work, things)
 
 
-def in_processes(work: Callable[[A], B], things: Sequence[A], workers: int) -> list[B]:
+def in_processes(work: Callable[[A], B], things: Sequence[A], workers: int) -> Iterator[B]:
     """``work`` on each thing, in their order; for work that computes.
+
+    The processes are started with the first result that is asked for.
 
     The processes are forked, so that neither the work nor the things have to be pickled (an open
     archive cannot be); only the results are.
@@ -49,7 +52,7 @@ def in_processes(work: Callable[[A], B], things: Sequence[A], workers: int) -> l
     _inherited = (work, things)
     try:
         with ProcessPoolExecutor(workers, get_context("fork"), _leave_interrupts) as pool:
-            return list(pool.map(_work_on, range(len(things))))
+            yield from pool.map(_work_on, range(len(things)))
     except BrokenProcessPool as error:
         raise OverlayError(
             f"one of {workers} worker processes was killed, perhaps for want of memory: expected "
@@ -81,7 +84,7 @@ def check(
     request: Request,
     names: Sequence[str],
     span: str | None = None,
-    progress: Progress | None = None,
+    meter: Meter | None = None,
 ) -> CheckReport:
     """How the features stand in every target that is named, and in every release of ``span``.
 
@@ -90,6 +93,7 @@ def check(
 
     :param names: targets; none and no ``span`` is the vLLM that this Python would import.
     :param span: releases as ``--releases`` takes them.
+    :param meter: shown how far the check is.
     :raises UsageError: if ``span`` is none, or a feature that is meant does not exist.
     :raises PatchFormatErrors: if a folder of patches is malformed.
     """
@@ -98,7 +102,7 @@ def check(
     wanted: list[str | None] = [*names, *(releases(span) if span is not None else ())]
     if not wanted or request.python is not None:
         wanted.insert(0, None)
-    answers = _answers(request, list(dict.fromkeys(wanted)), features, meant, progress)
+    answers = _answers(request, list(dict.fromkeys(wanted)), features, meant, meter)
     reports = tuple(answer for answer in answers if isinstance(answer, TargetReport))
     failures = tuple(answer for answer in answers if isinstance(answer, TargetFailure))
     return CheckReport(checked(reports, failures), reports, failures)
@@ -109,15 +113,30 @@ def _answers(
     names: Sequence[str | None],
     features: tuple[Feature, ...],
     meant: tuple[Feature, ...],
-    progress: Progress | None,
+    meter: Meter | None,
 ) -> list[TargetReport | TargetFailure]:
     """One report, or one failure, for each name, in their order."""
     workers = min(_cores(), len(names))
     if len(names) < _WORTH_A_POOL or workers < 2 or not hasattr(os, "fork"):
-        return [_examined(_found(request, name, progress), features, meant) for name in names]
+        one_by_one = (_examined(_found(request, name, meter), features, meant) for name in names)
+        return _counted(one_by_one, "checked", len(names), meter)
 
-    targets = in_threads(lambda name: _found(request, name, progress), names, _FETCHES)
-    return in_processes(lambda target: _examined(target, features, meant), targets, workers)
+    read = in_threads(lambda name: _found(request, name, meter), names, _FETCHES)
+    targets = _counted(read, "read", len(names), meter)
+    checks = in_processes(lambda target: _examined(target, features, meant), targets, workers)
+    return _counted(checks, "checked", len(names), meter)
+
+
+def _counted(results: Iterable[A], verb: str, total: int, meter: Meter | None) -> list[A]:
+    """The results, with the meter shown how many there are already."""
+    if meter is None:
+        return list(results)
+    counted = []
+    with meter.counting(verb, total, "target") as counting:
+        for result in results:
+            counted.append(result)
+            counting.step()
+    return counted
 
 
 def _found(request: Request, name: str | None, progress: Progress | None) -> Target | TargetFailure:
