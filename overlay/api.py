@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from overlay.features.model import Feature
     from overlay.processes.live import LiveProcess
     from overlay.report.model import (
+        AdoptReport,
         ApplyReport,
         CheckReport,
         Code,
@@ -289,6 +290,18 @@ def check_many(
 
     names = [str(target) for target in targets]
     return command(_request(python, only, patches), names, releases, progress)
+
+
+def adopt(
+    target: Place | None = None,
+    *,
+    python: Place | None = None,
+    patches: Sequence[Place] = (),
+) -> AdoptReport:
+    """Take over patches that stand in a target without a ledger, where RECORD proves them."""
+    from overlay.commands.adopt import adopt as command
+
+    return _accepted(command(_request(python, (), patches), _name(target)))
 
 
 def diff_report(

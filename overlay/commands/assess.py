@@ -99,19 +99,19 @@ def examine(
         view = pristine_view(target, ledger, ledgers.copies(target.root))
         with all_unreadable(needed(target, wanted, ledger), target.read):
             planned = make_plan(wanted, view, target.release, target.record, Memo())
+            unrecorded: tuple[str, ...] = ()
             if ledger is None:
-                planned = recognise(planned, features, target)
+                planned, unrecorded = recognise(planned, features, target)
             current = assess(planned, ledger, target, wanted, public(target))
         if ledger is not None and void(ledger, conditions(ledger, target.read), public(target)):
             ledger = None
     strangers = absent(ledger, features)
-    return Examination(
-        wanted,
-        planned,
-        with_strangers(report(target, current, meant, interrupted), strangers),
-        with_strangers(report(target, current, wanted, interrupted), strangers),
-        ledger,
-    )
+
+    def about(asked: Sequence[Feature]) -> TargetReport:
+        made = replace(report(target, current, asked, interrupted), unrecorded=unrecorded)
+        return with_strangers(made, strangers)
+
+    return Examination(wanted, planned, about(meant), about(wanted), ledger)
 
 
 def outlook(examination: Examination, *, untested: bool = False) -> Decision:

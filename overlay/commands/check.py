@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from overlay.commands.assess import examine, outlook
+from overlay.commands.parallel import Step, cores, in_processes, in_threads, no_step, stepped
 from overlay.commands.request import Request
 from overlay.errors import OverlayError, described
 from overlay.report.model import CheckReport, TargetFailure, TargetReport
@@ -22,55 +20,6 @@ if TYPE_CHECKING:
     from overlay.features.model import Feature
     from overlay.report.progress import Meter
     from overlay.targets.target import Target
-
-
-A = TypeVar("A")
-
-B = TypeVar("B")
-
-#: What the worker processes inherit when they are forked: the work, and what it is done on.
-_inherited: tuple[Callable[[Any], Any], Sequence[Any]] | None = None
-
-
-def in_threads(work: Callable[[A], B], things: Sequence[A], threads: int) -> Iterator[B]:
-    """``work`` on each thing, in their order; for work that waits for the network."""
-    with ThreadPoolExecutor(threads) as pool:
-        yield from pool.map(work, things)
-
-
-def in_processes(work: Callable[[A], B], things: Sequence[A], workers: int) -> Iterator[B]:
-    """``work`` on each thing, in their order; for work that computes.
-
-    The processes are started with the first result that is asked for.
-
-    The processes are forked, so that neither the work nor the things have to be pickled (an open
-    archive cannot be); only the results are.
-
-    :raises OverlayError: if a process dies under its work.
-    """
-    global _inherited  # noqa: PLW0603 - the one thing that a fork can hand over unpickled
-    _inherited = (work, things)
-    try:
-        with ProcessPoolExecutor(workers, get_context("fork"), _leave_interrupts) as pool:
-            yield from pool.map(_work_on, range(len(things)))
-    except BrokenProcessPool as error:
-        raise OverlayError(
-            f"one of {workers} worker processes was killed, perhaps for want of memory: expected "
-            f"an answer for each of {len(things)} targets. Name fewer targets at a time"
-        ) from error
-    finally:
-        _inherited = None
-
-
-def _work_on(index: int) -> Any:
-    assert _inherited is not None
-    work, things = _inherited
-    return work(things[index])
-
-
-def _leave_interrupts() -> None:
-    """Ctrl-C reaches every process of the terminal; the parent alone answers it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 #: Below this many targets a second process costs more than it saves.
@@ -116,27 +65,27 @@ def _answers(
     meter: Meter | None,
 ) -> list[TargetReport | TargetFailure]:
     """One report, or one failure, for each name, in their order."""
-    workers = min(_cores(), len(names))
+    workers = min(cores(), len(names))
     if len(names) < _WORTH_A_POOL or workers < 2 or not hasattr(os, "fork"):
         one_by_one = (_examined(_found(request, name, meter), features, meant) for name in names)
-        return _counted(one_by_one, "checked", len(names), meter)
+        with _counting(meter, "checked", names) as step:
+            return stepped(one_by_one, step)
+    with _counting(meter, "read", names) as step:
+        targets = in_threads(lambda name: _found(request, name, meter), names, _FETCHES, step)
+    with _counting(meter, "checked", names) as step:
+        return in_processes(
+            lambda target: _examined(target, features, meant), targets, workers, step
+        )
 
-    read = in_threads(lambda name: _found(request, name, meter), names, _FETCHES)
-    targets = _counted(read, "read", len(names), meter)
-    checks = in_processes(lambda target: _examined(target, features, meant), targets, workers)
-    return _counted(checks, "checked", len(names), meter)
 
-
-def _counted(results: Iterable[A], verb: str, total: int, meter: Meter | None) -> list[A]:
-    """The results, with the meter shown how many there are already."""
+@contextmanager
+def _counting(meter: Meter | None, verb: str, things: Sequence[object]) -> Iterator[Step]:
+    """What is called after each thing, so that ``meter`` shows how many there are already."""
     if meter is None:
-        return list(results)
-    counted = []
-    with meter.counting(verb, total, "target") as counting:
-        for result in results:
-            counted.append(result)
-            counting.step()
-    return counted
+        yield no_step
+        return
+    with meter.counting(verb, len(things), "target") as counting:
+        yield counting.step
 
 
 def _found(request: Request, name: str | None, progress: Progress | None) -> Target | TargetFailure:
@@ -163,10 +112,3 @@ def _examined(
         return TargetFailure(target.name, "\n".join(lines))
     except OSError as error:
         return TargetFailure(target.name, described(error))
-
-
-def _cores() -> int:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

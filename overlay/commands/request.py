@@ -107,6 +107,11 @@ def notices(texts: Iterable[str]) -> tuple[Notice, ...]:
     return tuple(Notice(None, text) for text in texts)
 
 
+def with_notices(target: TargetReport, texts: Iterable[str]) -> TargetReport:
+    """A target with further notices about it as a whole, before its own."""
+    return replace(target, notices=tuple(dict.fromkeys((*notices(texts), *target.notices))))
+
+
 def only(target: TargetReport, meant: Sequence[Feature]) -> TargetReport:
     """A target with the features that are meant, and no others."""
     ids = {feature.id for feature in meant}

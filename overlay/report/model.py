@@ -41,6 +41,7 @@ class Code(str, Enum):
     WOULD_APPLY = "would-apply"
     REMOVED = "removed"
     ADOPTED = "adopted"
+    NOTHING_TO_ADOPT = "nothing-to-adopt"
     REVERTED = "reverted"
     NOTHING_TO_REVERT = "nothing-to-revert"
     DIFFERS = "differs"
@@ -125,6 +126,7 @@ class TargetReport:
     :ivar package: the package that is patched.
     :ivar obstacles: what needs the user beyond the features' states.
     :ivar in_memory: ids of the features that the plugin would patch in memory in the next process.
+    :ivar unrecorded: ids of the features whose bytes are there without a ledger.
     """
 
     target: str
@@ -136,6 +138,7 @@ class TargetReport:
     package: str = "vllm"
     obstacles: tuple[Obstacle, ...] = ()
     in_memory: tuple[str, ...] = ()
+    unrecorded: tuple[str, ...] = ()
 
     @property
     def needs_attention(self) -> bool:
@@ -340,6 +343,13 @@ class RevertReport(_OneTarget):
 
     _command: ClassVar[str] = "revert"
     changed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class AdoptReport(_OneTarget):
+    """What ``adopt`` took over."""
+
+    _command: ClassVar[str] = "adopt"
 
 
 @dataclass(frozen=True)

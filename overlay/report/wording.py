@@ -67,8 +67,15 @@ def attention(target: TargetReport) -> str | None:
     patched = [feature for feature in needy if feature.files] or needy
     said = []
     for state, (one, several) in _NEEDY.items():
-        if names := [feature.feature for feature in patched if feature.state is state]:
+        if names := [
+            feature.feature
+            for feature in patched
+            if feature.state is state and feature.feature not in target.unrecorded
+        ]:
             said.append(f"{enumeration(names)} {one if len(names) == 1 else several}")
+    if unrecorded := target.unrecorded:
+        are_ = "is" if len(unrecorded) == 1 else "are"
+        said.append(f"{enumeration(unrecorded)} {are_} patched in without a ledger")
     said += [obstacle.summary for obstacle in target.obstacles]
     if target.interrupted:
         said.insert(0, "an apply or revert was interrupted")
@@ -80,6 +87,9 @@ def _attention_code(target: TargetReport) -> Code:
     if target.interrupted:
         return Code.INTERRUPTED
     codes = {obstacle.code for obstacle in target.obstacles}
+    needy = {feature.feature for feature in target.features if feature.state.needs_attention}
+    if not codes and needy and needy <= {*target.unrecorded}:
+        return Code.UNRECORDED
     if len(codes) == 1 and not target.state.needs_attention:
         return codes.pop()
     return Code.NEEDS_ATTENTION
@@ -277,6 +287,43 @@ def not_reverted(target: TargetReport, paths: Sequence[str]) -> Verdict:
     were = "was" if len(paths) == 1 else "were"
     text = f"Nothing was reverted in {vllm(target)}: {enumeration(paths)} {were} edited since."
     return Verdict(Code.REVERT_REFUSED, text)
+
+
+def taken_off(
+    target: TargetReport, going: Sequence[str], wanted: Sequence[str], files: int
+) -> Verdict:
+    """The verdict of a ``revert --feature`` that went through.
+
+    :param going: ids of what was taken off; :param wanted: ids that were to go.
+    :param files: files of vLLM that were written or removed.
+    """
+    if not going:
+        names = f"{enumeration(list(wanted))} {'is' if len(wanted) == 1 else 'are'}"
+        text = f"Nothing to revert: {names} not applied to {vllm(target)}."
+        return Verdict(Code.NOTHING_TO_REVERT, text)
+    left = those(target, State.APPLIED)
+    rest = f"{named(left)} {are(left)} left" if left else "nothing of the overlay is left"
+    what = f"Took {enumeration(list(going))} out of {vllm(target)}"
+    return Verdict(Code.REVERTED, f"{what}, {count(files, 'file')} written; {rest}.")
+
+
+def not_taken_off(target: TargetReport, going: Sequence[str]) -> Verdict:
+    """The verdict of a ``revert --feature`` without which the others could not stay."""
+    without = f"without {enumeration(list(going))}"
+    text = f"Nothing was written to {vllm(target)}: {without}, {attention(target)}."
+    return Verdict(Code.REVERT_REFUSED, text)
+
+
+def adopted(target: TargetReport, *, wrote: bool) -> Verdict:
+    """The verdict of an ``adopt`` that went through, or had nothing to do."""
+    if target.needs_attention:
+        return Verdict(_attention_code(target), f"Action needed: {attention(target)}.")
+    if not wrote:
+        text = f"Nothing to adopt in {vllm(target)}: it has no patches without a ledger."
+        return Verdict(Code.NOTHING_TO_ADOPT, text)
+    taken = those(target, State.APPLIED)
+    text = f"Took over {named(taken)} in {vllm(target)}: `overlay revert` can take them out now."
+    return Verdict(Code.ADOPTED, text)
 
 
 def differs(target: TargetReport, files: int) -> Verdict:

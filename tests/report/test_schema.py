@@ -66,6 +66,7 @@ COMMANDS = (
     "apply --dry-run SITE",
     "apply SITE",
     "status SITE",
+    "adopt SITE",
     "revert SITE",
     "check 0.26.0 --feature none",
     "apply 0.26.0",
