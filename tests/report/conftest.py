@@ -1,5 +1,5 @@
 """Fixtures of this folder: the command line, and a small installation of vLLM."""
 
-from tests.support.cli import cli, site
+from tests.commands.conftest import cli, site
 
 __all__ = ["cli", "site"]

@@ -13,18 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlay.report.as_json import SCHEMA, as_data
+from overlay.report.codes import Code, Exit, Verdict
 from overlay.report.model import (
     ApplyReport,
     CheckReport,
-    Code,
     DiffReport,
-    Exit,
     Obstacle,
     ProcessesReport,
     RevertReport,
     StatusReport,
     TargetReport,
-    Verdict,
     failure,
 )
 from overlay.results import Reason, State
@@ -107,6 +105,8 @@ def test_a_fresh_target_and_several_answer_as_the_schema_says(cli: Cli, site: Pa
     for words in (["check", site], ["status", site], ["diff", site], ["revert", site], ["doctor"]):
         valid(cli(*words, "--json").json)
     valid(cli("status", "--live", "--json").json)
+    valid(cli("cache", "size", "--json").json)
+    valid(cli("cache", "clean", "--json").json)
 
 
 @given(targets(), targets(), st.booleans())
@@ -168,5 +168,6 @@ def test_every_key_stands_in_the_page() -> None:
     keys = set(DOCUMENT["properties"])
     for part in DOCUMENT["$defs"].values():
         keys |= set(part.get("properties", {}))
+    keys |= set(DOCUMENT["properties"]["cache"]["properties"])
     missing = sorted(key for key in keys if f"`{key}`" not in page)
     assert missing == []
