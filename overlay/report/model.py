@@ -55,6 +55,7 @@ class Code(str, Enum):
     CACHE_CLEANED = "cache-cleaned"
     # Something needs the user.
     NEEDS_ATTENTION = "needs-attention"
+    APPLY_COMPLETES = "apply-completes"
     INTERRUPTED = "interrupted"
     UNRECORDED = "unrecorded"
     NOT_AT_HAND = "not-at-hand"
@@ -80,6 +81,7 @@ class Code(str, Enum):
 _ATTENTION = frozenset(
     {
         Code.NEEDS_ATTENTION,
+        Code.APPLY_COMPLETES,
         Code.INTERRUPTED,
         Code.UNRECORDED,
         Code.NOT_AT_HAND,
@@ -130,6 +132,7 @@ class TargetReport:
     :ivar obstacles: what needs the user beyond the features' states.
     :ivar in_memory: ids of the features that the plugin would patch in memory in the next process.
     :ivar unrecorded: ids of the features whose bytes are there without a ledger.
+    :ivar completable: whether `overlay apply` would put right all that needs the user.
     """
 
     target: str
@@ -142,6 +145,7 @@ class TargetReport:
     obstacles: tuple[Obstacle, ...] = ()
     in_memory: tuple[str, ...] = ()
     unrecorded: tuple[str, ...] = ()
+    completable: bool = False
 
     @property
     def needs_attention(self) -> bool:
