@@ -77,7 +77,11 @@ setup(
     # them, and inside it as data once installed.
     packages=[*find_packages(include=["overlay", "overlay.*"]), "overlay.patches"],
     package_dir={"overlay.patches": "patches"},
-    package_data={"overlay": ["py.typed", "*.pyi"], "overlay.patches": ["*.md", "**/*"]},
+    package_data={
+        "overlay": ["py.typed", "*.pyi"],
+        "overlay.report": ["*.json"],
+        "overlay.patches": ["*.md", "**/*"],
+    },
     exclude_package_data={"overlay.patches": ["**/__pycache__/*", "**/*.pyc"]},
     entry_points={
         "console_scripts": ["overlay = overlay.__main__:main"],
@@ -100,6 +104,7 @@ setup(
         ],
         "dev": [
             "hypothesis>=6.100",
+            "jsonschema>=4.18",
             "mypy>=1.10",
             "pytest>=8",
             "ruff>=0.6",
