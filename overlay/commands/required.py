@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from overlay.errors import UsageError
-from overlay.report.model import Obstacle, TargetReport
+from overlay.report.model import Code, Obstacle, TargetReport
 from overlay.results import Reason, State
 
 if TYPE_CHECKING:
@@ -75,5 +75,5 @@ def _obstacle(name: str, state: State | None) -> Obstacle:
     elif state is not None and state.needs_attention:
         step = "settle what is said about it, then run `overlay apply`"
     return Obstacle(
-        "required", f"{name} is required and not applied", Reason(f"{name}: {why}", step)
+        Code.REQUIRED_MISSING, f"{name} is required and not applied", Reason(f"{name}: {why}", step)
     )

@@ -15,11 +15,9 @@ from overlay.targets.pip_config import IndexConfig
 from overlay.targets.release_archive import archive_path
 from overlay.targets.resolution import resolve
 from tests.support import fake_vllm
-from tests.support.fake_index import FakeIndex, serve
-from tests.support.index_fixtures import cache, configure, index, is_whole
+from tests.support.fake_index import FakeIndex, is_whole, serve
 
-__all__ = ["cache", "configure", "index"]
-
+pytestmark = pytest.mark.usefixtures("cache")
 
 # How the network is reached
 
