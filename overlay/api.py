@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from overlay.commands.request import Request
     from overlay.features.model import Feature
     from overlay.processes.live import LiveProcess
+    from overlay.report.codes import Code
     from overlay.report.model import (
         AdoptReport,
         ApplyReport,
         CacheReport,
         CheckReport,
-        Code,
         DiffReport,
         DoctorReport,
         ListReport,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _TYPES = {
     "ApplyReport": "overlay.report.model",
     "CheckReport": "overlay.report.model",
-    "Code": "overlay.report.model",
+    "Code": "overlay.report.codes",
     "DiffReport": "overlay.report.model",
     "DoctorReport": "overlay.report.model",
     "Feature": "overlay.features.model",
@@ -289,7 +289,7 @@ def check_many(
     python: Place | None = None,
     only: Collection[str] = (),
     patches: Sequence[Place] = (),
-    progress: Progress | None = None,
+    progress: Meter | None = None,
 ) -> CheckReport:
     """``check`` of several targets, and of the releases that ``--releases`` names."""
     from overlay.commands.check import check as command

@@ -21,7 +21,8 @@ from overlay.on_disk.transaction import reading
 from overlay.planning.planner import below
 from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
-from overlay.report.model import Code, Obstacle, TargetReport
+from overlay.report.codes import Code
+from overlay.report.model import Obstacle, TargetReport
 from overlay.results import FeatureResult, Plan, Reason, State
 from overlay.targets.target import public
 from overlay.untrusted import all_unreadable

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from overlay.report.model import (
     CacheReport,
+    DiffReport,
     DoctorReport,
     FeatureEntry,
     ListReport,
@@ -48,6 +49,8 @@ def as_data(report: Report) -> dict[str, Any]:
         data["error"] = report.error
     data["verdict"] = report.verdict
     data["targets"] = [_target(target) for target in report.targets]
+    if isinstance(report, DiffReport):
+        data["diff"] = report.diff.decode("utf-8", "backslashreplace")
     if isinstance(report, ListReport):
         data["features"] = [_entry(entry) for entry in report.features]
     if isinstance(report, ProcessesReport | DoctorReport):

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from overlay.report.codes import Exit
 from overlay.report.lines import BLANK, MARK, Line, Span, labelled
 from overlay.report.model import (
     CacheReport,
     CheckReport,
     DoctorReport,
-    Exit,
     FeatureEntry,
     ListReport,
     Obstacle,
     ProcessesReport,
     Report,
     TargetReport,
-    enumeration,
 )
 from overlay.report.problems import Problem, problems
-from overlay.report.wording import count, megabytes
+from overlay.report.words import count, enumeration, megabytes
 from overlay.results import FeatureResult, FileResult, Notice, State
 
 

@@ -5,17 +5,12 @@ The exit status follows from the code (``Code.exit``)."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from overlay.report.model import (
-    CachePart,
-    Code,
-    TargetFailure,
-    TargetReport,
-    Verdict,
-    enumeration,
-)
+from overlay.report.codes import Code, Verdict
+from overlay.report.model import CachePart, TargetFailure, TargetReport
+from overlay.report.words import are, count, enumeration, megabytes, named, those, vllm
 from overlay.results import Change, FeatureResult, State
 
 if TYPE_CHECKING:
@@ -31,34 +26,6 @@ _NEEDY = {
     State.DRIFTED: ("has drifted", "have drifted"),
     State.PARTIAL: ("is applied in part", "are applied in part"),
 }
-
-
-# Words
-
-
-def vllm(target: TargetReport) -> str:
-    """What to call a target in a sentence."""
-    return f"vLLM {target.vllm}" if target.vllm else f"the vLLM in {target.target}"
-
-
-def count(number: int, noun: str, plural: str | None = None) -> str:
-    """``1 file``, ``2 files``."""
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
-
-
-def named(features: Iterable[FeatureResult]) -> str:
-    """The ids of features as a list in a sentence."""
-    return enumeration([feature.feature for feature in features])
-
-
-def are(features: Sequence[FeatureResult]) -> str:
-    """``is`` or ``are``."""
-    return "is" if len(features) == 1 else "are"
-
-
-def those(target: TargetReport, *states: State) -> list[FeatureResult]:
-    """The features of a target that are in one of these states."""
-    return [feature for feature in target.features if feature.state in states]
 
 
 def attention(target: TargetReport) -> str | None:
@@ -382,11 +349,6 @@ def cached(folder: Path, parts: Sequence[CachePart], *, cleaned: bool) -> Verdic
     if cleaned:
         return Verdict(Code.CACHE_CLEANED, f"Removed {held} from {folder}.")
     return Verdict(Code.CACHE, f"The cache in {folder} holds {held}.")
-
-
-def megabytes(size: int) -> str:
-    """``12.3 MB``."""
-    return f"{size / 1e6:.1f} MB"
 
 
 def diagnosed(problems: Sequence[str]) -> Verdict:
