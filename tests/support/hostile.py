@@ -252,7 +252,7 @@ def content(place: str, data: bytes) -> Edit:
         if _clear(path, sandbox):
             path.write_bytes(data)
 
-    return Edit(f"{place} = {data[:2000]!r}", do)
+    return Edit(f"{place} = {data[:300]!r}", do)
 
 
 def mutated(place: str, at: int, value: Any) -> Edit:
@@ -262,7 +262,7 @@ def mutated(place: str, at: int, value: Any) -> Edit:
         path = sandbox / "site" / place
         try:
             document = json.loads(path.read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return
         places = list(_parts(document))
         if places:
