@@ -14,43 +14,83 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
-from overlay.errors import OverlayError
+from overlay.errors import OverlayError, UsageError
 
 if TYPE_CHECKING:
     from overlay.commands.project import Project
     from overlay.commands.request import Request
     from overlay.features.model import Feature
     from overlay.processes.live import LiveProcess
-    from overlay.report.model import Report, TargetReport
+    from overlay.report.codes import Code
+    from overlay.report.model import (
+        AdoptReport,
+        ApplyReport,
+        CacheReport,
+        CheckReport,
+        DiffReport,
+        DoctorReport,
+        ListReport,
+        Obstacle,
+        ProcessesReport,
+        Report,
+        RevertReport,
+        StatusReport,
+        TargetReport,
+    )
     from overlay.report.progress import Meter
-    from overlay.results import FeatureResult, FileResult, HunkResult, State
+    from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State
     from overlay.targets.target import Progress
 
 #: Where each type of the promise is defined; imported when it is asked for.
 _TYPES = {
+    "ApplyReport": "overlay.report.model",
+    "CheckReport": "overlay.report.model",
+    "Code": "overlay.report.codes",
+    "DiffReport": "overlay.report.model",
+    "DoctorReport": "overlay.report.model",
     "Feature": "overlay.features.model",
     "FeatureResult": "overlay.results",
     "FileResult": "overlay.results",
     "HunkResult": "overlay.results",
+    "ListReport": "overlay.report.model",
     "LiveProcess": "overlay.processes.live",
+    "Notice": "overlay.results",
+    "Obstacle": "overlay.report.model",
+    "ProcessesReport": "overlay.report.model",
+    "Reason": "overlay.results",
     "Report": "overlay.report.model",
+    "RevertReport": "overlay.report.model",
     "State": "overlay.results",
+    "StatusReport": "overlay.report.model",
     "TargetReport": "overlay.report.model",
 }
 
 __all__ = [
+    "ApplyReport",
+    "CheckReport",
+    "Code",
+    "DiffReport",
+    "DoctorReport",
     "Feature",
     "FeatureResult",
     "FileResult",
     "HunkResult",
+    "ListReport",
     "LiveProcess",
+    "Notice",
+    "Obstacle",
     "OverlayError",
     "PatchRefused",
+    "ProcessesReport",
+    "Reason",
     "Report",
+    "RevertReport",
     "State",
+    "StatusReport",
     "TargetReport",
+    "UsageError",
     "apply",
     "check",
     "diff",
@@ -61,6 +101,8 @@ __all__ = [
 ]
 
 Place = str | Path
+
+R = TypeVar("R", bound="Report")
 
 
 class PatchRefused(OverlayError):
@@ -82,12 +124,12 @@ def check(
     python: Place | None = None,
     only: Collection[str] = (),
     patches: Sequence[Place] = (),
-) -> Report:
+) -> CheckReport:
     """Say whether features can be applied to a vLLM; write nothing.
 
     >>> report = overlay.check(site)
-    >>> report.exit, report.targets[0].state.value
-    (0, 'pristine')
+    >>> report.code.value, report.targets[0].state.value
+    ('can-be-applied', 'pristine')
 
     :param target: a virtual environment or an interpreter, a folder that holds ``vllm/``, a wheel
         or sdist file, or a release such as ``0.26.0``; default: the vLLM that this Python would
@@ -112,11 +154,11 @@ def apply(
     require: Collection[str] = (),
     dry_run: bool = False,
     untested: bool = False,
-) -> Report:
+) -> ApplyReport:
     """Apply features to a vLLM, beside those that are applied: all of them or nothing.
 
-    >>> overlay.apply(site).targets[0].features[0].state.value
-    'applied'
+    >>> overlay.apply(site).target.applied
+    ('demo',)
     >>> overlay.apply(site, require=["demo"]).verdict
     'Nothing to do: demo is applied to vLLM 0.26.0 already.'
 
@@ -144,9 +186,11 @@ def revert(
     python: Place | None = None,
     only: Collection[str] = (),
     patches: Sequence[Place] = (),
-) -> Report:
+) -> RevertReport:
     """Put back the exact bytes that ``apply`` found, and remove what it added.
 
+    >>> overlay.apply(site).changed
+    ('vllm/v1/spec_decode/demo.py', 'vllm/v1/spec_decode/proposer.py')
     >>> overlay.revert(site).verdict
     'Reverted vLLM 0.26.0: took demo out, 1 file restored and 1 removed.'
 
@@ -171,12 +215,12 @@ def status(
     patches: Sequence[Place] = (),
     require: Collection[str] = (),
     progress: Progress | None = None,
-) -> Report:
+) -> StatusReport:
     """Say what is applied to a vLLM, whether it still stands, and what the next process will run.
 
     >>> report = overlay.status(site, require=["demo"])
-    >>> report.exit, report.verdict
-    (1, 'demo is required and not applied to vLLM 0.26.0: run `overlay apply --feature demo`.')
+    >>> int(report.exit), report.target.obstacles[0].reason.next_step
+    (1, 'run `overlay apply --feature demo`')
 
     :param target: as for ``check``; :param python: as for ``check``.
     :param patches: folders with features beside those shipped.
@@ -208,7 +252,7 @@ def diff(
     :raises OverlayError: if the features or the target cannot be read.
     """
     report = _accepted(diff_report(target, python=python, only=only, patches=patches))
-    return report.diff or b""
+    return report.diff
 
 
 def features(patches: Sequence[Place] = ()) -> tuple[Feature, ...]:
@@ -245,13 +289,25 @@ def check_many(
     python: Place | None = None,
     only: Collection[str] = (),
     patches: Sequence[Place] = (),
-    progress: Progress | None = None,
-) -> Report:
+    progress: Meter | None = None,
+) -> CheckReport:
     """``check`` of several targets, and of the releases that ``--releases`` names."""
     from overlay.commands.check import check as command
 
     names = [str(target) for target in targets]
     return command(_request(python, only, patches), names, releases, progress)
+
+
+def adopt(
+    target: Place | None = None,
+    *,
+    python: Place | None = None,
+    patches: Sequence[Place] = (),
+) -> AdoptReport:
+    """Take over patches that stand in a target without a ledger, where RECORD proves them."""
+    from overlay.commands.adopt import adopt as command
+
+    return _accepted(command(_request(python, (), patches), _name(target)))
 
 
 def diff_report(
@@ -261,32 +317,39 @@ def diff_report(
     only: Collection[str] = (),
     patches: Sequence[Place] = (),
     progress: Progress | None = None,
-) -> Report:
+) -> DiffReport:
     """``diff`` with the state of each feature."""
     from overlay.commands.diff import diff as command
 
     return command(_request(python, only, patches), _name(target), progress)
 
 
-def catalogue(patches: Sequence[Place] = ()) -> Report:
+def catalogue(patches: Sequence[Place] = ()) -> ListReport:
     """What ``overlay list`` shows."""
     from overlay.commands.list_ import list_ as command
 
     return command(_request(None, (), patches))
 
 
-def live() -> Report:
+def live() -> ProcessesReport:
     """What ``overlay status --live`` shows."""
     from overlay.commands.status import live as command
 
     return command()
 
 
-def doctor(patches: Sequence[Place] = ()) -> Report:
+def doctor(patches: Sequence[Place] = ()) -> DoctorReport:
     """What ``overlay doctor`` shows."""
     from overlay.commands.doctor import doctor as command
 
     return command(_request(None, (), patches))
+
+
+def cache(what: str) -> CacheReport:
+    """What ``overlay cache`` does: ``dir``, ``size`` or ``clean``."""
+    from overlay.commands.cache import cache as command
+
+    return command(what)
 
 
 def project() -> Project:
@@ -310,11 +373,11 @@ def meter() -> Meter:
     return Meter()
 
 
-def failure(command: str, error: str) -> Report:
+def failure(command: str, error: str, code: Code) -> Report:
     """The report of a command that usage or the environment stopped."""
     from overlay.report.model import failure as report
 
-    return report(command, error)
+    return report(command, error, code)
 
 
 def as_json(report: Report) -> str:
@@ -363,7 +426,7 @@ def _name(target: Place | None) -> str | None:
     return None if target is None else str(target)
 
 
-def _accepted(report: Report) -> Report:
+def _accepted(report: R) -> R:
     if report.exit == 1:
         raise PatchRefused(report)
     return report

@@ -20,7 +20,8 @@ from overlay.commands.status import by_ledger
 from overlay.errors import PlanOutdated
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.recovery import recover
-from overlay.report.model import ATTENTION, OK, Report, TargetReport
+from overlay.report.codes import Verdict
+from overlay.report.model import ApplyReport, TargetReport
 from overlay.report.wording import (
     applied,
     not_applied,
@@ -55,7 +56,7 @@ class _Job:
 
 def apply(
     request: Request, name: str | None = None, *, dry_run: bool = False, untested: bool = False
-) -> Report:
+) -> ApplyReport:
     """Apply what is meant, beside what is applied already.
 
     :param dry_run: do everything but write.
@@ -75,7 +76,7 @@ def apply(
     return _attempt(job, said)
 
 
-def _attempt(job: _Job, said: str | None) -> Report:
+def _attempt(job: _Job, said: str | None) -> ApplyReport:
     """Plan and apply once.
 
     :param said: what ending an interrupted transaction had to say.
@@ -85,14 +86,14 @@ def _attempt(job: _Job, said: str | None) -> Report:
     decision = outlook(found, untested=job.untested)
     target = decision.report
     if decision.outlook is Outlook.REFUSE or (job.dry_run and target.interrupted):
-        return Report("apply", ATTENTION, not_applied(target), (target,))
+        return ApplyReport(not_applied(target), target)
     if decision.outlook is Outlook.UNTESTED:
-        verdict = untested_refused(target, decision.untested)
-        return Report("apply", ATTENTION, verdict, (target,))
+        return ApplyReport(untested_refused(target, decision.untested), target)
     if job.dry_run:
         target = with_required(target, job.request.require, found.everything, planned=True)
-        verdict = would_apply(target, found.plan.changes)
-        return _finished(target, verdict)
+        changes = found.plan.changes
+        paths = tuple(change.path for change in changes)
+        return _finished(target, would_apply(target, changes), paths)
     outcome = commit.apply(
         job.root,
         found.plan,
@@ -110,14 +111,15 @@ def _attempt(job: _Job, said: str | None) -> Report:
     verdict = applied(target, len(outcome.changed), wrote=outcome.wrote)
     if job.request.features:
         target = with_plugin(target, everything, job.features, named=job.named)
-    return _finished(with_required(target, job.request.require, everything), verdict)
+    target = with_required(target, job.request.require, everything)
+    return _finished(target, verdict, outcome.changed)
 
 
-def _finished(target: TargetReport, verdict: str) -> Report:
+def _finished(target: TargetReport, verdict: Verdict, changed: tuple[str, ...]) -> ApplyReport:
     """The report of an apply that went through, or would; a missing requirement overrules it."""
     if target.obstacles:
-        return Report("apply", ATTENTION, required_missing(target, verdict), (target,))
-    return Report("apply", OK, verdict, (target,))
+        verdict = required_missing(target, verdict)
+    return ApplyReport(verdict, target, changed)
 
 
 def _noted(found: Examination, said: str | None) -> Examination:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from overlay.errors import UsageError
+from overlay.report.codes import Code
 from overlay.report.model import Obstacle, TargetReport
 from overlay.results import Reason, State
 
@@ -75,5 +76,5 @@ def _obstacle(name: str, state: State | None) -> Obstacle:
     elif state is not None and state.needs_attention:
         step = "settle what is said about it, then run `overlay apply`"
     return Obstacle(
-        "required", f"{name} is required and not applied", Reason(f"{name}: {why}", step)
+        Code.REQUIRED_MISSING, f"{name} is required and not applied", Reason(f"{name}: {why}", step)
     )

@@ -14,8 +14,10 @@ from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import from_ledger
 from overlay.on_disk.ledger import damaged_copies, reinstall
 from overlay.on_disk.transaction import reading
-from overlay.report.model import ATTENTION, OK, Obstacle, Report, enumeration
-from overlay.report.wording import count, stands
+from overlay.report.codes import Code
+from overlay.report.model import Obstacle, ProcessesReport, StatusReport
+from overlay.report.wording import running, standing
+from overlay.report.words import enumeration
 from overlay.results import Notice, Reason, State
 from overlay.targets.target import Progress, public
 from overlay.untrusted import all_unreadable
@@ -23,12 +25,11 @@ from overlay.untrusted import all_unreadable
 if TYPE_CHECKING:
     from overlay.features.model import Feature
     from overlay.on_disk.ledger import Ledger
-    from overlay.processes.live import LiveProcess
     from overlay.report.model import TargetReport
     from overlay.targets.target import Target
 
 
-def live() -> Report:
+def live() -> ProcessesReport:
     """Every running vLLM process of this user, and what is wrong with it.
 
     :raises OverlayError: where the system does not tell which processes run.
@@ -36,27 +37,12 @@ def live() -> Report:
     from overlay.processes.live import processes
 
     found = processes()
-    code, verdict = running(found)
-    return Report("status", code, verdict, processes=found)
+    return ProcessesReport(running(found), found)
 
 
-def running(found: tuple[LiveProcess, ...]) -> tuple[int, str]:
-    """The verdict of ``status --live``."""
-    from overlay.processes.records import PATCHED
-
-    if not found:
-        return OK, "No vLLM of this user is running."
-    bad = [one for one in found if one.problem is not None]
-    engines = len({one.engine for one in found})
-    what = f"{count(len(found), 'process').replace('processs', 'processes')} of vLLM"
-    if bad:
-        verb = "needs" if len(bad) == 1 else "need"
-        return ATTENTION, f"{len(bad)} of {what} {verb} you."
-    patched = sum(one.record is not None and one.record.way in PATCHED for one in found)
-    return OK, f"{what} in {count(engines, 'engine')}, {patched} patched, none needs you."
-
-
-def status(request: Request, name: str | None = None, progress: Progress | None = None) -> Report:
+def status(
+    request: Request, name: str | None = None, progress: Progress | None = None
+) -> StatusReport:
     """What is applied to a target, whether it still stands, and what the next process will run.
 
     By the ledger alone where that says it all, else by a plan.
@@ -73,8 +59,7 @@ def status(request: Request, name: str | None = None, progress: Progress | None 
     answer = with_required(answer, request.require, answer)
     if not named:
         answer = replace(answer, notices=(*answer.notices, *_kept_out()))
-    code, verdict = stands(answer)
-    return Report("status", code, verdict, (answer,))
+    return StatusReport(standing(answer), answer)
 
 
 def _kept_out() -> tuple[Notice, ...]:
@@ -122,7 +107,7 @@ def _with_damaged_copies(target: Target, features: tuple[Feature, ...]) -> Targe
     answer = replace(report(target, found, features, interrupted), features=others)
     copies = "a pristine copy is" if len(damaged) == 1 else f"{len(damaged)} pristine copies are"
     obstacle = Obstacle(
-        "copies-damaged",
+        Code.COPIES_DAMAGED,
         f"{copies} missing or damaged",
         Reason(
             f"`overlay revert` would fail: expected the release's own bytes of "

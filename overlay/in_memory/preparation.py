@@ -236,7 +236,7 @@ def _describe_malformed(malformed: Malformed, asked: bool) -> Planned:
 def _reasons(result: FeatureResult) -> Iterable[str]:
     """What is to be told of a feature, and everything that stands in its way, where it does."""
     from overlay.report.model import TargetReport
-    from overlay.report.wording import problems
+    from overlay.report.problems import problems
 
     if result.reason:
         yield str(result.reason)

@@ -9,11 +9,8 @@ from typing import Any
 import pytest
 
 from tests.support import fake_vllm
-from tests.support.cli import ADDED, PROPOSER, RUNNER, Cli, cli, digest, edit, site
+from tests.support.cli import ADDED, PROPOSER, RUNNER, Cli, digest, edit
 from tests.support.patches import hunk, patch_text, write_feature
-
-__all__ = ["cli", "site"]
-
 
 # Edits after us
 
@@ -23,14 +20,14 @@ def test_an_edit_after_us_is_said_and_never_lost(cli: Cli, site: Path) -> None:
     edit(site, PROPOSER, "# patched", "# patched, and mine")
     before = digest(site)
     status = cli("status", site)
-    assert (status.exit, status.last) == (1, "vLLM 0.26.0 needs you: demo is drifted.")
+    assert (status.exit, status.last) == (1, "Action needed: demo has drifted on vLLM 0.26.0.")
     for command in ("apply", "revert"):
         result = cli(command, site)
         assert result.exit == 1
         assert PROPOSER in result.out
         assert digest(site) == before
     assert cli("revert", site).last == (
-        f"Nothing was reverted in vLLM 0.26.0: {PROPOSER} was edited after us."
+        f"Nothing was reverted in vLLM 0.26.0: {PROPOSER} was edited since."
     )
 
 
@@ -75,7 +72,7 @@ def test_an_edit_beside_our_lines_is_an_edit_too(cli: Cli, tmp_path: Path) -> No
     result = cli(*only_team)
     assert (result.exit, result.last) == (
         1,
-        "Nothing was written to vLLM 0.26.0: team-capture is drifted.",
+        "Nothing was written to vLLM 0.26.0: team-capture has drifted.",
     )
     assert RUNNER in result.out
     assert digest(checkout) == before
@@ -86,7 +83,10 @@ def test_apply_mends_what_was_put_back(cli: Cli, site: Path) -> None:
     cli("--patches", cli.team, "apply", site)
     (site / PROPOSER).write_bytes(original)
     status = cli("--patches", cli.team, "status", site)
-    assert (status.exit, status.last) == (1, "vLLM 0.26.0 needs you: demo is partial.")
+    assert (status.exit, status.last) == (
+        1,
+        "Action needed: demo is applied in part on vLLM 0.26.0.",
+    )
     assert cli("--patches", cli.team, "apply", site).exit == 0
     assert cli("--patches", cli.team, "status", site).exit == 0
 
@@ -192,7 +192,7 @@ def test_a_newer_form_that_does_not_fit_leaves_the_older_one(cli: Cli, site: Pat
     result = cli("apply", site)
     assert (result.exit, result.last) == (
         1,
-        "Nothing was written to vLLM 0.26.0: demo is drifted.",
+        "Nothing was written to vLLM 0.26.0: demo has drifted.",
     )
     assert digest(site) == before
     assert cli("status", site).exit == 0
@@ -237,7 +237,7 @@ def test_features_that_touch_the_same_lines_are_refused_with_both_names(
     result = cli("--patches", cli.team, "apply", site)
     assert (result.exit, result.last) == (
         1,
-        "Nothing was written to vLLM 0.26.0: demo is drifted and theirs is drifted.",
+        "Nothing was written to vLLM 0.26.0: demo and theirs have drifted.",
     )
     assert "demo (demo/10-propose/0.20.0..0.33.0.patch) and theirs (theirs/10-theirs/" in result.out
     assert "next:  leave one of them out, or make one patch of both" in result.out

@@ -16,10 +16,8 @@ import pytest
 from overlay.cli import run as terminal
 from overlay.errors import TargetError
 from tests.support import fake_vllm
-from tests.support.cli import PROPOSER, Cli, cli
+from tests.support.cli import PROPOSER, Cli
 from tests.support.patches import hunk, patch_text, write_feature
-
-__all__ = ["cli"]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -55,7 +53,7 @@ def test_with_json_every_error_is_json(cli: Cli, arguments: list[str]) -> None:
     result = cli(*arguments)
     assert result.exit == 2
     assert result.err == ""
-    assert (result.json["schema"], result.json["exit"], result.json["targets"]) == (1, 2, [])
+    assert (result.json["schema"], result.json["exit"], result.json["targets"]) == (2, 2, [])
     assert result.json["error"]
     known = {"check", "apply", "revert", "status", "list", "overlay"}
     assert result.json["command"] in known

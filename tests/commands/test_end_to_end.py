@@ -18,10 +18,8 @@ import pytest
 
 from overlay.cli.arguments import cli as group
 from tests.support import fake_vllm
-from tests.support.cli import ADDED, CAPTURE, PROPOSE, PROPOSER, RUNNER, Cli, cli, digest
+from tests.support.cli import ADDED, CAPTURE, PROPOSE, PROPOSER, RUNNER, Cli, digest
 from tests.support.patches import hunk, patch_text, write_feature
-
-__all__ = ["cli"]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 VARIANT = "0.20.0..0.33.0.patch"
@@ -164,8 +162,8 @@ def test_json_is_what_the_design_says_and_alone(command: Command, site: Path) ->
         done = command(name, *options, "--json", site)
         assert done.stderr == ""
         answer = json.loads(done.stdout)
-        assert list(answer) == ["schema", "command", "exit", "verdict", "targets"]
-        assert (answer["schema"], answer["command"], answer["exit"]) == (1, name, done.returncode)
+        assert list(answer) == ["schema", "command", "exit", "code", "verdict", "targets"]
+        assert (answer["schema"], answer["command"], answer["exit"]) == (2, name, done.returncode)
         (target,) = answer["targets"]
         assert list(target) == ["target", "vllm", "root", "state", "warnings", "features"]
         assert (target["target"], target["root"], target["vllm"]) == (
