@@ -6,6 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from overlay.report.model import (
+    CacheReport,
+    DiffReport,
     DoctorReport,
     FeatureEntry,
     ListReport,
@@ -47,12 +49,22 @@ def as_data(report: Report) -> dict[str, Any]:
         data["error"] = report.error
     data["verdict"] = report.verdict
     data["targets"] = [_target(target) for target in report.targets]
+    if isinstance(report, DiffReport):
+        data["diff"] = report.diff.decode("utf-8", "backslashreplace")
     if isinstance(report, ListReport):
         data["features"] = [_entry(entry) for entry in report.features]
     if isinstance(report, ProcessesReport | DoctorReport):
         data["processes"] = [_process(process) for process in report.processes]
     if isinstance(report, DoctorReport):
         data["doctor"] = {**report.facts, "problems": list(report.problems)}
+    if isinstance(report, CacheReport):
+        data["cache"] = {
+            "folder": str(report.folder),
+            "parts": [
+                {"name": part.name, "entries": part.entries, "bytes": part.size}
+                for part in report.parts
+            ],
+        }
     return data
 
 

@@ -6,6 +6,7 @@ import base64
 import binascii
 import csv
 import io
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -48,16 +49,36 @@ class Record(Mapping[str, str]):
 
 
 def _rows(text: str) -> Iterator[tuple[str, str]]:
-    for row in csv.reader(io.StringIO(text, newline="")):
-        if len(row) < 2 or not row[0].startswith("vllm/") or not row[1].startswith("sha256="):
+    for row in _fields(io.StringIO(text, newline="")):
+        if len(row) < 2 or not row[0].startswith("vllm/"):
             continue
-        encoded = row[1][len("sha256=") :]
+        digest = _digest(row[1])
+        if digest is not None:
+            yield row[0], digest
+
+
+def _fields(lines: Iterable[str]) -> Iterator[list[str]]:
+    """The rows of a RECORD; what is not CSV is left out, for RECORD is a stranger's data."""
+    reader = csv.reader(lines)
+    while True:
         try:
-            digest = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4))
-        except (binascii.Error, ValueError):
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error:
             continue
-        if len(digest) == 32:
-            yield row[0], digest.hex()
+        if row:
+            yield row
+
+
+def _digest(code: str) -> str | None:
+    """The hexadecimal sha256 of a row's second field, ``None`` where it holds none."""
+    algorithm, _, encoded = code.partition("=")
+    try:
+        digest = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4))
+    except (binascii.Error, ValueError):
+        return None
+    return digest.hex() if algorithm == "sha256" and len(digest) == 32 else None
 
 
 _MARK = LEDGER_PATH.encode() + b","
@@ -84,15 +105,11 @@ def our_rows(record: bytes) -> tuple[Row, ...]:
     if start is None:
         return ()
     rows = []
-    for fields in csv.reader(record[start:].decode("utf-8", "surrogateescape").splitlines()):
-        if not fields:
-            continue
+    for fields in _fields(record[start:].decode("utf-8", "surrogateescape").splitlines()):
         path, code, size = (*fields, "", "", "")[:3]
-        digest = None
-        if code.startswith("sha256="):
-            code = code[len("sha256=") :]
-            digest = base64.urlsafe_b64decode(code + "=" * (-len(code) % 4)).hex()
-        rows.append(Row(path, digest, int(size) if size.isdigit() else None))
+        # Only ASCII digits, and no more than Python turns into a number without complaint.
+        counted = re.fullmatch("[0-9]{1,18}", size) is not None
+        rows.append(Row(path, _digest(code), int(size) if counted else None))
     return tuple(rows)
 
 
@@ -130,7 +147,7 @@ def without_rows(record: bytes, before: str | None, paths: Iterable[str]) -> byt
     kept = [
         line
         for line in record.decode("utf-8", "surrogateescape").splitlines(keepends=True)
-        if next(csv.reader([line]), [""])[0] not in ours
+        if next(_fields([line]), [""])[0] not in ours
     ]
     return "".join(kept).encode("utf-8", "surrogateescape")
 

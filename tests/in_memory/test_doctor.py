@@ -22,7 +22,8 @@ from overlay.processes.live import LiveProcess
 from overlay.processes.records import Effect, EffectRecord, ModuleRecord, ProcessRecord
 from overlay.report.as_json import as_data
 from overlay.report.as_text import render
-from overlay.report.model import Code, ProcessesReport, Verdict
+from overlay.report.codes import Code, Verdict
+from overlay.report.model import ProcessesReport
 from overlay.report.wording import running
 from tests.in_memory.boxes import REPO, Box
 
