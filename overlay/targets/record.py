@@ -9,7 +9,6 @@ import io
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from overlay.errors import TargetError
 from overlay.package import LEDGER_PATH
 from overlay.untrusted import sha256
 
@@ -40,8 +39,6 @@ class Record(Mapping[str, str]):
 
     >>> dict(Record(b"vllm/a.py,sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU,0\\r\\n"))
     {'vllm/a.py': 'e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855'}
-
-    :raises TargetError: on first use, if it is not made of comma-separated rows.
     """
 
     def __init__(self, raw: bytes) -> None:
@@ -79,26 +76,24 @@ def release_part(record: bytes) -> bytes:
 
 
 def our_rows(record: bytes) -> tuple[Row, ...]:
-    """The rows of our block, the ledger's first; none where there is no block.
-
-    :raises TargetError: if the block is not made of comma-separated rows.
-    """
+    """The rows of our block, the ledger's first; none where there is no block."""
     start = _block(record)
     return () if start is None else tuple(_rows(record[start:]))
 
 
 def _rows(record: bytes) -> Iterator[Row]:
-    text = record.decode("utf-8", "surrogateescape")
-    try:
-        for fields in csv.reader(io.StringIO(text, newline="")):
-            if fields:
-                path, code, size = (*fields, "", "")[:3]
-                yield Row(path, _hex(code), _size(size))
-    except csv.Error as error:
-        raise TargetError(
-            f"RECORD: expected rows of path, hash and size with commas between them; {error}. "
-            "Reinstall vLLM"
-        ) from error
+    """The rows of a RECORD; what is not CSV is left out, for RECORD is a stranger's data."""
+    reader = csv.reader(io.StringIO(record.decode("utf-8", "surrogateescape"), newline=""))
+    while True:
+        try:
+            fields = next(reader)
+        except StopIteration:
+            return
+        except csv.Error:
+            continue
+        if fields:
+            path, code, size = (*fields, "", "")[:3]
+            yield Row(path, _hex(code), _size(size))
 
 
 def _hex(code: str) -> str | None:
