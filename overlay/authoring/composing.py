@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from overlay.authoring.merge import matches
-from overlay.features.model import Hunk
+from overlay.features.model import MODULE_SCOPE, Hunk
 from overlay.planning.matching import holding_scopes, match
 from overlay.planning.scopes import find
 from overlay.planning.text import SourceText
@@ -147,7 +147,9 @@ def _scopes_around(group: Sequence[_Block], old: _Text, new: _Text) -> Iterator[
     before = range(group[0].old.start, group[-1].old.stop)
     after = range(group[0].new.start, group[-1].new.stop)
     afterwards = set(holding_scopes(after.start, len(after), new.scopes))
-    for name in holding_scopes(before.start, len(before), old.scopes):
+    names = holding_scopes(before.start, len(before), old.scopes)
+    # A function that is the whole file is named before the file.
+    for name in sorted(names, key=lambda name: name == MODULE_SCOPE):
         if name not in afterwards:
             continue
         for place in old.scopes[name]:
