@@ -37,6 +37,20 @@ def parse_release(text: str) -> Version:
         raise ValueError(f"{text!r} is no release number, such as 0.26.0") from error
 
 
+def same_release(version: Version) -> Version:
+    """The one spelling of a version: at least three numbers, no needless zero behind them.
+
+    >>> str(same_release(Version("0.26"))), str(same_release(Version("v0.26.0.0+cpu")))
+    ('0.26.0', '0.26.0+cpu')
+    """
+    numbers = list(version.release) + [0] * (3 - len(version.release))
+    while len(numbers) > 3 and numbers[-1] == 0:
+        numbers.pop()
+    epoch = f"{version.epoch}!" if version.epoch else ""
+    behind = str(version).removeprefix(version.base_version)
+    return Version(f"{epoch}{'.'.join(map(str, numbers))}{behind}")
+
+
 _RANGE = re.compile(r"^(?P<first>[^.\s][^\s]*?)\.\.(?P<last>[^.\s][^\s]*)$")
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class State(str, Enum):
-    """One word on how a piece of a patch stands in a target; ordered from best to worst."""
+    """State of a hunk, a file, a feature or a target; ordered from best to worst."""
 
     APPLIED = "applied"
     UPSTREAMED = "upstreamed"
@@ -35,9 +35,9 @@ _ORDER = tuple(State)
 
 
 def worst(states: Iterable[State]) -> State:
-    """The worst of independent things, such as the features of a target.
+    """The worst of independent states, such as those of the features of a target.
 
-    Nothing at all is ``inapplicable``: there is nothing to do.
+    Without any state it is ``inapplicable``: there is nothing to do.
     """
     return max(states, key=lambda state: state.rank, default=State.INAPPLICABLE)
 
@@ -45,38 +45,65 @@ def worst(states: Iterable[State]) -> State:
 def combine(states: Iterable[State]) -> State:
     """The state of a whole from its parts: the hunks of a file, the files of a feature.
 
-    A whole of which one part stands (``applied`` or ``upstreamed``) while another could
+    A whole of which one part is in (``applied`` or ``upstreamed``) while another could
     still be applied (``pristine``) is ``partial``; otherwise the worst part wins.
     """
-    found = set(states)
-    whole = worst(found)
-    if whole is State.PRISTINE and found & {State.APPLIED, State.UPSTREAMED}:
+    parts = set(states)
+    whole = worst(parts)
+    if whole is State.PRISTINE and parts & {State.APPLIED, State.UPSTREAMED}:
         return State.PARTIAL
     return whole
 
 
+class Reason(NamedTuple):
+    """Why something is in its state, and what to do about it.
+
+    :ivar text: what was expected and what was found, as the part of a sentence.
+    :ivar next_step: what to do, where the cause tells it better than the state alone.
+    """
+
+    text: str
+    next_step: str | None = None
+
+    def __str__(self) -> str:
+        return self.text if self.next_step is None else f"{self.text}; {self.next_step}"
+
+
+class Notice(NamedTuple):
+    """Something that the user should know, though no state says it.
+
+    :ivar path: the file that it is about; ``None``: the target as a whole.
+    """
+
+    path: str | None
+    text: str
+
+    def __str__(self) -> str:
+        return self.text if self.path is None else f"{self.path}: {self.text}"
+
+
 class HunkResult(NamedTuple):
-    """How one hunk stands.  ``line`` is where its pre-image (or post-image) begins, 1-based."""
+    """State of one hunk.  ``line`` is where its pre-image (or post-image) begins, 1-based."""
 
     scope: str
     state: State
     line: int | None = None
-    why: str | None = None
+    reason: Reason | None = None
     candidates: tuple[int, ...] = ()
 
 
 class FileResult(NamedTuple):
-    """How one file of a feature stands; an added module is a file with no hunks."""
+    """State of one file of a feature; an added module is a file with no hunks."""
 
     path: str
     state: State
     patch: str | None = None
     hunks: tuple[HunkResult, ...] = ()
-    why: str | None = None
+    reason: Reason | None = None
 
 
 class FeatureResult(NamedTuple):
-    """How one feature stands in a target.
+    """State of one feature in a target.
 
     :ivar untested: the release is covered by no variant's range and was judged by content.
     """
@@ -84,17 +111,13 @@ class FeatureResult(NamedTuple):
     feature: str
     state: State
     files: tuple[FileResult, ...] = ()
-    why: str | None = None
+    reason: Reason | None = None
     untested: bool = False
-
-
-#: Stands in a ``why`` before what to do, where the cause tells it better than the state alone.
-NEXT = "; next: "
 
 
 @dataclass(frozen=True)
 class Change:
-    """What becomes of one file: ``None`` stands for no file."""
+    """Bytes of one file before and after; ``None``: no such file."""
 
     path: str
     before: bytes | None
@@ -106,11 +129,12 @@ class Plan:
     """Every feature's state, and the changes from the pristine tree to the patched one.
 
     :ivar changes: empty unless every selected feature can be applied; sorted by path.
+    :ivar notices: about files that are not the release's own, among others.
     """
 
     features: tuple[FeatureResult, ...]
     changes: tuple[Change, ...] = ()
-    warnings: tuple[str, ...] = ()
+    notices: tuple[Notice, ...] = ()
 
     @property
     def state(self) -> State:

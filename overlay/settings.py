@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from overlay.errors import UsageError
-
-if TYPE_CHECKING:
-    pass
 
 
 def kept_out(why: str) -> str:
@@ -33,7 +30,7 @@ def require_known(switches: Switches, known: Iterable[str]) -> None:
         )
 
 
-#: Every variable of ours starts with this; vLLM warns about unknown ones with its own prefix.
+#: Every variable of the overlay starts with this; vLLM warns about unknown ones with its prefix.
 PREFIX = "OVERLAY_"
 
 MODES = ("auto", "disk", "off")
@@ -45,7 +42,16 @@ PLUGIN_NAME = "overlay"
 _LOCAL = frozenset({"OVERLAY_CACHE", "OVERLAY_PATCHES"})
 
 #: What the plugin itself reads; further variables belong to features.
-KNOWN = frozenset({"OVERLAY", "OVERLAY_FEATURES", "OVERLAY_REQUIRED", "OVERLAY_UNTESTED", *_LOCAL})
+KNOWN = frozenset(
+    {
+        "OVERLAY",
+        "OVERLAY_FEATURES",
+        "OVERLAY_REQUIRED",
+        "OVERLAY_REQUIRED_PRESENT",
+        "OVERLAY_UNTESTED",
+        *_LOCAL,
+    }
+)
 
 _RAY_PREFIXES = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
 
@@ -55,10 +61,13 @@ class Switches(NamedTuple):
 
     :ivar mode: ``auto`` (patch in memory, verify on disk), ``disk`` (verify only) or ``off``.
     :ivar features: ids of the features that may be patched in memory; ``None`` for every one.
-    :ivar required: ids of features without which the process must not start; ``all`` is every one.
+    :ivar required: ids of features without whose effect vLLM must not serve; ``all`` is every one.
+    :ivar present: ids of features without whose patched code the process must not start; ``all`` is
+        every one.  Holds those of ``required``.
     :ivar patches: further patches folders.
     :ivar untested: whether a release that no variant's range holds may be patched in memory.
     :ivar all: every ``OVERLAY`` variable that is set, for the digest that ranks compare.
+    :ivar warnings: former spellings among the values.
     """
 
     mode: str
@@ -67,6 +76,8 @@ class Switches(NamedTuple):
     patches: tuple[Path, ...]
     untested: bool
     all: Mapping[str, str]
+    present: frozenset[str] = frozenset()
+    warnings: tuple[str, ...] = ()
 
     def allows(self, feature: str) -> bool:
         """Whether ``feature`` may be patched in memory."""
@@ -78,39 +89,43 @@ class Switches(NamedTuple):
         return tuple(name for name in self.all if name not in KNOWN)
 
     def requires(self, feature: str) -> bool:
-        """Whether the process must not start without ``feature``."""
+        """Whether vLLM must not serve where ``feature`` has no effect."""
         return feature in self.required or "all" in self.required
 
 
 def read(environment: Mapping[str, str] = os.environ) -> Switches:
-    """Read the switches.
+    """Read the switches; an empty variable is an unset one.
 
     :raises UsageError: for a value that is none of those allowed.
     """
-    mode = environment.get("OVERLAY", "auto")
+    mode = environment.get("OVERLAY") or "auto"
     if mode not in MODES:
         raise UsageError(
             f"OVERLAY={mode!r}: expected one of {', '.join(MODES)}; set one of them or unset it"
         )
     folders = environment.get("OVERLAY_PATCHES", "")
+    required = _ids(environment.get("OVERLAY_REQUIRED", ""))
+    untested, warnings = _flag(environment, "OVERLAY_UNTESTED")
     return Switches(
         mode=mode,
         features=_features(environment),
-        required=_ids(environment.get("OVERLAY_REQUIRED", "")),
+        required=required,
         patches=tuple(Path(folder).expanduser() for folder in folders.split(os.pathsep) if folder),
-        untested=_flag(environment, "OVERLAY_UNTESTED"),
+        untested=untested,
         all={
             name: value for name, value in sorted(ours(environment).items()) if name not in _LOCAL
         },
+        present=required | _ids(environment.get("OVERLAY_REQUIRED_PRESENT", "")),
+        warnings=warnings,
     )
 
 
 def ours(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Every variable of the overlay that is set, those of features and of one machine included."""
+    """Every variable of the overlay that is set and not empty, those of features included."""
     return {
         name: value
         for name, value in environment.items()
-        if name == "OVERLAY" or name.startswith(PREFIX)
+        if value and (name == "OVERLAY" or name.startswith(PREFIX))
     }
 
 
@@ -120,7 +135,7 @@ def _ids(value: str) -> frozenset[str]:
 
 def _features(environment: Mapping[str, str]) -> frozenset[str] | None:
     value = environment.get("OVERLAY_FEATURES")
-    if value is None:
+    if not value:
         return None
     if not _ids(value):
         raise UsageError(
@@ -130,15 +145,20 @@ def _features(environment: Mapping[str, str]) -> frozenset[str] | None:
     return _ids(value)
 
 
-def _flag(environment: Mapping[str, str], name: str) -> bool:
-    value = environment.get(name, "0")
-    if value not in ("0", "1"):
-        raise UsageError(f"{name}={value!r}: expected 0 or 1; set one of them or unset it")
-    return value == "1"
+def _flag(environment: Mapping[str, str], name: str) -> tuple[bool, tuple[str, ...]]:
+    """Whether a switch is on, and what is to be said of its spelling."""
+    value = environment.get(name) or "off"
+    former = {"0": "off", "1": "on"}
+    if value in former:
+        text = f"{name}={value} is deprecated: write {name}={former[value]}"
+        return former[value] == "on", (text,)
+    if value not in ("on", "off"):
+        raise UsageError(f"{name}={value!r}: expected on or off; set one of them or unset it")
+    return value == "on", ()
 
 
 def carry_to_ray(environment: dict[str, str] | os._Environ[str] = os.environ) -> None:
-    """Have vLLM's Ray executors copy our variables, if any is set, to workers on other nodes.
+    """Have vLLM's Ray executors copy the overlay's variables, if any is set, to other nodes.
 
     They copy those with prefixes of their own and those whose prefix this variable lists (vLLM
     0.20.0 to 0.33.0, ``vllm/ray/ray_env.py``).  It is left alone where there is nothing to carry,
@@ -152,6 +172,6 @@ def carry_to_ray(environment: dict[str, str] | os._Environ[str] = os.environ) ->
 
 
 def plugin_allowed(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether vLLM's allow-list of plugins lets ours run."""
+    """Whether vLLM's allow-list of plugins lets the overlay's run."""
     allowed = environment.get("VLLM_PLUGINS")
     return allowed is None or PLUGIN_NAME in allowed.split(",")

@@ -38,7 +38,7 @@ from overlay.package import KNOWN_RELEASES, ReleaseRange, Tree, parse_release  #
 from overlay.planning.matching import edits, match  # noqa: E402
 from overlay.planning.scopes import find  # noqa: E402
 from overlay.planning.text import SourceText  # noqa: E402
-from overlay.results import HunkResult, State  # noqa: E402
+from overlay.results import HunkResult, Reason, State  # noqa: E402
 
 _HUNK = re.compile(r"^@@ -(\d+)(?:,\d+)? \+(\d+)(?:,\d+)? @@(.*)$")
 _RELEASES = re.compile(r'^(releases\s*=\s*")[^"]*(")', re.MULTILINE)
@@ -118,8 +118,8 @@ def land(path: Path, texts: Mapping[str, SourceText], tree: Tree) -> Landing:
     if before is None:
         data = tree.read(patch.path)
         if data is None:
-            why = f"the release has no file {patch.path}"
-            missing = tuple(HunkResult(h.scope, State.MISSING, why=why) for h in patch.hunks)
+            reason = Reason(f"the release has no file {patch.path}")
+            missing = tuple(HunkResult(h.scope, State.MISSING, reason=reason) for h in patch.hunks)
             return Landing(path, patch, missing, None, None)
         before = SourceText.from_bytes(data)
     scopes = find(before.lines)
@@ -197,7 +197,7 @@ def report(topic: str, landing: Landing) -> str:
         if result.state is State.PRISTINE:
             parts.append(f"lands at line {result.line}: the hunk in {hunk.scope}\n")
             continue
-        parts.append(f"{result.state.value}: the hunk in {hunk.scope}\n{result.why}\n")
+        parts.append(f"{result.state.value}: the hunk in {hunk.scope}\n{result.reason}\n")
         parts.append("".join(f"  {op}{text}\n" for op, text in hunk.lines))
         if landing.before is not None:
             parts.append(excerpt(hunk, result, landing.before.lines))

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from overlay.package import KNOWN_RELEASES
-from overlay.targets.release_archive import CachedRelease, archive_path
+from overlay.targets.release_archive import CachedRelease
 from overlay.targets.resolution import resolve
 
 pytestmark = [pytest.mark.network, pytest.mark.slow]
@@ -55,7 +55,7 @@ def states(target: dict[str, Any]) -> dict[str, str]:
 def unpack(release: str, folder: Path, only: Container[str] | None = None) -> Path:
     """The Python sources of a release, or some of them, as its sdist has them."""
     resolve(release)  # fetches it where it is not in the cache
-    kept = CachedRelease.open(archive_path(release))
+    kept = CachedRelease.open(release)
     for path in kept.paths():
         if only is not None and path not in only:
             continue

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlay.commands.assess import Examination, examine
-from overlay.commands.request import Request, resolve_writable, with_features
+from overlay.commands.request import Request, notices, resolve_writable, with_features
 from overlay.commands.status import by_ledger
 from overlay.errors import PlanOutdated, UsageError
 from overlay.on_disk import transaction as commit
@@ -83,8 +83,8 @@ def _attempt(job: _Job) -> Report:
     stands = by_ledger(target, job.features, job.meant)
     stands = stands or examine(target, job.features, job.meant).report
     said = (found.said,) if found.said else ()
-    warnings = (*said, *outcome.warnings, *found.plan.warnings, *stands.warnings)
-    stands = replace(stands, warnings=tuple(dict.fromkeys(warnings)))
+    noted = (*notices((*said, *outcome.warnings)), *found.plan.notices, *stands.notices)
+    stands = replace(stands, notices=tuple(dict.fromkeys(noted)))
     verdict = applied(stands, len(outcome.changed), wrote=outcome.wrote)
     return Report("apply", OK, verdict, (stands,))
 

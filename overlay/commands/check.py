@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from overlay.commands.assess import examine
 from overlay.commands.request import Request
 from overlay.errors import OverlayError, described
-from overlay.report.model import ERROR, Report
+from overlay.report.model import ERROR, Report, TargetFailure, TargetReport
 from overlay.report.wording import checked, unanswered
 from overlay.targets.resolution import releases, resolve
 from overlay.targets.target import Progress
 
 if TYPE_CHECKING:
     from overlay.features.model import Feature
-    from overlay.report.model import TargetReport
     from overlay.targets.target import Target
 
 
@@ -99,8 +98,8 @@ def check(
     if not wanted:
         wanted = [None]
     answers = _answers(list(dict.fromkeys(wanted)), features, progress)
-    found = tuple(answer for answer in answers if not isinstance(answer, str))
-    errors = [answer for answer in answers if isinstance(answer, str)]
+    found = tuple(answer for answer in answers if isinstance(answer, TargetReport))
+    errors = [answer.error for answer in answers if isinstance(answer, TargetFailure)]
     matrix = len(found) > 1
     if errors:
         verdict = unanswered(len(errors), len(answers))
@@ -111,8 +110,8 @@ def check(
 
 def _answers(
     names: Sequence[str | None], features: tuple[Feature, ...], progress: Progress | None
-) -> list[TargetReport | str]:
-    """One report, or one error, for each name, in their order."""
+) -> list[TargetReport | TargetFailure]:
+    """One report, or one failure, for each name, in their order."""
     workers = min(_cores(), len(names))
     if len(names) < _WORTH_A_POOL or workers < 2 or not hasattr(os, "fork"):
         return [_examined(_found(name, progress), features) for name in names]
@@ -121,27 +120,30 @@ def _answers(
     return in_processes(lambda target: _examined(target, features), targets, workers)
 
 
-def _found(name: str | None, progress: Progress | None) -> Target | str:
+def _found(name: str | None, progress: Progress | None) -> Target | TargetFailure:
     try:
         return resolve(name, progress=progress)
     except OverlayError as error:
-        return str(error)
+        return TargetFailure(name, str(error))
     except OSError as error:
-        return described(error)
+        return TargetFailure(name, described(error))
 
 
-def _examined(target: Target | str, features: tuple[Feature, ...]) -> TargetReport | str:
-    if isinstance(target, str):
+def _examined(
+    target: Target | TargetFailure, features: tuple[Feature, ...]
+) -> TargetReport | TargetFailure:
+    if isinstance(target, TargetFailure):
         return target
     try:
         return examine(target, features).report
     except OverlayError as error:
-        return "\n".join(
-            said if said.startswith(f"{target.name}: ") else f"{target.name}: {said}"
-            for said in str(error).split("\n")
+        lines = (
+            line if line.startswith(f"{target.name}: ") else f"{target.name}: {line}"
+            for line in str(error).split("\n")
         )
+        return TargetFailure(target.name, "\n".join(lines))
     except OSError as error:
-        return described(error)
+        return TargetFailure(target.name, described(error))
 
 
 def _cores() -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from overlay.errors import UsageError
 from overlay.report.model import TargetReport
-from overlay.results import Plan, worst
+from overlay.results import Notice, Plan
 
 if TYPE_CHECKING:
     from overlay.features.model import Feature
@@ -66,22 +66,23 @@ def report(
     :param said: what recovery had to say.
     """
     ids = {feature.id for feature in meant}
-    found = tuple(one for one in plan.features if one.feature in ids)
     return TargetReport(
         target=target.name,
         vllm=target.vllm,
-        root=None if target.root is None else str(target.root),
-        state=worst(one.state for one in found),
-        features=found,
-        warnings=(*((said,) if said else ()), *target.warnings, *plan.warnings),
+        root=target.root,
+        features=tuple(result for result in plan.features if result.feature in ids),
+        notices=(*notices((said,) if said else ()), *notices(target.warnings), *plan.notices),
     )
+
+
+def notices(texts: Iterable[str]) -> tuple[Notice, ...]:
+    """Notices about a target as a whole."""
+    return tuple(Notice(None, text) for text in texts)
 
 
 def with_features(target: TargetReport, features: Sequence[FeatureResult]) -> TargetReport:
     """The same target with other results."""
-    return replace(
-        target, features=tuple(features), state=worst(feature.state for feature in features)
-    )
+    return replace(target, features=tuple(features))
 
 
 def resolve_writable(name: str | None, command: str) -> tuple[Target, Path]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from overlay.commands.request import resolve_writable
+from overlay.commands.request import notices, resolve_writable
 from overlay.errors import LedgerError, RevertRefused
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.disk_state import from_ledger
 from overlay.report.model import ATTENTION, Report, TargetReport, enumeration
 from overlay.report.wording import reverted, vllm
-from overlay.results import FeatureResult, FileResult, Plan, State, worst
+from overlay.results import FeatureResult, FileResult, Plan, State
 from overlay.targets.target import public
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def revert(request: Request, name: str | None = None) -> Report:
         return _refused(target, before, refusal)
     results = () if before is None else tuple(_reverted(one.result) for one in before.applied)
     warnings = (*((said,) if said else ()), *outcome.warnings)
-    answer = _report(target, Plan(results, (), tuple(dict.fromkeys(warnings))))
+    answer = _report(target, Plan(results, (), notices(dict.fromkeys(warnings))))
     removed = sum(target.read(path) is None for path in outcome.changed)
     restored = len(outcome.changed) - removed
     code, verdict = reverted(answer, restored, removed, wrote=outcome.wrote)
@@ -72,7 +72,7 @@ def _ledger(root: Path) -> tuple[str | None, Ledger | None]:
 def _refused(target: Target, ledger: Ledger | None, refusal: RevertRefused) -> Report:
     found = None if ledger is None else from_ledger(ledger, target, public(target))
     plan = found or Plan(())
-    answer = _report(target, replace(plan, warnings=(*plan.warnings, str(refusal))))
+    answer = _report(target, replace(plan, notices=(*plan.notices, *notices([str(refusal)]))))
     paths = enumeration(refusal.paths)
     were = "was" if len(refusal.paths) == 1 else "were"
     verdict = f"Nothing was reverted in {vllm(answer)}: {paths} {were} edited after us."
@@ -88,8 +88,7 @@ def _report(target: Target, plan: Plan) -> TargetReport:
     return TargetReport(
         target=target.name,
         vllm=target.vllm,
-        root=str(target.root),
-        state=worst(one.state for one in plan.features),
+        root=target.root,
         features=plan.features,
-        warnings=(*target.warnings, *plan.warnings),
+        notices=(*notices(target.warnings), *plan.notices),
     )

@@ -13,6 +13,7 @@ from overlay.on_disk.disk_state import from_ledger
 from overlay.on_disk.transaction import reading
 from overlay.report.model import ATTENTION, OK, Report
 from overlay.report.wording import count, stands
+from overlay.results import Notice
 from overlay.targets.resolution import resolve
 from overlay.targets.target import Progress, public
 from overlay.untrusted import all_unreadable
@@ -60,20 +61,21 @@ def status(request: Request, name: str | None = None, progress: Progress | None 
     """
     answer = of_files(resolve(name, progress=progress), request.load())
     if name is None:
-        answer = replace(answer, warnings=(*answer.warnings, *_kept_out()))
+        answer = replace(answer, notices=(*answer.notices, *_kept_out()))
     code, verdict = stands(answer)
     return Report("status", code, verdict, (answer,))
 
 
-def _kept_out() -> tuple[str, ...]:
-    """A warning where vLLM's allow-list keeps our plugin from patching in memory."""
+def _kept_out() -> tuple[Notice, ...]:
+    """A notice where vLLM's allow-list keeps our plugin from patching in memory."""
     from overlay.settings import plugin_allowed
 
     if plugin_allowed():
         return ()
     from overlay.settings import kept_out
 
-    return (kept_out(f"VLLM_PLUGINS={os.environ['VLLM_PLUGINS']} does not name overlay"),)
+    why = kept_out(f"VLLM_PLUGINS={os.environ['VLLM_PLUGINS']} does not name overlay")
+    return (Notice(None, why),)
 
 
 def of_files(target: Target, features: tuple[Feature, ...]) -> TargetReport:
@@ -102,7 +104,7 @@ def by_ledger(
         with all_unreadable((entry.path for entry in ledger.entries), target.read):
             found = from_ledger(ledger, target, public(target))
     # What the ledger's version of the overlay was does not matter where the patches are the same.
-    found = None if found is None else replace(found, warnings=())
+    found = None if found is None else replace(found, notices=())
     return (
         None if found is None else report(target, found, features if meant is None else meant, said)
     )

@@ -17,6 +17,7 @@ from overlay.errors import PatchFormatError, PatchFormatErrors
 from overlay.features.model import MODULE_SCOPE, AddedFile, Feature, Topic, UpstreamTest, Variant
 from overlay.features.patch_file import parse_patch
 from overlay.features.sources import fingerprint, left_behind
+from overlay.features.switches import read_model_runner, read_switches
 from overlay.package import ReleaseRange, path_problem
 
 if sys.version_info >= (3, 11):
@@ -33,7 +34,7 @@ _DOCUMENTS = ("README", "LICENSE", "NOTICE", "CHANGELOG")
 
 _TEXTS = ("id", "title", "why", "upstream", "releases")
 
-_KEYS = (*_TEXTS, "upstreamed", "needs", "required")
+_KEYS = (*_TEXTS, "upstreamed", "needs", "required", "switches", "model_runner")
 
 _TEST_KEYS = ("path", "scope", "contains")
 
@@ -176,6 +177,8 @@ class _FeatureReader:
             "",
             self._needs(table.get("needs", [])),
             self._required(table.get("required", False)),
+            switches=read_switches(table, self._toml_error),
+            model_runner=read_model_runner(table, self._toml_error),
         )
         return Feature(**{**vars(feature), "digest": _digest(feature)})
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from overlay.features.switches import Switch
 from overlay.package import ReleaseRange
 
 #: The scope that stands for anywhere in the file.
@@ -101,6 +102,9 @@ class Feature:
     :ivar digest: sha256 over everything that decides what the feature does to a target.
     :ivar required: whether vLLM must not start without it where the plugin cannot bring it about.
     :ivar source: fingerprint of the folder that it was read from.
+    :ivar switches: the variables that its code reads.
+    :ivar model_runner: the only model runner whose code it patches (``v1`` or ``v2``); ``None``
+        for a feature that does not depend on it.
     """
 
     id: str
@@ -116,6 +120,8 @@ class Feature:
     needs: tuple[str, ...] = ()
     required: bool = False
     source: str | None = None
+    switches: tuple[Switch, ...] = ()
+    model_runner: str | None = None
 
 
 def paths_of(features: Iterable[Feature]) -> list[str]:

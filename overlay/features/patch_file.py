@@ -88,6 +88,7 @@ class _Reader:
         self.lines = [piece if piece == "\r" else piece.removesuffix("\r") for piece in pieces]
         self.at = 0
         self.errors: list[PatchFormatError] = []
+        self.misspelt: set[str] = set()  # known headers that were reported as spelt otherwise
         if unfinished:
             self.error(len(pieces), "its last line has no newline; git refuses such a patch")
 
@@ -119,17 +120,16 @@ class _Reader:
             else:
                 current = None
         for required in REQUIRED_HEADERS:
-            if not headers.get(required, "x" if self._has_error_about(required) else "").strip():
+            missing = required not in headers and required not in self.misspelt
+            if missing or not headers.get(required, "-").strip():
                 self.error(1, f"the header {required} is missing or empty")
         self._check_date(headers.get("Last-Update"))
         return headers
 
-    def _has_error_about(self, header: str) -> bool:
-        return any(f"write {header}:" in error.problem for error in self.errors)
-
     def _add_header(self, headers: dict[str, str], name: str, value: str, number: int) -> None:
         proper = {known.lower(): known for known in KNOWN_HEADERS}.get(name.lower())
         if proper is not None and proper != name:
+            self.misspelt.add(proper)
             self.error(number, f"the header {name} is spelt otherwise: write {proper}:")
         elif proper is None and not name.startswith("Bug-"):
             self.error(number, f"unknown header {name}; known are {', '.join(KNOWN_HEADERS)}")

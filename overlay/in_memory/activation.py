@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from overlay.errors import OverlayError, PatchFormatErrors, TransactionError, UsageError
+from overlay.results import State
 from overlay.settings import Switches
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _STATE_FOLDER = ".vllm-overlay"
 
 #: States of a feature that is not active and needs not be.
-HARMLESS = ("upstreamed", "inapplicable")
+HARMLESS = (State.UPSTREAMED, State.INAPPLICABLE)
 
 
 class RequiredMissing(OverlayError, RuntimeError):
@@ -44,7 +45,7 @@ class FeatureStanding(NamedTuple):
 
     id: str
     digest: str
-    state: str
+    state: State
     active: bool
     why: str | None = None
     asked: bool = True
@@ -66,8 +67,6 @@ class Activation(NamedTuple):
     :ivar way: ``disk``, ``memory``, ``both``, or ``none`` where no feature is active.
     :ivar scopes: module name -> scopes whose code the plan changes.
     :ivar modules: the modules that the hook serves.
-    :ivar texts: what the patched modules say, end to end, those on disk only where
-        ``Switches.further`` names a variable; ``None`` where nobody could tell what is patched.
     :ivar required: whether vLLM must not start without one of the features that are active.
     :ivar impossible: why nothing at all could be patched or verified, or ``None``.
     """
@@ -79,7 +78,6 @@ class Activation(NamedTuple):
     digest: str
     scopes: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     modules: tuple[str, ...] = ()
-    texts: bytes | None = b""
     warnings: tuple[str, ...] = ()
     required: bool = False
     impossible: str | None = None
@@ -143,7 +141,6 @@ def impossible(why: str, switches: Switches, target: Target | None = None) -> Ac
         str(target.root) if target else "",
         (),
         digest((), switches),
-        texts=None,
         warnings=(f"nothing is patched in this process: {why}",),
         impossible=why,
     )
@@ -165,11 +162,10 @@ def _activated(
     features: list[FeatureStanding] = []
     found = Activation("none", target.vllm or "unknown", str(target.root), (), "")
     if ledger is not None and ledger.applied:
-        texts: list[bytes] = []
-        on_disk, blocked = _from_disk(target, ledger, texts if switches.further else None)
+        on_disk, blocked = _from_disk(target, ledger)
         if on_disk:
             features += on_disk
-            found = found._replace(way="none" if blocked else "disk", texts=b"\n".join(texts))
+            found = found._replace(way="none" if blocked else "disk")
             if blocked:  # nobody can tell what a plan on top of these files would be worth
                 return found._replace(features=tuple(features), digest=digest(features, switches))
     if switches.mode == "auto":
@@ -196,22 +192,11 @@ def _ledger(root: Path) -> Ledger | None:
     return ledgers.load(root)
 
 
-def _from_disk(
-    target: Target, ledger: Ledger, texts: list[bytes] | None
-) -> tuple[list[FeatureStanding], bool]:
-    """The features on disk, none where the ledger is void; and whether one is not as we left it.
-
-    :param texts: gets the bytes of each file that the ledger lists.
-    """
+def _from_disk(target: Target, ledger: Ledger) -> tuple[list[FeatureStanding], bool]:
+    """The features on disk, none where the ledger is void; and whether one is not as we left it."""
     from overlay.on_disk.disk_state import Condition, conditions, void
 
-    def read(path: str) -> bytes | None:
-        data = target.read(path)
-        if texts is not None and data is not None:
-            texts.append(data)
-        return data
-
-    found = conditions(ledger, read)
+    found = conditions(ledger, target.read)
     release = None if target.release is None else str(target.release)
     if void(ledger, found, release) is not None and all(
         one in (Condition.PRISTINE, Condition.GONE) for one in found.values()
@@ -222,7 +207,7 @@ def _from_disk(
     if wrong:
         why = f"not as overlay apply left it: {', '.join(wrong)}; run `overlay status`"
     return [
-        FeatureStanding(one.result.feature, one.digest, "applied", why is None, why)
+        FeatureStanding(one.result.feature, one.digest, State.APPLIED, why is None, why)
         for one in ledger.applied
     ], why is not None
 
@@ -238,11 +223,10 @@ def _needless(target: Target, ledger: Ledger, switches: Switches) -> list[Featur
     standings = []
     for one in found:
         asked = switches.allows(one.result.feature)
-        why = one.result.why if asked else NOT_ASKED
+        told = one.result.reason and str(one.result.reason)
+        why = told if asked else NOT_ASKED
         standings.append(
-            FeatureStanding(
-                one.result.feature, one.digest, one.result.state.value, False, why, asked
-            )
+            FeatureStanding(one.result.feature, one.digest, one.result.state, False, why, asked)
         )
     return standings
 
@@ -295,7 +279,6 @@ def _in_memory(
             way=way,
             scopes=prepared.scopes,
             modules=tuple(sorted(finder.modules)),
-            texts=b"\n".join([found.texts or b"", *(m.source for m in prepared.entry.modules)]),
         )
     others = tuple(
         f"{one.id} was applied on disk in another form than the present one, and runs in that; "
@@ -322,7 +305,7 @@ def _wanted(switches: Switches) -> frozenset[str]:
     """The features without which vLLM must not start, by the environment or by themselves."""
     from overlay.in_memory.receipt import required_features
 
-    return switches.required | required_features(switches)
+    return switches.present | required_features(switches)
 
 
 def _late(imported: Mapping[str, str]) -> str:
@@ -332,7 +315,9 @@ def _late(imported: Mapping[str, str]) -> str:
 
 def _refuse_missing(found: Activation, wanted: frozenset[str]) -> None:
     missing = [
-        f"{feature.id} is {feature.state}: {feature.why or 'not active'}".replace("\n", "\n    ")
+        f"{feature.id} is {feature.state.value}: {feature.why or 'not active'}".replace(
+            "\n", "\n    "
+        )
         for feature in found.features
         if (feature.id in wanted or ("all" in wanted and feature.asked))
         and not feature.active

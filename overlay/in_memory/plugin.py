@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import socket
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import overlay
 from overlay import settings as switches
-from overlay.errors import OverlayError, TargetError
+from overlay.errors import OverlayError, TargetError, UsageError
 from overlay.in_memory import log as speech
 from overlay.in_memory import ranks as rank_watch
 from overlay.in_memory.activation import Activation, activate, impossible
@@ -68,7 +66,9 @@ def start(environment: dict[str, str] | os._Environ[str] = os.environ) -> None:
         return
     asked = switches.read(environment)
     switches.carry_to_ray(environment)
+    warnings = _checked(asked)
     found = _found(asked)
+    found = found._replace(warnings=(*warnings, *found.warnings))
     _process = _Process(found, _describe(found), asked, os.getpid())
     setattr(sys, _MARK, _identity())
     if found.modules:  # patched in memory
@@ -143,16 +143,17 @@ def _is_ours_already() -> bool:
 
 
 def _say(process: _Process) -> None:
-    found, asked = process.activation, process.asked
+    found = process.activation
     lines = [(logging.WARNING, f"vllm-overlay: {text}") for text in found.warnings]
-    lines += [(logging.WARNING, f"vllm-overlay: {text}") for text in _unread(found, asked)]
     for feature in found.features:
         if feature.active:
             continue
         if feature.harmless:
-            lines.append((logging.DEBUG, f"vllm-overlay: {feature.id} is {feature.state} here"))
+            lines.append(
+                (logging.DEBUG, f"vllm-overlay: {feature.id} is {feature.state.value} here")
+            )
             continue
-        text = f"vllm-overlay: {feature.id} is left out ({feature.state}): {feature.reason}"
+        text = f"vllm-overlay: {feature.id} is left out ({feature.state.value}): {feature.reason}"
         lines.append((logging.WARNING if feature.asked else logging.DEBUG, text))
     speech.say([*lines, (logging.INFO, _line(process))])
 
@@ -171,15 +172,20 @@ def _line(process: _Process) -> str:
     return text
 
 
-def _unread(found: Activation, asked: switches.Switches) -> Iterable[str]:
-    """Warnings for variables of ours that nobody reads: a misspelt one would do nothing."""
-    if found.way == records.OFF or found.texts is None:
-        return
-    for name in asked.further:
-        # As a whole word, since a letter that is missing at the end is a misspelling, too.
-        word = rb"(?<![A-Za-z0-9_])" + re.escape(os.fsencode(name)) + rb"(?![A-Za-z0-9_])"
-        if re.search(word, found.texts) is None:
-            yield f"{name} is set, but neither the overlay nor a patched module reads it"
+def _checked(asked: switches.Switches) -> tuple[str, ...]:
+    """What is to be said of the variables that features declare, before a weight is read.
+
+    :raises UsageError: for values that no feature accepts.
+    """
+    if asked.mode == "off" or not asked.further:
+        return asked.warnings
+    from overlay.features.switches import check_values, declarations
+    from overlay.in_memory.receipt import patches_folders
+
+    checked = check_values(asked.all, declarations(patches_folders(asked)))
+    if checked.wrong:
+        raise UsageError("vllm-overlay: " + "\n".join(checked.wrong))
+    return (*asked.warnings, *checked.warnings)
 
 
 def _describe(found: Activation) -> records.ProcessRecord:
@@ -203,7 +209,9 @@ def _left_out(found: Activation) -> tuple[str, ...]:
     """What does not run here that should, for whoever asks later; the log has it in full."""
     if found.impossible is not None:
         return (f"every feature: {found.impossible}",)
-    return tuple(f"{one.id} ({one.state}): {one.reason.splitlines()[0]}" for one in found.left_out)
+    return tuple(
+        f"{one.id} ({one.state.value}): {one.reason.splitlines()[0]}" for one in found.left_out
+    )
 
 
 def _write(record: records.ProcessRecord) -> None:

@@ -22,6 +22,7 @@ from overlay.in_memory import module_cache as store
 from overlay.in_memory.module_cache import module_name
 from overlay.in_memory.receipt import NOT_ASKED, Named, Recording, as_it_stands, patches_folders
 from overlay.processes import records
+from overlay.results import State
 from overlay.settings import require_known
 from overlay.untrusted import sha256
 
@@ -44,7 +45,7 @@ class Planned:
 
     id: str
     digest: str
-    state: str
+    state: State
     chosen: bool
     why: str | None
     modules: tuple[str, ...]
@@ -75,7 +76,8 @@ def prepare(target: Target, switches: Switches, left_out: Iterable[str] = ()) ->
     entry, warnings = _entry(target, switches, patches_folders(switches), frozenset(left_out))
     facts = entry.facts
     features = tuple(
-        Planned(**{**row, "modules": tuple(row["modules"])}) for row in _rows(facts, "features")
+        Planned(**{**row, "state": State(row["state"]), "modules": tuple(row["modules"])})
+        for row in _rows(facts, "features")
     )
     scopes = {str(row["module"]): tuple(row["scopes"]) for row in _rows(facts, "scopes")}
     planned = tuple(str(one) for one in _rows(facts, "warnings"))
@@ -189,7 +191,7 @@ def _planned(
         "features": rows,
         "read": tree.read_so_far,
         "scopes": _scopes(final),
-        "warnings": list(final.warnings),
+        "warnings": [str(notice) for notice in final.notices],
     }
     return texts, facts
 
@@ -197,13 +199,13 @@ def _planned(
 def _describe(feature: Feature, result: FeatureResult, chosen: bool, asked: bool) -> Planned:
     why = "\n".join(_reasons(result)) or None
     if result.untested and not chosen:
-        why = "this release is untested; OVERLAY_UNTESTED=1 allows it"
+        why = "this release is untested; OVERLAY_UNTESTED=on allows it"
     if not asked:
         why = NOT_ASKED
     return Planned(
         id=feature.id,
         digest=feature.digest,
-        state=result.state.value,
+        state=result.state,
         chosen=chosen,
         why=why,
         modules=tuple(sorted({module_name(file.path) for file in result.files})),
@@ -216,15 +218,15 @@ def _reasons(result: FeatureResult) -> Iterable[str]:
     from overlay.report.model import TargetReport
     from overlay.report.wording import problems
 
-    if result.why:
-        yield result.why
-    report = TargetReport("", None, None, result.state, (result,))
+    if result.reason:
+        yield str(result.reason)
+    report = TargetReport("", None, None, (result,))
     for problem in problems(report):
         if problem.path is not None:
             place = problem.path if problem.scope is None else f"{problem.path}, {problem.scope}"
-            yield f"{place}: {problem.why}"
-        elif problem.why != result.why:
-            yield problem.why
+            yield f"{place}: {problem.reason.text}"
+        elif result.reason is None or problem.reason.text != result.reason.text:
+            yield problem.reason.text
 
 
 def _choose(
@@ -233,7 +235,7 @@ def _choose(
     wanted = {
         result.feature
         for result in first.features
-        if result.state.value == "pristine" and (switches.untested or not result.untested)
+        if result.state is State.PRISTINE and (switches.untested or not result.untested)
     }
     return tuple(feature for feature in features if feature.id in wanted - without)
 

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 import overlay
-from overlay.results import State, combine
+from overlay.results import Notice, Reason, State, combine
 from overlay.untrusted import sha256
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def from_ledger(ledger: Ledger, tree: Tree, release: str | None = None) -> Plan 
         return None
     return Plan(
         features=tuple(_judged(one, ledger, found) for one in ledger.features),
-        warnings=_by_another_overlay(ledger, ()),
+        notices=_by_another_overlay(ledger, ()),
     )
 
 
@@ -125,26 +125,29 @@ def assess(
     found = conditions(ledger, tree.read)
     reason = void(ledger, found, release)
     if reason is not None:
-        return replace(plan, warnings=(*plan.warnings, *_void_warnings(ledger, found, reason)))
+        return replace(plan, notices=(*plan.notices, *_void_notices(ledger, found, reason)))
     known = {one.result.feature: one for one in ledger.applied}
     results = tuple(
         _judged(known.pop(result.feature), ledger, found) if result.feature in known else result
         for result in plan.features
     )
-    warnings = [*_of_others(plan, found), *_by_another_overlay(ledger, features, plan.features)]
-    warnings += [
-        f"feature {name} was applied by vllm-overlay {ledger.overlay} and is not among these "
-        f"patches: name its folder ({one.origin}) with --patches, or take everything off with "
-        "'overlay revert'"
+    notices = [*_of_others(plan, found), *_by_another_overlay(ledger, features, plan.features)]
+    notices += [
+        Notice(
+            None,
+            f"feature {name} was applied by vllm-overlay {ledger.overlay} and is not among these "
+            f"patches: name its folder ({one.origin}) with --patches, or take everything off with "
+            "'overlay revert'",
+        )
         for name, one in known.items()
     ]
-    return replace(plan, features=results, warnings=tuple(warnings))
+    return replace(plan, features=results, notices=tuple(notices))
 
 
-def _of_others(plan: Plan, found: Mapping[str, Condition]) -> list[str]:
-    """A plan's warnings but those of files that were edited after us: their state says more."""
-    edited = tuple(f"{path}: " for path, stand in found.items() if stand is Condition.EDITED)
-    return [warning for warning in plan.warnings if not warning.startswith(edited)]
+def _of_others(plan: Plan, found: Mapping[str, Condition]) -> list[Notice]:
+    """A plan's notices but those of files that were edited after us: their state says more."""
+    edited = {path for path, stand in found.items() if stand is Condition.EDITED}
+    return [notice for notice in plan.notices if notice.path not in edited]
 
 
 def _judged(one: LedgerFeature, ledger: Ledger, found: Mapping[str, Condition]) -> FeatureResult:
@@ -161,44 +164,51 @@ def _judged(one: LedgerFeature, ledger: Ledger, found: Mapping[str, Condition]) 
 def _judged_file(file: FileResult, now: Condition, ledger: Ledger) -> FileResult:
     if now is Condition.OURS:
         return file
-    from overlay.results import NEXT
-
     by = f"vllm-overlay {ledger.overlay} applied"
     if now is Condition.PRISTINE:
         hunks = tuple(hunk._replace(state=State.PRISTINE) for hunk in file.hunks)
-        why = f"the release's own bytes stand here again since {by}; 'overlay apply' writes it anew"
-        return file._replace(state=State.PRISTINE, hunks=hunks, why=why)
+        reason = Reason(
+            f"the release's own bytes stand here again since {by}", "'overlay apply' writes it anew"
+        )
+        return file._replace(state=State.PRISTINE, hunks=hunks, reason=reason)
     if now is Condition.GONE:
-        why = f"removed since {by}{NEXT}'overlay revert' restores the release's own"
-        return file._replace(state=State.MISSING, hunks=(), why=why)
-    why = (
-        f"{file.path} was edited since {by}: expected the bytes that it wrote"
-        f"{NEXT}put the edit aside and take it out again, or reinstall vLLM"
+        reason = Reason(f"removed since {by}", "'overlay revert' restores the release's own")
+        return file._replace(state=State.MISSING, hunks=(), reason=reason)
+    reason = Reason(
+        f"{file.path} was edited since {by}: expected the bytes that it wrote",
+        "put the edit aside and take it out again, or reinstall vLLM",
     )
-    return file._replace(state=State.DRIFTED, hunks=(), why=why)
+    return file._replace(state=State.DRIFTED, hunks=(), reason=reason)
 
 
-def _void_warnings(ledger: Ledger, found: Mapping[str, Condition], reason: str) -> tuple[str, ...]:
-    said = (
+def _void_notices(
+    ledger: Ledger, found: Mapping[str, Condition], reason: str
+) -> tuple[Notice, ...]:
+    said = Notice(
+        None,
         f"vllm-overlay {ledger.overlay} had patched vLLM {ledger.release} here, but {reason}: "
-        "judged as it stands"
+        "judged as it stands",
     )
     left = [path for path, stand in found.items() if stand is Condition.OURS]
     if not left:
         return (said,)
     return (
         said,
-        f"left over from that: {', '.join(left)}; 'overlay revert' removes what the overlay added",
+        Notice(
+            None,
+            f"left over from that: {', '.join(left)}; 'overlay revert' removes what the overlay "
+            "added",
+        ),
     )
 
 
 def _by_another_overlay(
     ledger: Ledger, features: Sequence[Feature], plans: Sequence[FeatureResult] = ()
-) -> tuple[str, ...]:
-    """Warnings where what stands was made by another version, or from other patches."""
+) -> tuple[Notice, ...]:
+    """Notices where what stands was made by another version, or from other patches."""
     planned = {plan.feature: plan.state for plan in plans}
     digests = {feature.id: feature.digest for feature in features}
-    warnings = []
+    notices = []
     for one in ledger.applied:
         name = one.result.feature
         if digests.get(name, one.digest) == one.digest:
@@ -207,13 +217,19 @@ def _by_another_overlay(
         what_next = "'overlay apply' writes it anew from the pristine files"
         if state.needs_attention:
             what_next = f"the present form is {state.value} on this vLLM, so leave it as it is"
-        warnings.append(
-            f"feature {name} was applied in another form, by vllm-overlay {ledger.overlay}; "
-            f"{what_next}"
+        notices.append(
+            Notice(
+                None,
+                f"feature {name} was applied in another form, by vllm-overlay {ledger.overlay}; "
+                f"{what_next}",
+            )
         )
-    if not warnings and not features and ledger.overlay != overlay.__version__:
-        warnings.append(
-            f"applied by vllm-overlay {ledger.overlay}, this is {overlay.__version__}; 'overlay "
-            "apply' brings the patches up to date if they differ"
+    if not notices and not features and ledger.overlay != overlay.__version__:
+        notices.append(
+            Notice(
+                None,
+                f"applied by vllm-overlay {ledger.overlay}, this is {overlay.__version__}; "
+                "'overlay apply' brings the patches up to date if they differ",
+            )
         )
-    return tuple(warnings)
+    return tuple(notices)

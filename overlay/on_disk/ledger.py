@@ -11,9 +11,10 @@ from overlay import untrusted as hashing
 from overlay import untrusted as reading
 from overlay.errors import LedgerError
 from overlay.package import LEDGER_PATH, STATE_FOLDER, inside, require_text
-from overlay.results import FeatureResult, FileResult, HunkResult, State
+from overlay.results import FeatureResult, FileResult, HunkResult, Reason, State
 
-SCHEMA = 1
+#: Schema 1 had a text ``why`` in the place of ``reason``; it is still read.
+SCHEMA = 2
 
 PRISTINE_FOLDER = f"{STATE_FOLDER}/pristine"
 
@@ -182,7 +183,7 @@ def decode(data: bytes, where: str) -> Ledger:
                 f"schema {schema}; this one, schema {SCHEMA}). Nothing was changed; use that "
                 "version of vllm-overlay, or a newer one"
             )
-        if schema != SCHEMA:
+        if schema not in (1, SCHEMA) or isinstance(schema, bool):
             raise ValueError(f"schema is {schema!r}, expected {SCHEMA}")
         return _ledger(document)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -232,7 +233,7 @@ def _feature(one: dict[str, Any]) -> FeatureResult:
         feature=require_text(one["feature"]),
         state=State(one["state"]),
         files=tuple(_file(file) for file in one["files"]),
-        why=one["why"],
+        reason=_reason(one),
         untested=bool(one["untested"]),
     )
 
@@ -243,12 +244,25 @@ def _file(one: dict[str, Any]) -> FileResult:
             scope=require_text(hunk["scope"]),
             state=State(hunk["state"]),
             line=hunk["line"],
-            why=hunk["why"],
+            reason=_reason(hunk),
             candidates=tuple(hunk["candidates"]),
         )
         for hunk in one["hunks"]
     )
-    return FileResult(inside(one["path"]), State(one["state"]), one["patch"], hunks, one["why"])
+    return FileResult(inside(one["path"]), State(one["state"]), one["patch"], hunks, _reason(one))
+
+
+def _reason(one: dict[str, Any]) -> Reason | None:
+    if "why" in one:  # schema 1 put what to do behind a mark
+        text, _, next_step = (one["why"] or "").partition("; next: ")
+        return Reason(text, next_step or None) if text else None
+    known = one["reason"]
+    if known is None:
+        return None
+    next_step = known["next_step"]
+    return Reason(
+        require_text(known["text"]), None if next_step is None else require_text(next_step)
+    )
 
 
 def _sha(value: object) -> str:

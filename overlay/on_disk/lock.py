@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from overlay.cache import user_cache_folder
 from overlay.errors import TransactionError
 
 #: Seconds that a command waits for others.
@@ -109,10 +110,10 @@ def _beside(root: Path, timeout: float) -> Iterator[None]:
     import hashlib
 
     from filelock import FileLock, Timeout
-    from platformdirs import user_cache_path
 
     name = hashlib.sha256(os.path.realpath(root).encode("utf-8", "surrogateescape")).hexdigest()
-    path = user_cache_path("vllm-overlay") / "locks" / f"{name[:32]}.lock"
+    # Not below OVERLAY_CACHE: a process with another cache has to meet the same lock.
+    path = user_cache_folder() / "locks" / f"{name[:32]}.lock"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         held = FileLock(path)

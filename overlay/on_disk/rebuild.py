@@ -88,7 +88,8 @@ def _added(
             if data is None or module.path in record:
                 continue
             if data == module.content:
-                ours.append(module.path)
+                if module.path not in ours:  # two features may share a module
+                    ours.append(module.path)
             else:
                 foreign.add(module.path)
     return ours, foreign
@@ -142,10 +143,10 @@ def _folders(added: Sequence[str], record: Mapping[str, str]) -> tuple[str, ...]
 
 def _refusal(paths: Sequence[str], undone: Plan, release: Version | None) -> str:
     reasons = [
-        file.why
+        str(file.reason)
         for result in undone.features
         for file in result.files
-        if file.path in paths and file.why
+        if file.path in paths and file.reason
     ]
     because = f" ({'; '.join(dict.fromkeys(reasons))})" if reasons else ""
     return (

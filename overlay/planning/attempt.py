@@ -11,7 +11,7 @@ from overlay.planning.matching import match
 from overlay.planning.rescope import rescope
 from overlay.planning.scopes import Scopes, Syntax, UnparsableError
 from overlay.planning.text import Edit, SourceText, TextError
-from overlay.results import HunkResult, State
+from overlay.results import HunkResult, Reason, State
 
 
 @dataclass(frozen=True)
@@ -87,4 +87,6 @@ class Simulation:
             source = self.source(data)
             return match(hunk, source.lines, self.scopes(data), source.final_newline)
         except (TextError, UnparsableError) as error:
-            return HunkResult(hunk.scope, State.DRIFTED, why=f"the file cannot be read: {error}")
+            return HunkResult(
+                hunk.scope, State.DRIFTED, reason=Reason(f"the file cannot be read: {error}")
+            )

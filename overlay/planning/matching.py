@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from overlay.features.model import MODULE_SCOPE, Hunk
+from overlay.planning.scopes import Scopes
 from overlay.planning.text import Edit
-from overlay.results import HunkResult, State
-
-Scopes = Mapping[str, Sequence[range]]
+from overlay.results import HunkResult, Reason, State
 
 
 def match(
@@ -29,7 +28,9 @@ def match(
     """
     ranges = scopes.get(hunk.scope)
     if not ranges:
-        return HunkResult(hunk.scope, State.MISSING, why=_why_missing(hunk, lines, scopes))
+        return HunkResult(
+            hunk.scope, State.MISSING, reason=Reason(_why_missing(hunk, lines, scopes))
+        )
     pre, post = hunk.pre, hunk.post
     posts = _places(hunk, post, hunk.post_unfinished, lines, ranges, final_newline)
     pres = [
@@ -43,14 +44,13 @@ def match(
         candidates = tuple(start + 1 for start in pres)
         why = (
             f"expected its {len(pre)} lines before the change once in {hunk.scope}, found them "
-            f"{len(pres)} times, at lines {', '.join(map(str, candidates))}; "
-            "give the hunk more context or a narrower scope"
+            f"{len(pres)} times, at lines {', '.join(map(str, candidates))}"
         )
-        return HunkResult(hunk.scope, State.AMBIGUOUS, candidates[0], why, candidates)
+        return HunkResult(hunk.scope, State.AMBIGUOUS, candidates[0], Reason(why), candidates)
     if posts:
         return HunkResult(hunk.scope, State.UPSTREAMED, line=posts[0] + 1)
     line, why = _why_drifted(hunk, lines, scopes, final_newline)
-    return HunkResult(hunk.scope, State.DRIFTED, line=line, why=why)
+    return HunkResult(hunk.scope, State.DRIFTED, line=line, reason=Reason(why))
 
 
 def edits(hunk: Hunk, start: int) -> tuple[Edit, ...]:

@@ -18,12 +18,12 @@ from overlay.planning.provenance import Provenance
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
 from overlay.results import (
-    NEXT,
     Change,
     FeatureResult,
     FileResult,
     HunkResult,
     Plan,
+    Reason,
     State,
     combine,
     file_state,
@@ -72,8 +72,8 @@ class _Draft:
 
     def result(self) -> FeatureResult:
         state = combine(file.state for file in self.files) if self.state is None else self.state
-        why = "; ".join(self.notes) or None
-        return FeatureResult(self.feature.id, state, tuple(self.files), why, self.untested)
+        reason = Reason("; ".join(self.notes)) if self.notes else None
+        return FeatureResult(self.feature.id, state, tuple(self.files), reason, self.untested)
 
 
 @dataclass(frozen=True)
@@ -123,14 +123,14 @@ class _Planner:
         """The plan of all that was added."""
         self._compile()
         results = tuple(draft.result() for draft in self.drafts)
-        warnings = self.provenance.warnings()
+        notices = self.provenance.notices()
         if any(result.state.needs_attention for result in results):
-            return Plan(results, (), warnings)
+            return Plan(results, (), notices)
         changes = tuple(
             Change(path, self.simulation.pristine(path), self.simulation.current(path))
             for path in sorted(self.simulation.steps)
         )
-        return Plan(results, tuple(c for c in changes if c.before != c.after), warnings)
+        return Plan(results, tuple(c for c in changes if c.before != c.after), notices)
 
     # Upstream
 
@@ -162,19 +162,22 @@ class _Planner:
         result, after = FileResult(path, State.PRISTINE), None
         problem = self.simulation.syntax.compile_error(added.content, path)
         if problem is not None:
-            result = _drifted(path, None, f"the added module does not compile: {problem}")
+            result = _drifted(path, None, Reason(f"the added module does not compile: {problem}"))
         elif before is not None and before != added.content:
             why = "expected no such file, found another one of that name; it is not overwritten"
-            result = _drifted(path, None, why)
+            result = _drifted(path, None, Reason(why))
         elif before is not None:
             foreign = self.provenance.foreign(path)
             result = FileResult(path, State.UPSTREAMED)
             if foreign is not None:
                 why = f"the module stands there already, but {foreign}"
-                result = _drifted(path, None, why)
-        elif now is not None:
+                result = _drifted(path, None, Reason(why))
+        elif now is not None and self.simulation.steps[path][0].after != added.content:
             step = self.simulation.steps[path][0]
             result = self._clash(step, path, None, draft)
+        elif now is not None:
+            # An earlier feature adds the same bytes: features may share a module.
+            result = FileResult(path, State.PRISTINE)
         else:
             after = added.content
         self._keep(draft, f"files/{path}", _Attempt(result, after))
@@ -227,14 +230,14 @@ class _Planner:
         """Match a patch against its file as it is now; nothing is kept."""
         data = self.simulation.current(patch.path)
         if data is None:
-            why = f"expected the file {patch.path}, found none"
-            hunks = tuple(HunkResult(h.scope, State.MISSING, why=why) for h in patch.hunks)
-            return _Attempt(FileResult(patch.path, State.MISSING, patch.name, hunks, why))
+            reason = Reason(f"expected the file {patch.path}, found none")
+            hunks = tuple(HunkResult(h.scope, State.MISSING, reason=reason) for h in patch.hunks)
+            return _Attempt(FileResult(patch.path, State.MISSING, patch.name, hunks, reason))
         clashes: list[Step] = []
         results = [self._stand(draft, patch, hunk, data, clashes) for hunk in patch.hunks]
         _refuse_overlaps(patch.hunks, results)
         after: bytes | None = None
-        problem: str | None = None
+        problem: Reason | None = None
         if all(result.state is State.PRISTINE for result in results):
             after, problem = self._apply(patch, results, data)
         state = file_state(tuple(results)) if problem is None else State.DRIFTED
@@ -256,7 +259,7 @@ class _Planner:
                 return before
             return before._replace(
                 state=State.DRIFTED,
-                why=f"only its lines after the change stand there, but {foreign}",
+                reason=Reason(f"only its lines after the change stand there, but {foreign}"),
             )
         if before.state is not State.PRISTINE and now.state is not State.UPSTREAMED:
             return now
@@ -264,12 +267,12 @@ class _Planner:
             s for s in steps if self.simulation.match(hunk, s.after).state is not before.state
         )
         clashes.append(step)
-        why = self._clash_words(step, draft, patch.name)
-        return HunkResult(hunk.scope, State.DRIFTED, before.line, why)
+        reason = self._clash_reason(step, draft, patch.name)
+        return HunkResult(hunk.scope, State.DRIFTED, before.line, reason)
 
     def _apply(
         self, patch: Patch, results: list[HunkResult], data: bytes
-    ) -> tuple[bytes | None, str | None]:
+    ) -> tuple[bytes | None, Reason | None]:
         """The patched bytes, or why there are none; a hunk that would apply twice is marked."""
         # In the order of the text: where one hunk ends with an insertion and the next begins with
         # one, that is the order of the new lines.
@@ -281,9 +284,9 @@ class _Planner:
             after = self.simulation.source(data).splice(made, ending).to_bytes()
             self.simulation.scopes_after(after, data, made)
         except TextError as error:
-            return None, f"the patched file cannot be written: {error}"
+            return None, Reason(f"the patched file cannot be written: {error}")
         except UnparsableError as error:
-            return None, f"the patched file is no Python: {error}{NEXT}mend the patch"
+            return None, Reason(f"the patched file is no Python: {error}", "mend the patch")
         for index, hunk in enumerate(patch.hunks):
             again = self.simulation.match(hunk, after)
             if again.state is State.UPSTREAMED:
@@ -300,8 +303,10 @@ class _Planner:
                 )
             results[index] = results[index]._replace(
                 state=state,
-                why=f"once it is applied, {what}, so nothing could tell that it is"
-                f"{NEXT}give the hunk more context or another scope",
+                reason=Reason(
+                    f"once it is applied, {what}, so nothing could tell that it is",
+                    "give the hunk more context or another scope",
+                ),
             )
         return after, None
 
@@ -313,22 +318,22 @@ class _Planner:
             step = Step(len(self.drafts) - 1, len(draft.files) - 1, label, attempt.after)
             self.simulation.steps.setdefault(attempt.result.path, []).append(step)
 
-    def _clash_words(self, step: Step, draft: _Draft, patch: str | None) -> str:
+    def _clash_reason(self, step: Step, draft: _Draft, patch: str | None) -> Reason:
         other = self.drafts[step.feature].feature.id
         mine = f"{draft.feature.id} ({patch})" if patch else draft.feature.id
-        return (
-            f"{other} ({step.label}) and {mine} touch the same lines, and neither is applied"
-            f"{NEXT}leave one of them out, or make one patch of both"
+        return Reason(
+            f"{other} ({step.label}) and {mine} touch the same lines, and neither is applied",
+            "leave one of them out, or make one patch of both",
         )
 
     def _clash(self, step: Step, path: str, patch: str | None, draft: _Draft) -> FileResult:
         """Refuse the earlier step too; gives the later one's result."""
-        why = self._clash_words(step, draft, patch)
+        reason = self._clash_reason(step, draft, patch)
         files = self.drafts[step.feature].files
         earlier = files[step.file]
         if not earlier.state.needs_attention:
-            files[step.file] = earlier._replace(state=State.DRIFTED, why=why)
-        return _drifted(path, patch, why)
+            files[step.file] = earlier._replace(state=State.DRIFTED, reason=reason)
+        return _drifted(path, patch, reason)
 
     def _compile(self) -> None:
         """Refuse the first step of each file whose result does not compile."""
@@ -342,13 +347,15 @@ class _Planner:
                     files = self.drafts[step.feature].files
                     files[step.file] = files[step.file]._replace(
                         state=State.DRIFTED,
-                        why=f"the patched file does not compile: {problem}{NEXT}mend the patch",
+                        reason=Reason(
+                            f"the patched file does not compile: {problem}", "mend the patch"
+                        ),
                     )
                     break
 
 
-def _drifted(path: str, patch: str | None, why: str) -> FileResult:
-    return FileResult(path, State.DRIFTED, patch, (), why)
+def _drifted(path: str, patch: str | None, reason: Reason) -> FileResult:
+    return FileResult(path, State.DRIFTED, patch, (), reason)
 
 
 def _describe_tests(feature: Feature) -> str:
@@ -383,6 +390,9 @@ def _refuse_overlaps(hunks: Sequence[Hunk], results: list[HunkResult]) -> None:
         if shared:
             results[index] = results[index]._replace(
                 state=State.DRIFTED,
-                why="it stands on the same lines as the hunks at these lines of the patch: "
-                f"{', '.join(map(str, shared))}{NEXT}make one hunk of them",
+                reason=Reason(
+                    "it stands on the same lines as the hunks at these lines of the patch: "
+                    f"{', '.join(map(str, shared))}",
+                    "make one hunk of them",
+                ),
             )

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from overlay.package import Tree
+from overlay.results import Notice
 from overlay.untrusted import sha256
 
 #: What other patchers leave in the files that they edit.
@@ -26,7 +27,7 @@ class Provenance:
         self._used: set[str] = set()
 
     def use(self, path: str) -> None:
-        """Note that a file matters, so that ``warnings`` speaks of it."""
+        """Note that a file matters, so that ``notices`` names it."""
         self._used.add(path)
 
     def foreign(self, path: str) -> str | None:
@@ -35,10 +36,10 @@ class Provenance:
             self._foreign[path] = self._look(path)
         return self._foreign[path]
 
-    def warnings(self) -> tuple[str, ...]:
-        """One warning for each file that matters and is not the release's own, by path."""
+    def notices(self) -> tuple[Notice, ...]:
+        """One notice for each file that matters and is not the release's own, by path."""
         return tuple(
-            f"{path}: {why}; it is taken as it is, and revert restores it like that"
+            Notice(path, f"{why}; it is taken as it is, and revert restores it like that")
             for path in sorted(self._used)
             if (why := self.foreign(path)) is not None
         )

@@ -1,42 +1,41 @@
-"""What Python said about a text, remembered by the text's hash in the user's cache.
+"""Cache what Python says about a text, by the text's hash, in the user's cache.
 
 Parsing and compiling vLLM's largest files takes most of a plan's time, and the same releases and
-the same patched texts come again and again.  Nothing depends on the memory: without it, or with a
-damaged one, Python is asked again."""
+the same patched texts come again and again.  Nothing depends on the cache: without it, or with a
+damaged one, Python is asked again.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import stat
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from overlay import __version__
-from overlay.cache import cache_folder
+from overlay.cache import PrivateFolder, cache_folder
 from overlay.planning.scopes import Scopes, Syntax
+from overlay.untrusted import NotPrivate, parse_json
 
 #: Changes when the same text would get other scopes.
 SCHEMA = 1
 
-#: Files that are kept; beyond that, the half that was written first goes.
+#: The most files that are kept; beyond that, all but the newest half go.
 MOST = 4000
 
 
 class Memo(Syntax):
-    """``Syntax`` with a memory.  Only good news is remembered; errors are worked out anew.
+    """``Syntax`` cached on disk.  Only successes are cached.
 
-    :param folder: where the memory lies (default: in the user's cache).
+    :param folder: where the cache lies (default: in the user's cache).
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         super().__init__()
-        self._folder = (folder or cache_folder() / "syntax") / _edition()
+        self._folder = PrivateFolder((folder or cache_folder() / "syntax") / _edition())
         self._keys: dict[bytes, str] = {}
-        self._usable: bool | None = None
+        self._usable = True
         self._prepared = False
 
     def scopes(
@@ -53,9 +52,9 @@ class Memo(Syntax):
         if known is not None:
             self._scopes[data] = known
             return known
-        found = super().scopes(data, lines, derive)
-        self._remember(name, _encoded(found, len(lines)))
-        return found
+        scopes = super().scopes(data, lines, derive)
+        self._remember(name, _encoded(scopes, len(lines)))
+        return scopes
 
     def compile_error(self, data: bytes, path: str) -> str | None:
         """Why the bytes do not compile, or ``None``; see ``Syntax``."""
@@ -77,48 +76,36 @@ class Memo(Syntax):
         return self._keys[data]
 
     def _recall(self, name: str) -> bytes | None:
-        if not self._trusted():
+        if not self._usable:
             return None
         try:
-            return (self._folder / name).read_bytes()
+            return self._folder.read(name)
         except OSError:
-            return None  # not remembered, or not readable: Python is asked
+            return None  # this file cannot be read: Python is asked
+        except NotPrivate:
+            self._usable = False  # others can write there: Python is asked each time
+            return None
 
     def _remember(self, name: str, content: bytes) -> None:
         """Keep ``content``, whole or not at all; where there is no room for it, it is forgotten."""
-        temporary = self._folder / f".{name}.{os.getpid()}"
+        if not self._usable:
+            return
         try:
             if not self._prepared:
                 self._prepared = True
-                # Its own mode, whatever the umask: what others can write to is not believed.
-                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                _make_room(self._folder)
-            if not self._trusted():
-                return
-            try:
-                temporary.write_bytes(content)
-                os.replace(temporary, self._folder / name)
-            except BaseException:
-                with suppress(OSError):
-                    temporary.unlink()
-                raise
-        except OSError:
+                self._make_room()
+            self._folder.write(name, content)
+        except (OSError, NotPrivate):
             self._usable = False
 
-    def _trusted(self) -> bool:
-        """Whether the folder is there and nobody else can write to it."""
-        if self._usable is None:
-            try:
-                found = self._folder.stat()
-            except OSError:
-                return False
-            mine = not hasattr(os, "geteuid") or found.st_uid == os.geteuid()
-            self._usable = mine and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        return self._usable
+    def _make_room(self) -> None:
+        self._folder.sweep()
+        if len(self._folder.entries()) > MOST:
+            self._folder.make_room(MOST // 2)
 
 
 def _edition() -> str:
-    """Whatever the answers depend on beside the text."""
+    """Name everything that the answers depend on beside the text."""
     return f"{SCHEMA}-{__version__}-{sys.implementation.cache_tag}"
 
 
@@ -133,30 +120,15 @@ def _decoded(content: bytes | None, lines: int) -> Scopes | None:
     if content is None or content[:64] != _checksum(content[64:]):
         return None
     try:
-        found = json.loads(content[64:])
-        if found["lines"] != lines:
+        table = parse_json(content[64:])
+        if table["lines"] != lines:
             return None
-        return {name: [range(*one) for one in places] for name, places in found["scopes"].items()}
+        return {
+            name: [range(*place) for place in places] for name, places in table["scopes"].items()
+        }
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 def _checksum(body: bytes) -> bytes:
     return hashlib.sha256(body).hexdigest().encode()
-
-
-def _make_room(folder: Path) -> None:
-    with os.scandir(folder) as entries:
-        names = [entry.path for entry in entries]
-    if len(names) <= MOST:
-        return
-
-    def written(name: str) -> float:
-        try:
-            return os.stat(name).st_mtime
-        except OSError:
-            return 0.0  # another process has made the same room
-
-    for name in sorted(names, key=written)[: len(names) // 2]:
-        with suppress(OSError):
-            os.unlink(name)

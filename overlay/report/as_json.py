@@ -66,17 +66,17 @@ def _target(target: TargetReport) -> dict[str, Any]:
     return {
         "target": target.target,
         "vllm": target.vllm,
-        "root": target.root,
+        "root": None if target.root is None else str(target.root),
         "state": target.state.value,
-        "warnings": list(target.warnings),
+        "warnings": [str(notice) for notice in target.notices],
         "features": [_feature(feature) for feature in target.features],
     }
 
 
 def _feature(feature: FeatureResult) -> dict[str, Any]:
     data: dict[str, Any] = {"feature": feature.feature, "state": feature.state.value}
-    if feature.why is not None:
-        data["why"] = feature.why
+    if feature.reason is not None:
+        data["why"] = str(feature.reason)
     if feature.untested:
         data["untested"] = True
     data["files"] = [_file(file) for file in feature.files]
@@ -85,8 +85,8 @@ def _feature(feature: FeatureResult) -> dict[str, Any]:
 
 def _file(file: FileResult) -> dict[str, Any]:
     data: dict[str, Any] = {"path": file.path, "state": file.state.value, "patch": file.patch}
-    if file.why is not None:
-        data["why"] = file.why
+    if file.reason is not None:
+        data["why"] = str(file.reason)
     data["hunks"] = [_hunk(hunk) for hunk in file.hunks]
     return data
 
@@ -96,7 +96,7 @@ def _hunk(hunk: HunkResult) -> dict[str, Any]:
         "scope": hunk.scope,
         "state": hunk.state.value,
         "line": hunk.line,
-        "why": hunk.why,
+        "why": None if hunk.reason is None else str(hunk.reason),
         "candidates": list(hunk.candidates),
     }
 

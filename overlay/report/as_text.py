@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from overlay.report.lines import BLANK, MARK, Line, Span, labelled
 from overlay.report.model import FeatureEntry, Report, TargetReport, enumeration
 from overlay.report.wording import Problem, problems
-from overlay.results import FeatureResult, FileResult, State
+from overlay.results import FeatureResult, FileResult, Notice, State
 
 
 def render(report: Report, *, verbose: bool = False) -> tuple[Line, ...]:
@@ -54,7 +54,8 @@ def _name_width(targets: Iterable[TargetReport]) -> int:
 
 
 def _target(target: TargetReport, width: int, verbose: bool) -> Iterator[Line]:
-    place = target.root or (target.target if target.target != target.vllm else "")
+    place = target.target if target.root is None else str(target.root)
+    place = "" if place == target.vllm else place
     release = f"vLLM {target.vllm}" if target.vllm else "vLLM of an unknown release"
     yield Line(
         (
@@ -79,8 +80,8 @@ def _target(target: TargetReport, width: int, verbose: bool) -> Iterator[Line]:
             yield from _files(feature)
     for problem in problems(target):
         yield from _problem(problem, indent=2)
-    for warning in target.warnings:
-        yield labelled(2, "warning: ", warning, "warning")
+    for notice in target.notices:
+        yield labelled(2, "warning: ", str(notice), "warning")
 
 
 def _cell(feature: FeatureResult) -> str:
@@ -101,7 +102,7 @@ def _summary(feature: FeatureResult) -> str:
     elif feature.state is State.UPSTREAMED:
         return "vLLM has it already"
     elif feature.state is State.INAPPLICABLE:
-        return feature.why or "not made for this release"
+        return str(feature.reason or "not made for this release")
     else:
         if hunks:
             parts.append(f"{_count(len(hunks), 'hunk')} in {_count(patched, 'file')}")
@@ -109,8 +110,8 @@ def _summary(feature: FeatureResult) -> str:
             parts.append(_count(patched, "file"))
         if added:
             parts.append(_count(added, "added module"))
-    if feature.why:
-        parts.append(feature.why)
+    if feature.reason:
+        parts.append(str(feature.reason))
     elif feature.untested:
         parts.append("untested on this release")
     return ", ".join(parts)
@@ -121,8 +122,8 @@ def _count(number: int, noun: str) -> str:
 
 
 def _files(feature: FeatureResult) -> Iterator[Line]:
-    if feature.why and feature.state is State.UPSTREAMED:
-        yield labelled(4, "", feature.why)
+    if feature.reason and feature.state is State.UPSTREAMED:
+        yield labelled(4, "", str(feature.reason))
     for file in feature.files:
         yield Line(
             (Span("    "), Span(f"{file.state.value:<12}  ", file.state.value)),
@@ -132,7 +133,10 @@ def _files(feature: FeatureResult) -> Iterator[Line]:
             where = f"line {hunk.line}  " if hunk.line is not None else ""
             yield Line(
                 (Span("      "), Span(f"{hunk.state.value:<12}  ", hunk.state.value)),
-                (Span(f"{where}{hunk.scope}"), Span(f"  {hunk.why}" if hunk.why else "", "muted")),
+                (
+                    Span(f"{where}{hunk.scope}"),
+                    Span(f"  {hunk.reason}" if hunk.reason else "", "muted"),
+                ),
             )
 
 
@@ -151,13 +155,13 @@ def _problem(problem: Problem, indent: int, where: str = "") -> Iterator[Line]:
     )
     if where:
         yield labelled(inner, "on:    ", where)
-    yield labelled(inner, "why:   ", problem.why)
+    yield labelled(inner, "why:   ", problem.reason.text)
     if problem.candidates:
         lines = enumeration([str(line) for line in problem.candidates], most=12)
         yield labelled(inner, "lines: ", lines)
     if problem.patch is not None:
         yield labelled(inner, "patch: ", problem.patch)
-    yield labelled(inner, "next:  ", problem.next)
+    yield labelled(inner, "next:  ", problem.reason.next_step or "")
 
 
 def _matrix(targets: tuple[TargetReport, ...]) -> Iterator[Line]:
@@ -193,18 +197,18 @@ def _matrix_cell(feature: FeatureResult) -> tuple[str, str]:
 def _shared_problems(targets: tuple[TargetReport, ...]) -> Iterator[Line]:
     """Each problem once, with the releases that have it; the same for the warnings."""
     found: dict[Problem, list[str]] = {}
-    warned: dict[str, list[str]] = {}
+    warned: dict[Notice, list[str]] = {}
     for target in targets:
         for problem in problems(target):
             found.setdefault(problem, []).append(target.target)
-        for warning in target.warnings:
-            warned.setdefault(warning, []).append(target.target)
+        for notice in target.notices:
+            warned.setdefault(notice, []).append(target.target)
     if found or warned:
         yield BLANK
     for problem, names in sorted(found.items(), key=lambda item: -item[0].state.rank):
         yield from _problem(problem, indent=0, where=enumeration(names, most=20))
-    for warning, names in warned.items():
-        yield labelled(0, "warning: ", f"{enumeration(names, most=20)}: {warning}", "warning")
+    for notice, names in warned.items():
+        yield labelled(0, "warning: ", f"{enumeration(names, most=20)}: {notice}", "warning")
 
 
 def _catalogue(entries: tuple[FeatureEntry, ...], verbose: bool) -> Iterator[Line]:

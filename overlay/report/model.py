@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from overlay.results import FeatureResult, State
+from overlay.results import FeatureResult, Notice, State, worst
 
 if TYPE_CHECKING:
     from overlay.processes.live import LiveProcess
@@ -16,15 +17,48 @@ if TYPE_CHECKING:
 class TargetReport:
     """One target's part of a command's answer.
 
-    :ivar target: what the user named, or a release; :ivar root: ``None`` for read-only targets.
+    :ivar target: what the user named, or a release.
+    :ivar vllm: the release of the target; ``None`` where it cannot be told.
+    :ivar root: the folder that holds the package; ``None`` for read-only targets.
+    :ivar features: those that the user asked about.
+    :ivar interrupted: whether an apply or revert was interrupted there and still has to end.
+    :ivar package: the package that is patched.
     """
 
     target: str
     vllm: str | None
-    root: str | None
-    state: State
+    root: Path | None
     features: tuple[FeatureResult, ...] = ()
-    warnings: tuple[str, ...] = field(default=())
+    notices: tuple[Notice, ...] = ()
+    interrupted: bool = False
+    package: str = "vllm"
+
+    @property
+    def applied(self) -> tuple[str, ...]:
+        """The ids of the features that are applied."""
+        return tuple(entry.feature for entry in self.features if entry.state is State.APPLIED)
+
+    @property
+    def state(self) -> State:
+        """The worst state of a feature; ``applied`` where all that could be applied here is.
+
+        What the release has itself, or what is not made for it, does not count against that.
+        """
+        whole = worst(feature.state for feature in self.features)
+        settled = whole in (State.APPLIED, State.UPSTREAMED, State.INAPPLICABLE)
+        return State.APPLIED if settled and self.applied else whole
+
+
+@dataclass(frozen=True)
+class TargetFailure:
+    """A target of which nothing can be said, and why.
+
+    :ivar target: what the user named; ``None``: the vLLM that this Python would import.
+    :ivar error: one or several lines.
+    """
+
+    target: str | None
+    error: str
 
 
 OK, ATTENTION, ERROR, INTERRUPTED = 0, 1, 2, 130

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from overlay.report.model import ATTENTION, OK, TargetReport, enumeration
-from overlay.results import NEXT, Change, FeatureResult, FileResult, HunkResult, State
+from overlay.results import Change, FeatureResult, FileResult, HunkResult, Reason, State
 
 _WHY = {
     State.PARTIAL: "one part is patched, another is not",
@@ -46,7 +46,7 @@ class Problem:
     :ivar scope: the scope of the hunk, or ``None`` where the file as a whole is meant.
     :ivar patch: the patch that it stops; several, with commas, where a whole file is meant.
     :ivar candidates: 1-based lines where the hunk could land, where there are several.
-    :ivar next: what to do.
+    :ivar reason: why, and always what to do.
     """
 
     feature: str
@@ -54,9 +54,8 @@ class Problem:
     path: str | None
     scope: str | None
     patch: str | None
-    why: str
+    reason: Reason
     candidates: tuple[int, ...]
-    next: str
 
 
 def problems(target: TargetReport) -> tuple[Problem, ...]:
@@ -87,40 +86,39 @@ def _of_feature(feature: FeatureResult, steps: dict[State, str]) -> Iterator[Pro
     # A feature can need the user although none of its files does by itself: some files are
     # patched and others not, or two features are in each other's way.
     if not parts:
-        why = feature.why or _mixture(feature)
-        yield _problem(feature.feature, feature.state, why, steps)
+        reason = feature.reason or Reason(_mixture(feature))
+        yield _problem(feature.feature, feature.state, reason, steps)
 
 
 def _of_file(feature: str, file: FileResult, steps: dict[State, str]) -> Iterator[Problem]:
     hunks = [hunk for hunk in file.hunks if hunk.state.needs_attention]
     for hunk in hunks:
         # What is wrong with the whole file is said once, not once for each of its hunks.
-        if hunk.why is not None and hunk.why == file.why:
+        if hunk.reason is not None and hunk.reason == file.reason:
             continue
-        yield _problem(feature, hunk.state, hunk.why or _WHY[hunk.state], steps, file, hunk)
-    if not hunks or file.why is not None:
-        why = file.why or _WHY[file.state]
-        yield _problem(feature, file.state, why, steps, file)
+        reason = hunk.reason or Reason(_WHY[hunk.state])
+        yield _problem(feature, hunk.state, reason, steps, file, hunk)
+    if not hunks or file.reason is not None:
+        reason = file.reason or Reason(_WHY[file.state])
+        yield _problem(feature, file.state, reason, steps, file)
 
 
 def _problem(
     feature: str,
     state: State,
-    why: str,
+    reason: Reason,
     steps: dict[State, str],
     file: FileResult | None = None,
     hunk: HunkResult | None = None,
 ) -> Problem:
-    why, _, step = why.partition(NEXT)
     return Problem(
         feature,
         state,
         file.path if file else None,
         hunk.scope if hunk else None,
         file.patch if file else None,
-        why,
+        Reason(reason.text, reason.next_step or steps[state]),
         hunk.candidates if hunk else (),
-        step or steps[state],
     )
 
 

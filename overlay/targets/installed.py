@@ -48,14 +48,22 @@ def resolve_installed() -> Target:
     return build(
         found.package,
         str(root),
-        fallback=lambda: _editable_version(root, sys.path),
+        fallback=lambda: editable_version(root, sys.path),
         warnings=warnings,
     )
 
 
-def find(path: Sequence[str], meta_path: Sequence[Any]) -> Found:
-    """Look along ``path``, then in the editable finders of ``meta_path``.
+def find(
+    path: Sequence[str],
+    meta_path: Sequence[Any],
+    *,
+    also: Sequence[Path] = (),
+    python: str | None = None,
+) -> Found:
+    """Look along ``path``, then in the editable finders of ``meta_path``, then in ``also``.
 
+    :param also: folders of packages ``vllm`` that editable installations lead to.
+    :param python: what to call the Python that would import it; default: this one.
     :raises TargetError: if no package ``vllm`` is there, or the first one is no plain folder.
     """
     specs = [spec for entry in path if (spec := PathFinder.find_spec("vllm", [entry]))]
@@ -65,10 +73,13 @@ def find(path: Sequence[str], meta_path: Sequence[Any]) -> Found:
             specs += [spec] if spec is not None else []
     leftovers = [place for spec in specs if spec.origin is None for place in _places(spec)]
     real = [spec for spec in specs if spec.origin is not None]
-    if not real:
-        raise TargetError(_nothing(path, leftovers))
     packages = [Path(spec.origin).parent for spec in real[1:] if _is_package(spec) and spec.origin]
-    return Found(_package(real[0]), tuple(packages))
+    packages += also
+    if real:
+        return Found(_package(real[0]), tuple(packages))
+    if packages:
+        return Found(packages[0], tuple(packages[1:]))
+    raise TargetError(_nothing(path, leftovers, python or sys.executable))
 
 
 def _places(spec: ModuleSpec) -> list[str]:
@@ -98,11 +109,8 @@ def _package(spec: ModuleSpec) -> Path:
     return Path(os.path.abspath(origin)).parent
 
 
-def _nothing(path: Sequence[str], leftovers: Sequence[str]) -> str:
-    text = (
-        f"no vLLM: expected a package vllm that {sys.executable} could import, found none on its "
-        "path."
-    )
+def _nothing(path: Sequence[str], leftovers: Sequence[str], python: str) -> str:
+    text = f"no vLLM: expected a package vllm that {python} could import, found none on its path."
     for place in dict.fromkeys(leftovers):
         text += f" The folder {place} has no __init__.py: it is left over, or no vLLM."
     closed = [entry for entry in path if os.path.isdir(entry) and not os.access(entry, os.R_OK)]
@@ -114,7 +122,7 @@ def _nothing(path: Sequence[str], leftovers: Sequence[str]) -> str:
     )
 
 
-def _editable_version(root: Path, path: Sequence[str]) -> str | None:
+def editable_version(root: Path, path: Sequence[str]) -> str | None:
     """The version of the distribution that ``pip install --editable`` left for a source tree."""
     for entry in path:
         try:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
 from overlay.errors import PackageIndexError
-from overlay.targets.release_archive import CachedRelease, DamagedError, archive_path, write
+from overlay.package import same_release
+from overlay.targets.release_archive import (
+    CachedRelease,
+    DamagedError,
+    archive_name,
+    releases_folder,
+    write,
+)
 from overlay.targets.target import Progress, Target, public_release
+from overlay.untrusted import NotPrivate
 
 if TYPE_CHECKING:
     from overlay.targets.fetch import Fetched
@@ -27,19 +36,31 @@ def resolve_release(wanted: Version, name: str, *, progress: Progress | None = N
     :raises PackageIndexError: if it is not in the cache and cannot be fetched.
     :raises ArchiveError: if what the index serves is dangerous or too large.
     """
-    kept = _Kept(wanted, progress)
-    trouble = (kept.trouble,) if kept.trouble else ()
-    release, bad = public_release(kept.cached.version)
+    stored, notes = _stored(same_release(wanted), progress)
+    trouble = (stored.trouble,) if stored.trouble else ()
+    release, bad = public_release(stored.archive.version)
     return Target(
         name=name,
-        vllm=kept.cached.version,
+        vllm=stored.archive.version,
         release=release,
         root=None,
         record=None,
         record_file=None,
-        warnings=(*kept.warnings, *trouble, *kept.cached.origin.warnings, *bad),
-        reader=kept.read,
+        warnings=(*notes, *stored.warnings, *trouble, *stored.archive.origin.warnings, *bad),
+        reader=stored.read,
     )
+
+
+def _stored(wanted: Version, progress: Progress | None) -> tuple[_StoredRelease, tuple[str, ...]]:
+    """The release, and a warning where its local label had to be dropped."""
+    try:
+        return _StoredRelease(wanted, progress), ()
+    except PackageIndexError as error:
+        if wanted.local is None:
+            raise
+        plain = Version(wanted.public)
+        stored = _StoredRelease(plain, progress)
+        return stored, (f"vLLM {plain} was taken for {wanted}: {error}",)
 
 
 def final_releases() -> list[Version]:
@@ -51,35 +72,41 @@ def final_releases() -> list[Version]:
     from overlay.targets.index import listing
     from overlay.targets.pip_config import read_config
 
-    found = listing(Session(read_config()))
-    versions = {one.version for one in found.candidates if not one.yanked}
+    offers = listing(Session(read_config()))
+    versions = {offer.version for offer in offers.candidates if not offer.yanked}
     plain = {Version(version.public) for version in versions if not version.is_prerelease}
     return sorted(plain)
 
 
-class _Kept:
-    """A release in the cache, fetched where it is missing or damaged."""
+class _StoredRelease:
+    """A release in the cache, fetched where it is missing or damaged.
+
+    :ivar archive: the release; :ivar warnings: of this fetch, if there was one.
+    :ivar trouble: why the cache could not be used, or ``None``.
+    """
 
     def __init__(self, wanted: Version, progress: Progress | None) -> None:
         self._wanted, self._progress = wanted, progress
-        self._path = archive_path(str(wanted))
+        self._name = str(wanted)
+        self._folder = releases_folder()
         self.warnings: tuple[str, ...] = ()
         self.trouble: str | None = None
-        self.cached = self._open() or self._obtain(reopen=True)
+        self.archive = self._open() or self._obtain(reopen=True)
 
     def read(self, path: str) -> bytes | None:
+        """The bytes of ``path``; the release is fetched again where its archive is damaged."""
         try:
-            return self.cached.read(path)
+            return self.archive.read(path)
         except DamagedError:
-            self.cached = self._obtain(reopen=False)
-            return self.cached.read(path)
+            self.archive = self._obtain(reopen=False)
+            return self.archive.read(path)
 
     def _open(self) -> CachedRelease | None:
         try:
-            return CachedRelease.open(self._path)
+            return CachedRelease.open(self._name)
         except (FileNotFoundError, DamagedError):
             return None
-        except OSError as error:
+        except (OSError, NotPrivate) as error:
             self._warn(error)
             return None
 
@@ -90,25 +117,22 @@ class _Kept:
         """
         import filelock
 
-        lock = filelock.FileLock(f"{self._path}.lock", timeout=LOCK_SECONDS)
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            held = lock.acquire()
-        except filelock.Timeout as error:
-            raise PackageIndexError(
-                f"vLLM {self._wanted}: another process has been fetching it for more than "
-                f"{LOCK_SECONDS} seconds (it holds {error.lock_file}). End it, then try again"
-            ) from error
-        except (OSError, NotImplementedError) as error:
-            self._warn(error)
-            fetched = self._fetch()
-            return CachedRelease.in_memory(fetched.sources, fetched.origin)
-        with held:
-            found = self._open() if reopen else None
-            return found or self._store(self._fetch())
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(self._folder.lock(archive_name(self._name), LOCK_SECONDS))
+            except filelock.Timeout as error:
+                raise PackageIndexError(
+                    f"vLLM {self._wanted}: another process has been fetching it for more than "
+                    f"{LOCK_SECONDS} seconds (it holds {error.lock_file}). End it, then try again"
+                ) from error
+            except (OSError, NotImplementedError, NotPrivate) as error:
+                self._warn(error)
+                fetched = self._fetch()
+                return CachedRelease.in_memory(fetched.sources, fetched.origin)
+            return (self._open() if reopen else None) or self._store(self._fetch())
 
     def _fetch(self) -> Fetched:
-        from overlay.targets.fetch import fetch  # brings the network in: only where needed
+        from overlay.targets.fetch import fetch  # imports the network: only where it is needed
 
         fetched = fetch(self._wanted, self._progress)
         self.warnings = fetched.warnings
@@ -116,14 +140,15 @@ class _Kept:
 
     def _store(self, fetched: Fetched) -> CachedRelease:
         try:
-            return write(self._path, fetched.sources, fetched.origin)
-        except OSError as error:
+            return write(self._name, fetched.sources, fetched.origin)
+        except (OSError, NotPrivate) as error:
             self._warn(error)
             return CachedRelease.in_memory(fetched.sources, fetched.origin)
 
     def _warn(self, error: Exception) -> None:
         why = getattr(error, "strerror", None) or error
         self.trouble = (
-            f"the cache {self._path.parent} cannot be used ({why}): vLLM {self._wanted} was "
-            "fetched for this command only. Make the folder writable or set OVERLAY_CACHE"
+            f"the cache {self._folder.path} was not used ({why}): vLLM {self._wanted} was "
+            "fetched for this command. Make the folder writable for yourself alone, or set "
+            "OVERLAY_CACHE to another one"
         )

@@ -2,7 +2,14 @@
 
 The archive is an ordinary zip.  Its comment says where its index lies (a member that is stored
 uncompressed), and the index says where each file lies and what its sha256 is, so that reading one
-file needs neither the list of members nor anything else of the archive."""
+file needs neither the list of members nor anything else of the archive.
+
+``zipfile`` is not used for reading, for two reasons.  It parses a central directory of 2600 members
+before it reads the first one: 12 ms a release, against 2 ms for the index, and 0.25 s against 0.1 s
+for all files that the shipped features patch in 21 releases.  And it has one position in the file,
+which the workers of ``overlay check --releases`` would share, since they are forked; ``pread``
+has none.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from overlay.cache import cache_folder
+from overlay.cache import PrivateFolder, cache_folder
 from overlay.targets.archive import Sources, left_out
 
 if TYPE_CHECKING:
@@ -74,12 +81,14 @@ class CachedRelease:
             raise DamagedError(f"its index cannot be read: {error!r}") from error
 
     @classmethod
-    def open(cls, path: Path) -> CachedRelease:
-        """The release in the archive at ``path``.
+    def open(cls, release: str) -> CachedRelease:
+        """Open the archive of a release.
 
-        :raises FileNotFoundError: if there is none; :raises DamagedError: if it is damaged.
+        :raises FileNotFoundError: if there is none.
+        :raises NotPrivate: if somebody else could have written it.
+        :raises DamagedError: if it is not what was written.
         """
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = releases_folder().open(archive_name(release))
 
         # A position of its own for every read: threads and forks share the descriptor.
         def read_at(offset: int, length: int) -> bytes:
@@ -148,32 +157,32 @@ class CachedRelease:
         return content
 
 
+def releases_folder() -> PrivateFolder:
+    """The folder of all archives; they hold what anybody may read."""
+    return PrivateFolder(cache_folder() / "releases", mode=0o755, allow_group=True)
+
+
+def archive_name(release: str) -> str:
+    """The name of a release's archive in ``releases_folder``."""
+    return f"vllm-{release}.zip"
+
+
 def archive_path(release: str) -> Path:
-    """Where the archive of a release lies, or would lie."""
-    return cache_folder() / "releases" / f"vllm-{release}.zip"
+    """The path of a release's archive, whether it is there or not."""
+    return releases_folder().path / archive_name(release)
 
 
-def write(path: Path, sources: Sources, origin: Origin) -> CachedRelease:
-    """Put a release at ``path``, whole or not at all, and open it; the caller holds its lock.
+def write(release: str, sources: Sources, origin: Origin) -> CachedRelease:
+    """Put a release into the cache, whole or not at all, and open it.
 
     :raises OSError: if the folder cannot be written to.
+    :raises NotPrivate: if somebody else can write to it.
     """
-    import tempfile
-
-    for left_over in path.parent.glob(f".{path.name}.*.new"):  # by a process that was killed
-        left_over.unlink(missing_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".new", dir=path.parent)
-    try:
-        with open(descriptor, "wb") as file:
-            write_to(file, sources, origin)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
-    return CachedRelease.open(path)
+    folder = releases_folder()
+    folder.sweep()
+    with folder.writing(archive_name(release), durable=True) as file:
+        write_to(file, sources, origin)
+    return CachedRelease.open(release)
 
 
 def write_to(file: IO[bytes], sources: Sources, origin: Origin) -> None:

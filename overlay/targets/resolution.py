@@ -12,6 +12,7 @@ from packaging.version import InvalidVersion, Version
 
 from overlay.errors import ArchiveError, TargetError, UsageError
 from overlay.package import KNOWN_RELEASES, ReleaseRange
+from overlay.targets.environments import is_environment, resolve_environment
 from overlay.targets.folder import resolve_folder
 from overlay.targets.metadata import unreadable
 from overlay.targets.target import Progress, Target
@@ -77,6 +78,8 @@ def resolve(target: str | None, *, progress: Progress | None = None) -> Target:
         ) from error
     except (OSError, ValueError) as error:
         raise TargetError(f"{target!r}: expected a path that can be looked at: {error}") from error
+    if is_environment(path):
+        return resolve_environment(path, target)
     if is_folder:
         return resolve_folder(path, target)
 

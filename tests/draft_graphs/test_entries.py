@@ -30,7 +30,10 @@ def create(monkeypatch: pytest.MonkeyPatch, *, facts: Any = None, **variables: s
 
 @pytest.mark.parametrize(
     ("variable", "said"),
-    [("OVERLAY_DRAFT_GRAPHS", "off, step, loop, auto"), ("OVERLAY_DRAFT_GRAPHS_CHECK", "0 or 1")],
+    [
+        ("OVERLAY_DRAFT_GRAPHS", "off, step, loop, auto"),
+        ("OVERLAY_DRAFT_GRAPHS_CHECK", "on or off"),
+    ],
 )
 def test_an_unknown_value_stops_the_start(
     monkeypatch: pytest.MonkeyPatch, variable: str, said: str

@@ -14,7 +14,7 @@ import pytest
 from added_modules import FOLDER
 
 from overlay.package import KNOWN_RELEASES
-from overlay.targets.release_archive import CachedRelease, archive_path
+from overlay.targets.release_archive import CachedRelease
 from overlay.targets.resolution import resolve
 
 pytestmark = [pytest.mark.network, pytest.mark.parametrize("release", KNOWN_RELEASES)]
@@ -132,7 +132,7 @@ def test_every_method_that_graphs_take_over_is_upstreams(release: str) -> None:
 def test_every_proposer_is_refused_by_its_class_but_one(release: str) -> None:
     """Those that come from upstream's base are known; a new one is refused until it is read."""
     resolve(release)  # fetches it where it is not in the cache
-    kept = CachedRelease.open(archive_path(release))
+    kept = CachedRelease.open(release)
     found = set()
     for path in kept.paths():
         data = kept.read(path) or b""

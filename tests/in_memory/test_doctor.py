@@ -172,7 +172,7 @@ def test_doctor_counts_what_is_in_the_cache(box: Box) -> None:
     [
         ({"VLLM_PLUGINS": "other"}, "VLLM_PLUGINS=other does not name it"),
         ({"OVERLAY": "on"}, "expected one of auto, disk, off"),
-        ({"OVERLAY_FEATURES": ""}, "expected ids of features"),
+        ({"OVERLAY_FEATURES": ","}, "expected ids of features"),
         ({"OVERLAY_FEATURES": "dmeo"}, "OVERLAY_FEATURES names dmeo: expected ids among"),
     ],
 )

@@ -93,7 +93,7 @@ def test_what_stands_is_applied(site: Site) -> None:
     assert plan.state is State.APPLIED
     assert set(states(plan).values()) == {State.APPLIED}
     assert plan.changes == ONE.plan(site.pristine).changes
-    assert plan.warnings == ()
+    assert plan.notices == ()
     hunk = plan.features[0].files[0].hunks[0]
     assert (hunk.state, hunk.line) == (State.APPLIED, 3)
 
@@ -115,9 +115,10 @@ def test_an_edited_file_is_drifted_and_named(site: Site) -> None:
         RUNNER: State.APPLIED,
         ADDED: State.APPLIED,
     }
-    why = plan.features[0].files[0].why
-    assert why is not None
-    assert f"{PROPOSER} was edited" in why
+    reason = plan.features[0].files[0].reason
+    assert reason is not None
+    assert f"{PROPOSER} was edited" in reason.text
+    assert reason.next_step is not None
 
 
 def test_a_file_put_back_is_partial(site: Site) -> None:
@@ -144,9 +145,9 @@ def test_a_reinstalled_vllm_makes_the_ledger_void(site: Site) -> None:
     put_back(site, RUNNER)
     plan = assessed(site)
     assert plan.features == ONE.plan(site.pristine).features
-    said, left = plan.warnings
-    assert "the release's own again" in said
-    assert ADDED in left
+    said, left = plan.notices
+    assert "the release's own again" in said.text
+    assert ADDED in left.text
     assert from_ledger(ledger_of(site), Disk(site.root), "0.26.0") is None
     site.revert()
     assert not (site.root / ADDED).exists()
@@ -160,7 +161,7 @@ def test_a_replaced_vllm_makes_the_ledger_void(site: Site) -> None:
     site = replace(site, pristine=newer)
     plan = assessed(site, release="0.27.0")
     assert plan.state is State.PRISTINE
-    assert "vLLM 0.26.0 was replaced by 0.27.0" in plan.warnings[0]
+    assert "vLLM 0.26.0 was replaced by 0.27.0" in plan.notices[0].text
     outcome = site.apply(release="0.27.0")
     assert outcome.changed == (PROPOSER, RUNNER)
     assert assessed(site, release="0.27.0").state is State.APPLIED
@@ -188,10 +189,10 @@ def test_a_release_that_is_called_otherwise_is_still_ours(site: Site) -> None:
 def test_other_patches_are_applied_with_a_warning(site: Site) -> None:
     plan = assessed(site, TWO)
     assert plan.state is State.APPLIED
-    (warning,) = plan.warnings
-    assert "applied in another form" in warning
+    (notice,) = plan.notices
+    assert "applied in another form" in notice.text
     site.apply(TWO)
-    assert assessed(site, TWO).warnings == ()
+    assert assessed(site, TWO).notices == ()
 
 
 def test_other_patches_that_do_not_fit_are_said_to(site: Site) -> None:
@@ -199,13 +200,13 @@ def test_other_patches_that_do_not_fit_are_said_to(site: Site) -> None:
     plan = replace(plan, features=(plan.features[0]._replace(state=State.DRIFTED),), changes=())
     found = assess(plan, ledger_of(site), Disk(site.root), [TWO.feature()], "0.26.0")
     assert found.state is State.APPLIED
-    assert "the present form is drifted on this vLLM" in found.warnings[0]
+    assert "the present form is drifted on this vLLM" in found.notices[0].text
 
 
 def test_an_applied_feature_that_is_not_asked_for_is_named(site: Site) -> None:
     found = assess(Plan(()), ledger_of(site), Disk(site.root), [], "0.26.0")
     assert found.features == ()
-    assert any("feature draft was applied" in warning for warning in found.warnings)
+    assert any("feature draft was applied" in notice.text for notice in found.notices)
 
 
 CHANGES: list[tuple[Callable[[Site], object], Condition]] = [

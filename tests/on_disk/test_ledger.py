@@ -14,19 +14,20 @@ from hypothesis import strategies as st
 from overlay.errors import LedgerError
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.ledger import Entry, Ledger, LedgerFeature, RecordEntry
-from overlay.results import FeatureResult, FileResult, HunkResult, State
+from overlay.results import FeatureResult, FileResult, HunkResult, Reason, State
 from tests.support import transactions
 from tests.support.transactions import ADDED, ONE, PROPOSER, RUNNER, Site, snapshot
 
 texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=15)
 shas = st.binary(min_size=32, max_size=32).map(bytes.hex)
 paths = st.from_regex(r"vllm(/[a-z_]{1,8}){1,3}\.py", fullmatch=True)
+reasons = st.builds(Reason, texts, texts | st.none()) | st.none()
 hunks = st.builds(
     HunkResult,
     texts,
     st.sampled_from(State),
     st.integers(1, 9999) | st.none(),
-    texts | st.none(),
+    reasons,
     st.lists(st.integers(1, 9999), max_size=3).map(tuple),
 )
 files = st.builds(
@@ -35,14 +36,14 @@ files = st.builds(
     st.sampled_from(State),
     texts | st.none(),
     st.lists(hunks, max_size=3).map(tuple),
-    texts | st.none(),
+    reasons,
 )
 results = st.builds(
     FeatureResult,
     texts,
     st.sampled_from(State),
     st.lists(files, max_size=3).map(tuple),
-    texts | st.none(),
+    reasons,
     st.booleans(),
 )
 entries = st.builds(
@@ -183,10 +184,37 @@ def test_a_ledger_cut_off_is_refused(length: int) -> None:
             ledgers.decode(whole[:length], "ledger.json")
 
 
+def as_schema_1(part: Any) -> Any:
+    """A part of a ledger as the release before wrote it: a text ``why``, the advice behind it."""
+    if isinstance(part, list):
+        return [as_schema_1(entry) for entry in part]
+    if not isinstance(part, dict):
+        return part
+    plain = {name: as_schema_1(value) for name, value in part.items() if name != "reason"}
+    if "reason" in part:
+        reason = part["reason"]
+        told = [reason["text"], reason["next_step"]] if reason else []
+        plain["why"] = "; next: ".join(filter(None, told)) or None
+    return plain
+
+
+def test_a_ledger_of_the_release_before_is_read(site: Site) -> None:
+    known = load(site)
+    feature = known.features[0]
+    stuck = feature.result._replace(
+        reason=Reason("it is so", "mend it"),
+        files=tuple(file._replace(reason=Reason("one")) for file in feature.result.files),
+    )
+    whole = known._replace(features=(feature._replace(result=stuck), *known.features[1:]))
+    old = {**as_schema_1(json.loads(ledgers.encode(whole))), "schema": 1}
+    assert '"reason"' not in json.dumps(old["features"])
+    assert ledgers.decode(json.dumps(old).encode(), "ledger.json") == whole
+
+
 def test_a_newer_ledger_is_left_alone(site: Site) -> None:
     path = site.root / ledgers.LEDGER_PATH
     document = json.loads(path.read_text())
-    path.write_text(json.dumps({**document, "schema": 2, "overlay": "7.0.0", "new": "things"}))
+    path.write_text(json.dumps({**document, "schema": 3, "overlay": "7.0.0", "new": "things"}))
     before = snapshot(site.root)
     for action in (site.apply, site.revert):
         with pytest.raises(LedgerError, match=r"newer overlay \(vllm-overlay 7\.0\.0"):

@@ -137,7 +137,7 @@ def test_a_plan_does_not_depend_on_the_order_of_hunks_and_files(
         mine, theirs = (
             next(file for file in p.features[0].files if file.path == path) for p in (one, other)
         )
-        assert (mine.state, mine.why) == (theirs.state, theirs.why)
+        assert (mine.state, mine.reason) == (theirs.state, theirs.reason)
         assert sorted(mine.hunks, key=repr) == sorted(theirs.hunks, key=repr)
 
 
@@ -219,7 +219,7 @@ def test_deleting_a_line_of_the_pre_image_is_drift(case: Case, data: st.DataObje
     yields_post = places(case.hunk.post, lines, find(lines)[case.hunk.scope])
     event("yields the post-image" if yields_post else "drift")
     assert result.state is (State.UPSTREAMED if yields_post else State.DRIFTED)
-    assert yields_post or result.why
+    assert yields_post or result.reason
 
 
 @laws

@@ -60,8 +60,8 @@ def test_the_scope_decides_between_places() -> None:
     assert stand(TEXT, hunk(lines, "A.g")).line == 11
     both = stand(TEXT, hunk(lines, "A"))
     assert (both.state, both.candidates, both.line) == (State.AMBIGUOUS, (6, 11), 6)
-    assert both.why is not None
-    assert "2 times, at lines 6, 11" in both.why
+    assert both.reason is not None
+    assert "2 times, at lines 6, 11" in both.reason.text
 
 
 def test_the_whole_pre_image_lies_inside_the_scope() -> None:
@@ -114,8 +114,8 @@ def test_white_space_counts() -> None:
 def drift(text: str, given: Hunk) -> str:
     result = stand(text, given)
     assert result.state is State.DRIFTED
-    assert result.why is not None
-    return result.why
+    assert result.reason is not None
+    return result.reason.text
 
 
 def test_drift_names_the_nearest_place_and_what_differs() -> None:
@@ -153,15 +153,14 @@ def test_drift_without_any_likeness_says_so() -> None:
 def test_a_missing_scope_names_similar_ones_and_where_the_lines_are() -> None:
     result = stand(TEXT, hunk(["         y = 3", "+        z"], "B.g"))
     assert result.state is State.MISSING
-    assert result.why == (
+    assert str(result.reason) == (
         "expected the scope B.g, found none of that name; similar ones are A.g; "
         "its lines stand at line 12, in A.g"
     )
     result = stand("def prepare_input(): pass\n", hunk([" z", "+y"], "prepare_inputs"))
-    assert "similar ones are prepare_input" in str(result.why)
-    assert (
-        stand("x\n", hunk([" z", "+y"], "f")).why == "expected the scope f, found none of that name"
-    )
+    assert "similar ones are prepare_input" in str(result.reason)
+    unlike = stand("x\n", hunk([" z", "+y"], "f"))
+    assert str(unlike.reason) == "expected the scope f, found none of that name"
 
 
 @pytest.mark.parametrize(
@@ -188,12 +187,12 @@ def test_a_hunk_that_does_not_speak_of_the_newline_does_not_ask_for_it() -> None
     marked = hunk([" a", "-b", "+c"], pre_unfinished=True, post_unfinished=True)
     assert stand("a\nb\n", marked).state is State.DRIFTED
     assert "expected a file that ends without a newline, found one that ends with one" in str(
-        stand("a\nb\n", marked).why
+        stand("a\nb\n", marked).reason
     )
     assert stand("a\nb", marked).state is State.PRISTINE
     assert stand("a\nb\na\nb", marked).line == 3
     assert stand("a\nb\na", marked).line == 1
-    assert "before the end" in str(stand("a\nb\na", marked).why)
+    assert "before the end" in str(stand("a\nb\na", marked).reason)
 
 
 def test_context_keeps_its_own_line_ends() -> None:

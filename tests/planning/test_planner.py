@@ -26,7 +26,7 @@ def test_a_feature_that_matches_everywhere_is_pristine_and_gives_the_changes() -
     )
     assert (result.changes[0].before, result.changes[0].after) == (None, b"")
     (found,) = result.features
-    assert (found.feature, found.untested, found.why) == ("demo", False, None)
+    assert (found.feature, found.untested, found.reason) == ("demo", False, None)
     patched = next(file for file in found.files if file.path == A)
     assert patched.patch == "demo/01-topic/0.20.0..0.33.0.patch"
     assert [(h.scope, h.line) for h in patched.hunks] == [("f", 5), ("g", 10)]
@@ -67,8 +67,8 @@ def test_every_problem_is_reported() -> None:
         State.PRISTINE,
         State.MISSING,
     ]
-    assert "does not compile: line 1" in str(found.files[0].why)
-    assert found.files[2].why == "expected the file vllm/missing.py, found none"
+    assert "does not compile: line 1" in str(found.files[0].reason)
+    assert str(found.files[2].reason) == "expected the file vllm/missing.py, found none"
     assert found.files[2].hunks[0].state is State.MISSING
 
 
@@ -94,7 +94,7 @@ def test_the_release_decides(
 ) -> None:
     (found,) = planned(feature((A, [HUNK])), release=release).features
     assert (found.state, found.untested) == (state, untested)
-    assert (found.why is None) if why is None else (why in str(found.why))
+    assert (found.reason is None) if why is None else (why in str(found.reason))
     if state is State.INAPPLICABLE:
         assert found.files == ()
 
@@ -138,7 +138,7 @@ def test_a_hole_is_named() -> None:
     )
     (found,) = planned(given).features
     assert (found.state, found.untested) == (State.PRISTINE, True)
-    assert found.why == (
+    assert str(found.reason) == (
         "01-x has no variant for 0.26.0; untested, judged by content; "
         "02-y has no variant for 0.26.0; untested, judged by content"
     )
@@ -170,7 +170,7 @@ def test_an_upstream_test_retires_a_feature() -> None:
     tests = [(A, "f", "y = x\n    z"), (A, "<module>", "import os")]
     (found,) = planned(feature((A, [HUNK]), tests=tests)).features
     assert (found.state, found.files) == (State.UPSTREAMED, ())
-    assert "'import os' stands in <module> of vllm/a.py" in str(found.why)
+    assert "'import os' stands in <module> of vllm/a.py" in str(found.reason)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_a_feature_of_tests_alone_needs_attention_where_they_fail() -> None:
     history = feature(tests=[(A, "f", "num_active_loras")])
     (found,) = planned(history).features
     assert found.state is State.DRIFTED
-    assert "expected 'num_active_loras' in f of vllm/a.py" in str(found.why)
+    assert "expected 'num_active_loras' in f of vllm/a.py" in str(found.reason)
     assert planned(history, release="0.15.0").state is State.INAPPLICABLE
 
 
@@ -216,7 +216,7 @@ def test_answers_about_texts_may_come_from_elsewhere() -> None:
 
     tree = MemoryTree({A: TEXT})
     result = plan([feature((A, [HUNK]))], tree, RELEASE, None, Known())
-    assert "line 1: not vllm/a.py" in str(result.features[0].files[0].why)
+    assert "line 1: not vllm/a.py" in str(result.features[0].files[0].reason)
 
 
 def test_a_range_holds_no_pre_release() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from overlay.features.model import Hunk
-from overlay.results import State
+from overlay.results import FileResult, State
 from tests.support.patches import feature, hunk
 from tests.support.plans import HUNK, LATER, NEW, TEXT, A, planned, sha
 
@@ -29,19 +29,43 @@ def test_an_added_module_that_is_not_the_release_s_own() -> None:
     assert result.state is State.UPSTREAMED
     result = planned(given, files={"vllm/z.py": NEW}, record={A: sha(TEXT)})
     assert result.state is State.DRIFTED
-    assert "the RECORD does not list it" in str(result.features[0].files[0].why)
+    assert "the RECORD does not list it" in str(result.features[0].files[0].reason)
 
 
-def test_two_features_that_add_the_same_module_are_refused() -> None:
-    for content in (NEW, b"VALUE = 2\n"):
-        result = planned(
-            feature(added={"vllm/z.py": NEW}), feature(added={"vllm/z.py": content}, id="other")
-        )
+def test_two_features_that_add_unlike_modules_of_one_name_are_refused() -> None:
+    result = planned(
+        feature(added={"vllm/z.py": NEW}), feature(added={"vllm/z.py": b"VALUE = 2\n"}, id="other")
+    )
+    for found in result.features:
+        assert found.state is State.DRIFTED
+        assert "demo (files/vllm/z.py) and other touch the same lines" in str(found.files[0].reason)
+
+
+def test_features_may_share_a_module_of_equal_bytes() -> None:
+    """Each lists the file, and it is written once, whichever of them are chosen."""
+    one, two = feature(added={"vllm/z.py": NEW}), feature(added={"vllm/z.py": NEW}, id="other")
+    (change,) = planned(one).changes
+    for chosen in ((one, two), (two, one), (two,)):
+        result = planned(*chosen)
+        assert result.changes == (change,)
         for found in result.features:
-            assert found.state is State.DRIFTED
-            assert "demo (files/vllm/z.py) and other touch the same lines" in str(
-                found.files[0].why
-            )
+            assert found.files == (FileResult("vllm/z.py", State.PRISTINE),)
+
+
+def test_a_shared_module_may_be_patched_between_the_features_that_add_it() -> None:
+    edit = feature(("vllm/z.py", [hunk(["-VALUE = 1", "+VALUE = 2"])]), id="patch")
+    one, two = feature(added={"vllm/z.py": NEW}), feature(added={"vllm/z.py": NEW}, id="other")
+    expected = planned(one, two, edit, files={})
+    assert expected.state is State.PRISTINE
+    assert planned(one, edit, two, files={}).changes == expected.changes
+
+
+def test_a_shared_module_that_does_not_compile_stops_each_feature() -> None:
+    bad = b"VALUE = = 1\n"
+    one, two = feature(added={"vllm/z.py": bad}), feature(added={"vllm/z.py": bad}, id="other")
+    for found in planned(one, two).features:
+        assert found.state is State.DRIFTED
+        assert "does not compile" in str(found.files[0].reason)
 
 
 def test_a_later_feature_may_patch_an_added_module() -> None:
@@ -88,8 +112,8 @@ def test_two_features_on_the_same_lines_are_both_refused(rival: Hunk) -> None:
         "demo (demo/01-topic/0.20.0..0.33.0.patch) and other "
         "(other/01-topic/0.20.0..0.33.0.patch) touch the same lines"
     )
-    assert expected in str(mine.files[0].why)
-    assert expected in str(other.files[0].hunks[0].why)
+    assert expected in str(mine.files[0].reason)
+    assert expected in str(other.files[0].hunks[0].reason)
     assert other.files[0].hunks[1].state is State.PRISTINE
 
 
@@ -104,7 +128,7 @@ def test_of_three_features_the_one_that_clashes_is_named() -> None:
         State.DRIFTED,
         State.DRIFTED,
     ]
-    assert "two (" in str(result.features[2].files[0].hunks[0].why)
+    assert "two (" in str(result.features[2].files[0].hunks[0].reason)
 
 
 def test_what_an_earlier_feature_makes_ambiguous_is_a_clash() -> None:
@@ -127,7 +151,7 @@ def test_what_only_an_earlier_feature_puts_there_is_a_clash() -> None:
     other = hunk(["-    never", "+    y += 1"], "f")
     result = planned(feature((A, [HUNK])), feature((A, [other]), id="other"))
     assert [found.state for found in result.features] == [State.DRIFTED, State.DRIFTED]
-    assert "touch the same lines" in str(result.features[1].files[0].hunks[0].why)
+    assert "touch the same lines" in str(result.features[1].files[0].hunks[0].reason)
 
 
 def test_a_feature_that_takes_another_one_back_changes_nothing() -> None:
@@ -145,7 +169,7 @@ def test_a_result_that_does_not_compile_is_refused() -> None:
         bad = hunk(["     y = x", "+" + line, "     z = y"], "f")
         result = planned(feature((A, [bad])))
         assert result.state is State.DRIFTED
-        assert why in str(result.features[0].files[0].why)
+        assert why in str(result.features[0].files[0].reason)
         assert result.changes == ()
 
 
@@ -167,9 +191,9 @@ def test_a_patch_for_code_that_is_not_python_is_drifted() -> None:
     result = planned(feature((A, [HUNK])), files={A: b"def f(:\n"})
     (found,) = result.features[0].files[0].hunks
     assert found.state is State.DRIFTED
-    assert "the file cannot be read: line 1: " in str(found.why)
+    assert "the file cannot be read: line 1: " in str(found.reason)
     result = planned(feature((A, [HUNK])), files={A: b"\xff\n"})
-    assert "line 1 is no utf-8 text" in str(result.features[0].files[0].hunks[0].why)
+    assert "line 1 is no utf-8 text" in str(result.features[0].files[0].hunks[0].reason)
 
 
 def test_a_line_that_the_file_s_encoding_lacks_is_refused() -> None:
@@ -177,7 +201,7 @@ def test_a_line_that_the_file_s_encoding_lacks_is_refused() -> None:
     latin = b"# coding: latin-1\n# \xe9\n" + TEXT
     result = planned(feature((A, [wide])), files={A: latin})
     assert result.state is State.DRIFTED
-    assert "'漢', which the file's encoding, iso-8859-1" in str(result.features[0].files[0].why)
+    assert "'漢', which the file's encoding, iso-8859-1" in str(result.features[0].files[0].reason)
     fine = planned(feature((A, [HUNK])), files={A: latin})
     assert fine.changes[0].after == latin.replace(b"    z =", b"    y += 1\n    z =")
 
@@ -188,14 +212,16 @@ def test_a_hunk_that_would_apply_again_is_refused() -> None:
     result = planned(feature((A, [eats])), files={A: text})
     (found,) = result.features[0].files[0].hunks
     assert (found.state, result.changes) == (State.AMBIGUOUS, ())
-    assert "once it is applied, its lines before the change still stand at line 2" in str(found.why)
+    assert "once it is applied, its lines before the change still stand at line 2" in str(
+        found.reason
+    )
 
 
 def test_a_hunk_that_renames_its_own_scope_is_refused() -> None:
     rename = hunk(["-def g(x):", "+def h(x):", "     return x"], "g")
     result = planned(feature((A, [rename])))
     assert result.state is State.DRIFTED
-    assert "another scope" in str(result.features[0].files[0].hunks[0].why)
+    assert "another scope" in str(result.features[0].files[0].hunks[0].reason)
     assert planned(feature((A, [replace(rename, scope="<module>")]))).state is State.PRISTINE
 
 
@@ -205,8 +231,8 @@ def test_hunks_that_share_lines_are_refused() -> None:
     result = planned(feature((A, [two, one])))
     hunks = result.features[0].files[0].hunks
     assert [h.state for h in hunks] == [State.DRIFTED, State.DRIFTED]
-    assert "the hunks at these lines of the patch: 7;" in str(hunks[0].why)
-    assert "the hunks at these lines of the patch: 12;" in str(hunks[1].why)
+    assert "the hunks at these lines of the patch: 7;" in str(hunks[0].reason)
+    assert "the hunks at these lines of the patch: 12;" in str(hunks[1].reason)
 
 
 def test_a_file_of_which_only_part_is_there_is_partial() -> None:
@@ -223,10 +249,11 @@ def test_an_edited_file_that_still_matches_is_a_warning() -> None:
     result = planned(feature((A, [HUNK])), files={A: edited}, record={A: sha(TEXT)})
     assert result.state is State.PRISTINE
     assert result.changes[0].before == edited
-    (warning,) = result.warnings
-    assert warning.startswith("vllm/a.py: it is not the release's own file")
-    assert "Genesis" in warning
-    assert planned(feature((A, [HUNK])), record={A: sha(TEXT)}).warnings == ()
+    (notice,) = result.notices
+    assert notice.path == "vllm/a.py"
+    assert notice.text.startswith("it is not the release's own file")
+    assert "Genesis" in notice.text
+    assert planned(feature((A, [HUNK])), record={A: sha(TEXT)}).notices == ()
 
 
 def test_a_post_image_that_nobody_accounts_for_is_drifted() -> None:
@@ -237,6 +264,6 @@ def test_a_post_image_that_nobody_accounts_for_is_drifted() -> None:
     other = planned(feature((A, [HUNK])), files={A: after}, record={A: sha(TEXT)})
     assert other.state is State.DRIFTED
     assert "only its lines after the change stand there, but" in str(
-        other.features[0].files[0].hunks[0].why
+        other.features[0].files[0].hunks[0].reason
     )
-    assert other.warnings
+    assert other.notices

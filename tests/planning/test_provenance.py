@@ -15,31 +15,32 @@ def test_the_release_s_own_file_is_not_foreign() -> None:
     provenance = Provenance(MemoryTree({"vllm/a.py": OWN}), RECORD)
     provenance.use("vllm/a.py")
     assert provenance.foreign("vllm/a.py") is None
-    assert provenance.warnings() == ()
+    assert provenance.notices() == ()
 
 
 def test_an_edited_file_is_named_with_the_other_patcher() -> None:
     provenance = Provenance(MemoryTree({"vllm/a.py": EDITED, "vllm/b.py": b"y\n"}), RECORD)
     provenance.use("vllm/b.py")
     provenance.use("vllm/a.py")
-    first, second = provenance.warnings()
-    assert first.startswith("vllm/a.py: it is not the release's own file: expected the sha256 ")
-    assert RECORD["vllm/a.py"][:12] in first
-    assert hashlib.sha256(EDITED).hexdigest()[:12] in first
-    assert "with a mark of Genesis at line 1" in first
-    assert "the RECORD does not list it" in second
+    first, second = provenance.notices()
+    assert (first.path, second.path) == ("vllm/a.py", "vllm/b.py")
+    assert first.text.startswith("it is not the release's own file: expected the sha256 ")
+    assert RECORD["vllm/a.py"][:12] in first.text
+    assert hashlib.sha256(EDITED).hexdigest()[:12] in first.text
+    assert "with a mark of Genesis at line 1" in first.text
+    assert "the RECORD does not list it" in second.text
 
 
 def test_only_files_that_matter_are_warned_of() -> None:
     provenance = Provenance(MemoryTree({"vllm/a.py": EDITED}), RECORD)
     assert provenance.foreign("vllm/a.py") is not None
-    assert provenance.warnings() == ()
+    assert provenance.notices() == ()
 
 
 def test_without_a_record_nothing_is_said() -> None:
     provenance = Provenance(MemoryTree({"vllm/a.py": EDITED}), None)
     provenance.use("vllm/a.py")
-    assert provenance.warnings() == ()
+    assert provenance.notices() == ()
 
 
 def test_a_file_that_is_not_there_is_not_foreign() -> None:

@@ -1,6 +1,7 @@
 """What people read: every problem with why and what next, the worst first, the verdict last."""
 
 import io
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from overlay.report.as_text import render
 from overlay.report.lines import Line, Span, paint
 from overlay.report.model import FeatureEntry, Report, TargetReport, TopicEntry, failure
 from overlay.report.wording import checked, problems
-from overlay.results import FeatureResult, FileResult, HunkResult, State, combine, worst
+from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State, combine
 
 states = st.sampled_from(list(State))
 
@@ -33,8 +34,8 @@ def features(draw: st.DrawFn, name: str = "f") -> FeatureResult:
 def targets(draw: st.DrawFn) -> TargetReport:
     found = tuple(draw(features(f"feature-{index}")) for index in range(draw(st.integers(1, 3))))
     name = draw(st.sampled_from(["0.20.0", "0.26.0", "0.33.0"]))
-    root = draw(st.sampled_from([None, "/opt/site-packages"]))
-    return TargetReport(name, name, root, worst(one.state for one in found), found)
+    root = draw(st.sampled_from([None, Path("/opt/site-packages")]))
+    return TargetReport(name, name, root, found)
 
 
 def text(report: Report, *, verbose: bool = False) -> str:
@@ -53,8 +54,9 @@ def test_the_last_line_is_the_verdict_and_every_problem_is_there(
     assert code == int(any(target.state.needs_attention for target in found))
     for target in found:
         for problem in problems(target):
-            assert problem.why in shown
-            assert problem.next in shown
+            assert problem.reason.text in shown
+            assert problem.reason.next_step
+            assert problem.reason.next_step in shown
             assert f"! {problem.state.value}: " in shown
             if problem.scope is not None:
                 assert f"{problem.path} in {problem.scope}" in shown
@@ -76,18 +78,18 @@ def test_the_worst_feature_comes_first(target: TargetReport) -> None:
     assert len(ranks) == len(target.features)
 
 
-def drifted(name: str, root: str | None = None) -> TargetReport:
-    hunk = HunkResult("A.b", State.DRIFTED, why="line 3 of the pre-image is not there")
+def drifted(name: str, root: Path | None = None) -> TargetReport:
+    hunk = HunkResult("A.b", State.DRIFTED, reason=Reason("line 3 of the pre-image is not there"))
     file = FileResult("vllm/a.py", State.DRIFTED, "f/10-a/x.patch", (hunk,))
     feature = FeatureResult("f", State.DRIFTED, (file,))
-    return TargetReport(name, name, root, State.DRIFTED, (feature,), ("a warning",))
+    return TargetReport(name, name, root, (feature,), (Notice(None, "a warning"),))
 
 
 def test_details_on_request() -> None:
     hunk = HunkResult("A.b", State.PRISTINE, line=571)
     file = FileResult("vllm/a.py", State.PRISTINE, "f/10-a/x.patch", (hunk,))
     feature = FeatureResult("f", State.PRISTINE, (file,))
-    target = TargetReport("0.26.0", "0.26.0", None, State.PRISTINE, (feature,))
+    target = TargetReport("0.26.0", "0.26.0", None, (feature,))
     report = Report("check", 0, "Fine.", (target,))
     assert "571" not in text(report)
     assert "line 571  A.b" in text(report, verbose=True)
@@ -95,9 +97,7 @@ def test_details_on_request() -> None:
 
 
 def test_a_matrix_marks_the_worst_and_says_a_shared_problem_once() -> None:
-    good = TargetReport(
-        "0.25.0", "0.25.0", None, State.PRISTINE, (FeatureResult("f", State.PRISTINE),)
-    )
+    good = TargetReport("0.25.0", "0.25.0", None, (FeatureResult("f", State.PRISTINE),))
     found = (good, drifted("0.26.0"), drifted("0.27.0"))
     lines = text(Report("check", 1, "Two.", found, matrix=True)).splitlines()
     assert lines[:4] == [
@@ -112,34 +112,38 @@ def test_a_matrix_marks_the_worst_and_says_a_shared_problem_once() -> None:
 
 
 def test_what_to_do_next_depends_on_whether_it_can_be_written() -> None:
-    assert "reinstall" in problems(drifted("0.26.0", root="/opt"))[0].next
-    assert "reinstall" not in problems(drifted("0.26.0"))[0].next
+    assert "reinstall" in str(problems(drifted("0.26.0", root=Path("/opt")))[0].reason.next_step)
+    assert "reinstall" not in str(problems(drifted("0.26.0"))[0].reason)
 
 
 def test_a_missing_file_is_said_once_and_not_for_each_hunk() -> None:
-    why = "expected the file vllm/a.py, found none"
-    hunks = tuple(HunkResult(f"A.m{index}", State.MISSING, why=why) for index in range(3))
-    file = FileResult("vllm/a.py", State.MISSING, "p", hunks, why)
+    reason = Reason("expected the file vllm/a.py, found none")
+    hunks = tuple(HunkResult(f"A.m{index}", State.MISSING, reason=reason) for index in range(3))
+    file = FileResult("vllm/a.py", State.MISSING, "p", hunks, reason)
     feature = FeatureResult("f", State.MISSING, (file,))
-    target = TargetReport("0.26.0", "0.26.0", None, State.MISSING, (feature,))
+    target = TargetReport("0.26.0", "0.26.0", None, (feature,))
     (problem,) = problems(target)
-    assert (problem.path, problem.scope, problem.why) == ("vllm/a.py", None, why)
+    assert (problem.path, problem.scope, problem.reason.text) == (
+        "vllm/a.py",
+        None,
+        reason.text,
+    )
 
 
 def test_candidates_are_listed() -> None:
     hunk = HunkResult("A.b", State.AMBIGUOUS, candidates=(3, 17))
     file = FileResult("vllm/a.py", State.AMBIGUOUS, "p", (hunk,))
     feature = FeatureResult("f", State.AMBIGUOUS, (file,))
-    target = TargetReport("0.26.0", "0.26.0", None, State.AMBIGUOUS, (feature,))
+    target = TargetReport("0.26.0", "0.26.0", None, (feature,))
     assert "lines: 3 and 17" in text(Report("check", 1, ".", (target,)))
 
 
 def test_a_partial_feature_says_which_files_stand_where() -> None:
     files = (FileResult("vllm/a.py", State.APPLIED), FileResult("vllm/b.py", State.PRISTINE))
     feature = FeatureResult("f", State.PARTIAL, files)
-    target = TargetReport("x", "0.26.0", "/opt", State.PARTIAL, (feature,))
+    target = TargetReport("x", "0.26.0", Path("/opt"), (feature,))
     (problem,) = problems(target)
-    assert problem.why == "applied: vllm/a.py; pristine: vllm/b.py"
+    assert problem.reason.text == "applied: vllm/a.py; pristine: vllm/b.py"
 
 
 def test_holes_are_named() -> None:

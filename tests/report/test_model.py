@@ -1,6 +1,7 @@
 """The JSON is the one that the design promises, key for key."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 from overlay.report.as_json import as_data, as_json
@@ -12,7 +13,7 @@ from overlay.report.model import (
     enumeration,
     failure,
 )
-from overlay.results import FeatureResult, FileResult, HunkResult, State
+from overlay.results import FeatureResult, FileResult, HunkResult, Reason, State
 
 PROPOSER = "vllm/v1/spec_decode/llm_base_proposer.py"
 
@@ -25,7 +26,6 @@ def target(**changes: Any) -> TargetReport:
         "target": "0.26.0",
         "vllm": "0.26.0",
         "root": None,
-        "state": State.PRISTINE,
         "features": (feature,),
     }
     return TargetReport(**{**plain, **changes})
@@ -95,8 +95,10 @@ def test_an_added_module_is_a_file_without_hunks() -> None:
 
 
 def test_what_there_is_to_say_of_a_feature_and_a_file_is_said() -> None:
-    file = FileResult(PROPOSER, State.MISSING, "p", why="no such file")
-    feature = FeatureResult("f", State.MISSING, (file,), why="two reasons", untested=True)
+    file = FileResult(PROPOSER, State.MISSING, "p", reason=Reason("no such file"))
+    feature = FeatureResult(
+        "f", State.MISSING, (file,), reason=Reason("two reasons"), untested=True
+    )
     data = as_data(Report("check", 1, ".", (target(features=(feature,)),)))
     found = data["targets"][0]["features"][0]
     assert (found["why"], found["untested"]) == ("two reasons", True)
@@ -114,7 +116,7 @@ def test_list_has_its_features_beside_no_targets() -> None:
 
 
 def test_odd_bytes_in_a_path_survive_as_ascii() -> None:
-    text = as_json(Report("check", 0, ".", (target(root="/opt/\udcff\u00e9"),)))
+    text = as_json(Report("check", 0, ".", (target(root=Path("/opt/\udcff\u00e9")),)))
     assert text.isascii()
     assert json.loads(text)["targets"][0]["root"] == "/opt/\udcff\u00e9"
     assert text.endswith("}\n")

@@ -90,7 +90,9 @@ class Comparison:
         )
         ours = planned.changes[0].after if planned.changes else None
         file = planned.features[0].files[0]
-        whys = "; ".join(filter(None, [file.why, *(hunk.why for hunk in file.hunks)]))
+        whys = "; ".join(
+            map(str, filter(None, [file.reason, *(hunk.reason for hunk in file.hunks)]))
+        )
         exact = [_standing(hunk, target) for hunk in hunks]
         once = all(len(found) == 1 for found in exact)
         if theirs is not None and once:
@@ -126,7 +128,7 @@ class Comparison:
             assert planned.changes[0].after == after, name
             self._note("same bytes", name, "")
         else:
-            why = str(next((hunk.why for hunk in file.hunks if hunk.why), file.why))
+            why = str(next((hunk.reason for hunk in file.hunks if hunk.reason), file.reason))
             told = "found them" not in why and "not to be recognised once applied"
             self._note(told or f"we say {file.state.value}", name, why)
 

@@ -9,7 +9,9 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import zipfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overlay.cache import ABANDONED_AFTER
 from overlay.errors import ArchiveError, PackageIndexError
 from overlay.targets import http, release
 from overlay.targets.archive import Sources
@@ -246,11 +249,99 @@ def test_what_a_killed_process_left_in_the_cache_is_taken_away(
     index.add(fake_vllm.sdist(tmp_path))
     path = archive_path("0.26.0")
     path.parent.mkdir(parents=True)
-    (path.parent / f".{path.name}.abc.new").write_bytes(b"half")
+    abandoned, young = (path.parent / f".{path.name}.{end}.new" for end in ("abc", "def"))
+    for unfinished in (abandoned, young):
+        unfinished.write_bytes(b"half")
+    long_ago = time.time() - 2 * ABANDONED_AFTER
+    os.utime(abandoned, (long_ago, long_ago))
 
     resolve("0.26.0")
 
-    assert sorted(entry.name for entry in path.parent.iterdir()) == [path.name, f"{path.name}.lock"]
+    # Another process may be writing the younger one at this moment.
+    assert {entry.name for entry in path.parent.iterdir()} == {path.name, young.name}
+
+
+def test_a_release_that_does_not_exist_leaves_nothing_in_the_cache(
+    tmp_path: Path, index: FakeIndex
+) -> None:
+    index.add(fake_vllm.sdist(tmp_path))
+
+    with pytest.raises(PackageIndexError):
+        resolve("0.26.9")
+
+    assert list(archive_path("0.26.9").parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("spelling", ["0.26", "0.26.0", "v0.26", "0.26.0+cpu", "0.26.0.0"])
+def test_a_release_is_kept_once_however_it_is_spelt(
+    tmp_path: Path, index: FakeIndex, offline, spelling: str
+) -> None:
+    index.add(fake_vllm.sdist(tmp_path))
+    resolve(spelling)
+    offline()
+
+    assert is_whole(resolve("0.26.0"))
+    assert is_whole(resolve("0.26"))
+    assert [entry.name for entry in archive_path("0.26.0").parent.iterdir()] == ["vllm-0.26.0.zip"]
+
+
+def test_a_label_that_no_index_has_is_dropped_and_said(tmp_path: Path, index: FakeIndex) -> None:
+    index.add(fake_vllm.sdist(tmp_path))
+
+    target = resolve("0.26.0+cpu")
+
+    assert is_whole(target)
+    assert "vLLM 0.26.0 was taken for 0.26.0+cpu" in target.warnings[0]
+    index.statuses[PROJECT_PAGE] = [500] * 9
+    assert is_whole(resolve("0.26.0+cpu"))  # in the cache, and no index can be asked
+
+
+def _everybody_may_write(path: Path) -> None:
+    path.parent.chmod(0o777)
+
+
+def _linked(path: Path) -> None:
+    path.parent.rename(path.parent.with_name("elsewhere"))
+    path.parent.symlink_to("elsewhere")
+
+
+def _a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _somebody_elses(path: Path) -> None:
+    os.chown(path.parent, 12345, 12345)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        _everybody_may_write,
+        _linked,
+        _a_pipe,
+        pytest.param(
+            _somebody_elses,
+            marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away"),
+        ),
+    ],
+)
+def test_a_cache_that_others_could_have_written_is_not_believed(
+    tmp_path: Path, index: FakeIndex, harm: Callable[[Path], None]
+) -> None:
+    index.add(fake_vllm.sdist(tmp_path))
+    resolve("0.26.0")
+    path = archive_path("0.26.0")
+    forged = {**fake_vllm.files(), PATH: b"import os\n"}
+    with open(path, "wb") as file:
+        write_to(file, Sources("0.26.0", forged, frozenset()), Origin("a", "b", None, ()))
+    harm(path)
+
+    target = resolve("0.26.0")
+
+    assert is_whole(target)
+    assert "was not used" in " ".join(target.warnings)
+    assert index.asked("vllm-0.26.0.tar.gz") == 2
 
 
 def test_a_full_disk_while_downloading(

@@ -31,11 +31,11 @@ _IDLE_WHILE_EMPTY = {"LogitBiasLogitsProcessor": "biases", "MinTokensLogitsProce
 
 
 def wanted(environ: Mapping[str, str]) -> bool:
-    """Whether the environment asks for it; it does where it is silent.
+    """Whether the environment asks for it; it does where the variable is unset or empty.
 
     Raises ValueError for anything but on and off.
     """
-    value = environ.get(VARIABLE, "on")
+    value = environ.get(VARIABLE) or "on"
     if value not in ("on", "off"):
         raise ValueError(f"{VARIABLE} is {value!r}; set it to on or off")
     return value == "on"

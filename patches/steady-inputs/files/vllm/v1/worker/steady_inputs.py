@@ -32,11 +32,11 @@ STEADY_BUFFERS = (
 
 
 def wanted(environ: Mapping[str, str]) -> bool:
-    """Whether the environment asks for steady inputs; it does where it is silent.
+    """Whether the environment asks for steady inputs; it does where it is unset.
 
     Raises ValueError for anything but on and off.
     """
-    value = environ.get(VARIABLE, "on")
+    value = environ.get(VARIABLE) or "on"
     if value not in ("on", "off"):
         raise ValueError(f"{VARIABLE} is {value!r}; set it to on or off")
     return value == "on"

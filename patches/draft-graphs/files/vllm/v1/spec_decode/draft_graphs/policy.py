@@ -22,11 +22,11 @@ AttentionRoles = Mapping[str, frozenset[Role]]
 
 
 def mode_from(environ: Mapping[str, str]) -> Mode:
-    """The mode that the environment asks for; `auto` where it is silent.
+    """The mode that the environment asks for; `auto` where it is unset or empty.
 
     Raises ValueError, naming the modes, for any other value.
     """
-    value = environ.get(MODE_VARIABLE, "auto")
+    value = environ.get(MODE_VARIABLE) or "auto"
     for mode in MODES:
         if value == mode:
             return mode
@@ -36,12 +36,12 @@ def mode_from(environ: Mapping[str, str]) -> Mode:
 def check_from(environ: Mapping[str, str]) -> bool:
     """Whether every replay is to check the addresses that its graph reads.
 
-    Raises ValueError for anything but 0 and 1.
+    Raises ValueError for anything but on and off, and 1 and 0, which were their names.
     """
-    value = environ.get(CHECK_VARIABLE, "0")
-    if value not in ("0", "1"):
-        raise ValueError(f"{CHECK_VARIABLE} is {value!r}; set it to 0 or 1")
-    return value == "1"
+    value = environ.get(CHECK_VARIABLE) or "off"
+    if value not in ("on", "off", "1", "0"):
+        raise ValueError(f"{CHECK_VARIABLE} is {value!r}; set it to on or off")
+    return value in ("on", "1")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,279 @@
+"""The vLLM of another Python environment, found from its files; its interpreter is never run.
+
+A TARGET may name a virtual environment (a folder with ``pyvenv.cfg``) or an interpreter.  Its
+``site-packages`` are worked out as CPython does it, path lines of ``.pth`` files are followed, and
+of editable installations the mapping that setuptools wrote is read.  Lines of ``.pth`` files that
+hold code, ``sitecustomize``, ``PYTHONPATH`` and an interpreter's own answers are left out: all of
+them would mean running what a stranger may have left there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from overlay.errors import TargetError
+from overlay.targets.folder import build
+from overlay.targets.installed import editable_version, find
+from overlay.targets.metadata import read_bytes, unreadable
+from overlay.targets.target import Target
+
+_INTERPRETER = re.compile(r"^(python|pypy)\d*(\.\d+)?t?(\.exe)?$")
+
+_VERSION = re.compile(r"(\d+)\.(\d+)")
+
+#: A script names its interpreter in its first bytes; a program does not begin so.
+_SCRIPT = b"#!"
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A Python environment on disk.
+
+    :ivar name: what the user named.
+    :ivar prefix: the folder that it is installed in.
+    :ivar path: where it imports packages from, in order; a part of its ``sys.path``.
+    """
+
+    name: str
+    prefix: Path
+    path: tuple[str, ...]
+
+
+def is_environment(place: Path) -> bool:
+    """Whether a path names a virtual environment or an interpreter, judged by its name and files.
+
+    A folder that holds ``vllm/`` itself is a target of its own, whatever else lies there.
+    """
+    if place.is_dir():
+        return (place / "pyvenv.cfg").is_file() and not (place / "vllm" / "__init__.py").exists()
+    return _INTERPRETER.match(place.name) is not None and os.access(place, os.X_OK)
+
+
+def resolve_environment(place: Path, name: str) -> Target:
+    """The vLLM that another Python environment would import.
+
+    :param place: a virtual environment, or an interpreter, such as ``.venv/bin/python``.
+    :param name: what the user called it.
+    :raises TargetError: if it is no environment, or has no vLLM.
+    """
+    environment = environment_at(place, name)
+    found = find(
+        environment.path,
+        (),
+        also=_editable_packages(environment.path),
+        python=f"the Python environment {environment.prefix}",
+    )
+    root = Path(os.path.realpath(found.package)).parent
+    return build(found.package, name, fallback=lambda: editable_version(root, environment.path))
+
+
+def resolve_interpreter(text: str) -> Target:
+    """The vLLM of the interpreter or virtual environment that ``--python`` names.
+
+    A bare name such as ``python3.12`` is looked up on ``PATH``.
+
+    :raises TargetError: if there is no such interpreter, or it has no vLLM.
+    """
+    place = Path(os.path.expanduser(text))
+    if os.sep not in text and not place.exists():
+        import shutil
+
+        found = shutil.which(text)
+        if found is None:
+            raise TargetError(
+                f"--python {text}: expected an interpreter or a virtual environment, found neither "
+                "a path nor a program of that name on PATH"
+            )
+        place = Path(found)
+    return resolve_environment(place, text)
+
+
+def environment_at(place: Path, name: str) -> Environment:
+    """The environment that a folder or an interpreter belongs to.
+
+    :raises TargetError: if there is none there.
+    """
+    prefix = place if place.is_dir() else _prefix(place, name)
+    if not (prefix / "pyvenv.cfg").is_file():
+        if place.is_dir():
+            raise TargetError(
+                f"{name}: expected a virtual environment (a folder with pyvenv.cfg) or an "
+                "interpreter such as .venv/bin/python, found another folder; name the interpreter "
+                "itself"
+            )
+        folders = list(_base_folders(prefix, _version_of(place)))
+        return Environment(name, prefix, _with_path_files(folders, name))
+    settings = _settings(prefix / "pyvenv.cfg")
+    version = settings.get("version") or settings.get("version_info") or ""
+    folders = list(_site_packages(prefix, _major_minor(version)))
+    if not folders:
+        raise TargetError(
+            f"{name}: expected site-packages in the virtual environment {prefix}, found none; "
+            "create it again (python -m venv), or name another"
+        )
+    if settings.get("include-system-site-packages", "").lower() == "true":
+        home = settings.get("home", "")
+        if home:
+            base = Path(home).parent
+            folders += _base_folders(base, _major_minor(version))
+    return Environment(name, prefix, _with_path_files(folders, name))
+
+
+def _prefix(place: Path, name: str) -> Path:
+    """The folder that an interpreter is installed in, by CPython's rules.
+
+    A link is followed one step at a time: a virtual environment's interpreter is a link to its
+    base's, and ``pyvenv.cfg`` lies beside the link.
+    """
+    seen = set()
+    here = Path(os.path.abspath(place))
+    while str(here) not in seen:
+        seen.add(str(here))
+        for folder in (here.parent, here.parent.parent):
+            if (folder / "pyvenv.cfg").is_file():
+                return folder
+        if not here.is_symlink():
+            break
+        here = Path(os.path.abspath(here.parent / os.readlink(here)))
+    _require_program(here, name)
+    real = Path(os.path.realpath(here))
+    return real.parent.parent
+
+
+def _require_program(place: Path, name: str) -> None:
+    """Refuse what is no program.
+
+    :raises TargetError: where nothing, a folder or a script is found in its place.
+    """
+    try:
+        if not place.is_file():
+            raise TargetError(
+                f"{name}: expected an interpreter or a virtual environment, found "
+                f"{'something else' if os.path.lexists(place) else 'nothing'} at {place}"
+            )
+        with open(place, "rb") as file:
+            magic = file.read(2)
+    except OSError as error:
+        raise TargetError(unreadable(place, error)) from error
+    if magic == _SCRIPT:
+        raise TargetError(
+            f"{name}: expected an interpreter, found a script (a shim of pyenv or asdf, perhaps), "
+            "which is not run to find out what it starts; name the interpreter itself, which "
+            "`python -c 'import sys; print(sys.executable)'` prints"
+        )
+
+
+def _settings(file: Path) -> dict[str, str]:
+    """The ``name = value`` lines of ``pyvenv.cfg``, names in lower case."""
+    text = (read_bytes(file) or b"").decode("utf-8", "replace")
+    pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
+    return {name.strip().lower(): value.strip() for name, _, value in pairs}
+
+
+def _major_minor(text: str) -> str | None:
+    match = _VERSION.match(text.strip())
+    return f"{match[1]}.{match[2]}" if match else None
+
+
+def _version_of(interpreter: Path) -> str | None:
+    """The version in an interpreter's name, or in the name that its link leads to."""
+    for place in (interpreter, Path(os.path.realpath(interpreter))):
+        match = re.search(r"(\d+\.\d+)t?(\.exe)?$", place.name)
+        if match:
+            return match[1]
+    return None
+
+
+def _site_packages(prefix: Path, version: str | None) -> Iterator[str]:
+    """The ``site-packages`` below a prefix; of one version where that is known."""
+    pattern = f"python{version}*" if version else "python3*"
+    places = [*prefix.glob(f"lib/{pattern}/site-packages")]
+    places += prefix.glob(f"lib64/{pattern}/site-packages")
+    seen = set()
+    for folder in sorted(places):
+        if (real := os.path.realpath(folder)) not in seen:  # lib64 may be a link to lib
+            seen.add(real)
+            yield str(folder)
+    if (windows := prefix / "Lib" / "site-packages").is_dir() and os.name == "nt":
+        yield str(windows)
+
+
+def _base_folders(prefix: Path, version: str | None) -> Iterator[str]:
+    """Where an interpreter that belongs to no virtual environment imports packages from."""
+    prefixes = [prefix / "local", prefix] if prefix == Path("/usr") else [prefix]
+    for place in prefixes:
+        yield from _site_packages(place, version)
+        for debian in (f"python{version or '3'}", "python3"):
+            folder = place / "lib" / debian / "dist-packages"
+            if folder.is_dir():
+                yield str(folder)
+
+
+def _with_path_files(folders: list[str], name: str) -> tuple[str, ...]:
+    """The folders, each followed by those that the ``.pth`` files in it name."""
+    path: dict[str, None] = {}
+    for folder in folders:
+        path[folder] = None
+        for file in _entries(folder, name, ".pth"):
+            for line in _lines(Path(folder) / file):
+                if line.startswith(("#", "import ", "import\t")) or not line.strip():
+                    continue
+                place = os.path.join(folder, line.strip())
+                if os.path.isdir(place):
+                    path[os.path.abspath(place)] = None
+    return tuple(path)
+
+
+def _editable_packages(path: tuple[str, ...]) -> list[Path]:
+    """The packages ``vllm`` that setuptools' finders of editable installations lead to.
+
+    Such a finder is a module beside the ``.pth`` file that imports it; its ``MAPPING`` is read as
+    a literal.
+    """
+    found = []
+    for folder in path:
+        for file in _entries(folder, folder, "_finder.py"):
+            if not file.startswith("__editable__"):
+                continue
+            place = _mapping("\n".join(_lines(Path(folder) / file))).get("vllm")
+            if place is not None and os.path.isfile(os.path.join(place, "__init__.py")):
+                found.append(Path(place))
+    return found
+
+
+def _mapping(text: str) -> dict[str, str]:
+    """What ``MAPPING`` is set to at the top of a module; empty where it is no literal."""
+    import ast
+
+    try:
+        body = ast.parse(text).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
+    for node in body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+        if any(isinstance(target, ast.Name) and target.id == "MAPPING" for target in targets):
+            try:
+                value = ast.literal_eval(node.value)  # type: ignore[attr-defined]
+            except (ValueError, TypeError):
+                return {}
+            if isinstance(value, dict):
+                return {str(key): str(place) for key, place in value.items()}
+    return {}
+
+
+def _entries(folder: str, name: str, ending: str) -> list[str]:
+    try:
+        return sorted(entry for entry in os.listdir(folder) if entry.endswith(ending))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise TargetError(f"{name}: {unreadable(Path(folder), error)}") from error
+
+
+def _lines(file: Path) -> list[str]:
+    return (read_bytes(file) or b"").decode("utf-8", "replace").splitlines()
