@@ -77,7 +77,7 @@ setup(
     # them, and inside it as data once installed.
     packages=[*find_packages(include=["overlay", "overlay.*"]), "overlay.patches"],
     package_dir={"overlay.patches": "patches"},
-    package_data={"overlay": ["py.typed"], "overlay.patches": ["*.md", "**/*"]},
+    package_data={"overlay": ["py.typed", "*.pyi"], "overlay.patches": ["*.md", "**/*"]},
     exclude_package_data={"overlay.patches": ["**/__pycache__/*", "**/*.pyc"]},
     entry_points={
         "console_scripts": ["overlay = overlay.__main__:main"],

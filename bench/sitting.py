@@ -14,12 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import meeting
-from children import Guard, run_child
-from plan import ENGINES, Party, Place
-from turns import Turns
-
-HERE = Path(__file__).resolve().parent
+from bench.plan import ENGINES, Party, Place
+from overlay.proof import meeting
+from overlay.proof.children import Guard, run_child
+from overlay.proof.engine_launch import append_path, link_packages
+from overlay.proof.turns import Turns
 
 
 class Sitting:
@@ -34,6 +33,8 @@ class Sitting:
         self._groups = 0
         self._beside: bool | None = None
         self._guard = Guard()
+        self._work = tempfile.TemporaryDirectory(prefix="sitting-")
+        self._code = link_packages(Path(self._work.name, "code"))
 
     def python_path(self, folder: str) -> str:
         """``PYTHONPATH`` of an engine."""
@@ -59,6 +60,7 @@ class Sitting:
         """Environment of an engine."""
         folder, own = ENGINES[engine]
         found = os.environ | own | {"PYTHONPATH": self.python_path(folder)}
+        found = append_path(found, self._code)
         found |= {"VLLM_CACHE_ROOT": str(cache), "OVERLAY_CACHE": str(cache / "overlay")}
         # Each takes whatever port the kernel gives it, so that none takes another's.
         found.pop("VLLM_PORT", None)
@@ -71,7 +73,8 @@ class Sitting:
         args, cell = self.args, party.cell
         made: list[str] = [
             sys.executable,
-            str(HERE / "step_time.py"),
+            "-m",
+            "overlay.proof.step_time",
             "--shape",
             cell.shape,
             "--k",
@@ -95,6 +98,7 @@ class Sitting:
         """Leave nothing behind."""
         self.args.beside.leave()
         self._guard.close()
+        self._work.cleanup()
 
     def run(self, parties: list[Party], round_: int) -> None:
         """Run engines at the same time and keep their results; a failure is a result too.

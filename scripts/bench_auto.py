@@ -147,8 +147,7 @@ def measured(
 def outside() -> dict[str, Any]:
     """Start ``inside`` with the overlay beside the engine, and add what the machine is."""
     sys.path.insert(0, str(ROOT))
-    import environment
-
+    from scripts import environment
     from tests.in_memory.installed import install_beside
 
     python = environment.engine_python()

@@ -29,9 +29,9 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from overlay import __version__  # noqa: E402
-from overlay.cache import cache_folder  # noqa: E402
-from overlay.targets.resolution import resolve  # noqa: E402
+from overlay import __version__
+from overlay.cache import cache_folder
+from overlay.targets.resolution import resolve
 
 #: Seconds, from the project's aims.
 AIMS = {"help": 0.15, "status, patched": 0.25, "check, pristine": 0.25, "check, all releases": 6.0}

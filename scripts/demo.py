@@ -19,14 +19,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import environment
-from environment import CACHE, ROOT, say
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-sys.path.insert(0, str(ROOT / "tests" / "engine"))
-
-from engine_launch import EngineFailed, launch
-from engine_spec import EngineSpec, make_requests
-from private_copy import PrivateCopy, hash_files, make_private_copy, site_packages
+from overlay.proof.engine_launch import EngineFailed, launch, write_models
+from overlay.proof.engine_spec import EngineSpec, make_requests
+from scripts import environment
+from scripts.environment import CACHE, ROOT, say
+from tests.engine.private_copy import PrivateCopy, hash_files, make_private_copy, site_packages
 
 FOLDER = CACHE / "demo"
 CASES = {
@@ -100,8 +99,7 @@ def prepare(notes: Notes) -> tuple[Path, PrivateCopy]:
         say(f"[demo] a copy of vLLM to patch, in {copy_folder}")
         copy = make_private_copy(engine, copy_folder)
         say("[demo] tiny models whose answers are known")
-        script = ROOT / "tests" / "engine" / "tiny_models.py"
-        subprocess.run([str(engine), str(script), str(FOLDER / "models")], check=True)
+        write_models(engine, FOLDER / "models")
         notes.put("pristine", hash_files(copy.site))
         return dev, copy
     say("[demo] going on where the last run stopped")

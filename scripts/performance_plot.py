@@ -10,7 +10,7 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from performance_data import BATCHES, ENGINES, Sitting, digest
+from scripts.performance_data import BATCHES, ENGINES, Sitting, digest
 
 _COLOURS = {
     "stock-v1": "#8c8c8c",

@@ -31,14 +31,14 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from overlay.errors import OverlayError  # noqa: E402
-from overlay.features.model import Hunk, Patch  # noqa: E402
-from overlay.features.patch_file import parse_patch  # noqa: E402
-from overlay.package import KNOWN_RELEASES, ReleaseRange, Tree, parse_release  # noqa: E402
-from overlay.planning.matching import edits, match  # noqa: E402
-from overlay.planning.scopes import find  # noqa: E402
-from overlay.planning.text import SourceText  # noqa: E402
-from overlay.results import HunkResult, Reason, State  # noqa: E402
+from overlay.errors import OverlayError
+from overlay.features.model import Hunk, Patch
+from overlay.features.patch_file import parse_patch
+from overlay.package import KNOWN_RELEASES, ReleaseRange, Tree, parse_release
+from overlay.planning.matching import edits, match
+from overlay.planning.scopes import find
+from overlay.planning.text import SourceText
+from overlay.results import HunkResult, Reason, State
 
 _HUNK = re.compile(r"^@@ -(\d+)(?:,\d+)? \+(\d+)(?:,\d+)? @@(.*)$")
 _RELEASES = re.compile(r'^(releases\s*=\s*")[^"]*(")', re.MULTILINE)

@@ -25,8 +25,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.support import fake_vllm  # noqa: E402
-from tests.support.patches import hunk, patch_text, write_feature  # noqa: E402
+from tests.support import fake_vllm
+from tests.support.patches import hunk, patch_text, write_feature
 
 PROPOSER = "vllm/v1/spec_decode/proposer.py"
 LEDGER = ".vllm-overlay/ledger.json"

@@ -15,8 +15,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import performance_plot
-from performance_data import BATCHES, Row, Sitting, digest, newest, read_sittings
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts import performance_plot
+from scripts.performance_data import BATCHES, Row, Sitting, digest, newest, read_sittings
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench/results"

@@ -18,8 +18,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import environment
-from environment import ROOT, say
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts import environment
+from scripts.environment import ROOT, say
 
 TYPED = ("overlay", "scripts", "bench", "tests/engine", "tests/draft_graphs", "tests/gpu")
 #: The folders of tests that take as long as all the others and what is left out of them.

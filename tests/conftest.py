@@ -10,7 +10,7 @@ from hypothesis import settings
 
 from tests.support import shared_memory
 
-pytest_plugins = ["engine_fixtures", "pytester"]
+pytest_plugins = ["tests.engine.engine_fixtures", "pytester"]
 
 # A job in a shell's background ignores Ctrl-C, and so would every command that a test interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -1,65 +1,39 @@
-"""The command line: arguments in, exit codes out; the commands do the work and do not print.
+"""The command line: arguments in, answers out; ``overlay.api`` does the work.
 
 Whatever a command needs is imported when it runs, so that ``--help`` and ``status`` stay fast."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from overlay import __version__
-
-if TYPE_CHECKING:
-    from overlay.commands.request import Request
-    from overlay.report.model import Report
-
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-_TARGET = (
-    "TARGET is a folder that holds vllm/ (site-packages, a checkout, an unpacked sdist), a wheel "
-    "or sdist file, or a release such as 0.26.0; without it, the vLLM that this Python would "
-    "import is meant."
+from overlay.cli.options import (
+    TARGET_HELP,
+    WRITABLE_HELP,
+    Answer,
+    Text,
+    common_options,
+    complete_releases,
+    complete_target,
+    feature_option,
+    patches_of,
+    patches_option,
+    python_option,
+    refuse_both,
+    require_option,
+    target_argument,
 )
 
+if TYPE_CHECKING:
+    from overlay.api import Report
 
-@dataclass(frozen=True)
-class Answer:
-    """A report and how the user wants to see it."""
-
-    report: Report
-    json: bool = False
-    verbose: bool = False
+_ONLY = "Only this feature; may be given several times."
 
 
-def _feature_option(command: F) -> F:
-    return click.option(
-        "--feature",
-        "features",
-        metavar="ID",
-        multiple=True,
-        help="Only this feature; may be given several times.",
-    )(command)
-
-
-def _output_options(command: F) -> F:
-    command = click.option(
-        "-v", "--verbose", is_flag=True, help="Also show every file and hunk, and where it lands."
-    )(command)
-    return click.option(
-        "--json", "as_json", is_flag=True, help="Answer in JSON on standard output."
-    )(command)
-
-
-def _target_argument(command: F) -> F:
-    return click.argument("target", required=False)(command)
-
-
-class _InOrder(click.Group):
+class _Commands(click.Group):
     """A group that lists its commands in the order in which they are used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
@@ -68,21 +42,17 @@ class _InOrder(click.Group):
 
 
 @click.group(
-    cls=_InOrder,
-    no_args_is_help=False,
+    cls=_Commands,
+    invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit status: 0 nothing needs you, 1 something does, 2 usage or environment.",
 )
-@click.version_option(__version__, prog_name="overlay", message="%(prog)s %(version)s")
-@click.option(
-    "--patches",
-    metavar="DIR",
-    multiple=True,
-    help="Also use the features in this folder; may be given several times. The folders in "
-    "OVERLAY_PATCHES come first.",
+@click.version_option(
+    __version__, "-V", "--version", prog_name="overlay", message="%(prog)s %(version)s"
 )
+@patches_option
 @click.pass_context
-def cli(context: click.Context, patches: tuple[str, ...]) -> None:
+def cli(context: click.Context) -> Text | None:
     """Source patches for an installed vLLM, applied by their anchors.
 
     \b
@@ -91,32 +61,46 @@ def cli(context: click.Context, patches: tuple[str, ...]) -> None:
       overlay apply          # patch it
       overlay revert         # put every byte back
     """
-    inherited = os.environ.get("OVERLAY_PATCHES", "").split(os.pathsep)
-    context.obj = tuple(folder for folder in (*inherited, *patches) if folder)
+    return Text(context.get_help()) if context.invoked_subcommand is None else None
 
 
-def _request(context: click.Context, features: Sequence[str] = ()) -> Request:
-    from overlay.commands.request import Request
+def _with_progress(work: Callable[..., Report], *arguments: Any, **options: Any) -> Report:
+    """Run ``work`` with a meter on standard error, for what takes long."""
+    from overlay import api
 
-    return Request(patches=context.obj, features=tuple(features))
+    with api.meter() as progress:
+        return work(*arguments, progress=progress, **options)
 
 
-@cli.command(epilog=_TARGET)
-@click.argument("targets", metavar="[TARGET]...", nargs=-1)
+def _refusable(work: Callable[..., Report], *arguments: Any, **options: Any) -> Report:
+    """Run what raises where something needs the user; the command line answers with a report."""
+    from overlay import api
+
+    try:
+        return work(*arguments, **options)
+    except api.PatchRefused as refused:
+        return refused.report
+
+
+@cli.command(epilog=TARGET_HELP)
+@click.argument("targets", metavar="[TARGET]...", nargs=-1, shell_complete=complete_target)
 @click.option(
     "--releases",
     metavar="RANGE",
     help="Also check these releases of vLLM, fetched into your cache: 0.20.0..0.33.0, one "
     "release, or all.",
+    shell_complete=complete_releases,
 )
-@_feature_option
-@_output_options
+@python_option
+@feature_option(_ONLY)
+@common_options
 @click.pass_context
 def check(
     context: click.Context,
     targets: tuple[str, ...],
     releases: str | None,
-    features: tuple[str, ...],
+    python: str | None,
+    only: tuple[str, ...],
     as_json: bool,
     verbose: bool,
 ) -> Answer:
@@ -126,31 +110,41 @@ def check(
     Example:
       overlay check                                # the installed vLLM
       overlay check 0.26.0 ./vllm-0.27.0.tar.gz    # a release and a file
+      overlay check --python .venv/bin/python      # the vLLM of another environment
       overlay check --releases all                 # every release, as a table
     """
-    from overlay.commands.check import check as command
-    from overlay.report.progress import Meter
+    from overlay import api
 
-    with Meter() as progress:
-        report = command(_request(context, features), targets, releases, progress)
+    refuse_both(targets, python)
+    report = _with_progress(
+        api.check_many,
+        targets,
+        releases=releases,
+        python=python,
+        only=only,
+        patches=patches_of(context),
+    )
     return Answer(report, as_json, verbose)
 
 
-@cli.command()
-@_target_argument
-@_feature_option
+@cli.command(epilog=WRITABLE_HELP)
+@target_argument
+@feature_option("Apply only this feature, beside those that are applied; may be repeated.")
+@require_option
 @click.option("--dry-run", is_flag=True, help="Do everything but write.")
 @click.option(
     "--untested",
     is_flag=True,
     help="Also patch a release that is newer than those the patches were tested on.",
 )
-@_output_options
+@common_options
 @click.pass_context
 def apply(
     context: click.Context,
     target: str | None,
-    features: tuple[str, ...],
+    python: str | None,
+    only: tuple[str, ...],
+    require: tuple[str, ...],
     dry_run: bool,
     untested: bool,
     as_json: bool,
@@ -158,78 +152,116 @@ def apply(
 ) -> Answer:
     """Patch a vLLM: all of it or nothing.
 
-    TARGET is a folder that holds vllm/; without it, the vLLM that this Python would import is
-    meant. A feature that the release has already, or that is not made for it, is left out.
+    A feature that the release has already, or that is not made for it, is left out.
 
     \b
     Example:
       overlay apply                                # the installed vLLM
+      overlay apply --require draft-graphs         # in an image build: fail unless it is in
       overlay apply --feature draft-graphs /opt/venv/lib/python3.12/site-packages
     """
-    from overlay.commands.apply import apply as command
+    from overlay import api
 
-    report = command(_request(context, features), target, dry_run=dry_run, untested=untested)
+    refuse_both(target, python)
+    report = _refusable(
+        api.apply,
+        target,
+        python=python,
+        only=only,
+        patches=patches_of(context),
+        require=require,
+        dry_run=dry_run,
+        untested=untested,
+    )
     return Answer(report, as_json, verbose)
 
 
-@cli.command(short_help="Put every byte back.")
-@_target_argument
-@_output_options
+@cli.command(short_help="Put every byte back.", epilog=WRITABLE_HELP)
+@target_argument
+@feature_option("Take off only this feature and leave the others; may be repeated.")
+@common_options
 @click.pass_context
-def revert(context: click.Context, target: str | None, as_json: bool, verbose: bool) -> Answer:
+def revert(
+    context: click.Context,
+    target: str | None,
+    python: str | None,
+    only: tuple[str, ...],
+    as_json: bool,
+    verbose: bool,
+) -> Answer:
     """Put back the exact bytes that apply found, and remove what it added.
 
-    TARGET is a folder that holds vllm/; without it, the vLLM that this Python would import is
-    meant. Refused where somebody edited a patched file since.
+    Refused where somebody edited a patched file since. With --feature, what is left is byte for
+    byte what applying the other features alone would have made.
 
     \b
     Example:
       overlay revert
+      overlay revert --feature steady-inputs       # and leave the others
       overlay revert /opt/venv/lib/python3.12/site-packages
     """
-    from overlay.commands.revert import revert as command
+    from overlay import api
 
-    return Answer(command(_request(context), target), as_json, verbose)
+    refuse_both(target, python)
+    report = _refusable(api.revert, target, python=python, only=only, patches=patches_of(context))
+    return Answer(report, as_json, verbose)
 
 
-@cli.command()
-@_target_argument
+@cli.command(epilog=TARGET_HELP)
+@target_argument
+@require_option
 @click.option("--live", is_flag=True, help="Say what the running processes of vLLM have loaded.")
-@_output_options
+@common_options
 @click.pass_context
 def status(
-    context: click.Context, target: str | None, live: bool, as_json: bool, verbose: bool
+    context: click.Context,
+    target: str | None,
+    python: str | None,
+    require: tuple[str, ...],
+    live: bool,
+    as_json: bool,
+    verbose: bool,
 ) -> Answer:
-    """Say what is applied, and whether it still stands.
-
-    TARGET is a folder that holds vllm/; without it, the vLLM that this Python would import is
-    meant.
+    """Say what is applied, whether it still stands, and what the next process will run.
 
     \b
     Example:
       overlay status
+      overlay status --require draft-graphs        # in a probe: 0 only where it is applied
       overlay status --json | jq -r .verdict
       overlay status --live                        # what your running vLLM has loaded
     """
+    from overlay import api
+
+    refuse_both(target, python)
     if live:
-        if target is not None:
-            raise click.UsageError("--live speaks of running processes: leave TARGET out.")
-        from overlay.commands.status import live as running
-
-        return Answer(running(), as_json, verbose)
-    from overlay.commands.status import status as command
-    from overlay.report.progress import Meter
-
-    with Meter() as progress:
-        report = command(_request(context), target, progress)
+        if target is not None or python is not None:
+            raise click.UsageError("--live speaks of running processes: omit TARGET.")
+        if require:
+            raise click.UsageError(
+                "--live speaks of running processes, --require of files: give one of them; "
+                "OVERLAY_REQUIRED makes a process refuse to start."
+            )
+        return Answer(api.live(), as_json, verbose)
+    report = _with_progress(
+        api.status, target, python=python, patches=patches_of(context), require=require
+    )
     return Answer(report, as_json, verbose)
 
 
-@cli.command(epilog=_TARGET, short_help="Print the change as one unified diff.")
-@_target_argument
-@_feature_option
+@cli.command(epilog=TARGET_HELP, short_help="Print the change as one unified diff.")
+@target_argument
+@feature_option(_ONLY)
+@common_options
 @click.pass_context
-def diff(context: click.Context, target: str | None, features: tuple[str, ...]) -> Answer:
+def diff(
+    context: click.Context,
+    target: str | None,
+    python: str | None,
+    only: tuple[str, ...],
+    as_json: bool,
+    verbose: bool,
+) -> Answer:
     """Print the change to a pristine vLLM as one unified diff.
 
     \b
@@ -237,15 +269,17 @@ def diff(context: click.Context, target: str | None, features: tuple[str, ...]) 
       overlay diff 0.26.0 > draft-graphs.diff
       overlay diff ./vllm-checkout | git -C ./vllm-checkout apply
     """
-    from overlay.commands.diff import diff as command
-    from overlay.report.progress import Meter
+    from overlay import api
 
-    with Meter() as progress:
-        return Answer(command(_request(context, features), target, progress))
+    refuse_both(target, python)
+    report = _with_progress(
+        api.diff_report, target, python=python, only=only, patches=patches_of(context)
+    )
+    return Answer(report, as_json, verbose)
 
 
 @cli.command("list", short_help="Show the features and the releases they are made for.")
-@_output_options
+@common_options
 @click.pass_context
 def list_(context: click.Context, as_json: bool, verbose: bool) -> Answer:
     """Show the features, the releases they are made for, and what upstream did with them.
@@ -253,15 +287,15 @@ def list_(context: click.Context, as_json: bool, verbose: bool) -> Answer:
     \b
     Example:
       overlay list
-      overlay --patches ./our-patches list -v
+      overlay list -v --patches ./our-patches
     """
-    from overlay.commands.list_ import list_ as command
+    from overlay import api
 
-    return Answer(command(_request(context)), as_json, verbose)
+    return Answer(api.catalogue(patches=patches_of(context)), as_json, verbose)
 
 
 @cli.command()
-@_output_options
+@common_options
 @click.pass_context
 def doctor(context: click.Context, as_json: bool, verbose: bool) -> Answer:
     """Show everything that a bug report needs, and what needs you.
@@ -271,6 +305,51 @@ def doctor(context: click.Context, as_json: bool, verbose: bool) -> Answer:
       overlay doctor
       overlay doctor --json > report.json
     """
-    from overlay.commands.doctor import doctor as command
+    from overlay import api
 
-    return Answer(command(_request(context)), as_json, verbose)
+    return Answer(api.doctor(patches=patches_of(context)), as_json, verbose)
+
+
+@cli.command(short_help="Print what makes your shell complete overlay's words.")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> Text:
+    """Print the lines that make a shell complete commands, options, features and releases.
+
+    \b
+    Example:
+      overlay completion bash >> ~/.bashrc
+      overlay completion zsh >> ~/.zshrc
+      overlay completion fish > ~/.config/fish/completions/overlay.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None, "click.Choice lets no other shell through"
+    return Text(kind(cli, {}, "overlay", "_OVERLAY_COMPLETE").source().strip())
+
+
+@cli.command("help", short_help="Show the help of a command.")
+@click.argument("command", required=False)
+@click.pass_context
+def help_(context: click.Context, command: str | None) -> Text:
+    """Show the help of a command, or this overview.
+
+    \b
+    Example:
+      overlay help apply
+    """
+    root = context.find_root()
+    if command is None:
+        return Text(root.get_help())
+    found = cli.get_command(context, command)
+    if found is None:
+        raise click.UsageError(_unknown(command), root)
+    return Text(found.get_help(click.Context(found, info_name=command, parent=root)))
+
+
+def _unknown(command: str) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(command, cli.commands)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"No such command {command!r}.{hint}"

@@ -9,7 +9,8 @@ from contextlib import suppress
 
 import click
 
-from overlay.cli.arguments import Answer, cli
+from overlay.cli.arguments import cli
+from overlay.cli.options import Answer, Text
 
 ERROR, INTERRUPTED = 2, 130
 
@@ -27,11 +28,11 @@ def run(arguments: Sequence[str]) -> int:
         return INTERRUPTED
 
 
-def _answer(arguments: list[str]) -> Answer | int:
-    from overlay.errors import OverlayError, described
+def _answer(arguments: list[str]) -> Answer | Text | int:
+    from overlay.api import OverlayError, described
 
     try:
-        answer: Answer | int | None = cli.main(
+        answer: Answer | Text | int | None = cli.main(
             arguments, prog_name="overlay", standalone_mode=False
         )
         return 0 if answer is None else answer
@@ -66,7 +67,7 @@ def _was_interrupted(error: BaseException) -> bool:
 
 
 def _failed(arguments: list[str], error: str) -> Answer:
-    from overlay.report.model import failure
+    from overlay.api import failure
 
     return Answer(failure(_command(arguments), error), json="--json" in _options(arguments))
 
@@ -86,7 +87,7 @@ def _usage(error: click.ClickException, command: str) -> str:
     return f"{error.format_message()}\n`{name} --help` shows what is possible, with examples"
 
 
-def _deliver(answer: Answer) -> int:
+def _deliver(answer: Answer | Text) -> int:
     """Write the report where it belongs.
 
     A reader that goes away early (``overlay list | head -1``) changes nothing about the answer,
@@ -104,7 +105,7 @@ def _deliver(answer: Answer) -> int:
             )
         _silence()
         return ERROR
-    return answer.report.exit
+    return 0 if isinstance(answer, Text) else answer.report.exit
 
 
 def _silence() -> None:
@@ -125,17 +126,18 @@ def _open_streams() -> None:
             setattr(sys, name, nowhere)
 
 
-def _write(answer: Answer) -> None:
+def _write(answer: Answer | Text) -> None:
+    if isinstance(answer, Text):
+        sys.stdout.write(answer.text + "\n")
+        sys.stdout.flush()
+        return
+    from overlay.api import as_json, write_text
+
     report = answer.report
     if answer.json:
-        from overlay.report.as_json import as_json
-
         sys.stdout.write(as_json(report))
         sys.stdout.flush()
         return
-    from overlay.report.as_text import render
-    from overlay.report.lines import paint
-
     for stream in (sys.stdout, sys.stderr):
         # A path may hold bytes that the terminal's encoding has no character for.
         # What Python opens can be told so, though not every text stream can.
@@ -144,4 +146,4 @@ def _write(answer: Answer) -> None:
         sys.stdout.buffer.write(report.diff)
         sys.stdout.flush()
     silent_stdout = report.diff is not None or report.exit == 2
-    paint(render(report, verbose=answer.verbose), sys.stderr if silent_stdout else sys.stdout)
+    write_text(report, sys.stderr if silent_stdout else sys.stdout, verbose=answer.verbose)

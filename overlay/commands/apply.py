@@ -48,7 +48,7 @@ def apply(
     :raises UsageError: if the target is a file or a release, or a feature does not exist.
     :raises OverlayError: if the features, the target or its ledger cannot be read or written.
     """
-    target, root = resolve_writable(name, "apply")
+    target, root = resolve_writable(request, name, "apply")
     features = request.load()
     job = _Job(target, root, features, request.select(features), dry_run, untested)
     for _ in range(_ATTEMPTS - 1):

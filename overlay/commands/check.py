@@ -15,7 +15,7 @@ from overlay.commands.request import Request
 from overlay.errors import OverlayError, described
 from overlay.report.model import ERROR, Report, TargetFailure, TargetReport
 from overlay.report.wording import checked, unanswered
-from overlay.targets.resolution import releases, resolve
+from overlay.targets.resolution import releases
 from overlay.targets.target import Progress
 
 if TYPE_CHECKING:
@@ -95,9 +95,9 @@ def check(
     """
     features = request.select(request.load())
     wanted: list[str | None] = [*names, *(releases(span) if span is not None else ())]
-    if not wanted:
-        wanted = [None]
-    answers = _answers(list(dict.fromkeys(wanted)), features, progress)
+    if not wanted or request.python is not None:
+        wanted.insert(0, None)
+    answers = _answers(request, list(dict.fromkeys(wanted)), features, progress)
     found = tuple(answer for answer in answers if isinstance(answer, TargetReport))
     errors = [answer.error for answer in answers if isinstance(answer, TargetFailure)]
     matrix = len(found) > 1
@@ -109,20 +109,23 @@ def check(
 
 
 def _answers(
-    names: Sequence[str | None], features: tuple[Feature, ...], progress: Progress | None
+    request: Request,
+    names: Sequence[str | None],
+    features: tuple[Feature, ...],
+    progress: Progress | None,
 ) -> list[TargetReport | TargetFailure]:
     """One report, or one failure, for each name, in their order."""
     workers = min(_cores(), len(names))
     if len(names) < _WORTH_A_POOL or workers < 2 or not hasattr(os, "fork"):
-        return [_examined(_found(name, progress), features) for name in names]
+        return [_examined(_found(request, name, progress), features) for name in names]
 
-    targets = in_threads(lambda name: _found(name, progress), names, _FETCHES)
+    targets = in_threads(lambda name: _found(request, name, progress), names, _FETCHES)
     return in_processes(lambda target: _examined(target, features), targets, workers)
 
 
-def _found(name: str | None, progress: Progress | None) -> Target | TargetFailure:
+def _found(request: Request, name: str | None, progress: Progress | None) -> Target | TargetFailure:
     try:
-        return resolve(name, progress=progress)
+        return request.resolve(name, progress)
     except OverlayError as error:
         return TargetFailure(name, str(error))
     except OSError as error:

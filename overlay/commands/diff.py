@@ -12,7 +12,6 @@ from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
 from overlay.report.model import Report
 from overlay.report.wording import differs
-from overlay.targets.resolution import resolve
 from overlay.targets.target import Progress
 from overlay.untrusted import all_unreadable
 
@@ -25,7 +24,7 @@ def diff(request: Request, name: str | None = None, progress: Progress | None = 
     :raises OverlayError: if the features or the target cannot be read.
     """
     features = request.select(request.load())
-    target = resolve(name, progress=progress)
+    target = request.resolve(name, progress)
     if target.root is None:
         made, said = plan(features, target, target.release, target.record, Memo()), None
     else:

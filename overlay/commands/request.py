@@ -15,7 +15,7 @@ from overlay.results import Notice, Plan
 if TYPE_CHECKING:
     from overlay.features.model import Feature
     from overlay.results import FeatureResult
-    from overlay.targets.target import Target
+    from overlay.targets.target import Progress, Target
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,29 @@ class Request:
 
     :ivar patches: folders with features beside those shipped, in order.
     :ivar features: ids of the features that are meant; empty: all.
+    :ivar python: the interpreter or virtual environment whose vLLM is meant, where no target is
+        named.
+    :ivar require: ids of features that must be applied, or ``all``.
     """
 
     patches: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
+    python: str | None = None
+    require: tuple[str, ...] = ()
+
+    def resolve(self, name: str | None, progress: Progress | None = None) -> Target:
+        """The target that the user named, or that of ``python``.
+
+        :raises TargetError: if there is no such target.
+        :raises PackageIndexError: if a release cannot be fetched.
+        """
+        if name is None and self.python is not None:
+            from overlay.targets.environments import resolve_interpreter
+
+            return resolve_interpreter(self.python)
+        from overlay.targets.resolution import resolve
+
+        return resolve(name, progress=progress)
 
     def load(self) -> tuple[Feature, ...]:
         """Every feature, whether it is meant or not.
@@ -85,7 +104,7 @@ def with_features(target: TargetReport, features: Sequence[FeatureResult]) -> Ta
     return replace(target, features=tuple(features))
 
 
-def resolve_writable(name: str | None, command: str) -> tuple[Target, Path]:
+def resolve_writable(request: Request, name: str | None, command: str) -> tuple[Target, Path]:
     """The target of a command that writes, and its root.
 
     A release is refused before anything of it is fetched.
@@ -94,13 +113,12 @@ def resolve_writable(name: str | None, command: str) -> tuple[Target, Path]:
     :raises TargetError: if there is no such target.
     """
     from overlay.package import parse_release
-    from overlay.targets.resolution import resolve
 
     if name is not None:
         with suppress(ValueError):
             parse_release(name)
             raise read_only(name, command)
-    target = resolve(name)
+    target = request.resolve(name)
     if target.root is None:
         raise read_only(target.name, command)
     return target, target.root

@@ -34,7 +34,7 @@ def revert(request: Request, name: str | None = None) -> Report:
     :raises TargetError: if there is no such target.
     :raises TransactionError: if it cannot be written.
     """
-    target, root = resolve_writable(name, "revert")
+    target, root = resolve_writable(request, name, "revert")
     said, before = _ledger(root)
 
     def rebuild() -> Rebuilt:

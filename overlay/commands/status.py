@@ -14,7 +14,6 @@ from overlay.on_disk.transaction import reading
 from overlay.report.model import ATTENTION, OK, Report
 from overlay.report.wording import count, stands
 from overlay.results import Notice
-from overlay.targets.resolution import resolve
 from overlay.targets.target import Progress, public
 from overlay.untrusted import all_unreadable
 
@@ -59,7 +58,7 @@ def status(request: Request, name: str | None = None, progress: Progress | None 
 
     :raises OverlayError: if the features, the target or its ledger cannot be read.
     """
-    answer = of_files(resolve(name, progress=progress), request.load())
+    answer = of_files(request.resolve(name, progress), request.load())
     if name is None:
         answer = replace(answer, notices=(*answer.notices, *_kept_out()))
     code, verdict = stands(answer)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import timeline
+
+from overlay.proof import timeline
 
 
 def kernel(name: str, start: float, duration: float, call: int, graph: int = 0) -> dict[str, Any]:

@@ -13,19 +13,19 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import compare
 import pytest
-from measuring import in_turns
-from meeting import Meeting
-from plan import Cell, Party, Place
 
+from bench import compare
+from bench.plan import Cell, Party, Place
+from overlay.proof.measuring import in_turns
+from overlay.proof.meeting import Meeting
 from tests.support.sittings import sitting
 
 ENGINE_IN_TURN = """
 import json, os, sys, time
 from pathlib import Path
 sys.path.insert(0, {bench!r})
-from meeting import Meeting
+from overlay.proof.meeting import Meeting
 pids = Path({pids!r})
 meet, number = Path(sys.argv[sys.argv.index("--meet") + 1]), int(sys.argv[-3])
 if number == 1:
@@ -63,7 +63,7 @@ def pids(tmp_path: Path) -> Path:
 
 def engine_in_turn(pids: Path) -> Callable[[Party, Path], list[str]]:
     """Instead of the command that starts ``step_time.py``."""
-    program = ENGINE_IN_TURN.format(bench=str(Path(compare.__file__).parent), pids=str(pids))
+    program = ENGINE_IN_TURN.format(bench=str(Path(compare.__file__).parents[1]), pids=str(pids))
     return lambda party, cache: [sys.executable, "-c", program]
 
 
@@ -138,10 +138,10 @@ def test_a_conductor_that_fails_leaves_nobody_stopped(
 
 
 def test_no_engine_outlives_whoever_started_it(tmp_path: Path) -> None:
-    bench = str(Path(compare.__file__).parent)
+    bench = str(Path(compare.__file__).parents[1])
     starter = (
         f"import os, signal, sys; sys.path.insert(0, {bench!r})\n"
-        "from children import Guard, run_child\n"
+        "from overlay.proof.children import Guard, run_child\n"
         "from pathlib import Path\n"
         "guard = Guard()\n"
         "def tell(sign, group):\n"

@@ -239,10 +239,11 @@ def test_every_example_of_the_help_is_understood(cli: Cli, monkeypatch: pytest.M
     for name in ("", *group.commands):
         shown = cli(*([name] if name else []), "--help").out
         for line in shown.splitlines():
-            words = shlex.split(line, comments=True)
-            if words[:1] != ["overlay"]:
+            if not line.strip().startswith("overlay "):
                 continue
-            words = words[1 : next((at for at, one in enumerate(words) if one in "|>"), None)]
+            words = shlex.split(line, comments=True)[1:]
+            ends = (at for at, word in enumerate(words) if word in ("|", ">", ">>"))
+            words = words[: next(ends, None)]
             result = cli(*words)
             assert "shows what is possible" not in result.err, line
             seen.add(next(word for word in words if word in group.commands))

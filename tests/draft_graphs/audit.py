@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import graph_safe_attention
 import torch
-from junk import Junk
-from recorded_backend import RecordedBackend
-from recorded_graph import RecordedGraph
+
+from tests.draft_graphs import graph_safe_attention
+from tests.draft_graphs.junk import Junk
+from tests.draft_graphs.recorded_backend import RecordedBackend
+from tests.draft_graphs.recorded_graph import RecordedGraph
 
 
 class AuditFailed(AssertionError):

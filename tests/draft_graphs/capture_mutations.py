@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from mutation_types import Mutation, one
+from tests.draft_graphs.mutation_types import Mutation, one
 
 CAPTURE_MUTATIONS = (
     # ---- the closed change's defects

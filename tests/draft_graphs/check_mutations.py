@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutation_types import Engine, Mutation, one
+from tests.draft_graphs.mutation_types import Engine, Mutation, one
 
 _KEYWORDS = "keyword argument[hidden_states]"
 _METADATA = "attention metadata[...].seq_lens"

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine_fixtures import overlay, private_vllm
+
+from tests.engine.engine_fixtures import overlay, private_vllm
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +21,7 @@ def patched_python(engine_python: Path, tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture
 def one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One process, one rank, which writes the log."""
-    import drafters
+    from tests.draft_graphs import drafters
 
     with drafters.one_rank(monkeypatch):
         yield
@@ -29,6 +30,6 @@ def one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the draft graphs of a `drafters.Drafter` say, with its level."""
-    import drafters
+    from tests.draft_graphs import drafters
 
     return drafters.listen(monkeypatch)

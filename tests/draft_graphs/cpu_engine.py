@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-import graph_safe_attention
+from tests.draft_graphs import graph_safe_attention
 
 
 def prepare() -> None:

@@ -16,11 +16,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dp_rank import DpOutcome, DpRun
-from engine_spec import EngineSpec, Request
-from harness_client import FULL_DECODE_ONLY
+from overlay.proof.engine_launch import append_path, foreign_environment, link_packages
+from overlay.proof.engine_spec import EngineSpec, Request
+from tests.draft_graphs.dp_rank import DpOutcome, DpRun
+from tests.draft_graphs.harness_client import FULL_DECODE_ONLY, TESTS
 
-SCRIPT = Path(__file__).with_name("dp_rank.py")
+MODULE = "tests.draft_graphs.dp_rank"
 RANKS = 2
 
 
@@ -96,6 +97,7 @@ def run_ranks(
         probe.close()
         plan = folder / "plan.json"
         plan.write_text(json.dumps({"spec": spec, "runs": [asdict(each) for each in runs]}))
+        link_packages(folder / "code", (TESTS,))
         processes = [_start(python, plan, rank, port) for rank in range(RANKS)]
         deadline = time.monotonic() + timeout
         try:
@@ -120,9 +122,7 @@ def run_ranks(
 
 def _start(python: Path, plan: Path, rank: int, port: int) -> subprocess.Popen[bytes]:
     inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("PYTHON", "OVERLAY", "VLLM"))
+        name: value for name, value in foreign_environment().items() if not name.startswith("VLLM")
     }
     identity = {
         "VLLM_DP_SIZE": str(RANKS),
@@ -134,9 +134,9 @@ def _start(python: Path, plan: Path, rank: int, port: int) -> subprocess.Popen[b
     out = plan.with_name(f"out-{rank}.json")
     with plan.with_name(f"log-{rank}").open("wb") as stream:
         return subprocess.Popen(
-            [str(python), str(SCRIPT), str(plan), "--rank", str(rank), "--out", str(out)],
+            [str(python), "-m", MODULE, str(plan), "--rank", str(rank), "--out", str(out)],
             cwd=plan.parent,
-            env={**inherited, **identity},
+            env=append_path({**inherited, **identity}, plan.with_name("code")),
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=subprocess.STDOUT,

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 import torch.distributed
-from recorded_graph import RecordedGraph
 from torch.utils._python_dispatch import _disable_current_modes
+
+from tests.draft_graphs.recorded_graph import RecordedGraph
 
 
 def all_gatherv(

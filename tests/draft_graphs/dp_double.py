@@ -11,12 +11,12 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import harness
+from tests.draft_graphs import harness
 
 
 def prepare() -> None:
     """What every process needs, the front end included."""
-    import cpu_engine
+    from tests.draft_graphs import cpu_engine
 
     for name, value in harness.ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -25,11 +25,11 @@ def prepare() -> None:
 
 def install() -> None:
     """What a process needs in which a worker may live."""
-    import cpu_engine
-    import dp_collectives
-    from recorded_backend import RecordedBackend
     from vllm.v1.spec_decode.draft_graphs import compat
     from vllm.v1.worker.cpu_worker import CPUWorker
+
+    from tests.draft_graphs import cpu_engine, dp_collectives
+    from tests.draft_graphs.recorded_backend import RecordedBackend
 
     dp_collectives.install()
     RecordedBackend().install()

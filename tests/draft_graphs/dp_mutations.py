@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from mutation_types import one
+from tests.draft_graphs.mutation_types import one
 
 #: audit: a dummy batch wrote the KV cache, or replayed a graph. graph double: the capture was
 #: refused. lockstep: each rank failed where it must. use: there are graphs that must not be.

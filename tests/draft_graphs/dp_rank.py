@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import harness
-from package_copies import INSTALLED, PACKAGE, loaded_package
+from tests.draft_graphs import harness
+from tests.draft_graphs.package_copies import INSTALLED, PACKAGE, loaded_package
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class DpEngine(harness.Engine):
         return super().capture(replace(run, mutation=()), outcome)
 
     def make_graphs(self, run: harness.Run, scratch: Path) -> None:
-        import dp_collectives
+        from tests.draft_graphs import dp_collectives
 
         with (
             no_capture(self.rank in self.dp_run.fails),
@@ -98,8 +98,7 @@ class DpEngine(harness.Engine):
 
     def run_rank(self, dp_run: DpRun, scratch: Path, log: harness.Log) -> DpOutcome:
         """One run on this rank."""
-        import engine_spec
-        import run_engine
+        from overlay.proof import engine_spec, run_engine
 
         self.dp_run = dp_run
         mine = tuple(
@@ -134,7 +133,7 @@ def no_capture(fails: bool) -> Iterator[None]:
     if not fails:
         yield
         return
-    import recorded_backend
+    from tests.draft_graphs import recorded_backend
 
     def refuse(*args: Any) -> Any:
         raise RuntimeError("this rank cannot capture")
@@ -221,8 +220,9 @@ def lockstep(llm: Any, requests: Any, horizon: int, found: DpOutcome) -> tuple[d
 
     :param horizon: the last step at which any rank still gets a request.
     """
-    import engine_compat
     from vllm import SamplingParams
+
+    from overlay.proof import engine_compat
 
     waiting = sorted(enumerate(requests), key=lambda pair: int(pair[1].arrival))
     done: dict[str, Any] = {}
@@ -258,16 +258,14 @@ def main() -> None:
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    sys.path[1:1] = [str(Path(__file__).parent.parent / "engine")]
-    import engine_compat
+    from overlay.proof import engine_compat
 
     os.environ.update(engine_compat.base_environment(workers=1))
     os.environ.update(engine_compat.runner_environment("v1"))
     os.environ.update(harness.ENVIRONMENT)
     plan = json.loads(arguments.plan.read_text(encoding="utf-8"))
     runs = [read_run(run) for run in plan["runs"]]
-    import cpu_engine
-    import dp_collectives
+    from tests.draft_graphs import cpu_engine, dp_collectives
 
     cpu_engine.prepare()
     dp_collectives.install()

@@ -16,17 +16,19 @@ from unittest import mock
 import pytest
 import torch
 import vllm.v1.spec_decode
-from added_modules import FOLDER
+
+from tests.draft_graphs.added_modules import FOLDER
 
 # As in a patched vLLM: the feature's modules lie beside vLLM's own.
 if str(FOLDER) not in vllm.v1.spec_decode.__path__:
     vllm.v1.spec_decode.__path__.append(str(FOLDER))
 
-import upstream_twin as twin
-from recorded_backend import RecordedBackend
-from twin_model import HIDDEN, WIDTH, Shape
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.v1.spec_decode.draft_graphs import compat, entries, graphs, policy
+
+from tests.draft_graphs import upstream_twin as twin
+from tests.draft_graphs.recorded_backend import RecordedBackend
+from tests.draft_graphs.twin_model import HIDDEN, WIDTH, Shape
 
 SHAPE = Shape(k=3, mode="auto", max_num_seqs=6, max_capture_tokens=16)
 #: Requests of its graphs, by role.

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from package_copies import (
+from tests.draft_graphs.package_copies import (
     INSTALLED,
     PACKAGE,
     belongs,
@@ -153,11 +153,11 @@ class Engine:
     """
 
     def __init__(self, plan: Plan) -> None:
-        import cpu_engine
-        import engine_spec
-        import graph_safe_attention
         import vllm
-        from recorded_backend import RecordedBackend
+
+        from overlay.proof import engine_spec
+        from tests.draft_graphs import cpu_engine, graph_safe_attention
+        from tests.draft_graphs.recorded_backend import RecordedBackend
 
         self.spec = engine_spec.EngineSpec.from_json(json.dumps(plan.spec))
         sizes = [vllm.v1.attention.backend.MultipleOf(1)]
@@ -197,7 +197,7 @@ class Engine:
 
     def make_graphs(self, run: Run, scratch: Path) -> None:
         """What loading the draft model does for the draft graphs, once more."""
-        from recorded_backend import RecordedBackend
+        from tests.draft_graphs.recorded_backend import RecordedBackend
 
         use_package(load_package(run.mutation, scratch))
         self.backend = RecordedBackend()
@@ -210,9 +210,10 @@ class Engine:
 
     def capture(self, run: Run, outcome: Outcome) -> Any:
         """Profile and capture, as a GPU's worker does; the audit that watches from then on."""
-        import cpu_engine
         import torch
-        from audit import Audit
+
+        from tests.draft_graphs import cpu_engine
+        from tests.draft_graphs.audit import Audit
 
         # Whatever ran last may have left its slots there.
         slots = self.runner.drafter._slot_mapping_buffer
@@ -245,8 +246,8 @@ class Engine:
 
     def run(self, run: Run, scratch: Path, log: Log) -> Outcome:
         """Make, capture, serve, compare."""
-        from sabotage import SABOTAGES
-        from self_tuning import tuning
+        from tests.draft_graphs.sabotage import SABOTAGES
+        from tests.draft_graphs.self_tuning import tuning
 
         outcome = Outcome(run.name)
         self.forget()
@@ -292,10 +293,8 @@ class Engine:
 
     def serve(self, outcome: Outcome, steps: dict[str, list[Any]]) -> None:
         """Serve the plan's requests; what they should be is the oracle's business."""
-        import engine_compat
-        import oracle
-        import run_engine
-        from tiny_models import read_rule
+        from overlay.proof import engine_compat, oracle, run_engine
+        from overlay.proof.tiny_models import read_rule
 
         before = engine_compat.read_metrics(self.llm).get("preemptions", 0)
         outputs, _ = run_engine.serve(self.llm, self.spec.requests)
@@ -324,8 +323,7 @@ CURRENT: dict[str, dict[str, list[Any]]] = {}
 
 def watch_scheduler() -> None:
     """Once per process: note every verification of drafts under the current run."""
-    import engine_compat
-    import oracle
+    from overlay.proof import engine_compat, oracle
 
     def seen(request_id: str, *step: int) -> None:
         CURRENT["steps"][engine_compat.external_id(request_id)].append(oracle.Step(*step))
@@ -335,7 +333,7 @@ def watch_scheduler() -> None:
 
 def run_plans(plans: list[Plan], scratch: Path) -> list[list[dict[str, Any]]]:
     """All outcomes, engine by engine."""
-    import cpu_engine
+    from tests.draft_graphs import cpu_engine
 
     cpu_engine.prepare()
     importlib.import_module("vllm.v1.spec_decode.llm_base_proposer")
@@ -362,9 +360,7 @@ def main() -> None:
     parser.add_argument("plan", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    here = Path(__file__).parent
-    sys.path[1:1] = [str(here.parent / "engine")]
-    import engine_compat
+    from overlay.proof import engine_compat
 
     os.environ.update(engine_compat.base_environment(workers=1))
     os.environ.update(engine_compat.runner_environment("v1"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
 import tempfile
@@ -13,10 +12,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from engine_spec import EngineSpec, Request
-from harness import Outcome, Plan, Run
+from overlay.proof.engine_launch import append_path, foreign_environment, link_packages
+from overlay.proof.engine_spec import EngineSpec, Request
+from tests.draft_graphs.harness import Outcome, Plan, Run
 
-SCRIPT = Path(__file__).with_name("harness.py")
+MODULE = "tests.draft_graphs.harness"
+TESTS = Path(__file__).resolve().parents[1]
 #: The target runs eagerly on CPU; its mode decides what the drafter may do.
 FULL_DECODE_ONLY = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
 
@@ -84,16 +85,12 @@ def _run_one_harness(
     with tempfile.TemporaryDirectory(prefix="draft-graphs-") as folder:
         plan, out, log = (Path(folder, name) for name in ("plan.json", "out.json", "log"))
         plan.write_text(json.dumps([asdict(each) for each in plans]), encoding="utf-8")
-        inherited = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("PYTHON", "OVERLAY"))
-        }
+        code = link_packages(Path(folder, "code"), (TESTS,))
         with log.open("wb") as stream:
             ended = subprocess.run(
-                [str(python), str(SCRIPT), str(plan), "--out", str(out)],
+                [str(python), "-m", MODULE, str(plan), "--out", str(out)],
                 cwd=folder,
-                env=inherited,
+                env=append_path(foreign_environment(), code),
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,

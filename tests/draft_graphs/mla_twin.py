@@ -16,15 +16,15 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-import mla_kernels
 import torch
-import upstream_twin
-from recorded_backend import RecordedBackend
-from twin_model import BLOCK, BLOCKS, HEADS, HIDDEN, LAYER, VOCAB, Shape
-from upstream_twin import Parts
 from vllm.config import VllmConfig
 from vllm.forward_context import get_forward_context
 from vllm.v1.spec_decode.draft_graphs import capture, compat
+
+from tests.draft_graphs import mla_kernels, upstream_twin
+from tests.draft_graphs.recorded_backend import RecordedBackend
+from tests.draft_graphs.twin_model import BLOCK, BLOCKS, HEADS, HIDDEN, LAYER, VOCAB, Shape
+from tests.draft_graphs.upstream_twin import Parts
 
 LATENT, ROPE, LAYERS = 16, 8, 2
 WIDTH = LATENT + ROPE

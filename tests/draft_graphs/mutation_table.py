@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from capture_mutations import CAPTURE_MUTATIONS
-from check_mutations import CHECK_MUTATIONS
-from replay_mutations import REPLAY_MUTATIONS
+from tests.draft_graphs.capture_mutations import CAPTURE_MUTATIONS
+from tests.draft_graphs.check_mutations import CHECK_MUTATIONS
+from tests.draft_graphs.replay_mutations import REPLAY_MUTATIONS
 
 MUTATIONS = (*CAPTURE_MUTATIONS, *REPLAY_MUTATIONS, *CHECK_MUTATIONS)

@@ -7,16 +7,13 @@ not needed. `docs/mutations.md` is this table, written out by `render`.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "gpu"))
-
-from dp_mutations import DP_MUTATIONS
-from mutation_plan import ALSO
-from mutation_table import MUTATIONS
-from twin_mutations import TWIN_MUTATIONS
+from tests.draft_graphs.dp_mutations import DP_MUTATIONS
+from tests.draft_graphs.mutation_table import MUTATIONS
+from tests.draft_graphs.twin_mutations import TWIN_MUTATIONS
+from tests.gpu.mutation_plan import ALSO
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import torch
-from recorded_graph import GraphPool, RecordedGraph
+
+from tests.draft_graphs.recorded_graph import GraphPool, RecordedGraph
 
 
 class RecordedBackend:

@@ -23,7 +23,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
-from graph_operators import (
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+
+from tests.draft_graphs.graph_operators import (
     always_runs,
     has_python_kernel,
     is_allocation,
@@ -31,9 +35,6 @@ from graph_operators import (
     refusal,
     written_tensors,
 )
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 # These never reach the dispatcher for a tensor that already is on the host.
 HOST_ESCAPES: dict[Any, str] = {

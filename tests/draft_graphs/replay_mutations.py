@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import cast
 
-from mutation_types import Catcher, Mutation, one
-from package_copies import HOOKED
+from tests.draft_graphs.mutation_types import Catcher, Mutation, one
+from tests.draft_graphs.package_copies import HOOKED
 
 REPLAY_MUTATIONS = (
     # ---- what a replay must do

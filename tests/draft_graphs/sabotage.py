@@ -73,7 +73,7 @@ def _metadata(proposer: Any) -> Undo:
 
     Here only the address check keeps them. If it does not, there is none to be changed.
     """
-    import graph_safe_attention
+    from tests.draft_graphs import graph_safe_attention
 
     captured = _buffers(proposer).seq_lens.untyped_storage().data_ptr()
     found = [

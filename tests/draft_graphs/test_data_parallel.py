@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from added_modules import require_fit
-from dp_client import (
+
+from overlay.proof.engine_spec import Request
+from tests.draft_graphs.added_modules import require_fit
+from tests.draft_graphs.dp_client import (
     RANKS,
     busy,
     dp_run,
@@ -23,10 +25,9 @@ from dp_client import (
     make_dp_spec,
     run_ranks,
 )
-from dp_mutations import DP_MUTATIONS, DpMutation
-from dp_rank import DpOutcome, DpRun
-from engine_spec import Request
-from harness_client import expect_graphs, expect_right
+from tests.draft_graphs.dp_mutations import DP_MUTATIONS, DpMutation
+from tests.draft_graphs.dp_rank import DpOutcome, DpRun
+from tests.draft_graphs.harness_client import expect_graphs, expect_right
 
 K = 3
 #: Rank 0 runs into the largest length, where upstream stops to draft; rank 1 stays below it.

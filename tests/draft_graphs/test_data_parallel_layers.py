@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
-from added_modules import added  # noqa: E402
+from tests.draft_graphs.added_modules import added
 
 data_parallel: Any = added("data_parallel")
 Module: Any = torch.nn.Module

@@ -13,10 +13,10 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from added_modules import FOLDER
 
 from overlay.package import KNOWN_RELEASES
 from overlay.targets.resolution import resolve
+from tests.draft_graphs.added_modules import FOLDER
 
 pytestmark = [pytest.mark.network, pytest.mark.parametrize("release", KNOWN_RELEASES)]
 

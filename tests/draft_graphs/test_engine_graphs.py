@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness_client import (
+
+from tests.draft_graphs.harness_client import (
     Outcome,
     Plan,
     Run,

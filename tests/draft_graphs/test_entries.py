@@ -10,9 +10,10 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
-from drafters import Drafter
-from recorded_backend import RecordedBackend
 from vllm.v1.spec_decode.draft_graphs import entries, graph_backend, policy
+
+from tests.draft_graphs.drafters import Drafter
+from tests.draft_graphs.recorded_backend import RecordedBackend
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 

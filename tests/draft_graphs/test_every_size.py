@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-import oracle
 import pytest
-from added_modules import added
-from every_size import CAPTURED, STEPS, at_every_size, levels
-from gpu_cells import all_cells
+
+from overlay.proof import oracle
+from tests.draft_graphs.added_modules import added
+from tests.gpu.every_size import CAPTURED, STEPS, at_every_size, levels
+from tests.gpu.gpu_cells import all_cells
 
 keys: Any = added("keys")
 CELLS = {cell.name: cell for cell in all_cells("MODELS") if cell.mode == "loop" and cell.every_size}

@@ -20,7 +20,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
-from added_modules import added  # noqa: E402
+from tests.draft_graphs.added_modules import added
 
 facts: Any = added("facts")
 policy: Any = added("policy")

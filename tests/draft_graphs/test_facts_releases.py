@@ -11,11 +11,11 @@ import functools
 import re
 
 import pytest
-from added_modules import FOLDER
 
 from overlay.package import KNOWN_RELEASES
 from overlay.targets.release_archive import CachedRelease
 from overlay.targets.resolution import resolve
+from tests.draft_graphs.added_modules import FOLDER
 
 pytestmark = [pytest.mark.network, pytest.mark.parametrize("release", KNOWN_RELEASES)]
 

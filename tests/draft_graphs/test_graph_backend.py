@@ -17,8 +17,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
-import drafters  # noqa: E402, F401 # the feature's modules lie beside vLLM's own then
-from vllm.v1.spec_decode.draft_graphs import compat, graph_backend  # noqa: E402
+from tests.draft_graphs import drafters  # noqa: F401 - for what importing it does, see below
+
+# The feature's modules lie beside vLLM's own once `drafters` is imported.
+# isort: split
+from vllm.v1.spec_decode.draft_graphs import compat, graph_backend
 
 POOL = (0, 7)
 #: Who tells the allocator of a capture that CUDA has ended: nobody, `capture_end`, or `reset`.

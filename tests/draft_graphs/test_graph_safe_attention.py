@@ -10,8 +10,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm._C", reason="needs vLLM for CPU")
 
-from graph_safe_attention import FAULT_NAMES, GraphSafeImpl, GraphSafeMetadata, faults  # noqa: E402
-from recorded_graph import RecordedGraph  # noqa: E402
+from tests.draft_graphs.graph_safe_attention import (
+    FAULT_NAMES,
+    GraphSafeImpl,
+    GraphSafeMetadata,
+    faults,
+)
+from tests.draft_graphs.recorded_graph import RecordedGraph
 
 HEADS, KV_HEADS, SIZE, BLOCK, BLOCKS = 4, 2, 8, 4, 24
 

@@ -9,9 +9,10 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from added_modules import added  # noqa: E402 - the package's module needs torch
-from hypothesis import given  # noqa: E402 - as above
-from hypothesis import strategies as st  # noqa: E402 - as above
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.draft_graphs.added_modules import added
 
 pytestmark = pytest.mark.network
 

@@ -19,10 +19,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
-from drafters import SHAPE, Drafter  # noqa: E402
-from operator_watch import OperatorWatch  # noqa: E402
-from twin_model import HIDDEN  # noqa: E402
-from vllm.v1.spec_decode.draft_graphs import staging  # noqa: E402
+from tests.draft_graphs.drafters import SHAPE, Drafter
+from tests.draft_graphs.twin_model import HIDDEN
+from tests.gpu.operator_watch import OperatorWatch
+
+# The feature's modules lie beside vLLM's own once `drafters` is imported.
+# isort: split
+from vllm.v1.spec_decode.draft_graphs import staging
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 

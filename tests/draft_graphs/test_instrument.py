@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from overlay.proof.engine_launch import link_packages
+
 HERE = Path(__file__).parent
 FILES = ("test_recorded_graph.py", "test_graph_safe_attention.py")
 #: pytest and what it needs; all of it is pure Python.
@@ -36,13 +38,14 @@ def test_the_instrument_passes_its_own_tests(
     patched_python: Path, tmp_path: Path, file: str
 ) -> None:
     lend_pytest(tmp_path)
+    code = link_packages(tmp_path / "code", (HERE.parent,))
     (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     ended = subprocess.run(
         [
             *(str(patched_python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--noconftest"),
             *("-c", str(tmp_path / "pytest.ini"), str(HERE / file)),
         ],
-        env={**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{code}", "OMP_NUM_THREADS": "1"},
         cwd=tmp_path,
         text=True,
         capture_output=True,

@@ -8,9 +8,10 @@ import sys
 from typing import Any
 
 import pytest
-from added_modules import FOLDER, added
 from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.draft_graphs.added_modules import FOLDER, added
 
 keys: Any = added("keys")
 

@@ -20,9 +20,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
-from drafters import FIRST, LATER, SHAPE, Drafter  # noqa: E402
-from twin_model import HIDDEN  # noqa: E402
-from vllm.v1.spec_decode.draft_graphs import addresses, compat, graphs  # noqa: E402
+from tests.draft_graphs.drafters import FIRST, LATER, SHAPE, Drafter
+from tests.draft_graphs.twin_model import HIDDEN
+
+# The feature's modules lie beside vLLM's own once `drafters` is imported.
+# isort: split
+from vllm.v1.spec_decode.draft_graphs import addresses, compat, graphs
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 

@@ -16,9 +16,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from added_modules import FOLDER, require_fit
-from dp_mutations import DP_MUTATIONS, DpMutation
-from harness_client import (
+
+from tests.draft_graphs.added_modules import FOLDER, require_fit
+from tests.draft_graphs.dp_mutations import DP_MUTATIONS, DpMutation
+from tests.draft_graphs.harness_client import (
     Outcome,
     Plan,
     Run,
@@ -29,13 +30,13 @@ from harness_client import (
     run_harness,
     upstreams_calls,
 )
-from mutation_table import MUTATIONS
-from mutation_types import Mutation, TwinMutation
-from mutations import POLICY_MUTATIONS, PolicyMutation, render
-from package_copies import HOOKED
-from sabotage import SABOTAGES, engine_of, is_named
-from test_policy import ATTENTION, LATE, REFUSED
-from twin_mutations import TWIN_MUTATIONS
+from tests.draft_graphs.mutation_table import MUTATIONS
+from tests.draft_graphs.mutation_types import Mutation, TwinMutation
+from tests.draft_graphs.mutations import POLICY_MUTATIONS, PolicyMutation, render
+from tests.draft_graphs.package_copies import HOOKED
+from tests.draft_graphs.sabotage import SABOTAGES, engine_of, is_named
+from tests.draft_graphs.test_policy import ATTENTION, LATE, REFUSED
+from tests.draft_graphs.twin_mutations import TWIN_MUTATIONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "mutations.md"
 

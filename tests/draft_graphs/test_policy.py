@@ -6,7 +6,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
-from added_modules import added
+
+from tests.draft_graphs.added_modules import added
 
 policy: Any = added("policy")
 report: Any = added("report")

@@ -12,7 +12,12 @@ import pytest
 torch = pytest.importorskip("torch")
 np: Any = pytest.importorskip("numpy")
 
-from recorded_graph import CaptureRefused, GraphPool, RecordedGraph, ReplayRefused  # noqa: E402
+from tests.draft_graphs.recorded_graph import (
+    CaptureRefused,
+    GraphPool,
+    RecordedGraph,
+    ReplayRefused,
+)
 
 VECTOR = torch.arange(8.0)
 OUT = torch.zeros(8)

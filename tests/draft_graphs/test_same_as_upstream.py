@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_fixtures import overlay, private_vllm
-from mutation_types import TwinMutation
-from private_copy import PrivateCopy
-from twin_mutations import TWIN_MUTATIONS
+
+from tests.draft_graphs.mutation_types import TwinMutation
+from tests.draft_graphs.twin_mutations import TWIN_MUTATIONS
+from tests.engine.engine_fixtures import overlay, private_vllm
+from tests.engine.private_copy import PrivateCopy
 
 pytestmark = pytest.mark.engine
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-import graph_safe_attention
 import torch
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.models.llama_eagle3 import Eagle3LlamaForCausalLM
+
+from tests.draft_graphs import graph_safe_attention
 
 VOCAB, HIDDEN, HEADS, HEAD, BLOCK, BLOCKS, WIDTH, LONGEST = 97, 32, 2, 16, 4, 160, 16, 64
 LAYER = "draft.layers.0"

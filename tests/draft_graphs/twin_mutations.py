@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutation_types import TwinMutation, one
+from tests.draft_graphs.mutation_types import TwinMutation, one
 
 # What a module would do that builds the metadata once and keeps it: a schedule of the warm-up.
 _KEPT = one(

@@ -20,10 +20,19 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-import graph_safe_attention
 import torch
-from recorded_backend import RecordedBackend
-from twin_model import (
+from vllm.config import CUDAGraphMode, VllmConfig, set_current_vllm_config
+from vllm.forward_context import BatchDescriptor
+from vllm.platforms import current_platform
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.spec_decode.draft_graphs.graphs import DraftGraphs
+from vllm.v1.spec_decode.draft_graphs.keys import DraftKeys
+from vllm.v1.spec_decode.draft_graphs.policy import Facts
+from vllm.v1.spec_decode.eagle import EagleProposer
+
+from tests.draft_graphs import graph_safe_attention
+from tests.draft_graphs.recorded_backend import RecordedBackend
+from tests.draft_graphs.twin_model import (
     BLOCK,
     BLOCKS,
     HIDDEN,
@@ -34,14 +43,6 @@ from twin_model import (
     Model,
     Shape,
 )
-from vllm.config import CUDAGraphMode, VllmConfig, set_current_vllm_config
-from vllm.forward_context import BatchDescriptor
-from vllm.platforms import current_platform
-from vllm.v1.attention.backend import CommonAttentionMetadata
-from vllm.v1.spec_decode.draft_graphs.graphs import DraftGraphs
-from vllm.v1.spec_decode.draft_graphs.keys import DraftKeys
-from vllm.v1.spec_decode.draft_graphs.policy import Facts
-from vllm.v1.spec_decode.eagle import EagleProposer
 
 
 class Dispatcher:

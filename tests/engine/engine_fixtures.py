@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-import environment
 import pytest
-from private_copy import PrivateCopy, make_private_copy
 
-MODELS_SCRIPT = Path(__file__).with_name("tiny_models.py")
+from overlay.proof.engine_launch import write_models
+from scripts import environment
+from tests.engine.private_copy import PrivateCopy, make_private_copy
+
 _SKIPS_ITSELF = re.compile(r"^(\w+(: \w+)? = )?pytest\.importorskip\(", re.MULTILINE)
 NO_ENGINE = pytest.StashKey[str]()
 
@@ -65,7 +66,7 @@ def engine_python(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -
 def tiny_models(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the tiny target and its drafts."""
     folder = tmp_path_factory.mktemp("models")
-    subprocess.run([str(engine_python), str(MODELS_SCRIPT), str(folder)], check=True, timeout=120)
+    write_models(engine_python, folder)
     return folder
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine_compat import drafter_of
+from overlay.proof.engine_compat import drafter_of
 
 
 def forget_hidden_states(llm: Any) -> str:

@@ -55,6 +55,6 @@ def _change_room(manager: Any, changed: Any) -> None:
 
 def faults(llm: Any) -> list[str]:
     """What the attention of ``graph_safe_attention`` saw go wrong."""
-    import graph_safe_attention
+    from tests.draft_graphs import graph_safe_attention
 
     return graph_safe_attention.faults()

@@ -10,7 +10,7 @@ import contextlib
 from collections import Counter
 from typing import Any
 
-from graph_hooks import watch_verification
+from tests.gpu.graph_hooks import watch_verification
 
 _steps: Counter[str] = Counter()
 

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_fixtures import overlay, private_vllm
-from engine_launch import launch
-from engine_spec import EngineSpec, Request, make_requests
-from private_copy import PrivateCopy, hash_files, orphaned_bytecode, site_packages
+
+from overlay.proof.engine_launch import launch
+from overlay.proof.engine_spec import EngineSpec, Request, make_requests
+from tests.engine.engine_fixtures import overlay, private_vllm
+from tests.engine.private_copy import PrivateCopy, hash_files, orphaned_bytecode, site_packages
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -158,7 +159,10 @@ def test_a_broken_drafter_is_noticed(
     engine_python: Path, tiny_models: Path, mutation: str, case: str
 ) -> None:
     spec = replace(
-        CASES[case], models=str(tiny_models), post_load=(f"engine_mutations:{mutation}",)
+        CASES[case],
+        models=str(tiny_models),
+        post_load=(f"tests.engine.engine_mutations:{mutation}",),
+        packages=(str(Path(__file__).resolve().parents[1]),),
     )
     result = launch(engine_python, spec)
     # Drafts cannot change what the target says, only how many of them are accepted.

@@ -8,14 +8,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from engine_launch import launch
-from engine_spec import EngineSpec, make_requests
+
+from overlay.proof.engine_launch import launch
+from overlay.proof.engine_spec import EngineSpec, make_requests
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-TESTS = Path(__file__).resolve().parents[1]
-NO_ROOM = "scheduler_hooks:no_room_for_first_drafts"
-ROOM = "scheduler_hooks:room_for_first_drafts"
+TESTS = str(Path(__file__).resolve().parents[1])
+NO_ROOM = "tests.engine.scheduler_hooks:no_room_for_first_drafts"
+ROOM = "tests.engine.scheduler_hooks:room_for_first_drafts"
 #: All prompts end one token before a block does.
 PROMPTS = make_requests(8, tokens=24, lengths=(31, 31))
 
@@ -34,9 +35,9 @@ def test_first_drafts_without_room_may_share_a_slot(
         5,
         PROMPTS,
         block_size=16,
-        pre=("graph_safe_attention:register", *pre),
-        finish=("scheduler_hooks:faults",),
-        python_path=(str(TESTS / "draft_graphs"),),
+        pre=("tests.draft_graphs.graph_safe_attention:register", *pre),
+        finish=("tests.engine.scheduler_hooks:faults",),
+        packages=(TESTS,),
         env={"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
     )
     result = launch(engine_python, spec, env={"OVERLAY": "off"})

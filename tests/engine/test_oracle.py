@@ -6,10 +6,11 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from engine_spec import EngineSpec, Request, make_requests
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle import (
+
+from overlay.proof.engine_spec import EngineSpec, Request, make_requests
+from overlay.proof.oracle import (
     FIRST_TOKEN,
     Rule,
     Step,

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_fixtures import overlay, private_vllm
-from engine_launch import launch
-from engine_spec import EngineSpec, make_requests
+
+from overlay.proof.engine_launch import launch
+from overlay.proof.engine_spec import EngineSpec, make_requests
+from tests.engine.engine_fixtures import overlay, private_vllm
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-HOOKS = Path(__file__).resolve().parent
+TESTS = str(Path(__file__).resolve().parents[1])
 SPEC = EngineSpec(
     "",
     "eagle3hid",
@@ -23,10 +24,10 @@ SPEC = EngineSpec(
     block_size=32,
     env={"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
     async_scheduling=True,
-    pre=("steady_hooks:schedule_asynchronously",),
-    post_load=("steady_hooks:watch",),
-    finish=("steady_hooks:steps",),
-    python_path=(str(HOOKS), str(HOOKS.parent / "gpu")),
+    pre=("tests.engine.steady_hooks:schedule_asynchronously",),
+    post_load=("tests.engine.steady_hooks:watch",),
+    finish=("tests.engine.steady_hooks:steps",),
+    packages=(TESTS,),
 )
 
 

@@ -8,7 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from engine_fixtures import needs_vllm
+
+from tests.engine.engine_fixtures import needs_vllm
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = sorted(

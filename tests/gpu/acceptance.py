@@ -27,13 +27,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-ENGINE = HERE.parent / "engine"
-sys.path[:0] = [str(HERE), str(ENGINE)]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from gpu_cells import Cell, all_cells  # noqa: E402
-from judging import judge  # noqa: E402
-from placing import Slots  # noqa: E402
+from overlay.proof.engine_launch import append_path, link_packages, write_models
+from tests.gpu.gpu_cells import Cell, all_cells
+from tests.gpu.judging import judge
+from tests.gpu.placing import Slots
 
 #: As in ``failing_capture``, which only a vLLM environment can import.
 REASON = "failed on purpose"
@@ -74,12 +73,13 @@ def run_engine(cell: Cell, log: Path, out: Path, gpus: tuple[str, ...], seconds:
     """
     given = out.with_name("spec.json")
     given.write_text(cell.spec.to_json())
-    environment = os.environ | {"OVERLAY_DRAFT_GRAPHS": cell.draft_graphs}
+    code = link_packages(out.with_name("code"), map(Path, cell.spec.packages))
+    environment = append_path(os.environ | {"OVERLAY_DRAFT_GRAPHS": cell.draft_graphs}, code)
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     with log.open("w") as stream:
         child = subprocess.Popen(
-            [sys.executable, str(ENGINE / "run_engine.py"), str(given), "--out", str(out)],
+            [sys.executable, "-m", "overlay.proof.run_engine", str(given), "--out", str(out)],
             env=environment,
             stdout=stream,
             stderr=subprocess.STDOUT,
@@ -198,7 +198,7 @@ def main() -> int:
             print(cell.title, cell.expects)
         return 0
     models = Path(tempfile.mkdtemp()) / "models"
-    subprocess.run([sys.executable, str(ENGINE / "tiny_models.py"), str(models)], check=True)
+    write_models(sys.executable, models)
     logs = args.out.parent / "logs"
     slots = Slots(tuple(args.gpus.split(",")) if args.gpus else (), args.jobs)
     cells = chosen(args, str(models))

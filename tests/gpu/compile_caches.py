@@ -18,7 +18,6 @@ from __future__ import annotations
 import datetime
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -26,13 +25,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-ENGINE = HERE.parent / "engine"
-sys.path[:0] = [str(HERE), str(ENGINE)]
+TESTS = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(TESTS.parent))
 
-import installation  # noqa: E402
-from engine_launch import EngineFailed, launch  # noqa: E402
-from engine_spec import EngineSpec, make_requests  # noqa: E402
+from overlay.proof.engine_launch import EngineFailed, launch, write_models
+from overlay.proof.engine_spec import EngineSpec, make_requests
+from tests.gpu import installation
 
 LIMIT = 150.0
 #: What vLLM logs when it takes what was compiled before.
@@ -83,7 +81,7 @@ WAVES = (
             agrees=True,
             loads=True,
             cache="vllm-copy",
-            pre=("compile_caches:keep_nothing_apart",),
+            pre=("tests.gpu.compile_caches:keep_nothing_apart",),
         ),
     ),
     (
@@ -144,9 +142,7 @@ def main() -> int:
     args = installation.parser(__doc__).parse_args()
     work = Path(tempfile.mkdtemp(prefix="caches-"))
     models = str(work / "models")
-    subprocess.run(
-        [sys.executable, str(ENGINE / "tiny_models.py"), models], check=True, timeout=120
-    )
+    write_models(sys.executable, Path(models))
     env = installation.environment(
         args.site,
         args.overlay,
@@ -162,7 +158,7 @@ def main() -> int:
         enforce_eager=False,
         compilation={"cudagraph_mode": "PIECEWISE"},
         engine={"gpu_memory_utilization": 0.3, "kv_cache_memory_bytes": 1 << 30},
-        python_path=(str(HERE), str(ENGINE)),
+        packages=(str(TESTS),),
     )
     logs = args.out.parent / "logs"
     logs.mkdir(parents=True, exist_ok=True)

@@ -40,14 +40,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-ENGINE = HERE.parent / "engine"
-GRAPHS = HERE.parent / "draft_graphs"
-sys.path[:0] = [str(HERE), str(ENGINE)]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import dp_hooks  # noqa: E402
-from dp_judging import RANKS, Served, judge, why_wrong  # noqa: E402
-from engine_spec import EngineSpec, Request, make_requests  # noqa: E402
+from overlay.proof import engine_launch
+from overlay.proof.engine_spec import EngineSpec, Request, make_requests
+from tests.gpu import dp_hooks
+from tests.gpu.dp_judging import RANKS, Served, judge, why_wrong
 
 DOUBLE_VARIABLE = "TEST_DATA_PARALLEL_DOUBLE"
 TARGETS = ("dense", "moe")
@@ -153,7 +151,7 @@ async def serve(spec: EngineSpec) -> Served:
 
 def run_cell(spec: EngineSpec, events: Path) -> list[dict[str, Any]]:
     """What each rank did."""
-    from tiny_models import read_rule
+    from overlay.proof.tiny_models import read_rule
 
     served = asyncio.run(serve(spec))
     told = [json.loads(line) for line in events.read_text(encoding="utf-8").splitlines()]
@@ -242,11 +240,10 @@ def launch_cell(name: str, folders: dict[str, Path], logs: Path, arguments: Any)
 
 def write_models(folder: Path) -> dict[str, Path]:
     """The folders of both targets."""
-    scripts = {"dense": "tiny_models.py", "moe": "tiny_moe.py"}
+    writers = {"dense": "tiny_models", "moe": "tiny_moe"}
     folders = {target: folder / target for target in TARGETS}
-    for target, script in scripts.items():
-        command = [sys.executable, str(ENGINE / script), str(folders[target])]
-        subprocess.run(command, check=True, timeout=60)
+    for target, writer in writers.items():
+        engine_launch.write_models(sys.executable, folders[target], writer)
     return folders
 
 
@@ -303,7 +300,7 @@ def cell_main(given: Path, out: Path) -> int:
 
 def prepare(*, front_end: bool) -> None:
     """Environment and hooks of one process of a cell, before it loads vLLM."""
-    import engine_compat
+    from overlay.proof import engine_compat
 
     wanted = {
         **engine_compat.base_environment(workers=1),
@@ -316,8 +313,7 @@ def prepare(*, front_end: bool) -> None:
         os.environ.setdefault(name, value)
     double = os.environ.get(DOUBLE_VARIABLE) == "1"
     if double:
-        sys.path.append(str(GRAPHS))
-        import dp_double
+        from tests.draft_graphs import dp_double
 
         dp_double.prepare()
     if front_end:

@@ -44,7 +44,7 @@ def rank_of(config: Any) -> int:
 
 def install() -> None:
     """Watch this process."""
-    import engine_compat
+    from overlay.proof import engine_compat
 
     engine_compat.watch_drafts(
         lambda request_id, known, drafted, accepted: tell(

@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import Any
 
-import oracle
-from engine_spec import Request
+from overlay.proof import oracle
+from overlay.proof.engine_spec import Request
 
 RANKS = 2
 #: Each request and its tokens, by name; a name is ``rank.phase.number``.

@@ -6,8 +6,8 @@ what ``vllm.v1.spec_decode.draft_graphs.keys`` makes of it.
 
 from __future__ import annotations
 
-import oracle
-from engine_spec import Request, make_requests
+from overlay.proof import oracle
+from overlay.proof.engine_spec import Request, make_requests
 
 #: What vLLM's largest capture size is, in tokens, where nothing else is asked for: the last
 #: multiple of 16, which it then makes a multiple of K+1 if that is no more than the limit.

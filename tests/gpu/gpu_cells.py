@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from engine_spec import EngineSpec, Request, make_requests
-from every_size import at_every_size
+from overlay.proof.engine_spec import EngineSpec, Request, make_requests
+from tests.gpu.every_size import at_every_size
 
-HERE = Path(__file__).resolve().parent
+TESTS = str(Path(__file__).resolve().parents[1])
 FULL = {"cudagraph_mode": "FULL_AND_PIECEWISE"}
 #: Bytes of KV cache for an engine, and the share of the GPU that must be free when it starts:
 #: vLLM asks for that share even where it is given the bytes, so neighbours must fit beside it.
@@ -63,7 +63,7 @@ def falling(count: int, *, shortest: int = 12, **more: Any) -> tuple[Request, ..
 
 
 #: Where several requests begin at once, upstream's own drafts share slots up to 0.22.1, by chance.
-ROOM = ("scheduler_hooks:room_for_first_drafts",)
+ROOM = ("tests.engine.scheduler_hooks:room_for_first_drafts",)
 
 
 def mixed(requests: tuple[Request, ...]) -> tuple[Request, ...]:
@@ -86,9 +86,9 @@ def all_cells(models: str) -> list[Cell]:
         compilation=FULL,
         engine={"gpu_memory_utilization": FREE_SHARE, "kv_cache_memory_bytes": KV_BYTES},
         pre=ROOM,
-        post_load=("graph_hooks:watch_replays",),
-        finish=("graph_hooks:replays",),
-        python_path=(str(HERE),),
+        post_load=("tests.gpu.graph_hooks:watch_replays",),
+        finish=("tests.gpu.graph_hooks:replays",),
+        packages=(TESTS,),
     )
     eight = falling(24, wave=5)
     made = [
@@ -243,7 +243,7 @@ def _failures(base: EngineSpec, eight: tuple[Request, ...]) -> Iterator[Cell]:
                 env={"TEST_FAILING_CAPTURE": plan},
                 engine={
                     **base.engine,
-                    "worker_extension_cls": "failing_capture.FailingCapture",
+                    "worker_extension_cls": "tests.gpu.failing_capture.FailingCapture",
                 },
             )
             rank, key, moment = plan.split(":")

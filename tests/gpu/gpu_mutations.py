@@ -16,20 +16,18 @@ from __future__ import annotations
 
 import argparse
 import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-ENGINE = HERE.parent / "engine"
-sys.path[:0] = [str(HERE), str(ENGINE)]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from acceptance import run_cells  # noqa: E402
-from mutation_engines import Planned, planned  # noqa: E402
-from mutation_judging import judge_mutations  # noqa: E402
-from placing import Slots  # noqa: E402
+from overlay.proof.engine_launch import write_models
+from tests.gpu.acceptance import run_cells
+from tests.gpu.mutation_engines import Planned, planned
+from tests.gpu.mutation_judging import judge_mutations
+from tests.gpu.placing import Slots
 
 
 def chosen(everything: list[Planned], only: str) -> list[Planned]:
@@ -78,7 +76,7 @@ def main() -> int:
             must = "must be caught" if mutation and mutation.must else ""
             print(cell.title, " or ".join(mutation.signs) if mutation else "control", must)
         return 0
-    subprocess.run([sys.executable, str(ENGINE / "tiny_models.py"), str(models)], check=True)
+    write_models(sys.executable, models)
     mutations = {cell.name: mutation for cell, mutation in plan if mutation is not None}
     results = run_cells(
         [cell for cell, _ in plan],

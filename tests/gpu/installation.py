@@ -12,8 +12,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-ENGINE = HERE.parent / "engine"
+from overlay.proof.engine_launch import link_packages
+
+TESTS = Path(__file__).resolve().parents[1]
 #: How a process knows that it runs where the installation is mounted read-only.
 _MOUNTED = "TEST_INSTALLATION_IS_MOUNTED"
 
@@ -87,7 +88,8 @@ def environment(site: Path, overlay: Path, work: Path, **more: str) -> dict[str,
     """
     for name in ("cache", "run", "vllm"):
         (work / name).mkdir(mode=0o700, exist_ok=True)
-    path = [str(place.resolve()) for place in (overlay, site, ENGINE, HERE)]
+    code = link_packages(work / "code", (TESTS,))
+    path = [str(place.resolve()) for place in (overlay, site, code)]
     return {
         "PYTHONPATH": os.pathsep.join(path),
         "PYTHONDONTWRITEBYTECODE": "1",

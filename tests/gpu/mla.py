@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -23,15 +22,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-ENGINE = HERE.parent / "engine"
-sys.path[:0] = [str(HERE), str(ENGINE)]
+TESTS = str(Path(__file__).resolve().parents[1])
+sys.path.insert(0, str(Path(TESTS).parent))
 
-from acceptance import run_cells  # noqa: E402
-from engine_spec import EngineSpec, make_requests  # noqa: E402
-from gpu_cells import FREE_SHARE, FULL, KV_BYTES, Cell, falling  # noqa: E402
-from judging import judge  # noqa: E402
-from placing import Slots  # noqa: E402
+from overlay.proof.engine_launch import write_models
+from overlay.proof.engine_spec import EngineSpec, make_requests
+from tests.gpu.acceptance import run_cells
+from tests.gpu.gpu_cells import FREE_SHARE, FULL, KV_BYTES, Cell, falling
+from tests.gpu.judging import judge
+from tests.gpu.placing import Slots
 
 CHECK = {"OVERLAY_DRAFT_GRAPHS_CHECK": "1"}
 UPSTREAM = {"OVERLAY_STEADY_INPUTS": "off"}
@@ -106,9 +105,9 @@ def all_cells(models: str, compilation: dict[str, Any]) -> Iterator[Cell]:
                 "kv_cache_memory_bytes": KV_BYTES,
             },
             speculative={"method": "mtp"},
-            post_load=("graph_hooks:watch_replays",),
-            finish=("graph_hooks:replays",),
-            python_path=(str(HERE),),
+            post_load=("tests.gpu.graph_hooks:watch_replays",),
+            finish=("tests.gpu.graph_hooks:replays",),
+            packages=(TESTS,),
         )
         spec = replace(spec, env=more.get("env", {}))
         graphs = not mode.startswith("off") and backend != "TRITON_MLA"
@@ -143,7 +142,7 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=150, help="seconds for one engine")
     args = parser.parse_args()
     models = Path(tempfile.mkdtemp()) / "models"
-    subprocess.run([sys.executable, str(ENGINE / "tiny_mla.py"), str(models)], check=True)
+    write_models(sys.executable, models, "tiny_mla")
     everything = all_cells(str(models), FULL if args.compiled else UNCOMPILED)
     cells = [cell for cell in everything if re.search(args.only, cell.title)]
     logs = args.out.parent / f"{args.out.stem}-logs"

@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from engine_spec import EngineSpec, make_requests
-from gpu_cells import FREE_SHARE, KV_BYTES, ROOM, Cell, falling
-from mutation_hooks import MUTATION_VARIABLE
-from mutation_plan import GPU_MUTATIONS, GpuMutation
+from overlay.proof.engine_spec import EngineSpec, make_requests
+from tests.gpu.gpu_cells import FREE_SHARE, KV_BYTES, ROOM, Cell, falling
+from tests.gpu.mutation_hooks import MUTATION_VARIABLE
+from tests.gpu.mutation_plan import GPU_MUTATIONS, GpuMutation
 
-HERE = Path(__file__).resolve().parent
+TESTS = str(Path(__file__).resolve().parents[1])
 #: Starts much faster than a compiled engine, and a FULL_DECODE_ONLY drafter has no piecewise
 #: graphs to fall back to.
 UNCOMPILED = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
@@ -32,9 +32,9 @@ def engines(models: str) -> dict[str, EngineSpec]:
         engine={"gpu_memory_utilization": FREE_SHARE, "kv_cache_memory_bytes": KV_BYTES},
         requests=falling(24, wave=5),
         pre=ROOM,
-        post_load=("graph_hooks:watch_replays",),
-        finish=("graph_hooks:replays",),
-        python_path=(str(HERE),),
+        post_load=("tests.gpu.graph_hooks:watch_replays",),
+        finish=("tests.gpu.graph_hooks:replays",),
+        packages=(TESTS,),
     )
     return {
         "hid-k5": base,
@@ -87,7 +87,8 @@ def _prompt_logprobs(base: EngineSpec) -> dict[str, EngineSpec]:
 def _with_hooks(spec: EngineSpec, **hooks: str) -> EngineSpec:
     """With further hooks of ``mutation_hooks``, by where they are called."""
     added = {
-        where: (*getattr(spec, where), f"mutation_hooks:{name}") for where, name in hooks.items()
+        where: (*getattr(spec, where), f"tests.gpu.mutation_hooks:{name}")
+        for where, name in hooks.items()
     }
     changes: dict[str, Any] = added
     return replace(spec, **changes)
@@ -101,7 +102,7 @@ def rehearsed(spec: EngineSpec) -> EngineSpec:
         kv_blocks=spec.kv_blocks or 64,
         max_model_len=128,
         engine={},
-        pre=("mutation_hooks:double",),
+        pre=("tests.gpu.mutation_hooks:double",),
         requests=falling(12, wave=4),
     )
 
@@ -111,8 +112,8 @@ def mutated(spec: EngineSpec, mutation: GpuMutation) -> EngineSpec:
     asked = json.dumps({"name": mutation.name, "changes": mutation.changes})
     return replace(
         spec,
-        pre=("mutation_hooks:mutate", *spec.pre),
-        post_load=("mutation_hooks:check_mutated", *spec.post_load),
+        pre=("tests.gpu.mutation_hooks:mutate", *spec.pre),
+        post_load=("tests.gpu.mutation_hooks:check_mutated", *spec.post_load),
         env={**spec.env, MUTATION_VARIABLE: asked},
     )
 

@@ -15,7 +15,6 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -130,7 +129,7 @@ def check_mutated(llm: Any) -> list[str]:
 
 
 def _graphs(llm: Any) -> Any:
-    import engine_compat
+    from overlay.proof import engine_compat
 
     runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
     return getattr(engine_compat.drafter_of(runner), "draft_graphs", None)
@@ -213,7 +212,7 @@ def slow_copies() -> None:
 
 def watch_bodies() -> None:
     """Before the engine starts: look at every operator of what the graphs hold."""
-    from operator_watch import OperatorWatch
+    from tests.gpu.operator_watch import OperatorWatch
 
     passes: Any = importlib.import_module(f"{PACKAGE}.passes").Passes
     stock = passes.body
@@ -232,7 +231,7 @@ def watch_bodies() -> None:
 
 def watch_entries(llm: Any) -> str:
     """Look at every operator inside the entries of the draft graphs, while serving."""
-    from operator_watch import OperatorWatch
+    from tests.gpu.operator_watch import OperatorWatch
 
     def seen(entry: Any, args: Any, named: Any) -> Any:
         with OperatorWatch(_in_entries, _through_host):
@@ -254,8 +253,7 @@ def operators(llm: Any) -> dict[str, Any]:
 
 def double() -> None:
     """On CPU: the graph double of ``tests/draft_graphs`` makes the graphs."""
-    sys.path.append(str(Path(__file__).resolve().parents[1] / "draft_graphs"))
-    import dp_double
+    from tests.draft_graphs import dp_double
 
     dp_double.prepare()
     dp_double.install()

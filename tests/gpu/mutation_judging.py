@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from judging import judge
-from mutation_hooks import executed_line
-from mutation_plan import GpuMutation
+from tests.gpu.judging import judge
+from tests.gpu.mutation_hooks import executed_line
+from tests.gpu.mutation_plan import GpuMutation
 
 Result = dict[str, Any]
 

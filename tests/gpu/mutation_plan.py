@@ -7,14 +7,10 @@ on CPU notice, so that what runs on a GPU is seen to notice them, too.
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "draft_graphs"))
-
-from mutation_table import MUTATIONS
+from tests.draft_graphs.mutation_table import MUTATIONS
 
 #: What shows a mutation: accepted drafts or tokens differ from the oracle's; prompt logprobs do;
 #: the address check stopped the engine; the engine failed otherwise; the graphs were withdrawn;

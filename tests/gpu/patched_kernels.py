@@ -18,13 +18,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import installation  # noqa: E402
+from tests.gpu import installation
 
-#: As this module is called where `PYTHONPATH` names its folder.
-NAME = Path(__file__).stem
+#: Name of this module where `PYTHONPATH` names the repository.
+NAME = f"tests.gpu.{Path(__file__).stem}"
 KERNEL = "eagle_prepare_inputs_padded_kernel"
 ADDED = 1000
 FEATURE = """

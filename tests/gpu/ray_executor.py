@@ -19,7 +19,6 @@ import datetime
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,15 +29,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-REPOSITORY = HERE.parents[1]
-ENGINE = HERE.parent / "engine"
-sys.path[:0] = [str(HERE), str(ENGINE)]
+REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPOSITORY))
 
-import installation  # noqa: E402
-from engine_launch import EngineFailed, launch  # noqa: E402
-from engine_spec import EngineSpec, make_requests  # noqa: E402
-from rank_hooks import PATCHES_VARIABLE, SWITCH  # noqa: E402
+from overlay.proof.engine_launch import EngineFailed, launch, write_models
+from overlay.proof.engine_spec import EngineSpec, make_requests
+from tests.gpu import installation
+from tests.gpu.rank_hooks import PATCHES_VARIABLE, SWITCH
 
 #: Starts much faster than a compiled engine; the draft graphs are there all the same.
 UNCOMPILED = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
@@ -83,15 +80,15 @@ def cells(models: str) -> Iterator[tuple[str, int, EngineSpec]]:
         enforce_eager=False,
         tensor_parallel_size=2,
         compilation=UNCOMPILED,
-        python_path=(str(HERE), str(ENGINE), str(REPOSITORY / "tests/in_memory")),
-        post_load=("graph_hooks:watch_replays",),
-        finish=("graph_hooks:replays", "engine_hooks:live"),
+        packages=(str(REPOSITORY / "tests"),),
+        post_load=("tests.gpu.graph_hooks:watch_replays",),
+        finish=("tests.gpu.graph_hooks:replays", "tests.in_memory.engine_hooks:live"),
     )
 
     def spec(executor: str, env: dict[str, str] | None = None, **more: Any) -> EngineSpec:
         memory = {"gpu_memory_utilization": 0.5, "kv_cache_memory_bytes": 1 << 30}
         ray = {**RAY, MASTER_PORT: str(next(ports))} if executor == "ray" else {}
-        more.setdefault("pre", ("rank_hooks:one_address",) if ray else ())
+        more.setdefault("pre", ("tests.gpu.rank_hooks:one_address",) if ray else ())
         engine = {**memory, "distributed_executor_backend": executor}
         return replace(base, engine=engine, env={**ray, **(env or {})}, **more)
 
@@ -105,19 +102,23 @@ def cells(models: str) -> Iterator[tuple[str, int, EngineSpec]]:
     yield (
         "ray-older",
         3,
-        spec("ray", older, pre=("rank_hooks:one_address", "rank_hooks:one_stream")),
+        spec(
+            "ray",
+            older,
+            pre=("tests.gpu.rank_hooks:one_address", "tests.gpu.rank_hooks:one_stream"),
+        ),
     )
     yield "multiprocess", 3, spec("mp")
-    yield "ray-other-patches", 0, spec("ray", pre=("rank_hooks:patches_of_one_ray_rank",))
+    yield "ray-other-patches", 0, spec("ray", pre=("tests.gpu.rank_hooks:patches_of_one_ray_rank",))
     yield (
         "ray-older-other-switch",
         0,
-        spec("ray", older, pre=("rank_hooks:switch_of_one_ray_rank",)),
+        spec("ray", older, pre=("tests.gpu.rank_hooks:switch_of_one_ray_rank",)),
     )
     yield (
         "multiprocess-other-switch",
         0,
-        spec("mp", spawn, pre=("rank_hooks:switch_of_one_process",)),
+        spec("mp", spawn, pre=("tests.gpu.rank_hooks:switch_of_one_process",)),
     )
 
 
@@ -255,9 +256,7 @@ def main() -> int:
     patches = further_patches(work)
     switches = {SWITCH: "loop", PATCHES_VARIABLE: str(patches)}
     env = installation.environment(site, args.overlay, work, **switches)
-    subprocess.run(
-        [sys.executable, str(ENGINE / "tiny_models.py"), models], check=True, timeout=120
-    )
+    write_models(sys.executable, Path(models))
     logs = args.out.parent / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     chosen = [cell for cell in cells(models) if re.search(args.only, cell[0])]

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parent))
-
-import mla
-import ray_executor
+from tests.gpu import mla, ray_executor
 
 UNIFORM = "QueryLenSupport.UNIFORM"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable
@@ -11,12 +10,9 @@ from typing import Any
 
 import pytest
 
-sys.path.append(str(Path(__file__).parent))
-
-import data_parallel
-import dp_judging
-from engine_spec import make_requests
-from oracle import continuation, make_rule, undisturbed
+from overlay.proof.engine_spec import make_requests
+from overlay.proof.oracle import continuation, make_rule, undisturbed
+from tests.gpu import data_parallel, dp_judging
 
 RULE, K = make_rule(), 3
 

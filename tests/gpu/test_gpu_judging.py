@@ -6,9 +6,10 @@ import threading
 from typing import Any
 
 import pytest
-from gpu_cells import all_cells
-from judging import judge
-from placing import Slots
+
+from tests.gpu.gpu_cells import all_cells
+from tests.gpu.judging import judge
+from tests.gpu.placing import Slots
 
 REASON = "failed on purpose"
 

@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "draft_graphs"))
-
-import mutation_hooks
-from mutation_hooks import MUTATION_VARIABLE
+from tests.gpu import mutation_hooks
+from tests.gpu.mutation_hooks import MUTATION_VARIABLE
 
 HERE = Path(__file__).parents[1]
 
@@ -38,7 +36,7 @@ def package(tmp_path: Path) -> Path:
 
 def run_hook(package: Path, script: str, *changes: tuple[str, str, str]) -> Any:
     """Run a script in a process in which the package can be imported."""
-    paths = [package, HERE / "gpu", HERE / "engine"]
+    paths = [package, HERE.parent]
     asked = json.dumps({"name": "a bug", "changes": changes})
     return subprocess.run(
         [sys.executable, "-c", script],
@@ -56,7 +54,7 @@ def run_hook(package: Path, script: str, *changes: tuple[str, str, str]) -> Any:
 
 ENGINE = """
 from types import SimpleNamespace as Space
-import mutation_hooks
+from tests.gpu import mutation_hooks
 {before}
 mutation_hooks.mutate()
 from vllm.v1.spec_decode.draft_graphs.graphs import DraftGraphs

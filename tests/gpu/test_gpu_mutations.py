@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "draft_graphs"))
-
-import gpu_mutations
-import mutation_hooks
-from acceptance import RAISED
-from added_modules import require_fit
-from mutation_engines import engines, planned
-from mutation_hooks import MUTATION_VARIABLE
-from mutation_judging import judge_mutations
-from mutation_plan import ALSO, GPU_MUTATIONS, ONLY, GpuMutation
-from mutations import GPU_ONLY
+from tests.draft_graphs.added_modules import require_fit
+from tests.draft_graphs.mutations import GPU_ONLY
+from tests.gpu import gpu_mutations, mutation_hooks
+from tests.gpu.acceptance import RAISED
+from tests.gpu.mutation_engines import engines, planned
+from tests.gpu.mutation_hooks import MUTATION_VARIABLE
+from tests.gpu.mutation_judging import judge_mutations
+from tests.gpu.mutation_plan import ALSO, GPU_MUTATIONS, ONLY, GpuMutation
 
 HERE = Path(__file__).parents[1]
 
@@ -59,8 +55,8 @@ def test_every_mutation_runs_and_is_in_its_engine_before_all_else() -> None:
         if mutation is None:
             assert MUTATION_VARIABLE not in cell.spec.env
             continue
-        assert cell.spec.pre[0] == "mutation_hooks:mutate"
-        assert cell.spec.post_load[0] == "mutation_hooks:check_mutated"
+        assert cell.spec.pre[0] == "tests.gpu.mutation_hooks:mutate"
+        assert cell.spec.post_load[0] == "tests.gpu.mutation_hooks:check_mutated"
         asked = json.loads(cell.spec.env[MUTATION_VARIABLE])
         assert asked["changes"] == [list(each) for each in mutation.changes]
 

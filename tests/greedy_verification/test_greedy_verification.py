@@ -17,7 +17,7 @@ from overlay.package import KNOWN_RELEASES
 
 torch: Any = pytest.importorskip("torch")  # in the environment of the engine
 
-from tests.support.rejection_batches import (  # noqa: E402 - once it is known that PyTorch is there
+from tests.support.rejection_batches import (
     SIZES,
     TYPES,
     VALUES,
@@ -26,15 +26,15 @@ from tests.support.rejection_batches import (  # noqa: E402 - once it is known t
     make,
     outcome,
 )
-from tests.support.rejection_scenarios import (  # noqa: E402 - as above
+from tests.support.rejection_scenarios import (
     LEFT,
     NOT_PLAIN,
     PLAIN,
     Change,
     peaked,
 )
-from tests.support.sampling_worlds import FEATURE, SPLIT_ALWAYS, code, world  # noqa: E402 - as above
-from tests.support.triton_by_hand import seen  # noqa: E402 - as above
+from tests.support.sampling_worlds import FEATURE, SPLIT_ALWAYS, code, world
+from tests.support.triton_by_hand import seen
 
 pytestmark = pytest.mark.network
 

@@ -11,16 +11,16 @@ from hypothesis import given, settings
 
 vllm: Any = pytest.importorskip("vllm")  # in the environment of the engine
 
-from vllm.platforms import current_platform  # noqa: E402 - once it is known that vLLM is there
+from vllm.platforms import current_platform
 
-from tests.greedy_verification.test_greedy_verification import FILE, must_not_run  # noqa: E402 - as above
-from tests.support.rejection_batches import (  # noqa: E402 - as above
+from tests.greedy_verification.test_greedy_verification import FILE, must_not_run
+from tests.support.rejection_batches import (
     Batch,
     batches,
     plain,
     to_verify,
 )
-from tests.support.sampling_worlds import (  # noqa: E402 - as above
+from tests.support.sampling_worlds import (
     REJECTION,
     SAMPLER,
     Modules,

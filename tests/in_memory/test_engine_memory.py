@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_fixtures import private_vllm
-from engine_launch import launch
-from engine_spec import EngineSpec, make_requests
-from private_copy import PrivateCopy, hash_files
 
-from tests.in_memory.installed import REPOSITORY, install_beside, read_only
+from overlay.proof.engine_launch import launch
+from overlay.proof.engine_spec import EngineSpec, make_requests
+from tests.engine.engine_fixtures import private_vllm
+from tests.engine.private_copy import PrivateCopy, hash_files
+from tests.in_memory.installed import install_beside, read_only
 from tests.support.patches import hunk, patch_text
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-HOOKS = str(Path(__file__).parent)
+TESTS = str(Path(__file__).resolve().parents[1])
 PROPOSER = "vllm.v1.spec_decode.llm_base_proposer"
 ADDED = "vllm.v1.spec_decode.draft_graphs"
 TARGETS = {
@@ -44,8 +44,8 @@ SPEC = EngineSpec(
     "eagle3",
     3,
     make_requests(6),
-    python_path=(HOOKS,),
-    post_load=("engine_hooks:live",),
+    packages=(TESTS,),
+    post_load=("tests.in_memory.engine_hooks:live",),
 )
 #: name -> the spec, and the roles of the engine's processes.
 CASES = {
@@ -218,4 +218,3 @@ def expect_patched(worker: dict[str, Any], record: dict[str, Any], box: Box) -> 
         states = set(modules[name]["scopes"].values())
         assert states == {"runs"}, (name, modules[name])
     assert record["rank"] == worker["rank"]
-    assert REPOSITORY not in map(Path, worker["overlay_imported"])

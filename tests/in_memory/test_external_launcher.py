@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_launch import EngineFailed, launch
-from engine_spec import EngineSpec, make_requests
 
+from overlay.proof.engine_launch import EngineFailed, launch
+from overlay.proof.engine_spec import EngineSpec, make_requests
 from tests.in_memory.installed import install_beside
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-HERE = Path(__file__).parent
+TESTS = str(Path(__file__).resolve().parents[1])
 SPEC = EngineSpec(
     "",
     "eagle3",
@@ -25,8 +25,8 @@ SPEC = EngineSpec(
     make_requests(4, tokens=24),
     tensor_parallel_size=2,
     engine={"distributed_executor_backend": "external_launcher"},
-    python_path=(str(HERE),),
-    finish=("engine_hooks:live",),
+    packages=(TESTS,),
+    finish=("tests.in_memory.engine_hooks:live",),
 )
 
 

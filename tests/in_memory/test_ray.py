@@ -10,12 +10,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import environment
 import pytest
-from engine_fixtures import NO_ENGINE
-from engine_launch import launch
-from engine_spec import EngineSpec, make_requests
 
+from overlay.proof.engine_launch import launch
+from overlay.proof.engine_spec import EngineSpec, make_requests
+from scripts import environment
+from tests.engine.engine_fixtures import NO_ENGINE
 from tests.in_memory.installed import install_beside
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -114,8 +114,7 @@ def test_the_engine_drafts_as_it_should_under_the_ray_executor(
     """vLLM's own executor and its whole engine; only the resource that Ray counts is made up."""
     (tmp_path / "run").mkdir(mode=0o700)
     here = SCRIPT.parent
-    engine = here.parent / "engine"  # Ray's workers are not started from the engine's script
-    path = (beside, here / "ray_on_cpu", here, engine)
+    path = (beside, here / "ray_on_cpu")
     spec = EngineSpec(
         str(tiny_models),
         "eagle3",
@@ -123,9 +122,9 @@ def test_the_engine_drafts_as_it_should_under_the_ray_executor(
         make_requests(6),
         tensor_parallel_size=2,
         engine={"distributed_executor_backend": "ray"},
-        python_path=(str(here),),
-        pre=("engine_hooks:ray_first",),
-        finish=("engine_hooks:live",),
+        packages=(str(here.parent),),
+        pre=("tests.in_memory.engine_hooks:ray_first",),
+        finish=("tests.in_memory.engine_hooks:live",),
     )
     environment = {
         "PYTHONPATH": os.pathsep.join(map(str, path)),

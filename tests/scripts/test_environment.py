@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import subprocess
 from collections.abc import Callable
 from concurrent import futures
@@ -11,9 +10,10 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-import environment
 import pytest
-from environment import EnvironmentFailed, TorchUnavailable
+
+from scripts import environment
+from scripts.environment import EnvironmentFailed, TorchUnavailable
 
 NO_TORCH = (
     "ERROR: Could not find a version that satisfies the requirement torch==2.13.0+cpu\n"
@@ -140,7 +140,7 @@ def test_an_unsupported_python_looks_for_a_supported_one(
 
 
 SKIPPED = """
-import environment
+from scripts import environment
 
 def refuse():
     raise environment.TorchUnavailable("pip finds no PyTorch here")
@@ -156,12 +156,11 @@ def test_two(engine_python): pass
 def test_a_missing_engine_cannot_be_missed(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, unavailable: bool
 ) -> None:
-    folders = (environment.ROOT / "scripts", environment.ROOT / "tests" / "engine")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, folders)))
+    monkeypatch.setenv("PYTHONPATH", str(environment.ROOT))
     tests = SKIPPED if unavailable else "def test_one(): pass"
     pytester.makeini("[pytest]\n")
     pytester.makepyfile(tests)
-    result = pytester.runpytest_subprocess("-p", "engine_fixtures")
+    result = pytester.runpytest_subprocess("-p", "tests.engine.engine_fixtures")
     lines = [line for line in result.outlines if line]
     if unavailable:
         result.assert_outcomes(skipped=2)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import import_graph
 import pytest
+
+from scripts import import_graph
 
 
 def test_the_rooms_stand_on_few_layers_without_circles() -> None:

@@ -8,11 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import performance_data
-import performance_plot
 import pytest
-import render_performance
-from performance_data import Times, digest, newest, sittings
+
+from scripts import performance_data, performance_plot, render_performance
+from scripts.performance_data import Times, digest, newest, sittings
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts/render_performance.py"
 

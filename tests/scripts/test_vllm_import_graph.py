@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from vllm_import_graph import PROCESSES, Tree, shipped_targets
+
+from scripts.vllm_import_graph import PROCESSES, Tree, shipped_targets
 
 FILES = {
     "vllm/__init__.py": 'LAZY = {"LLM": ".entrypoints.llm:LLM"}\nraise SystemExit("executed")\n',

@@ -17,7 +17,7 @@ from tests.steady_inputs.test_steady_inputs import FILE, steady
 np = pytest.importorskip("numpy")  # in the environment of the engine
 torch = pytest.importorskip("torch")
 
-from tests.support.steady_runner import (  # noqa: E402 - once it is known that PyTorch is there
+from tests.support.steady_runner import (
     ROWS,
     UNREAD,
     Step,

@@ -12,7 +12,7 @@ part are those of DeepSeek-V3, because the kernels know no others.
 An MTP layer shares embedding and head with the target, so its wrong tokens are wrong in the values
 of its attention.  At position 0 vLLM blanks its input: prompts need three tokens.
 
-``python tiny_mla.py FOLDER`` writes both and ``rule.json``.
+``python -m overlay.proof.tiny_mla FOLDER`` writes both and ``rule.json``.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import tiny_models
-from oracle import Rule
-from tiny_models import HIDDEN, ON, ROPE_BASE, Weights
+from overlay.proof import tiny_models
+from overlay.proof.oracle import Rule
+from overlay.proof.tiny_models import HIDDEN, ON, ROPE_BASE, Weights, zeros
 
 if TYPE_CHECKING:
     import torch
@@ -42,12 +42,6 @@ NORMED: Final = math.sqrt(HIDDEN / 2)
 SHARPNESS: Final = 26.0
 #: How loud the MTP layer's attention is beside what was handed over to it.
 LOUD: Final = 8.0
-
-
-def _zeros(*shape: int) -> torch.Tensor:
-    import torch
-
-    return torch.zeros(*shape, dtype=torch.float64)
 
 
 def _rotary(distance: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -75,15 +69,15 @@ def _attention(
 
     vocab = len(shown_as)
     asked, answered = _rotary(distance)
-    query = _zeros(HEADS, NOPE + ROPE, HIDDEN)
+    query = zeros(HEADS, NOPE + ROPE, HIDDEN)
     query[:, NOPE:, ON] = asked * SHARPNESS / on
-    latent = _zeros(LATENT + ROPE, HIDDEN)
+    latent = zeros(LATENT + ROPE, HIDDEN)
     for token, shown in enumerate(shown_as):
         latent[shown, bank * vocab + token] = 1
     latent[LATENT:, ON] = answered * SHARPNESS / on
-    values = _zeros(HEADS, NOPE + VALUE, LATENT)
+    values = zeros(HEADS, NOPE + VALUE, LATENT)
     values[:, NOPE:] = torch.eye(LATENT, dtype=torch.float64).view(HEADS, VALUE, LATENT)
-    out = _zeros(HIDDEN, HEADS * VALUE)
+    out = zeros(HIDDEN, HEADS * VALUE)
     out[vocab : 2 * vocab, :vocab] = torch.eye(vocab, dtype=torch.float64) * loud
     return {
         f"{name}.self_attn.q_proj.weight": query.flatten(0, 1),
@@ -100,7 +94,7 @@ def _layer(name: str, attention: Weights) -> Weights:
     ones["self_attn.kv_a_layernorm"] = LATENT
     return {
         **attention,
-        **tiny_models._silent_mlp(name),
+        **tiny_models.silent_mlp(name),
         **{
             f"{name}.{norm}.weight": torch.ones(size, dtype=torch.float64)
             for norm, size in ones.items()
@@ -115,7 +109,7 @@ def _silent(name: str) -> Weights:
         "kv_b_proj": (HEADS * (NOPE + VALUE), LATENT),
         "o_proj": (HIDDEN, HEADS * VALUE),
     }
-    return {f"{name}.self_attn.{part}.weight": _zeros(*size) for part, size in sizes.items()}
+    return {f"{name}.self_attn.{part}.weight": zeros(*size) for part, size in sizes.items()}
 
 
 def _target(rule: Rule) -> Weights:
@@ -124,9 +118,9 @@ def _target(rule: Rule) -> Weights:
     right = list(range(vocab))
     attention = _attention("model.layers.0", 1, 0, right, on=NORMED, loud=1.0)
     return {
-        "model.embed_tokens.weight": tiny_models._embedding(right),
-        "lm_head.weight": tiny_models._head(rule.successor, slot=vocab),
-        **tiny_models._norms("model.norm"),
+        "model.embed_tokens.weight": tiny_models.embedding(right),
+        "lm_head.weight": tiny_models.head_of(rule.successor, slot=vocab),
+        **tiny_models.norms("model.norm"),
         **_layer("model.layers.0", attention),
         **_layer("model.layers.1", _silent("model.layers.1")),
     }
@@ -139,18 +133,18 @@ def _mtp(rule: Rule, draft: str) -> Weights:
     for token in rule.wrong:
         shown_as[token] = rule.successor.index(rule.draft_successor[token])
     # The input: first the normed embedding of the token, then the normed hidden state.
-    joined = tiny_models._copy(2 * HIDDEN, (0, 0, vocab), (ON, ON, 1))
+    joined = tiny_models.copy_blocks(2 * HIDDEN, (0, 0, vocab), (ON, ON, 1))
     if draft == "deepseek-mtp":
         # Two hot dimensions, normed twice.
         attention = _attention(name, 1, 0, shown_as, on=NORMED, loud=LOUD)
     else:
-        joined += tiny_models._copy(2 * HIDDEN, (vocab, HIDDEN, vocab))
+        joined += tiny_models.copy_blocks(2 * HIDDEN, (vocab, HIDDEN, vocab))
         attention = _attention(name, -1, 1, shown_as, on=NORMED, loud=LOUD)
     return {
-        f"{name}.embed_tokens.weight": tiny_models._embedding(list(range(vocab))),
+        f"{name}.embed_tokens.weight": tiny_models.embedding(list(range(vocab))),
         f"{name}.eh_proj.weight": joined,
-        **tiny_models._norms(f"{name}.enorm", f"{name}.hnorm", f"{name}.shared_head.norm"),
-        f"{name}.shared_head.head.weight": tiny_models._head(rule.successor, slot=vocab),
+        **tiny_models.norms(f"{name}.enorm", f"{name}.hnorm", f"{name}.shared_head.norm"),
+        f"{name}.shared_head.head.weight": tiny_models.head_of(rule.successor, slot=vocab),
         **_layer(name, attention),
     }
 
@@ -203,7 +197,7 @@ def write_mla_models(folder: Path, rule: Rule) -> None:
     tiny_models.write_models(folder, rule)
     for draft in DRAFTS:
         weights = {**_target(rule), **_mtp(rule, draft)}
-        tiny_models._write(folder / draft, weights, _config(rule.vocab))
+        tiny_models.write_checkpoint(folder / draft, weights, _config(rule.vocab))
 
 
 if __name__ == "__main__":

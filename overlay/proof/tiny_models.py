@@ -5,8 +5,8 @@ for the drafts a second one behind it, and a last dimension that is always on (`
 attention layer looks a fixed distance back, by rotary angle alone: queries and keys read nothing
 but ``ON``, so which key wins is a matter of positions, KV slots and lengths, and of nothing else.
 
-``python tiny_models.py FOLDER`` writes ``target``, ``eagle3``, ``eagle3hid``, ``eagle1`` and, last,
-``rule.json``.  10 MB; needs PyTorch and safetensors, no vLLM.
+``python -m overlay.proof.tiny_models FOLDER`` writes ``target``, ``eagle3``, ``eagle3hid``,
+``eagle1`` and, last, ``rule.json``.  10 MB; needs PyTorch and safetensors, no vLLM.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from oracle import Rule, make_rule
+from overlay.proof.oracle import Rule, make_rule
 
 if TYPE_CHECKING:
     import torch
@@ -43,33 +43,34 @@ DRAFTS: Final = ("eagle3", "eagle3hid", "eagle1")
 Weights = dict[str, "torch.Tensor"]
 
 
-def _zeros(*shape: int) -> torch.Tensor:
+def zeros(*shape: int) -> torch.Tensor:
+    """A tensor of zeros in double precision; weights are rounded only when they are written."""
     import torch
 
     return torch.zeros(*shape, dtype=torch.float64)
 
 
-def _embedding(shown_as: list[int]) -> torch.Tensor:
+def embedding(shown_as: list[int]) -> torch.Tensor:
     """[vocab, HIDDEN]: each token lights the slot dimension of the token it is shown as, and ON."""
-    table = _zeros(len(shown_as), HIDDEN)
+    table = zeros(len(shown_as), HIDDEN)
     for token, shown in enumerate(shown_as):
         table[token, shown] = 1
         table[token, ON] = 1
     return table
 
 
-def _head(successor: tuple[int, ...], slot: int = 0) -> torch.Tensor:
+def head_of(successor: tuple[int, ...], slot: int = 0) -> torch.Tensor:
     """[vocab, HIDDEN]: the token read from the slot votes for its successor."""
-    table = _zeros(len(successor), HIDDEN)
+    table = zeros(len(successor), HIDDEN)
     for token, following in enumerate(successor):
         # Two tokens may vote for one successor (a wrong one); each keeps its own column.
         table[following, slot + token] = 1
     return table
 
 
-def _copy(inputs: int, *blocks: tuple[int, int, int]) -> torch.Tensor:
+def copy_blocks(inputs: int, *blocks: tuple[int, int, int]) -> torch.Tensor:
     """[HIDDEN, inputs]: copies of ``(to, from, width)`` blocks of dimensions."""
-    matrix = _zeros(HIDDEN, inputs)
+    matrix = zeros(HIDDEN, inputs)
     for to, start, width in blocks:
         for i in range(width):
             matrix[to + i, start + i] = 1
@@ -91,7 +92,7 @@ def _attention(name: str, distance: int, value: torch.Tensor, *, on: float, loud
     query = torch.cat([torch.cos(theta * distance), -torch.sin(theta * distance)])
     key = torch.cat([torch.ones_like(theta), torch.zeros_like(theta)])
     inputs = value.shape[1]
-    weights = {"q_proj": _zeros(HIDDEN, inputs), "k_proj": _zeros(HIDDEN, inputs)}
+    weights = {"q_proj": zeros(HIDDEN, inputs), "k_proj": zeros(HIDDEN, inputs)}
     weights["q_proj"][:, ON] = query.repeat(HEADS) * SHARPNESS / on
     weights["k_proj"][:, ON] = key.repeat(HEADS) * SHARPNESS / on
     weights |= {"v_proj": value, "o_proj": torch.eye(HIDDEN, dtype=torch.float64) * loud}
@@ -101,18 +102,23 @@ def _attention(name: str, distance: int, value: torch.Tensor, *, on: float, loud
 def _silent(name: str, inputs: int = HIDDEN) -> Weights:
     """A whole attention that adds nothing."""
     shapes = {"q_proj": inputs, "k_proj": inputs, "v_proj": inputs, "o_proj": HIDDEN}
-    return {f"{name}.self_attn.{part}.weight": _zeros(HIDDEN, n) for part, n in shapes.items()}
+    return {f"{name}.self_attn.{part}.weight": zeros(HIDDEN, n) for part, n in shapes.items()}
 
 
-def _silent_mlp(name: str, width: int = 128) -> Weights:
+def silent_mlp(name: str, width: int = 128) -> Weights:
+    """The weights of an MLP that adds nothing.
+
+    :param width: its intermediate size.
+    """
     return {
-        f"{name}.mlp.gate_proj.weight": _zeros(width, HIDDEN),
-        f"{name}.mlp.up_proj.weight": _zeros(width, HIDDEN),
-        f"{name}.mlp.down_proj.weight": _zeros(HIDDEN, width),
+        f"{name}.mlp.gate_proj.weight": zeros(width, HIDDEN),
+        f"{name}.mlp.up_proj.weight": zeros(width, HIDDEN),
+        f"{name}.mlp.down_proj.weight": zeros(HIDDEN, width),
     }
 
 
-def _norms(*names: str) -> Weights:
+def norms(*names: str) -> Weights:
+    """The weights of RMS norms over the residual stream that scale nothing."""
     import torch
 
     return {f"{name}.weight": torch.ones(HIDDEN, dtype=torch.float64) for name in names}
@@ -126,42 +132,42 @@ def target_weights(rule: Rule) -> Weights:
     place (CUDA's, where nothing is compiled) then adds that layer's attention to.
     """
     weights = {
-        "model.embed_tokens.weight": _embedding(list(range(rule.vocab))),
-        "lm_head.weight": _head(rule.successor),
-        **_norms("model.norm"),
+        "model.embed_tokens.weight": embedding(list(range(rule.vocab))),
+        "lm_head.weight": head_of(rule.successor),
+        **norms("model.norm"),
     }
     for layer in range(LAYERS):
         name = f"model.layers.{layer}"
         if layer == 1:
-            slot = _copy(HIDDEN, (0, 0, rule.vocab))
+            slot = copy_blocks(HIDDEN, (0, 0, rule.vocab))
             weights |= _attention(name, 1, slot, on=NORMED, loud=1.0)
         else:
             weights |= _silent(name)
-        weights |= _silent_mlp(name)
-        weights |= _norms(f"{name}.input_layernorm", f"{name}.post_attention_layernorm")
+        weights |= silent_mlp(name)
+        weights |= norms(f"{name}.input_layernorm", f"{name}.post_attention_layernorm")
     return weights
 
 
 def _eagle3(rule: Rule, *, fc: torch.Tensor, head: torch.Tensor, attention: Weights) -> Weights:
     return {
-        "embed_tokens.weight": _embedding(list(range(rule.vocab))),
+        "embed_tokens.weight": embedding(list(range(rule.vocab))),
         "fc.weight": fc,
         "lm_head.weight": head,
         **attention,
-        **_silent_mlp("midlayer"),
-        **_norms("norm", *(f"midlayer.{n}" for n in ("input_layernorm", "hidden_norm"))),
-        **_norms("midlayer.post_attention_layernorm"),
+        **silent_mlp("midlayer"),
+        **norms("norm", *(f"midlayer.{n}" for n in ("input_layernorm", "hidden_norm"))),
+        **norms("midlayer.post_attention_layernorm"),
     }
 
 
 def eagle3_weights(rule: Rule) -> Weights:
     """Reads the token before through its own KV cache: the embedding half, one position back."""
-    slot = _copy(2 * HIDDEN, (0, 0, rule.vocab))
+    slot = copy_blocks(2 * HIDDEN, (0, 0, rule.vocab))
     return _eagle3(
         rule,
         # What is handed over is kept faint: it must reach the draft, and must not decide.
-        fc=_copy(3 * HIDDEN, (0, 0, HIDDEN)) * 0.05,
-        head=_head(rule.draft_successor),
+        fc=copy_blocks(3 * HIDDEN, (0, 0, HIDDEN)) * 0.05,
+        head=head_of(rule.draft_successor),
         attention=_attention("midlayer", 1, slot, on=NORMED, loud=LOUD),
     )
 
@@ -174,11 +180,11 @@ def eagle3hid_weights(rule: Rule) -> Weights:
     valid length is nearer still, and the draft is wrong.
     """
     vocab = rule.vocab
-    both = _copy(2 * HIDDEN, (0, 0, vocab), (vocab, HIDDEN, vocab))
+    both = copy_blocks(2 * HIDDEN, (0, 0, vocab), (vocab, HIDDEN, vocab))
     return _eagle3(
         rule,
-        fc=_copy(3 * HIDDEN, (0, 0, vocab)),
-        head=_head(rule.draft_successor, slot=vocab),
+        fc=copy_blocks(3 * HIDDEN, (0, 0, vocab)),
+        head=head_of(rule.draft_successor, slot=vocab),
         attention=_attention("midlayer", -1, both, on=NORMED, loud=LOUD),
     )
 
@@ -188,18 +194,22 @@ def eagle1_weights(rule: Rule) -> Weights:
     shown_as = list(range(rule.vocab))
     for token in rule.wrong:
         shown_as[token] = rule.successor.index(rule.draft_successor[token])
-    slot = _copy(HIDDEN, (0, 0, rule.vocab))
+    slot = copy_blocks(HIDDEN, (0, 0, rule.vocab))
     return {
-        "embed_tokens.weight": _embedding(shown_as),
-        "fc.weight": _copy(2 * HIDDEN, (0, 0, HIDDEN)),
+        "embed_tokens.weight": embedding(shown_as),
+        "fc.weight": copy_blocks(2 * HIDDEN, (0, 0, HIDDEN)),
         # An EAGLE-1 draft has no norm before its first attention.
         **_attention("layers.0", 1, slot, on=1.0, loud=LOUD),
-        **_silent_mlp("layers.0"),
-        **_norms("layers.0.post_attention_layernorm"),
+        **silent_mlp("layers.0"),
+        **norms("layers.0.post_attention_layernorm"),
     }
 
 
-def _config(vocab: int, architecture: str, layers: int, **more: Any) -> dict[str, Any]:
+def llama_config(vocab: int, architecture: str, layers: int, **more: Any) -> dict[str, Any]:
+    """The content of a Llama's ``config.json``.
+
+    :param more: further entries, which win.
+    """
     return {
         "architectures": [architecture],
         "model_type": "llama",
@@ -227,7 +237,7 @@ def _config(vocab: int, architecture: str, layers: int, **more: Any) -> dict[str
 def _eagle3_config(vocab: int, layers: list[int]) -> dict[str, Any]:
     """An EAGLE3 config that reads the residual stream before each of the given target layers."""
     key = "eagle_aux_hidden_state_layer_ids"
-    return _config(
+    return llama_config(
         vocab,
         "LlamaForCausalLMEagle3",
         1,
@@ -239,7 +249,8 @@ def _eagle3_config(vocab: int, layers: list[int]) -> dict[str, Any]:
     )
 
 
-def _write(folder: Path, weights: Weights, config: dict[str, Any]) -> None:
+def write_checkpoint(folder: Path, weights: Weights, config: dict[str, Any]) -> None:
+    """Write weights, in bfloat16, and configuration as a model that vLLM can load."""
     import torch
     from safetensors.torch import save_file
 
@@ -260,19 +271,25 @@ def write_models(folder: Path, rule: Rule) -> None:
     if 2 * vocab > ON or vocab % HEAD_DIM:
         raise ValueError(f"the vocabulary must be a multiple of {HEAD_DIM} below {ON // 2}")
     marker = folder / "rule.json"
-    wanted = json.dumps({**asdict(rule), "writer": _own_digest()})
+    wanted = json.dumps({**asdict(rule), "writer": writer_digest()})
     if marker.is_file() and marker.read_text(encoding="utf-8") == wanted:
         return
     marker.unlink(missing_ok=True)
-    _write(folder / "target", target_weights(rule), _config(vocab, "LlamaForCausalLM", LAYERS))
+    write_checkpoint(
+        folder / "target", target_weights(rule), llama_config(vocab, "LlamaForCausalLM", LAYERS)
+    )
     # Before layer 1 the stream is the current token's embedding and nothing else.
-    _write(folder / "eagle3", eagle3_weights(rule), _eagle3_config(vocab, [1, 2, 3]))
-    _write(folder / "eagle3hid", eagle3hid_weights(rule), _eagle3_config(vocab, [1, 2, 3]))
-    _write(folder / "eagle1", eagle1_weights(rule), _config(vocab, "LlamaForCausalLM", 1))
+    write_checkpoint(folder / "eagle3", eagle3_weights(rule), _eagle3_config(vocab, [1, 2, 3]))
+    write_checkpoint(
+        folder / "eagle3hid", eagle3hid_weights(rule), _eagle3_config(vocab, [1, 2, 3])
+    )
+    write_checkpoint(
+        folder / "eagle1", eagle1_weights(rule), llama_config(vocab, "LlamaForCausalLM", 1)
+    )
     marker.write_text(wanted, encoding="utf-8")
 
 
-def _own_digest() -> str:
+def writer_digest() -> str:
     """Models of another version of this file are written anew."""
     return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 

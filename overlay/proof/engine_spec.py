@@ -1,6 +1,6 @@
 """One run of an engine on the tiny models, as data: what to start, and what to ask of it.
 
-A spec goes to ``run_engine.py`` as JSON.  Nothing in it is bound to a device or a release.
+A spec goes to ``run_engine`` as JSON.  Nothing in it is bound to a device or a release.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from oracle import FIRST_TOKEN
+from overlay.proof.oracle import FIRST_TOKEN
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,12 @@ class EngineSpec:
     :ivar speculative: further entries of ``speculative_config``.
     :ivar runner: the model runner, ``v1``, ``v2``, or ``None`` for the release's own choice.
     :ivar env: environment variables, set before vLLM is imported.
-    :ivar python_path: folders in which the hooks' modules are found.
+    :ivar packages: folders of packages that hold the hooks' modules; ``engine_launch`` makes them
+        importable in every process of the engine.
     :ivar pre: ``module:function`` names, called without arguments in every process of the engine
         that starts from this script, before vLLM is imported there.
     :ivar post_load: the same, called with the ``LLM`` before the first request; what they return
-        (or ``None``) stands in the result under ``hooks``.
+        (or ``None``) is in the result's ``hooks``, by ``module:function`` without the packages.
     :ivar finish: the same, called after the last request.
     """
 
@@ -76,7 +77,7 @@ class EngineSpec:
     engine: Mapping[str, Any] = field(default_factory=dict)
     speculative: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
-    python_path: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
     pre: tuple[str, ...] = ()
     post_load: tuple[str, ...] = ()
     finish: tuple[str, ...] = ()
@@ -99,7 +100,7 @@ class EngineSpec:
             Request(**{**request, "prompt": tuple(request["prompt"])})
             for request in given.get("requests", ())
         )
-        lists = ("python_path", "pre", "post_load", "finish")
+        lists = ("packages", "pre", "post_load", "finish")
         return cls(
             **{
                 **given,

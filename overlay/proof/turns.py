@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import meeting
+from overlay.proof import meeting
 
 
 class Turns:

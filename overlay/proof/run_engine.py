@@ -1,7 +1,8 @@
 """Run one engine spec inside a vLLM environment and print ``RESULT`` and one line of JSON.
 
-``python run_engine.py SPEC.json [--out RESULT.json]``; see ``engine_spec.EngineSpec``.  The exit
-status says only whether the engine ran: whether it was right stands in the result.
+``python -m overlay.proof.run_engine SPEC.json [--out RESULT.json]``; see
+``engine_spec.EngineSpec``.  The exit status says only whether the engine ran; the result says
+whether it was right.
 
 - ``ok``: every token and every accepted count agrees with the oracle.
 - ``requests``: for each, ``tokens``, ``tokens_ok``, ``steps`` (known, drafted, accepted),
@@ -27,10 +28,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import engine_compat
-import oracle
-from engine_spec import EngineSpec, Request
-from tiny_models import read_rule
+from overlay.proof import engine_compat, oracle
+from overlay.proof.engine_spec import EngineSpec, Request
+from overlay.proof.tiny_models import read_rule
 
 #: How a process that was spawned from this one finds the spec, and so the hooks it must call.
 #: Without the overlay's prefix: such variables are part of what ranks compare.
@@ -45,13 +45,17 @@ def call(hook: str, *arguments: Any) -> Any:
     return getattr(importlib.import_module(module), function)(*arguments)
 
 
+def short_name(hook: str) -> str:
+    """The name of a hook without the packages of its module."""
+    return hook.rpartition(".")[2]
+
+
 def prepare(spec: EngineSpec) -> None:
-    """Environment, import path and ``pre`` hooks; everything that comes before vLLM."""
+    """Set up what comes before vLLM: environment variables and ``pre`` hooks."""
     for name, value in engine_compat.base_environment(spec.tensor_parallel_size).items():
         os.environ.setdefault(name, value)
     os.environ.update(engine_compat.runner_environment(spec.runner))
     os.environ.update(spec.env)
-    sys.path.extend(folder for folder in spec.python_path if folder not in sys.path)
     for hook in spec.pre:
         call(hook)
 
@@ -151,10 +155,10 @@ def run(spec: EngineSpec) -> dict[str, Any]:
     )
     llm = vllm.LLM(**engine_compat.with_draft_attention(spec.llm_arguments()))
     loaded = time.monotonic()
-    hooks = {hook: call(hook, llm) for hook in spec.post_load}
+    hooks = {short_name(hook): call(hook, llm) for hook in spec.post_load}
     outputs, engine_steps = serve(llm, spec.requests)
     served = time.monotonic()
-    hooks |= {hook: call(hook, llm) for hook in spec.finish}
+    hooks |= {short_name(hook): call(hook, llm) for hook in spec.finish}
     rule = read_rule(Path(spec.models))
     requests = [
         judge(request, outputs[str(i)], steps[str(i)], rule)

@@ -1,9 +1,9 @@
 """Write the tiny target once more, with experts: the same rule, through layers that communicate.
 
-``python tiny_moe.py FOLDER`` writes what ``tiny_models.py`` writes, but its ``target`` is a
-Qwen3-MoE. Its experts are all alike, so the oracle stays exact however the router chooses. In the
-last layer they decide the token: each row's experts make what that row has read from its KV cache
-louder than all else. Rows that were mixed up between the ranks would say other tokens.
+``python -m overlay.proof.tiny_moe FOLDER`` writes what ``tiny_models`` writes, but its ``target``
+is a Qwen3-MoE.  Its experts are all alike, so the oracle stays exact however the router chooses.
+In the last layer they decide the token: each row's experts make what that row has read from its KV
+cache louder than all else.  Rows that were mixed up between the ranks would produce other tokens.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import math
 from pathlib import Path
 from typing import Any, Final
 
-from oracle import Rule
-from tiny_models import (
+from overlay.proof.oracle import Rule
+from overlay.proof.tiny_models import (
     HEAD_DIM,
     HIDDEN,
     LAYERS,
     ON,
     SHARPNESS,
     Weights,
-    _config,
-    _own_digest,
-    _write,
-    _zeros,
+    llama_config,
     target_weights,
     write_as_told,
+    write_checkpoint,
     write_models,
+    writer_digest,
+    zeros,
 )
 
 EXPERTS: Final = 4
@@ -63,7 +63,7 @@ def moe_weights(rule: Rule) -> Weights:
 
 def _expert(name: str, slots: int) -> Weights:
     """An expert that adds the first `slots` dimensions of its normed input, several times over."""
-    gate, up, down = _zeros(WIDTH, HIDDEN), _zeros(WIDTH, HIDDEN), _zeros(HIDDEN, WIDTH)
+    gate, up, down = zeros(WIDTH, HIDDEN), zeros(WIDTH, HIDDEN), zeros(HIDDEN, WIDTH)
     for slot in range(slots):
         gate[slot, ON] = OPEN
         up[slot, slot] = 1
@@ -75,7 +75,7 @@ def _expert(name: str, slots: int) -> Weights:
 def moe_config(vocab: int) -> dict[str, Any]:
     """The configuration of the target with experts."""
     return {
-        **_config(vocab, "Qwen3MoeForCausalLM", LAYERS),
+        **llama_config(vocab, "Qwen3MoeForCausalLM", LAYERS),
         "model_type": "qwen3_moe",
         "num_experts": EXPERTS,
         "num_experts_per_tok": CHOSEN,
@@ -97,10 +97,10 @@ def write_moe_models(folder: Path, rule: Rule) -> None:
         raise ValueError(f"the vocabulary must not be larger than an expert: {WIDTH}")
     write_models(folder, rule)
     marker = folder / MARKER
-    wanted = json.dumps({"writer": _own_digest(), "text": Path(__file__).read_text("utf-8")})
+    wanted = json.dumps({"writer": writer_digest(), "text": Path(__file__).read_text("utf-8")})
     if marker.is_file() and marker.read_text(encoding="utf-8") == wanted:
         return
-    _write(folder / "target", moe_weights(rule), moe_config(rule.vocab))
+    write_checkpoint(folder / "target", moe_weights(rule), moe_config(rule.vocab))
     marker.write_text(wanted, encoding="utf-8")
 
 

@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
 """Time one engine's step of speculative decoding on dummy weights, and print it as JSON.
 
 Runs inside an environment that holds vLLM and a GPU; which runner, which patch and which
-draft-graph mode is decided by whoever starts it (see ``compare.py`` beside this file).  Weights are
+draft-graph mode is decided by whoever starts it (see ``bench/compare.py``).  Weights are
 dummies and acceptance is synthetic, so nothing is downloaded and the tokens mean nothing.
 
 The last line of standard output is ``RESULT {...}``: per batch size the median milliseconds per
@@ -21,12 +20,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import measuring
-import sampling
-from meeting import Meeting
-from shapes import SHAPES, write_configs
+from overlay.proof import measuring, sampling
+from overlay.proof.meeting import Meeting
+from overlay.proof.shapes import SHAPES, write_configs
 
-HERE = Path(__file__).resolve().parent
 _PROMPT_TOKENS = 128
 
 
@@ -76,7 +73,7 @@ def llm_arguments(args: argparse.Namespace, batches: list[int]) -> dict[str, Any
         "tensor_parallel_size": args.tensor_parallel,
         "disable_log_stats": False,
         "compilation_config": {"cudagraph_mode": args.mode},
-        "worker_extension_cls": "engine_side.BenchExtension",
+        "worker_extension_cls": "overlay.proof.engine_side.BenchExtension",
         "speculative_config": {
             "method": "eagle3",
             "model": str(draft),
@@ -186,9 +183,6 @@ def prepare(args: argparse.Namespace) -> None:
         os.sched_setaffinity(0, {int(core) for core in args.cores.split(",")})
     if args.tensor_parallel == 1:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    # Workers in other processes import `engine_side` as well.
-    path = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = f"{HERE}:{path}" if path else str(HERE)
 
 
 def main() -> None:

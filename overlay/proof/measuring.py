@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from meeting import Meeting
+from overlay.proof.meeting import Meeting
 
 _WARM_UPS = 6
 #: How long whoever is done first goes on, so that the others do not meet a quieter host.

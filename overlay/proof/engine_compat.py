@@ -134,7 +134,9 @@ def describe_worker(worker: Any) -> dict[str, Any]:
         "propose": None,
         "modules": _watched_modules(),
         "overlay_imported": sorted(
-            name for name in sys.modules if name.partition(".")[0] == "overlay"
+            name
+            for name in sys.modules
+            if name.startswith("overlay.") and not f"{name}.".startswith("overlay.proof.")
         ),
     }
     if drafter is not None:

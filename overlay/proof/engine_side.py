@@ -17,10 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import sampling
 import torch
-from timeline import launch_figures
 from vllm.v1.worker import gpu_worker
+
+from overlay.proof import sampling
+from overlay.proof.timeline import launch_figures
 
 _seconds: dict[str, list[float]] = collections.defaultdict(list)
 _kept: dict[str, Any] = {"capture bytes": None, "profiler": None}

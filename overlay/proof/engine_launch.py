@@ -1,0 +1,134 @@
+"""Start ``run_engine`` in the environment of some vLLM and take its result home."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from overlay.proof.engine_spec import EngineSpec
+
+PACKAGE = Path(__file__).resolve().parents[1]
+#: Modules that write models; see their docstrings.
+WRITERS = ("tiny_models", "tiny_moe", "tiny_mla")
+
+
+class EngineFailed(Exception):
+    """The engine did not run to its end.
+
+    :ivar output: everything it printed.
+    """
+
+    def __init__(self, message: str, output: str) -> None:
+        self.output = output
+        super().__init__(f"{message}; its last lines:\n{output[-4000:]}")
+
+
+def link_packages(folder: Path, packages: Iterable[Path] = ()) -> Path:
+    """Make a folder for an import path that holds ``overlay`` and the given packages only.
+
+    The folder that the overlay was imported from will not do: the metadata beside it would make
+    vLLM load the overlay's plugin.
+
+    :param folder: where to make it; its parent exists.
+    :param packages: folders of further packages, each linked by its own name.
+    """
+    folder.mkdir()
+    for package in (PACKAGE, *packages):
+        (folder / package.name).symlink_to(package.resolve(), target_is_directory=True)
+    return folder
+
+
+def append_path(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Copy environment variables with ``folder`` as the last entry of ``PYTHONPATH``."""
+    given = environment.get("PYTHONPATH")
+    path = f"{given}{os.pathsep}{folder}" if given else str(folder)
+    return {**environment, "PYTHONPATH": path}
+
+
+def foreign_environment() -> dict[str, str]:
+    """Copy this process's variables without those that steer its own Python and the overlay."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "OVERLAY"))
+    }
+
+
+def write_models(python: Path | str, folder: Path, writer: str = "tiny_models") -> None:
+    """Write models into ``folder``, in an environment that has PyTorch.
+
+    :param writer: one of ``WRITERS``.
+    :raises ValueError: if there is no such writer.
+    :raises subprocess.CalledProcessError: if it fails.
+    :raises subprocess.TimeoutExpired: if it takes longer than two minutes.
+    """
+    if writer not in WRITERS:
+        raise ValueError(f"expected a writer of models ({', '.join(WRITERS)}), found {writer!r}")
+    with tempfile.TemporaryDirectory(prefix="models-") as work:
+        code = link_packages(Path(work, "code"))
+        subprocess.run(
+            [str(python), "-m", f"overlay.proof.{writer}", str(folder.resolve())],
+            cwd=work,
+            env=append_path(foreign_environment(), code),
+            check=True,
+            timeout=120,
+        )
+
+
+def launch(
+    python: Path | str,
+    spec: EngineSpec,
+    *,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 600,
+) -> dict[str, Any]:
+    """Run one spec with the given interpreter.
+
+    :param env: further environment variables; the caller's ``PYTHON*`` and ``OVERLAY*`` ones do
+        not reach the engine.
+    :param timeout: seconds until the engine is killed, with all its workers.
+    :returns: the result of ``run_engine``, and what the engine printed under ``log``.
+    :raises EngineFailed: if it ends without a result.
+    """
+    with tempfile.TemporaryDirectory(prefix="engine-") as work:
+        spec_file, out, log = (Path(work, name) for name in ("spec.json", "result.json", "log"))
+        spec_file.write_text(spec.to_json(), encoding="utf-8")
+        code = link_packages(Path(work, "code"), map(Path, spec.packages))
+        with log.open("wb") as stream:
+            process = subprocess.Popen(
+                [str(python), "-m", "overlay.proof.run_engine", str(spec_file), "--out", str(out)],
+                cwd=work,
+                env=append_path({**foreign_environment(), **(env or {})}, code),
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                status: int | None = process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                status = None
+            finally:
+                _end_session(process)
+        text = log.read_text(encoding="utf-8", errors="replace")
+        if status is None:
+            raise EngineFailed(f"the engine did not end within {timeout} seconds", text)
+        if status != 0 or not out.is_file():
+            raise EngineFailed(f"the engine ended with status {status} and no result", text)
+        result: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    result["log"] = text
+    return result
+
+
+def _end_session(process: subprocess.Popen[bytes]) -> None:
+    """Kill what is left of the engine's own process group."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
