@@ -7,8 +7,8 @@ is clean there; else it is a conflict.  A merge is a proposal: whoever calls has
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from enum import Enum
 
@@ -17,7 +17,7 @@ from overlay.features.model import MODULE_SCOPE, Hunk
 from overlay.planning.matching import edits, final_newline_after, match
 from overlay.planning.scopes import Scopes, Syntax, UnparsableError, find
 from overlay.planning.text import Edit, SourceText, TextError
-from overlay.results import State
+from overlay.results import HunkResult, State
 
 #: Upstream has a hunk where at least this share of its new lines stands in its scope
 #: (measured on 300 merged changes: 98 % are recognised in the first release that has them, and
@@ -38,6 +38,7 @@ class Outcome(Enum):
     EXACT = "exact"
     MERGED = "merged"
     MOVED = "moved"
+    PARTLY = "partly upstream"
     CONFLICT = "conflict"
     MISSING = "missing"
 
@@ -77,11 +78,21 @@ class Carried:
 
     @property
     def outcome(self) -> Outcome:
-        """The worst outcome of a hunk; a file whose every hunk upstream has is upstream."""
-        order = list(Outcome)
+        """The outcome of the whole file."""
         if self.problem is not None:
             return Outcome.CONFLICT
-        return max((one.outcome for one in self.hunks), key=order.index, default=Outcome.UPSTREAM)
+        return whole(one.outcome for one in self.hunks)
+
+
+def whole(outcomes: Iterable[Outcome]) -> Outcome:
+    """The outcome of a whole from its parts: the worst, and ``PARTLY`` where upstream has some.
+
+    Without any part it is ``EXACT``: nothing stands in the way.
+    """
+    parts = set(outcomes)
+    worst = max(parts, key=list(Outcome).index, default=Outcome.EXACT)
+    partly = Outcome.UPSTREAM in parts and worst in (Outcome.EXACT, Outcome.MERGED, Outcome.MOVED)
+    return Outcome.PARTLY if partly else worst
 
 
 def new_lines(hunk: Hunk, scope_lines: Sequence[str]) -> tuple[str, ...]:
@@ -106,110 +117,141 @@ def share_of(lines: Sequence[str], scope_lines: Sequence[str]) -> float:
     return sum(line in there for line in lines) / len(lines) if lines else 0.0
 
 
-def carry(base: bytes, hunks: Sequence[Hunk], target: bytes | None) -> Carried:
+def carry(
+    base: bytes, hunks: Sequence[Hunk], target: bytes | None, syntax: Syntax | None = None
+) -> Carried:
     """Carry the hunks that were made on ``base`` to ``target``.
 
+    :param syntax: answers about texts, if they are remembered from elsewhere.
     :raises TextError, UnparsableError: if ``base`` is not readable or not Python.
     """
     if target is None:
         return Carried(tuple(CarriedHunk(h, Outcome.MISSING, h.scope) for h in hunks), None)
+    syntax = syntax or Syntax()
     origin = SourceText.from_bytes(base)
-    scopes = find(origin.lines)
+    scopes = syntax.scopes(base, origin.lines)
     try:
         text = SourceText.from_bytes(target)
-        now = find(text.lines)
+        now = syntax.scopes(target, text.lines)
     except (TextError, UnparsableError) as error:
         conflicts = tuple(CarriedHunk(h, Outcome.CONFLICT, h.scope) for h in hunks)
         return Carried(conflicts, target, f"the file cannot be read: {error}")
+    origin_text = _Text(origin, scopes)
+    exact = [_settled(hunk, origin_text, _Text(text, now)) for hunk in hunks]
+    landed = [edit for one in exact if one is not None for edit in one.edits]
+    try:
+        if landed:
+            endings = (final_newline_after(h) for h, one in zip(hunks, exact, strict=True) if one)
+            text = text.splice(landed, next((end for end in endings if end is not None), None))
+            now = syntax.scopes(text.to_bytes(), text.lines)
+    except (TextError, UnparsableError):  # they stand in each other's way: none of them lands
+        exact = [one if one is not None and not one.edits else None for one in exact]
     results: list[CarriedHunk] = []
-    for hunk in hunks:
-        result, changed = _carry_hunk(hunk, origin, scopes, text, now)
-        results.append(result)
+    for hunk, known in zip(hunks, exact, strict=True):
+        if known is not None:
+            results.append(known.result)
+            continue
+        result, changed = _merged(hunk, origin_text, _Text(text, now))
         if changed is not None:
             try:
-                now = find(changed.lines)
-                text = changed
+                now, text = find(changed.lines), changed
             except UnparsableError:
-                results[-1] = CarriedHunk(
-                    hunk, Outcome.CONFLICT, result.scope, result.line, result.merge
-                )
+                result = replace(result, outcome=Outcome.CONFLICT)
+        results.append(result)
     after = text.to_bytes()
-    return Carried(tuple(results), after, Syntax().compile_error(after, "<carried>"))
+    return Carried(tuple(results), after, syntax.compile_error(after, "<carried>"))
 
 
-def _carry_hunk(
-    hunk: Hunk, origin: SourceText, scopes: Scopes, text: SourceText, now: Scopes
-) -> tuple[CarriedHunk, SourceText | None]:
-    """How one hunk is carried, and the text that it leaves; ``None`` for no change."""
-    at_base = match(hunk, origin.lines, scopes, origin.final_newline)
-    home = _home(hunk, at_base.line, scopes)
-    known = () if home is None else origin.lines[home.start : home.stop]
+@dataclass(frozen=True)
+class _Text:
+    """A text with its scopes."""
+
+    source: SourceText
+    scopes: Scopes
+
+    def match(self, hunk: Hunk) -> HunkResult:
+        """The state of a hunk in the text."""
+        return match(hunk, self.source.lines, self.scopes, self.source.final_newline)
+
+
+@dataclass(frozen=True)
+class _Settled:
+    """A hunk that needs no merge, and the edits by which it lands, if it does."""
+
+    result: CarriedHunk
+    edits: tuple[Edit, ...] = ()
+
+
+def _settled(hunk: Hunk, origin: _Text, target: _Text) -> _Settled | None:
+    """A hunk that upstream has or that lands exactly; ``None`` for any other."""
+    home = _home(hunk, origin)
+    known = () if home is None else origin.source.lines[home.start : home.stop]
     telling = new_lines(hunk, known)
-    for place in now.get(hunk.scope, ()):
-        if telling and share_of(telling, text.lines[place.start : place.stop]) >= SHARE:
-            return CarriedHunk(hunk, Outcome.UPSTREAM, hunk.scope, place.start + 1), None
-    found = match(hunk, text.lines, now, text.final_newline)
+    for place in target.scopes.get(hunk.scope, ()):
+        lines = target.source.lines[place.start : place.stop]
+        if telling and share_of(telling, lines) >= SHARE:
+            return _Settled(CarriedHunk(hunk, Outcome.UPSTREAM, hunk.scope, place.start + 1))
+    found = target.match(hunk)
     if found.state is State.UPSTREAMED:
-        return CarriedHunk(hunk, Outcome.UPSTREAM, hunk.scope, found.line), None
+        return _Settled(CarriedHunk(hunk, Outcome.UPSTREAM, hunk.scope, found.line))
     if found.state is State.PRISTINE and found.line is not None:
-        changed = text.splice(edits(hunk, found.line - 1), final_newline_after(hunk))
-        return CarriedHunk(hunk, Outcome.EXACT, hunk.scope, found.line), changed
-    if at_base.line is None or at_base.state is not State.PRISTINE or home is None:
+        result = CarriedHunk(hunk, Outcome.EXACT, hunk.scope, found.line)
+        return _Settled(result, edits(hunk, found.line - 1))
+    return None
+
+
+def _merged(hunk: Hunk, origin: _Text, target: _Text) -> tuple[CarriedHunk, SourceText | None]:
+    """Merge a hunk into its scope in another text, wherever that is now, and the text it leaves."""
+    at_base, home = origin.match(hunk), _home(hunk, origin)
+    if at_base.state is not State.PRISTINE or at_base.line is None or home is None:
         return CarriedHunk(hunk, Outcome.CONFLICT, hunk.scope), None
-    return _merge_hunk(hunk, at_base.line - 1, home, origin, text, now)
-
-
-def _merge_hunk(
-    hunk: Hunk, at: int, home: range, origin: SourceText, text: SourceText, now: Scopes
-) -> tuple[CarriedHunk, SourceText | None]:
-    """Merge a hunk into its scope in another text, wherever that scope stands now."""
-    ours = origin.splice(edits(hunk, at), final_newline_after(hunk)).lines
+    made = edits(hunk, at_base.line - 1)
+    ours = origin.source.splice(made, final_newline_after(hunk)).lines
     grown = len(hunk.post) - len(hunk.pre)
-    base_lines = origin.lines[home.start : home.stop]
-    our_lines = ours[home.start : home.stop + grown]
-    places = list(now.get(hunk.scope, ()))
+    base_lines = origin.source.lines[home.start : home.stop]
+    places = list(target.scopes.get(hunk.scope, ()))
     outcome, scope = Outcome.MERGED, hunk.scope
     if len(places) != 1:
-        scope, place = _moved(base_lines, hunk.scope, text, now)
+        scope, place = _moved(base_lines, hunk.scope, target)
         if place is None:
             kind = Outcome.CONFLICT if places else Outcome.MISSING
             return CarriedHunk(hunk, kind, hunk.scope), None
         outcome, places = Outcome.MOVED, [place]
     (place,) = places
-    merged = merge(base_lines, our_lines, text.lines[place.start : place.stop])
+    theirs = target.source.lines[place.start : place.stop]
+    merged = merge(base_lines, ours[home.start : home.stop + grown], theirs)
+    result = CarriedHunk(hunk, outcome, scope, place.start + 1, merged)
     if merged.conflicts:
-        return CarriedHunk(hunk, Outcome.CONFLICT, scope, place.start + 1, merged), None
-    if merged.lines == text.lines[place.start : place.stop]:
-        return CarriedHunk(hunk, Outcome.UPSTREAM, scope, place.start + 1, merged), None
-    edit = Edit(place.start, place.stop, merged.lines)
+        return replace(result, outcome=Outcome.CONFLICT), None
+    if merged.lines == theirs:
+        return replace(result, outcome=Outcome.UPSTREAM), None
     try:
-        changed = text.splice([edit], final_newline_after(hunk))
+        edit = Edit(place.start, place.stop, merged.lines)
+        return result, target.source.splice([edit], final_newline_after(hunk))
     except TextError:
-        return CarriedHunk(hunk, Outcome.CONFLICT, scope, place.start + 1, merged), None
-    return CarriedHunk(hunk, outcome, scope, place.start + 1, merged), changed
+        return replace(result, outcome=Outcome.CONFLICT), None
 
 
-def _home(hunk: Hunk, line: int | None, scopes: Scopes) -> range | None:
+def _home(hunk: Hunk, origin: _Text) -> range | None:
     """The place of the hunk's scope in its base that holds the hunk."""
-    places = scopes.get(hunk.scope, ())
+    places = origin.scopes.get(hunk.scope, ())
+    line = origin.match(hunk).line
     if line is None:
         return places[0] if len(places) == 1 else None
     start, stop = line - 1, line - 1 + len(hunk.pre)
     return next((p for p in places if p.start <= start and stop <= p.stop), None)
 
 
-def _moved(
-    base_lines: Sequence[str], scope: str, text: SourceText, now: Scopes
-) -> tuple[str, range | None]:
+def _moved(base_lines: Sequence[str], scope: str, target: _Text) -> tuple[str, range | None]:
     """The one scope of a text that is most like the base's, if it is like enough."""
     if scope == MODULE_SCOPE:
         return scope, None
     ranked: list[tuple[float, str, range]] = []
-    for name, places in now.items():
+    for name, places in target.scopes.items():
         if name == MODULE_SCOPE:
             continue
         for place in places:
-            lines = text.lines[place.start : place.stop]
+            lines = target.source.lines[place.start : place.stop]
             matcher = SequenceMatcher(None, base_lines, lines, autojunk=False)
             if matcher.quick_ratio() >= MOVED and (ratio := matcher.ratio()) >= MOVED:
                 ranked.append((ratio, name, place))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from overlay.authoring.carry import SHARE, Carried, Outcome, carry, new_lines
+from overlay.authoring.carry import SHARE, Carried, Outcome, carry, new_lines, whole
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.incoming import Commit, IncomingFile
 from overlay.authoring.locating import Base, ReleaseTexts, locate, replay
@@ -21,7 +21,7 @@ from overlay.authoring.triage import Fate, FileFate, added_content, sort_files
 from overlay.authoring.writing import DerivedTest, FeatureFolder, FeatureText, render_patch
 from overlay.features.model import Hunk
 from overlay.package import ReleaseRange
-from overlay.planning.scopes import UnparsableError, find
+from overlay.planning.scopes import Syntax, UnparsableError, find
 from overlay.planning.text import SourceText, TextError
 
 _PULL = re.compile(r"\(#(\d+)\)\s*$")
@@ -87,6 +87,7 @@ def prepare(
     today: str,
     checkout: Path | None = None,
     partial: bool = False,
+    syntax: Syntax | None = None,
 ) -> Prepared:
     """The feature that the commits, laid on each other, make.
 
@@ -94,6 +95,7 @@ def prepare(
     :param source: what errors and headers call the change; :param verbatim: its own bytes.
     :param today: the date of the import, ``YYYY-MM-DD``.
     :param partial: leave out what Python alone cannot carry, instead of refusing it.
+    :param syntax: answers about texts, if they are remembered from elsewhere.
     :raises UsageError: if the change renames, deletes or replaces a file of vLLM, with the line.
     """
     edits, added, fates = sort_files(commits, source, partial)
@@ -109,11 +111,10 @@ def prepare(
     summary = Summary(id_, title, len(commits), tuple(fates))
     if summary.problems or not (topics or added):
         return Prepared(summary, None)
-    carried = {
-        release: [carry(t.base.before, t.hunks, texts.read(release, t.base.path)) for t in topics]
-        for release in texts.names
+    carried = _carried(topics, texts, syntax or Syntax())
+    outcomes = {
+        release: whole(result.outcome for result in results) for release, results in carried.items()
     }
-    outcomes = {release: _worst(results) for release, results in carried.items()}
     chosen = _run(outcomes, topics, texts.names)
     merged = _first_with_it(outcomes, topics, texts.names)
     summary = Summary(
@@ -182,11 +183,21 @@ def _topic(
     return fate, _Topic(base, hunks)
 
 
-def _worst(results: Sequence[Carried]) -> Outcome:
-    """How a whole change lands: upstream only where every file's hunks are."""
-    order = list(Outcome)
-    outcomes = {result.outcome for result in results}
-    return max(outcomes, key=order.index, default=Outcome.EXACT)
+def _carried(
+    topics: Sequence[_Topic], texts: ReleaseTexts, syntax: Syntax
+) -> dict[str, list[Carried]]:
+    """Each topic carried to each release; releases with the same text are judged once."""
+    known: dict[tuple[int, bytes | None], Carried] = {}
+    carried: dict[str, list[Carried]] = {}
+    for release in texts.names:
+        results = []
+        for number, topic in enumerate(topics):
+            key = (number, texts.read(release, topic.base.path))
+            if key not in known:
+                known[key] = carry(topic.base.before, topic.hunks, key[1], syntax)
+            results.append(known[key])
+        carried[release] = results
+    return carried
 
 
 @dataclass(frozen=True)

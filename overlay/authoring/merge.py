@@ -7,10 +7,12 @@ conflict.  Nothing outside the regions that a side changed is ever touched.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from enum import Enum
+from itertools import pairwise
 
 Lines = tuple[str, ...]
 
@@ -124,24 +126,81 @@ def _judged(base: Lines, ours: Lines, theirs: Lines) -> Region:
 
 
 def matches(before: Sequence[str], after: Sequence[str]) -> dict[int, int]:
-    """The lines that an edit kept: index in ``before`` -> index in ``after``, rising in both."""
-    shorter = min(len(before), len(after))
-    head = 0
-    while head < shorter and before[head] == after[head]:
-        head += 1
-    tail = 0
-    while tail < shorter - head and before[-1 - tail] == after[-1 - tail]:
-        tail += 1
-    found = {index: index for index in range(head)}
-    middle = SequenceMatcher(
-        None, before[head : len(before) - tail], after[head : len(after) - tail], autojunk=False
-    )
-    for block in middle.get_matching_blocks():
-        for index in range(block.size):
-            found[head + block.a + index] = head + block.b + index
-    for index in range(tail):
-        found[len(before) - tail + index] = len(after) - tail + index
-    return found
+    """The lines that an edit kept: index in ``before`` -> index in ``after``, rising in both.
+
+    What both texts begin and end with is kept; between, the lines that stand once in each are
+    aligned first (patience diff), and what lies between those is compared in full.
+    """
+    return dict(_matches(before, after, range(len(before)), range(len(after))))
+
+
+def _matches(
+    before: Sequence[str], after: Sequence[str], old: range, new: range
+) -> Iterator[tuple[int, int]]:
+    while old and new and before[old.start] == after[new.start]:
+        yield old.start, new.start
+        old, new = old[1:], new[1:]
+    tail: list[tuple[int, int]] = []
+    while old and new and before[old.stop - 1] == after[new.stop - 1]:
+        tail.append((old.stop - 1, new.stop - 1))
+        old, new = old[:-1], new[:-1]
+    anchors = _anchors(before, after, old, new) if old and new else []
+    if anchors:
+        for start, stop in pairwise([(old.start - 1, new.start - 1), *anchors]):
+            gap = range(start[0] + 1, stop[0]), range(start[1] + 1, stop[1])
+            yield from _matches(before, after, *gap)
+            yield stop
+        last = anchors[-1]
+        rest = range(last[0] + 1, old.stop), range(last[1] + 1, new.stop)
+        yield from _matches(before, after, *rest)
+    elif old and new:
+        middle = SequenceMatcher(
+            None, before[old.start : old.stop], after[new.start : new.stop], autojunk=False
+        )
+        for block in middle.get_matching_blocks():
+            for index in range(block.size):
+                yield old.start + block.a + index, new.start + block.b + index
+    yield from reversed(tail)
+
+
+def _anchors(
+    before: Sequence[str], after: Sequence[str], old: range, new: range
+) -> list[tuple[int, int]]:
+    """The longest rising row of lines that stand once in both ranges."""
+    once_before = _once(before, old)
+    once_after = _once(after, new)
+    pairs = [(at, once_after[line]) for line, at in once_before.items() if line in once_after]
+    pairs.sort()
+    # Patience sorting: each pile keeps its smallest end, each pair remembers the pile to its left.
+    ends: list[int] = []
+    tops: list[int] = []
+    left: list[int | None] = []
+    for number, (_, place) in enumerate(pairs):
+        pile = bisect_left(ends, place)
+        left.append(tops[pile - 1] if pile else None)
+        if pile == len(ends):
+            ends.append(place)
+            tops.append(number)
+        else:
+            ends[pile], tops[pile] = place, number
+    row: list[tuple[int, int]] = []
+    current = tops[-1] if tops else None
+    while current is not None:
+        row.append(pairs[current])
+        current = left[current]
+    return row[::-1]
+
+
+def _once(lines: Sequence[str], place: range) -> dict[str, int]:
+    """The telling lines that stand once in a range, with their index."""
+    found: dict[str, int] = {}
+    twice: set[str] = set()
+    for at in place:
+        line = lines[at]
+        if line in found:
+            twice.add(line)
+        found[line] = at
+    return {line: at for line, at in found.items() if line not in twice and line.strip()}
 
 
 def _marked(region: Region, labels: tuple[str, str, str]) -> Lines:
