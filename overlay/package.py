@@ -103,13 +103,20 @@ def path_problem(path: str) -> str | None:
         return f"{path!r} is not relative to the folder that holds vllm/"
     if ".." in parts or "." in parts or "" in parts:
         return f"{path!r} has an empty part, '.' or '..' in it"
-    if "\\" in path or any(ord(character) < 32 or ord(character) == 127 for character in path):
+    if "\\" in path or not path.isprintable():
         return f"{path!r} has a backslash or a control character in it"
     if parts[0] != "vllm" or len(parts) < 2:
         return f"{path!r} lies outside vllm/"
     if not path.endswith(".py"):
         return f"{path!r} is no Python module (.py)"
     return None
+
+
+def folder_problem(path: str) -> str | None:
+    """Why a feature could not have added the folder ``path``, or ``None`` if it could."""
+    return path_problem(f"{path}/__init__.py") or (
+        f"{path!r} is not a folder inside vllm/" if path == "vllm" else None
+    )
 
 
 def check_path(path: str) -> None:

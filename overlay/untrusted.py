@@ -12,7 +12,7 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,7 @@ def read_below(root: Path, path: str, limit: int = MAX_BYTES) -> bytes | None:
 def parent_below(root: Path, path: str) -> Iterator[tuple[int, str]]:
     """Open the folder that holds ``path``, through no symbolic link below ``root``.
 
-    :yields: its descriptor, for ``dir_fd``, and the last part of ``path``.
+    :yields: its descriptor, good for ``dir_fd`` only, and the last part of ``path``.
     :raises UnfitFile: if a symbolic link is in the way.
     :raises OSError: if a folder cannot be opened, or is not there.
     """
@@ -103,7 +103,10 @@ def parent_below(root: Path, path: str) -> Iterator[tuple[int, str]]:
 
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
-_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+#: A folder to look further from; with O_PATH, one that may be searched and not read will do.
+_FOLDER = (
+    getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+)
 
 #: Without O_NONBLOCK, opening a pipe waits for somebody to write into it.
 _FILE = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -186,7 +189,9 @@ def parse_json(data: bytes | str) -> Any:
         raise ValueError("its brackets are nested too deeply") from None
 
 
-def problem_of_owner(place: str | os.PathLike[str], *, allow_group: bool = False) -> str | None:
+def problem_of_owner(
+    place: str | os.PathLike[str], *, allow_group: bool = False, trusted: Collection[int] = ()
+) -> str | None:
     """Why somebody else could have written ``place``, in words; ``None`` if nobody could.
 
     It has to belong to this user or to root, not to be a symbolic link, and not to be writable by
@@ -194,6 +199,7 @@ def problem_of_owner(place: str | os.PathLike[str], *, allow_group: bool = False
 
     :param allow_group: whether the group may write where it is the private group that many systems
         give each user (as with umask 002); for what users make themselves, as patches folders.
+    :param trusted: numbers of users to whom it may belong, too.
     :raises OSError: if it is not there, or may not be looked at.
     """
     status = os.lstat(place)
@@ -201,7 +207,7 @@ def problem_of_owner(place: str | os.PathLike[str], *, allow_group: bool = False
         return f"{place} is a symbolic link: expected a file or folder of your own"
     if not hasattr(os, "geteuid"):
         return None
-    if status.st_uid not in (os.geteuid(), 0):
+    if status.st_uid not in (os.geteuid(), 0, *trusted):
         return (
             f"{place} belongs to {user_name(status.st_uid)}: expected a file or folder of your own"
         )

@@ -1,6 +1,6 @@
-"""What the JSON under bench/results/ says, as the performance page shows it.
+"""Read the JSON under bench/results/ into what the performance page shows.
 
-Pure but for reading the files; knows neither Markdown nor the plot.
+Only ``read_sittings`` touches files; nothing here knows Markdown or matplotlib.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 BATCHES = (1, 8, 32)
-#: How engines follow each other wherever they stand beside each other.
+#: The order of engines in every table and plot.
 ENGINES = (
     "stock-v1",
     "patched-step",
@@ -23,6 +23,18 @@ ENGINES = (
     "auto-loop",
     "v2",
 )
+#: Shape and tensor-parallel size of a target model -> its name in the summary, in that order.
+SUMMARY_MODELS = {
+    ("1b", 1): "1B",
+    ("8b", 1): "8B",
+    ("8b", 2): "8B, tensor parallel 2",
+    ("8b", 4): "8B, tensor parallel 4",
+    ("moe", 1): "mixture of experts, 30B",
+}
+#: Number of drafts and cudagraph mode of every setting in the summary: vLLM's default mode.
+SUMMARY_DRAFTS, SUMMARY_MODE = 3, "FULL_AND_PIECEWISE"
+#: The engine of the summary: the default, ``OVERLAY_DRAFT_GRAPHS=auto``, runs as ``loop`` there.
+SUMMARY_ENGINE = "patched-loop"
 
 
 @dataclass(frozen=True)
@@ -73,6 +85,14 @@ class Setting:
         shape, k, mode, *parallel = self.cell.split(":")
         words = f"{self.release}, {shape}, K {k}, {mode}"
         return f"{words}, tensor parallel {parallel[0]}" if parallel else words
+
+    @property
+    def model(self) -> str | None:
+        """The target model's name in the summary; ``None`` where the summary leaves it out."""
+        shape, drafts, mode, *parallel = self.cell.split(":")
+        if (int(drafts), mode) != (SUMMARY_DRAFTS, SUMMARY_MODE):
+            return None
+        return SUMMARY_MODELS.get((shape, int(parallel[0]) if parallel else 1))
 
     @property
     def order(self) -> tuple[Any, ...]:
@@ -201,8 +221,53 @@ def newest(found: Iterable[Sitting]) -> tuple[list[Sitting], list[Sitting]]:
     return first, others
 
 
+@dataclass(frozen=True)
+class Ratio:
+    """Step time of one engine over another's: the range over the releases that were measured.
+
+    :ivar overlap: whether the repeats of the two engines overlap in one of these releases.
+    """
+
+    low: float
+    high: float
+    overlap: bool
+
+    def __str__(self) -> str:
+        low, high = f"{self.low:.2f}", f"{self.high:.2f}"
+        return ("\u2248 " if self.overlap else "") + (low if low == high else f"{low} to {high}")
+
+
+def summary(sittings: Iterable[Sitting]) -> dict[str, list[Sitting]]:
+    """The sittings of the summary by the name of the target model, in the summary's order.
+
+    :param sittings: the newest of each setting.
+    """
+    models: dict[str, list[Sitting]] = {name: [] for name in SUMMARY_MODELS.values()}
+    for sitting in sittings:
+        if sitting.setting.model is not None and sitting.engine(SUMMARY_ENGINE) is not None:
+            models[sitting.setting.model].append(sitting)
+    return {name: group for name, group in models.items() if group}
+
+
+def ratio(sittings: Iterable[Sitting], other: str, batch: int) -> Ratio | None:
+    """A step of ``SUMMARY_ENGINE`` over a step of engine ``other`` at one batch size."""
+    pairs = [
+        (ours.times[batch], theirs.times[batch])
+        for sitting in sittings
+        if (ours := sitting.engine(SUMMARY_ENGINE)) is not None
+        and (theirs := sitting.engine(other)) is not None
+        and batch in ours.times
+        and batch in theirs.times
+    ]
+    if not pairs:
+        return None
+    quotients = [ours.median / theirs.median for ours, theirs in pairs]
+    overlap = any(not ours.apart(theirs) for ours, theirs in pairs)
+    return Ratio(min(quotients), max(quotients), overlap)
+
+
 def digest(found: Iterable[Sitting]) -> str:
-    """Of all that the plot shows."""
+    """The sha256 of everything that a plot of these sittings shows."""
     drawn = [
         [
             sitting.setting.words,

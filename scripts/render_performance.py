@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Draw docs/performance.md and its plot from the JSON under bench/results/.
+"""Write the tables and plots of docs/performance.md, and README's table, from bench/results/.
 
-render_performance.py            rewrite the tables and the plot in place
-render_performance.py --check    exit with 1 if page or plot is not what the JSON says
+render_performance.py            rewrite tables and plots in place
+render_performance.py --check    exit with 1 if one of them is not what the JSON says
 
-Only the plot needs matplotlib (the extra ``bench``), and only where its data have changed.
+Only plots need matplotlib (the extra ``bench``), and only where their data have changed.
 """
 
 from __future__ import annotations
@@ -18,13 +18,23 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts import performance_plot
-from scripts.performance_data import BATCHES, Row, Sitting, digest, newest, read_sittings
+from scripts.performance_data import (
+    BATCHES,
+    Row,
+    Sitting,
+    digest,
+    newest,
+    ratio,
+    read_sittings,
+    summary,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench/results"
 PAGE = ROOT / "docs/performance.md"
+README = ROOT / "README.md"
 PLOT = ROOT / "docs/performance-step-time.svg"
-BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
+SUMMARY_PLOT = ROOT / "docs/performance.svg"
 GIB, MIB = 1 << 30, 1 << 20
 #: Functions shown of each profile.
 SHOWN = 25
@@ -237,26 +247,47 @@ def _ms(column: dict[str, float], name: str) -> str:
     return f"{column[name]:.3f}" if name in column else ""
 
 
+# ---- the summary
+
+
+def summary_table(found: list[Sitting]) -> list[str]:
+    """Step time of V1 with the overlay over stock V1's and V2's, a line for each target model.
+
+    :param found: the newest sitting of each setting.
+    """
+    head = ["target model", "vLLM", "over stock V1, 1 request", "32 requests"]
+    head += ["over V2, 1 request", "32 requests"]
+    rows = []
+    for name, group in summary(found).items():
+        releases = ", ".join(sitting.setting.release for sitting in group)
+        ratios = [ratio(group, other, batch) for other in ("stock-v1", "v2") for batch in (1, 32)]
+        rows.append([name, releases, *("" if each is None else str(each) for each in ratios)])
+    return table(head, rows)
+
+
 # ---- the page
 
 
 def tables(found: list[Sitting]) -> str:
     """Everything between the markers."""
     now, older = newest(found)
-    parts = ["## Acceptance", ""]
+    parts = ["## Log: acceptance", ""]
     parts += acceptance_table(sorted(RESULTS.glob("h200-acceptance-*.json")))
-    parts += ["", "## Step time", "", f"![Step time and GPU-busy share]({PLOT.name})", ""]
-    parts += ["A step of ours divided by a step of theirs; below 1 ours is faster.", ""]
+    parts += ["", "## Log: step time", "", f"![Step time and GPU-busy share]({PLOT.name})", ""]
+    parts += [
+        "Step time with the overlay over step time without it; below 1 the overlay is faster.",
+        "",
+    ]
     parts += comparison_table(now)
     for sitting in now:
         parts += ["", *step_time_table(sitting)]
     weighed, _ = newest([one for one in found if any(row.last("memory") for row in one.rows)])
     if memory := memory_table(weighed):
-        parts += ["", "## Memory", "", *memory]
+        parts += ["", "## Log: memory", "", *memory]
     if profiles := profile_tables(now):
-        parts += ["", "## Where the host's time goes", "", *profiles]
+        parts += ["", "## Log: where the host's time goes", "", *profiles]
     if older:
-        parts += ["", "## Older sittings", "", "<details>"]
+        parts += ["", "## Log: older sittings", "", "<details>"]
         parts += ["<summary>Sittings that a newer one of the same setting replaces</summary>"]
         for sitting in older:
             parts += ["", *step_time_table(sitting)]
@@ -264,39 +295,66 @@ def tables(found: list[Sitting]) -> str:
     return "\n".join(parts)
 
 
-def drawn(page: str, found: list[Sitting]) -> str:
-    """The page with its tables as the JSON has them."""
-    before, rest = page.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n{tables(found)}\n{END}{after}"
+def between(page: str, name: str, text: str) -> str:
+    """A page with ``text`` between its markers ``NAME: begin`` and ``NAME: end``.
+
+    :raises ValueError: if the page does not have these markers exactly once.
+    """
+    begin, end = (f"<!-- {name}: {edge} -->" for edge in ("begin", "end"))
+    before, rest = page.split(begin)
+    _, after = rest.split(end)
+    return f"{before}{begin}\n{text}\n{end}{after}"
 
 
-def plot_is_current(found: list[Sitting]) -> bool:
-    """Whether the plot was drawn from what the JSON says now."""
-    there = PLOT.read_text(encoding="utf-8") if PLOT.exists() else ""
-    return performance_plot.digest_in(there) == digest(newest(found)[0])
+def pages(found: list[Sitting]) -> dict[Path, str]:
+    """Every page that shows results, by its path, with the tables that the JSON gives."""
+    ratios = "\n".join(summary_table(newest(found)[0]))
+    page = between(PAGE.read_text(encoding="utf-8"), "summary", ratios)
+    return {
+        PAGE: between(page, "tables", tables(found)),
+        README: between(README.read_text(encoding="utf-8"), "summary", ratios),
+    }
+
+
+def stale_plots(found: list[Sitting]) -> list[Path]:
+    """The plots that were not drawn from what the JSON says now."""
+    now = newest(found)[0]
+    summarized = [sitting for group in summary(now).values() for sitting in group]
+    stale = []
+    for plot, shown in ((SUMMARY_PLOT, summarized), (PLOT, now)):
+        there = plot.read_text(encoding="utf-8") if plot.exists() else ""
+        if performance_plot.digest_in(there) != digest(shown):
+            stale.append(plot)
+    return stale
 
 
 def main() -> int:
-    """Rewrite or check page and plot."""
+    """Rewrite or check pages and plots."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--redraw", action="store_true", help="draw the plot even if it is current")
+    parser.add_argument("--check", action="store_true", help="write nothing, compare only")
+    parser.add_argument("--redraw", action="store_true", help="draw also plots that are current")
     arguments = parser.parse_args()
     found = read_sittings(RESULTS)
-    page = PAGE.read_text(encoding="utf-8")
+    written = pages(found)
+    stale = [PLOT, SUMMARY_PLOT] if arguments.redraw else stale_plots(found)
     if arguments.check:
-        return int(drawn(page, found) != page or not plot_is_current(found))
-    PAGE.write_text(drawn(page, found), encoding="utf-8")
-    if arguments.redraw or not plot_is_current(found):
-        try:
-            picture = performance_plot.draw(newest(found)[0])
-        except ModuleNotFoundError as error:
-            print(
-                f"{PLOT.name} is out of date: {error}; install the extra `bench`", file=sys.stderr
+        current = all(path.read_text(encoding="utf-8") == text for path, text in written.items())
+        return int(not current or bool(stale))
+    for path, text in written.items():
+        path.write_text(text, encoding="utf-8")
+    now = newest(found)[0]
+    try:
+        for plot in stale:
+            drawn = (
+                performance_plot.draw(now)
+                if plot == PLOT
+                else performance_plot.draw_summary(summary(now))
             )
-            return 1
-        PLOT.write_text(picture, encoding="utf-8")
+            plot.write_text(drawn, encoding="utf-8")
+    except ModuleNotFoundError as error:
+        names = ", ".join(plot.name for plot in stale)
+        print(f"out of date: {names}: {error}; install the extra `bench`", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -12,6 +12,7 @@ from overlay.commands.request import Request, notices, resolve_writable, with_fe
 from overlay.commands.status import by_ledger
 from overlay.errors import PlanOutdated, UsageError
 from overlay.on_disk import transaction as commit
+from overlay.on_disk.recovery import recover
 from overlay.report.model import ATTENTION, OK, Report, TargetReport
 from overlay.report.wording import applied, not_applied, untested_refused, would_apply
 from overlay.results import FeatureResult, State
@@ -51,23 +52,27 @@ def apply(
     target, root = resolve_writable(request, name, "apply")
     features = request.load()
     job = _Job(target, root, features, request.select(features), dry_run, untested)
+    said = None if dry_run else recover(root)
     for _ in range(_ATTEMPTS - 1):
         with suppress(PlanOutdated):
-            return _attempt(job)
-    return _attempt(job)
+            return _attempt(job, said)
+    return _attempt(job, said)
 
 
-def _attempt(job: _Job) -> Report:
+def _attempt(job: _Job, said: str | None) -> Report:
     """Plan and apply once.
 
+    :param said: what ending an interrupted transaction had to say.
     :raises PlanOutdated: if another command applied something in between.
     """
-    found = examine(job.target, job.features, job.meant)
+    found = _noted(examine(job.target, job.features, job.meant), said)
     _refuse_strangers(found)
     if blocked := _blocked(found):
         return Report("apply", ATTENTION, not_applied(blocked), (blocked,))
     if not job.untested and (new := _untested(found)):
         return Report("apply", ATTENTION, untested_refused(found.report, new), (found.report,))
+    if job.dry_run and found.report.interrupted:
+        return Report("apply", ATTENTION, not_applied(found.report), (found.report,))
     if job.dry_run:
         verdict = would_apply(found.report, found.plan.changes)
         return Report("apply", OK, verdict, (found.report,))
@@ -82,11 +87,22 @@ def _attempt(job: _Job) -> Report:
     )
     stands = by_ledger(target, job.features, job.meant)
     stands = stands or examine(target, job.features, job.meant).report
-    said = (found.said,) if found.said else ()
-    noted = (*notices((*said, *outcome.warnings)), *found.plan.notices, *stands.notices)
+    ended = (said,) if said else ()
+    noted = (*notices((*ended, *outcome.warnings)), *found.plan.notices, *stands.notices)
     stands = replace(stands, notices=tuple(dict.fromkeys(noted)))
     verdict = applied(stands, len(outcome.changed), wrote=outcome.wrote)
     return Report("apply", OK, verdict, (stands,))
+
+
+def _noted(found: Examination, said: str | None) -> Examination:
+    """What was found, with what ending an interrupted transaction had to say."""
+    if said is None:
+        return found
+
+    def noted(report: TargetReport) -> TargetReport:
+        return replace(report, notices=(*notices([said]), *report.notices))
+
+    return replace(found, report=noted(found.report), everything=noted(found.everything))
 
 
 def _refuse_strangers(found: Examination) -> None:

@@ -34,7 +34,6 @@ class Examination:
     :ivar report: the features that are meant, as they stand.
     :ivar everything: the same with those that are applied beside them.
     :ivar ledger: what we did to the target, as far as that still says something about it.
-    :ivar said: what ending an interrupted transaction had to say.
     """
 
     features: tuple[Feature, ...]
@@ -42,7 +41,6 @@ class Examination:
     report: TargetReport
     everything: TargetReport
     ledger: Ledger | None = None
-    said: str | None = None
 
     @property
     def applied(self) -> frozenset[str]:
@@ -66,7 +64,7 @@ def examine(
         made = make_plan(meant, target, target.release, target.record, Memo())
         answer = report(target, made, meant)
         return Examination(tuple(meant), made, answer, answer)
-    with reading(target.root) as said:
+    with reading(target.root) as interrupted:
         ledger = ledgers.load(target.root)
         planned = with_applied(features, meant, ledger)
         view = pristine_view(target, ledger, ledgers.copies(target.root))
@@ -78,10 +76,9 @@ def examine(
     return Examination(
         planned,
         made,
-        report(target, stands, meant, said),
-        report(target, stands, planned, said),
+        report(target, stands, meant, interrupted),
+        report(target, stands, planned, interrupted),
         ledger,
-        said,
     )
 
 

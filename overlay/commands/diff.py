@@ -26,13 +26,15 @@ def diff(request: Request, name: str | None = None, progress: Progress | None = 
     features = request.select(request.load())
     target = request.resolve(name, progress)
     if target.root is None:
-        made, said = plan(features, target, target.release, target.record, Memo()), None
+        made, interrupted = plan(features, target, target.release, target.record, Memo()), None
     else:
-        with reading(target.root) as said:
+        with reading(target.root) as interrupted:
             ledger = ledgers.load(target.root)
             view = pristine_view(target, ledger, ledgers.copies(target.root))
             with all_unreadable(needed(target, features, ledger), target.read):
                 made = plan(features, view, target.release, target.record, Memo())
-    answer = report(target, made, features, said)
+    answer = report(target, made, features, interrupted)
     code, verdict = differs(answer, len(made.changes))
-    return Report("diff", code, verdict, (answer,), diff=render(made.changes))
+    return Report(
+        "diff", code, verdict, (answer,), diff=b"" if interrupted else render(made.changes)
+    )

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlay.errors import UsageError
+from overlay.on_disk.site import foreign_state
 from overlay.report.model import TargetReport
+from overlay.report.wording import was_interrupted
 from overlay.results import Notice, Plan
 
 if TYPE_CHECKING:
     from overlay.features.model import Feature
+    from overlay.on_disk.journal import Journal
     from overlay.results import FeatureResult
     from overlay.targets.target import Progress, Target
 
@@ -77,12 +80,12 @@ class Request:
 
 
 def report(
-    target: Target, plan: Plan, meant: Sequence[Feature], said: str | None = None
+    target: Target, plan: Plan, meant: Sequence[Feature], interrupted: Journal | None = None
 ) -> TargetReport:
     """A target's part of the answer.
 
     :param meant: the features that the user asked about; a plan can hold others.
-    :param said: what recovery had to say.
+    :param interrupted: the transaction that was interrupted there, if one was.
     """
     ids = {feature.id for feature in meant}
     return TargetReport(
@@ -90,13 +93,28 @@ def report(
         vllm=target.vllm,
         root=target.root,
         features=tuple(result for result in plan.features if result.feature in ids),
-        notices=(*notices((said,) if said else ()), *notices(target.warnings), *plan.notices),
+        notices=(
+            *notices(_of_state_folder(target.root, interrupted)),
+            *notices(target.warnings),
+            *plan.notices,
+        ),
+        interrupted=interrupted is not None,
     )
 
 
 def notices(texts: Iterable[str]) -> tuple[Notice, ...]:
     """Notices about a target as a whole."""
     return tuple(Notice(None, text) for text in texts)
+
+
+def _of_state_folder(root: Path | None, interrupted: Journal | None) -> Iterator[str]:
+    """What to say of an interrupted transaction, and of a ledger that others could have written."""
+    if root is None:
+        return
+    if interrupted is not None:
+        yield was_interrupted(interrupted.action, root)
+    if (problem := foreign_state(root)) is not None:
+        yield problem
 
 
 def with_features(target: TargetReport, features: Sequence[FeatureResult]) -> TargetReport:

@@ -10,6 +10,7 @@ from overlay.errors import LedgerError, RevertRefused
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.disk_state import from_ledger
+from overlay.on_disk.recovery import recover
 from overlay.report.model import ATTENTION, Report, TargetReport, enumeration
 from overlay.report.wording import reverted, vllm
 from overlay.results import FeatureResult, FileResult, Plan, State
@@ -35,7 +36,8 @@ def revert(request: Request, name: str | None = None) -> Report:
     :raises TransactionError: if it cannot be written.
     """
     target, root = resolve_writable(request, name, "revert")
-    said, before = _ledger(root)
+    said = recover(root)
+    before = _ledger(root)
 
     def rebuild() -> Rebuilt:
         from overlay.on_disk.rebuild import rebuild
@@ -57,16 +59,13 @@ def revert(request: Request, name: str | None = None) -> Report:
     return Report("revert", code, verdict, (answer,))
 
 
-def _ledger(root: Path) -> tuple[str | None, Ledger | None]:
-    """What recovery has to say, and the ledger: for the report only.
-
-    Whether a damaged one can be reverted is decided later.
-    """
-    with commit.reading(root) as said:
+def _ledger(root: Path) -> Ledger | None:
+    """The ledger, for the report only: whether a damaged one can be reverted is decided later."""
+    with commit.reading(root):
         try:
-            return said, ledgers.load(root)
+            return ledgers.load(root)
         except LedgerError:
-            return said, None
+            return None
 
 
 def _refused(target: Target, ledger: Ledger | None, refusal: RevertRefused) -> Report:

@@ -96,7 +96,7 @@ def by_ledger(
     """
     if target.root is None:
         return None
-    with reading(target.root) as said:
+    with reading(target.root) as interrupted:
         ledger = ledgers.load(target.root)
         if ledger is None or not _covers(ledger, features):
             return None
@@ -105,7 +105,9 @@ def by_ledger(
     # What the ledger's version of the overlay was does not matter where the patches are the same.
     found = None if found is None else replace(found, notices=())
     return (
-        None if found is None else report(target, found, features if meant is None else meant, said)
+        None
+        if found is None
+        else report(target, found, features if meant is None else meant, interrupted)
     )
 
 

@@ -186,8 +186,8 @@ def _ledger(root: Path) -> Ledger | None:
 
     if (root / ledgers.JOURNAL_PATH).exists():
         raise TransactionError(
-            f"an apply or revert in {root} is running or was interrupted; run `overlay status`, "
-            "which finishes or undoes it, and start again"
+            f"an apply or revert in {root} is running or was interrupted; run `overlay apply` or "
+            "`overlay revert`, either of which finishes or undoes it first, and start again"
         )
     return ledgers.load(root)
 

@@ -1,19 +1,31 @@
 """The system calls that change a target; nothing else in the overlay writes into one.
 
-They are called as ``os.<name>``, so that the fault tests can fail or kill at each of them.  All of
-them raise ``OSError``: what the target's state is after one, only the transaction knows."""
+Every call names a file by the target's ``root`` and a ``path`` below it, and works in the opened
+folder that holds the file, reached through no symbolic link (``untrusted.parent_below``): whatever
+links lie below a target, and whoever exchanges folders for links meanwhile, nothing outside it can
+be changed from here.  The calls are written ``os.<name>``, so that the fault tests can fail or kill
+at each of them.  All functions raise ``OSError`` with the full path: what the target's state is
+after one, only the transaction knows."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from overlay.untrusted import UnfitFile, parent_below, read_below, read_regular
 
 FILE_MODE = 0o644
 
 FOLDER_MODE = 0o755
+
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+
+_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _NOFOLLOW
 
 
 @dataclass(frozen=True)
@@ -32,64 +44,88 @@ class Form:
     owner: Owner | None = None
 
 
-def form(path: Path) -> Form | None:
-    """The form of a file, or ``None`` where there is none."""
+@contextmanager
+def _folder_of(root: Path, path: str) -> Iterator[tuple[int, str]]:
+    """Open the folder that holds ``path``; errors inside the block name the whole path.
+
+    :yields: the folder's descriptor, and the last part of ``path``.
+    """
+    folder, last = os.path.split(os.path.join(root, path))
     try:
-        status = os.stat(path)
+        with parent_below(root, path) as place:
+            yield place
+    except OSError as error:
+        # Calls in an open folder know the last part of a name, calls on an open file know none.
+        name = os.fsdecode(error.filename or last)
+        error.filename = folder if name == "." else os.path.join(folder, name)
+        if error.filename2 is not None:
+            error.filename2 = os.path.join(folder, os.fsdecode(error.filename2))
+        raise
+
+
+def form(root: Path, path: str) -> Form | None:
+    """The form of a file or folder, or ``None`` where there is none."""
+    try:
+        with _folder_of(root, path) as (folder, name):
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError):
         return None
     return Form(stat.S_IMODE(status.st_mode), _owner(status))
 
 
-def inherited(folder: Path) -> Form:
-    """The form of a file that is added below ``folder``: only root may give it another's owner."""
-    while not folder.exists():
-        folder = folder.parent
-    return Form(FILE_MODE, _owner(os.stat(folder)))
+def inherited(root: Path, folder: str) -> Form:
+    """The form of a file that is added to ``folder``: only root may give it another's owner."""
+    while folder and not os.path.lexists(os.path.join(root, folder)):
+        folder = folder.rpartition("/")[0]
+    return Form(FILE_MODE, _owner(os.lstat(os.path.join(root, folder))))
 
 
-def create(path: Path, data: bytes, wanted: Form) -> None:
+def create(root: Path, path: str, data: bytes, wanted: Form) -> None:
     """Write a new file and bring it to the disk.
 
     The mode and the owner are set before the bytes are written: a file with the right hash is
     right in everything.  What already has this name is a leftover of ours, and makes room.
     """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
-    try:
-        file = os.open(path, flags, 0o600)
-    except FileExistsError:
-        os.unlink(path)
-        file = os.open(path, flags, 0o600)
-    try:
-        if wanted.owner is not None and wanted.owner != _owner(os.fstat(file)):
-            os.fchown(file, wanted.owner.user, wanted.owner.group)
-        os.fchmod(file, wanted.mode)
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(file, rest) :]
-        os.fsync(file)
-    except OSError as error:
-        # Calls on an open file do not know its name.
-        error.filename = error.filename or str(path)
-        raise
-    finally:
-        os.close(file)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW
+    with _folder_of(root, path) as (folder, name):
+        try:
+            file = os.open(name, flags, 0o600, dir_fd=folder)
+        except FileExistsError:
+            os.unlink(name, dir_fd=folder)
+            file = os.open(name, flags, 0o600, dir_fd=folder)
+        try:
+            if wanted.owner is not None and wanted.owner != _owner(os.fstat(file)):
+                os.fchown(file, wanted.owner.user, wanted.owner.group)
+            os.fchmod(file, wanted.mode)
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(file, rest) :]
+            os.fsync(file)
+        finally:
+            os.close(file)
 
 
-def keep(source: Path, kept: Path, data: bytes, wanted: Form) -> None:
-    """Make ``kept`` a second name of ``source``; a copy where hard links are not to be had.
+def keep(root: Path, source: str, kept: str, data: bytes, wanted: Form) -> None:
+    """Make ``kept``, in the same folder, a second name of ``source``.
 
-    A second name costs no space, and gives back the very file that was there.
+    A second name costs no space, and gives back the very file that was there; falls back to a copy
+    where hard links are not supported.
     """
-    try:
-        os.link(source, kept, follow_symlinks=False)
-    except FileExistsError:
-        os.unlink(kept)
-        os.link(source, kept, follow_symlinks=False)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        create(kept, data, wanted)
+    with _folder_of(root, source) as (folder, name):
+        second = kept.rpartition("/")[2]
+        try:
+            _link(name, second, folder)
+        except FileExistsError:
+            os.unlink(second, dir_fd=folder)
+            _link(name, second, folder)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            create(root, kept, data, wanted)
+
+
+def _link(name: str, second: str, folder: int) -> None:
+    os.link(name, second, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
 
 
 _NO_LINKS = {
@@ -103,39 +139,47 @@ _NO_LINKS = {
 }
 
 
-def replace(source: Path, destination: Path) -> None:
-    """Put ``source`` in the place of ``destination`` at one stroke."""
-    os.replace(source, destination)
+def replace(root: Path, source: str, destination: str) -> None:
+    """Atomically replace ``destination`` with ``source``, which lies in the same folder."""
+    with _folder_of(root, destination) as (folder, name):
+        os.replace(source.rpartition("/")[2], name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
-def remove(path: Path) -> None:
+def remove(root: Path, path: str) -> None:
     """Remove a file, if it is there."""
     try:
-        os.unlink(path)
+        with _folder_of(root, path) as (folder, name):
+            os.unlink(name, dir_fd=folder)
     except (FileNotFoundError, NotADirectoryError):
         return
 
 
-def make_folder(path: Path, owner: Owner | None = None) -> None:
+def make_folder(root: Path, path: str, owner: Owner | None = None) -> None:
     """Make one folder, readable for everybody whatever the umask, if it is not there."""
-    try:
-        os.mkdir(path, FOLDER_MODE)
-    except FileExistsError:
-        if not path.is_dir() or path.is_symlink():
-            raise
-    status = os.stat(path)
-    if stat.S_IMODE(status.st_mode) & FOLDER_MODE != FOLDER_MODE:
-        os.chmod(path, FOLDER_MODE)
-    if owner is not None and owner != _owner(status):
-        os.chown(path, owner.user, owner.group)
+    with _folder_of(root, path) as (above, name):
+        try:
+            os.mkdir(name, FOLDER_MODE, dir_fd=above)
+        except FileExistsError:
+            if not stat.S_ISDIR(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):
+                raise
+        folder = os.open(name, _FOLDER, dir_fd=above)
+        try:
+            status = os.fstat(folder)
+            if stat.S_IMODE(status.st_mode) & FOLDER_MODE != FOLDER_MODE:
+                os.fchmod(folder, FOLDER_MODE)
+            if owner is not None and owner != _owner(status):
+                os.fchown(folder, owner.user, owner.group)
+        finally:
+            os.close(folder)
 
 
-def remove_folder(path: Path) -> bool:
+def remove_folder(root: Path, path: str) -> bool:
     """Remove a folder if it is there and empty; whether it is gone now."""
     try:
-        os.rmdir(path)
+        with _folder_of(root, path) as (above, name):
+            os.rmdir(name, dir_fd=above)
     except (FileNotFoundError, NotADirectoryError):
-        return True
+        return not os.path.lexists(os.path.join(root, path))
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
@@ -143,57 +187,102 @@ def remove_folder(path: Path) -> bool:
     return True
 
 
-def sync_folder(path: Path) -> None:
-    """Bring a folder's names to the disk, if the folder is there."""
+def sync_folder(root: Path, path: str) -> None:
+    """Bring a folder's names to the disk, if the folder is there.
+
+    :param path: empty for ``root`` itself.
+    """
     try:
-        folder = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+        with _folder_of(root, f"{path}/." if path else ".") as (above, name):
+            folder = os.open(name, _FOLDER, dir_fd=above)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
     except (FileNotFoundError, NotADirectoryError):
         return
-    try:
-        os.fsync(folder)
     except OSError as error:
         # Some network file systems do not know how to sync a folder.
-        if error.errno != errno.EINVAL:
-            error.filename = error.filename or str(path)
+        if error.errno != errno.EINVAL or isinstance(error, UnfitFile):
             raise
-    finally:
-        os.close(folder)
 
 
-def remove_bytecode(source: Path, coming: Path | None) -> None:
+def remove_bytecode(root: Path, source: str, coming: str | None) -> None:
     """Remove what Python compiled from ``source``, and its ``__pycache__`` if that leaves it empty.
 
-    Bytecode that cannot be removed is left where Python itself will not believe it.
+    Bytecode that cannot be deleted is left if Python will reject it as stale; so is bytecode in a
+    ``__pycache__`` that is a symbolic link, for what lies there may be outside the target.
 
     :param coming: the file that takes the place of ``source``; ``None`` for no file.
     :raises OSError: if it cannot be removed and would be run, or will have no source any more.
     """
-    cache = source.parent / "__pycache__"
+    above, _, module = source.rpartition("/")
+    cache = f"{above}/__pycache__" if above else "__pycache__"
     try:
-        names = os.listdir(cache)
+        with _folder_of(root, f"{cache}/.") as (folder, _):
+            names = _names(folder)
+            stale = _compiled(names, module)
+            for name in stale:
+                _remove_compiled(root, cache, name, folder, coming)
     except (FileNotFoundError, NotADirectoryError):
         return
-    stale = [n for n in names if n.startswith(source.stem + ".") and n.endswith(".pyc")]
-    for name in stale:
-        try:
-            remove(cache / name)
-        except OSError:
-            if coming is None or _believed(cache / name, coming):
-                raise
+    except UnfitFile as error:
+        _refuse_believed(root, cache, module, coming, error)
+        return
     if stale and len(stale) == len(names):
-        remove_folder(cache)
+        remove_folder(root, cache)
 
 
-def _believed(bytecode: Path, source: Path) -> bool:
+def _names(folder: int) -> list[str]:
+    """What an opened folder holds."""
+    listing = os.open(".", _FOLDER, dir_fd=folder)
+    try:
+        return os.listdir(listing)
+    finally:
+        os.close(listing)
+
+
+def _compiled(names: list[str], module: str) -> list[str]:
+    """The names of what Python compiled from a module."""
+    stem = module.removesuffix(".py") + "."
+    return [name for name in names if name.startswith(stem) and name.endswith(".pyc")]
+
+
+def _remove_compiled(root: Path, cache: str, name: str, folder: int, coming: str | None) -> None:
+    try:
+        os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        error.filename = os.path.join(root, cache, name)
+        if coming is None or _believed(read_below(root, f"{cache}/{name}"), root, coming):
+            raise
+
+
+def _refuse_believed(
+    root: Path, cache: str, module: str, coming: str | None, error: UnfitFile
+) -> None:
+    """Refuse bytecode behind a link that would run in the place of ``coming``."""
+    place = os.path.join(root, cache)
+    try:
+        names = os.listdir(place)
+    except OSError:
+        return  # the link leads nowhere: Python finds no bytecode there either
+    for name in _compiled(names, module):
+        if coming and _believed(read_regular(os.path.join(place, name)), root, coming):
+            raise error
+
+
+def _believed(bytecode: bytes | None, root: Path, source: str) -> bool:
     """Whether Python would run ``bytecode`` for ``source``."""
-    with open(bytecode, "rb") as file:
-        header = file.read(16)
-    status = os.stat(source)
-    flags = int.from_bytes(header[4:8], "little")
+    if bytecode is None:
+        return False
+    status = os.stat(os.path.join(root, source))
+    flags = int.from_bytes(bytecode[4:8], "little")
     if flags & 1:
         # By hash: with the second bit Python compares the source's hash before it believes.
         return not flags & 2
-    stamp = int.from_bytes(header[8:12], "little"), int.from_bytes(header[12:16], "little")
+    stamp = int.from_bytes(bytecode[8:12], "little"), int.from_bytes(bytecode[12:16], "little")
     return stamp == (int(status.st_mtime) & 0xFFFFFFFF, status.st_size & 0xFFFFFFFF)
 
 

@@ -8,16 +8,36 @@ from __future__ import annotations
 
 import json
 import os
+import stat
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from overlay import untrusted as reading
 from overlay.errors import LedgerError
 from overlay.on_disk import files
-from overlay.on_disk.ledger import JOURNAL_PATH
-from overlay.package import LEDGER_PATH, STATE_FOLDER, inside
+from overlay.on_disk.ledger import (
+    IGNORE_PATH,
+    JOURNAL_PATH,
+    MAX_STATE_BYTES,
+    PRISTINE_FOLDER,
+    is_pristine_copy,
+    is_record,
+    require_sha256,
+)
+from overlay.package import (
+    LEDGER_PATH,
+    STATE_FOLDER,
+    folder_problem,
+    inside,
+    path_problem,
+    require_text,
+)
+from overlay.untrusted import parse_json, read_below
 
 SCHEMA = 1
+
+ACTIONS = ("apply", "revert")
 
 DRAFT_PATH = f"{JOURNAL_PATH}.overlay-new"
 
@@ -61,62 +81,101 @@ class Journal:
 
 def write(root: Path, journal: Journal, owner: files.Owner | None) -> None:
     """Begin a transaction: from here on, an interruption is noticed."""
-    files.make_folder(root / STATE_FOLDER, owner)
-    files.sync_folder(root)
+    files.make_folder(root, STATE_FOLDER, owner)
+    files.sync_folder(root, "")
     document = {"schema": SCHEMA, **asdict(journal)}
     data = (json.dumps(document, indent=1) + "\n").encode()
-    files.create(root / DRAFT_PATH, data, files.Form(files.FILE_MODE, owner))
-    files.replace(root / DRAFT_PATH, root / JOURNAL_PATH)
-    files.sync_folder(root / STATE_FOLDER)
+    files.create(root, DRAFT_PATH, data, files.Form(files.FILE_MODE, owner))
+    files.replace(root, DRAFT_PATH, JOURNAL_PATH)
+    files.sync_folder(root, STATE_FOLDER)
 
 
 def read(root: Path) -> Journal | None:
     """The journal of an interrupted transaction, or ``None``.
 
-    :raises LedgerError: if it is damaged, or a newer overlay wrote it.
+    What it says is believed only as far as an apply or a revert could have written it: it names
+    Python modules in ``vllm/``, RECORD, and the overlay's own files, each by a plain path.
+
+    :raises LedgerError: if it is damaged, names anything else, or a newer overlay wrote it.
     """
     path = root / JOURNAL_PATH
-    data = reading.read(path)
-    if data is None:
-        return None
     try:
-        document = json.loads(data)
-        schema = document["schema"]
-        if schema != SCHEMA:
-            raise ValueError(
-                f"schema is {schema!r} of vllm-overlay {document.get('overlay')}, expected {SCHEMA}"
-            )
-        return Journal(
-            action=str(document["action"]),
-            overlay=str(document["overlay"]),
-            steps=tuple(
-                Step(inside(one["path"]), one["before"], one["after"]) for one in document["steps"]
-            ),
-            made=tuple(inside(one) for one in document["made"]),
-            dropped=tuple(inside(one) for one in document["dropped"]),
-        )
+        data = read_below(root, JOURNAL_PATH, MAX_STATE_BYTES)
+        return None if data is None else _decoded(parse_json(data))
+    except OSError as error:
+        raise _unreadable(path, error.strerror or str(error)) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise LedgerError(
-            f"{path} cannot be read ({type(error).__name__}: {error}): it describes a transaction "
-            "that was interrupted, and only with it can that be ended. Nothing was changed; use "
-            "the overlay that wrote it, or reinstall vLLM and remove the folder "
-            f"{root / STATE_FOLDER}"
-        ) from error
+        raise _unreadable(path, f"{type(error).__name__}: {error}") from error
+
+
+def _unreadable(path: Path, problem: str) -> LedgerError:
+    return LedgerError(
+        f"{path} cannot be read ({problem}): it describes a transaction that was interrupted, and "
+        "only with it can that be ended. Nothing was changed; use the overlay that wrote it, or "
+        f"reinstall vLLM and remove the folder {path.parent}"
+    )
+
+
+def _decoded(document: Mapping[str, Any]) -> Journal:
+    """The journal that a JSON document describes.
+
+    :raises ValueError, KeyError, TypeError, AttributeError: if it describes none.
+    """
+    schema = document["schema"]
+    if schema != SCHEMA:
+        raise ValueError(
+            f"schema is {schema!r} of vllm-overlay {document.get('overlay')}, expected {SCHEMA}"
+        )
+    action = document["action"]
+    if action not in ACTIONS:
+        raise ValueError(f"action is {action!r}, expected apply or revert")
+    steps = tuple(_step(step) for step in document["steps"])
+    paths = [step.path for step in steps]
+    if len(set(paths)) < len(paths):
+        raise ValueError("it lists a path twice")
+    if sum(map(is_record, paths)) > 1:
+        raise ValueError("it lists more than one RECORD")
+    return Journal(
+        action=action,
+        overlay=require_text(document["overlay"]),
+        steps=steps,
+        made=tuple(_folder(folder) for folder in document["made"]),
+        dropped=tuple(_folder(folder) for folder in document["dropped"]),
+    )
+
+
+def _step(step: Mapping[str, Any]) -> Step:
+    path = inside(step["path"])
+    ours = path in (LEDGER_PATH, IGNORE_PATH) or is_pristine_copy(path) or is_record(path)
+    if not ours and (problem := path_problem(path)):
+        raise ValueError(f"{problem}, and a transaction could not have changed it")
+    before = None if step["before"] is None else require_sha256(step["before"])
+    after = None if step["after"] is None else require_sha256(step["after"])
+    if before == after:
+        raise ValueError(f"the step of {path!r} changes nothing")
+    return Step(path, before, after)
+
+
+def _folder(folder: object) -> str:
+    path = inside(folder)
+    if path != PRISTINE_FOLDER and (problem := folder_problem(path)):
+        raise ValueError(f"{problem}, and a transaction could not have made or removed it")
+    return path
 
 
 def remove(root: Path) -> None:
-    """End a transaction: what stands now is the target."""
-    files.remove(root / JOURNAL_PATH)
-    files.sync_folder(root / STATE_FOLDER)
+    """End a transaction: what lies on the disk now is the target."""
+    files.remove(root, JOURNAL_PATH)
+    files.sync_folder(root, STATE_FOLDER)
     sweep(root)
 
 
 def sweep(root: Path) -> None:
     """Remove what is of no use without a journal: a draft of one, and an empty state folder."""
-    files.remove(root / DRAFT_PATH)
+    files.remove(root, DRAFT_PATH)
     if not os.path.lexists(root / LEDGER_PATH):
-        files.remove_folder(root / STATE_FOLDER)
-        files.sync_folder(root)
+        files.remove_folder(root, STATE_FOLDER)
+        files.sync_folder(root, "")
 
 
 def begun(root: Path) -> bool:
@@ -128,8 +187,11 @@ def pending(root: Path) -> bool:
     """Whether something waits to be ended or swept; a few looks at the disk."""
     if begun(root) or os.path.lexists(root / DRAFT_PATH):
         return True
-    folder = root / STATE_FOLDER
-    return not os.path.lexists(root / LEDGER_PATH) and folder.is_dir() and not folder.is_symlink()
+    try:
+        folder = os.lstat(root / STATE_FOLDER)
+    except OSError:
+        return False
+    return stat.S_ISDIR(folder.st_mode) and not os.path.lexists(root / LEDGER_PATH)
 
 
 def _beside(path: str, word: str) -> str:

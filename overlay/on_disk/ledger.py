@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
+import os
+import stat
+from collections.abc import Callable, Collection
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from overlay import untrusted as hashing
-from overlay import untrusted as reading
 from overlay.errors import LedgerError
-from overlay.package import LEDGER_PATH, STATE_FOLDER, inside, require_text
+from overlay.package import (
+    LEDGER_PATH,
+    STATE_FOLDER,
+    folder_problem,
+    inside,
+    path_problem,
+    require_text,
+)
 from overlay.results import FeatureResult, FileResult, HunkResult, Reason, State
+from overlay.untrusted import parse_json, read_below, sha256
 
 #: Schema 1 had a text ``why`` in the place of ``reason``; it is still read.
 SCHEMA = 2
@@ -22,7 +30,22 @@ IGNORE_PATH = f"{STATE_FOLDER}/.gitignore"
 
 JOURNAL_PATH = f"{STATE_FOLDER}/journal.json"
 
+#: The most bytes of a ledger or a journal; those of a hundred patched files are a tenth of it.
+MAX_STATE_BYTES = 2 * 1024 * 1024
+
 _HEX = frozenset("0123456789abcdef")
+
+
+def is_record(path: str) -> bool:
+    """Whether ``path`` is that of a RECORD beside ``vllm/``."""
+    folder, _, name = path.partition("/")
+    return name == "RECORD" and folder.endswith(".dist-info") and path.isprintable()
+
+
+def is_pristine_copy(path: str) -> bool:
+    """Whether ``path`` is that of a pristine copy, which is called by its sha256."""
+    folder, _, name = path.rpartition("/")
+    return folder == PRISTINE_FOLDER and _is_sha256(name)
 
 
 class Entry(NamedTuple):
@@ -102,18 +125,27 @@ def load(root: Path) -> Ledger | None:
     """
     path = root / LEDGER_PATH
     try:
-        data = reading.read(path)
+        data = read_below(root, LEDGER_PATH, MAX_STATE_BYTES)
     except OSError as error:
         raise LedgerError(
             f"{path} cannot be read ({error.strerror}): it says what the overlay changed in this "
-            "vLLM. Run the command as a user that may read it"
+            "vLLM. Run the command as a user that may read it; where it is not a plain file, "
+            f"somebody else put it there: {reinstall()}"
         ) from error
     if data is not None:
         return decode(data, str(path))
     # While a transaction runs, the copies come first and the ledger last.
-    if (root / PRISTINE_FOLDER).is_dir() and not (root / JOURNAL_PATH).exists():
+    if _is_folder(root / PRISTINE_FOLDER) and not os.path.lexists(root / JOURNAL_PATH):
         raise LedgerLost(_lost(f"{path} is gone, but its pristine copies are there"))
     return None
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether a folder is there, and not merely a link to one."""
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError:
+        return False
 
 
 def copies(root: Path) -> Callable[[str], bytes]:
@@ -122,13 +154,16 @@ def copies(root: Path) -> Callable[[str], bytes]:
     The function that is returned raises ``LedgerError`` where they are missing or damaged.
     """
 
-    def pristine(sha256: str) -> bytes:
-        path = root / PRISTINE_FOLDER / sha256
+    def pristine(digest: str) -> bytes:
+        path = root / PRISTINE_FOLDER / digest
         try:
-            data = reading.read(path)
+            data = read_below(root, f"{PRISTINE_FOLDER}/{digest}")
         except OSError as error:
-            raise LedgerError(f"{path} cannot be read ({error.strerror})") from error
-        if data is None or hashing.sha256(data) != sha256:
+            raise LedgerError(
+                f"{path} cannot be read ({error.strerror}): expected the pristine copy of a file "
+                f"that the overlay changed. {reinstall()}"
+            ) from error
+        if data is None or sha256(data) != digest:
             found = "nothing is there" if data is None else "other bytes are there"
             raise LedgerError(
                 f"{path}: expected the pristine copy of a file that the overlay changed, but "
@@ -175,7 +210,7 @@ def decode(data: bytes, where: str) -> Ledger:
     :raises LedgerError: if a newer overlay wrote it.
     """
     try:
-        document = json.loads(data)
+        document = parse_json(data)
         schema = document["schema"]
         if isinstance(schema, int) and schema > SCHEMA:
             raise LedgerError(
@@ -199,74 +234,130 @@ def _lost(found: str) -> str:
 
 
 def _ledger(document: dict[str, Any]) -> Ledger:
-    record = document["record"]
+    entries = tuple(_entry(entry) for entry in document["entries"])
+    paths = [entry.path for entry in entries]
+    if len(set(paths)) < len(paths):
+        raise ValueError("it lists a path twice")
+    above = {
+        folder
+        for entry in entries
+        if entry.before is None
+        for folder in map(str, PurePosixPath(entry.path).parents)
+    }
     return Ledger(
         overlay=require_text(document["overlay"]),
         release=require_text(document["release"]),
         features=tuple(
             LedgerFeature(
-                require_text(one["digest"]),
-                require_text(one["origin"]),
-                _feature(one),
-                None if one.get("source") is None else _sha(one["source"]),
+                require_text(feature["digest"]),
+                require_text(feature["origin"]),
+                _feature(feature),
+                None if feature.get("source") is None else require_sha256(feature["source"]),
             )
-            for one in document["features"]
+            for feature in document["features"]
         ),
-        entries=tuple(_entry(one) for one in document["entries"]),
-        folders=tuple(inside(one) for one in document["folders"]),
-        record=None
-        if record is None
-        else RecordEntry(inside(record["path"]), _sha(record["before"]), _sha(record["after"])),
+        entries=entries,
+        folders=tuple(_folder(folder, above) for folder in document["folders"]),
+        record=None if document["record"] is None else _record(document["record"]),
     )
 
 
-def _entry(one: dict[str, Any]) -> Entry:
-    before = None if one["before"] is None else _sha(one["before"])
-    path = inside(one["path"])
-    if not path.startswith("vllm/"):
-        raise ValueError(f"path {path!r} is not inside vllm/")
-    return Entry(path, before, _sha(one["after"]), int(one["mode"]) & 0o7777, int(one["size"]))
+def _entry(entry: dict[str, Any]) -> Entry:
+    path = inside(entry["path"])
+    if problem := path_problem(path):
+        raise ValueError(f"{problem}, and an apply could not have changed it")
+    return Entry(
+        path,
+        None if entry["before"] is None else require_sha256(entry["before"]),
+        require_sha256(entry["after"]),
+        _number(entry["mode"]) & 0o777,
+        _number(entry["size"]),
+    )
 
 
-def _feature(one: dict[str, Any]) -> FeatureResult:
+def _folder(folder: object, above: Collection[str]) -> str:
+    """A folder that was made for an added module.
+
+    :param above: every folder above an added module.
+    """
+    path = inside(folder)
+    if problem := folder_problem(path):
+        raise ValueError(f"{problem}, and an apply could not have made it")
+    if path not in above:
+        raise ValueError(f"{path!r} holds no added module, so an apply did not make it")
+    return path
+
+
+def _record(record: dict[str, Any]) -> RecordEntry:
+    path = inside(record["path"])
+    if not is_record(path):
+        raise ValueError(f"{path!r} is not the RECORD of a distribution beside vllm/")
+    return RecordEntry(path, require_sha256(record["before"]), require_sha256(record["after"]))
+
+
+def _feature(feature: dict[str, Any]) -> FeatureResult:
     return FeatureResult(
-        feature=require_text(one["feature"]),
-        state=State(one["state"]),
-        files=tuple(_file(file) for file in one["files"]),
-        reason=_reason(one),
-        untested=bool(one["untested"]),
+        feature=require_text(feature["feature"]),
+        state=State(feature["state"]),
+        files=tuple(_file(file) for file in feature["files"]),
+        reason=_reason(feature),
+        untested=bool(feature["untested"]),
     )
 
 
-def _file(one: dict[str, Any]) -> FileResult:
+def _file(file: dict[str, Any]) -> FileResult:
     hunks = tuple(
         HunkResult(
             scope=require_text(hunk["scope"]),
             state=State(hunk["state"]),
-            line=hunk["line"],
+            line=None if hunk["line"] is None else _number(hunk["line"]),
             reason=_reason(hunk),
-            candidates=tuple(hunk["candidates"]),
+            candidates=tuple(_number(line) for line in hunk["candidates"]),
         )
-        for hunk in one["hunks"]
+        for hunk in file["hunks"]
     )
-    return FileResult(inside(one["path"]), State(one["state"]), one["patch"], hunks, _reason(one))
+    path = inside(file["path"])
+    if problem := path_problem(path):
+        raise ValueError(f"{problem}, so no feature has it")
+    return FileResult(
+        path, State(file["state"]), _optional_text(file["patch"]), hunks, _reason(file)
+    )
 
 
-def _reason(one: dict[str, Any]) -> Reason | None:
-    if "why" in one:  # schema 1 put what to do behind a mark
-        text, _, next_step = (one["why"] or "").partition("; next: ")
+def _reason(result: dict[str, Any]) -> Reason | None:
+    if "why" in result:  # schema 1 put what to do behind a mark
+        text, _, next_step = (_optional_text(result["why"]) or "").partition("; next: ")
         return Reason(text, next_step or None) if text else None
-    known = one["reason"]
-    if known is None:
+    reason = result["reason"]
+    if reason is None:
         return None
-    next_step = known["next_step"]
-    return Reason(
-        require_text(known["text"]), None if next_step is None else require_text(next_step)
-    )
+    return Reason(require_text(reason["text"]), _optional_text(reason["next_step"]))
 
 
-def _sha(value: object) -> str:
+def _optional_text(value: object) -> str | None:
+    return None if value is None else require_text(value)
+
+
+def _number(value: object) -> int:
+    """A count, a line or a mode.
+
+    :raises TypeError: if it is something else than a whole number that is not negative.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**53:
+        raise TypeError(f"expected a whole number, found {value!r}")
+    return value
+
+
+def require_sha256(value: object) -> str:
+    """``value`` itself, if it is a hexadecimal sha256.
+
+    :raises TypeError: if it is not a text; :raises ValueError: if it is not a sha256.
+    """
     text = require_text(value)
-    if len(text) != 64 or not _HEX.issuperset(text):
-        raise ValueError(f"{text!r} is no sha256")
+    if not _is_sha256(text):
+        raise ValueError(f"{text!r} is not a sha256")
     return text
+
+
+def _is_sha256(text: str) -> bool:
+    return len(text) == 64 and _HEX.issuperset(text)

@@ -13,14 +13,17 @@ it is, and the rest is undone rather than finished."""
 
 from __future__ import annotations
 
+import stat
 from enum import Enum
 from pathlib import Path
 
-from overlay import untrusted as reading
-from overlay.errors import TransactionError, described
+from overlay.errors import LedgerError, TransactionError
 from overlay.on_disk import files, journal, lock
 from overlay.on_disk.journal import Journal, Step
+from overlay.on_disk.ledger import JOURNAL_PATH
+from overlay.on_disk.site import unwritable
 from overlay.package import STATE_FOLDER
+from overlay.untrusted import UnfitFile, problem_of_owner, read_below, sha256
 
 
 class Stand(Enum):
@@ -32,42 +35,48 @@ class Stand(Enum):
 
 
 def recover(root: Path, timeout: float = lock.TIMEOUT) -> str | None:
-    """End a transaction that was interrupted in ``root``; every command calls this first.
+    """End a transaction that was interrupted in ``root``; commands that write call this first.
 
     A transaction that still runs is waited for.
 
     :param timeout: seconds to wait for it.
-    :returns: what was done, or why it could not be done by this user; ``None``: nothing to do.
+    :returns: what was done; ``None`` where nothing had to be done.
     :raises LedgerError: if the journal is damaged, or a newer overlay wrote it.
-    :raises TransactionError: if another command holds the target for longer than ``timeout``, or
-        the target can neither be finished nor undone.
+    :raises TransactionError: if another command holds the target for longer than ``timeout``, the
+        journal may be somebody else's, this user may not write there, or the target can neither be
+        finished nor undone.
     """
     root = root.resolve()
     if not journal.pending(root):
         return None
     with lock.exclusive(root, timeout):
-        try:
-            return recover_locked(root)
-        except OSError as error:
-            return (
-                f"an interrupted transaction could not be ended here: {described(error)}. "
-                f"{state(root)} Run 'overlay status' as a user that may write there"
-            )
+        return recover_locked(root)
 
 
 def recover_locked(root: Path) -> str | None:
-    """As ``recover``, for whoever holds the target.
-
-    :raises OSError: if the target cannot be written.
-    """
+    """As ``recover``, for whoever holds the target."""
     begun = journal.read(root)
     if begun is None:
         try:
             journal.sweep(root)
         except OSError:
-            # An empty folder on a read-only disk is no transaction, and hides nothing.
+            # An empty folder on a read-only disk is not a transaction, and hides nothing.
             return None
         return None
+    _require_own(root, begun)
+    _require_plain(root, begun)
+    try:
+        return _ended(root, begun)
+    except OSError as error:
+        said = f"The interrupted {begun.action} could not be ended here. {state(root, begun)}"
+        raise unwritable(error, said) from error
+
+
+def _ended(root: Path, begun: Journal) -> str:
+    """Finish or undo a transaction; what was done.
+
+    :raises OSError: if the target cannot be written.
+    """
     stands = survey(root, begun)
     foreign = [path for path, stand in stands.items() if stand is Stand.FOREIGN]
     forward = can_finish(root, begun, stands)
@@ -96,6 +105,50 @@ def recover_locked(root: Path) -> str | None:
     return message
 
 
+def _require_own(root: Path, begun: Journal) -> None:
+    """Refuse a journal that somebody else could have written.
+
+    :raises TransactionError: saying whose it is, and what to do.
+    """
+    for place in (STATE_FOLDER, JOURNAL_PATH):
+        try:
+            problem = problem_of_owner(root / place, allow_group=True)
+        except OSError as error:
+            raise unwritable(error, "Nothing was changed.") from error
+        if problem is not None:
+            raise TransactionError(
+                f"an interrupted {begun.action} waits to be ended in {root}, but {problem}. "
+                "Nothing was changed; run `overlay apply` or `overlay revert` as the user who owns "
+                f"{root / 'vllm'}, and let nobody else write to {root / STATE_FOLDER}"
+            )
+
+
+def _require_plain(root: Path, begun: Journal) -> None:
+    """Refuse a journal that names what is reached through a symbolic link.
+
+    An apply resolves links before it writes its journal, so none that it wrote does.
+
+    :raises TransactionError: naming the link.
+    """
+    folders = {path.rpartition("/")[0] for path in (*begun.made, *begun.dropped)}
+    for folder in sorted(folders | {step.path.rpartition("/")[0] for step in begun.steps}):
+        place = root
+        for part in folder.split("/") if folder else ():
+            place /= part
+            try:
+                mode = place.lstat().st_mode
+            except (FileNotFoundError, NotADirectoryError):
+                break
+            except OSError as error:
+                raise unwritable(error, "Nothing was changed.") from error
+            if stat.S_ISLNK(mode):
+                raise TransactionError(
+                    f"the journal of an interrupted {begun.action} in {root} names files below "
+                    f"{place}, which is a symbolic link: no overlay writes that. Nothing was "
+                    f"changed; remove {root / STATE_FOLDER} and reinstall vLLM"
+                )
+
+
 def survey(root: Path, begun: Journal) -> dict[str, Stand]:
     """Which bytes every file of a transaction has."""
     return {step.path: _stand(root, step) for step in begun.steps}
@@ -104,7 +157,7 @@ def survey(root: Path, begun: Journal) -> dict[str, Stand]:
 def can_finish(root: Path, begun: Journal, stands: dict[str, Stand]) -> bool:
     """Whether the new bytes of every file that still has its old ones wait beside it."""
     return all(
-        step.after is None or reading.digest(root / step.new) == step.after
+        step.after is None or _digest(root, step.new) == step.after
         for step in begun.steps
         if stands[step.path] is Stand.BEFORE
     )
@@ -113,7 +166,7 @@ def can_finish(root: Path, begun: Journal, stands: dict[str, Stand]) -> bool:
 def can_undo(root: Path, begun: Journal, stands: dict[str, Stand]) -> bool:
     """Whether the old bytes of every file that has its new ones are kept beside it."""
     return all(
-        step.before is None or reading.digest(root / step.old) == step.before
+        step.before is None or _digest(root, step.old) == step.before
         for step in begun.steps
         if stands[step.path] is Stand.AFTER
     )
@@ -132,17 +185,17 @@ def finish(root: Path, begun: Journal) -> None:
         if _stand(root, step) is not Stand.BEFORE:
             continue
         if step.after is None:
-            files.remove(root / step.path)
+            files.remove(root, step.path)
             # Once more, for somebody may have imported it meanwhile.
             _drop_bytecode(root, step, None)
         else:
-            files.replace(root / step.new, root / step.path)
+            files.replace(root, step.new, step.path)
     sync(root, begun)
     for step in begun.steps:
-        files.remove(root / step.old)
-        files.remove(root / step.new)
+        files.remove(root, step.old)
+        files.remove(root, step.new)
     for folder in begun.dropped:
-        files.remove_folder(root / folder)
+        files.remove_folder(root, folder)
     sync(root, begun)
     journal.remove(root)
 
@@ -151,22 +204,22 @@ def undo(root: Path, begun: Journal) -> None:
     """Bring every file back to its old bytes, then forget the new ones."""
     stands = survey(root, begun)
     taken = [step for step in reversed(begun.steps) if stands[step.path] is Stand.AFTER]
-    # First of all the new bytes: without them nobody goes forward again from here.
+    # Delete the staged files first, so that a crash here can only be rolled back.
     for step in begun.steps:
-        files.remove(root / step.new)
+        files.remove(root, step.new)
     for step in taken:
         _drop_bytecode(root, step, step.old if step.before else None)
     for step in taken:
         if step.before is None:
-            files.remove(root / step.path)
+            files.remove(root, step.path)
             _drop_bytecode(root, step, None)
         else:
-            files.replace(root / step.old, root / step.path)
+            files.replace(root, step.old, step.path)
     sync(root, begun)
     for step in begun.steps:
-        files.remove(root / step.old)
+        files.remove(root, step.old)
     for folder in reversed(begun.made):
-        files.remove_folder(root / folder)
+        files.remove_folder(root, folder)
     sync(root, begun)
     journal.remove(root)
 
@@ -179,7 +232,7 @@ def state(root: Path, begun: Journal | None = None) -> str:
     try:
         begun = begun or journal.read(root)
         stands = set() if begun is None else set(survey(root, begun).values())
-    except OSError:
+    except (OSError, LedgerError):
         return "What stands there cannot be told, for it cannot be read."
     if begun is None:
         return "The target stands whole."
@@ -195,18 +248,27 @@ def state(root: Path, begun: Journal | None = None) -> str:
 
 
 def _stand(root: Path, step: Step) -> Stand:
-    found = reading.digest(root / step.path)
-    if found == step.after:
+    digest = _digest(root, step.path)
+    if digest == step.after:
         return Stand.AFTER
-    return Stand.BEFORE if found == step.before else Stand.FOREIGN
+    return Stand.BEFORE if digest == step.before else Stand.FOREIGN
+
+
+def _digest(root: Path, path: str) -> str | None:
+    """The sha256 of a file; ``None`` where there is none, and no sha256 of anything else."""
+    try:
+        data = read_below(root, path)
+    except UnfitFile:
+        return "not a plain file"
+    return None if data is None else sha256(data)
 
 
 def sync(root: Path, begun: Journal) -> None:
     """Bring the names in every folder that a transaction touches to the disk."""
-    for folder in sorted({(root / step.path).parent for step in begun.steps}):
-        files.sync_folder(folder)
+    for folder in sorted({step.path.rpartition("/")[0] for step in begun.steps}):
+        files.sync_folder(root, folder)
 
 
 def _drop_bytecode(root: Path, step: Step, coming: str | None) -> None:
     if step.path.endswith(".py"):
-        files.remove_bytecode(root / step.path, None if coming is None else root / coming)
+        files.remove_bytecode(root, step.path, coming)

@@ -7,13 +7,15 @@ import os
 import stat
 from pathlib import Path
 
-from overlay import untrusted as reading
 from overlay.errors import TransactionError, described
 from overlay.on_disk import files
-from overlay.on_disk.journal import DRAFT_PATH
-from overlay.on_disk.ledger import JOURNAL_PATH
-from overlay.package import STATE_FOLDER
-from overlay.untrusted import way_out
+from overlay.on_disk.ledger import (
+    IGNORE_PATH,
+    PRISTINE_FOLDER,
+    is_pristine_copy,
+)
+from overlay.package import LEDGER_PATH, STATE_FOLDER, folder_problem, path_problem
+from overlay.untrusted import UnfitFile, kind, problem_of_owner, read_below, user_name, way_out
 
 
 class Site:
@@ -24,17 +26,19 @@ class Site:
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
-        folder = self.root / STATE_FOLDER
-        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-            raise TransactionError(
-                f"{folder}: expected the overlay's own folder, found a link or a file. Nothing was "
-                "changed; move it away"
-            )
+        require_plain_state(self.root)
+
+    @property
+    def owner(self) -> files.Owner | None:
+        """Whom new files of the overlay belong to: the owner of ``vllm/``, where we may say so."""
+        found = files.form(self.root, "vllm")
+        return found.owner if found else None
 
     def real(self, path: str) -> str:
         """``path`` with the links inside the target resolved.
 
-        :raises TransactionError: if it leads out of the target, or to something that is no file.
+        :raises TransactionError: if it leads out of the target or of ``vllm/``, or to something
+            that is not a file.
         """
         out = way_out(self.root, path)
         if out is not None:
@@ -52,29 +56,61 @@ class Site:
         except OSError as error:
             raise unwritable(error, "Nothing was changed.") from error
         if mode is not None and not stat.S_ISREG(mode):
-            raise TransactionError(f"{full}: expected a plain file. Nothing was changed")
-        return os.path.relpath(real, self.root).replace(os.sep, "/")
+            raise TransactionError(
+                f"{full}: expected a plain file, found {kind(mode)}. Nothing was changed"
+            )
+        relative = os.path.relpath(real, self.root).replace(os.sep, "/")
+        if relative != path and path_problem(relative):
+            raise TransactionError(
+                f"{full} leads to {real}: expected a module inside {self.root / 'vllm'}, or no "
+                "link. Nothing was changed; replace the link by a copy"
+            )
+        return relative
 
     def read(self, path: str) -> bytes | None:
-        """The bytes of ``path``, or ``None`` where there is no such file."""
+        """The bytes of ``path``, or ``None`` where there is no such file.
+
+        :raises TransactionError: if it cannot be read, or is not a plain file of bounded size.
+        """
         try:
-            return reading.read(self.root / self.real(path))
+            return read_below(self.root, self.real(path))
+        except UnfitFile as error:
+            raise TransactionError(
+                f"{error.filename}: {error.strerror}. Nothing was changed"
+            ) from error
         except OSError as error:
             raise unwritable(error, "Nothing was changed.") from error
 
     def state_files(self) -> set[str]:
-        """Every file in our own folder, but not the journal of a transaction."""
-        found = {
-            path.relative_to(self.root).as_posix()
-            for path in (self.root / STATE_FOLDER).rglob("*")
-            if not path.is_dir() or path.is_symlink()
+        """The overlay's own files that are there: ledger, ``.gitignore`` and pristine copies.
+
+        What else lies in the folder is somebody else's and is left alone.
+        """
+        paths = {LEDGER_PATH, IGNORE_PATH} | {
+            path
+            for name in self._names(PRISTINE_FOLDER)
+            if is_pristine_copy(path := f"{PRISTINE_FOLDER}/{name}")
         }
-        return found - {JOURNAL_PATH, DRAFT_PATH}
+        return {path for path in paths if os.path.lexists(self.root / path)}
+
+    def _names(self, folder: str) -> list[str]:
+        try:
+            return os.listdir(self.root / folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise unwritable(error, "Nothing was changed.") from error
+
+    def real_folder(self, path: str) -> str | None:
+        """A folder inside ``vllm/``, links to it resolved; ``None`` if they lead elsewhere."""
+        if way_out(self.root, path) is not None:
+            return None
+        real = os.path.relpath(os.path.realpath(self.root / path), self.root).replace(os.sep, "/")
+        return None if folder_problem(real) else real
 
     def form(self, path: str) -> files.Form:
-        """The form that ``path`` has, or shall have where it is new."""
-        full = self.root / path
-        return files.form(full) or files.inherited(full.parent)
+        """The form that ``path``, which holds no link, has, or shall have where it is new."""
+        return files.form(self.root, path) or files.inherited(self.root, path.rpartition("/")[0])
 
     def missing_folders(self, path: str) -> list[str]:
         """The folders above ``path`` that are not there, outermost first.
@@ -92,6 +128,38 @@ class Site:
                 "Nothing was changed; reinstall vLLM"
             )
         return missing[::-1]
+
+
+def require_plain_state(root: Path) -> None:
+    """Refuse anything but folders where the overlay keeps its own files.
+
+    :raises TransactionError: naming what is there instead.
+    """
+    for folder in (root / STATE_FOLDER, root / PRISTINE_FOLDER):
+        try:
+            mode = os.lstat(folder).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            raise unwritable(error, "Nothing was changed.") from error
+        if not stat.S_ISDIR(mode):
+            raise TransactionError(
+                f"{folder}: expected a folder of the overlay's own, found {kind(mode)}. Nothing "
+                "was changed; move it away"
+            )
+
+
+def foreign_state(root: Path) -> str | None:
+    """Why the ledger in ``root`` may not be the overlay's own; ``None`` where nothing says so.
+
+    Whoever owns ``vllm/`` may have patched it, so the ledger may be theirs.
+    """
+    try:
+        owner = os.lstat(root / "vllm").st_uid
+        problem = problem_of_owner(root / STATE_FOLDER, allow_group=True, trusted=(owner,))
+    except OSError:
+        return None  # nothing is there, or what is there is told by whoever reads it
+    return problem and f"{problem}; what it says of this vLLM may not be true"
 
 
 def unwritable(error: OSError, state: str) -> TransactionError:
@@ -113,13 +181,4 @@ def _belongs(error: OSError) -> str:
         user = place.stat().st_uid
     except OSError:
         return ""
-    return f" {place} belongs to {_name(user)}."
-
-
-def _name(user: int) -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(user).pw_name
-    except KeyError:
-        return f"user {user}"
+    return f" {place} belongs to {user_name(user)}."

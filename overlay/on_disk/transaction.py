@@ -7,12 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from overlay.errors import TransactionError
 from overlay.features.model import Feature
 from overlay.on_disk import files, journal, lock, recovery
 from overlay.on_disk.changes import Rebuilt, Request, to_apply, to_revert
 from overlay.on_disk.journal import Journal
-from overlay.on_disk.site import Site, unwritable
+from overlay.on_disk.site import Site, require_plain_state, unwritable
 from overlay.on_disk.writes import Intent
 from overlay.results import Plan
 
@@ -85,42 +84,32 @@ def revert(
 
 
 @contextmanager
-def reading(root: Path, timeout: float = lock.TIMEOUT) -> Iterator[str | None]:
-    """Hold the target in ``root`` still while it is read; interrupted transactions end first.
+def reading(root: Path, timeout: float = lock.TIMEOUT) -> Iterator[Journal | None]:
+    """Hold the target in ``root`` still while it is read; nothing is written.
 
-    :yields: what recovery has to say, if anything.
+    A transaction that still runs is waited for.
+
+    :yields: the transaction that was interrupted there, if there is one; the files lie as it left
+        them, and the next command that writes ends it.
     :raises TransactionError: if another command holds the target for longer than ``timeout``.
     :raises LedgerError: if the journal is damaged.
     """
     root = root.resolve()
-    said: str | None = None
-    for _ in range(_ATTEMPTS):
-        said = recovery.recover(root, timeout) or said
-        with lock.shared(root, timeout):
-            # Another command may have died between our two locks.
-            if said is not None or not journal.begun(root):
-                yield said
-                return
-    raise TransactionError(
-        f"{root}: other overlay commands were interrupted there {_ATTEMPTS} times while this one "
-        "waited to read it. Nothing was changed; run the command again"
-    )
-
-
-_ATTEMPTS = 5
+    with lock.shared(root, timeout):
+        require_plain_state(root)
+        yield journal.read(root)
 
 
 def _run(root: Path, work_out: Callable[[Site], Intent], timeout: float) -> Outcome:
-    with reading(root, timeout) as said:
+    said: str | None = None
+    with reading(root, timeout):
         site = Site(root)
-        unfinished = journal.begun(site.root)
+        unfinished = journal.pending(site.root)
         intent = Intent("") if unfinished else work_out(site)
     if intent.writes or unfinished:
         with lock.exclusive(site.root, timeout):
-            try:
-                said = recovery.recover_locked(site.root) or said
-            except OSError as error:
-                raise unwritable(error, recovery.state(site.root)) from error
+            # Another command may have died between our two locks.
+            said = recovery.recover_locked(site.root)
             intent = work_out(site)
             if intent.writes:
                 execute(site, intent)
@@ -136,7 +125,7 @@ def execute(site: Site, intent: Intent) -> None:
     """
     begun = intent.journal()
     try:
-        journal.write(site.root, begun, site.form("vllm/__init__.py").owner)
+        journal.write(site.root, begun, site.owner)
         _stage(site, intent, begun)
         recovery.finish(site.root, begun)
     except OSError as error:
@@ -149,17 +138,17 @@ def execute(site: Site, intent: Intent) -> None:
 
 def _stage(site: Site, intent: Intent, begun: Journal) -> None:
     """Lay the new bytes of every file beside it, and keep its old ones."""
-    owner = site.form("vllm/__init__.py").owner
+    root, owner = site.root, site.owner
     for folder in intent.made:
-        files.make_folder(site.root / folder, owner)
+        files.make_folder(root, folder, owner)
     # The old bytes first: once all the new ones wait, the transaction may go forward.
     for write, step in zip(intent.writes, begun.steps, strict=True):
         if write.before is not None:
-            files.keep(site.root / step.path, site.root / step.old, write.before, write.form)
+            files.keep(root, step.path, step.old, write.before, write.form)
     for write, step in zip(intent.writes, begun.steps, strict=True):
         if write.after is not None:
-            files.create(site.root / step.new, write.after, write.form)
-    recovery.sync(site.root, begun)
+            files.create(root, step.new, write.after, write.form)
+    recovery.sync(root, begun)
 
 
 def _settle(root: Path, begun: Journal) -> None:

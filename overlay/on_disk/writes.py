@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -62,24 +63,26 @@ def assemble(
     :param left_alone: files that the ledger lists and has no claim on.
     :raises TransactionError: if two writes are to one file.
     """
-    real = [write.path for write in writes]
-    twice = sorted({path for path in real if real.count(path) > 1})
+    counted = Counter(write.path for write in writes)
+    twice = sorted(path for path, times in counted.items() if times > 1)
     if twice:
         raise TransactionError(
             f"{', '.join(twice)}: two files of the patches are one file here, by a link. Nothing "
             "was changed; replace the link by a copy"
         )
     ordered = sorted(writes, key=lambda write: (_rank(write, new), write.path))
-    made: list[str] = []
+    made: dict[str, None] = {}
     for write in ordered:
         if write.after is not None:
-            made += [one for one in site.missing_folders(write.path) if one not in made]
+            made |= dict.fromkeys(site.missing_folders(write.path))
     kept = set(new.folders) if new else set()
-    dropped = [folder for folder in (old.folders if old else ()) if folder not in kept]
+    left = [folder for folder in (old.folders if old else ()) if folder not in kept]
+    # Links inside the target are resolved; a folder that leads out of it is not ours to remove.
+    dropped = [real for folder in left if (real := site.real_folder(folder))]
     return Intent(
         action=action,
         writes=tuple(ordered),
-        made=tuple(one for one in made if one != STATE_FOLDER),
+        made=tuple(folder for folder in made if folder != STATE_FOLDER),
         dropped=(
             *reversed(dropped),
             *(() if new and _has_copies(new) else (PRISTINE_FOLDER,)),

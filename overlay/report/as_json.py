@@ -68,6 +68,7 @@ def _target(target: TargetReport) -> dict[str, Any]:
         "vllm": target.vllm,
         "root": None if target.root is None else str(target.root),
         "state": target.state.value,
+        "interrupted": target.interrupted,
         "warnings": [str(notice) for notice in target.notices],
         "features": [_feature(feature) for feature in target.features],
     }

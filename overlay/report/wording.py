@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from overlay.report.model import ATTENTION, OK, TargetReport, enumeration
 from overlay.results import Change, FeatureResult, FileResult, HunkResult, Reason, State
@@ -162,11 +163,23 @@ def those(target: TargetReport, *states: State) -> list[FeatureResult]:
 
 
 def attention(target: TargetReport) -> str | None:
-    """Which features need the user and how they stand, or ``None``."""
+    """What needs the user: features in their states, and an interruption; or ``None``."""
     bad = [feature for feature in target.features if feature.state.needs_attention]
-    if not bad:
-        return None
-    return enumeration([f"{feature.feature} is {feature.state.value}" for feature in bad])
+    said = [f"{feature.feature} is {feature.state.value}" for feature in bad]
+    if target.interrupted:
+        said.insert(0, "an apply or revert was interrupted")
+    return enumeration(said) if said else None
+
+
+def was_interrupted(action: str, root: Path) -> str:
+    """The notice of a transaction that was interrupted, with the commands that end it.
+
+    :param action: ``apply`` or ``revert``.
+    """
+    return (
+        f"an interrupted {action} waits to be ended in {root}, and its files are judged as they "
+        "are now: `overlay apply` or `overlay revert` finishes or undoes it first"
+    )
 
 
 def nothing_to_patch(target: TargetReport) -> str:
@@ -183,7 +196,7 @@ def checked(targets: Sequence[TargetReport]) -> Verdict:
     """The verdict of ``check``."""
     if len(targets) == 1:
         return _checked_one(targets[0])
-    bad = [target.target for target in targets if target.state.needs_attention]
+    bad = [one.target for one in targets if one.state.needs_attention or one.interrupted]
     if bad:
         verb = "needs" if len(bad) == 1 else "need"
         return ATTENTION, f"{len(bad)} of {len(targets)} targets {verb} you: {enumeration(bad)}."

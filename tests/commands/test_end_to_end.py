@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from overlay.cli.arguments import cli as group
-from tests.support import fake_vllm, faults
+from tests.support import fake_vllm
 from tests.support.cli import ADDED, CAPTURE, PROPOSE, PROPOSER, RUNNER, Cli, cli, digest
 from tests.support.patches import hunk, patch_text, write_feature
 
@@ -124,33 +124,6 @@ def test_ctrl_c_at_some_moments(command: Command, site: Path) -> None:
 @pytest.mark.slow
 def test_ctrl_c_at_many_moments(command: Command, site: Path) -> None:
     assert _interrupt_at_random(command, site, rounds=30, seed=2) == {True, False}
-
-
-class KilledRenaming(faults.FaultyOs):
-    """The process is killed where the first module would get its new bytes."""
-
-    def replace(self, source: Path, destination: Path) -> None:
-        if destination.suffix == ".py":
-            os.kill(os.getpid(), signal.SIGKILL)
-        os.replace(source, destination)
-
-
-def test_apply_says_that_it_ended_an_interrupted_one(cli: Cli, tmp_path: Path) -> None:
-    site = fake_vllm.site_packages(tmp_path / "site")
-    pristine = digest(site)
-
-    def die_at_the_first_rename() -> None:
-        with faults.faulty(KilledRenaming()):
-            cli("apply", site)
-
-    assert faults.in_child(die_at_the_first_rename) == -signal.SIGKILL
-    assert (site / ".vllm-overlay/journal.json").exists()
-    result = cli("apply", site)
-    assert result.exit == 0
-    assert f"warning: an interrupted apply was finished in {site}" in result.out
-    assert cli("status", site).last == "demo is applied to vLLM 0.26.0."
-    cli("revert", site)
-    assert digest(site) == pristine
 
 
 # What others read

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from tests.support.transactions import ADDED, ONE, PROPOSER, RUNNER, Site, snaps
 
 texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=15)
 shas = st.binary(min_size=32, max_size=32).map(bytes.hex)
+records = st.from_regex(r"[a-z-]{1,8}\.dist-info/RECORD", fullmatch=True)
 paths = st.from_regex(r"vllm(/[a-z_]{1,8}){1,3}\.py", fullmatch=True)
 reasons = st.builds(Reason, texts, texts | st.none()) | st.none()
 hunks = st.builds(
@@ -47,18 +48,33 @@ results = st.builds(
     st.booleans(),
 )
 entries = st.builds(
-    Entry, paths, shas | st.none(), shas, st.integers(0, 0o7777), st.integers(0, 10**9)
+    Entry, paths, shas | st.none(), shas, st.integers(0, 0o777), st.integers(0, 10**9)
 )
+
+
+def _ledger(*parts: Any) -> Ledger:
+    """A ledger as an apply writes it: each path once, folders above added modules only."""
+    ledger = Ledger(*parts)
+    by_path = {entry.path: entry for entry in ledger.entries}
+    above = {
+        str(folder)
+        for entry in by_path.values()
+        if entry.before is None
+        for folder in list(PurePosixPath(entry.path).parents)[:-2]
+    }
+    return ledger._replace(entries=tuple(by_path.values()), folders=tuple(sorted(above)))
+
+
 ledger_strategy = st.builds(
-    Ledger,
+    _ledger,
     texts,
     texts,
     st.lists(st.builds(LedgerFeature, texts, texts, results, shas | st.none()), max_size=3).map(
         tuple
     ),
     st.lists(entries, max_size=3).map(tuple),
-    st.lists(paths, max_size=2).map(tuple),
-    st.builds(RecordEntry, paths, shas, shas) | st.none(),
+    st.just(()),
+    st.builds(RecordEntry, records, shas, shas) | st.none(),
 )
 
 

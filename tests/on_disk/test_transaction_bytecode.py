@@ -74,10 +74,10 @@ def compiled(source: Path, mode: str) -> Path:
 class NoUnlinkOfBytecode(FaultyOs):
     """A ``__pycache__`` that another user owns."""
 
-    def unlink(self, path: Path) -> None:
-        if str(path).endswith(".pyc"):
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        os.unlink(path)
+    def unlink(self, name: str, **folder: int) -> None:
+        if name.endswith(".pyc"):
+            raise PermissionError(errno.EACCES, "Permission denied", name)
+        os.unlink(name, **folder)
 
 
 @pytest.mark.parametrize("mode", ["timestamp", "checked-hash"])

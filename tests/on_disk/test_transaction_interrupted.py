@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,7 @@ from overlay.errors import LedgerError, TransactionError
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.recovery import recover
 from tests.support.faults import FaultyOs, faulty
-from tests.support.sites import installed, interrupt_in_the_middle, site
+from tests.support.sites import installed, interrupt_in_the_middle, site, stamps
 from tests.support.transactions import ADDED, ONE, PROPOSER, RUNNER, Site, snapshot
 
 __all__ = ["installed", "site"]
@@ -47,10 +46,10 @@ def test_what_cannot_be_finished_is_undone(installed: Site) -> None:
     interrupt_in_the_middle(installed)
 
     class NoReplacing(FaultyOs):
-        def replace(self, source: Path, destination: Path) -> None:
-            if str(source).endswith(".overlay-new"):
-                raise OSError(errno.EBUSY, "Device or resource busy", str(source))
-            os.replace(source, destination)
+        def replace(self, source: str, destination: str, **folders: int) -> None:
+            if source.endswith(".overlay-new"):
+                raise OSError(errno.EBUSY, "Device or resource busy", source)
+            os.replace(source, destination, **folders)
 
     with faulty(NoReplacing()):
         assert recover(installed.root) == f"an interrupted apply was undone in {installed.root}"
@@ -88,9 +87,13 @@ def test_a_journal_that_points_out_of_the_target_is_refused(installed: Site) -> 
         recover(installed.root)
 
 
-def test_a_reader_ends_the_transaction_first(installed: Site) -> None:
+def test_a_reader_is_told_of_the_transaction_and_changes_nothing(installed: Site) -> None:
     interrupt_in_the_middle(installed)
-    with commit.reading(installed.root) as said:
-        assert said == f"an interrupted apply was finished in {installed.root}"
-        for path in (PROPOSER, RUNNER):
-            assert (installed.root / path).read_bytes() != installed.pristine[path]
+    middle, times = snapshot(installed.root), stamps(installed.root)
+    with commit.reading(installed.root) as interrupted:
+        assert interrupted is not None
+        assert interrupted.action == "apply"
+    assert (snapshot(installed.root), stamps(installed.root)) == (middle, times)
+    assert recover(installed.root) == f"an interrupted apply was finished in {installed.root}"
+    with commit.reading(installed.root) as interrupted:
+        assert interrupted is None

@@ -41,7 +41,9 @@ def test_a_linked_state_folder_is_refused(site: Site, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (site.root / ".vllm-overlay").symlink_to(elsewhere)
-    with pytest.raises(TransactionError, match="the overlay's own folder"):
+    with pytest.raises(
+        TransactionError, match="a folder of the overlay's own, found a symbolic link"
+    ):
         site.apply()
     assert list(elsewhere.iterdir()) == []
 
@@ -59,13 +61,15 @@ def test_a_folder_that_becomes_a_file_meanwhile(
 ) -> None:
     """Too late for a look beforehand: everything is taken back."""
 
-    def other(path: Path, owner: object) -> None:
-        path.write_bytes(b"a file\n")
-
     make_folder = files.make_folder
-    monkeypatch.setattr(
-        files, "make_folder", lambda p, o: (other if p.name == "draft" else make_folder)(p, o)
-    )
+
+    def make(root: Path, path: str, owner: files.Owner | None) -> None:
+        if path.endswith("draft"):
+            (root / path).write_bytes(b"a file\n")
+        else:
+            make_folder(root, path, owner)
+
+    monkeypatch.setattr(files, "make_folder", make)
     before = snapshot(site.root)
     with pytest.raises(TransactionError, match="as it was before the apply"):
         site.apply()

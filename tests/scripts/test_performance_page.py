@@ -1,4 +1,4 @@
-"""The performance page and its plot are those of the committed JSON, and show what it holds."""
+"""The performance page, its plots and README's table are those of the committed JSON."""
 
 from __future__ import annotations
 
@@ -21,10 +21,34 @@ def test_the_page_shows_what_the_json_says() -> None:
     assert done.returncode == 0, "run scripts/render_performance.py"
 
 
-def test_the_plot_was_drawn_from_the_json() -> None:
-    found, _ = newest(performance_data.read_sittings(render_performance.RESULTS))
-    there = render_performance.PLOT.read_text(encoding="utf-8")
-    assert performance_plot.digest_in(there) == digest(found), "run scripts/render_performance.py"
+def test_the_plots_were_drawn_from_the_json() -> None:
+    found = performance_data.read_sittings(render_performance.RESULTS)
+    assert render_performance.stale_plots(found) == [], "run scripts/render_performance.py"
+
+
+def test_a_plot_of_other_data_is_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = performance_data.read_sittings(render_performance.RESULTS)
+    summary = tmp_path / "summary.svg"
+    monkeypatch.setattr(render_performance, "SUMMARY_PLOT", summary)
+    assert render_performance.stale_plots(found) == [summary]
+    # The other plot shows other sittings.
+    summary.write_bytes(render_performance.PLOT.read_bytes())
+    assert render_performance.stale_plots(found) == [summary]
+    summary.write_bytes((render_performance.ROOT / "docs/performance.svg").read_bytes())
+    assert render_performance.stale_plots(found) == []
+
+
+@pytest.mark.parametrize("name", ["PAGE", "README"])
+def test_a_figure_that_was_changed_by_hand_is_noticed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = getattr(render_performance, name).read_text(encoding="utf-8")
+    before, begin, rest = text.partition("<!-- summary: begin -->")
+    changed = tmp_path / name
+    changed.write_text(before + begin + rest.replace("0.72", "0.71", 1), encoding="utf-8")
+    monkeypatch.setattr(render_performance, name, changed)
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--check"])
+    assert render_performance.main() == 1
 
 
 def result(engine: str, ms: float = 2.0, **more: Any) -> dict[str, Any]:
@@ -92,7 +116,7 @@ def test_memory_stands_there_of_the_last_sitting_that_looked() -> None:
     old = document(result("v2", memory=memory), date="2026-11-19T20:00:00+00:00")
     found = sittings("new", document(result("v2"))) + sittings("old", old)
     text = render_performance.tables(found)
-    assert "| v2 | 5 |" in text.partition("## Memory")[2]
+    assert "| v2 | 5 |" in text.partition("## Log: memory")[2]
 
 
 def test_the_gpus_share_is_of_a_step_that_nothing_traces() -> None:
@@ -120,7 +144,7 @@ def test_only_the_newest_sitting_of_a_setting_is_drawn(
     assert [one.file[-6:] for one in older] == ["a.json"]
     monkeypatch.setattr(render_performance, "RESULTS", tmp_path)
     text = render_performance.tables(performance_data.read_sittings(tmp_path))
-    before, _, after = text.partition("## Older sittings")
+    before, _, after = text.partition("## Log: older sittings")
     assert "3.00 ms" in before
     assert "2.00 ms" in after
     assert "0.26.0, 8b, K 3, FULL, tensor parallel 2" in before
@@ -131,6 +155,34 @@ def test_what_overlaps_is_said_to_overlap() -> None:
     [line] = render_performance.comparison_table(sittings("f", near))[2:]
     cells = [cell.strip() for cell in line.split("|")[1:-1]]
     assert cells[1:] == ["patched-loop", *["0.50"] * 3, *["0.95 (repeats overlap)"] * 3]
+
+
+def of_cell(cell: str, release: str, **ms: float) -> list[performance_data.Sitting]:
+    """A sitting of one setting in which a step of each engine takes so long at every batch."""
+    rows = [
+        result(name.replace("_", "-"), time, cell=cell, vllm=release) for name, time in ms.items()
+    ]
+    return sittings("f", document(*rows))
+
+
+def test_the_summary_has_the_range_over_the_releases() -> None:
+    found = [
+        *of_cell("1b:3:FULL_AND_PIECEWISE", "0.20.2", patched_loop=2.0, stock_v1=4.0, v2=5.0),
+        *of_cell("1b:3:FULL_AND_PIECEWISE", "0.26.0", patched_loop=3.0, stock_v1=4.0, v2=3.1),
+        *of_cell("8b:3:FULL_AND_PIECEWISE:4", "0.26.0", patched_loop=1.0, stock_v1=2.0),
+        # Neither of the settings that the summary is about.
+        *of_cell("1b:5:FULL_AND_PIECEWISE", "0.26.0", patched_loop=1.0, stock_v1=2.0),
+        *of_cell("1b:3:FULL_DECODE_ONLY", "0.26.0", patched_loop=1.0, stock_v1=2.0),
+        *of_cell("8b:3:FULL_AND_PIECEWISE", "0.26.0", stock_v1=2.0, v2=1.0),
+    ]
+    rows = render_performance.summary_table(found)[2:]
+    assert rows == [
+        (
+            "| 1B | 0.20.2, 0.26.0 | 0.50 to 0.75 | 0.50 to 0.75 "
+            "| \u2248 0.40 to 0.97 | \u2248 0.40 to 0.97 |"
+        ),
+        "| 8B, tensor parallel 4 | 0.26.0 | 0.50 | 0.50 |  |  |",
+    ]
 
 
 def test_the_digest_is_of_what_is_drawn() -> None:
@@ -169,10 +221,15 @@ def test_no_engine_counts_as_equal_to_itself() -> None:
     assert render_performance._verdict(cell | {"mode": "loop", "ok": False, "why": "x"}) == "x"
 
 
-def test_the_plot_is_the_same_whenever_it_is_drawn() -> None:
+def test_plots_are_the_same_whenever_they_are_drawn() -> None:
     pytest.importorskip("matplotlib", reason="the extra bench")
     found = sittings("f", document(result("stock-v1", 4.0), result("v2", gpu_busy=0.5)))
     picture = performance_plot.draw(found)
     assert picture == performance_plot.draw(found)
     assert performance_plot.digest_in(picture) == digest(found)
     assert re.search(r">\s*stock-v1\s*<", picture)
+    models = {"1B": found}
+    summary = performance_plot.draw_summary(models)
+    assert summary == performance_plot.draw_summary(models)
+    assert performance_plot.digest_in(summary) == digest(found)
+    assert "V1 with the overlay" in summary

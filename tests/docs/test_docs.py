@@ -1,0 +1,193 @@
+"""What the pages claim about files, commands, options and variables is so."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from overlay import settings
+from overlay.cli.arguments import cli
+from overlay.features.folder import load
+from overlay.features.sources import shipped_folder
+from tests.support import markdown
+from tests.support.markdown import ROOT, Page
+
+PAGES = {page.name: page for page in markdown.pages()}
+#: Pages whose lines are written by a script.
+WRITTEN = {"docs/performance.md", "docs/mutations.md"}
+WIDEST = 120
+
+each_page = pytest.mark.parametrize("name", sorted(PAGES))
+
+
+@each_page
+def test_links_lead_to_files_and_headings_that_exist(name: str) -> None:
+    page = PAGES[name]
+    broken = []
+    for line, target in page.links:
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.path.parent / path).resolve() if path else page.path
+        if not file.exists() or not file.is_relative_to(ROOT):
+            broken.append(f"{name}:{line}: {target}: there is no such file")
+        elif anchor and anchor not in markdown.read(file).anchors:
+            broken.append(f"{name}:{line}: {target}: the page has no such heading")
+    assert not broken, "\n".join(broken)
+
+
+@pytest.mark.parametrize("name", sorted(PAGES.keys() - WRITTEN))
+def test_prose_has_lines_that_a_diff_can_show(name: str) -> None:
+    wide = [f"{name}:{line}" for line, text in PAGES[name].prose if len(text) > WIDEST]
+    assert not wide, f"over {WIDEST} characters: {', '.join(wide)}"
+
+
+def test_the_index_lists_every_page() -> None:
+    page = PAGES["docs/index.md"]
+    listed = {target for _, target in page.links}
+    there = {name.removeprefix("docs/") for name in PAGES if name.startswith("docs/")}
+    assert there - listed == {"index.md"}
+
+
+# ---- commands
+
+
+def commands(page: Page) -> Iterator[tuple[int, str]]:
+    """Line and text of each call of ``overlay`` in code."""
+    for line, code in page.inline_code:
+        if re.match(r"overlay [a-z-]", code):
+            yield line, code
+    for block in page.blocks:
+        for offset, text in enumerate(block.lines, 1):
+            for call in re.findall(r"(?:^|&& |\| |\bRUN )(?:\$ )?(overlay [a-z-][^|&#>]*)", text):
+                yield block.line + offset, call
+
+
+def problem_of(call: str) -> str | None:
+    """What is wrong with a call of the command line, or ``None``."""
+    words = shlex.split(call.replace("...", "").replace("\u2026", "").rstrip("\\ "))[1:]
+    command: click.Command = cli
+    while words:
+        word = words.pop(0)
+        option, _, value = word.partition("=")
+        if word.startswith("-") and word != "-":
+            known = {name: one for one in command.params for name in one.opts}
+            if option in ("--help", "-h"):
+                continue
+            if option not in known:
+                return f"{command.name} has no option {option}"
+            parameter = known[option]
+            if isinstance(parameter, click.Option) and not parameter.is_flag and not value:
+                words = words[1:]
+        elif isinstance(command, click.Group):
+            if word not in command.commands:
+                return f"there is no command {word}"
+            command = command.commands[word]
+    return None
+
+
+@each_page
+def test_commands_and_options_exist(name: str) -> None:
+    wrong = [
+        f"{name}:{line}: `{call}`: {problem}"
+        for line, call in commands(PAGES[name])
+        if (problem := problem_of(call))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        ("overlay aply", "there is no command aply"),
+        ("overlay check --realeses all", "check has no option --realeses"),
+        ("overlay --patches DIR check --releases 0.20.0..0.33.0 -v", None),
+        ("overlay apply --dry-run TARGET", None),
+        ("overlay --help", None),
+    ],
+)
+def test_wrong_commands_are_noticed(call: str, problem: str | None) -> None:
+    assert problem_of(call) == problem
+
+
+def test_every_command_is_on_a_page_for_users() -> None:
+    text = "\n".join(
+        (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/commands.md")
+    )
+    missing = [name for name in cli.commands if f"overlay {name}" not in text]
+    assert not missing
+
+
+# ---- environment variables
+
+
+def declared() -> set[str]:
+    """The variables that the overlay and its features read."""
+    features = load([shipped_folder()])
+    return {*settings.KNOWN, *(switch.name for each in features for switch in each.switches)}
+
+
+def named(page: Page) -> Iterator[tuple[int, str]]:
+    """Line and name of each variable of the overlay on a page."""
+    lines = [*page.text_lines]
+    for block in page.blocks:
+        lines += [(block.line + offset, text) for offset, text in enumerate(block.lines, 1)]
+    for line, text in lines:
+        for name in re.findall(r"\bOVERLAY(?:_[A-Z]+)*\b(?!_)", text):
+            yield line, name
+
+
+@each_page
+def test_variables_are_declared(name: str) -> None:
+    known = declared()
+    wrong = [f"{name}:{line}: {each}" for line, each in named(PAGES[name]) if each not in known]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_variable_is_in_the_table_of_auto_apply() -> None:
+    rows = {text.split("`")[1] for _, text in PAGES["docs/auto-apply.md"].tables if "`" in text}
+    assert not declared() - rows
+
+
+# ---- messages
+
+
+def texts_in_code() -> str:
+    """Every text of the overlay and of its features, with the rest of formatted ones left out."""
+    texts: list[str] = []
+    for folder in ("overlay", "patches"):
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.JoinedStr):
+                    parts = (p.value if isinstance(p, ast.Constant) else "\0" for p in node.values)
+                    texts.append("".join(str(part) for part in parts))
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    texts.append(node.value)
+    return "\n".join(texts)
+
+
+def test_messages_that_troubleshooting_explains_exist() -> None:
+    code = texts_in_code()
+    missing = [
+        f"line {line}: {fragment}"
+        for line, text in PAGES["docs/troubleshooting.md"].tables
+        for fragment in re.findall(r"`([^`]+)`", text.split(" | ")[0])
+        if " " in fragment and "Runner" not in fragment and fragment not in code
+    ]
+    assert not missing, "\n".join(missing)
+
+
+# ---- one way to install
+
+
+def test_the_text_about_pip_is_one_and_true() -> None:
+    """No index has the project, so nothing may tell anyone to install it from there."""
+    for name, page in PAGES.items():
+        text = page.path.read_text(encoding="utf-8")
+        assert not re.search(r"pip install (-\S+ )*vllm-overlay\b", text), name
+    assert "pip install ." in (ROOT / "README.md").read_text(encoding="utf-8")
