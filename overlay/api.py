@@ -14,43 +14,78 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
-from overlay.errors import OverlayError
+from overlay.errors import OverlayError, UsageError
 
 if TYPE_CHECKING:
     from overlay.commands.project import Project
     from overlay.commands.request import Request
     from overlay.features.model import Feature
     from overlay.processes.live import LiveProcess
-    from overlay.report.model import Report, TargetReport
+    from overlay.report.model import (
+        ApplyReport,
+        CheckReport,
+        Code,
+        DiffReport,
+        DoctorReport,
+        ListReport,
+        ProcessesReport,
+        Report,
+        RevertReport,
+        StatusReport,
+        TargetReport,
+    )
     from overlay.report.progress import Meter
-    from overlay.results import FeatureResult, FileResult, HunkResult, State
+    from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State
     from overlay.targets.target import Progress
 
 #: Where each type of the promise is defined; imported when it is asked for.
 _TYPES = {
+    "ApplyReport": "overlay.report.model",
+    "CheckReport": "overlay.report.model",
+    "Code": "overlay.report.model",
+    "DiffReport": "overlay.report.model",
+    "DoctorReport": "overlay.report.model",
     "Feature": "overlay.features.model",
     "FeatureResult": "overlay.results",
     "FileResult": "overlay.results",
     "HunkResult": "overlay.results",
+    "ListReport": "overlay.report.model",
     "LiveProcess": "overlay.processes.live",
+    "Notice": "overlay.results",
+    "ProcessesReport": "overlay.report.model",
+    "Reason": "overlay.results",
     "Report": "overlay.report.model",
+    "RevertReport": "overlay.report.model",
     "State": "overlay.results",
+    "StatusReport": "overlay.report.model",
     "TargetReport": "overlay.report.model",
 }
 
 __all__ = [
+    "ApplyReport",
+    "CheckReport",
+    "Code",
+    "DiffReport",
+    "DoctorReport",
     "Feature",
     "FeatureResult",
     "FileResult",
     "HunkResult",
+    "ListReport",
     "LiveProcess",
+    "Notice",
     "OverlayError",
     "PatchRefused",
+    "ProcessesReport",
+    "Reason",
     "Report",
+    "RevertReport",
     "State",
+    "StatusReport",
     "TargetReport",
+    "UsageError",
     "apply",
     "check",
     "diff",
@@ -61,6 +96,8 @@ __all__ = [
 ]
 
 Place = str | Path
+
+R = TypeVar("R", bound="Report")
 
 
 class PatchRefused(OverlayError):
@@ -82,7 +119,7 @@ def check(
     python: Place | None = None,
     only: Collection[str] = (),
     patches: Sequence[Place] = (),
-) -> Report:
+) -> CheckReport:
     """Say whether features can be applied to a vLLM; write nothing.
 
     >>> report = overlay.check(site)
@@ -112,7 +149,7 @@ def apply(
     require: Collection[str] = (),
     dry_run: bool = False,
     untested: bool = False,
-) -> Report:
+) -> ApplyReport:
     """Apply features to a vLLM, beside those that are applied: all of them or nothing.
 
     >>> overlay.apply(site).targets[0].features[0].state.value
@@ -144,7 +181,7 @@ def revert(
     python: Place | None = None,
     only: Collection[str] = (),
     patches: Sequence[Place] = (),
-) -> Report:
+) -> RevertReport:
     """Put back the exact bytes that ``apply`` found, and remove what it added.
 
     >>> overlay.revert(site).verdict
@@ -171,7 +208,7 @@ def status(
     patches: Sequence[Place] = (),
     require: Collection[str] = (),
     progress: Progress | None = None,
-) -> Report:
+) -> StatusReport:
     """Say what is applied to a vLLM, whether it still stands, and what the next process will run.
 
     >>> report = overlay.status(site, require=["demo"])
@@ -208,7 +245,7 @@ def diff(
     :raises OverlayError: if the features or the target cannot be read.
     """
     report = _accepted(diff_report(target, python=python, only=only, patches=patches))
-    return report.diff or b""
+    return report.diff
 
 
 def features(patches: Sequence[Place] = ()) -> tuple[Feature, ...]:
@@ -246,7 +283,7 @@ def check_many(
     only: Collection[str] = (),
     patches: Sequence[Place] = (),
     progress: Progress | None = None,
-) -> Report:
+) -> CheckReport:
     """``check`` of several targets, and of the releases that ``--releases`` names."""
     from overlay.commands.check import check as command
 
@@ -261,28 +298,28 @@ def diff_report(
     only: Collection[str] = (),
     patches: Sequence[Place] = (),
     progress: Progress | None = None,
-) -> Report:
+) -> DiffReport:
     """``diff`` with the state of each feature."""
     from overlay.commands.diff import diff as command
 
     return command(_request(python, only, patches), _name(target), progress)
 
 
-def catalogue(patches: Sequence[Place] = ()) -> Report:
+def catalogue(patches: Sequence[Place] = ()) -> ListReport:
     """What ``overlay list`` shows."""
     from overlay.commands.list_ import list_ as command
 
     return command(_request(None, (), patches))
 
 
-def live() -> Report:
+def live() -> ProcessesReport:
     """What ``overlay status --live`` shows."""
     from overlay.commands.status import live as command
 
     return command()
 
 
-def doctor(patches: Sequence[Place] = ()) -> Report:
+def doctor(patches: Sequence[Place] = ()) -> DoctorReport:
     """What ``overlay doctor`` shows."""
     from overlay.commands.doctor import doctor as command
 
@@ -310,11 +347,11 @@ def meter() -> Meter:
     return Meter()
 
 
-def failure(command: str, error: str) -> Report:
+def failure(command: str, error: str, code: Code) -> Report:
     """The report of a command that usage or the environment stopped."""
     from overlay.report.model import failure as report
 
-    return report(command, error)
+    return report(command, error, code)
 
 
 def as_json(report: Report) -> str:
@@ -363,7 +400,7 @@ def _name(target: Place | None) -> str | None:
     return None if target is None else str(target)
 
 
-def _accepted(report: Report) -> Report:
+def _accepted(report: R) -> R:
     if report.exit == 1:
         raise PatchRefused(report)
     return report

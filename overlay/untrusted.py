@@ -15,7 +15,7 @@ import stat
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from overlay.errors import OverlayError, TargetError, TransactionError
 
@@ -55,6 +55,23 @@ def read_regular(
     """
     name = os.fspath(path)
     return _read(name, name, None, limit, 0 if follow else _NOFOLLOW)
+
+
+def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
+    """Open a file of any size that a stranger may have made, such as an archive.
+
+    :raises UnfitFile: if it is not a regular file.
+    :raises OSError: if it is not there, or the system refuses to let it be read.
+    """
+    name = os.fspath(path)
+    _require_regular(name, os.stat(name), None)
+    file = os.open(name, _FILE)
+    try:
+        _require_regular(name, os.fstat(file), None)
+        return os.fdopen(file, "rb")
+    except BaseException:
+        os.close(file)
+        raise
 
 
 def read_below(root: Path, path: str, limit: int = MAX_BYTES) -> bytes | None:
@@ -146,10 +163,10 @@ def _all(file: int, most: int) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def _require_regular(full: str, status: os.stat_result, limit: int) -> None:
+def _require_regular(full: str, status: os.stat_result, limit: int | None) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise _unfit(full, f"expected a plain file, found {kind(status.st_mode)}")
-    if status.st_size > limit:
+    if limit is not None and status.st_size > limit:
         raise _unfit(full, f"expected a file of at most {limit} bytes, found {status.st_size}")
 
 

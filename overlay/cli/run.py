@@ -29,7 +29,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _answer(arguments: list[str]) -> Answer | Text | int:
-    from overlay.api import OverlayError, described
+    from overlay.api import OverlayError, UsageError, described
 
     try:
         answer: Answer | Text | int | None = cli.main(
@@ -39,11 +39,13 @@ def _answer(arguments: list[str]) -> Answer | Text | int:
     except click.Abort:
         raise
     except click.ClickException as error:
-        return _failed(arguments, _usage(error, _command(arguments)))
+        return _failed(arguments, _usage(error, _command(arguments)), "USAGE")
+    except UsageError as error:
+        return _failed(arguments, str(error), "USAGE")
     except OverlayError as error:
-        return _failed(arguments, str(error))
+        return _failed(arguments, str(error), "ENVIRONMENT")
     except OSError as error:
-        return _failed(arguments, described(error))
+        return _failed(arguments, described(error), "ENVIRONMENT")
     except Exception as error:  # the last resort: reported in full, never swallowed
         if _was_interrupted(error):
             raise KeyboardInterrupt from error
@@ -55,6 +57,7 @@ def _answer(arguments: list[str]) -> Answer | Text | int:
             f"{type(error).__name__}: {error}\n"
             "this is a bug in vllm-overlay; please report it with the traceback on standard "
             "error, the command and the output of `overlay --version`",
+            "BUG",
         )
 
 
@@ -66,10 +69,15 @@ def _was_interrupted(error: BaseException) -> bool:
     return cause is not None
 
 
-def _failed(arguments: list[str], error: str) -> Answer:
-    from overlay.api import failure
+def _failed(arguments: list[str], error: str, code: str) -> Answer:
+    """The answer of a command that was stopped.
 
-    return Answer(failure(_command(arguments), error), json="--json" in _options(arguments))
+    :param code: name of the ``Code``, whose module is imported only here.
+    """
+    from overlay.api import Code, failure
+
+    report = failure(_command(arguments), error, Code[code])
+    return Answer(report, json="--json" in _options(arguments))
 
 
 def _options(arguments: list[str]) -> list[str]:
@@ -142,8 +150,8 @@ def _write(answer: Answer | Text) -> None:
         # A path may hold bytes that the terminal's encoding has no character for.
         # What Python opens can be told so, though not every text stream can.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    if report.diff is not None:
-        sys.stdout.buffer.write(report.diff)
+    if report.body is not None:
+        sys.stdout.buffer.write(report.body)
         sys.stdout.flush()
-    silent_stdout = report.diff is not None or report.exit == 2
+    silent_stdout = report.body is not None or report.exit == ERROR
     write_text(report, sys.stderr if silent_stdout else sys.stdout, verbose=answer.verbose)

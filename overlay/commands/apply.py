@@ -1,4 +1,9 @@
-"""``overlay apply``: all of the features that are meant, or nothing."""
+"""``overlay apply``: all of the features that are meant, or nothing.
+
+Load the features, resolve the target, examine how they stand in it, decide, write, report.  Between
+the plan and the transaction another command may apply something of its own; the plan is made again
+then.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +12,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlay.commands.assess import Examination, examine
-from overlay.commands.request import Request, notices, resolve_writable, with_features
+from overlay.commands.assess import Examination, Outlook, examine, outlook
+from overlay.commands.next_process import with_plugin
+from overlay.commands.request import Request, notices, only, resolve_writable
+from overlay.commands.required import expect_known, with_required
 from overlay.commands.status import by_ledger
-from overlay.errors import PlanOutdated, UsageError
+from overlay.errors import PlanOutdated
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.recovery import recover
-from overlay.report.model import ATTENTION, OK, Report, TargetReport
-from overlay.report.wording import applied, not_applied, untested_refused, would_apply
-from overlay.results import FeatureResult, State
+from overlay.report.model import ApplyReport, TargetReport, Verdict
+from overlay.report.wording import (
+    applied,
+    not_applied,
+    required_missing,
+    untested_refused,
+    would_apply,
+)
 from overlay.targets.target import public
 
 if TYPE_CHECKING:
@@ -29,19 +41,21 @@ _ATTEMPTS = 5
 
 @dataclass(frozen=True)
 class _Job:
-    """What an ``apply`` has to do, however often it has to begin anew."""
+    """What an ``apply`` has to do, however often it has to begin again."""
 
+    request: Request
     target: Target
     root: Path
     features: tuple[Feature, ...]
     meant: tuple[Feature, ...]
+    named: bool
     dry_run: bool
     untested: bool
 
 
 def apply(
     request: Request, name: str | None = None, *, dry_run: bool = False, untested: bool = False
-) -> Report:
+) -> ApplyReport:
     """Apply what is meant, beside what is applied already.
 
     :param dry_run: do everything but write.
@@ -51,7 +65,9 @@ def apply(
     """
     target, root = resolve_writable(request, name, "apply")
     features = request.load()
-    job = _Job(target, root, features, request.select(features), dry_run, untested)
+    meant = request.select(features)
+    expect_known(request.require, features)
+    job = _Job(request, target, root, features, meant, name is not None, dry_run, untested)
     said = None if dry_run else recover(root)
     for _ in range(_ATTEMPTS - 1):
         with suppress(PlanOutdated):
@@ -59,39 +75,50 @@ def apply(
     return _attempt(job, said)
 
 
-def _attempt(job: _Job, said: str | None) -> Report:
+def _attempt(job: _Job, said: str | None) -> ApplyReport:
     """Plan and apply once.
 
     :param said: what ending an interrupted transaction had to say.
     :raises PlanOutdated: if another command applied something in between.
     """
     found = _noted(examine(job.target, job.features, job.meant), said)
-    _refuse_strangers(found)
-    if blocked := _blocked(found):
-        return Report("apply", ATTENTION, not_applied(blocked), (blocked,))
-    if not job.untested and (new := _untested(found)):
-        return Report("apply", ATTENTION, untested_refused(found.report, new), (found.report,))
-    if job.dry_run and found.report.interrupted:
-        return Report("apply", ATTENTION, not_applied(found.report), (found.report,))
+    decision = outlook(found, untested=job.untested)
+    target = decision.report
+    if decision.outlook is Outlook.REFUSE or (job.dry_run and target.interrupted):
+        return ApplyReport(not_applied(target), target)
+    if decision.outlook is Outlook.UNTESTED:
+        return ApplyReport(untested_refused(target, decision.untested), target)
     if job.dry_run:
-        verdict = would_apply(found.report, found.plan.changes)
-        return Report("apply", OK, verdict, (found.report,))
-    target = job.target
+        target = with_required(target, job.request.require, found.everything, planned=True)
+        changes = found.plan.changes
+        paths = tuple(change.path for change in changes)
+        return _finished(target, would_apply(target, changes), paths)
     outcome = commit.apply(
         job.root,
         found.plan,
         found.features,
-        release=public(target) or target.vllm or "unknown",
-        record_file=target.record_file,
+        release=public(job.target) or job.target.vllm or "unknown",
+        record_file=job.target.record_file,
         known=found.applied,
     )
-    stands = by_ledger(target, job.features, job.meant)
-    stands = stands or examine(target, job.features, job.meant).report
+    everything = by_ledger(job.target, job.features)
+    everything = everything or examine(job.target, job.features).report
+    target = only(everything, job.meant)
     ended = (said,) if said else ()
-    noted = (*notices((*ended, *outcome.warnings)), *found.plan.notices, *stands.notices)
-    stands = replace(stands, notices=tuple(dict.fromkeys(noted)))
-    verdict = applied(stands, len(outcome.changed), wrote=outcome.wrote)
-    return Report("apply", OK, verdict, (stands,))
+    noted = (*notices((*ended, *outcome.warnings)), *found.plan.notices, *target.notices)
+    target = replace(target, notices=tuple(dict.fromkeys(noted)))
+    verdict = applied(target, len(outcome.changed), wrote=outcome.wrote)
+    if job.request.features:
+        target = with_plugin(target, everything, job.features, named=job.named)
+    target = with_required(target, job.request.require, everything)
+    return _finished(target, verdict, outcome.changed)
+
+
+def _finished(target: TargetReport, verdict: Verdict, changed: tuple[str, ...]) -> ApplyReport:
+    """The report of an apply that went through, or would; a missing requirement overrules it."""
+    if target.obstacles:
+        verdict = required_missing(target, verdict)
+    return ApplyReport(verdict, target, changed)
 
 
 def _noted(found: Examination, said: str | None) -> Examination:
@@ -103,49 +130,3 @@ def _noted(found: Examination, said: str | None) -> Examination:
         return replace(report, notices=(*notices([said]), *report.notices))
 
     return replace(found, report=noted(found.report), everything=noted(found.everything))
-
-
-def _refuse_strangers(found: Examination) -> None:
-    """Refuse to take out what is applied and not among the patches at hand.
-
-    A team's own patches would otherwise vanish with the first apply that does not name them.
-
-    :raises UsageError: naming each such feature and where it came from.
-    """
-    at_hand = {feature.id for feature in found.features}
-    on_disk = found.ledger.applied if found.ledger is not None else ()
-    strange = [one for one in on_disk if one.result.feature not in at_hand]
-    if strange:
-        names = ", ".join(f"{one.result.feature} (from {one.origin})" for one in strange)
-        raise UsageError(
-            f"{found.report.root}: applied there, and not among these patches: {names}. Name its "
-            "folder with --patches DIR before the command to keep it, or run `overlay revert` "
-            "first to take everything off"
-        )
-
-
-def _blocked(found: Examination) -> TargetReport | None:
-    """The target with everything that stands in the way of applying, or ``None``.
-
-    What is applied and was partly put back counts as something that applying mends; what was
-    edited since does not, and neither does a form of a patch that does not fit any more.
-    """
-    stands = {one.feature: one for one in found.everything.features}
-    results: list[FeatureResult] = []
-    bad = False
-    for planned in found.plan.features:
-        now = stands[planned.feature]
-        if planned.state.needs_attention and not now.state.needs_attention:
-            now = planned
-        bad = bad or planned.state.needs_attention or now.state is State.DRIFTED
-        results.append(now)
-    return with_features(found.everything, results) if bad else None
-
-
-def _untested(found: Examination) -> list[FeatureResult]:
-    """What would be applied to a release that it was never tested on."""
-    return [
-        one
-        for one in found.everything.features
-        if one.untested and one.state not in (State.APPLIED, State.UPSTREAMED, State.INAPPLICABLE)
-    ]

@@ -1,12 +1,19 @@
-"""Plan features against one target while holding its read lock."""
+"""Load, resolve, assess, decide: what every command that plans has in common.
+
+``examine`` holds a target still and says how features stand there; ``outlook`` says what an
+``apply`` would do about it.  ``check``, ``apply --dry-run`` and ``apply`` all ask the same two, so
+that they cannot disagree.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 from typing import TYPE_CHECKING
 
-from overlay.commands.request import report
+from overlay.commands.request import report, with_features
+from overlay.commands.unrecorded import recognise
 from overlay.features.model import paths_of
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import assess, conditions, pristine_view, void
@@ -14,8 +21,8 @@ from overlay.on_disk.transaction import reading
 from overlay.planning.planner import below
 from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
-from overlay.report.model import TargetReport
-from overlay.results import Plan
+from overlay.report.model import Code, Obstacle, TargetReport
+from overlay.results import FeatureResult, Plan, Reason, State
 from overlay.targets.target import public
 from overlay.untrusted import all_unreadable
 
@@ -27,13 +34,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Examination:
-    """What was found in one target.
+    """How features stand in one target.
 
     :ivar features: those that were planned: the ones that are meant, and those that are applied.
-    :ivar plan: from the pristine text, whatever stands there now.
-    :ivar report: the features that are meant, as they stand.
+    :ivar plan: from the pristine text, whatever the files hold now.
+    :ivar report: the features that are meant, in their present state.
     :ivar everything: the same with those that are applied beside them.
-    :ivar ledger: what we did to the target, as far as that still says something about it.
+    :ivar ledger: what the overlay did to the target, as far as that still holds.
     """
 
     features: tuple[Feature, ...]
@@ -46,7 +53,29 @@ class Examination:
     def applied(self) -> frozenset[str]:
         """The ids of what was applied when this was made."""
         applied = self.ledger.applied if self.ledger is not None else ()
-        return frozenset(one.result.feature for one in applied)
+        return frozenset(entry.result.feature for entry in applied)
+
+
+class Outlook(Enum):
+    """What an ``apply`` would do."""
+
+    WRITE = "write"
+    NOTHING = "nothing to write"
+    UNTESTED = "refuse a release that the features were not tested on"
+    REFUSE = "refuse, because something has to be settled first"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What an ``apply`` would do, and what to show for it.
+
+    :ivar report: the target; where it is refused, with everything that stands in the way.
+    :ivar untested: the features that were not tested on this release.
+    """
+
+    outlook: Outlook
+    report: TargetReport
+    untested: tuple[FeatureResult, ...] = ()
 
 
 def examine(
@@ -61,24 +90,115 @@ def examine(
     """
     meant = features if meant is None else meant
     if target.root is None:
-        made = make_plan(meant, target, target.release, target.record, Memo())
-        answer = report(target, made, meant)
-        return Examination(tuple(meant), made, answer, answer)
+        planned = make_plan(meant, target, target.release, target.record, Memo())
+        answer = report(target, planned, meant)
+        return Examination(tuple(meant), planned, answer, answer)
     with reading(target.root) as interrupted:
         ledger = ledgers.load(target.root)
-        planned = with_applied(features, meant, ledger)
+        wanted = with_applied(features, meant, ledger)
         view = pristine_view(target, ledger, ledgers.copies(target.root))
-        with all_unreadable(needed(target, planned, ledger), target.read):
-            made = make_plan(planned, view, target.release, target.record, Memo())
-            stands = assess(made, ledger, target, planned, public(target))
+        with all_unreadable(needed(target, wanted, ledger), target.read):
+            planned = make_plan(wanted, view, target.release, target.record, Memo())
+            if ledger is None:
+                planned = recognise(planned, features, target)
+            current = assess(planned, ledger, target, wanted, public(target))
         if ledger is not None and void(ledger, conditions(ledger, target.read), public(target)):
             ledger = None
+    strangers = absent(ledger, features)
     return Examination(
+        wanted,
         planned,
-        made,
-        report(target, stands, meant, interrupted),
-        report(target, stands, planned, interrupted),
+        with_strangers(report(target, current, meant, interrupted), strangers),
+        with_strangers(report(target, current, wanted, interrupted), strangers),
         ledger,
+    )
+
+
+def outlook(examination: Examination, *, untested: bool = False) -> Decision:
+    """What an ``apply`` would do with what was found.
+
+    :param untested: whether a release that the features were not tested on may be patched.
+    """
+    if examination.everything.obstacles:
+        return Decision(Outlook.REFUSE, examination.everything)
+    if blocked := _blocked(examination):
+        return Decision(Outlook.REFUSE, blocked)
+    if not untested and (new := _untested(examination)):
+        return Decision(Outlook.UNTESTED, examination.report, new)
+    settled = (State.APPLIED, State.UPSTREAMED, State.INAPPLICABLE)
+    results = examination.everything.features
+    if all(result.state in settled for result in results):
+        return Decision(Outlook.NOTHING, examination.report)
+    return Decision(Outlook.WRITE, examination.report)
+
+
+def _blocked(examination: Examination) -> TargetReport | None:
+    """The target with everything that stands in the way of applying, or ``None``.
+
+    What is applied and was partly put back counts as something that applying mends; what was
+    edited since does not, and neither does a form of a patch that does not fit any more.
+    """
+    current = {result.feature: result for result in examination.everything.features}
+    results: list[FeatureResult] = []
+    bad = False
+    for planned in examination.plan.features:
+        now = current[planned.feature]
+        if planned.state.needs_attention and not now.state.needs_attention:
+            now = planned
+        bad = bad or planned.state.needs_attention or now.state is State.DRIFTED
+        results.append(now)
+    return with_features(examination.everything, results) if bad else None
+
+
+def _untested(examination: Examination) -> tuple[FeatureResult, ...]:
+    """What would be applied to a release that it was never tested on."""
+    settled = (State.APPLIED, State.UPSTREAMED, State.INAPPLICABLE)
+    return tuple(
+        result
+        for result in examination.everything.features
+        if result.untested and result.state not in settled
+    )
+
+
+def absent(ledger: Ledger | None, features: Sequence[Feature]) -> tuple[tuple[str, str], ...]:
+    """The id and the patches folder of each feature that is applied and not at hand."""
+    at_hand = {feature.id for feature in features}
+    return tuple(
+        (entry.result.feature, entry.origin)
+        for entry in (ledger.applied if ledger is not None else ())
+        if entry.result.feature not in at_hand
+    )
+
+
+def with_strangers(target: TargetReport, strangers: Sequence[tuple[str, str]]) -> TargetReport:
+    """A target with the features that are applied there and not at hand.
+
+    They are shown as applied, and ``apply`` refuses to go on without their folders: a team's own
+    patches would otherwise vanish with the first apply that does not name them.
+    """
+    if not strangers:
+        return target
+    results = tuple(
+        FeatureResult(name, State.APPLIED, reason=Reason(f"applied from {origin}"))
+        for name, origin in strangers
+    )
+    names = ", ".join(f"{name} (from {origin})" for name, origin in strangers)
+    folders = " ".join(f"--patches {origin}" for origin in dict.fromkeys(o for _, o in strangers))
+    which = "the folder" if len({origin for _, origin in strangers}) == 1 else "the folders"
+    obstacle = Obstacle(
+        Code.NOT_AT_HAND,
+        f"{names} {'is' if len(strangers) == 1 else 'are'} applied and not among these patches",
+        Reason(
+            f"{which} of patches that {'it' if len(strangers) == 1 else 'they'} came from was not "
+            "named, so nothing can be applied beside it",
+            f"name it ({folders}, or in overlay.toml), or run `overlay revert` to take everything "
+            "off",
+        ),
+    )
+    return replace(
+        target,
+        features=(*target.features, *results),
+        obstacles=(*target.obstacles, obstacle),
     )
 
 
@@ -95,5 +215,5 @@ def with_applied(
     """The features that are meant and those that are applied, in their own order."""
     wanted = {feature.id for feature in meant}
     if ledger is not None:
-        wanted |= {one.result.feature for one in ledger.applied}
+        wanted |= {entry.result.feature for entry in ledger.applied}
     return tuple(feature for feature in features if feature.id in wanted)

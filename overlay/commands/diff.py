@@ -10,13 +10,13 @@ from overlay.on_disk.transaction import reading
 from overlay.planning.diff import render
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
-from overlay.report.model import Report
+from overlay.report.model import DiffReport
 from overlay.report.wording import differs
 from overlay.targets.target import Progress
 from overlay.untrusted import all_unreadable
 
 
-def diff(request: Request, name: str | None = None, progress: Progress | None = None) -> Report:
+def diff(request: Request, name: str | None = None, progress: Progress | None = None) -> DiffReport:
     """The change that the features that are meant make to the pristine text of a target.
 
     Nothing is printed where one of them needs the user: a part of a change is no change.
@@ -34,7 +34,5 @@ def diff(request: Request, name: str | None = None, progress: Progress | None = 
             with all_unreadable(needed(target, features, ledger), target.read):
                 made = plan(features, view, target.release, target.record, Memo())
     answer = report(target, made, features, interrupted)
-    code, verdict = differs(answer, len(made.changes))
-    return Report(
-        "diff", code, verdict, (answer,), diff=b"" if interrupted else render(made.changes)
-    )
+    verdict = differs(answer, len(made.changes))
+    return DiffReport(verdict, answer, b"" if interrupted else render(made.changes))

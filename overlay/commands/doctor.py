@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from overlay.commands.request import Request
 from overlay.errors import OverlayError
-from overlay.report.model import ATTENTION, OK, Report
-from overlay.report.wording import attention, count
+from overlay.report.model import DoctorReport
+from overlay.report.wording import attention, diagnosed
 
 if TYPE_CHECKING:
     from overlay.processes.live import LiveProcess
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from overlay.targets.target import Target
 
 
-def doctor(request: Request) -> Report:
+def doctor(request: Request) -> DoctorReport:
     """Collect what there is to know; what cannot be told becomes a problem, never an error."""
     from overlay.commands import diagnosis
 
@@ -37,16 +37,8 @@ def doctor(request: Request) -> Report:
         "environment": environment,
         "cache": cache,
         "model_runner": diagnosis.model_runner(target),
-        "problems": problems,
     }
-    return Report(
-        "doctor",
-        ATTENTION if problems else OK,
-        f"{count(len(problems), 'problem')} found." if problems else "No problem found.",
-        () if standing is None else (standing,),
-        processes=processes,
-        doctor=data,
-    )
+    return DoctorReport(diagnosed(problems), standing, processes, data, tuple(problems))
 
 
 def _standing(request: Request, target: Target | None, problems: list[str]) -> TargetReport | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from overlay.commands.request import Request
-from overlay.report.model import FeatureEntry, Report, TopicEntry
+from overlay.report.model import FeatureEntry, ListReport, TopicEntry
 from overlay.report.wording import listed
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from overlay.features.model import Feature
 
 
-def list_(request: Request) -> Report:
+def list_(request: Request) -> ListReport:
     """Describe every feature; a hole needs the user.
 
     :raises PatchFormatErrors: if a folder of patches is malformed.
@@ -25,8 +25,7 @@ def list_(request: Request) -> Report:
     gaps = [
         (entry.feature, topic.name) for entry in entries for topic in entry.topics if topic.holes
     ]
-    code, verdict = listed(gaps, len(entries))
-    return Report("list", code, verdict, catalogue=entries)
+    return ListReport(listed(gaps, len(entries)), entries)
 
 
 def _entry(feature: Feature, holes: Sequence[Hole]) -> FeatureEntry:

@@ -81,10 +81,9 @@ def _patches(file: Path, data: bytes, *, is_table: bool) -> tuple[Path, ...]:
     try:
         document: dict[str, Any] = tomllib.loads(data.decode("utf-8-sig"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        line = re.search(r"at line (\d+)", str(error))
-        raise PatchFormatError(
-            str(file), int(line[1]) if line else None, f"expected TOML: {error}"
-        ) from error
+        told = re.search(r"at line (\d+)", str(error))
+        line = int(told[1]) if told else data.count(b"\n") + 1  # it is told but for the end
+        raise PatchFormatError(str(file), line, f"expected TOML: {error}") from error
     table = document.get("tool", {}).get("vllm-overlay", {}) if is_table else document
     if not isinstance(table, dict):
         raise _malformed(file, data, "vllm-overlay", f"expected a table, found {table!r}")

@@ -72,7 +72,7 @@ class Request:
         if unknown:
             raise UsageError(
                 f"--feature {', '.join(unknown)}: expected one of {', '.join(known) or 'none'}; "
-                "name the folder of a further feature with --patches DIR before the command"
+                "name the folder of a further feature with --patches DIR"
             )
         if not self.features:
             return features
@@ -105,6 +105,12 @@ def report(
 def notices(texts: Iterable[str]) -> tuple[Notice, ...]:
     """Notices about a target as a whole."""
     return tuple(Notice(None, text) for text in texts)
+
+
+def only(target: TargetReport, meant: Sequence[Feature]) -> TargetReport:
+    """A target with the features that are meant, and no others."""
+    ids = {feature.id for feature in meant}
+    return with_features(target, [one for one in target.features if one.feature in ids])
 
 
 def _of_state_folder(root: Path | None, interrupted: Journal | None) -> Iterator[str]:

@@ -11,8 +11,8 @@ from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.disk_state import from_ledger
 from overlay.on_disk.recovery import recover
-from overlay.report.model import ATTENTION, Report, TargetReport, enumeration
-from overlay.report.wording import reverted, vllm
+from overlay.report.model import RevertReport, TargetReport
+from overlay.report.wording import not_reverted, reverted
 from overlay.results import FeatureResult, FileResult, Plan, State
 from overlay.targets.target import public
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from overlay.targets.target import Target
 
 
-def revert(request: Request, name: str | None = None) -> Report:
+def revert(request: Request, name: str | None = None) -> RevertReport:
     """Take everything off.  No patches are needed for it: the ledger knows what was done.
 
     Only where the ledger is lost, it is worked out anew from the patches and RECORD.
@@ -55,8 +55,8 @@ def revert(request: Request, name: str | None = None) -> Report:
     answer = _report(target, Plan(results, (), notices(dict.fromkeys(warnings))))
     removed = sum(target.read(path) is None for path in outcome.changed)
     restored = len(outcome.changed) - removed
-    code, verdict = reverted(answer, restored, removed, wrote=outcome.wrote)
-    return Report("revert", code, verdict, (answer,))
+    verdict = reverted(answer, restored, removed, wrote=outcome.wrote)
+    return RevertReport(verdict, answer, outcome.changed)
 
 
 def _ledger(root: Path) -> Ledger | None:
@@ -68,14 +68,11 @@ def _ledger(root: Path) -> Ledger | None:
             return None
 
 
-def _refused(target: Target, ledger: Ledger | None, refusal: RevertRefused) -> Report:
+def _refused(target: Target, ledger: Ledger | None, refusal: RevertRefused) -> RevertReport:
     found = None if ledger is None else from_ledger(ledger, target, public(target))
     plan = found or Plan(())
     answer = _report(target, replace(plan, notices=(*plan.notices, *notices([str(refusal)]))))
-    paths = enumeration(refusal.paths)
-    were = "was" if len(refusal.paths) == 1 else "were"
-    verdict = f"Nothing was reverted in {vllm(answer)}: {paths} {were} edited after us."
-    return Report("revert", ATTENTION, verdict, (answer,))
+    return RevertReport(not_reverted(answer, refusal.paths), answer)
 
 
 def _reverted(result: FeatureResult) -> FeatureResult:

@@ -7,25 +7,27 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from overlay.commands.next_process import with_plugin
 from overlay.commands.request import Request, report
+from overlay.commands.required import expect_known, with_required
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import from_ledger
+from overlay.on_disk.ledger import damaged_copies, reinstall
 from overlay.on_disk.transaction import reading
-from overlay.report.model import ATTENTION, OK, Report
-from overlay.report.wording import count, stands
-from overlay.results import Notice
+from overlay.report.model import Code, Obstacle, ProcessesReport, StatusReport, enumeration
+from overlay.report.wording import running, standing
+from overlay.results import Notice, Reason, State
 from overlay.targets.target import Progress, public
 from overlay.untrusted import all_unreadable
 
 if TYPE_CHECKING:
     from overlay.features.model import Feature
     from overlay.on_disk.ledger import Ledger
-    from overlay.processes.live import LiveProcess
     from overlay.report.model import TargetReport
     from overlay.targets.target import Target
 
 
-def live() -> Report:
+def live() -> ProcessesReport:
     """Every running vLLM process of this user, and what is wrong with it.
 
     :raises OverlayError: where the system does not tell which processes run.
@@ -33,36 +35,29 @@ def live() -> Report:
     from overlay.processes.live import processes
 
     found = processes()
-    code, verdict = running(found)
-    return Report("status", code, verdict, processes=found)
+    return ProcessesReport(running(found), found)
 
 
-def running(found: tuple[LiveProcess, ...]) -> tuple[int, str]:
-    """The verdict of ``status --live``."""
-    from overlay.processes.records import PATCHED
+def status(
+    request: Request, name: str | None = None, progress: Progress | None = None
+) -> StatusReport:
+    """What is applied to a target, whether it still stands, and what the next process will run.
 
-    if not found:
-        return OK, "No vLLM of this user is running."
-    bad = [one for one in found if one.problem is not None]
-    engines = len({one.engine for one in found})
-    what = f"{count(len(found), 'process').replace('processs', 'processes')} of vLLM"
-    if bad:
-        verb = "needs" if len(bad) == 1 else "need"
-        return ATTENTION, f"{len(bad)} of {what} {verb} you."
-    patched = sum(one.record is not None and one.record.way in PATCHED for one in found)
-    return OK, f"{what} in {count(engines, 'engine')}, {patched} patched, none needs you."
+    By the ledger alone where that says it all, else by a plan.
 
-
-def status(request: Request, name: str | None = None, progress: Progress | None = None) -> Report:
-    """How a target stands: by its ledger alone where that says it all, else by a plan.
-
+    :raises UsageError: if a required feature does not exist.
     :raises OverlayError: if the features, the target or its ledger cannot be read.
     """
-    answer = of_files(request.resolve(name, progress), request.load())
-    if name is None:
+    target = request.resolve(name, progress)
+    features = request.load()
+    expect_known(request.require, features)
+    answer = of_files(target, features)
+    named = name is not None or request.python is not None
+    answer = with_plugin(answer, answer, features, named=named)
+    answer = with_required(answer, request.require, answer)
+    if not named:
         answer = replace(answer, notices=(*answer.notices, *_kept_out()))
-    code, verdict = stands(answer)
-    return Report("status", code, verdict, (answer,))
+    return StatusReport(standing(answer), answer)
 
 
 def _kept_out() -> tuple[Notice, ...]:
@@ -78,13 +73,47 @@ def _kept_out() -> tuple[Notice, ...]:
 
 
 def of_files(target: Target, features: tuple[Feature, ...]) -> TargetReport:
-    """How the files of a target stand."""
-    known = by_ledger(target, features)
+    """The state of the files of a target."""
+    known = _with_damaged_copies(target, features) or by_ledger(target, features)
     if known is not None:
         return known
     from overlay.commands.assess import examine
 
     return examine(target, features).report
+
+
+def _with_damaged_copies(target: Target, features: tuple[Feature, ...]) -> TargetReport | None:
+    """A target of which revert would fail, since a pristine copy is missing or damaged.
+
+    Nothing can be planned there, so the ledger alone says what is applied.
+    """
+    if target.root is None:
+        return None
+    with reading(target.root) as interrupted:
+        ledger = ledgers.load(target.root)
+        if ledger is None or not (damaged := damaged_copies(target.root, ledger)):
+            return None
+        found = from_ledger(ledger, target, public(target))
+    if found is None:
+        return None  # the ledger says nothing about this vLLM any more
+    at_hand = {feature.id for feature in features}
+    others = tuple(
+        result
+        for result in found.features
+        if result.feature in at_hand or result.state is State.APPLIED
+    )
+    answer = replace(report(target, found, features, interrupted), features=others)
+    copies = "a pristine copy is" if len(damaged) == 1 else f"{len(damaged)} pristine copies are"
+    obstacle = Obstacle(
+        Code.COPIES_DAMAGED,
+        f"{copies} missing or damaged",
+        Reason(
+            f"`overlay revert` would fail: expected the release's own bytes of "
+            f"{enumeration(damaged)} in .vllm-overlay/pristine",
+            reinstall(None if target.release is None else str(target.release)),
+        ),
+    )
+    return replace(answer, obstacles=(obstacle,))
 
 
 def by_ledger(

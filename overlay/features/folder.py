@@ -1,22 +1,26 @@
-"""A patches folder as features: read, checked and digested.
+"""Read a patches folder as features, checked and digested.
 
 Layout: ``<feature>/feature.toml``, ``<feature>/NN-<topic>/<first>..<last>.patch`` and
-``<feature>/files/vllm/...``."""
+``<feature>/files/vllm/...``.  Files that an editor or a file manager leaves are named and ignored.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.version import Version
 
 from overlay.errors import OverlayError, PatchFormatError, PatchFormatErrors, UsageError
 from overlay.features import sources
-from overlay.features.feature_toml import entries, is_document, is_plain, read_feature, sha256_of
+from overlay.features.feature_folder import ignored, is_document, is_plain, read_feature, sha256_of
 from overlay.features.model import Feature
 from overlay.package import KNOWN_RELEASES
+from overlay.results import Notice
+from overlay.untrusted import read_regular
 
 #: The origin of the features that come with the overlay.
 SHIPPED = "shipped"
@@ -33,34 +37,73 @@ class Hole:
         return f"{self.topic} has no variant for {self.release}"
 
 
-def load(folders: Sequence[Path]) -> tuple[Feature, ...]:
-    """The features of the folders, folder by folder, by id within each.
+@dataclass(frozen=True)
+class Malformed:
+    """A feature, or something else in a patches folder, that could not be read.
 
-    A folder that is named twice, by other paths perhaps, is one folder.
+    :ivar id: the name of its folder, which a well-formed feature has as its id.
+    :ivar errors: everything that is wrong with it; at least one.
+    :ivar required: whether its feature.toml, as far as it can be read, says that vLLM must not
+        start without it.
+    """
+
+    id: str
+    errors: tuple[PatchFormatError, ...]
+    required: bool
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What patches folders hold, folder by folder, by id within each.
+
+    :ivar features: those that could be read; :ivar malformed: those that could not.
+    """
+
+    features: tuple[Feature, ...]
+    malformed: tuple[Malformed, ...]
+
+
+def load(folders: Sequence[Path]) -> tuple[Feature, ...]:
+    """Read the features of patches folders, all or none.
 
     :raises UsageError: if a folder is not there or cannot be read.
     :raises PatchFormatErrors: with everything that is malformed in any of them.
     """
-    errors: list[PatchFormatError] = []
-    found: list[Feature] = []
-    owner: dict[str, Path] = {}
-    for folder in _once(folders):
-        for path, feature in _features(Path(folder), errors):
-            if feature.id in owner:
-                errors.append(
-                    PatchFormatError(
-                        str(path),
-                        None,
-                        f"the feature {feature.id} is already defined by {owner[feature.id]}; "
-                        "give one of them another id",
-                    )
-                )
-                continue
-            owner[feature.id] = path
-            found.append(feature)
+    loaded = load_all(folders)
+    errors = [error for malformed in loaded.malformed for error in malformed.errors]
     if errors:
         raise PatchFormatErrors(errors)
-    return tuple(found)
+    return loaded.features
+
+
+def load_all(folders: Sequence[Path], *, private: bool = False) -> Loaded:
+    """Read the features of patches folders, each one for itself.
+
+    A folder that is named twice, by other paths perhaps, is one folder.  Of features with the same
+    id the first is read, and the others are malformed.
+
+    :param private: whether to refuse all features of a folder that somebody else could have
+        written (other than the shipped one); otherwise that is one of the first one's notices.
+    :raises UsageError: if a folder is not there or cannot be read.
+    """
+    features: list[Feature] = []
+    malformed: list[Malformed] = []
+    places: dict[str, Path] = {}
+    for folder in _once(folders):
+        try:
+            for entry in _read_folder(folder, private):
+                if isinstance(entry, Malformed):
+                    malformed.append(entry)
+                    continue
+                place = folder / entry.id
+                first = places.setdefault(entry.id, place)
+                if first == place:
+                    features.append(entry)
+                else:
+                    malformed.append(_defined_twice(entry, place, first))
+        except OSError as error:
+            raise UsageError(f"cannot read the features in {folder}: {error}") from error
+    return Loaded(tuple(features), tuple(malformed))
 
 
 def holes(feature: Feature, releases: Iterable[str] = KNOWN_RELEASES) -> tuple[Hole, ...]:
@@ -79,55 +122,96 @@ def digest(features: Iterable[Feature]) -> str:
     return sha256_of(sorted(feature.digest for feature in features))
 
 
-def _features(folder: Path, errors: list[PatchFormatError]) -> Iterator[tuple[Path, Feature]]:
+def _read_folder(folder: Path, private: bool) -> Iterator[Feature | Malformed]:
+    """Each feature of one patches folder, and whatever else lies in it unused."""
+    if not folder.is_dir():
+        raise UsageError(
+            f"expected a folder of features at {folder}, found "
+            f"{'no folder' if folder.exists() else 'nothing'}; name one with --patches DIR"
+        )
     origin = _origin(folder)
+    problem = None if origin == SHIPPED else sources.owner_problem(folder)
+    notices = [] if problem is None else [_open_to_others(folder, problem)]
+    notices += [
+        ignored(path)
+        for path in folder.iterdir()
+        if sources.stray(path.name) and not path.name.startswith(".")
+    ]
+    for path in _entries(folder):
+        if problem is not None and private:
+            refused = PatchFormatError(str(path), None, f"it was not read: {problem}")
+            yield Malformed(path.name, (refused,), required=False)
+            continue
+        errors: list[PatchFormatError] = []
+        feature = read_feature(path, origin, errors) if _is_feature(path, errors) else None
+        if feature is None:
+            yield Malformed(path.name, tuple(errors), _is_required(path))
+        else:
+            yield replace(feature, notices=(*notices, *feature.notices))
+            notices = []
+
+
+def _open_to_others(folder: Path, problem: str) -> Notice:
+    return Notice(
+        str(folder),
+        f"somebody else could have written these patches: {problem}. The plugin does not read "
+        "them; correct the owner or the mode",
+    )
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    """What has to be a feature in a patches folder, by name."""
+    for path in sorted(folder.iterdir(), key=lambda path: path.name):
+        ignored = sources.stray(path.name) or sources.left_behind(path.name)
+        if not (ignored or path.name == "__init__.py" or is_document(path)):
+            yield path
+
+
+def _is_feature(path: Path, errors: list[PatchFormatError]) -> bool:
+    """Whether it is a feature's folder; anything that would be silently unused is an error."""
+    if not is_plain(path, errors):
+        return False
+    if not path.is_dir():
+        errors.append(PatchFormatError(str(path), None, "expected only folders of features here"))
+        return False
+    if not os.path.lexists(path / "feature.toml"):
+        errors.append(
+            PatchFormatError(str(path), None, "expected a feature.toml in it, found none")
+        )
+        return False
+    return True
+
+
+def _is_required(path: Path) -> bool:
+    """Whether a malformed feature says that vLLM must not start without it."""
     try:
-        for path in _feature_folders(folder, errors):
-            feature = read_feature(path, origin, errors)
-            if feature is not None:
-                yield path, feature
-    except OSError as error:
-        raise UsageError(f"cannot read the features in {folder}: {error}") from error
+        text = read_regular(path / "feature.toml", follow=False) or b""
+    except OSError:
+        return False
+    return re.search(rb"""(?m)^[ \t]*["']?required["']?[ \t]*=[ \t]*true\b""", text) is not None
+
+
+def _defined_twice(feature: Feature, path: Path, first: Path) -> Malformed:
+    error = PatchFormatError(
+        str(path),
+        None,
+        f"the feature {feature.id} is already defined by {first}; give one of them another id",
+    )
+    return Malformed(feature.id, (error,), feature.required)
 
 
 def _once(folders: Sequence[Path]) -> Iterable[Path]:
-    found: dict[str, Path] = {}
+    places: dict[str, Path] = {}
     for folder in folders:
-        found.setdefault(os.path.realpath(folder), Path(folder))
-    return found.values()
+        places.setdefault(os.path.realpath(folder), Path(folder))
+    return places.values()
 
 
 def _origin(folder: Path) -> str:
-    """What the ledger says for ever after: absolute, for the next command may run elsewhere."""
+    """Origin recorded in the ledger; absolute, since later commands may run in another folder."""
     place = os.path.abspath(folder)
     try:
         shipped = sources.shipped_folder()
     except OverlayError:
         return place
     return SHIPPED if os.path.realpath(folder) == os.path.realpath(shipped) else place
-
-
-def _feature_folders(folder: Path, errors: list[PatchFormatError]) -> list[Path]:
-    """The folders of the features, by name; anything that would be silently unused is an error."""
-    if not folder.is_dir():
-        raise UsageError(
-            f"expected a folder of features at {folder}, found "
-            f"{'no folder' if folder.exists() else 'nothing'}; name one with --patches DIR"
-        )
-    found = []
-    for path in entries(folder):
-        if path.name.startswith(".") or path.name == "__init__.py" or is_document(path):
-            continue
-        if not is_plain(path, errors):
-            continue
-        if not path.is_dir():
-            errors.append(
-                PatchFormatError(str(path), None, "expected only folders of features here")
-            )
-        elif not (path / "feature.toml").exists():
-            errors.append(
-                PatchFormatError(str(path), None, "expected a feature.toml in it, found none")
-            )
-        else:
-            found.append(path)
-    return found

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from overlay.features.switches import Switch
 from overlay.package import ReleaseRange
+from overlay.results import Notice
 
 #: The scope that stands for anywhere in the file.
 MODULE_SCOPE = "<module>"
@@ -102,6 +103,7 @@ class Feature:
     :ivar digest: sha256 over everything that decides what the feature does to a target.
     :ivar required: whether vLLM must not start without it where the plugin cannot bring it about.
     :ivar source: fingerprint of the folder that it was read from.
+    :ivar notices: what the user should know about that folder, such as files that were ignored.
     :ivar switches: the variables that its code reads.
     :ivar model_runner: the only model runner whose code it patches (``v1`` or ``v2``); ``None``
         for a feature that does not depend on it.
@@ -120,6 +122,7 @@ class Feature:
     needs: tuple[str, ...] = ()
     required: bool = False
     source: str | None = None
+    notices: tuple[Notice, ...] = ()
     switches: tuple[Switch, ...] = ()
     model_runner: str | None = None
 

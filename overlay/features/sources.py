@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import overlay
-from overlay.errors import OverlayError
+from overlay.errors import OverlayError, PatchFormatError
+from overlay.untrusted import problem_of_owner, read_regular
 
 
 def shipped_folder() -> Path:
@@ -31,25 +32,91 @@ def shipped_folder() -> Path:
 
 _LEFT_BEHIND = re.compile(r"__pycache__|\.[a-z]+_cache")
 
+#: Hidden files (.DS_Store, an editor's .swp or lock), backups, and what patch(1) and git leave.
+_STRAY = re.compile(r"\..*|.*~|.*\.(orig|rej|bak|sw[a-p])|#.*#|Thumbs\.db|desktop\.ini", re.DOTALL)
+
 
 def left_behind(name: str) -> bool:
     """Whether Python and the usual tools leave such a folder behind; it says nothing."""
     return _LEFT_BEHIND.fullmatch(name) is not None
 
 
+def stray(name: str) -> bool:
+    """Whether an editor, a file manager or a patch tool makes such a file; it is ignored.
+
+    >>> [name for name in (".DS_Store", "x.patch~", "x.patch", ".x.swp", "#x#") if stray(name)]
+    ['.DS_Store', 'x.patch~', '.x.swp', '#x#']
+    """
+    return _STRAY.fullmatch(name) is not None
+
+
+def read_bytes(path: Path, errors: list[PatchFormatError]) -> bytes | None:
+    """The bytes of a file of a patches folder; ``None`` after an error.
+
+    :param errors: takes why it cannot be read: a pipe, a device, a file that is too large.
+    """
+    problem = "it vanished while it was read"
+    try:
+        data = read_regular(path, follow=False)
+    except OSError as error:
+        data, problem = None, f"it cannot be read: {error.strerror}"
+    if data is None:
+        errors.append(PatchFormatError(str(path), None, problem))
+    return data
+
+
+def read_text(path: Path, errors: list[PatchFormatError]) -> str | None:
+    """The text of a file of a patches folder; ``None`` after an error, as for ``read_bytes``."""
+    data = read_bytes(path, errors)
+    if data is None:
+        return None
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        errors.append(PatchFormatError(str(path), line, "it is not UTF-8"))
+        return None
+
+
+def owner_problem(folder: Path) -> str | None:
+    """Why somebody else could have written a patches folder, in words; ``None`` if nobody could.
+
+    The folder itself counts, and every folder and file in it that is read.  A folder that is not
+    there has no problem: loading it says that it is not there.
+
+    :raises OSError: if the folder may not be looked at.
+    """
+    real = Path(os.path.realpath(folder))
+    if not real.is_dir():
+        return None
+    for place in (str(real), *(place for _, place in _walk(str(real)))):
+        # A link is not followed when features are read; that it is one is told there.
+        if not os.path.islink(place) and (problem := problem_of_owner(place, allow_group=True)):
+            return problem
+    return None
+
+
 def fingerprint(folders: Iterable[str], seen: Callable[[str, bytes], object] | None = None) -> str:
     """A sha256 (hex) over the path and the bytes of every file in the folders, in their order.
 
-    A folder that is not there has no files.
+    A folder that is not there has no files.  What is not a plain file of bounded size counts by
+    its name and by why it cannot be read: reading the features reports it.
 
     :param seen: called with the path below its folder and the bytes of each file.
-    :raises OSError: if a file cannot be read.
     """
     total = hashlib.sha256()
     for folder in folders:
-        for name, path in _files(folder, ""):
-            with open(path, "rb") as stream:
-                data = stream.read()
+        for name, path in _walk(folder):
+            if name.endswith("/"):
+                continue
+            try:
+                data = read_regular(path, follow=False)
+                problem = "" if data is not None else "vanished"
+            except OSError as error:
+                data, problem = None, error.strerror or "unreadable"
+            if data is None:
+                total.update(f"{name}\0{problem}\0".encode(errors="surrogateescape"))
+                continue
             total.update(f"{name}\0{len(data)}\0".encode(errors="surrogateescape") + data)
             if seen is not None:
                 seen(name, data)
@@ -57,16 +124,28 @@ def fingerprint(folders: Iterable[str], seen: Callable[[str, bytes], object] | N
     return total.hexdigest()
 
 
-def _files(folder: str, prefix: str) -> Iterable[tuple[str, str]]:
+def _walk(folder: str, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """The path below ``folder`` and the place of each file, and of each folder (with a slash)."""
+    pending = _listed(folder, prefix)
+    while pending:
+        name, place, is_folder = pending.pop()
+        yield name, place
+        if is_folder:
+            pending += _listed(place, name)
+
+
+def _listed(folder: str, prefix: str) -> list[tuple[str, str, bool]]:
+    """What is read of a folder, last name first."""
     # os.scandir, since pathlib's walk alone would take a tenth of the time a process may lose.
     try:
-        with os.scandir(folder) as found:
-            entries = sorted(found, key=lambda entry: entry.name)
-    except FileNotFoundError:
-        return  # a folder that is not there: the plan says so, as an error
+        with os.scandir(folder) as listed:
+            entries = sorted(listed, key=lambda entry: entry.name, reverse=True)
+    except OSError:
+        return []  # not there, or not readable: reading the features reports it
+    kept = []
     for entry in entries:
-        if entry.is_dir():
-            if not left_behind(entry.name):
-                yield from _files(entry.path, f"{prefix}{entry.name}/")
-        else:
-            yield prefix + entry.name, entry.path
+        if not (stray(entry.name) or left_behind(entry.name)):
+            # A link to a folder could lead anywhere, and round in a circle.
+            is_folder = entry.is_dir(follow_symlinks=False)
+            kept.append((f"{prefix}{entry.name}{'/' if is_folder else ''}", entry.path, is_folder))
+    return kept

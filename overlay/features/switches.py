@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from overlay.features.sources import left_behind
 from overlay.settings import KNOWN
+from overlay.untrusted import read_regular
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -99,8 +100,9 @@ def declarations(folders: Iterable[Path]) -> tuple[Declaration, ...]:
 
 def _declaration(document: Path) -> Declaration | None:
     try:
-        table = tomllib.loads(document.read_bytes().decode())
-    except (OSError, ValueError):
+        text = (read_regular(document, follow=False) or b"").decode("utf-8-sig")
+        table = tomllib.loads(text)
+    except (OSError, ValueError, RecursionError):
         return None
     errors: list[str] = []
 

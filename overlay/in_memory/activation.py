@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from overlay.errors import OverlayError, PatchFormatErrors, TransactionError, UsageError
+from overlay.errors import OverlayError, TransactionError, UsageError
 from overlay.results import State
 from overlay.settings import Switches
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from overlay.in_memory.import_hook import AfterExec, Bypassed
+    from overlay.in_memory.preparation import Planned
     from overlay.on_disk.ledger import Ledger
     from overlay.targets.target import Target
 
@@ -116,12 +117,11 @@ def activate(
     :param target: the vLLM that is running; it has a root.
     :raises RequiredMissing: if a required feature cannot run here.
     :raises UsageError: if a patches folder is not there.
-    :raises PatchFormatErrors: if a patches folder is malformed.
     """
     wanted = _wanted(switches)
     try:
         found = _activated(target, switches, wanted, after_exec, bypassed)
-    except (UsageError, PatchFormatErrors):
+    except UsageError:
         raise
     except OverlayError as error:
         found = impossible(str(error), switches, target)
@@ -281,12 +281,21 @@ def _in_memory(
             modules=tuple(sorted(finder.modules)),
         )
     others = tuple(
-        f"{one.id} was applied on disk in another form than the present one, and runs in that; "
-        "`overlay apply` writes the present one"
+        _other_form(one)
         for one in prepared.features
         if on_disk.get(one.id, one.digest) != one.digest
     )
     return found._replace(warnings=(*prepared.warnings, *others))
+
+
+def _other_form(planned: Planned) -> str:
+    """The warning about a feature that is on disk, but not as its patches folder has it."""
+    if not planned.digest:
+        return f"{planned.id} runs as it was applied on disk; {planned.why}"
+    return (
+        f"{planned.id} was applied on disk in another form than the present one, and runs in that; "
+        "`overlay apply` writes the present one"
+    )
 
 
 def _not_on_disk(target: Target, switches: Switches, on_disk: set[str]) -> list[FeatureStanding]:

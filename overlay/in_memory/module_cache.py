@@ -21,7 +21,6 @@ import linecache
 import marshal
 import os
 import shutil
-import stat
 import sys
 import tempfile
 import time
@@ -31,7 +30,7 @@ from pathlib import Path
 from types import CodeType
 
 from overlay.errors import OverlayError
-from overlay.untrusted import sha256
+from overlay.untrusted import NotPrivate, read_regular, require_private, sha256
 
 
 def module_name(path: str) -> str:
@@ -243,26 +242,20 @@ def _require_private(place: Path) -> None:
     :raises StoreError: also where nothing is found: another process has just removed it.
     """
     try:
-        found = place.lstat()
-    except OSError as error:
-        raise StoreError(f"{place}: expected a part of the cache, found {error}") from error
-    if stat.S_ISLNK(found.st_mode):
-        raise StoreError(f"{place} is a symbolic link; expected a file or folder of our own")
-    if found.st_uid not in (os.geteuid(), 0):
-        raise StoreError(f"{place} belongs to user {found.st_uid}, not to us; remove it")
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise StoreError(
-            f"{place} can be written by others (mode {stat.S_IMODE(found.st_mode):04o}); "
-            "expected at most 0755; remove it or correct its mode"
-        )
+        require_private(place)
+    except NotPrivate as error:
+        raise StoreError(str(error)) from error
 
 
 def _read_private(file: Path) -> bytes:
+    _require_private(file)
     try:
-        _require_private(file)
-        return file.read_bytes()
+        data = read_regular(file, follow=False)
     except OSError as error:
         raise StoreError(f"{file}: expected a file of the cache entry, found {error}") from error
+    if data is None:
+        raise StoreError(f"{file}: expected a file of the cache entry, found nothing")
+    return data
 
 
 def _read_manifest(folder: Path) -> dict[str, object]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import overlay
-from overlay.features.sources import fingerprint
+from overlay.features.sources import fingerprint, owner_problem
 from overlay.in_memory import module_cache as store
 from overlay.in_memory.module_cache import module_name
 from overlay.in_memory.receipt import NOT_ASKED, Named, Recording, as_it_stands, patches_folders
@@ -27,6 +27,7 @@ from overlay.settings import require_known
 from overlay.untrusted import sha256
 
 if TYPE_CHECKING:
+    from overlay.features.folder import Malformed
     from overlay.features.model import Feature
     from overlay.results import FeatureResult, Plan
     from overlay.settings import Switches
@@ -70,7 +71,6 @@ def prepare(target: Target, switches: Switches, left_out: Iterable[str] = ()) ->
 
     :param left_out: ids of features that must not be in it.
     :raises StoreError: if there is no place where it could be kept.
-    :raises PatchFormatErrors: if a patches folder is malformed.
     :raises UsageError: if ``OVERLAY_FEATURES`` names a feature that there is not.
     """
     entry, warnings = _entry(target, switches, patches_folders(switches), frozenset(left_out))
@@ -105,6 +105,7 @@ def _entry(
         "every feature" if switches.features is None else ",".join(sorted(switches.features)),
         *sorted(without),
         patch_set,
+        *(owner_problem(folder) or "" for folder in switches.patches),
         json.dumps(pristine, sort_keys=True),
     )
     warnings: list[str] = []
@@ -163,11 +164,13 @@ def _planned(
     target: Target, switches: Switches, folders: list[Path], without: frozenset[str]
 ) -> tuple[dict[str, tuple[bytes, str | None]], dict[str, object]]:
     """What ``store.Store.save`` takes: the patched texts, and the facts of the plan."""
-    from overlay.features.folder import load
+    from overlay.features.folder import load_all
     from overlay.planning.planner import plan
 
-    features = load(folders)
-    require_known(switches, (feature.id for feature in features))
+    loaded = load_all(folders, private=True)
+    features = loaded.features
+    ids = [feature.id for feature in features]
+    require_known(switches, [*ids, *(malformed.id for malformed in loaded.malformed)])
     asked = [feature for feature in features if switches.allows(feature.id)]
     tree = Recording(target)
     first = plan(asked, tree, target.release, target.record)
@@ -181,6 +184,10 @@ def _planned(
     rows = [
         vars(_describe(feature, results[feature.id], feature in chosen, feature in asked))
         for feature in features
+    ]
+    rows += [
+        vars(_describe_malformed(malformed, switches.allows(malformed.id)))
+        for malformed in loaded.malformed
     ]
     texts = {
         change.path: (change.after, None if change.before is None else sha256(change.before))
@@ -213,10 +220,23 @@ def _describe(feature: Feature, result: FeatureResult, chosen: bool, asked: bool
     )
 
 
+def _describe_malformed(malformed: Malformed, asked: bool) -> Planned:
+    why = "\n".join(["its files cannot be used:", *map(str, malformed.errors)])
+    return Planned(
+        id=malformed.id,
+        digest="",
+        state=State.MISSING,
+        chosen=False,
+        why=why if asked else NOT_ASKED,
+        modules=(),
+        asked=asked,
+    )
+
+
 def _reasons(result: FeatureResult) -> Iterable[str]:
     """What is to be told of a feature, and everything that stands in its way, where it does."""
     from overlay.report.model import TargetReport
-    from overlay.report.wording import problems
+    from overlay.report.problems import problems
 
     if result.reason:
         yield str(result.reason)

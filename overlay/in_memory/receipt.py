@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import overlay
 from overlay.errors import TargetError
 from overlay.features import sources as shipped
-from overlay.features.sources import fingerprint, left_behind
+from overlay.features.sources import fingerprint, left_behind, stray
 from overlay.results import State
-from overlay.untrusted import sha256
+from overlay.untrusted import read_regular, sha256
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,7 +65,7 @@ def _features(folders: Iterable[Path]) -> Iterator[tuple[str, str]]:
         except OSError:
             names = [""]  # whoever plans says what is wrong with the folder
         for name in names:
-            beside = name.startswith(".") or name in ("__init__.py", "README.md")
+            beside = stray(name) or name in ("__init__.py", "README.md")
             if not (beside or left_behind(name)):
                 yield name, os.path.join(place, name)
 
@@ -87,10 +87,16 @@ def required_features(switches: Switches) -> frozenset[str]:
     found = set()
     for folder in patches_folders(switches):
         for document in folder.glob("*/feature.toml"):
-            if any(map(_names_required, document.read_bytes().splitlines())):
-                from overlay.features.folder import load
+            try:
+                text = read_regular(document, follow=False) or b""
+            except OSError:
+                continue  # loading the feature says what is wrong with it
+            if any(map(_names_required, text.splitlines())):
+                from overlay.features.folder import load_all
 
-                found |= {feature.id for feature in load([folder]) if feature.required}
+                loaded = load_all([folder])
+                found |= {feature.id for feature in loaded.features if feature.required}
+                found |= {malformed.id for malformed in loaded.malformed if malformed.required}
                 break
     return frozenset(found)
 

@@ -174,6 +174,19 @@ def copies(root: Path) -> Callable[[str], bytes]:
     return pristine
 
 
+def damaged_copies(root: Path, ledger: Ledger) -> tuple[str, ...]:
+    """The files of a ledger whose pristine copy is missing or damaged, so that none can go back."""
+    read = copies(root)
+    damaged = []
+    for entry in ledger.entries:
+        try:
+            if entry.before is not None:
+                read(entry.before)
+        except LedgerError:
+            damaged.append(entry.path)
+    return tuple(damaged)
+
+
 def reinstall(release: str | None = None) -> str:
     """What to do where only a fresh vLLM helps."""
     wanted = f"vllm=={release}" if release else "vllm"

@@ -123,7 +123,8 @@ class _Planner:
         """The plan of all that was added."""
         self._compile()
         results = tuple(draft.result() for draft in self.drafts)
-        notices = self.provenance.notices()
+        of_features = [notice for draft in self.drafts for notice in draft.feature.notices]
+        notices = (*of_features, *self.provenance.notices())
         if any(result.state.needs_attention for result in results):
             return Plan(results, (), notices)
         changes = tuple(

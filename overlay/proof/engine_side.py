@@ -100,7 +100,7 @@ class BenchExtension:
             found["draft_graphs"] = {
                 "mode": graphs.mode,
                 "keys": dict(collections.Counter(keys)),
-                "withdrawn": graphs._withdrawn,
+                "withdrawn": graphs.withdrawn,
             }
         return found
 

@@ -5,15 +5,24 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from overlay.report.model import FeatureEntry, Report, TargetReport
-from overlay.results import FeatureResult, FileResult, HunkResult
+from overlay.report.model import (
+    DoctorReport,
+    FeatureEntry,
+    ListReport,
+    ProcessesReport,
+    Report,
+    TargetReport,
+)
+from overlay.report.problems import explained
+from overlay.results import FeatureResult, FileResult, HunkResult, Reason
 
 if TYPE_CHECKING:
     from overlay.processes.live import LiveProcess
 
 
-#: Version of the JSON.  Keys are only ever added under the same number.
-SCHEMA = 1
+#: Version of the JSON, described by ``schema-2.json``.  Under the same number, keys and codes are
+#: only ever added.
+SCHEMA = 2
 
 
 def as_json(report: Report) -> str:
@@ -22,28 +31,33 @@ def as_json(report: Report) -> str:
 
 
 def as_data(report: Report) -> dict[str, Any]:
-    """The report as plain data.
+    """The report as plain data, as ``schema-2.json`` describes it.
 
-    Beside the keys that are always there, ``error`` stands in a report whose exit is 2,
-    ``features`` in that of ``list``, ``processes`` and ``doctor`` where they were asked for, and
-    ``why`` and ``untested`` in a feature or a file of which there is something to say.
+    Beside the keys that are always there: ``error`` in a report whose exit is 2, ``features`` in
+    that of ``list``, ``processes`` and ``doctor`` in those of ``status --live`` and ``doctor``, and
+    ``reason``, ``next`` and ``untested`` in a feature or a file of which there is something to say.
     """
-    data: dict[str, Any] = {"schema": SCHEMA, "command": report.command, "exit": report.exit}
+    data: dict[str, Any] = {
+        "schema": SCHEMA,
+        "command": report.command,
+        "exit": int(report.exit),
+        "code": report.code.value,
+    }
     if report.error is not None:
         data["error"] = report.error
     data["verdict"] = report.verdict
     data["targets"] = [_target(target) for target in report.targets]
-    if report.catalogue is not None:
-        data["features"] = [_entry(entry) for entry in report.catalogue]
-    if report.processes is not None:
+    if isinstance(report, ListReport):
+        data["features"] = [_entry(entry) for entry in report.features]
+    if isinstance(report, ProcessesReport | DoctorReport):
         data["processes"] = [_process(process) for process in report.processes]
-    if report.doctor is not None:
-        data["doctor"] = report.doctor
+    if isinstance(report, DoctorReport):
+        data["doctor"] = {**report.facts, "problems": list(report.problems)}
     return data
 
 
 def _process(process: LiveProcess) -> dict[str, Any]:
-    """A running process; its record's entries stand beside it, without one there is ``null``."""
+    """A running process with what it recorded; ``null`` where it has no record."""
     record = process.record
     data: dict[str, Any] = {
         "pid": process.pid,
@@ -54,8 +68,13 @@ def _process(process: LiveProcess) -> dict[str, Any]:
     }
     if record is not None:
         modules = [
-            {"module": one.module, "state": one.state, "sha256": one.sha256, "scopes": one.scopes}
-            for one in record.modules
+            {
+                "module": module.module,
+                "state": module.state,
+                "sha256": module.sha256,
+                "scopes": module.scopes,
+            }
+            for module in record.modules
         ]
         names = ("host", "role", "rank", "vllm", "root", "way", "digest", "summary")
         data["record"] = {**{name: getattr(record, name) for name in names}, "modules": modules}
@@ -63,41 +82,62 @@ def _process(process: LiveProcess) -> dict[str, Any]:
 
 
 def _target(target: TargetReport) -> dict[str, Any]:
-    return {
+    data: dict[str, Any] = {
         "target": target.target,
+        "package": target.package,
         "vllm": target.vllm,
         "root": None if target.root is None else str(target.root),
         "state": target.state.value,
+        "applied": list(target.applied),
         "interrupted": target.interrupted,
         "warnings": [str(notice) for notice in target.notices],
-        "features": [_feature(feature) for feature in target.features],
+        "features": [
+            _feature(feature, writable=target.root is not None) for feature in target.features
+        ],
     }
+    if target.obstacles:
+        data["obstacles"] = [
+            {"code": obstacle.code.value, **_reason(obstacle.reason)}
+            for obstacle in target.obstacles
+        ]
+    if target.in_memory:
+        data["in_memory"] = list(target.in_memory)
+    return data
 
 
-def _feature(feature: FeatureResult) -> dict[str, Any]:
+def _feature(feature: FeatureResult, *, writable: bool) -> dict[str, Any]:
     data: dict[str, Any] = {"feature": feature.feature, "state": feature.state.value}
-    if feature.reason is not None:
-        data["why"] = str(feature.reason)
+    reason = feature.reason
+    if not feature.files:  # nothing smaller explains it
+        reason = explained(feature.state, reason, writable=writable)
+    data.update(_reason(reason))
     if feature.untested:
         data["untested"] = True
-    data["files"] = [_file(file) for file in feature.files]
+    data["files"] = [_file(file, writable=writable) for file in feature.files]
     return data
 
 
-def _file(file: FileResult) -> dict[str, Any]:
+def _file(file: FileResult, *, writable: bool) -> dict[str, Any]:
     data: dict[str, Any] = {"path": file.path, "state": file.state.value, "patch": file.patch}
-    if file.reason is not None:
-        data["why"] = str(file.reason)
-    data["hunks"] = [_hunk(hunk) for hunk in file.hunks]
+    reason = file.reason
+    if not any(hunk.state.needs_attention for hunk in file.hunks):
+        reason = explained(file.state, reason, writable=writable)
+    data.update(_reason(reason))
+    data["hunks"] = [_hunk(hunk, writable=writable) for hunk in file.hunks]
     return data
 
 
-def _hunk(hunk: HunkResult) -> dict[str, Any]:
+def _reason(reason: Reason | None) -> dict[str, Any]:
+    return {} if reason is None else {"reason": reason.text, "next": reason.next_step}
+
+
+def _hunk(hunk: HunkResult, *, writable: bool) -> dict[str, Any]:
+    reason = explained(hunk.state, hunk.reason, writable=writable)
     return {
         "scope": hunk.scope,
         "state": hunk.state.value,
         "line": hunk.line,
-        "why": None if hunk.reason is None else str(hunk.reason),
+        **(_reason(reason) or {"reason": None, "next": None}),
         "candidates": list(hunk.candidates),
     }
 

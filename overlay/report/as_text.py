@@ -5,46 +5,59 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from overlay.report.lines import BLANK, MARK, Line, Span, labelled
-from overlay.report.model import FeatureEntry, Report, TargetReport, enumeration
-from overlay.report.wording import Problem, problems
+from overlay.report.model import (
+    CheckReport,
+    DoctorReport,
+    Exit,
+    FeatureEntry,
+    ListReport,
+    Obstacle,
+    ProcessesReport,
+    Report,
+    TargetReport,
+    enumeration,
+)
+from overlay.report.problems import Problem, problems
+from overlay.report.wording import count
 from overlay.results import FeatureResult, FileResult, Notice, State
 
 
 def render(report: Report, *, verbose: bool = False) -> tuple[Line, ...]:
     """The report as lines; the last one is the verdict."""
     lines: list[Line] = []
-    if report.doctor is not None:
+    matrix = isinstance(report, CheckReport) and len(report.targets) > 1
+    if isinstance(report, DoctorReport):
         from overlay.report.doctor_text import doctor
 
-        lines += doctor(report.doctor)
-    if report.catalogue is not None:
-        lines += _catalogue(report.catalogue, verbose)
-    elif report.matrix:
+        lines += doctor(report.facts)
+    if isinstance(report, ListReport):
+        lines += _catalogue(report.features, verbose)
+    if matrix:
         lines += _matrix(report.targets)
-    if report.matrix and not verbose:
+    if matrix and not verbose:
         lines += _shared_problems(report.targets)
-    elif report.catalogue is None:
-        lines += [BLANK] if report.matrix else []
+    else:
+        lines += [BLANK] if matrix else []
         ordered = sorted(report.targets, key=lambda target: -target.state.rank)
         width = _name_width(report.targets)
         for target in ordered:
             lines += _target(target, width, verbose)
             lines.append(BLANK)
-    if report.processes is not None:
+    if isinstance(report, ProcessesReport | DoctorReport):
         from overlay.report.doctor_text import processes
 
         lines += processes(report.processes)
-    if report.doctor is not None:
-        from overlay.report.doctor_text import problems as found
+    if isinstance(report, DoctorReport):
+        from overlay.report.doctor_text import problems as needy
 
-        lines += found(report.doctor)
+        lines += needy(report.problems)
     if report.error is not None:
         first, *others = report.error.splitlines() or [""]
         lines.append(labelled(0, "error: ", first, "bad"))
         lines += [labelled(0, "       ", text) for text in others]
     if lines and lines[-1] != BLANK:
         lines.append(BLANK)
-    style = "good" if report.exit == 0 else "bad"
+    style = "good" if report.exit is Exit.OK else "bad"
     return (*lines, Line((), (Span(report.verdict, style),)))
 
 
@@ -80,6 +93,14 @@ def _target(target: TargetReport, width: int, verbose: bool) -> Iterator[Line]:
             yield from _files(feature)
     for problem in problems(target):
         yield from _problem(problem, indent=2)
+    for obstacle in target.obstacles:
+        yield from _obstacle(obstacle)
+    if target.in_memory:
+        text = (
+            f"{enumeration(target.in_memory)}: the plugin adds what is not on disk to each vLLM "
+            "process that starts, unless OVERLAY=disk or OVERLAY_FEATURES says otherwise"
+        )
+        yield labelled(2, "in memory: ", text)
     for notice in target.notices:
         yield labelled(2, "warning: ", str(notice), "warning")
 
@@ -98,27 +119,23 @@ def _summary(feature: FeatureResult) -> str:
     if feature.state.needs_attention:
         bad = sum(hunk.state.needs_attention for hunk in hunks)
         if bad:
-            parts.append(f"{bad} of {_count(len(hunks), 'hunk')}")
+            parts.append(f"{bad} of {count(len(hunks), 'hunk')}")
     elif feature.state is State.UPSTREAMED:
         return "vLLM has it already"
     elif feature.state is State.INAPPLICABLE:
         return str(feature.reason or "not made for this release")
     else:
         if hunks:
-            parts.append(f"{_count(len(hunks), 'hunk')} in {_count(patched, 'file')}")
+            parts.append(f"{count(len(hunks), 'hunk')} in {count(patched, 'file')}")
         elif patched:
-            parts.append(_count(patched, "file"))
+            parts.append(count(patched, "file"))
         if added:
-            parts.append(_count(added, "added module"))
+            parts.append(count(added, "added module"))
     if feature.reason:
         parts.append(str(feature.reason))
     elif feature.untested:
         parts.append("untested on this release")
     return ", ".join(parts)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _files(feature: FeatureResult) -> Iterator[Line]:
@@ -162,6 +179,13 @@ def _problem(problem: Problem, indent: int, where: str = "") -> Iterator[Line]:
     if problem.patch is not None:
         yield labelled(inner, "patch: ", problem.patch)
     yield labelled(inner, "next:  ", problem.reason.next_step or "")
+
+
+def _obstacle(obstacle: Obstacle) -> Iterator[Line]:
+    yield Line((Span(f"  {MARK} ", "bad"),), (Span(obstacle.summary),))
+    yield labelled(4, "why:   ", obstacle.reason.text)
+    if obstacle.reason.next_step is not None:
+        yield labelled(4, "next:  ", obstacle.reason.next_step)
 
 
 def _matrix(targets: tuple[TargetReport, ...]) -> Iterator[Line]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from overlay.report.lines import BLANK, MARK, Line, Span, labelled
@@ -40,7 +40,7 @@ def _row(one: LiveProcess) -> tuple[str, ...]:
     return (str(one.pid), record.role, rank, record.vllm, record.digest[:12], record.summary)
 
 
-def doctor(data: dict[str, Any]) -> Iterator[Line]:
+def doctor(data: Mapping[str, Any]) -> Iterator[Line]:
     """The page, section by section; the features and processes stand behind it."""
     yield from _section("overlay", data["overlay"])
     yield from _section("python", data["python"])
@@ -64,9 +64,9 @@ def doctor(data: dict[str, Any]) -> Iterator[Line]:
     yield BLANK
 
 
-def problems(data: dict[str, Any]) -> Iterator[Line]:
+def problems(sentences: Iterable[str]) -> Iterator[Line]:
     """What needs somebody, last, where it is read first."""
-    for problem in data["problems"]:
+    for problem in sentences:
         yield labelled(0, f"{MARK} ", problem, "bad")
 
 

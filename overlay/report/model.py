@@ -1,21 +1,121 @@
-"""A command's answer: the data that the JSON, the table and the exit code are made from."""
+"""Reports: the answers of the commands, one type for each question.
+
+Text and JSON are readers of these types.  What a report concludes (a code, a sentence, and the
+exit status that goes with the code) is computed once, by ``overlay.report.wording``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from overlay.results import FeatureResult, Notice, State, worst
+from overlay.results import FeatureResult, Notice, Reason, State, worst
 
 if TYPE_CHECKING:
     from overlay.processes.live import LiveProcess
 
 
+class Exit(IntEnum):
+    """Exit status of the command line."""
+
+    OK = 0  # nothing needs the user
+    ATTENTION = 1  # something does
+    ERROR = 2  # usage or environment
+    INTERRUPTED = 130
+
+
+class Code(str, Enum):
+    """What a command concluded, as one word for programs; the value stands in the JSON."""
+
+    # Nothing needs the user.
+    CAN_BE_APPLIED = "can-be-applied"
+    UNTESTED = "untested"
+    APPLIED = "applied"
+    PARTLY_APPLIED = "partly-applied"
+    NOT_APPLIED = "not-applied"
+    NOTHING_TO_PATCH = "nothing-to-patch"
+    MIXED = "mixed"
+    ALREADY_APPLIED = "already-applied"
+    WOULD_APPLY = "would-apply"
+    REMOVED = "removed"
+    ADOPTED = "adopted"
+    REVERTED = "reverted"
+    NOTHING_TO_REVERT = "nothing-to-revert"
+    DIFFERS = "differs"
+    EMPTY = "empty"
+    LISTED = "listed"
+    RUNNING = "running"
+    NOT_RUNNING = "not-running"
+    NO_PROBLEM = "no-problem"
+    # Something needs the user.
+    NEEDS_ATTENTION = "needs-attention"
+    INTERRUPTED = "interrupted"
+    UNRECORDED = "unrecorded"
+    NOT_AT_HAND = "not-at-hand"
+    COPIES_DAMAGED = "copies-damaged"
+    REQUIRED_MISSING = "required-missing"
+    UNTESTED_REFUSED = "untested-refused"
+    REVERT_REFUSED = "revert-refused"
+    HOLES = "holes"
+    PROBLEMS = "problems"
+    # Usage or environment.
+    USAGE = "usage"
+    ENVIRONMENT = "environment"
+    BUG = "bug"
+
+    @property
+    def exit(self) -> Exit:
+        """The exit status that goes with it."""
+        if self in _ERRORS:
+            return Exit.ERROR
+        return Exit.ATTENTION if self in _ATTENTION else Exit.OK
+
+
+_ATTENTION = frozenset(
+    {
+        Code.NEEDS_ATTENTION,
+        Code.INTERRUPTED,
+        Code.UNRECORDED,
+        Code.NOT_AT_HAND,
+        Code.COPIES_DAMAGED,
+        Code.REQUIRED_MISSING,
+        Code.UNTESTED_REFUSED,
+        Code.REVERT_REFUSED,
+        Code.HOLES,
+        Code.PROBLEMS,
+    }
+)
+
+_ERRORS = frozenset({Code.USAGE, Code.ENVIRONMENT, Code.BUG})
+
+
+class Verdict(NamedTuple):
+    """What a command concluded: a code for programs and one sentence for people."""
+
+    code: Code
+    text: str
+
+
+class Obstacle(NamedTuple):
+    """Something in a target that needs the user, beyond the state of a feature.
+
+    :ivar code: what it is, for programs: ``not-at-hand`` (features were applied from a folder of
+        patches that was not named), ``copies-damaged`` (revert would fail), ``required-missing``
+        (a feature that is required is not applied).
+    :ivar summary: the same for people, as the part of a sentence.
+    :ivar reason: in full, with what to do.
+    """
+
+    code: Code
+    summary: str
+    reason: Reason
+
+
 @dataclass(frozen=True)
 class TargetReport:
-    """One target's part of a command's answer.
+    """State of one target.
 
     :ivar target: what the user named, or a release.
     :ivar vllm: the release of the target; ``None`` where it cannot be told.
@@ -23,6 +123,8 @@ class TargetReport:
     :ivar features: those that the user asked about.
     :ivar interrupted: whether an apply or revert was interrupted there and still has to end.
     :ivar package: the package that is patched.
+    :ivar obstacles: what needs the user beyond the features' states.
+    :ivar in_memory: ids of the features that the plugin would patch in memory in the next process.
     """
 
     target: str
@@ -32,6 +134,17 @@ class TargetReport:
     notices: tuple[Notice, ...] = ()
     interrupted: bool = False
     package: str = "vllm"
+    obstacles: tuple[Obstacle, ...] = ()
+    in_memory: tuple[str, ...] = ()
+
+    @property
+    def needs_attention(self) -> bool:
+        """Whether somebody has to act: a state, an obstacle or an interruption says so."""
+        return (
+            self.interrupted
+            or bool(self.obstacles)
+            or any(feature.state.needs_attention for feature in self.features)
+        )
 
     @property
     def applied(self) -> tuple[str, ...]:
@@ -59,9 +172,6 @@ class TargetFailure:
 
     target: str | None
     error: str
-
-
-OK, ATTENTION, ERROR, INTERRUPTED = 0, 1, 2, 130
 
 
 @dataclass(frozen=True)
@@ -102,37 +212,197 @@ class FeatureEntry:
 
 @dataclass(frozen=True)
 class Report:
-    """What a command found and did.
+    """Answer of a command; the base of one type for each question.
 
-    :ivar exit: 0 nothing needs the user, 1 something does, 2 usage or environment.
-    :ivar verdict: one sentence that agrees with ``exit``; the last line for human readers.
-    :ivar error: why the command could not answer, where ``exit`` is 2.
-    :ivar matrix: whether the targets are releases to be shown side by side.
-    :ivar catalogue: what ``list`` shows; ``None`` for every other command.
-    :ivar diff: what ``diff`` prints.
-    :ivar processes: the running processes of vLLM; ``None`` where nobody asked.
-    :ivar doctor: the parts of ``doctor``'s page that stand nowhere else, as plain data.
+    :ivar conclusion: what follows from it, by ``overlay.report.wording``.
     """
 
-    command: str
-    exit: int
-    verdict: str
-    targets: tuple[TargetReport, ...] = ()
-    error: str | None = None
-    matrix: bool = False
-    catalogue: tuple[FeatureEntry, ...] | None = None
-    diff: bytes | None = None
-    processes: tuple[LiveProcess, ...] | None = None
-    doctor: dict[str, Any] | None = None
+    _command: ClassVar[str] = "overlay"
+    conclusion: Verdict
+
+    @property
+    def command(self) -> str:
+        """The command that it answers."""
+        return self._command
+
+    @property
+    def verdict(self) -> str:
+        """One sentence that agrees with ``exit``; the last line for people."""
+        return self.conclusion.text
+
+    @property
+    def code(self) -> Code:
+        """What the command concluded, for programs."""
+        return self.conclusion.code
+
+    @property
+    def exit(self) -> Exit:
+        """Exit status: 0 nothing needs the user, 1 something does, 2 usage or environment."""
+        return self.code.exit
+
+    @property
+    def targets(self) -> tuple[TargetReport, ...]:
+        """The targets that it speaks of."""
+        return ()
+
+    @property
+    def error(self) -> str | None:
+        """Why the command could not answer, where ``exit`` is 2."""
+        return None
+
+    @property
+    def body(self) -> bytes | None:
+        """What goes to standard output as it is; ``None`` where the text of the report does."""
+        return None
 
 
-def failure(command: str, error: str) -> Report:
+@dataclass(frozen=True)
+class FailureReport(Report):
+    """A command that usage or the environment stopped.
+
+    :ivar name: the command, or ``overlay`` where it is not known.
+    :ivar problem: why, in one or several lines.
+    """
+
+    name: str
+    problem: str
+
+    @property
+    def command(self) -> str:
+        """The command that was stopped."""
+        return self.name
+
+    @property
+    def error(self) -> str:
+        """Why it was stopped."""
+        return self.problem
+
+
+@dataclass(frozen=True)
+class CheckReport(Report):
+    """Whether features can be applied to targets.
+
+    :ivar checked: the targets that could be read.
+    :ivar failures: those that could not.
+    """
+
+    _command: ClassVar[str] = "check"
+    checked: tuple[TargetReport, ...]
+    failures: tuple[TargetFailure, ...] = ()
+
+    @property
+    def targets(self) -> tuple[TargetReport, ...]:
+        """The targets that could be read."""
+        return self.checked
+
+    @property
+    def error(self) -> str | None:
+        """Why some targets could not be read."""
+        return "\n".join(failure.error for failure in self.failures) or None
+
+
+@dataclass(frozen=True)
+class _OneTarget(Report):
+    """Answer that speaks of one target."""
+
+    target: TargetReport
+
+    @property
+    def targets(self) -> tuple[TargetReport, ...]:
+        """The target, in a tuple."""
+        return (self.target,)
+
+
+@dataclass(frozen=True)
+class StatusReport(_OneTarget):
+    """What is applied to a target."""
+
+    _command: ClassVar[str] = "status"
+
+
+@dataclass(frozen=True)
+class ApplyReport(_OneTarget):
+    """What ``apply`` did, or would do.
+
+    :ivar changed: the files of the package that were written or removed, sorted.
+    """
+
+    _command: ClassVar[str] = "apply"
+    changed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RevertReport(_OneTarget):
+    """What ``revert`` did.
+
+    :ivar changed: the files of the package that were written or removed, sorted.
+    """
+
+    _command: ClassVar[str] = "revert"
+    changed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DiffReport(_OneTarget):
+    """The change to a pristine target.
+
+    :ivar diff: one unified diff; empty where there is no change or a feature does not fit.
+    """
+
+    _command: ClassVar[str] = "diff"
+    diff: bytes = b""
+
+    @property
+    def body(self) -> bytes:
+        """The diff."""
+        return self.diff
+
+
+@dataclass(frozen=True)
+class ListReport(Report):
+    """The features at hand."""
+
+    _command: ClassVar[str] = "list"
+    features: tuple[FeatureEntry, ...]
+
+
+@dataclass(frozen=True)
+class ProcessesReport(Report):
+    """The running vLLM processes of this user, and what each has loaded."""
+
+    _command: ClassVar[str] = "status"
+    processes: tuple[LiveProcess, ...]
+
+
+@dataclass(frozen=True)
+class DoctorReport(Report):
+    """What a bug report needs.
+
+    :ivar installed: the vLLM that this Python would import; ``None`` where there is none.
+    :ivar processes: the running vLLM processes of this user.
+    :ivar facts: the sections of the page, by name; each a mapping of plain values.
+    :ivar problems: what needs the user, one sentence each.
+    """
+
+    _command: ClassVar[str] = "doctor"
+    installed: TargetReport | None
+    processes: tuple[LiveProcess, ...]
+    facts: Mapping[str, Any]
+    problems: tuple[str, ...]
+
+    @property
+    def targets(self) -> tuple[TargetReport, ...]:
+        """The installed vLLM, if there is one."""
+        return () if self.installed is None else (self.installed,)
+
+
+def failure(command: str, error: str, code: Code = Code.ENVIRONMENT) -> FailureReport:
     """The report of a command that usage or the environment stopped.
 
     :param command: its name, or ``overlay`` where it is not known.
     """
     name = command if command == "overlay" else f"overlay {command}"
-    return Report(command, ERROR, f"{name} stopped: see the error.", error=error)
+    return FailureReport(Verdict(code, f"{name} stopped: see the error."), command, error)
 
 
 def enumeration(words: Sequence[str], most: int = 6) -> str:

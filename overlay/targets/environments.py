@@ -20,6 +20,7 @@ from overlay.targets.folder import build
 from overlay.targets.installed import editable_version, find
 from overlay.targets.metadata import read_bytes, unreadable
 from overlay.targets.target import Target
+from overlay.untrusted import open_regular
 
 _INTERPRETER = re.compile(r"^(python|pypy)\d*(\.\d+)?t?(\.exe)?$")
 
@@ -155,7 +156,7 @@ def _require_program(place: Path, name: str) -> None:
                 f"{name}: expected an interpreter or a virtual environment, found "
                 f"{'something else' if os.path.lexists(place) else 'nothing'} at {place}"
             )
-        with open(place, "rb") as file:
+        with open_regular(place) as file:
             magic = file.read(2)
     except OSError as error:
         raise TargetError(unreadable(place, error)) from error

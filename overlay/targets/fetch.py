@@ -23,6 +23,7 @@ from overlay.targets.remote_wheel import RangeFile
 from overlay.targets.sdist import read_sources
 from overlay.targets.target import Progress
 from overlay.targets.wheel import Wheel
+from overlay.untrusted import open_regular
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ def _whole(
     """Read a file of which every byte is there and was checked against the index."""
     if (path := local_path(chosen.url)) is not None:
         try:
-            with open(path, "rb") as file:
+            with open_regular(path) as file:
                 _check_hash(file, chosen)
         except OSError as error:
             raise PackageIndexError(

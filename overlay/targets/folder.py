@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from overlay.targets.metadata import (
 )
 from overlay.targets.record import Record
 from overlay.targets.target import MAX_FILE_BYTES, Target, public_release
-from overlay.untrusted import way_out
+from overlay.untrusted import read_below, way_out
 
 
 def resolve_folder(folder: Path, name: str) -> Target:
@@ -82,32 +81,17 @@ def file_reader(root: Path) -> Callable[[str], bytes | None]:
                 f"{out[0]} leads out of the target, to {out[1]}: expected it inside {root}. "
                 "Replace the symbolic link by a copy (with uv: --link-mode copy)"
             )
+        if not os.path.lexists(real) and full.is_symlink():
+            raise TargetError(
+                f"{full} is a symbolic link to {real}, where nothing is: expected a file. "
+                "Reinstall vLLM"
+            )
         try:
-            status = os.stat(real)
-        except (FileNotFoundError, NotADirectoryError):
-            if full.is_symlink():
-                raise TargetError(
-                    f"{full} is a symbolic link to {real}, where nothing is: expected a file. "
-                    "Reinstall vLLM"
-                ) from None
-            return None
+            return read_below(root, os.path.relpath(real, root), MAX_FILE_BYTES)
         except OSError as error:
             raise TargetError(unreadable(full, error)) from error
-        if not stat.S_ISREG(status.st_mode):
-            raise TargetError(f"{full}: expected a plain file, found {_kind(status.st_mode)}")
-        if status.st_size > MAX_FILE_BYTES:
-            raise TargetError(
-                f"{full}: expected a source file of at most {MAX_FILE_BYTES} bytes, found "
-                f"{status.st_size}"
-            )
-        return read_bytes(Path(real))
 
     return read
-
-
-def _kind(mode: int) -> str:
-    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
-    return kinds.get(stat.S_IFMT(mode), "a device")
 
 
 def _contradictions(root: Path, owner: Distribution | None) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from overlay.errors import TargetError
 from overlay.targets.record import owns_vllm
+from overlay.untrusted import UnfitFile, read_regular
 
 _VERSION_PY = re.compile(
     r"^(?:__version__|version)\s*(?:=\s*(?:__version__|version)\s*)?=\s*(['\"])([^'\"\n]+)\1",
@@ -31,18 +32,18 @@ class Distribution(NamedTuple):
 def read_bytes(path: Path) -> bytes | None:
     """The file's bytes, ``None`` where it is not there.
 
-    :raises TargetError: if it is there and cannot be read.
+    :raises TargetError: if it is there and cannot be read, or is not a plain file of bounded size.
     """
     try:
-        return path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+        return read_regular(path)
     except OSError as error:
         raise TargetError(unreadable(path, error)) from error
 
 
 def unreadable(path: Path, error: OSError) -> str:
-    """What to say where the system refuses to let a path be read."""
+    """What to say where a path is not read, or the system refuses to let it be."""
+    if isinstance(error, UnfitFile):
+        return f"{path}: {error.strerror}"
     what = error.strerror or str(error)
     advice = ""
     if isinstance(error, PermissionError):

@@ -117,7 +117,13 @@ def _run(command: list[str], environ: Mapping[str, str]) -> str:
     env = {**environ, "COLUMNS": "1000", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "NO_COLOR": "1"}
     try:
         done = subprocess.run(
-            command, env=env, capture_output=True, text=True, timeout=_PIP_SECONDS, check=True
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_PIP_SECONDS,
+            check=True,
         )
     except subprocess.CalledProcessError as error:
         said = (error.stderr or "").strip() or f"exit status {error.returncode}"

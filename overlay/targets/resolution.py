@@ -16,6 +16,7 @@ from overlay.targets.environments import is_environment, resolve_environment
 from overlay.targets.folder import resolve_folder
 from overlay.targets.metadata import unreadable
 from overlay.targets.target import Progress, Target
+from overlay.untrusted import open_regular
 
 
 def resolve_archive(path: Path, name: str) -> Target:
@@ -24,7 +25,7 @@ def resolve_archive(path: Path, name: str) -> Target:
     :raises ArchiveError: if it is neither, is damaged, dangerous or too large, or holds no vLLM.
     """
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             magic = file.read(4)
     except OSError as error:
         raise ArchiveError(unreadable(path, error)) from error

@@ -24,6 +24,7 @@ from overlay.targets.archive import (
 )
 from overlay.targets.metadata import header, unreadable, version_in_source
 from overlay.targets.target import Target, public_release
+from overlay.untrusted import open_regular
 
 _CHUNK_BYTES = 1 << 16
 
@@ -59,7 +60,7 @@ def read_sources(file: Path | IO[bytes], name: str) -> Sources:
     try:
         if not isinstance(file, Path):
             return _read(file, name)
-        with open(file, "rb") as compressed:
+        with open_regular(file) as compressed:
             return _read(compressed, name)
     except _DAMAGE as error:
         raise ArchiveError(

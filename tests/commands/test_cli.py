@@ -84,7 +84,7 @@ def test_apply_writes_nothing_where_something_needs_the_user(cli: Cli, site: Pat
     result = cli("--patches", cli.team, "apply", site)
     assert result.exit == 1
     assert result.last == (
-        "Nothing was written to vLLM 0.26.0: demo is drifted and team-capture is drifted."
+        "Nothing was written to vLLM 0.26.0: demo and team-capture have drifted."
     )
     assert f"{PROPOSER} in SpecDecodeBaseProposer.propose" in result.out
     assert f"{RUNNER} in GPUModelRunner.capture_model" in result.out
@@ -97,14 +97,15 @@ def test_an_untested_release_wants_to_be_asked_for(cli: Cli, tmp_path: Path) -> 
     checked = cli("check", site)
     assert checked.exit == 0
     assert checked.last == (
-        "demo would fit vLLM 0.99.0, but nobody tested it there: apply wants --untested."
+        "demo would fit vLLM 0.99.0, but was not tested there: pass `--untested` to `overlay "
+        "apply` to apply it anyway."
     )
     before = digest(site)
     refused = cli("apply", site)
     assert refused.exit == 1
     assert refused.last == (
-        "Nothing was written: nobody tested demo on vLLM 0.99.0; `overlay apply --untested` "
-        "applies what matches all the same."
+        "Nothing was written: demo was not tested on vLLM 0.99.0; `overlay apply --untested` "
+        "applies what matches anyway."
     )
     assert digest(site) == before
     assert cli("apply", "--untested", site).exit == 0
@@ -148,7 +149,7 @@ def test_several_targets_are_a_table_and_each_answers(cli: Cli, site: Path, tmp_
     assert lines[0].split() == ["target", "demo"]
     assert lines[1].split() == [str(wheel), "pristine"]
     assert lines[2].split() == [str(site), "drifted", "!"]
-    assert result.last == f"1 of 2 targets needs you: {site}."
+    assert result.last == f"Action needed on 1 of 2 targets: {site}."
 
 
 def test_a_target_that_cannot_be_read_does_not_hide_the_others(
@@ -216,7 +217,7 @@ def test_there_is_no_part_of_a_diff(cli: Cli, site: Path) -> None:
     drift(site)
     result = cli("--patches", cli.team, "diff", site)
     assert (result.exit, result.out) == (1, "")
-    assert result.err.splitlines()[-1] == "There is no diff for vLLM 0.26.0: demo is drifted."
+    assert result.err.splitlines()[-1] == "There is no diff for vLLM 0.26.0: demo has drifted."
 
 
 # list

@@ -23,14 +23,14 @@ def test_an_edit_after_us_is_said_and_never_lost(cli: Cli, site: Path) -> None:
     edit(site, PROPOSER, "# patched", "# patched, and mine")
     before = digest(site)
     status = cli("status", site)
-    assert (status.exit, status.last) == (1, "vLLM 0.26.0 needs you: demo is drifted.")
+    assert (status.exit, status.last) == (1, "Action needed: demo has drifted on vLLM 0.26.0.")
     for command in ("apply", "revert"):
         result = cli(command, site)
         assert result.exit == 1
         assert PROPOSER in result.out
         assert digest(site) == before
     assert cli("revert", site).last == (
-        f"Nothing was reverted in vLLM 0.26.0: {PROPOSER} was edited after us."
+        f"Nothing was reverted in vLLM 0.26.0: {PROPOSER} was edited since."
     )
 
 
@@ -75,7 +75,7 @@ def test_an_edit_beside_our_lines_is_an_edit_too(cli: Cli, tmp_path: Path) -> No
     result = cli(*only_team)
     assert (result.exit, result.last) == (
         1,
-        "Nothing was written to vLLM 0.26.0: team-capture is drifted.",
+        "Nothing was written to vLLM 0.26.0: team-capture has drifted.",
     )
     assert RUNNER in result.out
     assert digest(checkout) == before
@@ -86,7 +86,10 @@ def test_apply_mends_what_was_put_back(cli: Cli, site: Path) -> None:
     cli("--patches", cli.team, "apply", site)
     (site / PROPOSER).write_bytes(original)
     status = cli("--patches", cli.team, "status", site)
-    assert (status.exit, status.last) == (1, "vLLM 0.26.0 needs you: demo is partial.")
+    assert (status.exit, status.last) == (
+        1,
+        "Action needed: demo is applied in part on vLLM 0.26.0.",
+    )
     assert cli("--patches", cli.team, "apply", site).exit == 0
     assert cli("--patches", cli.team, "status", site).exit == 0
 
@@ -148,10 +151,22 @@ def test_an_apply_never_takes_a_team_s_patches_out_unasked(cli: Cli, site: Path)
     cli("--patches", cli.team, "apply", site)
     before = digest(site)
     result = cli("apply", site)
-    assert result.exit == 2
-    assert f"team-capture (from {cli.team})" in result.err
-    assert "--patches" in result.err
+    assert result.exit == 1
+    assert f"team-capture (from {cli.team})" in result.out
+    assert f"name it (--patches {cli.team}" in result.out
     assert digest(site) == before
+
+
+def test_what_a_folder_that_is_not_at_hand_applied_is_never_nothing(cli: Cli, site: Path) -> None:
+    cli("--patches", cli.team, "apply", "--feature", "team-capture", site)
+    said = f"team-capture (from {cli.team}) is applied and not among these patches"
+    for command in (["status"], ["check"], ["apply", "--dry-run"], ["apply"]):
+        result = cli(*command, site)
+        assert (result.exit, said in result.last) == (1, True), result
+        data = cli(*command, site, "--json").json["targets"][0]
+        assert [one["feature"] for one in data["features"]] == ["demo", "team-capture"]
+        assert data["obstacles"][0]["code"] == "not-at-hand"
+    assert cli("status", "--patches", cli.team, site).exit == 0
 
 
 def test_an_unknown_feature_is_a_usage_error_that_lists_them(cli: Cli, site: Path) -> None:
@@ -180,7 +195,7 @@ def test_a_newer_form_that_does_not_fit_leaves_the_older_one(cli: Cli, site: Pat
     result = cli("apply", site)
     assert (result.exit, result.last) == (
         1,
-        "Nothing was written to vLLM 0.26.0: demo is drifted.",
+        "Nothing was written to vLLM 0.26.0: demo has drifted.",
     )
     assert digest(site) == before
     assert cli("status", site).exit == 0
@@ -225,7 +240,7 @@ def test_features_that_touch_the_same_lines_are_refused_with_both_names(
     result = cli("--patches", cli.team, "apply", site)
     assert (result.exit, result.last) == (
         1,
-        "Nothing was written to vLLM 0.26.0: demo is drifted and theirs is drifted.",
+        "Nothing was written to vLLM 0.26.0: demo and theirs have drifted.",
     )
     assert "demo (demo/10-propose/0.20.0..0.33.0.patch) and theirs (theirs/10-theirs/" in result.out
     assert "next:  leave one of them out, or make one patch of both" in result.out

@@ -55,7 +55,7 @@ def test_with_json_every_error_is_json(cli: Cli, arguments: list[str]) -> None:
     result = cli(*arguments)
     assert result.exit == 2
     assert result.err == ""
-    assert (result.json["schema"], result.json["exit"], result.json["targets"]) == (1, 2, [])
+    assert (result.json["schema"], result.json["exit"], result.json["targets"]) == (2, 2, [])
     assert result.json["error"]
     known = {"check", "apply", "revert", "status", "list", "overlay"}
     assert result.json["command"] in known

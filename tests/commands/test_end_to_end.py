@@ -164,8 +164,8 @@ def test_json_is_what_the_design_says_and_alone(command: Command, site: Path) ->
         done = command(name, *options, "--json", site)
         assert done.stderr == ""
         answer = json.loads(done.stdout)
-        assert list(answer) == ["schema", "command", "exit", "verdict", "targets"]
-        assert (answer["schema"], answer["command"], answer["exit"]) == (1, name, done.returncode)
+        assert list(answer) == ["schema", "command", "exit", "code", "verdict", "targets"]
+        assert (answer["schema"], answer["command"], answer["exit"]) == (2, name, done.returncode)
         (target,) = answer["targets"]
         assert list(target) == ["target", "vllm", "root", "state", "warnings", "features"]
         assert (target["target"], target["root"], target["vllm"]) == (

@@ -191,3 +191,18 @@ def test_the_text_about_pip_is_one_and_true() -> None:
         text = page.path.read_text(encoding="utf-8")
         assert not re.search(r"pip install (-\S+ )*vllm-overlay\b", text), name
     assert "pip install ." in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+# ---- files
+
+
+@each_page
+def test_files_that_are_named_exist(name: str) -> None:
+    missing = []
+    for line, code in PAGES[name].inline_code:
+        match = re.fullmatch(
+            r"((?:tests|bench|scripts|docs|patches|overlay|\.ci)/[\w./-]+)(::\w+)?", code
+        )
+        if match and "*" not in code and not (ROOT / match[1]).exists():
+            missing.append(f"{name}:{line}: {code}")
+    assert not missing, "\n".join(missing)

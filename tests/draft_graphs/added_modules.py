@@ -1,6 +1,6 @@
 """The modules that the feature adds to vLLM, imported without vLLM.
 
-Only those that need neither torch nor vLLM can be imported so: `keys`, `policy` and `report`.
+Only those that need neither torch nor vLLM can be imported so: `keys`, `policy` and `messages`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
+
+from tests.support.code_edits import Edit, edited
 
 FOLDER = Path(__file__).parents[2] / "patches/draft-graphs/files/vllm/v1/spec_decode"
 
@@ -21,9 +23,12 @@ def added(name: str) -> ModuleType:
     return importlib.import_module(f"draft_graphs.{name}")
 
 
-def require_fit(changes: Iterable[tuple[str, str, str]]) -> None:
-    """Demand that each change, (file of the package, old text, new text), can be made as meant."""
-    for file, old, new in changes:
+def require_fit(changes: Iterable[Edit]) -> None:
+    """Demand that the edits can be made, one after the other.
+
+    :raises EditError: if one does not fit the package.
+    """
+    texts: dict[str, str] = {}
+    for file, *edit in changes:
         source = (FOLDER / "draft_graphs" / file).read_text(encoding="utf-8")
-        assert source.count(old) == 1, f"{file} was changed: {old!r}"
-        compile(source.replace(old, new), file, "exec")
+        texts[file] = edited(texts.get(file, source), [edit], file)

@@ -63,7 +63,7 @@ class Audit:
         graphs = self.proposer.draft_graphs
         if graphs is None:
             return
-        captured = graphs._captured
+        captured = graphs.captured
         self._junk = None
         if captured is not None:
             self._junk = Junk(self.proposer, captured.buffers, self._slots_in_all())

@@ -1,4 +1,3 @@
-# ruff: noqa: E501 - lines of code are quoted whole
 """The closed change's defects as mutations, and the hazards of capturing."""
 
 from __future__ import annotations
@@ -11,9 +10,10 @@ CAPTURE_MUTATIONS = (
         "the largest graph is registered but not captured",
         "defect 1",
         one(
-            "graphs.py",
-            "self._backend, plan, plan, check=",
-            "self._backend, plan, plan[1:], check=",
+            "draft_graphs.py",
+            "DraftGraphs.capture",
+            "capture_keys(self._proposer, runner, self._backend, plan, plan, check=self.check)",
+            "capture_keys(self._proposer, runner, self._backend, plan, plan[1:], check=self.check)",
         ),
         "error",
         says="KeyError",
@@ -21,16 +21,17 @@ CAPTURE_MUTATIONS = (
     Mutation(
         "a graph is captured with a request less than it stands for",
         "defect 2",
-        one("passes.py", "reqs = key.num_reqs\n", "reqs = max(1, key.num_reqs - 1)\n"),
+        one("passes.py", "Passes.body", "key.num_reqs", "max(1, MATCH - 1)"),
         "acceptance",
     ),
     Mutation(
         "the first pass and the later ones share a key",
         "defect 3",
         one(
-            "graphs.py",
-            "captured.graphs[key].replay()",
-            "next(g for k, g in captured.graphs.items() if k.num_reqs == key.num_reqs).replay()",
+            "replay.py",
+            "Replay.run",
+            "captured.graphs[key]",
+            "next(g for k, g in captured.graphs.items() if k.num_reqs == key.num_reqs)",
         ),
         "error",
         says="IndexError: index out of range",
@@ -40,8 +41,9 @@ CAPTURE_MUTATIONS = (
         "defect 4",
         one(
             "passes.py",
-            "query_start_loc=buffers.query_start_loc[query_len]",
-            "query_start_loc=buffers.query_start_loc[self.k + 1]",
+            "Passes.metadata",
+            "buffers.query_start_loc[query_len]",
+            "buffers.query_start_loc[self.k + 1]",
         ),
         "audit",
     ),
@@ -50,15 +52,18 @@ CAPTURE_MUTATIONS = (
         "defect 5",
         one(
             "staging.py",
-            "        self.hidden.copy_(_cut(target_hidden_states, tokens))\n",
-            "        self.hidden.copy_(_cut(target_hidden_states, tokens))\n"
-            "        self.offsets[reqs + 1 :] = self.offsets[-1].clone()\n",
+            "FirstStaging.stage",
+            "self.hidden.copy_(...)",
+            "MATCH\nself.offsets[reqs + 1 :] = self.offsets[-1].clone()",
         )
         + one(
             "staging.py",
-            "        self.reqs, self.tokens = reqs, tokens\n",
-            "        self.reqs, self.tokens = reqs, tokens\n"
-            "        self.offsets = buffers.query_start_loc[padded_tokens // padded][: padded + 1]\n",
+            "FirstStaging.__init__",
+            "self.reqs, self.tokens = reqs, tokens",
+            """
+                MATCH
+                self.offsets = buffers.query_start_loc[padded_tokens // padded][: padded + 1]
+            """,
         ),
         "audit",
         says="longer than max_query_len",
@@ -67,10 +72,13 @@ CAPTURE_MUTATIONS = (
         "the runner's query offsets are written in place",
         "defect 6",
         one(
-            "graphs.py",
-            "        self._replay(captured, first)\n",
-            "        cad.query_start_loc.copy_(captured.buffers.query_start_loc[1][: reqs + 1])\n"
-            "        self._replay(captured, first)\n",
+            "replay.py",
+            "Replay.propose",
+            "self.run(first)",
+            """
+                cad.query_start_loc.copy_(self.captured.buffers.query_start_loc[1][: reqs + 1])
+                MATCH
+            """,
         ),
         "audit",
         says="query_start_loc",
@@ -80,8 +88,9 @@ CAPTURE_MUTATIONS = (
         "defect 7",
         one(
             "staging.py",
-            "buffers.last_of_each[reqs:padded],",
-            "buffers.last_of_each[reqs - 1 : reqs].expand(padded - reqs),",
+            "FirstStaging.__init__",
+            "buffers.last_of_each[reqs:padded]",
+            "buffers.last_of_each[reqs - 1 : reqs].expand(padded - reqs)",
         ),
         "acceptance",
     ),
@@ -89,13 +98,17 @@ CAPTURE_MUTATIONS = (
         "the model is replaced by a wrapper",
         "defect 8",
         one(
-            "entries.py",
-            "    return DraftGraphs(proposer, mode=mode,",
-            "    import torch\n\n"
-            "    model = proposer.model\n"
-            "    proposer.model = torch.nn.Module()\n"
-            "    proposer.model.forward = lambda **kwargs: model(**kwargs)\n"
-            "    return DraftGraphs(proposer, mode=mode,",
+            "hooks.py",
+            "create_draft_graphs",
+            "return DraftGraphs(...)",
+            """
+                import torch
+
+                model = proposer.model
+                proposer.model = torch.nn.Module()
+                proposer.model.forward = lambda **kwargs: model(**kwargs)
+                MATCH
+            """,
         ),
         "error",
         says="'Module' object has no attribute 'compute_logits'",
@@ -105,8 +118,9 @@ CAPTURE_MUTATIONS = (
         "capture",
         one(
             "capture.py",
-            "        self.passes.body(key, mask=True)()\n        backend.synchronize()\n",
-            "",
+            "Captured.capture",
+            "self.passes.body(key, mask=True)()\nbackend.synchronize()",
+            "pass",
         ),
         "graph double",
         tunes=True,
@@ -116,8 +130,9 @@ CAPTURE_MUTATIONS = (
         "defect 11",
         one(
             "buffers.py",
-            "        proposer._slot_mapping_buffer[:tokens].fill_(PADDING_SLOT)\n",
-            "",
+            "DraftBuffers.pad_all",
+            "proposer._slot_mapping_buffer[:tokens].fill_(...)",
+            "None",
         ),
         "audit",
         says="capture: wrote KV slots",
@@ -126,9 +141,10 @@ CAPTURE_MUTATIONS = (
         "sampled drafts are drawn in the graph",
         "defect 10",
         one(
-            "graphs.py",
-            "        if self._facts.probabilistic and not sampling_metadata.all_greedy:\n            return False\n",
-            "",
+            "replay.py",
+            "Replay._mismatch",
+            "self._probabilistic and not sampling_metadata.all_greedy",
+            "False",
         ),
         "use",
         engine="sampled drafts",
@@ -138,11 +154,10 @@ CAPTURE_MUTATIONS = (
         "a static tensor is assigned anew after the capture",
         "hazard 1",
         one(
-            "graphs.py",
-            "plan, plan, check=self.check\n            )\n",
-            "plan, plan, check=self.check\n            )\n"
-            "            buffers = self._captured.buffers\n"
-            "            buffers.seq_lens = buffers.seq_lens.clone()\n",
+            "draft_graphs.py",
+            "DraftGraphs.capture",
+            "self.replay = Replay(...)",
+            "captured.buffers.seq_lens = captured.buffers.seq_lens.clone()\nMATCH",
         ),
         "address check",
         says="draft buffer seq_lens",
@@ -151,11 +166,10 @@ CAPTURE_MUTATIONS = (
         "the same, without the address check",
         "hazard 1",
         one(
-            "graphs.py",
-            "plan, plan, check=self.check\n            )\n",
-            "plan, plan, check=self.check\n            )\n"
-            "            buffers = self._captured.buffers\n"
-            "            buffers.seq_lens = buffers.seq_lens.clone()\n",
+            "draft_graphs.py",
+            "DraftGraphs.capture",
+            "self.replay = Replay(...)",
+            "captured.buffers.seq_lens = captured.buffers.seq_lens.clone()\nMATCH",
         ),
         "graph double",
         says="only the graph still owns",
@@ -166,8 +180,9 @@ CAPTURE_MUTATIONS = (
         "hazard 2",
         one(
             "passes.py",
-            "query_start_loc=buffers.query_start_loc[query_len][: reqs + 1]",
-            "query_start_loc=torch.tensor(range(0, tokens + 1, query_len), dtype=torch.int32)",
+            "Passes.metadata",
+            "buffers.query_start_loc[query_len][: reqs + 1]",
+            "torch.tensor(range(0, tokens + 1, query_len), dtype=torch.int32)",
         ),
         "graph double",
         says="torch.tensor",
@@ -177,8 +192,9 @@ CAPTURE_MUTATIONS = (
         "hazard 3",
         one(
             "passes.py",
-            "        torch.sub(\n            buffers.seq_lens[:reqs], buffers.rejected[:reqs], out=buffers.step_seq_lens[:reqs]\n        )\n",
-            "        buffers.step_seq_lens[:reqs].copy_(buffers.seq_lens[:reqs])\n",
+            "Passes.first",
+            "torch.sub(...)",
+            "buffers.step_seq_lens[:reqs].copy_(buffers.seq_lens[:reqs])",
         ),
         "acceptance",
     ),
@@ -187,7 +203,8 @@ CAPTURE_MUTATIONS = (
         "hazard 3",
         one(
             "staging.py",
-            "torch.sub(_cut(seq_lens, self.reqs), rejected, out=self.seq_lens)",
+            "LaterStaging.stage",
+            "torch.sub(...)",
             "self.seq_lens.copy_(_cut(seq_lens, self.reqs))",
         ),
         "acceptance",
@@ -197,7 +214,8 @@ CAPTURE_MUTATIONS = (
         "hazard 3",
         one(
             "staging.py",
-            "torch.sub(_cut(seq_lens, self.reqs), rejected, out=self.seq_lens)",
+            "LaterStaging.stage",
+            "torch.sub(...)",
             "self.seq_lens.copy_(_cut(seq_lens, self.reqs).sub_(rejected))",
         ),
         "audit",
@@ -206,24 +224,15 @@ CAPTURE_MUTATIONS = (
     Mutation(
         "the slots of padded rows stay what they were",
         "hazard 4",
-        one(
-            "staging.py",
-            "            self.int64.insert(1, proposer._slot_mapping_buffer[tokens:padded_tokens])\n"
-            "            self.int64_tail.insert(0, buffers.padding_slots[: padded_tokens - tokens])\n",
-            "",
-        ),
+        one("staging.py", "FirstStaging.__init__", "self.int64_padding += [...]", "pass"),
         "audit",
         says="wrote KV slots",
     ),
     Mutation(
         "neither the blocks nor the slots of padded rows are padded in later passes",
         "hazard 4",
-        one(
-            "passes.py",
-            "            slots.bitwise_or_(buffers.padding_bits[:reqs])\n",
-            "            pass\n",
-        )
-        + one("staging.py", "            self.block_table_tail.zero_()\n", "            pass\n"),
+        one("passes.py", "Passes._later", "slots.bitwise_or_(...)", "None")
+        + one("staging.py", "_Rows.pad_block_table", "...", "pass"),
         "audit",
         says="wrote KV slots",
     ),
@@ -232,15 +241,16 @@ CAPTURE_MUTATIONS = (
         "hazard 5",
         one(
             "passes.py",
-            "        _, metadata = proposer.build_per_group_and_layer_attn_metadata(\n"
-            "            self.metadata(reqs, query_len, seq_lens), draft_index=draft_index\n"
-            "        )\n",
-            "        made = vars(self).setdefault('made', {})\n"
-            "        if (reqs, query_len) not in made:\n"
-            "            made[reqs, query_len] = proposer.build_per_group_and_layer_attn_metadata(\n"
-            "                self.metadata(reqs, query_len, seq_lens), draft_index=draft_index\n"
-            "            )[1]\n"
-            "        metadata = made[reqs, query_len]\n",
+            "Passes._forward",
+            "_, metadata = proposer.build_per_group_and_layer_attn_metadata(...)",
+            """
+                made = vars(self).setdefault('made', {})
+                if (reqs, query_len) not in made:
+                    made[reqs, query_len] = proposer.build_per_group_and_layer_attn_metadata(
+                        self.metadata(reqs, query_len, seq_lens), draft_index=draft_index
+                    )
+                _, metadata = made[reqs, query_len]
+            """,
         ),
         "acceptance",
         engine="kernel blocks",
@@ -248,14 +258,14 @@ CAPTURE_MUTATIONS = (
     Mutation(
         "the largest length is that of the capture",
         "hazard 6",
-        one("passes.py", "max_seq_len=self.proposer.max_model_len", "max_seq_len=query_len"),
+        one("passes.py", "Passes.metadata", "max_seq_len=...", "max_seq_len=query_len"),
         "audit",
         says="longer than max_seq_len",
     ),
     Mutation(
         "the query length of the first pass is baked as one",
         "hazard 6",
-        one("passes.py", "max_query_len=query_len", "max_query_len=1"),
+        one("passes.py", "Passes.metadata", "max_query_len=...", "max_query_len=1"),
         "audit",
         says="longer than max_query_len",
     ),
@@ -264,7 +274,8 @@ CAPTURE_MUTATIONS = (
         "hazard 6",
         one(
             "passes.py",
-            "max_seq_len=self.proposer.max_model_len",
+            "Passes.metadata",
+            "max_seq_len=...",
             "max_seq_len=int(seq_lens[:reqs].max())",
         ),
         "graph double",
@@ -273,7 +284,12 @@ CAPTURE_MUTATIONS = (
     Mutation(
         "the number of tokens is a token short",
         "hazard 6",
-        one("passes.py", "num_actual_tokens=tokens", "num_actual_tokens=tokens - 1"),
+        one(
+            "passes.py",
+            "Passes.metadata",
+            "num_actual_tokens=tokens",
+            "num_actual_tokens=tokens - 1",
+        ),
         "acceptance",
     ),
     Mutation(
@@ -281,6 +297,7 @@ CAPTURE_MUTATIONS = (
         "hazard 10",
         one(
             "passes.py",
+            "Passes._later",
             "drafts.copy_(greedy_sample(proposer, last))",
             "greedy_sample(proposer, last)",
         ),
@@ -289,15 +306,15 @@ CAPTURE_MUTATIONS = (
     Mutation(
         "the caller gets a view of what the next replay writes",
         "hazard 10",
-        one("graphs.py", ".t().clone(memory_format=torch.contiguous_format)", ".t()"),
+        one("replay.py", "_drafts", "return ...", "return captured.buffers.drafts[:k, :reqs].t()"),
         "audit",
         says="memory of a graph",
     ),
     Mutation(
         "the largest part of a row is added as one token, not as many as it has",
         "sampling",
-        one("greedy.py", "alpha=size // parts", "alpha=1")
-        + one("greedy.py", "if size in _ONE_BLOCK", "if size not in _ONE_BLOCK"),
+        one("argmax.py", "first_largest", "alpha=size // parts", "alpha=1")
+        + one("argmax.py", "_parts", "size in _ONE_BLOCK", "size not in _ONE_BLOCK"),
         "acceptance",
     ),
 )

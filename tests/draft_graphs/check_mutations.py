@@ -7,9 +7,10 @@ from tests.draft_graphs.mutation_types import Engine, Mutation, one
 _KEYWORDS = "keyword argument[hidden_states]"
 _METADATA = "attention metadata[...].seq_lens"
 _NOT_COMPARED = one(
-    "addresses.py",
-    "            self._compare(graph, name, address, current())\n",
-    "            pass\n",
+    "address_check.py",
+    "AddressCheck.check",
+    "self._compare(graph, name, address, current())",
+    "None",
 )
 
 
@@ -18,7 +19,7 @@ def _unread(what: str, old: str, sabotage: str, engine: Engine = "eagle3hid") ->
     return Mutation(
         f"{what} are not checked",
         "hazard 15",
-        one("addresses.py", old, "()"),
+        one("address_check.py", "AddressCheck._read_by_all", old, "()"),
         "sabotage",
         engine=engine,
         sabotage=sabotage,
@@ -43,7 +44,7 @@ CHECK_MUTATIONS = (
     Mutation(
         "keyword arguments are not taken down",
         "hazard 15",
-        one("passes.py", 'self.observe("keyword argument", inputs)', "pass"),
+        one("passes.py", "Passes._forward", 'self.observe("keyword argument", inputs)', "None"),
         "sabotage",
         sabotage=_KEYWORDS,
     ),
@@ -51,9 +52,10 @@ CHECK_MUTATIONS = (
         "keyword arguments are kept, not made anew for each check",
         "hazard 15",
         one(
-            "addresses.py",
-            "    return lambda: passes.inputs(tokens).get(name)\n",
-            "    kept = passes.inputs(tokens).get(name)\n    return lambda: kept\n",
+            "address_check.py",
+            "_argument",
+            "return ...",
+            "kept = passes.inputs(tokens).get(name)\nreturn lambda: kept",
         ),
         "sabotage",
         sabotage=_KEYWORDS,
@@ -61,21 +63,26 @@ CHECK_MUTATIONS = (
     Mutation(
         "metadata is not taken down",
         "hazard 15",
-        one("passes.py", 'self.observe("attention metadata", metadata)', "pass"),
+        one("passes.py", "Passes._forward", 'self.observe("attention metadata", metadata)', "None"),
         "sabotage",
         sabotage=_METADATA,
     ),
     Mutation(
         "the check does not look into metadata objects",
         "hazard 15",
-        one("addresses.py", "elif dataclasses.is_dataclass(value) and", "elif False and"),
+        one("address_check.py", "tensors_in", "dataclasses.is_dataclass(value)", "False"),
         "sabotage",
         sabotage=_METADATA,
     ),
     Mutation(
         "the proposer's tensors are not checked",
         "hazard 15",
-        one("addresses.py", "compat.proposer_buffers(proposer).items()", "()"),
+        one(
+            "address_check.py",
+            "AddressCheck._read_by_all",
+            "upstream.proposer_buffers(proposer).items()",
+            "()",
+        ),
         "audit",
         says="wrote KV slots",
         sabotage="proposer._slot_mapping_buffer",
@@ -97,7 +104,7 @@ CHECK_MUTATIONS = (
     ),
     _unread(
         "layers",
-        "compat.draft_layers(proposer).items()",
+        "upstream.draft_layers(proposer).items()",
         "layer ... GraphSafeImpl.scale",
     ),
 )

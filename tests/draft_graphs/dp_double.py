@@ -25,7 +25,7 @@ def prepare() -> None:
 
 def install() -> None:
     """What a process needs in which a worker may live."""
-    from vllm.v1.spec_decode.draft_graphs import compat
+    from vllm.v1.spec_decode.draft_graphs import upstream
     from vllm.v1.worker.cpu_worker import CPUWorker
 
     from tests.draft_graphs import cpu_engine, dp_collectives
@@ -33,7 +33,7 @@ def install() -> None:
 
     dp_collectives.install()
     RecordedBackend().install()
-    compat.token_counts = dp_collectives.on_the_host(compat.token_counts)
+    upstream.token_counts = dp_collectives.on_the_host(upstream.token_counts)
     stock = CPUWorker.compile_or_warm_up_model
 
     def compile_or_warm_up_model(self: Any) -> Any:

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tests.draft_graphs.mutation_types import one
+from tests.support.code_edits import Edit
 
 #: audit: a dummy batch wrote the KV cache, or replayed a graph. graph double: the capture was
 #: refused. lockstep: each rank failed where it must. use: there are graphs that must not be.
 DpCatcher = Literal["audit", "graph double", "lockstep", "use"]
 
-_OWN_COUNTS = "return token_counts(self._proposer.vllm_config, num_tokens)"
 _AGREED_COUNTS = """from vllm.v1.worker.dp_utils import coordinate_batch_across_dp
 
-        config = self._proposer.vllm_config.parallel_config
-        return coordinate_batch_across_dp(num_tokens, False, config, num_tokens)[1]"""
+config = self._proposer.vllm_config.parallel_config
+return coordinate_batch_across_dp(num_tokens, False, config, num_tokens)[1]"""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class DpMutation:
 
     name: str
     stands_for: str
-    changes: tuple[tuple[str, str, str], ...]
+    changes: tuple[Edit, ...]
     catcher: DpCatcher
     mutated: tuple[int, ...] = (0, 1)
     modes: tuple[str, ...] = ("loop", "loop")
@@ -57,12 +57,15 @@ DP_MUTATIONS = (
         "a dummy run replays a graph over padding",
         "hazard 14",
         one(
-            "graphs.py",
+            "draft_graphs.py",
+            "DraftGraphs.before_dummy_run",
             "self._proposer._slot_mapping_buffer.fill_(-1)",
-            "self._proposer._slot_mapping_buffer.fill_(-1)\n"
-            "        if self._captured is not None:\n"
-            "            self._captured.buffers.pad_all(self._proposer)\n"
-            "            self._captured.graphs[self._captured.plan[0]].replay()",
+            """
+                MATCH
+                if self.captured is not None:
+                    self.captured.buffers.pad_all(self._proposer)
+                    self.captured.graphs[self.captured.plan[0]].replay()
+            """,
         ),
         "audit",
         shows="dummy_replays",
@@ -71,7 +74,7 @@ DP_MUTATIONS = (
     DpMutation(
         "upstream's passes still ask the other ranks, on one rank",
         "defect 9",
-        one("graphs.py", _OWN_COUNTS, _AGREED_COUNTS),
+        one("draft_graphs.py", "DraftGraphs.token_counts", "return ...", _AGREED_COUNTS),
         "lockstep",
         mutated=(1,),
         ends=(_MIXED_UP, ("in capture_model", "in token_counts", _LEFT_ALONE)),
@@ -80,7 +83,7 @@ DP_MUTATIONS = (
     DpMutation(
         "upstream's passes still ask the other ranks, on both ranks",
         "defect 9",
-        one("graphs.py", _OWN_COUNTS, _AGREED_COUNTS),
+        one("draft_graphs.py", "DraftGraphs.token_counts", "return ...", _AGREED_COUNTS),
         "lockstep",
         ends=_ASKED_IN_VAIN,
         thorough=False,
@@ -89,9 +92,10 @@ DP_MUTATIONS = (
         "a rank asks the others where its own capture has failed",
         "defect 9",
         one(
-            "graphs.py",
-            _OWN_COUNTS,
-            f"if self._captured is not None:\n            {_OWN_COUNTS}\n        {_AGREED_COUNTS}",
+            "draft_graphs.py",
+            "DraftGraphs.token_counts",
+            "return ...",
+            f"if self.captured is not None:\n    MATCH\n{_AGREED_COUNTS}",
         ),
         "lockstep",
         fails=(1,),
@@ -100,7 +104,7 @@ DP_MUTATIONS = (
     DpMutation(
         "each rank goes by its own environment",
         "defect 9",
-        one("data_parallel.py", "return bool(votes.item())", "return yes"),
+        one("ranks.py", "all_ranks_want", "return bool(votes.item())", "return yes"),
         "lockstep",
         modes=("loop", "off"),
         ends=(_MIXED_UP, ("in capture_model", "in coordinate_batch_across_dp", _LEFT_ALONE)),
@@ -108,24 +112,25 @@ DP_MUTATIONS = (
     DpMutation(
         "captured passes ask the other ranks",
         "defect 9",
-        one(
-            "compat.py",
-            "        num_tokens_across_dp=token_counts(proposer.vllm_config, num_tokens),\n",
-            "",
-        ),
+        one("upstream.py", "forward_context", "token_counts(...)", "None"),
         "graph double",
     ),
     DpMutation(
         "nobody looks at the layers of the draft model",
         "defect 9",
-        one("facts.py", "data_parallel=data_parallel.coupling(proposer)", "data_parallel=None"),
+        one("facts.py", "early_facts", "data_parallel=...", "data_parallel=None"),
         "use",
         reaches=True,
     ),
     DpMutation(
         "an idle rank's dummy passes find the slots of its last drafts",
         "defect 11",
-        one("graphs.py", "self._proposer._slot_mapping_buffer.fill_(-1)", "pass"),
+        one(
+            "draft_graphs.py",
+            "DraftGraphs.before_dummy_run",
+            "self._proposer._slot_mapping_buffer.fill_(-1)",
+            "None",
+        ),
         "audit",
         shows="dummy_writes",
     ),

@@ -25,6 +25,7 @@ from unittest import mock
 
 from tests.draft_graphs import harness
 from tests.draft_graphs.package_copies import INSTALLED, PACKAGE, loaded_package
+from tests.support.code_edits import Edit
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class DpRun:
     name: str
     modes: tuple[str, ...]
     requests: tuple[tuple[dict[str, Any], ...], ...]
-    mutation: tuple[tuple[str, str, str], ...] = ()
+    mutation: tuple[Edit, ...] = ()
     mutated: tuple[int, ...] = ()
     fails: tuple[int, ...] = ()
     reaches: bool = False
@@ -93,8 +94,8 @@ class DpEngine(harness.Engine):
             reaching_layer(self.runner.drafter.model, self.dp_run.reaches),
         ):
             super().make_graphs(run, scratch)
-        compat: Any = sys.modules[f"{PACKAGE}.compat"]
-        compat.token_counts = dp_collectives.on_the_host(compat.token_counts)
+        upstream: Any = sys.modules[f"{PACKAGE}.upstream"]
+        upstream.token_counts = dp_collectives.on_the_host(upstream.token_counts)
 
     def run_rank(self, dp_run: DpRun, scratch: Path, log: harness.Log) -> DpOutcome:
         """One run on this rank."""

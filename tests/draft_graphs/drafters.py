@@ -20,11 +20,12 @@ import vllm.v1.spec_decode
 from tests.draft_graphs.added_modules import FOLDER
 
 # As in a patched vLLM: the feature's modules lie beside vLLM's own.
-if str(FOLDER) not in vllm.v1.spec_decode.__path__:
-    vllm.v1.spec_decode.__path__.append(str(FOLDER))
+for package, folder in ((vllm.v1, FOLDER.parent), (vllm.v1.spec_decode, FOLDER)):
+    if str(folder) not in package.__path__:
+        package.__path__.append(str(folder))
 
 from vllm.config import VllmConfig, set_current_vllm_config
-from vllm.v1.spec_decode.draft_graphs import compat, entries, graphs, policy
+from vllm.v1.spec_decode.draft_graphs import draft_graphs, hooks, policy, ranks, replay
 
 from tests.draft_graphs import upstream_twin as twin
 from tests.draft_graphs.recorded_backend import RecordedBackend
@@ -46,7 +47,7 @@ class Drafter:
         self.backend = RecordedBackend()
         table = SimpleNamespace(get_device_tensor=lambda rows: torch.zeros(rows, WIDTH))
         self.runner = SimpleNamespace(input_batch=SimpleNamespace(block_table=[table]))
-        self.graphs: Any = graphs.DraftGraphs(
+        self.graphs: Any = draft_graphs.DraftGraphs(
             self.proposer,
             mode=shape.mode,
             backend=self.backend,
@@ -91,9 +92,9 @@ class Drafter:
 def one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One process, one rank, which writes the log."""
     twin.use_cpu_kernels()
-    monkeypatch.setattr(compat, "all_ranks_agree", lambda yes: yes)
-    monkeypatch.setattr(compat, "even_out_recorded_all_reduces", lambda backend: None)
-    monkeypatch.setattr(compat, "is_speaker", lambda: True)
+    monkeypatch.setattr(ranks, "all_ranks_agree", lambda yes: yes)
+    monkeypatch.setattr(ranks, "even_out_recorded_all_reduces", lambda backend: None)
+    monkeypatch.setattr(ranks, "writes_log", lambda: True)
     with set_current_vllm_config(VllmConfig()), torch.inference_mode():
         yield
 
@@ -105,7 +106,7 @@ def listen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def say(level: str) -> Callable[..., None]:
         return lambda text, *values, **_: lines.append(f"{level} {text % values}")
 
-    for module in (entries, graphs):
+    for module in (hooks, draft_graphs, replay):
         monkeypatch.setattr(module.logger, "info", say("INFO"))
         monkeypatch.setattr(module.logger, "warning", say("WARNING"))
     return lines

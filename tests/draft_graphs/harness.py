@@ -31,6 +31,7 @@ from tests.draft_graphs.package_copies import (
     loaded_package,
     use_package,
 )
+from tests.support.code_edits import Edit
 
 #: Small operators on few cores: threads that wait for each other take ten times as long.
 ENVIRONMENT = {
@@ -45,7 +46,7 @@ class Run:
 
     :ivar mode: `OVERLAY_DRAFT_GRAPHS`.
     :ivar ladder: the sizes to capture instead of the module's own.
-    :ivar mutation: (file of the package, old text, new text) to be changed before anything else;
+    :ivar mutation: edits of the package, to be made before anything else;
         the old text must stand there exactly once.
     :ivar sabotage: a name in `sabotage.SABOTAGES`, done after the capture and undone at the end.
     :ivar check: `OVERLAY_DRAFT_GRAPHS_CHECK`.
@@ -57,7 +58,7 @@ class Run:
     name: str
     mode: str = "auto"
     ladder: tuple[int, ...] | None = None
-    mutation: tuple[tuple[str, str, str], ...] = ()
+    mutation: tuple[Edit, ...] = ()
     sabotage: str | None = None
     check: bool = True
     profile_fails: bool = False
@@ -206,7 +207,7 @@ class Engine:
         drafter = self.runner.drafter
         keys = importlib.import_module(f"{PACKAGE}.keys")
         drafter.cudagraph_dispatcher.draft_keys = keys.DraftKeys()
-        drafter.draft_graphs = sys.modules[PACKAGE].create_draft_graphs(drafter)
+        drafter.draft_graphs = sys.modules[f"{PACKAGE}.hooks"].create_draft_graphs(drafter)
 
     def capture(self, run: Run, outcome: Outcome) -> Any:
         """Profile and capture, as a GPU's worker does; the audit that watches from then on."""
@@ -218,8 +219,8 @@ class Engine:
         # Whatever ran last may have left its slots there.
         slots = self.runner.drafter._slot_mapping_buffer
         slots.copy_(torch.arange(slots.shape[0]) % (16 * int(self.spec.block_size or 16)))
-        package: Any = sys.modules[PACKAGE]
-        stock = package.capture_draft_graphs
+        hooks: Any = sys.modules[f"{PACKAGE}.hooks"]
+        stock = hooks.capture_draft_graphs
         audit = Audit(self.runner, self.backend)
 
         def capture_draft_graphs(runner: Any) -> None:
@@ -228,7 +229,7 @@ class Engine:
 
         with (
             ladder_of(run),
-            mock.patch.object(package, "capture_draft_graphs", capture_draft_graphs),
+            mock.patch.object(hooks, "capture_draft_graphs", capture_draft_graphs),
         ):
             with audit.untouched_by_capture(), contextlib.ExitStack() as stack:
                 if run.profile_fails:
@@ -236,10 +237,10 @@ class Engine:
                     stack.enter_context(
                         mock.patch.object(self.backend, "capture", side_effect=refusal)
                     )
-                outcome.profiled = package.profile_draft_graphs(self.runner)
+                outcome.profiled = hooks.profile_draft_graphs(self.runner)
             if run.mutation:
                 # The target's part, which takes longest, is what it was.
-                package.capture_draft_graphs(self.runner)
+                hooks.capture_draft_graphs(self.runner)
             else:
                 cpu_engine.capture_model(self.llm)
         return audit

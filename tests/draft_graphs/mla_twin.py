@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import torch
 from vllm.config import VllmConfig
 from vllm.forward_context import get_forward_context
-from vllm.v1.spec_decode.draft_graphs import capture, compat
+from vllm.v1.spec_decode.draft_graphs import capture, policy
 
 from tests.draft_graphs import mla_kernels, upstream_twin
 from tests.draft_graphs.recorded_backend import RecordedBackend
@@ -46,8 +46,8 @@ class Recorded(RecordedBackend):
     """Knows the attention backends that the module knows."""
 
     attention_backends: ClassVar[Any] = {
-        **compat.GRAPH_ATTENTION_BACKENDS,
-        **compat.UNTRIED_ATTENTION_BACKENDS,
+        **policy.GRAPH_ATTENTION_BACKENDS,
+        **policy.UNTRIED_ATTENTION_BACKENDS,
     }
 
     def __init__(self) -> None:
@@ -227,14 +227,14 @@ SHAPES = tuple(
 
 def inspect(backend: str, threshold: int, graphs: Any) -> None:
     """The first pass is captured where it is no prefill, and the address check sees MLA."""
-    captured, full = graphs._captured, graphs._query_len
+    captured, full = graphs.captured, graphs._facts.num_speculative_tokens + 1
     roles = {key.role for key in captured.graphs}
     assert ("first" in roles) == (full <= threshold), f"{backend}: captured {roles}"
     wanted = {"decode.block_table", "decode.seq_lens"}
     if backend == "FLASH_ATTN_MLA":
         wanted.add("decode.scheduler_metadata")
     for key in captured.graphs:
-        seen = " ".join(name for name, _, _ in captured.addresses._handed[key])
+        seen = " ".join(name for name, _, _ in captured.address_check._handed[key])
         assert all(name in seen for name in wanted), f"{key}: the address check sees {seen}"
 
 

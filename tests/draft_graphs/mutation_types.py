@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from tests.support.code_edits import Edit
+
 #: What shows the mutation: wrong counts of accepted drafts; the audit around every call; the
 #: module's own address check; an error while serving; the graph double refusing; the graphs not
 #: being used, or used for what they must not be; a sabotage that the address check does not name.
@@ -23,7 +25,7 @@ class Mutation:
 
     :ivar stands_for: "defect N" of the closed upstream change, "hazard N" of the table of capture
         hazards, or what else it is about.
-    :ivar changes: (file of the package, old text, new text).
+    :ivar changes: edits of the package, as `tests.support.code_edits` makes them.
     :ivar check: whether the module's address check is on.
     :ivar says: a part of what the error, or the module's warning, must say.
     :ivar sabotage: what is replaced after the capture, which the address check no longer names.
@@ -32,7 +34,7 @@ class Mutation:
 
     name: str
     stands_for: str
-    changes: tuple[tuple[str, str, str], ...]
+    changes: tuple[Edit, ...]
     catcher: Catcher
     mode: str = "loop"
     says: str = ""
@@ -53,12 +55,12 @@ class TwinMutation:
 
     name: str
     stands_for: str
-    changes: tuple[tuple[str, str, str], ...]
+    changes: tuple[Edit, ...]
     script: str
     options: tuple[str, ...]
     says: str
 
 
-def one(file: str, old: str, new: str) -> tuple[tuple[str, str, str], ...]:
+def one(file: str, scope: str, old: str, new: str) -> tuple[Edit, ...]:
     """The changes of a mutation that makes one."""
-    return ((file, old, new),)
+    return ((file, scope, old, new),)

@@ -22,21 +22,26 @@ class PolicyMutation:
 
     fact: str
     stands_for: str
+    scope: str
     old: str
-    new: str
+    new: str = "False"
 
 
 def _forgets(fact: str, stands_for: str) -> PolicyMutation:
-    return PolicyMutation(fact, stands_for, f"(facts.{fact}, ", "(False, ")
+    return PolicyMutation(fact, stands_for, "_yes_no_refusals", f"facts.{fact}")
 
 
 POLICY_MUTATIONS = (
-    PolicyMutation("data_parallel", "defect 9", "if facts.data_parallel is not None:", "if False:"),
+    PolicyMutation("data_parallel", "defect 9", "refusals", "facts.data_parallel is not None"),
     _forgets("extra_input_slots", "hazard 7"),
     _forgets("parallel_drafting", "hazard 7"),
-    PolicyMutation("is_eagle_proposer", "hazard 8", "if not facts.is_eagle_proposer:", "if False:"),
+    PolicyMutation("is_eagle_proposer", "hazard 8", "refusals", "facts.is_eagle_proposer", "True"),
     PolicyMutation(
-        "overridden_methods", "hazard 8", "elif facts.overridden_methods:", "elif False:"
+        "overridden_methods",
+        "hazard 8",
+        "refusals",
+        "if not facts.is_eagle_proposer:\n    ...\nelif facts.overridden_methods:\n    ...",
+        "if not facts.is_eagle_proposer:\n    reasons.append('another class')",
     ),
     _forgets("padded_batch_disabled", "hazard 9"),
     _forgets("shared_mtp_indices", "hazard 11"),

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.support.code_edits import Edit, edited
+
 PACKAGE = "vllm.v1.spec_decode.draft_graphs"
 Modules = dict[str, Any]
 #: In the changes of a mutation: upstream's `propose` with the hooks in it.
@@ -27,7 +29,7 @@ def belongs(name: str) -> bool:
 
 def loaded_package() -> Modules:
     """What is loaded of the package, by name."""
-    importlib.import_module(f"{PACKAGE}.graphs")
+    importlib.import_module(f"{PACKAGE}.hooks")
     return {name: module for name, module in sys.modules.items() if belongs(name)}
 
 
@@ -39,22 +41,19 @@ def use_package(modules: Modules) -> None:
     parent, _, child = PACKAGE.rpartition(".")
     setattr(importlib.import_module(parent), child, modules[PACKAGE])
     proposer: Any = importlib.import_module(f"{parent}.llm_base_proposer")
-    proposer.create_draft_graphs = modules[PACKAGE].create_draft_graphs
+    proposer.create_draft_graphs = modules[f"{PACKAGE}.hooks"].create_draft_graphs
 
 
-def load_package(mutation: tuple[tuple[str, str, str], ...], folder: Path) -> Modules:
+def load_package(mutation: tuple[Edit, ...], folder: Path) -> Modules:
     """Load the package once more, from a copy in `folder`, changed by `mutation`.
 
-    :raises ValueError: if a text to be changed does not stand in its file exactly once.
+    :raises EditError: if an edit does not fit its file.
     """
     source = Path(INSTALLED[PACKAGE].__file__).parent
     texts = {path.name: path.read_text(encoding="utf-8") for path in source.glob("*.py")}
-    for file, old, new in mutation:
-        if file == HOOKED:
-            continue
-        if texts[file].count(old) != 1:
-            raise ValueError(f"{file} holds {texts[file].count(old)} times, not once: {old!r}")
-        texts[file] = texts[file].replace(old, new)
+    for file, *edit in mutation:
+        if file != HOOKED:
+            texts[file] = edited(texts[file], [edit], file)
     folder.mkdir(parents=True)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -72,21 +71,18 @@ def load_package(mutation: tuple[tuple[str, str, str], ...], folder: Path) -> Mo
 
 
 @contextlib.contextmanager
-def changed_hooks(mutation: tuple[tuple[str, str, str], ...]) -> Iterator[None]:
+def changed_hooks(mutation: tuple[Edit, ...]) -> Iterator[None]:
     """Inside, upstream's `propose` has those changes of the mutation that are meant for it.
 
-    :raises ValueError: if a text to be changed does not stand in it exactly once.
+    :raises EditError: if an edit does not fit it.
     """
     module: Any = importlib.import_module(f"{PACKAGE.rpartition('.')[0]}.llm_base_proposer")
     proposer = module.SpecDecodeBaseProposer
     stock = proposer.propose
     text = textwrap.dedent(inspect.getsource(stock))
-    for file, old, new in mutation:
-        if file == HOOKED:
-            if text.count(old) != 1:
-                raise ValueError(f"propose holds {text.count(old)} times, not once: {old!r}")
-            text = text.replace(old, new)
-    if any(file == HOOKED for file, _, _ in mutation):
+    edits = [edit for file, *edit in mutation if file == HOOKED]
+    if edits:
+        text = edited(text, edits, HOOKED)
         scope: dict[str, Any] = {}
         exec(compile(text, module.__file__, "exec"), vars(module), scope)
         proposer.propose = scope["propose"]

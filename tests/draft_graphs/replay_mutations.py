@@ -1,4 +1,3 @@
-# ruff: noqa: E501 - lines of code are quoted whole
 """The mutations of what stages, dispatches and replays, and of the hooks."""
 
 from __future__ import annotations
@@ -13,82 +12,58 @@ REPLAY_MUTATIONS = (
     Mutation(
         "nothing is replayed",
         "replay",
-        one("graphs.py", "captured.graphs[key].replay()", "captured.graphs[key]"),
+        one("replay.py", "Replay.run", "captured.graphs[key].replay()", "captured.graphs[key]"),
         "acceptance",
     ),
     Mutation(
         "the later passes are not replayed",
         "replay",
-        one(
-            "graphs.py",
-            "            self._replay_later(captured, later, num_speculative_tokens)\n",
-            "            pass\n",
-        ),
+        one("replay.py", "Replay.propose", "self._run_later(later, k)", "None"),
         "acceptance",
     ),
     Mutation(
         "one step too few is replayed",
         "replay",
-        one("graphs.py", "for index in range(1, k):", "for index in range(1, k - 1):"),
+        one("replay.py", "Replay._run_later", "range(1, k)", "range(1, k - 1)"),
         "acceptance",
         mode="step",
     ),
     Mutation(
         "the columns of the steps are not collected",
         "replay",
-        one(
-            "graphs.py",
-            "            buffers.drafts[index, :reqs].copy_(buffers.step_drafts[:reqs])\n",
-            "",
-        ),
+        one("replay.py", "Replay._run_later", "buffers.drafts[index, :reqs].copy_(...)", "None"),
         "acceptance",
         mode="step",
     ),
     Mutation(
         "the first step does not get the first pass's token",
         "replay",
-        one(
-            "passes.py",
-            "            buffers.step_drafts[:reqs].copy_(draft)\n",
-            "            pass\n",
-        ),
+        one("passes.py", "Passes.first", "buffers.step_drafts[:reqs].copy_(draft)", "None"),
         "acceptance",
         mode="step",
     ),
     Mutation(
         "a step does not get the token of the one before",
         "replay",
-        one(
-            "passes.py",
-            "                drafts[index - 1, :reqs],\n",
-            "                drafts[0, :reqs],\n",
-        ),
+        one("passes.py", "Passes.loop", "drafts[index - 1, :reqs]", "drafts[0, :reqs]"),
         "acceptance",
     ),
     Mutation(
         "a later pass does not get the hidden states of the one before",
         "replay",
-        one(
-            "passes.py",
-            "            proposer.hidden_states[:reqs].copy_(hidden)\n",
-            "            pass\n",
-        ),
+        one("passes.py", "Passes._later", "proposer.hidden_states[:reqs].copy_(hidden)", "None"),
         "acceptance",
     ),
     Mutation(
         "the later passes do not get the hidden states of the first",
         "replay",
-        one("passes.py", "        _gather(hidden, indices, proposer.hidden_states[:reqs])\n", ""),
+        one("passes.py", "Passes.first", "_gather(...)", "None"),
         "acceptance",
     ),
     Mutation(
         "the later passes do not get the positions of the first",
         "replay",
-        one(
-            "passes.py",
-            "        positions[:reqs].copy_(positions[:tokens].index_select(0, indices))\n",
-            "",
-        ),
+        one("passes.py", "Passes.first", "positions[:reqs].copy_(...)", "None"),
         "audit",
     ),
     Mutation(
@@ -96,17 +71,18 @@ REPLAY_MUTATIONS = (
         "replay",
         one(
             "passes.py",
-            "self._forward(reqs, 1, buffers.step_seq_lens",
-            "self._forward(reqs, 1, buffers.seq_lens",
+            "Passes._later",
+            "self._forward(reqs, 1, buffers.step_seq_lens, draft_index=draft_index)",
+            "self._forward(reqs, 1, buffers.seq_lens, draft_index=draft_index)",
         ),
         "acceptance",
     ),
     # ---- what staging must do
     *(
         Mutation(
-            f"{what} stay what they were ({kind})",
+            f"{what} stay what they were ({kind.lower()})",
             "staging",
-            one("staging.py", old, new),
+            one("staging.py", f"{kind}Staging.stage", old, new),
             cast(Catcher, catcher),
             # Only this draft reads the past through the tokens that it is given.
             engine="eagle3" if what == "the target's tokens" else "eagle3hid",
@@ -114,104 +90,75 @@ REPLAY_MUTATIONS = (
         for what, kind, old, new, catcher in (
             (
                 "the target's tokens",
-                "first",
-                "target_token_ids[1:tokens],",
-                "self.int32[0].clone(),",
+                "First",
+                "(self.input_ids, ...)",
+                "(self.input_ids, self.input_ids.clone())",
                 "acceptance",
             ),
             (
                 "the next tokens",
-                "first",
-                "_cut(next_token_ids, reqs),",
-                "self.int32[1].clone(),",
+                "First",
+                "(self.next_tokens, ...)",
+                "(self.next_tokens, self.next_tokens.clone())",
                 "acceptance",
             ),
             (
                 "the sample indices",
-                "first",
-                "self.last_of_each if token_indices_to_sample is None else token_indices_to_sample,",
-                "self.int32[2].clone(),",
+                "First",
+                "(self.sample_indices, ...)",
+                "(self.sample_indices, self.sample_indices.clone())",
                 "audit",
             ),
             (
                 "the lengths",
-                "first",
-                "_cut(seq_lens, reqs),",
-                "self.int32[3].clone(),",
+                "First",
+                "(self.seq_lens, ...)",
+                "(self.seq_lens, self.seq_lens.clone())",
                 "audit",
             ),
             (
                 "the rejected tokens",
-                "first",
-                "self.no_rejected if num_rejected is None else num_rejected,",
-                "self.int32[4].clone(),",
+                "First",
+                "(self.rejected, ...)",
+                "(self.rejected, self.rejected.clone())",
                 "acceptance",
             ),
-            (
-                "the positions",
-                "first",
-                "int64.append(_cut(target_positions, tokens))",
-                "int64.append(self.int64[-1].clone())",
-                "audit",
-            ),
+            ("the positions", "First", "int64.append(...)", "None", "audit"),
             (
                 "the slots",
-                "first",
-                "int64 = [_cut(slots, tokens), ",
-                "int64 = [self.int64[0].clone(), ",
+                "First",
+                "(self.slots, ...)",
+                "(self.slots, self.slots.clone())",
                 "audit",
             ),
-            (
-                "the hidden states",
-                "first",
-                "self.hidden.copy_(_cut(target_hidden_states, tokens))",
-                "pass",
-                "acceptance",
-            ),
-            (
-                "the blocks",
-                "first",
-                "int32.append(block_table)",
-                "int32.append(self.rows.block_table.clone())",
-                "audit",
-            ),
-            (
-                "the blocks",
-                "later",
-                "            self.rows.block_table.copy_(block_table)\n",
-                "            pass\n",
-                "audit",
-            ),
+            ("the hidden states", "First", "self.hidden.copy_(...)", "None", "acceptance"),
+            ("the blocks", "First", "int32.append(...)", "None", "audit"),
+            ("the blocks", "Later", "self.rows.copy_block_table(...)", "None", "audit"),
             (
                 "the positions",
-                "later",
-                "[positions, draft_token_ids, draft_token_ids,",
-                "[self.int64[0].clone(), draft_token_ids, draft_token_ids,",
+                "Later",
+                "(self.positions, ...)",
+                "(self.positions, self.positions.clone())",
                 "audit",
             ),
             (
                 "the first drafts",
-                "later",
-                "[positions, draft_token_ids, draft_token_ids,",
-                "[positions, self.int64[1].clone(), draft_token_ids,",
+                "Later",
+                "(self.first_drafts, ...)",
+                "(self.first_drafts, self.first_drafts.clone())",
                 "acceptance",
             ),
-            (
-                "the hidden states",
-                "later",
-                "self.hidden.copy_(hidden_states)",
-                "pass",
-                "acceptance",
-            ),
+            ("the hidden states", "Later", "self.hidden.copy_(...)", "None", "acceptance"),
         )
     ),
     Mutation(
         "destinations are kept for another number of requests",
         "staging",
         one(
-            "graphs.py",
-            "staging = captured.first_staging.get((first, mask, reqs))",
-            "staging = next((s for (f, *_), s in captured.first_staging.items() if f == first), None)",
+            "replay.py",
+            "Replay._first_staging",
+            "self.first_staging.get(...)",
+            "next((s for (f, *_), s in self.first_staging.items() if f == first), None)",
         ),
         "error",
     ),
@@ -220,27 +167,39 @@ REPLAY_MUTATIONS = (
         "a batch with prefill in it is taken for a uniform one",
         "dispatch",
         one(
-            "graphs.py",
-            "if cad.max_query_len != query_len or tokens != reqs * query_len:",
-            "if False:",
+            "replay.py",
+            "Replay._not_uniform",
+            "cad.max_query_len != query_len or tokens != reqs * query_len",
+            "False",
         )
-        + one("keys.py", " or num_tokens * key.num_reqs != key.num_tokens * num_reqs", ""),
+        + one(
+            "keys.py",
+            "DraftKeys.dispatch",
+            "num_tokens * key.num_reqs != key.num_tokens * num_reqs",
+            "False",
+        ),
         "error",
     ),
     Mutation(
         "a graph for fewer requests than there are is chosen",
         "dispatch",
-        one("keys.py", "key = fits[num_reqs]\n", "key = fits[max(1, num_reqs - 1)]\n")
-        + one("keys.py", " or num_tokens * key.num_reqs != key.num_tokens * num_reqs", ""),
+        one("keys.py", "DraftKeys.dispatch", "fits[num_reqs]", "fits[max(1, num_reqs - 1)]")
+        + one(
+            "keys.py",
+            "DraftKeys.dispatch",
+            "num_tokens * key.num_reqs != key.num_tokens * num_reqs",
+            "False",
+        ),
         "acceptance",
     ),
     Mutation(
         "uniform batches are left to upstream",
         "dispatch",
         one(
-            "graphs.py",
-            "        if mm_embed_inputs is not None and mm_embed_inputs[0]:",
-            "        if True:",
+            "replay.py",
+            "Replay._not_uniform",
+            "mm_embed_inputs is not None and mm_embed_inputs[0]",
+            "True",
         ),
         "use",
     ),
@@ -248,33 +207,13 @@ REPLAY_MUTATIONS = (
     Mutation(
         "upstream drafts once more what a graph has drafted",
         "hooks",
-        one(
-            HOOKED,
-            "            mm_embed_inputs=mm_embed_inputs,\n"
-            "            num_rejected_tokens_gpu=num_rejected_tokens_gpu,\n"
-            "        )\n"
-            "        if graph_draft_token_ids is not None:",
-            "            mm_embed_inputs=mm_embed_inputs,\n"
-            "            num_rejected_tokens_gpu=num_rejected_tokens_gpu,\n"
-            "        )\n"
-            "        if False:",
-        ),
+        one(HOOKED, "propose", "self.draft_graphs.propose(...)", "(MATCH, None)[1]"),
         "use",
     ),
     Mutation(
         "upstream runs the later passes once more",
         "hooks",
-        one(
-            HOOKED,
-            "            sampling_metadata=sampling_metadata,\n"
-            "            num_rejected_tokens_gpu=num_rejected_tokens_gpu,\n"
-            "        )\n"
-            "        if graph_draft_token_ids is not None:",
-            "            sampling_metadata=sampling_metadata,\n"
-            "            num_rejected_tokens_gpu=num_rejected_tokens_gpu,\n"
-            "        )\n"
-            "        if False:",
-        ),
+        one(HOOKED, "propose", "self.draft_graphs.later_steps(...)", "(MATCH, None)[1]"),
         "use",
     ),
     Mutation(
@@ -282,8 +221,9 @@ REPLAY_MUTATIONS = (
         "hooks",
         one(
             HOOKED,
-            "            hidden_states=hidden_states,\n            common",
-            "            hidden_states=last_hidden_states[:batch_size],\n            common",
+            "propose",
+            "graph_draft_token_ids = self.draft_graphs.later_steps(...)",
+            "hidden_states = last_hidden_states[:batch_size]\nMATCH",
         ),
         "acceptance",
     ),

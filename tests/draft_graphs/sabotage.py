@@ -35,7 +35,7 @@ def _proposer(proposer: Any) -> Any:
 
 
 def _buffers(proposer: Any) -> Any:
-    return proposer.draft_graphs._captured.buffers
+    return proposer.draft_graphs.captured.buffers
 
 
 def _parameter(proposer: Any) -> Undo:

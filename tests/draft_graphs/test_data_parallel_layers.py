@@ -17,7 +17,7 @@ pytest.importorskip("vllm")
 
 from tests.draft_graphs.added_modules import added
 
-data_parallel: Any = added("data_parallel")
+ranks: Any = added("ranks")
 Module: Any = torch.nn.Module
 
 
@@ -59,12 +59,12 @@ TOGETHER = (
 
 @pytest.mark.parametrize(("module", "name"), ALONE)
 def test_layers_of_dense_drafts_stay_on_their_rank(module: str, name: str) -> None:
-    assert not data_parallel.looks_beyond_its_rank(layer(module, name))
+    assert not ranks.looks_beyond_its_rank(layer(module, name))
 
 
 @pytest.mark.parametrize(("module", "name"), TOGETHER)
 def test_layers_of_experts_reach_other_ranks(module: str, name: str) -> None:
-    assert data_parallel.looks_beyond_its_rank(layer(module, name))
+    assert ranks.looks_beyond_its_rank(layer(module, name))
 
 
 def get_dp_group() -> Any:
@@ -162,8 +162,8 @@ REACHING = (
 
 @pytest.mark.parametrize("cls", REACHING, ids=lambda cls: cls.__name__)
 def test_code_that_names_other_ranks_is_found_wherever_it_stands(cls: type) -> None:
-    assert data_parallel.looks_beyond_its_rank(cls)
-    assert not data_parallel.looks_beyond_its_rank(Plain)
+    assert ranks.looks_beyond_its_rank(cls)
+    assert not ranks.looks_beyond_its_rank(Plain)
 
 
 def proposer(*layers: Any, ranks: int = 2, **more: Any) -> Any:
@@ -174,12 +174,12 @@ def proposer(*layers: Any, ranks: int = 2, **more: Any) -> Any:
 
 
 def test_a_draft_without_such_layers_needs_no_other_rank() -> None:
-    assert data_parallel.coupling(proposer(Plain(), torch.nn.Linear(2, 2))) is None
+    assert ranks.coupling(proposer(Plain(), torch.nn.Linear(2, 2))) is None
 
 
 def test_one_such_layer_anywhere_is_the_reason_and_is_named() -> None:
     deep = torch.nn.Sequential(Plain(), torch.nn.Sequential(Calls()))
-    reason = data_parallel.coupling(proposer(Plain(), deep))
+    reason = ranks.coupling(proposer(Plain(), deep))
     assert reason is not None
     assert "2 data-parallel ranks" in reason
     assert "Calls" in reason
@@ -187,19 +187,19 @@ def test_one_such_layer_anywhere_is_the_reason_and_is_named() -> None:
 
 
 def test_ranks_that_come_and_go_draft_together() -> None:
-    assert data_parallel.coupling(proposer(Plain(), enable_elastic_ep=False)) is None
-    reason = data_parallel.coupling(proposer(Plain(), enable_elastic_ep=True))
+    assert ranks.coupling(proposer(Plain(), enable_elastic_ep=False)) is None
+    reason = ranks.coupling(proposer(Plain(), enable_elastic_ep=True))
     assert reason is not None
     assert "elastic" in reason
 
 
 def test_without_data_parallelism_nothing_matters() -> None:
-    assert data_parallel.coupling(proposer(Calls(), ranks=1)) is None
-    assert data_parallel.token_counts(proposer(ranks=1).vllm_config, 5) is None
+    assert ranks.coupling(proposer(Calls(), ranks=1)) is None
+    assert ranks.token_counts(proposer(ranks=1).vllm_config, 5) is None
 
 
 def test_the_counts_of_all_ranks_are_made_up_from_ones_own() -> None:
-    counts = data_parallel.token_counts(proposer(ranks=3).vllm_config, 5)
+    counts = ranks.token_counts(proposer(ranks=3).vllm_config, 5)
     assert counts.tolist() == [5, 5, 5]
     assert counts.dtype == torch.int32
     assert counts.device.type == "cpu"
@@ -226,7 +226,7 @@ def test_all_ranks_go_by_the_one_that_wants_least(own: bool, others: bool) -> No
         mock.patch("vllm.distributed.parallel_state.get_tp_group", return_value=one),
         mock.patch("torch.distributed.all_reduce", all_reduce),
     ):
-        assert data_parallel.all_ranks_want(proposer(Plain()), own) is (own and others)
+        assert ranks.all_ranks_want(proposer(Plain()), own) is (own and others)
     assert len(votes) == 2  # asked whatever it wants itself, in both groups
 
 
@@ -234,7 +234,7 @@ def test_all_ranks_go_by_the_one_that_wants_least(own: bool, others: bool) -> No
 @pytest.mark.parametrize("draft", [proposer(Calls()), proposer(Calls(), ranks=1)])
 def test_where_nothing_is_to_be_agreed_nobody_is_asked(own: bool, draft: Any) -> None:
     with mock.patch("torch.distributed.all_reduce", side_effect=AssertionError):
-        assert data_parallel.all_ranks_want(draft, own) is own
+        assert ranks.all_ranks_want(draft, own) is own
 
 
 # What vLLM makes of data parallelism

@@ -141,8 +141,8 @@ def test_what_the_ranks_vote_with_is_there(release: str) -> None:
 
 
 def other_ranks() -> re.Pattern[str]:
-    """`data_parallel._OTHER_RANKS`, out of a module that only torch can import."""
-    text = (FOLDER / "draft_graphs" / "data_parallel.py").read_text(encoding="utf-8")
+    """`ranks._OTHER_RANKS`, out of a module that only torch can import."""
+    text = (FOLDER / "draft_graphs" / "ranks.py").read_text(encoding="utf-8")
     found = re.search(r'^_OTHER_RANKS = re\.compile\(r"(.*)"\)$', text, re.MULTILINE)
     assert found is not None
     return re.compile(found[1])

@@ -133,7 +133,8 @@ FAILING = Run(
     mutation=(
         (
             "passes.py",
-            "max_seq_len=self.proposer.max_model_len",
+            "Passes.metadata",
+            "max_seq_len=...",
             "max_seq_len=int(seq_lens[:reqs].max())",
         ),
     ),

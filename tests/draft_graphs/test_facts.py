@@ -24,7 +24,7 @@ from tests.draft_graphs.added_modules import added
 
 facts: Any = added("facts")
 policy: Any = added("policy")
-compat: Any = added("compat")
+upstream: Any = added("upstream")
 
 #: Every one that `early_facts` or `late_facts` reads.
 PROPOSER = {
@@ -125,7 +125,7 @@ def changed(proposer: Any, backend: Any = None) -> dict[str, Any]:
 def test_a_plain_configuration_gets_graphs() -> None:
     plain = read(make_proposer())
     assert plain == PLAIN
-    assert policy.decide("auto", plain, compat.GRAPH_ATTENTION_BACKENDS).later == ("loop",)
+    assert policy.decide("auto", plain, policy.GRAPH_ATTENTION_BACKENDS).later == ("loop",)
 
 
 def setting(part: str, name: str, value: Any) -> Callable[[Any], None]:
@@ -207,7 +207,7 @@ def test_the_mode_of_the_target(mode: str) -> None:
 
 
 def test_a_proposer_with_a_method_of_its_own() -> None:
-    for name in compat.TAKEN_OVER:
+    for name in upstream.TAKEN_OVER:
         proposer = make_proposer()
         setattr(proposer, name, lambda *args: None)
         assert changed(proposer) == {"overridden_methods": (name,)}
@@ -232,7 +232,7 @@ def test_other_proposers_are_refused_by_their_class() -> None:
     for cls in subclasses():
         found = read(make_proposer(cls))
         assert not found.is_eagle_proposer
-        decision = policy.decide("auto", found, compat.GRAPH_ATTENTION_BACKENDS)
+        decision = policy.decide("auto", found, policy.GRAPH_ATTENTION_BACKENDS)
         assert decision.refusals[0] == f"{cls.__name__} is not EagleProposer itself"
 
 

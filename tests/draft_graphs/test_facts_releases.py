@@ -109,7 +109,7 @@ def test_each_name_is_where_it_is_read(release: str) -> None:
 def test_every_name_that_may_be_missing_is_known(release: str) -> None:
     """Those that are asked for with a default, in the modules that read facts."""
     known = {name for _, _, name in NAMES}
-    for module in ("facts.py", "compat.py"):
+    for module in ("facts.py", "upstream.py"):
         text = (FOLDER / "draft_graphs" / module).read_text(encoding="utf-8")
         owners = "proposer|cache|speculative|passes|parallel|model"
         read = re.findall(rf'getattr\((?:{owners}), "(\w+)"', text)
@@ -119,7 +119,7 @@ def test_every_name_that_may_be_missing_is_known(release: str) -> None:
 
 
 def test_every_method_that_graphs_take_over_is_upstreams(release: str) -> None:
-    text = (FOLDER / "draft_graphs" / "compat.py").read_text(encoding="utf-8")
+    text = (FOLDER / "draft_graphs" / "upstream.py").read_text(encoding="utf-8")
     listed = re.search(r"^TAKEN_OVER = \((.*?)^\)", text, re.MULTILINE | re.DOTALL)
     assert listed is not None
     since = {"_sample_draft_tokens": "0.22", "_sample_from_logits": "0.22"}

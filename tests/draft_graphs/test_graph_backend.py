@@ -21,7 +21,7 @@ from tests.draft_graphs import drafters  # noqa: F401 - for what importing it do
 
 # The feature's modules lie beside vLLM's own once `drafters` is imported.
 # isort: split
-from vllm.v1.spec_decode.draft_graphs import compat, graph_backend
+from vllm.v1.spec_decode.draft_graphs import graph_backend
 
 POOL = (0, 7)
 #: Who tells the allocator of a capture that CUDA has ended: nobody, `capture_end`, or `reset`.
@@ -115,7 +115,7 @@ def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Wo
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", made.end_allocate, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_releasePool", made.release, raising=False)
     monkeypatch.setattr(torch, "zeros", lambda *args, **kwargs: None)
-    monkeypatch.setattr(compat, "announce_graph_pool", lambda pool: None)
+    monkeypatch.setattr(graph_backend, "announce_graph_pool", lambda pool: None)
     return made
 
 

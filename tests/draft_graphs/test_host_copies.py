@@ -52,7 +52,7 @@ class OnDevice:
     def __init__(self, mode: str) -> None:
         self.drafter = Drafter(replace(SHAPE, mode=mode))
         self.drafter.capture()
-        captured = self.drafter.graphs._captured
+        captured = self.drafter.graphs.captured
         captured.graphs = dict.fromkeys(captured.graphs, SimpleNamespace(replay=lambda: None))
         for owner in (self.drafter.proposer, captured.buffers):
             for name, value in vars(owner).items():
@@ -112,7 +112,7 @@ def test_a_copy_through_the_host_is_seen(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_copy_from_the_host_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     device = OnDevice("loop")
     device.propose(2)
-    (first,) = device.drafter.graphs._captured.first_staging.values()
+    (first,) = device.drafter.graphs.replay.first_staging.values()
     first.no_rejected = torch.zeros(2, dtype=torch.int32)
     assert not device.host
     device.propose(2, num_rejected_tokens_gpu=None)

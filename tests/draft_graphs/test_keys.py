@@ -175,7 +175,7 @@ def test_a_key_that_contradicts_itself_cannot_be_made(
 
 def test_keys_policy_and_report_need_neither_torch_nor_vllm() -> None:
     script = (
-        "import sys; import draft_graphs.keys, draft_graphs.policy, draft_graphs.report;"
+        "import sys; import draft_graphs.keys, draft_graphs.policy, draft_graphs.messages;"
         "sys.exit(any(name.split('.')[0] in ('torch', 'vllm') for name in sys.modules))"
     )
     subprocess.run([sys.executable, "-c", script], cwd=FOLDER, check=True, timeout=60)

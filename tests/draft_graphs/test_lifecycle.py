@@ -25,7 +25,7 @@ from tests.draft_graphs.twin_model import HIDDEN
 
 # The feature's modules lie beside vLLM's own once `drafters` is imported.
 # isort: split
-from vllm.v1.spec_decode.draft_graphs import addresses, compat, graphs
+from vllm.v1.spec_decode.draft_graphs import address_check, draft_graphs, ranks
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
@@ -77,7 +77,7 @@ def test_a_kv_cache_that_is_made_anew_withdraws_until_the_next_capture(log: list
     drafter = Drafter()
     drafter.capture()
     assert drafter.propose() is not None
-    captured = weakref.ref(drafter.graphs._captured)
+    captured = weakref.ref(drafter.graphs.captured)
     # Equal groups, but other ones.
     drafter.proposer.draft_attn_groups = [*drafter.proposer.draft_attn_groups]
     for _ in range(3):
@@ -87,7 +87,7 @@ def test_a_kv_cache_that_is_made_anew_withdraws_until_the_next_capture(log: list
     gc.collect()
     assert captured() is None, "the graphs still hold their memory"
     (warning,) = [line for line in log if line.startswith("WARNING")]
-    assert "KV cache was initialized anew" in warning
+    assert "KV cache was initialized again" in warning
     drafter.capture()
     assert drafter.propose() is not None
     drafter.proposer.draft_attn_groups = [*drafter.proposer.draft_attn_groups]
@@ -124,7 +124,7 @@ def test_a_capture_that_fails_leaves_nothing_and_says_so_once(number: int, log: 
         assert drafter.propose() is None
         assert drafter.later_steps() is None
     assert drafter.keys == []
-    assert drafter.graphs._captured is None
+    assert drafter.graphs.captured is None
     (line,) = log
     assert line.startswith("WARNING Draft graphs withdrawn, the drafter runs as upstream: ")
     assert "RuntimeError: on purpose" in line
@@ -132,9 +132,9 @@ def test_a_capture_that_fails_leaves_nothing_and_says_so_once(number: int, log: 
 
 def test_another_ranks_failure_is_a_failure(log: list[str], monkeypatch: Any) -> None:
     answers = iter([True, True, False])
-    monkeypatch.setattr(compat, "all_ranks_agree", lambda yes: next(answers))
+    monkeypatch.setattr(ranks, "all_ranks_agree", lambda yes: next(answers))
     drafter = Drafter()
-    with mock.patch.object(compat, "even_out_recorded_all_reduces") as evened:
+    with mock.patch.object(ranks, "even_out_recorded_all_reduces") as evened:
         drafter.capture()
     assert drafter.keys == []
     assert len(drafter.backend.graphs) == 2
@@ -146,7 +146,7 @@ def test_what_fails_behind_a_failure_is_told_with_it(log: list[str], monkeypatch
     drafter = Drafter()
     monkeypatch.setattr(drafter.backend, "capture", mock.Mock(side_effect=RuntimeError("first")))
     second = mock.Mock(side_effect=RuntimeError("second"))
-    monkeypatch.setattr(compat, "even_out_recorded_all_reduces", second)
+    monkeypatch.setattr(ranks, "even_out_recorded_all_reduces", second)
     drafter.capture()
     assert drafter.propose() is None
     (line,) = log
@@ -277,7 +277,7 @@ def test_a_refusal_at_the_capture_is_one_line(log: list[str]) -> None:
 def test_other_ranks_say_nothing_but_warnings(
     log: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compat, "is_speaker", lambda: False)
+    monkeypatch.setattr(ranks, "writes_log", lambda: False)
     drafter = Drafter()
     drafter.capture()
     assert log == []
@@ -295,7 +295,7 @@ def test_a_plan_that_cannot_be_made_does_not_stop_the_start(
     def fails(*args: Any) -> Any:
         raise TypeError("something that this release lacks")
 
-    monkeypatch.setattr(graphs, "late_facts", fails)
+    monkeypatch.setattr(draft_graphs, "late_facts", fails)
     drafter = Drafter()
     if call == "profile":
         assert drafter.graphs.profile(drafter.runner) == 0
@@ -332,7 +332,7 @@ def test_the_check_knows_what_any_module_holds() -> None:
     drafter.capture()
     assert drafter.propose() is not None
     module.workspace = torch.zeros(2)
-    with pytest.raises(addresses.AddressError, match="workspace was captured at"):
+    with pytest.raises(address_check.AddressError, match="workspace was captured at"):
         drafter.propose()
     module.workspace = old
     assert drafter.propose() is not None

@@ -10,7 +10,7 @@ import pytest
 from tests.draft_graphs.added_modules import added
 
 policy: Any = added("policy")
-report: Any = added("report")
+messages: Any = added("messages")
 keys: Any = added("keys")
 
 ALL = frozenset(keys.ROLES)
@@ -231,7 +231,7 @@ def test_the_check_takes_no_other_value() -> None:
 
 def test_the_line_of_a_capture_says_what_was_captured() -> None:
     plan = keys.plan_keys(k=3, max_num_seqs=8, max_capture_tokens=16, first=True, later=("loop",))
-    line = report.captured_line("auto", plan, ("first passes over 4 requests",), 3 << 20, 1.26)
+    line = messages.captured_line("auto", plan, ("first passes over 4 requests",), 3 << 20, 1.26)
     assert line == (
         "Draft graphs: mode auto, K=3; captured first 3 (1, 2, 4 requests); "
         "loop 4 (1, 2, 4, 8 requests); 3 MiB, 1.3 s. As upstream: first passes over 4 requests"
@@ -240,6 +240,6 @@ def test_the_line_of_a_capture_says_what_was_captured() -> None:
 
 def test_the_line_of_a_refusal_gives_the_reasons() -> None:
     decision = policy.decide("auto", replace(LATE, lora=True, eplb=True), ATTENTION)
-    line = report.refused_line("auto", decision)
+    line = messages.refused_line("auto", decision)
     assert line.startswith("Draft graphs: none (mode auto), the drafter runs as upstream: LoRA is")
     assert "; expert" in line

@@ -17,6 +17,7 @@ from tests.draft_graphs.mutation_types import TwinMutation
 from tests.draft_graphs.twin_mutations import TWIN_MUTATIONS
 from tests.engine.engine_fixtures import overlay, private_vllm
 from tests.engine.private_copy import PrivateCopy
+from tests.support.code_edits import edited
 
 pytestmark = pytest.mark.engine
 
@@ -68,11 +69,12 @@ def test_with_mla_they_are_those_of_upstream(patched: PrivateCopy) -> None:
 @pytest.mark.parametrize("mutation", TWIN_MUTATIONS, ids=lambda each: each.name)
 def test_mutation_is_caught(patched: PrivateCopy, mutation: TwinMutation) -> None:
     module = patched.site / "vllm/v1/spec_decode/draft_graphs"
-    sources = {file: (module / file).read_text(encoding="utf-8") for file, _, _ in mutation.changes}
+    files = {file for file, *_ in mutation.changes}
+    sources = {file: (module / file).read_text(encoding="utf-8") for file in files}
     try:
-        for file, old, new in mutation.changes:
-            assert sources[file].count(old) == 1
-            (module / file).write_text(sources[file].replace(old, new), encoding="utf-8")
+        for file, *edit in mutation.changes:
+            text = edited((module / file).read_text(encoding="utf-8"), [edit], file)
+            (module / file).write_text(text, encoding="utf-8")
         ended = run_twin(patched, mutation.script, *mutation.options)
     finally:
         for file, source in sources.items():

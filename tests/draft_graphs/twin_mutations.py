@@ -7,17 +7,16 @@ from tests.draft_graphs.mutation_types import TwinMutation, one
 # What a module would do that builds the metadata once and keeps it: a schedule of the warm-up.
 _KEPT = one(
     "passes.py",
-    """        _, metadata = proposer.build_per_group_and_layer_attn_metadata(
-            self.metadata(reqs, query_len, seq_lens), draft_index=draft_index
-        )
-""",
-    """        kept = self.__dict__.setdefault("kept", {})
-        if (reqs, query_len) not in kept:
-            kept[reqs, query_len] = proposer.build_per_group_and_layer_attn_metadata(
-                self.metadata(reqs, query_len, seq_lens), draft_index=draft_index
-            )
-        _, metadata = kept[reqs, query_len]
-""",
+    "Passes._forward",
+    "_, metadata = proposer.build_per_group_and_layer_attn_metadata(...)",
+    """
+                kept = vars(self).setdefault('kept', {})
+                if (reqs, query_len) not in kept:
+                    kept[reqs, query_len] = proposer.build_per_group_and_layer_attn_metadata(
+                        self.metadata(reqs, query_len, seq_lens), draft_index=draft_index
+                    )
+                _, metadata = kept[reqs, query_len]
+            """,
 )
 
 TWIN_MUTATIONS = (
@@ -35,7 +34,7 @@ TWIN_MUTATIONS = (
     TwinMutation(
         "the loop runs for a dynamic K that is smaller than its own",
         "hazard 13",
-        one("graphs.py", "        if k == self._k:\n", "        if True:\n"),
+        one("replay.py", "Replay._dispatch_later", "k == self._k", "True"),
         "upstream_twin.py",
         ("--cases", "30", "--only", "dynamic_k=True"),
         ": KV cache",

@@ -57,7 +57,7 @@ class Backend:
 def rank_main(rank: int, port: str, recorded: list[int]) -> None:
     """One rank."""
     from vllm.distributed import parallel_state
-    from vllm.v1.spec_decode.draft_graphs import compat
+    from vllm.v1.spec_decode.draft_graphs import ranks
 
     torch.distributed.init_process_group(
         "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=len(recorded)
@@ -76,7 +76,7 @@ def rank_main(rank: int, port: str, recorded: list[int]) -> None:
         mock.patch.object(parallel_state, "get_tp_group", return_value=group),
         mock.patch("vllm._custom_ops.get_graph_buffer_ipc_meta", ipc_meta),
     ):
-        compat.even_out_recorded_all_reduces(backend)
+        ranks.even_out_recorded_all_reduces(backend)
     found = {"rank": rank, "recorded": custom.recorded, "captures": backend.captures}
     # In one piece: the ranks share the pipe.
     os.write(1, f"RANK {json.dumps(found)}\n".encode())

@@ -25,7 +25,7 @@ from vllm.config import CUDAGraphMode, VllmConfig, set_current_vllm_config
 from vllm.forward_context import BatchDescriptor
 from vllm.platforms import current_platform
 from vllm.v1.attention.backend import CommonAttentionMetadata
-from vllm.v1.spec_decode.draft_graphs.graphs import DraftGraphs
+from vllm.v1.spec_decode.draft_graphs.draft_graphs import DraftGraphs
 from vllm.v1.spec_decode.draft_graphs.keys import DraftKeys
 from vllm.v1.spec_decode.draft_graphs.policy import Facts
 from vllm.v1.spec_decode.eagle import EagleProposer
@@ -164,7 +164,7 @@ def make_graphs(shape: Shape, proposer: Any, parts: Parts) -> DraftGraphs:
     )
     before = proposer.model.kv_cache.clone()
     graphs.capture(runner)
-    assert graphs._captured is not None, "nothing was captured"
+    assert graphs.captured is not None, "nothing was captured"
     assert torch.equal(proposer.model.kv_cache, before), "the capture wrote the KV cache"
     return graphs
 
@@ -348,10 +348,10 @@ def use_cpu_kernels() -> None:
 def alone() -> None:
     """Let this process draft without a process group, on one core, with the CPU's kernels."""
     use_cpu_kernels()
-    from vllm.v1.spec_decode.draft_graphs import compat
+    from vllm.v1.spec_decode.draft_graphs import ranks
 
-    compat.all_ranks_agree = lambda yes: yes  # no process group here
-    compat.is_speaker = lambda: False
+    ranks.all_ranks_agree = lambda yes: yes  # no process group here
+    ranks.writes_log = lambda: False
     torch.set_num_threads(1)
 
 

@@ -61,11 +61,12 @@ def install() -> None:
 
 def _watch_drafter() -> None:
     from vllm.v1.spec_decode import llm_base_proposer
-    from vllm.v1.spec_decode.draft_graphs.graphs import DraftGraphs
+    from vllm.v1.spec_decode.draft_graphs.draft_graphs import DraftGraphs
+    from vllm.v1.spec_decode.draft_graphs.replay import Replay
 
     proposer = llm_base_proposer.SpecDecodeBaseProposer
     load, ask = proposer.load_model, llm_base_proposer.coordinate_batch_across_dp
-    capture, replay = DraftGraphs.capture, DraftGraphs._replay
+    capture, replay = DraftGraphs.capture, Replay.run
     rank = 0
 
     def load_model(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -81,17 +82,17 @@ def _watch_drafter() -> None:
     def captured(self: Any, runner: Any) -> None:
         capture(self, runner)
         keys = self._proposer.cudagraph_dispatcher.draft_keys
-        tell("captured", rank=rank, keys=len(keys), withdrawn=self._withdrawn)
+        tell("captured", rank=rank, keys=len(keys), withdrawn=self.withdrawn)
 
-    def replayed(self: Any, graphs: Any, key: Any) -> None:
+    def replayed(self: Any, key: Any) -> None:
         _counted["replays"] += 1
         tell("replay", rank=rank, role=key.role, size=key.num_reqs)
-        replay(self, graphs, key)
+        replay(self, key)
 
     proposer.load_model = load_model
     llm_base_proposer.coordinate_batch_across_dp = coordinate
     DraftGraphs.capture = captured
-    DraftGraphs._replay = replayed
+    Replay.run = replayed
 
 
 def _watch_dummies() -> None:

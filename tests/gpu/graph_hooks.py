@@ -42,19 +42,20 @@ def _watch(worker: Any) -> dict[str, Any] | None:
     graphs = getattr(drafter, "draft_graphs", None)
     if graphs is None:
         return {"graphs": None, "attention": attention}
-    inner = graphs._replay
+    if graphs.replay is not None:
+        inner = graphs.replay.run
 
-    def replay(captured: Any, key: Any) -> None:
-        _replays[key.role] += 1
-        _sizes[f"{key.role} {key.num_reqs}"] += 1
-        inner(captured, key)
+        def run(key: Any) -> None:
+            _replays[key.role] += 1
+            _sizes[f"{key.role} {key.num_reqs}"] += 1
+            inner(key)
 
-    graphs._replay = replay
+        graphs.replay.run = run
     keys = Counter(key.role for key in drafter.cudagraph_dispatcher.draft_keys)
     return {
         "mode": graphs.mode,
         "keys": dict(keys),
-        "withdrawn": graphs._withdrawn,
+        "withdrawn": graphs.withdrawn,
         "attention": attention,
     }
 

@@ -18,12 +18,14 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from tests.support.code_edits import edited
+
 PACKAGE = "vllm.v1.spec_decode.draft_graphs"
-#: A JSON object with ``name`` and ``changes``, a list of (file of the package, old text, new text).
+#: A JSON object with ``name`` and ``changes``, a list of edits as in ``tests.support.code_edits``.
 MUTATION_VARIABLE = "TEST_DRAFT_GRAPHS_MUTATION"
 #: Results that are read late, and for how many GPU cycles the reading stream sleeps before each.
 LATE_READS, CYCLES = 20, 40_000_000
-Changes = dict[str, list[tuple[str, str]]]
+Changes = dict[str, list[Sequence[str]]]
 
 _late: list[tuple[Any, Any, Any]] = []
 _in_entries: Counter[str] = Counter()
@@ -36,22 +38,10 @@ def executed_line(file: str, name: str) -> str:
     return f"Draft graphs, mutated: {file}, {name}"
 
 
-def mutated(text: str, changes: Sequence[tuple[str, str]], file: str) -> str:
-    """The source with all changes.
-
-    :raises ValueError: if an old text does not stand there exactly once.
-    """
-    for old, new in changes:
-        if text.count(old) != 1:
-            raise ValueError(f"{file} holds {text.count(old)} times, not once: {old!r}")
-        text = text.replace(old, new)
-    return text
-
-
 class MutatedLoader(importlib.abc.Loader):
     """Executes a module from its changed source."""
 
-    def __init__(self, stock: Any, file: str, name: str, changes: list[tuple[str, str]]) -> None:
+    def __init__(self, stock: Any, file: str, name: str, changes: list[Sequence[str]]) -> None:
         self._stock, self._file, self._name, self._changes = stock, file, name, changes
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
@@ -60,7 +50,7 @@ class MutatedLoader(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         source = self._stock.get_source(module.__name__)
-        text = mutated(source, self._changes, self._file)
+        text = edited(source, self._changes, self._file)
         module.__dict__["mutated_by"] = self._name
         exec(compile(text, module.__file__ or self._file, "exec", dont_inherit=True), vars(module))
         print(executed_line(self._file, self._name), flush=True)
@@ -96,8 +86,8 @@ def module_of(file: str) -> str:
 def _asked() -> tuple[str, Changes]:
     found = json.loads(os.environ[MUTATION_VARIABLE])
     changes: Changes = {}
-    for file, old, new in found["changes"]:
-        changes.setdefault(file, []).append((old, new))
+    for file, *edit in found["changes"]:
+        changes.setdefault(file, []).append(edit)
     return found["name"], changes
 
 
@@ -123,7 +113,10 @@ def check_mutated(llm: Any) -> list[str]:
         if found != name:
             raise RuntimeError(f"{file} is mutated by {found!r}, not {name!r}")
     graphs = _graphs(llm)
-    if graphs is not None and type(graphs) is not sys.modules[f"{PACKAGE}.graphs"].DraftGraphs:
+    if (
+        graphs is not None
+        and type(graphs) is not sys.modules[f"{PACKAGE}.draft_graphs"].DraftGraphs
+    ):
         raise RuntimeError(f"the engine's {type(graphs)} is not that of the mutated package")
     return sorted(changes)
 
@@ -145,7 +138,7 @@ def pool_bytes(llm: Any) -> dict[str, int] | None:
     """
     import torch
 
-    captured = getattr(_graphs(llm), "_captured", None)
+    captured = getattr(_graphs(llm), "captured", None)
     if captured is None:
         return None
     pool = tuple(captured.pool)

@@ -63,7 +63,7 @@ def _why_unknown(one: Result, mutation: GpuMutation, control: Result | None) -> 
     """Why nothing follows from a mutated cell."""
     lines = "\n".join(one["log"])
     missing = {
-        file for file, _, _ in mutation.changes if executed_line(file, mutation.name) not in lines
+        file for file, *_ in mutation.changes if executed_line(file, mutation.name) not in lines
     }
     if missing:
         return f"not executed: mutated {', '.join(sorted(missing))}; {one.get('failed', '')[-300:]}"

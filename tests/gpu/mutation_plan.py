@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tests.draft_graphs.mutation_table import MUTATIONS
+from tests.support.code_edits import Edit
 
 #: What shows a mutation: accepted drafts or tokens differ from the oracle's; prompt logprobs do;
 #: the address check stopped the engine; the engine failed otherwise; the graphs were withdrawn;
@@ -26,14 +27,14 @@ Sign = Literal[
     "host",
     "late reader",
 ]
-Changes = tuple[tuple[str, str, str], ...]
+Changes = tuple[Edit, ...]
 
 
 @dataclass(frozen=True)
 class GpuMutation:
     """One bug, and where it should be noticed.
 
-    :ivar changes: (file of the package, old text, new text).
+    :ivar changes: edits of the package, as `tests.support.code_edits` makes them.
     :ivar engines: names of engines in ``mutation_engines``, each with its mode.
     :ivar signs: any of which shows it.
     :ivar must: whether it is a failure if one of its engines does not notice it.
@@ -54,12 +55,6 @@ class GpuMutation:
 
 
 _CPU = {each.name: each.changes for each in MUTATIONS}
-_INPUTS = "        inputs = self.inputs(tokens)\n"
-_METADATA = (
-    "        _, metadata = proposer.build_per_group_and_layer_attn_metadata(\n"
-    "            self.metadata(reqs, query_len, seq_lens), draft_index=draft_index\n"
-    "        )\n"
-)
 #: A capture that CUDA refuses.
 REFUSED = r"(?i)cuda|captur"
 ONLY = (
@@ -68,18 +63,23 @@ ONLY = (
         (
             (
                 "passes.py",
-                "            proposer.hidden_states[:reqs].copy_(hidden)\n",
-                (
-                    "            from vllm.utils.torch_utils import weak_ref_tensor\n\n"
-                    "            self.handed = weak_ref_tensor(hidden.clone())\n"
-                ),
+                "Passes._later",
+                "proposer.hidden_states[:reqs].copy_(hidden)",
+                """
+                from vllm.utils.torch_utils import weak_ref_tensor
+                self.handed = weak_ref_tensor(hidden.clone())
+            """,
             ),
             (
                 "passes.py",
-                _INPUTS,
-                _INPUTS + "        handed = vars(self).pop('handed', None)\n"
-                "        if handed is not None:\n"
-                "            inputs['hidden_states'] = handed\n",
+                "Passes._forward",
+                "inputs = self.inputs(tokens)",
+                """
+                MATCH
+                handed = vars(self).pop('handed', None)
+                if handed is not None:
+                    inputs['hidden_states'] = handed
+            """,
             ),
         ),
         ("hid-k5 loop",),
@@ -91,11 +91,12 @@ ONLY = (
         (
             (
                 "graph_backend.py",
-                "        return torch.cuda.graph_pool_handle()\n",
-                (
-                    "        from vllm.platforms import current_platform\n\n"
-                    "        return current_platform.get_global_graph_pool()\n"
-                ),
+                "CudaGraphBackend.new_pool",
+                "return ...",
+                """
+                from vllm.platforms import current_platform
+                return current_platform.get_global_graph_pool()
+            """,
             ),
         ),
         ("prompts-full loop", "prompts-full step", "prompts-decode loop", "prompts-decode step"),
@@ -104,13 +105,7 @@ ONLY = (
     ),
     GpuMutation(
         "the smallest graph is captured first",
-        (
-            (
-                "keys.py",
-                "sorted({*ladder(later_limit), *ladder(first_limit)}, reverse=True)",
-                "sorted({*ladder(later_limit), *ladder(first_limit)})",
-            ),
-        ),
+        (("keys.py", "plan_keys", "reverse=True", "reverse=False"),),
         ("seqs256 loop",),
         ("memory",),
         must=True,
@@ -126,8 +121,9 @@ ONLY = (
         (
             (
                 "staging.py",
-                "_cut(seq_lens, reqs),",
-                "_cut(seq_lens, reqs).to('cpu', non_blocking=True).clone(),",
+                "FirstStaging.stage",
+                "_cut(seq_lens, reqs)",
+                "MATCH.to('cpu', non_blocking=True).clone()",
             ),
         ),
         ("host loop",),
@@ -139,9 +135,9 @@ ONLY = (
         (
             (
                 "passes.py",
-                _INPUTS,
-                "        for each in metadata.values():\n"
-                "            each.max_num_splits = 0\n" + _INPUTS,
+                "Passes._forward",
+                "inputs = self.inputs(tokens)",
+                "for each in metadata.values():\n    each.max_num_splits = 0\nMATCH",
             ),
         ),
         ("long loop",),
@@ -152,17 +148,18 @@ ONLY = (
         (
             (
                 "passes.py",
-                _METADATA,
-                (
-                    "        made = vars(self).setdefault('made', {})\n"
-                    "        if (reqs, query_len) not in made:\n"
-                    "            (group,) = proposer.draft_attn_groups\n"
-                    "            ahead = group.get_metadata_builder().build(\n"
-                    "                0, self.metadata(reqs, query_len, seq_lens)\n"
-                    "            )\n"
-                    "            made[reqs, query_len] = dict.fromkeys(group.layer_names, ahead)\n"
-                    "        metadata = made[reqs, query_len]\n"
-                ),
+                "Passes._forward",
+                "_, metadata = proposer.build_per_group_and_layer_attn_metadata(...)",
+                """
+                made = vars(self).setdefault('made', {})
+                if (reqs, query_len) not in made:
+                    (group,) = proposer.draft_attn_groups
+                    ahead = group.get_metadata_builder().build(
+                        0, self.metadata(reqs, query_len, seq_lens)
+                    )
+                    made[reqs, query_len] = dict.fromkeys(group.layer_names, ahead)
+                metadata = made[reqs, query_len]
+            """,
             ),
         ),
         ("long loop",),
@@ -213,13 +210,11 @@ ALSO = (
         changes=(
             (
                 "passes.py",
-                "query_start_loc=buffers.query_start_loc[query_len][: reqs + 1]",
+                "Passes.metadata",
+                "buffers.query_start_loc[query_len][: reqs + 1]",
                 (
-                    "query_start_loc=torch.tensor(\n"
-                    "                range(0, tokens + 1, query_len),\n"
-                    "                dtype=torch.int32,\n"
-                    "                device=self.proposer.device,\n"
-                    "            )"
+                    "torch.tensor(range(0, tokens + 1, query_len), dtype=torch.int32,"
+                    " device=self.proposer.device)"
                 ),
             ),
         ),

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.network
 
 PATCHES = Path(__file__).resolve().parents[2] / "patches"
 FILE = PATCHES / "greedy-verification/files" / f"{FEATURE.replace('.', '/')}.py"
-SISTER = PATCHES / "draft-graphs/files/vllm/v1/spec_decode/draft_graphs/greedy.py"
+SISTER = PATCHES / "draft-graphs/files/vllm/v1/spec_decode/draft_graphs/argmax.py"
 CHANGED = (
     *("0.20.0", "0.21.0", "0.22.0", "0.23.0", "0.24.0", "0.25.0"),
     *("0.26.0", "0.27.0", "0.30.0", "0.32.0", "0.33.0"),

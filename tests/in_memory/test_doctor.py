@@ -17,13 +17,13 @@ from overlay.commands import diagnosis
 from overlay.commands import model_runners as runners
 from overlay.commands.doctor import doctor
 from overlay.commands.request import Request
-from overlay.commands.status import running
 from overlay.on_disk import ledger
 from overlay.processes.live import LiveProcess
 from overlay.processes.records import ModuleRecord, ProcessRecord
 from overlay.report.as_json import as_data
 from overlay.report.as_text import render
-from overlay.report.model import Report
+from overlay.report.model import Code, ProcessesReport, Verdict
+from overlay.report.wording import running
 from tests.in_memory.boxes import REPO, Box
 
 #: What the command imports beyond the standard library; not every Python needs all of it.
@@ -125,8 +125,7 @@ def test_doctor_lists_the_processes_that_run(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(diagnosis, "installed", lambda: (None, "no vLLM"))
     report = doctor(Request())
     assert report.processes == (process(7, "differs"), process(8))
-    assert report.doctor is not None
-    assert "process 7: differs" in report.doctor["problems"]
+    assert "process 7: differs" in report.problems
     text = "\n".join(str(line) for line in render(report))
     assert "demo (memory)" in text
     assert as_data(report)["processes"][0]["pid"] == 7
@@ -271,7 +270,7 @@ def test_live_lists_a_running_process_and_its_proof(box: Box) -> None:
 def test_live_takes_no_target(box: Box) -> None:
     done = command(box, "status", "--live", ".")
     assert done.returncode == 2
-    assert "leave TARGET out" in done.stderr
+    assert "omit TARGET" in done.stderr
 
 
 def process(pid: int, problem: str | None = None, *, recorded: bool = True) -> LiveProcess:
@@ -282,19 +281,18 @@ def process(pid: int, problem: str | None = None, *, recorded: bool = True) -> L
 
 
 def test_the_verdict_of_live_agrees_with_its_exit_code() -> None:
-    assert running(()) == (0, "No vLLM of this user is running.")
-    code, verdict = running((process(1), process(2)))
-    assert (code, verdict) == (
-        0,
+    assert running(()) == (Code.NOT_RUNNING, "No vLLM of this user is running.")
+    assert running((process(1), process(2))) == (
+        Code.RUNNING,
         "2 processes of vLLM in 1 engine, 2 patched, none needs you.",
     )
     code, verdict = running((process(1), process(2, "differs")))
-    assert (code, verdict) == (1, "1 of 2 processes of vLLM needs you.")
+    assert (code.exit, verdict) == (1, "Action needed on 1 of 2 processes of vLLM.")
 
 
 def test_live_processes_as_lines_and_as_json() -> None:
     found = (process(11), process(12, "runs without the overlay's plugin", recorded=False))
-    report = Report("status", 1, "1 of 2 needs you.", processes=found)
+    report = ProcessesReport(Verdict(Code.NEEDS_ATTENTION, "1 of 2 needs you."), found)
     text = "\n".join(str(line) for line in render(report))
     assert "engine 1  VLLM::Worker" in text
     assert "11   worker  0     0.32.0  aaaaaaaaaaaa  demo (memory)" in text

@@ -212,20 +212,32 @@ def unknown(box: Box) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (stray_file, "expected only folders of features here"),
-        (malformed, "expected feature.toml, README.md"),
-        (twice, "the feature demo is already defined by"),
         (no_folder, "expected a folder of features at /nowhere/at/all"),
         (unknown, "OVERLAY_FEATURES names dmeo"),
     ],
 )
-def test_what_is_wrong_with_the_patches_still_stops_the_process(
+def test_what_is_wrong_with_the_settings_still_stops_the_process(
     applied: Box, change: Callable[[Box], None], expected: str
 ) -> None:
     change(applied)
     done = applied.attempt("register()")
     assert done.returncode != 0
     assert expected in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (stray_file, "expected only folders of features here"),
+        (malformed, "expected feature.toml, README.md"),
+        (twice, "the feature demo is already defined by"),
+    ],
+)
+def test_what_is_wrong_with_one_feature_is_told_and_stops_nothing(
+    applied: Box, change: Callable[[Box], None], expected: str
+) -> None:
+    change(applied)
+    assert expected in applied.run(PATCHED)
 
 
 def test_a_refusal_tells_everything_that_stands_in_the_way(box: Box) -> None:

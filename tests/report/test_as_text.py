@@ -9,8 +9,20 @@ from hypothesis import strategies as st
 
 from overlay.report.as_text import render
 from overlay.report.lines import Line, Span, paint
-from overlay.report.model import FeatureEntry, Report, TargetReport, TopicEntry, failure
-from overlay.report.wording import checked, problems
+from overlay.report.model import (
+    CheckReport,
+    Code,
+    Exit,
+    FeatureEntry,
+    ListReport,
+    Report,
+    TargetReport,
+    TopicEntry,
+    Verdict,
+    failure,
+)
+from overlay.report.problems import problems
+from overlay.report.wording import checked
 from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State, combine
 
 states = st.sampled_from(list(State))
@@ -42,16 +54,18 @@ def text(report: Report, *, verbose: bool = False) -> str:
     return "\n".join(str(line) for line in render(report, verbose=verbose))
 
 
-@given(st.lists(targets(), min_size=1, max_size=4), st.booleans(), st.booleans())
+@given(st.lists(targets(), min_size=1, max_size=4), st.booleans())
 def test_the_last_line_is_the_verdict_and_every_problem_is_there(
-    found: list[TargetReport], matrix: bool, verbose: bool
+    found: list[TargetReport], verbose: bool
 ) -> None:
-    code, verdict = checked(found)
-    shown = text(Report("check", code, verdict, tuple(found), matrix=matrix), verbose=verbose)
+    report = CheckReport(checked(found), tuple(found))
+    verdict = report.verdict
+    shown = text(report, verbose=verbose)
     assert shown.splitlines()[-1] == verdict
     assert verdict.endswith(".")
     assert "\n" not in verdict
-    assert code == int(any(target.state.needs_attention for target in found))
+    needy = any(target.state.needs_attention for target in found)
+    assert report.exit is (Exit.ATTENTION if needy else Exit.OK)
     for target in found:
         for problem in problems(target):
             assert problem.reason.text in shown
@@ -71,7 +85,7 @@ def test_a_target_has_problems_just_where_it_needs_attention(target: TargetRepor
 
 @given(targets())
 def test_the_worst_feature_comes_first(target: TargetReport) -> None:
-    report = Report("check", 0, ".", (target,))
+    report = CheckReport(Verdict(Code.CAN_BE_APPLIED, "."), (target,))
     shown = [line.split() for line in text(report).splitlines() if line.startswith("  feature-")]
     ranks = [State(words[1]).rank for words in shown]
     assert ranks == sorted(ranks, reverse=True)
@@ -90,7 +104,7 @@ def test_details_on_request() -> None:
     file = FileResult("vllm/a.py", State.PRISTINE, "f/10-a/x.patch", (hunk,))
     feature = FeatureResult("f", State.PRISTINE, (file,))
     target = TargetReport("0.26.0", "0.26.0", None, (feature,))
-    report = Report("check", 0, "Fine.", (target,))
+    report = CheckReport(Verdict(Code.CAN_BE_APPLIED, "Fine."), (target,))
     assert "571" not in text(report)
     assert "line 571  A.b" in text(report, verbose=True)
     assert "f/10-a/x.patch" in text(report, verbose=True)
@@ -99,7 +113,7 @@ def test_details_on_request() -> None:
 def test_a_matrix_marks_the_worst_and_says_a_shared_problem_once() -> None:
     good = TargetReport("0.25.0", "0.25.0", None, (FeatureResult("f", State.PRISTINE),))
     found = (good, drifted("0.26.0"), drifted("0.27.0"))
-    lines = text(Report("check", 1, "Two.", found, matrix=True)).splitlines()
+    lines = text(CheckReport(Verdict(Code.NEEDS_ATTENTION, "Two."), found)).splitlines()
     assert lines[:4] == [
         "release  f",
         "0.25.0   pristine",
@@ -135,7 +149,7 @@ def test_candidates_are_listed() -> None:
     file = FileResult("vllm/a.py", State.AMBIGUOUS, "p", (hunk,))
     feature = FeatureResult("f", State.AMBIGUOUS, (file,))
     target = TargetReport("0.26.0", "0.26.0", None, (feature,))
-    assert "lines: 3 and 17" in text(Report("check", 1, ".", (target,)))
+    assert "lines: 3 and 17" in text(CheckReport(Verdict(Code.NEEDS_ATTENTION, "."), (target,)))
 
 
 def test_a_partial_feature_says_which_files_stand_where() -> None:
@@ -149,7 +163,7 @@ def test_a_partial_feature_says_which_files_stand_where() -> None:
 def test_holes_are_named() -> None:
     topic = TopicEntry("10-a", ("0.20.0..0.22.1",), ("0.23.0", "0.24.0"))
     entry = FeatureEntry("f", "t", "w", "0.20.0..0.33.0", "u", (), (topic,), (), "shipped", "d")
-    shown = text(Report("list", 1, "One.", catalogue=(entry,)))
+    shown = text(ListReport(Verdict(Code.HOLES, "One."), (entry,)))
     assert "10-a has no variant for 0.23.0 and 0.24.0" in shown
 
 

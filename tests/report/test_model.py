@@ -6,10 +6,14 @@ from typing import Any
 
 from overlay.report.as_json import as_data, as_json
 from overlay.report.model import (
+    CheckReport,
+    Code,
     FeatureEntry,
-    Report,
+    ListReport,
+    StatusReport,
     TargetReport,
     TopicEntry,
+    Verdict,
     enumeration,
     failure,
 )
@@ -32,18 +36,22 @@ def target(**changes: Any) -> TargetReport:
 
 
 def test_the_example_of_the_design() -> None:
-    report = Report("check", 0, "Nothing needs you.", (target(),))
+    report = CheckReport(Verdict(Code.CAN_BE_APPLIED, "Nothing needs you."), (target(),))
     assert json.loads(as_json(report)) == {
-        "schema": 1,
+        "schema": 2,
         "command": "check",
         "exit": 0,
+        "code": "can-be-applied",
         "verdict": "Nothing needs you.",
         "targets": [
             {
                 "target": "0.26.0",
+                "package": "vllm",
                 "vllm": "0.26.0",
                 "root": None,
                 "state": "pristine",
+                "applied": [],
+                "interrupted": False,
                 "warnings": [],
                 "features": [
                     {
@@ -59,7 +67,8 @@ def test_the_example_of_the_design() -> None:
                                         "scope": "SpecDecodeBaseProposer.propose",
                                         "state": "pristine",
                                         "line": 571,
-                                        "why": None,
+                                        "reason": None,
+                                        "next": None,
                                         "candidates": [],
                                     }
                                 ],
@@ -74,7 +83,7 @@ def test_the_example_of_the_design() -> None:
 
 def test_an_error_stands_beside_the_exit_code() -> None:
     data = as_data(failure("check", "no vLLM here"))
-    assert list(data) == ["schema", "command", "exit", "error", "verdict", "targets"]
+    assert list(data) == ["schema", "command", "exit", "code", "error", "verdict", "targets"]
     assert data["exit"] == 2
     assert data["error"] == "no vLLM here"
     assert data["targets"] == []
@@ -83,7 +92,7 @@ def test_an_error_stands_beside_the_exit_code() -> None:
 def test_an_added_module_is_a_file_without_hunks() -> None:
     file = FileResult("vllm/v1/spec_decode/draft_graphs.py", State.APPLIED)
     feature = FeatureResult("draft-graphs", State.APPLIED, (file,))
-    data = as_data(Report("status", 0, ".", (target(features=(feature,)),)))
+    data = as_data(StatusReport(Verdict(Code.APPLIED, "."), target(features=(feature,))))
     assert data["targets"][0]["features"][0]["files"] == [
         {
             "path": "vllm/v1/spec_decode/draft_graphs.py",
@@ -97,18 +106,19 @@ def test_an_added_module_is_a_file_without_hunks() -> None:
 def test_what_there_is_to_say_of_a_feature_and_a_file_is_said() -> None:
     file = FileResult(PROPOSER, State.MISSING, "p", reason=Reason("no such file"))
     feature = FeatureResult(
-        "f", State.MISSING, (file,), reason=Reason("two reasons"), untested=True
+        "f", State.MISSING, (file,), reason=Reason("two reasons", "do"), untested=True
     )
-    data = as_data(Report("check", 1, ".", (target(features=(feature,)),)))
+    data = as_data(CheckReport(Verdict(Code.NEEDS_ATTENTION, "."), (target(features=(feature,)),)))
     found = data["targets"][0]["features"][0]
-    assert (found["why"], found["untested"]) == ("two reasons", True)
-    assert found["files"][0]["why"] == "no such file"
+    assert (found["reason"], found["next"], found["untested"]) == ("two reasons", "do", True)
+    assert found["files"][0]["reason"] == "no such file"
+    assert "variant" in found["files"][0]["next"]
 
 
 def test_list_has_its_features_beside_no_targets() -> None:
     topic = TopicEntry("10-proposer", ("0.20.0..0.22.1",), ("0.23.0",))
     entry = FeatureEntry("f", "t", "w", "0.20.0..0.33.0", "", ("r",), (topic,), (), "shipped", "d")
-    data = as_data(Report("list", 1, ".", catalogue=(entry,)))
+    data = as_data(ListReport(Verdict(Code.HOLES, "."), (entry,)))
     assert data["targets"] == []
     assert data["features"][0]["topics"] == [
         {"topic": "10-proposer", "variants": ["0.20.0..0.22.1"], "holes": ["0.23.0"]}
@@ -116,7 +126,9 @@ def test_list_has_its_features_beside_no_targets() -> None:
 
 
 def test_odd_bytes_in_a_path_survive_as_ascii() -> None:
-    text = as_json(Report("check", 0, ".", (target(root=Path("/opt/\udcff\u00e9")),)))
+    text = as_json(
+        CheckReport(Verdict(Code.CAN_BE_APPLIED, "."), (target(root=Path("/opt/\udcff\u00e9")),))
+    )
     assert text.isascii()
     assert json.loads(text)["targets"][0]["root"] == "/opt/\udcff\u00e9"
     assert text.endswith("}\n")

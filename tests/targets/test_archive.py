@@ -313,7 +313,7 @@ def test_an_archive_that_this_user_may_not_read(
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(resolution, "open", refuse, raising=False)
+    monkeypatch.setattr(resolution, "open_regular", refuse)
 
     with pytest.raises(ArchiveError, match="Permission denied") as caught:
         resolve(str(path))

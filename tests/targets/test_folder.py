@@ -158,14 +158,14 @@ def test_a_file_that_this_user_may_not_read_is_named(
     tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = fake_vllm.site_packages(tmp_path)
-    original = Path.read_bytes
+    original = os.open
 
-    def refuse(self: Path) -> bytes:
-        if str(self).endswith(path):
-            raise PermissionError(13, "Permission denied", str(self))
-        return original(self)
+    def refuse(name: str, *arguments: int, dir_fd: int | None = None) -> int:
+        if name in (str(site / path), os.path.basename(path)):
+            raise PermissionError(13, "Permission denied", name)
+        return original(name, *arguments, dir_fd=dir_fd)
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)  # root may read everything: chmod is no test
+    monkeypatch.setattr(os, "open", refuse)  # root may read everything: chmod is no test
 
     with pytest.raises(TargetError, match="Permission denied; run overlay as a user") as caught:
         resolve(str(site)).read(_PATH)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors that outlive a replay: what the graphs read and write beside the proposer's own.
+"""Static tensors that the graphs read and write, beside the proposer's own.
 
 They lie outside every graph pool, so that no replay can reuse their memory.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from . import compat
+from . import upstream
 
 PADDING_SLOT = -1
 NULL_BLOCK = 0
@@ -23,14 +23,18 @@ class DraftBuffers:
     all its blocks the null block, all its slots -1. So every kernel sees an ordinary row, and
     nothing that it computes is written to the KV cache.
 
-    next_tokens, sample_indices, seq_lens, rejected: [R] int32; sample_indices are rows of the
-        first pass, seq_lens count rejected tokens, as the target's do.
-    block_table: [R, blocks] int32. padding_bits: [R] int64, 0 for live rows and -1 for padding.
+    next_tokens: [R] int32, the token that the target has just sampled.
+    sample_indices: [R] int32, rows of the first pass to draft from.
+    seq_lens: [R] int32, rejected tokens included, as the target's are.
+    rejected: [R] int32, tokens that the target has just rejected.
+    block_table: [R, blocks] int32.
+    padding_bits: [R] int64, 0 for live rows and -1 for padding.
     step_seq_lens: [R] int32, without the rejected tokens; advanced by every later pass.
-    drafts: [K, R] int64, one row a pass. step_drafts: [R] int64, the tokens of the last `step`.
-    target_hidden: [T, width], what `combine_hidden_states` reads; None where it is not called.
+    drafts: [K, R] int64, one row a pass.
+    step_drafts: [R] int64, the tokens of the last `step`.
+    target_hidden: [T, width], input of `combine_hidden_states`; None where that is not called.
     query_start_loc, query_start_loc_cpu: [R+1] int32 by tokens a request (K+1 and 1).
-    seq_lens_bound: [R] int32 on the host, the largest length there is.
+    seq_lens_bound: [R] int32 on the host, the maximal length.
     """
 
     def __init__(
@@ -74,7 +78,7 @@ class DraftBuffers:
         }
         self.seq_lens_bound = torch.full((max_reqs,), proposer.max_model_len, dtype=torch.int32)
 
-        # What padded rows are overwritten with.
+        # Sources that padded rows are overwritten with.
         self.last_of_each = (rows[1:] * query_len - 1).to(device)
         self.young = int32(max_reqs, fill=query_len)
         self.none = int32(max_reqs)
@@ -83,7 +87,7 @@ class DraftBuffers:
         self.pad_all(proposer)
 
     def pad_all(self, proposer: Any) -> None:
-        """Make every row padding, the proposer's buffers included: nothing is live."""
+        """Make every row padding, the proposer's buffers included."""
         self.next_tokens.zero_()
         self.sample_indices.copy_(self.last_of_each)
         self.seq_lens.copy_(self.young)
@@ -97,15 +101,15 @@ class DraftBuffers:
             self.target_hidden.zero_()
         tokens = int(self.padding_slots.shape[0])
         proposer.input_ids[:tokens].zero_()
-        compat.position_rows(proposer)[:, :tokens].zero_()
+        upstream.position_rows(proposer)[:, :tokens].zero_()
         proposer.hidden_states[:tokens].zero_()
         proposer._slot_mapping_buffer[:tokens].fill_(PADDING_SLOT)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """All of them by name."""
-        found = {
+        """All tensors by name."""
+        tensors = {
             name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)
         }
         for length, start in self.query_start_loc.items():
-            found[f"query_start_loc[{length}]"] = start
-        return found
+            tensors[f"query_start_loc[{length}]"] = start
+        return tensors

@@ -1,5 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Captures draft graphs: all that are wanted, on all ranks, or none."""
+"""Captures draft graphs: all that are planned, on all tensor-parallel ranks, or none.
+
+Without the votes between ranks, the address check and the undoing of failures, capture and replay
+are these lines:
+
+    buffers = DraftBuffers(proposer, ...)           # static memory, outside the pool
+    pool = torch.cuda.graph_pool_handle()
+    for key in plan:                                # the largest of each role first
+        body = Passes(proposer, buffers).body(key)  # `first`, `step` or `loop`
+        body()                                      # warm-up: compiles and tunes; all rows padded
+        torch.cuda.synchronize()
+        graphs[key] = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graphs[key], pool=pool):
+            body()                                  # recorded, not run
+    buffers.pad_all(proposer)
+
+    # for each batch: copy it to `buffers`, replay, copy the drafts out
+    FirstStaging(...).stage(...)
+    graphs[first].replay()
+    graphs[loop].replay()
+    drafts = buffers.drafts[:, :num_reqs].t().clone()
+"""
 
 from __future__ import annotations
 
@@ -9,29 +30,31 @@ from typing import Any, TypeVar
 
 import torch
 
-from . import compat
-from .addresses import Addresses
+from . import ranks, upstream
+from .address_check import AddressCheck
 from .buffers import DraftBuffers
 from .graph_backend import Graph, GraphBackend
 from .keys import DraftKey, has_padding
+from .messages import reason_of
 from .passes import Passes
-from .report import told
-from .staging import FirstStaging, LaterStaging
 
 T = TypeVar("T")
 
 
 class CaptureFailed(RuntimeError):
-    """Draft graphs could not be captured on this rank, or on another one."""
+    """Draft graphs could not be captured on this rank or on another one."""
 
 
 class Captured:
-    """All that belongs to one capture; dropping it frees the graphs and their memory.
+    """Everything that belongs to one capture; dropping it frees the graphs and their memory.
 
-    attn_groups: the attention groups that the graphs were captured with. hidden_width: of the
-    target's hidden states. blocks: in a row of the block table. masked: keys of later passes
-    that batches with fewer requests run in. first_staging, later_staging: one for each number of
-    live requests seen.
+    plan: all keys that the static memory is for.
+    attn_groups: the attention groups that the graphs were captured with.
+    hidden_width: columns of the target's hidden states.
+    blocks: columns of the block table.
+    graphs: the captured graphs by key.
+    masked: keys of later passes in which batches with fewer requests run.
+    address_check: the debug mode's record of addresses; None where it is off.
     """
 
     def __init__(
@@ -48,13 +71,13 @@ class Captured:
         self.attn_groups = proposer.draft_attn_groups
         combines = proposer.method == "eagle3" and bool(firsts)
         self.hidden_width = (
-            compat.combine_width(proposer) if combines else int(proposer.hidden_size)
+            upstream.combine_width(proposer) if combines else int(proposer.hidden_size)
         )
         self.buffers = DraftBuffers(
             proposer,
             max_reqs=max(key.num_reqs for key in plan),
             max_first_reqs=max(firsts, default=0),
-            blocks=compat.block_table_width(runner, proposer.kv_cache_gid),
+            blocks=upstream.block_table_width(runner, proposer.kv_cache_gid),
             combine_width=self.hidden_width if combines else None,
         )
         self.blocks = int(self.buffers.block_table.shape[1])
@@ -63,19 +86,17 @@ class Captured:
         self.pool = backend.new_pool()
         self.graphs: dict[DraftKey, Graph] = {}
         self.masked = {key for key in plan if key.role != "first" and has_padding(key, plan)}
-        self.addresses = Addresses(proposer, self.buffers) if check else None
-        self.first_staging: dict[tuple[DraftKey, bool, int], FirstStaging] = {}
-        self.later_staging: dict[tuple[DraftKey, int], LaterStaging] = {}
+        self.address_check = AddressCheck(proposer, self.buffers) if check else None
 
     def capture(self, key: DraftKey, backend: GraphBackend) -> None:
         """Run the body of `key` once, so that nothing is compiled or tuned later, then record it.
 
-        The warm-up has every row padded, so it writes no slot of the KV cache.
+        In the warm-up every row is padding, so it writes no slot of the KV cache.
         """
         self.passes.body(key, mask=True)()
         backend.synchronize()
-        if self.addresses is not None:
-            self.passes.observe = self.addresses.observer(key, self.passes, key.num_tokens)
+        if self.address_check is not None:
+            self.passes.observe = self.address_check.observer(key, self.passes, key.num_tokens)
         try:
             self.graphs[key] = backend.capture(
                 self.passes.body(key, mask=key in self.masked), self.pool
@@ -96,8 +117,10 @@ def capture_keys(
 ) -> Captured:
     """Capture `keys` of `plan`, with static memory for the whole plan.
 
-    check: whether to take down the addresses that the graphs read. after_each: called with each
-    key once it is captured. Raises CaptureFailed, having kept nothing, if any rank fails.
+    check: whether to record the addresses that the graphs read.
+    after_each: called with each key once it is captured.
+
+    Raises CaptureFailed, having kept nothing, if any rank fails.
     """
     with torch.inference_mode():
         captured = _agreed(
@@ -119,26 +142,27 @@ def capture_keys(
 
 
 def _even_out(backend: GraphBackend, failure: CaptureFailed) -> None:
-    """Raises CaptureFailed, with both reasons, where the ranks' recordings stay uneven."""
+    """Even out the ranks' recorded all-reduces; raise CaptureFailed with both reasons if not."""
     try:
-        compat.even_out_recorded_all_reduces(backend)
+        ranks.even_out_recorded_all_reduces(backend)
     except Exception as error:
         raise CaptureFailed(
-            f"{failure}; nor could the ranks' recorded all-reduces be evened out: {told(error)}"
+            f"{failure}; nor could the ranks' recorded all-reduces be evened out: "
+            f"{reason_of(error)}"
         ) from error
 
 
 def _agreed(work: Callable[[], T], what: str) -> T:
-    """The result of `work` if all tensor-parallel ranks have one.
+    """The result of `work` if it succeeds on all tensor-parallel ranks; else raise CaptureFailed.
 
-    A rank that went on alone would wait for the others in its next collective. Whatever a
-    capture raises means that this configuration cannot be captured, so all of it counts.
+    A rank that went on alone would wait for the others in its next collective. Any exception means
+    that this configuration cannot be captured, so all of them count.
     """
     try:
         result = work()
     except Exception as error:
-        compat.all_ranks_agree(False)
-        raise CaptureFailed(f"{what}: {told(error)}") from error
-    if not compat.all_ranks_agree(True):
+        ranks.all_ranks_agree(False)
+        raise CaptureFailed(f"{what}: {reason_of(error)}") from error
+    if not ranks.all_ranks_agree(True):
         raise CaptureFailed(f"{what}: another tensor-parallel rank failed")
     return result

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the facts of the policy from vLLM's objects."""
+"""Reads the facts that the policy decides on from vLLM's objects."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from . import compat, data_parallel
+from . import ranks, upstream
 from .graph_backend import GraphBackend
 from .policy import FULL_MODES, Facts
 
 
 def early_facts(proposer: Any, backend: GraphBackend) -> Facts:
-    """What is known once the draft model is loaded."""
+    """Facts that are known once the draft model is loaded."""
     config = proposer.vllm_config
     speculative = proposer.speculative_config
     parallel = config.parallel_config
@@ -23,8 +23,8 @@ def early_facts(proposer: Any, backend: GraphBackend) -> Facts:
         no_graphs=backend.no_graphs(),
         enforce_eager=bool(speculative.enforce_eager),
         proposer_class=type(proposer).__name__,
-        is_eagle_proposer=compat.is_eagle_proposer(proposer),
-        overridden_methods=compat.overridden_methods(proposer),
+        is_eagle_proposer=upstream.is_eagle_proposer(proposer),
+        overridden_methods=upstream.overridden_methods(proposer),
         parallel_drafting=bool(proposer.parallel_drafting),
         extra_input_slots=bool(proposer.needs_extra_input_slots),
         # 0.21 and later
@@ -40,15 +40,15 @@ def early_facts(proposer: Any, backend: GraphBackend) -> Facts:
         lora=config.lora_config is not None,
         eplb=bool(parallel.enable_eplb),
         micro_batching=bool(parallel.use_ubatching),
-        data_parallel=data_parallel.coupling(proposer),
+        data_parallel=ranks.coupling(proposer),
         context_parallel_size=max(
             int(parallel.decode_context_parallel_size), int(parallel.prefill_context_parallel_size)
         ),
-        sequence_parallel=compat.sequence_parallel(config),
-        weight_offloader=compat.weight_offloader(),
+        sequence_parallel=upstream.sequence_parallel(config),
+        weight_offloader=upstream.weight_offloader(),
         computes_kv_scales=bool(getattr(cache, "calculate_kv_scales", False)),
         fast_prefill=bool(getattr(cache, "kv_sharing_fast_prefill", False)),
-        per_request_attention=compat.per_request_attention(config),
+        per_request_attention=upstream.per_request_attention(config),
         # vLLM may still lower a FULL mode for the sake of an attention backend, never raise one.
         cudagraph_mode=None if mode in FULL_MODES else mode,
         # 0.24 and later
@@ -60,15 +60,15 @@ def early_facts(proposer: Any, backend: GraphBackend) -> Facts:
 
 
 def late_facts(early: Facts, proposer: Any) -> Facts:
-    """What is known when vLLM captures: attention and KV cache are there, the mode is settled."""
+    """Facts when vLLM captures: attention groups, KV cache and the final cudagraph mode added."""
     config = proposer.vllm_config
     compilation = config.compilation_config
     groups = proposer.draft_attn_groups
     no_first = None
-    prefills = compat.prefill_backends(groups, early.num_speculative_tokens + 1)
+    prefills = upstream.prefill_backends(groups, early.num_speculative_tokens + 1)
     if prefills:
         no_first = f"attention backend {', '.join(prefills)} takes K+1 tokens for a prefill"
-    elif proposer.method == "eagle3" and compat.combine_width(proposer) is None:
+    elif proposer.method == "eagle3" and upstream.combine_width(proposer) is None:
         no_first = "the width of the target's hidden states is not known from the draft's fc layer"
     return replace(
         early,
@@ -78,6 +78,6 @@ def late_facts(early: Facts, proposer: Any) -> Facts:
             int(compilation.max_cudagraph_capture_size or 0), int(proposer.max_num_tokens)
         ),
         attention_backends=tuple(sorted({group.backend.get_name() for group in groups})),
-        kv_cache_groups=compat.kv_cache_groups(groups),
+        kv_cache_groups=upstream.kv_cache_groups(groups),
         no_first=no_first,
     )

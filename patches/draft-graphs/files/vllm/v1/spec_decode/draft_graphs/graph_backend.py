@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one place that makes graphs. Tests replace it; nothing else needs to be replaced."""
+"""Makes graphs on a device. Tests replace this module's backend and nothing else."""
 
 from __future__ import annotations
 
@@ -11,102 +11,143 @@ from unittest.mock import patch
 
 import torch
 
-from . import compat
-from .policy import AttentionRoles
-from .report import told
+from .messages import reason_of
+from .policy import GRAPH_ATTENTION_BACKENDS, AttentionRoles
 
 
 class Graph(Protocol):
     """A captured graph."""
 
     def replay(self) -> None:
-        """Launch the captured work on the current stream; does not wait for it."""
+        """Launch the captured work on the current stream, without waiting for it."""
 
 
 class GraphBackend(Protocol):
-    """How graphs are made on a device."""
+    """Makes graphs on one kind of device."""
 
-    # By `AttentionBackend.get_name()`: graphs of which roles can build its drafting metadata
+    # By `AttentionBackend.get_name()`: the roles whose graphs can build its drafting metadata
     # inside themselves.
     attention_backends: AttentionRoles
 
     def no_graphs(self) -> str | None:
-        """Why no graph can be made on this machine; None where one can."""
+        """The reason why this machine cannot make graphs; None where it can."""
 
     def new_pool(self) -> object:
-        """A memory pool that graphs may share; it dies with the last of them."""
+        """A memory pool that graphs may share; it lives as long as the last of them."""
 
     def capture(self, function: Callable[[], None], pool: object) -> Graph:
         """Record `function()` without running it. Called inside vLLM's `graph_capture()`."""
 
     def synchronize(self) -> None:
-        """Wait until the device has done all that it was given."""
+        """Wait until the device has finished all work that was launched."""
 
     def free_memory(self) -> int:
-        """Bytes free on the device, after unused blocks were given back."""
+        """Free bytes of the device, after PyTorch has returned its unused blocks."""
 
 
 class CudaGraphBackend:
-    """CUDA graphs, and HIP graphs on ROCm, on the stream that is current."""
+    """CUDA graphs, and HIP graphs on ROCm, on the current stream."""
 
-    attention_backends = compat.GRAPH_ATTENTION_BACKENDS
+    attention_backends = GRAPH_ATTENTION_BACKENDS
 
     def no_graphs(self) -> str | None:
-        """Why no graph can be made on this machine; None where one can."""
-        return compat.no_cuda_graphs()
+        """The reason why this platform has neither CUDA nor HIP graphs; None where it has."""
+        from vllm.platforms import current_platform
+
+        if not current_platform.is_cuda_alike():
+            return f"the platform ({current_platform.device_type}) has neither CUDA nor HIP graphs"
+        return None
 
     def new_pool(self) -> object:
-        """A pool id."""
+        """A pool id of PyTorch."""
         return torch.cuda.graph_pool_handle()
 
     def capture(self, function: Callable[[], None], pool: Any) -> Graph:
-        """Record `function()` without running it. Called inside vLLM's `graph_capture()`."""
+        """Record `function()` without running it. Called inside vLLM's `graph_capture()`.
+
+        Raises whatever `function` or CUDA raises, the first of these errors where CUDA's own only
+        tells that the capture failed; PyTorch can go on without this graph then.
+        """
         cuda_graph: Any = torch.cuda.CUDAGraph()
         graph: Graph = cuda_graph
         with ExitStack() as stack:
             # Collecting garbage and emptying the cache at every capture takes most of the time
             # of capturing many small graphs; upstream patches them away, too.
-            stack.enter_context(patch.object(gc, "collect", _nothing))
+            stack.enter_context(patch.object(gc, "collect", _do_nothing))
             for module in (torch.cuda, torch.accelerator):
                 if hasattr(module, "empty_cache"):
-                    stack.enter_context(patch.object(module, "empty_cache", _nothing))
-            compat.announce_graph_pool(pool)
+                    stack.enter_context(patch.object(module, "empty_cache", _do_nothing))
+            announce_graph_pool(pool)
             first: list[str] = []
             try:
                 with torch.cuda.graph(cuda_graph, pool=pool, stream=torch.cuda.current_stream()):
-                    _noting(function, first)
+                    _call_noting_error(function, first)
             except Exception as error:
-                compat.undo_capture(cuda_graph, pool)
-                if first in ([], [told(error)]):
+                undo_capture(cuda_graph, pool)
+                if first in ([], [reason_of(error)]):
                     raise
-                # What CUDA says at the end of the capture is only that something was wrong in it.
+                # At the end of the capture CUDA only says that something in it was wrong.
                 raise RuntimeError(first[0]) from error
         return graph
 
     def synchronize(self) -> None:
-        """Wait until the device has done all that it was given."""
+        """Wait until the device has finished all work that was launched."""
         torch.cuda.synchronize()
 
     def free_memory(self) -> int:
-        """Bytes free on the device, after unused blocks were given back."""
+        """Free bytes of the device, after PyTorch has returned its unused blocks."""
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info()[0])
 
 
-def _noting(function: Callable[[], None], errors: list[str]) -> None:
-    """Call it, and note what it raises; the error itself would keep the graph alive."""
+def default_graph_backend() -> GraphBackend:
+    """The backend of this machine; `create_draft_graphs` looks it up by this name at each call."""
+    return CudaGraphBackend()
+
+
+def announce_graph_pool(pool: object) -> None:
+    """Tell NCCL's allocator for symmetric memory which pool the next graph is captured into."""
+    from vllm.distributed.device_communicators.pynccl_allocator import set_graph_pool_id
+
+    set_graph_pool_id(pool)
+
+
+def undo_capture(cuda_graph: Any, pool: Any) -> None:
+    """Make PyTorch forget a capture that failed, so that it can go on without this graph.
+
+    Where CUDA itself ended the capture, for example because the host read a value, `capture_end`
+    raises before it has told allocator and generators. Until PyTorch 2.12 (pytorch/pytorch#180395)
+    the next release of memory is then an assertion, and the next random number an error.
+    """
+    try:
+        cuda_graph.pool()
+    except RuntimeError:  # a graph has no pool before its capture has ended
+        cuda_graph.reset()
+    else:
+        return
+    device = torch.cuda.current_device()
+    try:
+        torch._C._cuda_endAllocateToPool(device, pool)
+    except RuntimeError as error:
+        if "not currently recording" not in str(error):
+            raise
+        # `capture_end` or `reset` has told the allocator.
+    else:
+        torch._C._cuda_releasePool(device, pool)
+    # Any capture that succeeds tells the generators.
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=torch.cuda.current_stream()):
+        torch.zeros(1, device=f"cuda:{device}")
+
+
+def _call_noting_error(function: Callable[[], None], errors: list[str]) -> None:
+    """Call `function` and keep its error as text: the error itself would keep the graph alive."""
     try:
         function()
     except Exception as error:
-        errors.append(told(error))
+        errors.append(reason_of(error))
         raise
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    """Stands for what is not to run during a capture."""
-
-
-def default_graph_backend() -> GraphBackend:
-    """The backend of this machine. `create_draft_graphs` asks for it by this name, each time."""
-    return CudaGraphBackend()
+def _do_nothing(*args: Any, **kwargs: Any) -> None:
+    """Replaces a function that must not run during a capture."""

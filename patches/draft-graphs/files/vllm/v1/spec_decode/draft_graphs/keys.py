@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which draft graphs there are and which of them holds a batch. Imports neither torch nor vLLM."""
+"""Keys of draft graphs, and dispatch of batches to them. Imports neither torch nor vLLM."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+#: The feature's name in `vllm.v1.overlay_effects`.
+FEATURE = "draft-graphs"
+
 Role = Literal["first", "step", "loop"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
 
 @dataclass(frozen=True)
 class DraftKey:
-    """One captured draft graph.
+    """Identifies one captured draft graph.
 
     role: `first` is the pass over the K+1 tokens that the target has just verified, `step` one
         later pass over one token a request, `loop` all K-1 later passes.
@@ -29,7 +32,7 @@ class DraftKey:
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
-            raise ValueError(f"role {self.role!r} is none of {', '.join(ROLES)}")
+            raise ValueError(f"role {self.role!r} is not one of {', '.join(ROLES)}")
         per_request = self.k + 1 if self.role == "first" else 1
         if self.num_reqs < 1 or self.num_tokens != self.num_reqs * per_request:
             raise ValueError(
@@ -44,7 +47,7 @@ def draft_key(role: Role, num_reqs: int, k: int) -> DraftKey:
 
 
 class DraftKeys:
-    """The draft graphs that may run. Empty means: none may."""
+    """The draft graphs that may run; none while it is empty."""
 
     def __init__(self) -> None:
         self._keys: set[DraftKey] = set()
@@ -131,7 +134,7 @@ def plan_keys(
 
 
 def has_padding(key: DraftKey, plan: Iterable[DraftKey]) -> bool:
-    """Whether batches with fewer requests than `key` has will run in it, given all keys."""
+    """Whether batches with fewer requests than `key` has run in it, given all keys."""
     smaller = [
         other.num_reqs
         for other in plan

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the graphs hold: one function a role, run once for warm-up and once under capture.
+"""The draft passes that graphs record: a function for each role, run to warm up and captured.
 
 All of it is device work on memory that outlives the graphs, or host work that depends only on
 the key. No function here reads a value of a tensor.
@@ -12,17 +12,18 @@ from typing import Any
 
 import torch
 
-from . import compat
+from . import upstream
+from .argmax import greedy_sample
 from .buffers import DraftBuffers
-from .greedy import greedy_sample
 from .keys import DraftKey
 
 
 class Passes:
     """The draft passes of one proposer over one set of buffers.
 
+    keeps_steps: whether the first pass also writes step_drafts, for `step` graphs.
     observe: called with (name, value) for everything that a pass hands to the model: the keyword
-    arguments and the attention metadata. The address check listens.
+        arguments and the attention metadata. Set by the address check.
     """
 
     def __init__(self, proposer: Any, buffers: DraftBuffers) -> None:
@@ -35,7 +36,7 @@ class Passes:
         self.observe: Callable[[str, Any], None] | None = None
 
     def body(self, key: DraftKey, *, mask: bool) -> Callable[[], None]:
-        """The function whose work the graph of `key` holds.
+        """The function whose work the graph of `key` records.
 
         mask: whether the slots of padded rows are forced to -1 after every step.
         """
@@ -47,7 +48,7 @@ class Passes:
         return lambda: self.loop(reqs, mask=mask)
 
     def first(self, reqs: int) -> None:
-        """The pass over the K+1 tokens of each of `reqs` requests.
+        """Run the pass over the K+1 tokens of each of `reqs` requests.
 
         Reads the proposer's input_ids (shifted by one already), positions, hidden states or
         target_hidden, and slots; next_tokens, sample_indices, seq_lens, rejected, block_table.
@@ -69,7 +70,7 @@ class Passes:
             return
         if self.keeps_steps:
             buffers.step_drafts[:reqs].copy_(draft)
-        positions = compat.position_rows(proposer)[0]
+        positions = upstream.position_rows(proposer)[0]
         positions[:reqs].copy_(positions[:tokens].index_select(0, indices))
         _gather(hidden, indices, proposer.hidden_states[:reqs])
         torch.sub(
@@ -77,12 +78,12 @@ class Passes:
         )
 
     def step(self, reqs: int, *, mask: bool) -> None:
-        """One later pass: from step_drafts to step_drafts."""
+        """Run one later pass, which reads its tokens from step_drafts and writes them there."""
         tokens = self.buffers.step_drafts[:reqs]
         self._later(reqs, tokens, tokens, draft_index=1, hand_over=True, mask=mask)
 
     def loop(self, reqs: int, *, mask: bool) -> None:
-        """All later passes: from drafts[0] to drafts[1] up to drafts[K-1]."""
+        """Run all later passes: each reads a row of drafts and writes the next one."""
         drafts = self.buffers.drafts
         for index in range(1, self.k):
             self._later(
@@ -97,23 +98,24 @@ class Passes:
     def _later(
         self,
         reqs: int,
+        # [reqs] int64, read
         tokens: torch.Tensor,
+        # [reqs] int64, written; may be `tokens`
         drafts: torch.Tensor,
         *,
         draft_index: int,
         hand_over: bool,
         mask: bool,
     ) -> None:
-        """One pass over one token a request.
+        """Run one pass over one token a request.
 
-        tokens: [reqs], read. drafts: [reqs], written; may be the same. hand_over: whether a
-        further pass needs the hidden states.
+        hand_over: whether a further pass needs the hidden states.
         """
         proposer, buffers = self.proposer, self.buffers
         slots = proposer._slot_mapping_buffer[:reqs]
-        positions = compat.position_rows(proposer)[:, :reqs]
+        positions = upstream.position_rows(proposer)[:, :reqs]
         proposer.input_ids[:reqs].copy_(tokens)
-        compat.advance(
+        upstream.advance(
             positions=positions[0],
             block_table=buffers.block_table[:reqs],
             seq_lens=buffers.step_seq_lens[:reqs],
@@ -133,9 +135,11 @@ class Passes:
     def _forward(
         self, reqs: int, query_len: int, seq_lens: torch.Tensor, *, draft_index: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The draft model over `reqs * query_len` tokens of the proposer's buffers.
+        """Run the draft model over `reqs * query_len` tokens of the proposer's buffers.
 
-        Returns the hidden states for the logits and those for the next pass.
+        seq_lens: [reqs] int32 or longer.
+
+        Returns the hidden states for the logits and those for the next pass, [tokens, hidden] each.
         """
         proposer = self.proposer
         tokens = reqs * query_len
@@ -146,7 +150,7 @@ class Passes:
         if self.observe is not None:
             self.observe("keyword argument", inputs)
             self.observe("attention metadata", metadata)
-        with compat.forward_context(proposer, metadata, tokens):
+        with upstream.forward_context(proposer, metadata, tokens):
             result = proposer.model(**inputs)
         if self.returns_tuple:
             last, hidden = result
@@ -156,17 +160,17 @@ class Passes:
     def inputs(self, tokens: int) -> dict[str, torch.Tensor | None]:
         """Keyword arguments of the draft model, as upstream's proposer makes them.
 
-        For a multimodal drafter that is an embedding of the tokens: device work, too.
+        A multimodal drafter embeds the tokens for it, which is device work, too.
         """
         inputs: dict[str, torch.Tensor | None]
         inputs, _ = self.proposer.build_model_inputs_first_pass(tokens, tokens, None)
         return inputs
 
     def metadata(self, reqs: int, query_len: int, seq_lens: torch.Tensor) -> Any:
-        """What the attention builders see: `reqs` rows over static memory, largest lengths."""
+        """Input of the attention builders: `reqs` rows over static memory, with maximal lengths."""
         buffers = self.buffers
         tokens = reqs * query_len
-        return compat.common_attention_metadata(
+        return upstream.common_attention_metadata(
             query_start_loc=buffers.query_start_loc[query_len][: reqs + 1],
             query_start_loc_cpu=buffers.query_start_loc_cpu[query_len][: reqs + 1],
             seq_lens=seq_lens[:reqs],
@@ -182,7 +186,7 @@ class Passes:
 
 
 def _gather(source: torch.Tensor, rows: torch.Tensor, into: torch.Tensor) -> None:
-    """into[i] = source[rows[i]], without a copy in between unless the two share memory."""
+    """Set into[i] = source[rows[i]], through a copy only where the two share memory."""
     if source.dtype == into.dtype and (
         source.untyped_storage().data_ptr() != into.untyped_storage().data_ptr()
     ):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a configuration gets, and why. Imports neither torch nor vLLM."""
+"""Decides which draft graphs a configuration gets, and why. Imports neither torch nor vLLM."""
 
 from __future__ import annotations
 
@@ -17,12 +17,31 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 
 FULL_MODES = ("FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 
-# By name of an attention backend: in graphs of which roles its metadata can be built.
+#: By name of an attention backend: the roles whose graphs can build its metadata inside themselves.
 AttentionRoles = Mapping[str, frozenset[Role]]
+
+# Attention backends whose `build_for_drafting` is host arithmetic on the numbers of a key, and
+# device work that a capture records and every replay repeats: none for FLASH_ATTN, TRITON_ATTN,
+# TRITON_MLA and FLASHINFER_MLA; the schedule of FLASH_ATTN_MLA, written to a buffer of its
+# builder; that of FLASHMLA, made by the first layer that asks for it; from 0.32 the mapping of
+# the block table to smaller blocks. docs/draft-graphs.md has the verdicts.
+_ALL_ROLES = frozenset(ROLES)
+GRAPH_ATTENTION_BACKENDS: AttentionRoles = {
+    "FLASH_ATTN": _ALL_ROLES,
+    "TRITON_ATTN": _ALL_ROLES,
+    "FLASH_ATTN_MLA": _ALL_ROLES,
+    "FLASHMLA": _ALL_ROLES,
+}
+# The same, by reading and with doubles of their kernels; refused until one of their graphs has run
+# on a GPU.
+UNTRIED_ATTENTION_BACKENDS: AttentionRoles = {
+    "TRITON_MLA": _ALL_ROLES,
+    "FLASHINFER_MLA": _ALL_ROLES,
+}
 
 
 def mode_from(environ: Mapping[str, str]) -> Mode:
-    """The mode that the environment asks for; `auto` where it is unset or empty.
+    """The mode that the environment asks for; `auto` where the variable is unset or empty.
 
     Raises ValueError, naming the modes, for any other value.
     """
@@ -34,9 +53,9 @@ def mode_from(environ: Mapping[str, str]) -> Mode:
 
 
 def check_from(environ: Mapping[str, str]) -> bool:
-    """Whether every replay is to check the addresses that its graph reads.
+    """Whether each replay checks the addresses that its graph reads; off where unset or empty.
 
-    Raises ValueError for anything but on and off, and 1 and 0, which were their names.
+    Raises ValueError for anything but on and off, or 1 and 0.
     """
     value = environ.get(CHECK_VARIABLE) or "off"
     if value not in ("on", "off", "1", "0"):
@@ -46,10 +65,10 @@ def check_from(environ: Mapping[str, str]) -> bool:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the decision depends on. The late ones are None until vLLM captures its graphs."""
+    """Facts that the decision depends on. Late ones are None until vLLM captures its graphs."""
 
     num_speculative_tokens: int
-    # Why no graph can be made on this device; None where it can.
+    # The reason why this device cannot make graphs; None where it can.
     no_graphs: str | None = None
     enforce_eager: bool = False
     proposer_class: str = "EagleProposer"
@@ -65,7 +84,7 @@ class Facts:
     lora: bool = False
     eplb: bool = False
     micro_batching: bool = False
-    # Why data-parallel ranks must draft in lockstep; None where they need not.
+    # The reason why data-parallel ranks must draft in lockstep; None where they need not.
     data_parallel: str | None = None
     context_parallel_size: int = 1
     sequence_parallel: bool = False
@@ -83,16 +102,18 @@ class Facts:
     max_capture_tokens: int | None = None
     attention_backends: tuple[str, ...] | None = None
     kv_cache_groups: int | None = None
-    # Why `first` cannot be staged; None where it can.
+    # The reason why `first` cannot be staged; None where it can.
     no_first: str | None = None
 
 
 @dataclass(frozen=True)
 class Decision:
-    """first: the first pass of uniform batches; later: the roles of the passes after it.
+    """The roles to capture, and the reasons for what is not captured.
 
-    refusals: why there are no draft graphs at all. notes: which batches stay as upstream has
-    them although there are graphs, and why.
+    first: whether the first pass of uniform batches is captured.
+    later: the roles of the passes after it.
+    refusals: reasons why there are no draft graphs at all.
+    notes: batches that run as upstream although there are graphs, and why.
     """
 
     first: bool = False
@@ -135,10 +156,17 @@ def _late_refusals(facts: Facts, attention: AttentionRoles) -> list[str]:
     if facts.attention_backends is not None:
         if not facts.attention_backends:
             reasons.append("the draft model has no attention layers")
-        strangers = [name for name in facts.attention_backends if name not in attention]
-        if strangers:
+        refused = [name for name in facts.attention_backends if name not in attention]
+        untried = [name for name in refused if name in UNTRIED_ATTENTION_BACKENDS]
+        unknown = [name for name in refused if name not in UNTRIED_ATTENTION_BACKENDS]
+        if untried:
             reasons.append(
-                f"attention backend {', '.join(strangers)} of the draft is not known to build its "
+                f"no graph with attention backend {', '.join(untried)} of the draft has run on a "
+                f"GPU yet; tried: {', '.join(sorted(attention))}"
+            )
+        if unknown:
+            reasons.append(
+                f"attention backend {', '.join(unknown)} of the draft is not known to build its "
                 f"metadata inside a graph; known: {', '.join(sorted(attention))}"
             )
     if facts.kv_cache_groups is not None and facts.kv_cache_groups > 1:
@@ -151,7 +179,7 @@ def _late_refusals(facts: Facts, attention: AttentionRoles) -> list[str]:
 def refusals(facts: Facts, attention: AttentionRoles) -> list[str]:
     """Every reason why this configuration gets no draft graphs at all; empty where it does.
 
-    attention: what is known of the attention backends; one that is not in it is refused.
+    attention: the attention backends that are granted; any other is refused.
     """
     reasons = [] if facts.no_graphs is None else [facts.no_graphs]
     if not facts.is_eagle_proposer:
@@ -173,7 +201,7 @@ def refusals(facts: Facts, attention: AttentionRoles) -> list[str]:
 
 
 def decide(mode: Mode, facts: Facts, attention: AttentionRoles) -> Decision:
-    """What to capture for `facts` in `mode`, with the reasons for all that is not captured."""
+    """Decide what to capture for `facts` in `mode`, with a reason for all that is not captured."""
     if mode == "off":
         return Decision(refusals=(f"{MODE_VARIABLE}=off",))
     reasons = refusals(facts, attention)
@@ -195,7 +223,7 @@ def decide(mode: Mode, facts: Facts, attention: AttentionRoles) -> Decision:
 
 
 def _barred_roles(facts: Facts, attention: AttentionRoles) -> dict[Role, str]:
-    """The roles that cannot be captured, with the reason for each."""
+    """Roles that the attention backends cannot build inside a graph, with the reason for each."""
     barred: dict[Role, str] = {}
     for name in facts.attention_backends or ():
         for role in ROLES:

@@ -16,7 +16,7 @@ from tests.draft_graphs.added_modules import added
 
 pytestmark = pytest.mark.network
 
-greedy: Any = added("greedy")
+argmax: Any = added("argmax")
 
 # Few values, so that the largest is mostly there several times.
 VALUES = st.sampled_from([float("-inf"), -1.0, 0.0, 1.0, 2.0, float("inf"), float("nan")])
@@ -34,13 +34,13 @@ def logits(draw: Any) -> Any:
 def split_always() -> Any:
     """Small logits are split, too."""
     bounds: dict[str, Any] = {"_ONE_BLOCK": range(1, 1 << 20), "_FEW_ROWS": 512}
-    return mock.patch.multiple(greedy, **bounds)
+    return mock.patch.multiple(argmax, **bounds)
 
 
 @given(logits=logits())
 def test_it_is_argmax(logits: Any) -> None:
     with split_always():
-        found = greedy.first_largest(logits)
+        found = argmax.first_largest(logits)
     assert found.dtype == torch.int64
     assert found.tolist() == logits.argmax(dim=-1).tolist()
 
@@ -52,7 +52,7 @@ def test_the_proposer_s_own_sampling_has_it(logits: Any) -> None:
             return (hidden_states + 0).argmax(dim=-1)
 
     with split_always():
-        found = greedy.greedy_sample(Proposer(), logits)
+        found = argmax.greedy_sample(Proposer(), logits)
     assert found.tolist() == logits.argmax(dim=-1).tolist()
 
 
@@ -63,9 +63,9 @@ def test_only_the_argmax_of_a_matrix_s_rows_is_split(monkeypatch: pytest.MonkeyP
         split.append(logits.shape)
         return logits.argmax(dim=-1)
 
-    monkeypatch.setattr(greedy, "first_largest", first_largest)
+    monkeypatch.setattr(argmax, "first_largest", first_largest)
     matrix = torch.zeros(2, 8)
-    with greedy._SplitArgmax():
+    with argmax._SplitArgmax():
         for result in (matrix.argmax(), matrix.argmax(dim=0), matrix[0].argmax(dim=-1)):
             assert result.sum() == 0
         assert split == []
@@ -78,7 +78,7 @@ def test_only_the_argmax_of_a_matrix_s_rows_is_split(monkeypatch: pytest.MonkeyP
 @given(rows=st.integers(1, 600), size=st.integers(1, 300_000))
 def test_the_parts_are_even_and_not_too_many(rows: int, size: int) -> None:
     with split_always():
-        parts = greedy._parts(rows, size)
+        parts = argmax._parts(rows, size)
     assert size % parts == 0
     assert parts == 1 or rows * parts <= 512
 
@@ -95,4 +95,4 @@ def test_the_parts_are_even_and_not_too_many(rows: int, size: int) -> None:
     ],
 )
 def test_it_is_split_where_that_pays(rows: int, size: int, parts: int) -> None:
-    assert greedy._parts(rows, size) == parts
+    assert argmax._parts(rows, size) == parts

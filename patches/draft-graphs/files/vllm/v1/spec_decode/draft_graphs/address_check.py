@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The debug mode: does every tensor that a graph reads still lie where the graph reads it?"""
+"""Debug mode: check before each replay that the tensors of its graph lie where it was captured."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 
-from . import compat
+from . import upstream
 from .buffers import DraftBuffers
 from .passes import Passes
 
 
 class AddressError(RuntimeError):
-    """A graph would read memory that is no longer what it was captured on."""
+    """A tensor that a graph reads has moved or is gone since the capture."""
 
 
 def tensors_in(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor in `value`, with the path to it: mappings, sequences, dataclasses, objects."""
+    """Every tensor in `value` with its path, through mappings, sequences and dataclasses."""
     if isinstance(value, torch.Tensor):
         yield name, value
     elif isinstance(value, Mapping):
@@ -33,20 +33,20 @@ def tensors_in(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
             yield from tensors_in(f"{name}.{field.name}", getattr(value, field.name, None))
 
 
-class Addresses:
-    """What the graphs read, by name, and where it lay when they were captured."""
+class AddressCheck:
+    """Addresses of all tensors that the graphs read, by name, as they were at the capture."""
 
     def __init__(self, proposer: Any, buffers: DraftBuffers) -> None:
         self._proposer = proposer
         self._buffers = buffers
-        self._lasting = {name: t.data_ptr() for name, t in self._read_by_all()}
+        self._lasting = {name: tensor.data_ptr() for name, tensor in self._read_by_all()}
         self._handed: dict[object, list[tuple[str, int, Callable[[], torch.Tensor | None]]]] = {}
 
     def observer(self, graph: object, passes: Passes, tokens: int) -> Callable[[str, Any], None]:
-        """Takes down what the passes of `graph` hand to the model.
+        """A callback that records what the passes of `graph` hand to the model.
 
-        Keyword arguments are made anew for each check. Metadata objects are kept, so that a
-        builder that later swaps a tensor inside them is found out.
+        Each check makes the keyword arguments once more. Metadata objects are kept, so that the
+        check notices a builder that swaps a tensor inside them.
         """
         entries = self._handed.setdefault(graph, [])
 
@@ -62,7 +62,7 @@ class Addresses:
         return observe
 
     def check(self, graph: object) -> None:
-        """Raises AddressError, naming the tensor, where one is not where `graph` reads it."""
+        """Raise AddressError, naming the tensor, where one has moved since `graph` was captured."""
         now = dict(self._read_by_all())
         for name, address in self._lasting.items():
             self._compare(graph, name, address, now.get(name))
@@ -81,7 +81,7 @@ class Addresses:
 
     def _read_by_all(self) -> Iterator[tuple[str, torch.Tensor]]:
         proposer = self._proposer
-        for name, tensor in compat.proposer_buffers(proposer).items():
+        for name, tensor in upstream.proposer_buffers(proposer).items():
             yield f"proposer.{name}", tensor
         for name, tensor in self._buffers.tensors().items():
             yield f"draft buffer {name}", tensor
@@ -89,14 +89,14 @@ class Addresses:
             yield f"parameter {name}", tensor
         for name, tensor in proposer.model.named_buffers(remove_duplicate=False):
             yield f"model buffer {name}", tensor
-        for name, tensor in compat.kv_caches(proposer).items():
+        for name, tensor in upstream.kv_caches(proposer).items():
             yield f"KV cache of {name}", tensor
         for index, group in enumerate(proposer.draft_attn_groups):
-            for where in (group, group.get_metadata_builder()):
-                yield from _attributes(f"attention group {index}", where)
+            for owner in (group, group.get_metadata_builder()):
+                yield from _attributes(f"attention group {index}", owner)
         for name, module in proposer.model.named_modules():
             yield from _attributes(f"module {name}", module)
-        for name, layer in compat.draft_layers(proposer).items():
+        for name, layer in upstream.draft_layers(proposer).items():
             yield from _attributes(f"layer {name}", layer)
             yield from _attributes(f"layer {name}", getattr(layer, "impl", None))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Greedy draft tokens, with an argmax that keeps the whole GPU busy.
+"""Samples greedy draft tokens with an argmax that keeps the whole GPU busy.
 
 PyTorch reduces a row in one block until that would have 256 values for each of its 512 threads.
 The few rows of a draft pass leave nearly all of the GPU idle for it: 26 microseconds with 128,256
@@ -24,10 +24,13 @@ _BLOCKS = 512
 
 
 def first_largest(logits: torch.Tensor) -> torch.Tensor:
-    """`logits.argmax(dim=-1)`, by way of the largest of each part of a row.
+    """Compute `logits.argmax(dim=-1)` from the largest element of each part of a row.
 
-    logits: [R, V]. Returns [R] int64: as `argmax`, of several largest the first, and NaN is larger
-    than all numbers. Where splitting does not pay, or no power of two splits V, it is `argmax`.
+    logits: [rows, columns].
+
+    Returns [rows] int64. Like `argmax` it takes the first of equal elements, and NaN is larger than
+    all numbers. It is `argmax` itself where splitting does not pay or no power of two divides the
+    columns.
     """
     rows, size = logits.shape
     parts = _parts(rows, size)
@@ -39,7 +42,7 @@ def first_largest(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _parts(rows: int, size: int) -> int:
-    """The largest power of two that splits a row evenly and gives no more blocks than wanted.
+    """The largest power of two that splits a row evenly into at most _BLOCKS blocks in all.
 
     1 where splitting does not pay.
     """
@@ -50,7 +53,7 @@ def _parts(rows: int, size: int) -> int:
 
 
 class _SplitArgmax(TorchFunctionMode):  # type: ignore[misc, unused-ignore] # no torch, no type
-    """Lets `argmax(dim=-1)` of a matrix be `first_largest`."""
+    """Replaces `argmax(dim=-1)` of a matrix by `first_largest`."""
 
     def __torch_function__(
         self,
@@ -66,9 +69,11 @@ class _SplitArgmax(TorchFunctionMode):  # type: ignore[misc, unused-ignore] # no
 
 
 def greedy_sample(proposer: Any, hidden_states: torch.Tensor) -> torch.Tensor:
-    """What the proposer's own `_greedy_sample` gives, [R]; its argmax is split.
+    """Run the proposer's own `_greedy_sample` with a split argmax.
 
-    hidden_states: [R, hidden].
+    hidden_states: [num_reqs, hidden].
+
+    Returns [num_reqs] int64.
     """
     with _SplitArgmax():
         tokens: torch.Tensor = proposer._greedy_sample(hidden_states)

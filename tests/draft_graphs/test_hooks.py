@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
-from vllm.v1.spec_decode.draft_graphs import entries, graph_backend, policy
+from vllm.v1.spec_decode.draft_graphs import graph_backend, hooks, policy
 
 from tests.draft_graphs.drafters import Drafter
 from tests.draft_graphs.recorded_backend import RecordedBackend
@@ -24,9 +24,9 @@ def create(monkeypatch: pytest.MonkeyPatch, *, facts: Any = None, **variables: s
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     found = facts or policy.Facts(num_speculative_tokens=3)
-    monkeypatch.setattr(entries, "early_facts", lambda proposer, backend: found)
+    monkeypatch.setattr(hooks, "early_facts", lambda proposer, backend: found)
     monkeypatch.setattr(graph_backend, "default_graph_backend", RecordedBackend)
-    return entries.create_draft_graphs(Drafter().proposer)
+    return hooks.create_draft_graphs(Drafter().proposer)
 
 
 @pytest.mark.parametrize(

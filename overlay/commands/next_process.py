@@ -1,0 +1,95 @@
+"""What the plugin will add in memory in the next process of vLLM.
+
+Files on disk are half of the answer: where the plugin is installed, it patches in memory what is
+not applied on disk, so after ``apply --feature`` and after ``revert`` more runs than the files say.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from overlay.errors import OverlayError
+from overlay.results import State
+
+if TYPE_CHECKING:
+    from overlay.features.model import Feature
+    from overlay.report.model import TargetReport
+    from overlay.settings import Switches
+
+#: As in ``overlay.features.folder``, which status does without.
+_SHIPPED_ORIGIN = "shipped"
+
+
+def with_plugin(
+    target: TargetReport,
+    everything: TargetReport,
+    features: Iterable[Feature],
+    *,
+    named: bool,
+) -> TargetReport:
+    """A target with the features that the plugin would patch in memory there.
+
+    The variables of this process are taken for those of the next one.
+
+    :param everything: the same target with the state of every feature.
+    :param features: every feature that the command knows of.
+    :param named: whether the user named the target; otherwise it is this Python's own vLLM.
+    """
+    if target.root is None or everything.needs_attention or not _installed(target.root, named):
+        return target
+    switches = _switches()
+    if switches is None:
+        return target
+    known = frozenset(known_to_plugin(features))
+    coming = tuple(
+        result.feature
+        for result in everything.features
+        if result.state is State.PRISTINE
+        and result.feature in known
+        and switches.allows(result.feature)
+        and (switches.untested or not result.untested)
+    )
+    return replace(target, in_memory=coming)
+
+
+def known_to_plugin(features: Iterable[Feature]) -> tuple[str, ...]:
+    """The ids of the features that the plugin knows of, among those of a command.
+
+    It reads the shipped ones and the folders in ``OVERLAY_PATCHES``, and neither ``--patches`` nor
+    the file of a project.
+    """
+    told = os.environ.get("OVERLAY_PATCHES", "").split(os.pathsep)
+    folders = {os.path.abspath(os.path.expanduser(folder)) for folder in told if folder}
+    return tuple(
+        feature.id for feature in features if feature.origin in folders | {_SHIPPED_ORIGIN}
+    )
+
+
+def _switches() -> Switches | None:
+    """What the environment asks of the plugin; ``None`` where it patches nothing in memory."""
+    from overlay import settings
+
+    try:
+        switches = settings.read()
+    except OverlayError:
+        return None  # no process would start so: doctor says why
+    return switches if switches.mode == "auto" and settings.plugin_allowed() else None
+
+
+def _installed(root: Path, named: bool) -> bool:
+    """Whether the environment of a target has the plugin, by the metadata beside its packages."""
+    folders = [str(root)] if named else [str(root), *sys.path]
+    return any(_has_plugin(folder) for folder in dict.fromkeys(folders))
+
+
+def _has_plugin(folder: str) -> bool:
+    try:
+        names = os.listdir(folder or ".")
+    except OSError:
+        return False  # sys.path holds archives and folders that do not exist
+    return any(name.startswith("vllm_overlay-") and name.endswith(".dist-info") for name in names)

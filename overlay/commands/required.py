@@ -1,0 +1,79 @@
+"""``--require ID``: a command ends with 1 unless the feature is in the target afterwards.
+
+For image builds and probes, where a patch that silently does nothing is what is feared.  A feature
+that the release has itself (``upstreamed``) satisfies, because its change is there.  One that is
+not made for the release (``inapplicable``) does not, unless it is required by ``all`` only, which
+means every feature that is made for the release, and at least one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from overlay.errors import UsageError
+from overlay.report.model import Code, Obstacle, TargetReport
+from overlay.results import Reason, State
+
+if TYPE_CHECKING:
+    from overlay.features.model import Feature
+
+EVERY = "all"
+
+_SATISFIED = frozenset({State.APPLIED, State.UPSTREAMED})
+
+#: States that an apply which goes through turns into ``applied``.
+_COMING = frozenset({State.PRISTINE, State.PARTIAL})
+
+
+def expect_known(require: Sequence[str], features: Sequence[Feature]) -> None:
+    """Refuse a required feature that there is not.
+
+    :raises UsageError: naming every such id, and those that there are.
+    """
+    known = [feature.id for feature in features]
+    unknown = [name for name in dict.fromkeys(require) if name not in (*known, EVERY)]
+    if unknown:
+        raise UsageError(
+            f"--require {', '.join(unknown)}: expected {EVERY} or one of "
+            f"{', '.join(known) or 'none'}; name the folder of a further feature with --patches DIR"
+        )
+
+
+def with_required(
+    target: TargetReport, require: Sequence[str], everything: TargetReport, *, planned: bool = False
+) -> TargetReport:
+    """A target with an obstacle for each required feature that is not in it.
+
+    :param everything: the same target with every feature that the command knows of.
+    :param planned: whether the command is a dry run, so that what would be applied counts.
+    """
+    good = _SATISFIED | _COMING if planned else _SATISFIED
+    states = {result.feature: result.state for result in everything.features}
+    missing = [
+        name
+        for name in dict.fromkeys(require)
+        if name != EVERY and states.get(name, State.MISSING) not in good
+    ]
+    if EVERY in require:
+        meant = {name: state for name, state in states.items() if state is not State.INAPPLICABLE}
+        missing += [name for name, state in meant.items() if state not in good | {*missing}]
+        if not meant:
+            missing += list(states)
+    obstacles = tuple(_obstacle(name, states.get(name)) for name in dict.fromkeys(missing))
+    return replace(target, obstacles=(*target.obstacles, *obstacles))
+
+
+def _obstacle(name: str, state: State | None) -> Obstacle:
+    why = (
+        "it is not among the features of this command" if state is None else f"it is {state.value}"
+    )
+    step = f"run `overlay apply --feature {name}`"
+    if state is State.INAPPLICABLE:
+        step = "remove the requirement, or install a release that the feature is made for"
+    elif state is not None and state.needs_attention:
+        step = "settle what is said about it, then run `overlay apply`"
+    return Obstacle(
+        Code.REQUIRED_MISSING, f"{name} is required and not applied", Reason(f"{name}: {why}", step)
+    )

@@ -1,0 +1,131 @@
+"""Recognise patches that stand in a target without a ledger, where RECORD proves them.
+
+A vLLM that was patched with ``overlay diff | git apply``, or whose ``.vllm-overlay`` was lost, has
+exactly the bytes that ``apply`` writes.  That is proven by undoing the patches: they are ours
+where the result is what RECORD lists, and where planning the features on it gives the bytes that
+are there.  Nothing is guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from overlay.errors import LedgerError
+from overlay.planning.planner import plan as make_plan
+from overlay.planning.scope_cache import Memo
+from overlay.results import FeatureResult, Plan, Reason, State
+
+if TYPE_CHECKING:
+    from overlay.features.model import Feature
+    from overlay.package import Tree
+    from overlay.targets.target import Target
+
+
+@dataclass(frozen=True)
+class Unrecorded:
+    """Features whose bytes stand in a target without a ledger.
+
+    :ivar features: them, in their own order.
+    :ivar plan: made from the pristine text; its changes end in the bytes that are there.
+    """
+
+    features: tuple[Feature, ...]
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class _Undone:
+    """A target with its patches taken out; satisfies ``overlay.package.Tree``."""
+
+    tree: Tree
+    files: Mapping[str, bytes | None]
+
+    def read(self, path: str) -> bytes | None:
+        return self.files[path] if path in self.files else self.tree.read(path)
+
+
+def prove(features: Sequence[Feature], target: Target) -> Unrecorded:
+    """The features that stand in ``target``, worked out from RECORD.
+
+    :param features: those at hand, in their order.
+    :raises LedgerError: naming every file of which it cannot be proven what it was.
+    """
+    from overlay.on_disk.rebuild import rebuild
+
+    rebuilt = rebuild(features, target, target.release, target.record)
+    entries = {entry.path: entry for entry in rebuilt.ledger.entries}
+    befores = {
+        path: None if entry.before is None else rebuilt.pristine[entry.before]
+        for path, entry in entries.items()
+    }
+    pristine = _Undone(target, befores)
+    candidates = [feature for feature in features if _may_stand(feature, entries, target)]
+    plan = make_plan(candidates, pristine, target.release, target.record, Memo())
+    stands = [
+        feature
+        for feature, result in zip(candidates, plan.features, strict=True)
+        if result.state is State.PRISTINE
+    ]
+    if len(stands) != len(candidates):
+        plan = make_plan(stands, pristine, target.release, target.record, Memo())
+    made = {change.path: change.after for change in plan.changes}
+    differ = sorted(
+        path for path in {*made, *entries} if made.get(path, b"") != (target.read(path) or b"")
+    )
+    if differ or not made:
+        raise LedgerError(
+            f"{', '.join(differ) or 'no file'}: expected the bytes that applying these patches "
+            "writes, found others. Nothing was changed; name the folder of further patches with "
+            "--patches, or run `overlay revert`, which takes out what it can prove to be ours"
+        )
+    return Unrecorded(tuple(stands), plan)
+
+
+def _may_stand(feature: Feature, entries: Mapping[str, object], tree: Tree) -> bool:
+    """Whether every file of a feature was changed, and its modules are there."""
+    if any(tree.read(module.path) != module.content for module in feature.added):
+        return False
+    topics = [{variant.patch.path for variant in topic.variants} for topic in feature.topics]
+    return bool(topics or feature.added) and all(paths & entries.keys() for paths in topics)
+
+
+def recognise(planned: Plan, features: Sequence[Feature], target: Target) -> Plan:
+    """A plan for a target without a ledger, with what is proven to be ours said so.
+
+    :param planned: for the target as it is.
+    """
+    suspicious = any(
+        result.state.needs_attention or (result.state is State.UPSTREAMED and result.files)
+        for result in planned.features
+    )
+    if not suspicious or target.record is None:
+        return planned
+    try:
+        proven = prove(features, target)
+    except LedgerError:
+        return planned  # the lines are not ours as they are: the plan says how they differ
+    standing = {result.feature: result for result in proven.plan.features}
+    results = tuple(
+        _unrecorded(standing[result.feature]) if result.feature in standing else result
+        for result in planned.features
+    )
+    ours = {change.path for change in proven.plan.changes}
+    notices = tuple(notice for notice in planned.notices if notice.path not in ours)
+    return Plan(results, (), notices)
+
+
+def _unrecorded(result: FeatureResult) -> FeatureResult:
+    files = tuple(
+        file._replace(
+            state=State.APPLIED,
+            hunks=tuple(hunk._replace(state=State.APPLIED) for hunk in file.hunks),
+        )
+        for file in result.files
+    )
+    reason = Reason(
+        "its files are byte for byte what `overlay apply` writes, and no ledger says so",
+        "run `overlay adopt` to take them over, so that `overlay revert` can take them out",
+    )
+    return result._replace(state=State.PARTIAL, files=files, reason=reason)

@@ -1,0 +1,234 @@
+"""Read one feature's folder: its ``feature.toml``, topics and added modules."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from stat import S_ISDIR, S_ISREG
+
+from overlay.errors import PatchFormatError, PatchFormatErrors
+from overlay.features.feature_toml import read_document, read_fields
+from overlay.features.model import AddedFile, Feature, Topic, Variant
+from overlay.features.patch_file import parse_patch
+from overlay.features.sources import fingerprint, left_behind, read_bytes, read_text, stray
+from overlay.package import ReleaseRange, path_problem
+from overlay.results import Notice
+
+_TOPIC = re.compile(r"^\d\d-[a-z0-9]+(-[a-z0-9]+)*$")
+
+_DOCUMENTS = ("README", "LICENSE", "NOTICE", "CHANGELOG")
+
+
+def read_feature(folder: Path, origin: str, errors: list[PatchFormatError]) -> Feature | None:
+    """Read a feature.
+
+    :param origin: the name of the patches folder that holds it.
+    :param errors: takes every malformed place.
+    :returns: the feature, or ``None`` after errors.
+    """
+    known = len(errors)
+    toml = folder / "feature.toml"
+    document = read_document(toml, errors) if is_plain(toml, errors) else None
+    fields = None if document is None else read_fields(document)
+    notices: list[Notice] = []
+    topics: list[Topic] = []
+    added: list[AddedFile] = []
+    for path in _entries(folder, notices):
+        if path == toml or not is_plain(path, errors):
+            continue
+        if path.name == "files" and path.is_dir():
+            added = _read_added(path, errors, notices)
+        elif _TOPIC.match(path.name) and path.is_dir():
+            topics.append(_read_topic(path, errors, notices))
+        elif not (is_document(path) and path.is_file()):
+            problem = (
+                "expected feature.toml, README.md, files/ or a topic's folder NN-<topic>/ "
+                "(two digits, lower case, such as 01-proposer)"
+            )
+            errors.append(PatchFormatError(str(path), None, problem))
+    if fields is not None and not (topics or added or fields.upstream_tests):
+        problem = "the feature does nothing: expected a topic, an added module or [[upstreamed]]"
+        errors.append(PatchFormatError(str(toml), None, problem))
+    if fields is None or fields.releases is None:
+        return None
+    _check_variants(folder, fields.releases, topics, added, errors)
+    if len(errors) > known:
+        return None
+    feature = Feature(
+        **{**vars(fields), "releases": fields.releases},
+        topics=tuple(topics),
+        added=tuple(added),
+        origin=origin,
+        digest="",
+        source=fingerprint([str(folder)]),
+        notices=tuple(notices),
+    )
+    return replace(feature, digest=_digest(feature))
+
+
+def is_document(path: Path) -> bool:
+    """Whether it is a text for people, which may lie beside a feature."""
+    return path.name.split(".")[0] in _DOCUMENTS and path.suffix in ("", ".md", ".txt", ".rst")
+
+
+def is_plain(path: Path, errors: list[PatchFormatError]) -> bool:
+    """Whether it is a regular file or folder; a link or device could lead anywhere."""
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError as error:
+        problem = f"it cannot be read: {error.strerror}"
+        errors.append(PatchFormatError(str(path), None, problem))
+        return False
+    if S_ISDIR(mode) or S_ISREG(mode):
+        return True
+    what = "a symbolic link" if path.is_symlink() else "a special file"
+    problem = f"expected a plain file or folder, found {what}"
+    errors.append(PatchFormatError(str(path), None, problem))
+    return False
+
+
+def ignored(path: Path) -> Notice:
+    """The notice about a stray file."""
+    return Notice(str(path), "ignored: an editor, a file manager or a patch tool left it there")
+
+
+def _entries(folder: Path, notices: list[Notice]) -> list[Path]:
+    """What lies in a folder, by name; what editors leave there is noticed and left out."""
+    paths = []
+    for path in sorted(folder.iterdir(), key=lambda path: path.name):
+        if left_behind(path.name):
+            continue
+        if stray(path.name):
+            notices.append(ignored(path))
+        else:
+            paths.append(path)
+    return paths
+
+
+def _read_topic(folder: Path, errors: list[PatchFormatError], notices: list[Notice]) -> Topic:
+    variants: list[Variant] = []
+    entries = _entries(folder, notices)
+    for path in entries:
+        if not is_plain(path, errors):
+            continue
+        variant = _read_variant(path, errors)
+        if variant is not None:
+            variants.append(variant)
+    if not entries:
+        problem = "a topic without a patch; expected <first>..<last>.patch"
+        errors.append(PatchFormatError(str(folder), None, problem))
+    return Topic(folder.name, tuple(sorted(variants, key=lambda variant: variant.releases)))
+
+
+def _read_variant(path: Path, errors: list[PatchFormatError]) -> Variant | None:
+    if path.is_dir() or path.suffix != ".patch":
+        problem = "expected only <first>..<last>.patch files in a topic's folder"
+        errors.append(PatchFormatError(str(path), None, problem))
+        return None
+    try:
+        releases = ReleaseRange.parse(path.name[: -len(".patch")])
+    except ValueError as error:
+        problem = f"its name is not a range of releases: {error}"
+        errors.append(PatchFormatError(str(path), None, problem))
+        return None
+    text = read_text(path, errors)
+    if text is None:
+        return None
+    try:
+        return Variant(releases, parse_patch(text, "/".join(path.parts[-3:])))
+    except PatchFormatErrors as malformed:
+        errors += [PatchFormatError(str(path), at.line, at.problem) for at in malformed.errors]
+        return None
+
+
+def _read_added(
+    folder: Path, errors: list[PatchFormatError], notices: list[Notice]
+) -> list[AddedFile]:
+    added: list[AddedFile] = []
+    pending = [folder]
+    while pending:
+        for path in _entries(pending.pop(), notices):
+            if not is_plain(path, errors):
+                continue
+            if path.is_dir():
+                pending.append(path)
+                continue
+            name = path.relative_to(folder).as_posix()
+            problem = path_problem(name)
+            if problem:
+                problem = f"an added module's path {problem}"
+                errors.append(PatchFormatError(str(path), None, problem))
+                continue
+            content = read_bytes(path, errors)
+            if content is not None:
+                added.append(AddedFile(name, content))
+    return sorted(added, key=lambda file: file.path)
+
+
+def _check_variants(
+    folder: Path,
+    releases: ReleaseRange,
+    topics: list[Topic],
+    added: list[AddedFile],
+    errors: list[PatchFormatError],
+) -> None:
+    """Check variants against each other, the feature's range and its added modules."""
+    added_paths = {file.path for file in added}
+    for topic in topics:
+        for variant in topic.variants:
+            path = str(folder.parent / variant.patch.name)
+            if variant.patch.path in added_paths:
+                problem = f"it patches {variant.patch.path}, which the feature adds"
+                errors.append(PatchFormatError(path, None, problem))
+            if variant.releases.first < releases.first or variant.releases.last > releases.last:
+                problem = f"its range leaves the feature's, {releases}"
+                errors.append(PatchFormatError(path, None, problem))
+        for before, after in pairwise(topic.variants):
+            if before.releases.overlaps(after.releases):
+                path = str(folder.parent / after.patch.name)
+                problem = (
+                    f"its range overlaps that of {before.patch.name}; a release has one variant of "
+                    "a topic"
+                )
+                errors.append(PatchFormatError(path, None, problem))
+
+
+def _digest(feature: Feature) -> str:
+    """A hash over what the feature does; titles, headers and line numbers do nothing."""
+    return sha256_of(
+        {
+            "id": feature.id,
+            "releases": str(feature.releases),
+            "upstreamed": [vars(test) for test in feature.upstream_tests],
+            "topics": [
+                {
+                    "name": topic.name,
+                    "variants": [
+                        {
+                            "releases": str(variant.releases),
+                            "path": variant.patch.path,
+                            "hunks": [
+                                [hunk.scope, hunk.lines, hunk.pre_unfinished, hunk.post_unfinished]
+                                for hunk in variant.patch.hunks
+                            ],
+                        }
+                        for variant in topic.variants
+                    ],
+                }
+                for topic in feature.topics
+            ],
+            "added": [
+                [added.path, hashlib.sha256(added.content).hexdigest()] for added in feature.added
+            ],
+        }
+    )
+
+
+def sha256_of(value: object) -> str:
+    """The sha256 (hex) of a value that JSON can write, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

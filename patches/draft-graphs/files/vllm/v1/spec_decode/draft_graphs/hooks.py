@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions that the patched vLLM calls when it loads the draft model, profiles and captures."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from vllm.logger import init_logger
+from vllm.v1 import overlay_effects
+
+from . import graph_backend, messages, ranks
+from .draft_graphs import DraftGraphs
+from .facts import early_facts
+from .keys import FEATURE
+from .policy import Decision, Facts, check_from, decide, mode_from
+
+__all__ = [
+    "DraftGraphs",
+    "capture_draft_graphs",
+    "create_draft_graphs",
+    "profile_draft_graphs",
+]
+
+logger = init_logger(__name__)
+
+
+def create_draft_graphs(proposer: Any) -> DraftGraphs | None:
+    """Create the draft graphs of a proposer whose model has been loaded, to be captured later.
+
+    Returns None, with the reasons in the log, where the configuration gets none. Raises ValueError
+    for an unknown value of OVERLAY_DRAFT_GRAPHS or OVERLAY_DRAFT_GRAPHS_CHECK.
+    """
+    mode, check = mode_from(os.environ), check_from(os.environ)
+    backend = graph_backend.default_graph_backend()
+    if mode == "off":
+        facts = Facts(num_speculative_tokens=1)
+        decision = decide(mode, facts, {})
+    else:
+        facts = early_facts(proposer, backend)
+        decision = decide(mode, facts, backend.attention_backends)
+    if not ranks.all_ranks_want(proposer, decision.any) and decision.any:
+        decision = Decision(refusals=("another data-parallel rank drafts as upstream",))
+    if not decision.any:
+        if ranks.writes_log():
+            logger.info("%s", messages.refused_line(mode, decision))
+        overlay_effects.idle(FEATURE, "; ".join(decision.refusals))
+        return None
+    return DraftGraphs(proposer, mode=mode, backend=backend, check=check, facts=facts)
+
+
+def _draft_graphs_of(runner: Any) -> DraftGraphs | None:
+    return getattr(getattr(runner, "drafter", None), "draft_graphs", None)
+
+
+def capture_draft_graphs(runner: Any) -> None:
+    """Capture the draft graphs of a runner if its drafter has any; see `DraftGraphs.capture`."""
+    draft_graphs = _draft_graphs_of(runner)
+    if draft_graphs is not None:
+        draft_graphs.capture(runner)
+    elif getattr(runner, "speculative_config", None) is None:
+        overlay_effects.idle(FEATURE, "no speculative decoding")
+    elif not hasattr(getattr(runner, "drafter", None), "draft_graphs"):
+        drafter = type(getattr(runner, "drafter", None)).__name__
+        overlay_effects.idle(FEATURE, f"{drafter} drafts without a model of EAGLE, EAGLE3 or MTP")
+
+
+def profile_draft_graphs(runner: Any) -> int:
+    """Bytes that `capture_draft_graphs` will take; 0 without draft graphs."""
+    draft_graphs = _draft_graphs_of(runner)
+    return 0 if draft_graphs is None else draft_graphs.profile(runner)

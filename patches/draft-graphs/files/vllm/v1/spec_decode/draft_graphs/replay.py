@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serves batches from captured draft graphs: dispatch, staging, replay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.logger import init_logger
+from vllm.v1 import overlay_effects
+
+from . import messages, ranks
+from .capture import Captured
+from .keys import FEATURE, ROLES, DraftKey
+from .policy import Facts
+from .staging import FirstStaging, LaterStaging
+
+logger = init_logger(__name__)
+
+#: Names of the counts of replays, by role.
+REPLAYS = {role: f"replays of {role}" for role in ROLES}
+NO_GRAPH = "no graph for so many requests or this K"
+
+
+class Replay:
+    """Serves batches from one capture.
+
+    captured: the graphs and their memory.
+    first_staging, later_staging: by key and number of live requests, made when first needed.
+    """
+
+    def __init__(self, proposer: Any, captured: Captured, facts: Facts) -> None:
+        self.captured = captured
+        self.first_staging: dict[tuple[DraftKey, bool, int], FirstStaging] = {}
+        self.later_staging: dict[tuple[DraftKey, int], LaterStaging] = {}
+        self._proposer = proposer
+        self._k = facts.num_speculative_tokens
+        self._probabilistic = facts.probabilistic
+        # Reasons, unforeseen by the policy, that were logged for batches left to upstream.
+        self._logged: set[str] = set()
+
+    def propose(
+        self,
+        *,
+        # K of this batch, at most the configured one
+        num_speculative_tokens: int,
+        # [tokens] int32
+        target_token_ids: torch.Tensor,
+        # [tokens] int64, or [dimensions, tokens] with M-RoPE
+        target_positions: torch.Tensor,
+        # [tokens, width] of the model's dtype
+        target_hidden_states: torch.Tensor,
+        # [num_reqs] int32
+        next_token_ids: torch.Tensor,
+        # [num_reqs] int32, rows of the batch's tokens; None: the last token of each request
+        token_indices_to_sample: torch.Tensor | None,
+        common_attn_metadata: Any,
+        sampling_metadata: Any,
+        # (embeddings, mask [tokens]), or None
+        mm_embed_inputs: Any,
+        # [num_reqs] int32; None: no token was rejected
+        num_rejected_tokens_gpu: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        """All drafts of a uniform batch, [num_reqs, K] int64; None if no graphs hold it.
+
+        The arguments are those of upstream's `propose`; none of them is written. A batch is uniform
+        if each request has K+1 tokens and none of them is a multimodal embedding.
+        """
+        cad = common_attn_metadata
+        reqs, tokens = cad.seq_lens.shape[0], target_token_ids.shape[0]
+        k = num_speculative_tokens
+        reason = self._not_uniform(reqs, tokens, cad, mm_embed_inputs) or self._mismatch(
+            k, cad, sampling_metadata, target_hidden_states
+        )
+        first, later = (None, None) if reason else self._dispatch_all(tokens, reqs, k)
+        if first is None:
+            self._leave("first passes", reason or NO_GRAPH)
+            return None
+        self._first_staging(first, later, reqs).stage(
+            target_token_ids=target_token_ids,
+            target_positions=target_positions,
+            target_hidden_states=target_hidden_states,
+            next_token_ids=next_token_ids,
+            token_indices_to_sample=token_indices_to_sample,
+            num_rejected=num_rejected_tokens_gpu,
+            seq_lens=cad.seq_lens,
+            block_table=cad.block_table_tensor,
+            slots=cad.slot_mapping,
+        )
+        self.run(first)
+        if later is not None:
+            self._run_later(later, k)
+        return _drafts(self.captured, k, reqs)
+
+    def later_steps(
+        self,
+        *,
+        # [num_reqs] int64, the first draft of each request
+        draft_token_ids: torch.Tensor,
+        # [num_reqs] int64, or [dimensions, num_reqs] with M-RoPE, of the tokens that they follow
+        positions: torch.Tensor,
+        # [num_reqs, hidden] of the model's dtype
+        hidden_states: torch.Tensor,
+        # that of the first pass
+        common_attn_metadata: Any,
+        sampling_metadata: Any,
+        # [num_reqs] int32; None: no token was rejected
+        num_rejected_tokens_gpu: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        """All drafts, [num_reqs, K] int64, after a first pass that upstream's code ran.
+
+        None if no graph holds the batch. None of the arguments is written.
+        """
+        cad = common_attn_metadata
+        reqs = cad.seq_lens.shape[0]
+        k = int(self._proposer.num_speculative_tokens)
+        if k < 2 or draft_token_ids.shape[0] != reqs:
+            return None
+        reason = self._mismatch(k, cad, sampling_metadata)
+        key = None if reason else self._dispatch_later(reqs, k)
+        if key is None:
+            self._leave("later passes", reason or NO_GRAPH)
+            return None
+        self._later_staging(key, reqs).stage(
+            draft_token_ids=draft_token_ids,
+            positions=positions[0] if positions.dim() == 2 else positions,
+            hidden_states=hidden_states,
+            num_rejected=num_rejected_tokens_gpu,
+            seq_lens=cad.seq_lens,
+            block_table=cad.block_table_tensor,
+        )
+        self._run_later(key, k)
+        return _drafts(self.captured, k, reqs)
+
+    def run(self, key: DraftKey) -> None:
+        """Replay one graph; its inputs have been staged."""
+        captured = self.captured
+        if captured.address_check is not None:
+            captured.address_check.check(key)
+        captured.graphs[key].replay()
+        overlay_effects.count(FEATURE, REPLAYS[key.role])
+
+    def _run_later(self, key: DraftKey, k: int) -> None:
+        """Replay the passes after the first: the loop, or k-1 steps."""
+        if key.role == "loop":
+            self.run(key)
+            return
+        buffers, reqs = self.captured.buffers, key.num_reqs
+        for index in range(1, k):
+            self.run(key)
+            buffers.drafts[index, :reqs].copy_(buffers.step_drafts[:reqs])
+
+    # ---- which graphs hold a batch
+
+    def _not_uniform(self, reqs: int, tokens: int, cad: Any, mm_embed_inputs: Any) -> str | None:
+        """The reason why the first pass of a batch is not the captured one; None where it is."""
+        if mm_embed_inputs is not None and mm_embed_inputs[0]:
+            return "multimodal embeddings among the inputs"
+        query_len = self._k + 1
+        if cad.max_query_len != query_len or tokens != reqs * query_len:
+            return "not K+1 tokens for each request"
+        return None
+
+    def _mismatch(
+        self, k: int, cad: Any, sampling_metadata: Any, hidden_states: torch.Tensor | None = None
+    ) -> str | None:
+        """The reason why no graph of any size may serve the batch; None where one may.
+
+        hidden_states: the target's, [tokens, width], where they are staged.
+        """
+        if self._probabilistic and not sampling_metadata.all_greedy:
+            return "sampled drafts"
+        # A tensor for `causal` (0.25 and later) is a choice per request.
+        if cad.causal is not True:
+            return self._log_once("attention is not causal, or not for all requests")
+        blocks = cad.block_table_tensor.shape[1]
+        if blocks != self.captured.blocks:
+            return self._log_once(
+                f"the block table has {blocks} columns, not {self.captured.blocks}"
+            )
+        if not 0 < k <= self._k:
+            return NO_GRAPH
+        width = None if hidden_states is None else hidden_states.shape[-1]
+        expected = self.captured.hidden_width
+        if width is not None and width != expected:
+            return self._log_once(
+                f"the target gives hidden states of {width} columns, not {expected}"
+            )
+        return None
+
+    def _dispatch(self, role: str, tokens: int, reqs: int) -> DraftKey | None:
+        """The smallest graph of a role that holds the batch; vLLM's dispatcher knows."""
+        key: DraftKey | None = self._proposer.cudagraph_dispatcher.dispatch_draft(
+            role, tokens, reqs, self._k
+        )
+        return key
+
+    def _dispatch_later(self, reqs: int, k: int) -> DraftKey | None:
+        """The graph for the passes after the first: the loop if it drafts k tokens, or steps."""
+        key: DraftKey | None = None
+        if k == self._k:
+            key = self._dispatch("loop", reqs, reqs)
+        if key is None:
+            key = self._dispatch("step", reqs, reqs)
+        return key
+
+    def _dispatch_all(
+        self, tokens: int, reqs: int, k: int
+    ) -> tuple[DraftKey | None, DraftKey | None]:
+        """The graphs for all passes of a uniform batch; (None, None) unless all of them exist.
+
+        The second is None where k is 1.
+        """
+        first = self._dispatch("first", tokens, reqs)
+        if first is None or k == 1:
+            return first, None
+        later = self._dispatch_later(reqs, k)
+        if later is None or later.num_reqs != first.num_reqs:
+            return None, None
+        return first, later
+
+    # ---- staging
+
+    def _first_staging(self, first: DraftKey, later: DraftKey | None, reqs: int) -> FirstStaging:
+        mask = later in self.captured.masked
+        staging = self.first_staging.get((first, mask, reqs))
+        if staging is None:
+            staging = self.first_staging[first, mask, reqs] = FirstStaging(
+                self._proposer, self.captured.buffers, first, reqs, mask=mask
+            )
+        return staging
+
+    def _later_staging(self, key: DraftKey, reqs: int) -> LaterStaging:
+        staging = self.later_staging.get((key, reqs))
+        if staging is None:
+            staging = self.later_staging[key, reqs] = LaterStaging(
+                self._proposer, self.captured.buffers, key, reqs, mask=key in self.captured.masked
+            )
+        return staging
+
+    # ---- batches left to upstream
+
+    def _leave(self, passes: str, reason: str) -> None:
+        """Count a batch whose passes upstream's code runs."""
+        overlay_effects.count(FEATURE, f"{passes} left to upstream: {reason}")
+
+    def _log_once(self, reason: str) -> str:
+        """Log a reason that the policy did not foresee, the first time; return it."""
+        if reason not in self._logged:
+            self._logged.add(reason)
+            if ranks.writes_log():
+                logger.info("%s", messages.left_line(reason))
+        return reason
+
+
+def _drafts(captured: Captured, k: int, reqs: int) -> torch.Tensor:
+    """A copy of the drafts, [reqs, k]: another stream may still read it after the next replay."""
+    return captured.buffers.drafts[:k, :reqs].t().clone(memory_format=torch.contiguous_format)
