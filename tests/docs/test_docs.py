@@ -14,6 +14,7 @@ from overlay import settings
 from overlay.cli.arguments import cli
 from overlay.features.folder import load
 from overlay.features.sources import shipped_folder
+from overlay.results import State
 from tests.support import markdown
 from tests.support.markdown import ROOT, Page
 
@@ -206,3 +207,19 @@ def test_files_that_are_named_exist(name: str) -> None:
         if match and "*" not in code and not (ROOT / match[1]).exists():
             missing.append(f"{name}:{line}: {code}")
     assert not missing, "\n".join(missing)
+
+
+# ---- states
+
+
+def test_the_page_about_states_has_them_all_in_order() -> None:
+    page = PAGES["docs/states.md"]
+    rows = [match[1] for _, text in page.tables if (match := re.match(r"\| \[`(\w+)`\]", text))]
+    assert rows == [state.value for state in State]
+    assert {state.value for state in State} <= page.anchors
+    needs = {
+        match[1]
+        for _, text in page.tables
+        if (match := re.match(r"\| \[`(\w+)`\].* yes \|$", text))
+    }
+    assert needs == {state.value for state in State if state.needs_attention}
