@@ -14,7 +14,7 @@ from enum import Enum
 
 from overlay.authoring.merge import Merge, merge
 from overlay.features.model import MODULE_SCOPE, Hunk
-from overlay.planning.matching import edits, final_newline_after, match
+from overlay.planning.matching import edits, final_newline_after, match, new_lines, share_of
 from overlay.planning.scopes import Scopes, Syntax, UnparsableError, find
 from overlay.planning.text import Edit, SourceText, TextError
 from overlay.results import HunkResult, State
@@ -26,9 +26,6 @@ SHARE = 0.6
 
 #: A scope that shares at least this much of its text with the base's is the same one, moved.
 MOVED = 0.8
-
-#: Characters without blanks that make a line telling.
-TELLING = 6
 
 
 class Outcome(Enum):
@@ -93,28 +90,6 @@ def whole(outcomes: Iterable[Outcome]) -> Outcome:
     worst = max(parts, key=list(Outcome).index, default=Outcome.EXACT)
     partly = Outcome.UPSTREAM in parts and worst in (Outcome.EXACT, Outcome.MERGED, Outcome.MOVED)
     return Outcome.PARTLY if partly else worst
-
-
-def new_lines(hunk: Hunk, scope_lines: Sequence[str]) -> tuple[str, ...]:
-    """The lines that tell whether a text has a hunk: added, telling, and not in its base's scope.
-
-    :param scope_lines: the lines of the hunk's scope in the text that it was made on.
-    """
-    known = {line.strip() for line in scope_lines}
-    added = (text.strip() for op, text in hunk.lines if op == "+")
-    return tuple(
-        dict.fromkeys(
-            line
-            for line in added
-            if line not in known and len("".join(line.split())) >= TELLING and line != "return"
-        )
-    )
-
-
-def share_of(lines: Sequence[str], scope_lines: Sequence[str]) -> float:
-    """How much of ``lines`` stands in a scope, from 0 to 1; 0 where there are no lines."""
-    there = {line.strip() for line in scope_lines}
-    return sum(line in there for line in lines) / len(lines) if lines else 0.0
 
 
 def carry(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from overlay.authoring.carry import SHARE, Carried, Outcome, carry, new_lines, whole
+from overlay.authoring.carry import SHARE, Carried, Outcome, carry, whole
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.incoming import Commit, IncomingFile
 from overlay.authoring.locating import Base, ReleaseTexts, locate, replay
@@ -21,6 +21,7 @@ from overlay.authoring.triage import Fate, FileFate, added_content, sort_files
 from overlay.authoring.writing import DerivedTest, FeatureFolder, FeatureText, render_patch
 from overlay.features.model import Hunk
 from overlay.package import ReleaseRange
+from overlay.planning.matching import new_lines
 from overlay.planning.scopes import Syntax, UnparsableError, find
 from overlay.planning.text import SourceText, TextError
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from overlay.errors import PatchFormatError, PatchFormatErrors, UsageError
-from overlay.features.feature_toml import read_feature
+from overlay.features.feature_folder import read_feature
 from overlay.features.model import Feature, Hunk
 from overlay.package import ReleaseRange
 

@@ -6,19 +6,21 @@ pre-image, so both are checked here, and every error is given its line."""
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 
 from overlay.errors import PatchFormatError, PatchFormatErrors
 from overlay.features.model import MODULE_SCOPE, Hunk, Patch
-from overlay.package import path_problem
+from overlay.package import parse_release, path_problem
 
 REQUIRED_HEADERS = ("Description", "Origin", "Last-Update")
 
 KNOWN_HEADERS = (
     *REQUIRED_HEADERS,
     *("Bug", "Forwarded", "Applied-Upstream", "Author", "Reviewed-by", "Acked-by"),
+    *("Base", "Base-Has", "Ported-From", "Signed-off-by"),
 )
+
 
 _HEADER = re.compile(r"^(?P<name>[A-Za-z][A-Za-z0-9-]*):[ \t]*(?P<value>.*)$")
 
@@ -51,6 +53,9 @@ def parse_patch(text: str, name: str) -> Patch:
     headers = reader.read_headers()
     path = reader.read_file_header()
     hunks = reader.read_hunks() if path is not None else ()
+    if "Base" in headers:
+        base_has = tuple(line for line in headers.get("Base-Has", "").split("\n") if line)
+        hunks = tuple(replace(hunk, base_has=base_has) for hunk in hunks)
     if reader.errors:
         raise PatchFormatErrors(sorted(reader.errors, key=lambda error: error.line or 0))
     assert path is not None  # no path is an error
@@ -124,6 +129,7 @@ class _Reader:
             if missing or not headers.get(required, "-").strip():
                 self.error(1, f"the header {required} is missing or empty")
         self._check_date(headers.get("Last-Update"))
+        self._check_base(headers.get("Base"))
         return headers
 
     def _add_header(self, headers: dict[str, str], name: str, value: str, number: int) -> None:
@@ -135,7 +141,7 @@ class _Reader:
             self.error(number, f"unknown header {name}; known are {', '.join(KNOWN_HEADERS)}")
         if name not in headers:
             headers[name] = value
-        elif name in ("Bug", "Author", "Reviewed-by", "Acked-by"):
+        elif name in ("Bug", "Author", "Reviewed-by", "Acked-by", "Base-Has", "Signed-off-by"):
             headers[name] += "\n" + value
         else:
             self.error(number, f"the header {name} stands twice")
@@ -152,6 +158,17 @@ class _Reader:
                 index for index, line in enumerate(self.lines, 1) if line.startswith("Last-Update:")
             )
             self.error(number, f"Last-Update is {value!r}, which is no date (YYYY-MM-DD)")
+
+    def _check_base(self, value: str | None) -> None:
+        """A base is a release, so that its text can be had again."""
+        if value is None:
+            return
+        try:
+            parse_release(value)
+        except ValueError as error:
+            lines = enumerate(self.lines, 1)
+            number = next(number for number, line in lines if line.startswith("Base:"))
+            self.error(number, f"Base: {error}")
 
     # The diff's own header
 
