@@ -163,7 +163,12 @@ def changes(before: dict[str, str], after: dict[str, str]) -> list[str]:
 
 
 def main() -> int:
-    """The whole story; 0 where everything was as it must be."""
+    """Serve before, patched and reverted; 0 where everything was as it must be."""
+    if environment.asked_for_help(__doc__):
+        return 0
+    if sys.argv[1:]:
+        say(f"expected no arguments, found {' '.join(sys.argv[1:])}; --help says what this does")
+        return 2
     environment.with_supported_python()
     notes = Notes()
     dev, copy = prepare(notes)

@@ -61,6 +61,14 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
+def asked_for_help(text: str | None) -> bool:
+    """Print ``text`` where the command line asks for help; nothing else is done then."""
+    asked = not {"-h", "--help"}.isdisjoint(sys.argv[1:])
+    if asked:
+        say((text or "").strip())
+    return asked
+
+
 def with_supported_python() -> None:
     """Start this script anew under Python 3.11 or 3.12, unless that is what runs it.
 
@@ -200,7 +208,9 @@ def _run(what: str, command: list[str]) -> None:
 
 
 def main() -> int:
-    """Make the environments named on the command line, or both."""
+    """Make the environments named on the command line, or those of the tests and the demo."""
+    if asked_for_help(__doc__):
+        return 0
     wanted = sys.argv[1:] or ["dev", "engine"]
     makers = {"dev": dev_python, "engine": engine_python, "ray": ray_python}
     unknown = [name for name in wanted if name not in makers]

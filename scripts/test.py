@@ -56,6 +56,8 @@ def checks() -> list[Check]:
 
 def main() -> int:
     """Set up, check, test; the exit status of the first thing that failed."""
+    if environment.asked_for_help(__doc__):
+        return 0
     environment.with_supported_python()
     began = time.monotonic()
     python = environment.dev_python()

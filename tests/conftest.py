@@ -19,15 +19,23 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Each half of the tests has a core: threads of PyTorch's own would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# How long an example takes says more about what else the machine does than about the code.
-settings.register_profile("patient", deadline=None)
-settings.load_profile("patient")
+# No deadlines: how long an example takes says more about what else the machine does than about
+# the code.  CI draws the same examples on every run, besides those that tests name; `--thorough`
+# draws new ones.
+settings.register_profile("ci", deadline=None, derandomize=True)
+settings.register_profile("thorough", deadline=None, print_blob=True)
+settings.register_profile("mutants", deadline=None, derandomize=True, max_examples=30)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--thorough", action="store_true", help="the tests marked so, too (they take long)"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--hypothesis-profile") is None:
+        settings.load_profile("thorough" if config.getoption("--thorough") else "ci")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -249,6 +249,31 @@ def status(
     return Answer(report, as_json, verbose)
 
 
+@cli.command(short_help="Take over lines that were applied without a ledger.", epilog=WRITABLE_HELP)
+@target_argument
+@common_options
+@click.pass_context
+def adopt(
+    context: click.Context, target: str | None, python: str | None, as_json: bool, verbose: bool
+) -> Answer:
+    """Take over patches that stand in a vLLM without the overlay's ledger.
+
+    For a vLLM that was patched with `overlay diff | git apply`, or whose folder .vllm-overlay was
+    lost. No file of vLLM changes: only the ledger and the pristine copies are written, and only
+    where the hashes in vLLM's own RECORD prove what each file was.
+
+    \b
+    Example:
+      overlay adopt
+      overlay adopt /opt/venv/lib/python3.12/site-packages
+    """
+    from overlay import api
+
+    refuse_both(target, python)
+    report = _refusable(api.adopt, target, python=python, patches=patches_of(context))
+    return Answer(report, as_json, verbose)
+
+
 @cli.command(epilog=TARGET_HELP, short_help="Print the change as one unified diff.")
 @target_argument
 @feature_option(_ONLY)
@@ -308,6 +333,27 @@ def doctor(context: click.Context, as_json: bool, verbose: bool) -> Answer:
     from overlay import api
 
     return Answer(api.doctor(patches=patches_of(context)), as_json, verbose)
+
+
+@cli.command(short_help="Show or empty the cache: dir, size or clean.")
+@click.argument("what", type=click.Choice(["dir", "size", "clean"]))
+@common_options
+def cache(what: str, as_json: bool, verbose: bool) -> Answer:
+    """Say where the cache lies, how large it is, or empty it.
+
+    The cache holds releases that were fetched, modules that were patched in memory and what was
+    learnt of texts. All of it is made again where it is needed; what else lies in the folder is
+    left alone.
+
+    \b
+    Example:
+      overlay cache dir
+      overlay cache size
+      overlay cache clean
+    """
+    from overlay import api
+
+    return Answer(api.cache(what), as_json, verbose)
 
 
 @cli.command(short_help="Print what makes your shell complete overlay's words.")

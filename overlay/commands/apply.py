@@ -20,7 +20,8 @@ from overlay.commands.status import by_ledger
 from overlay.errors import PlanOutdated
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.recovery import recover
-from overlay.report.model import ApplyReport, TargetReport, Verdict
+from overlay.report.codes import Verdict
+from overlay.report.model import ApplyReport, TargetReport
 from overlay.report.wording import (
     applied,
     not_applied,

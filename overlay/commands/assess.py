@@ -21,7 +21,8 @@ from overlay.on_disk.transaction import reading
 from overlay.planning.planner import below
 from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
-from overlay.report.model import Code, Obstacle, TargetReport
+from overlay.report.codes import Code
+from overlay.report.model import Obstacle, TargetReport
 from overlay.results import FeatureResult, Plan, Reason, State
 from overlay.targets.target import public
 from overlay.untrusted import all_unreadable
@@ -99,19 +100,19 @@ def examine(
         view = pristine_view(target, ledger, ledgers.copies(target.root))
         with all_unreadable(needed(target, wanted, ledger), target.read):
             planned = make_plan(wanted, view, target.release, target.record, Memo())
+            unrecorded: tuple[str, ...] = ()
             if ledger is None:
-                planned = recognise(planned, features, target)
+                planned, unrecorded = recognise(planned, features, target)
             current = assess(planned, ledger, target, wanted, public(target))
         if ledger is not None and void(ledger, conditions(ledger, target.read), public(target)):
             ledger = None
     strangers = absent(ledger, features)
-    return Examination(
-        wanted,
-        planned,
-        with_strangers(report(target, current, meant, interrupted), strangers),
-        with_strangers(report(target, current, wanted, interrupted), strangers),
-        ledger,
-    )
+
+    def about(asked: Sequence[Feature]) -> TargetReport:
+        made = replace(report(target, current, asked, interrupted), unrecorded=unrecorded)
+        return with_strangers(made, strangers)
+
+    return Examination(wanted, planned, about(meant), about(wanted), ledger)
 
 
 def outlook(examination: Examination, *, untested: bool = False) -> Decision:
@@ -129,7 +130,10 @@ def outlook(examination: Examination, *, untested: bool = False) -> Decision:
     results = examination.everything.features
     if all(result.state in settled for result in results):
         return Decision(Outlook.NOTHING, examination.report)
-    return Decision(Outlook.WRITE, examination.report)
+    target = examination.report
+    if target.needs_attention and not target.interrupted:
+        target = replace(target, completable=True)
+    return Decision(Outlook.WRITE, target)
 
 
 def _blocked(examination: Examination) -> TargetReport | None:

@@ -1,12 +1,14 @@
-"""``overlay revert``: the exact bytes that apply found, and nothing of ours left."""
+"""``overlay revert``: the exact bytes that apply found, and nothing of the overlay left."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from overlay.commands.next_process import with_plugin
 from overlay.commands.request import notices, resolve_writable
-from overlay.errors import LedgerError, RevertRefused
+from overlay.commands.take_off import take_off
+from overlay.errors import LedgerError, OverlayError, RevertRefused
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.disk_state import from_ledger
@@ -20,23 +22,38 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from overlay.commands.request import Request
+    from overlay.features.model import Feature
     from overlay.on_disk.changes import Rebuilt
     from overlay.on_disk.ledger import Ledger
     from overlay.targets.target import Target
 
 
 def revert(request: Request, name: str | None = None) -> RevertReport:
-    """Take everything off.  No patches are needed for it: the ledger knows what was done.
+    """Take everything off, or only the features of ``request`` while the others stay.
 
-    Only where the ledger is lost, it is worked out anew from the patches and RECORD.
+    To take everything off no patches are needed: the ledger knows what was done.  Only where it is
+    lost, it is worked out again from the patches and RECORD.
 
     :raises LedgerError: if it is lost, and cannot be proven what it said.
-    :raises UsageError: if the target is a file or a release.
+    :raises UsageError: if the target is a file or a release, or a feature does not exist.
     :raises TargetError: if there is no such target.
     :raises TransactionError: if it cannot be written.
     """
     target, root = resolve_writable(request, name, "revert")
     said = recover(root)
+    named = name is not None or request.python is not None
+    if request.features:
+        return take_off(request, target, root, said, named=named)
+    return _everything(request, target, root, said, named=named)
+
+
+def _everything(
+    request: Request, target: Target, root: Path, said: str | None, *, named: bool
+) -> RevertReport:
+    """Take everything off.
+
+    :param said: what ending an interrupted transaction had to say.
+    """
     before = _ledger(root)
 
     def rebuild() -> Rebuilt:
@@ -56,7 +73,18 @@ def revert(request: Request, name: str | None = None) -> RevertReport:
     removed = sum(target.read(path) is None for path in outcome.changed)
     restored = len(outcome.changed) - removed
     verdict = reverted(answer, restored, removed, wrote=outcome.wrote)
+    answer = with_plugin(answer, answer, _of_plugin(answer, request), named=named)
     return RevertReport(verdict, answer, outcome.changed)
+
+
+def _of_plugin(answer: TargetReport, request: Request) -> tuple[Feature, ...]:
+    """The features at hand, for what the plugin will add; none where their folders are broken."""
+    if not answer.features:
+        return ()
+    try:
+        return request.load()
+    except OverlayError:
+        return ()  # revert needs no patches, and `overlay list` says what is wrong with them
 
 
 def _ledger(root: Path) -> Ledger | None:

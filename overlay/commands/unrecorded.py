@@ -16,6 +16,7 @@ from overlay.errors import LedgerError
 from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
 from overlay.results import FeatureResult, Plan, Reason, State
+from overlay.untrusted import sha256
 
 if TYPE_CHECKING:
     from overlay.features.model import Feature
@@ -29,10 +30,12 @@ class Unrecorded:
 
     :ivar features: them, in their own order.
     :ivar plan: made from the pristine text; its changes end in the bytes that are there.
+    :ivar folders: those that hold added modules and nothing of the release, outermost first.
     """
 
     features: tuple[Feature, ...]
     plan: Plan
+    folders: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,24 @@ def prove(features: Sequence[Feature], target: Target) -> Unrecorded:
             "writes, found others. Nothing was changed; name the folder of further patches with "
             "--patches, or run `overlay revert`, which takes out what it can prove to be ours"
         )
-    return Unrecorded(tuple(stands), plan)
+    return Unrecorded(tuple(stands), plan, rebuilt.ledger.folders)
+
+
+def is_changed(features: Sequence[Feature], tree: Tree, record: Mapping[str, str]) -> bool:
+    """Whether a file that some feature patches or adds is not the release's own.
+
+    :param record: sha256 (hex) of the release's own files by path.
+    """
+    for feature in features:
+        patched = {variant.patch.path for topic in feature.topics for variant in topic.variants}
+        for path in patched & record.keys():
+            data = tree.read(path)
+            if data is not None and sha256(data) != record[path]:
+                return True
+        for module in feature.added:
+            if module.path not in record and tree.read(module.path) is not None:
+                return True
+    return False
 
 
 def _may_stand(feature: Feature, entries: Mapping[str, object], tree: Tree) -> bool:
@@ -91,21 +111,24 @@ def _may_stand(feature: Feature, entries: Mapping[str, object], tree: Tree) -> b
     return bool(topics or feature.added) and all(paths & entries.keys() for paths in topics)
 
 
-def recognise(planned: Plan, features: Sequence[Feature], target: Target) -> Plan:
+def recognise(
+    planned: Plan, features: Sequence[Feature], target: Target
+) -> tuple[Plan, tuple[str, ...]]:
     """A plan for a target without a ledger, with what is proven to be ours said so.
 
     :param planned: for the target as it is.
+    :returns: the plan, and the ids of the features that are there.
     """
     suspicious = any(
         result.state.needs_attention or (result.state is State.UPSTREAMED and result.files)
         for result in planned.features
     )
     if not suspicious or target.record is None:
-        return planned
+        return planned, ()
     try:
         proven = prove(features, target)
     except LedgerError:
-        return planned  # the lines are not ours as they are: the plan says how they differ
+        return planned, ()  # the lines are not ours as they are: the plan says how they differ
     standing = {result.feature: result for result in proven.plan.features}
     results = tuple(
         _unrecorded(standing[result.feature]) if result.feature in standing else result
@@ -113,7 +136,7 @@ def recognise(planned: Plan, features: Sequence[Feature], target: Target) -> Pla
     )
     ours = {change.path for change in proven.plan.changes}
     notices = tuple(notice for notice in planned.notices if notice.path not in ours)
-    return Plan(results, (), notices)
+    return Plan(results, (), notices), tuple(standing)
 
 
 def _unrecorded(result: FeatureResult) -> FeatureResult:

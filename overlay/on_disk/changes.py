@@ -68,6 +68,31 @@ def to_apply(site: Site, request: Request) -> Intent:
     return assemble("apply", site, writes, old, new, _changed(drafts), left_alone)
 
 
+def to_adopt(site: Site, request: Request, folders: tuple[str, ...]) -> Intent:
+    """What writes the ledger of the bytes that are there, where there is none.
+
+    :param request: its plan's changes end in those bytes.
+    :param folders: those that were made for added modules, outermost first.
+    :raises TransactionError: if a file has other bytes.
+    """
+    try:
+        if ledgers.load(site.root) is not None:
+            return Intent("apply")
+    except LedgerLost:
+        pass  # it is written again
+    other = [
+        change.path for change in request.plan.changes if site.read(change.path) != change.after
+    ]
+    if other:
+        raise _changed_meanwhile(other)
+    new = new_ledger(
+        site, request.plan, request.features, request.release, request.record_file, None
+    )
+    new = new._replace(folders=folders)
+    writes = state_files(site, None, new, request.plan.changes)
+    return assemble("apply", site, writes, None, new, (), ())
+
+
 def _expect_known(site: Site, old: Ledger | None, request: Request) -> None:
     if old is None or request.known is None:
         return

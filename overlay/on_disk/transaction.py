@@ -9,7 +9,7 @@ from pathlib import Path
 
 from overlay.features.model import Feature
 from overlay.on_disk import files, journal, lock, recovery
-from overlay.on_disk.changes import Rebuilt, Request, to_apply, to_revert
+from overlay.on_disk.changes import Rebuilt, Request, to_adopt, to_apply, to_revert
 from overlay.on_disk.journal import Journal
 from overlay.on_disk.site import Site, require_plain_state, unwritable
 from overlay.on_disk.writes import Intent
@@ -81,6 +81,30 @@ def revert(
     :raises LedgerError: if the ledger or a pristine copy is damaged.
     """
     return _run(root, lambda site: to_revert(site, release, record_file, rebuild), timeout)
+
+
+def adopt(
+    root: Path,
+    plan: Plan,
+    features: Sequence[Feature],
+    folders: Sequence[str],
+    *,
+    release: str,
+    record_file: Path | None = None,
+    timeout: float = lock.TIMEOUT,
+) -> Outcome:
+    """Write the ledger of what is in the target already; no file of vLLM changes.
+
+    :param plan: made from the pristine bytes; its changes end in the bytes that are there.
+    :param features: those that the plan was made from.
+    :param folders: those that were made for added modules, outermost first.
+    :param release: the public version of the vLLM in ``root``.
+    :param record_file: RECORD, where one lies beside ``vllm/``.
+    :param timeout: seconds to wait for other commands.
+    :raises TransactionError: if a file is not as the plan wants it, or nothing can be written.
+    """
+    request = Request(plan, tuple(features), release, record_file)
+    return _run(root, lambda site: to_adopt(site, request, tuple(folders)), timeout)
 
 
 @contextmanager

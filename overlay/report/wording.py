@@ -5,16 +5,12 @@ The exit status follows from the code (``Code.exit``)."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from overlay.report.model import (
-    Code,
-    TargetFailure,
-    TargetReport,
-    Verdict,
-    enumeration,
-)
+from overlay.report.codes import Code, Verdict
+from overlay.report.model import CachePart, TargetFailure, TargetReport
+from overlay.report.words import are, count, enumeration, megabytes, named, those, vllm
 from overlay.results import Change, FeatureResult, State
 
 if TYPE_CHECKING:
@@ -32,34 +28,6 @@ _NEEDY = {
 }
 
 
-# Words
-
-
-def vllm(target: TargetReport) -> str:
-    """What to call a target in a sentence."""
-    return f"vLLM {target.vllm}" if target.vllm else f"the vLLM in {target.target}"
-
-
-def count(number: int, noun: str, plural: str | None = None) -> str:
-    """``1 file``, ``2 files``."""
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
-
-
-def named(features: Iterable[FeatureResult]) -> str:
-    """The ids of features as a list in a sentence."""
-    return enumeration([feature.feature for feature in features])
-
-
-def are(features: Sequence[FeatureResult]) -> str:
-    """``is`` or ``are``."""
-    return "is" if len(features) == 1 else "are"
-
-
-def those(target: TargetReport, *states: State) -> list[FeatureResult]:
-    """The features of a target that are in one of these states."""
-    return [feature for feature in target.features if feature.state in states]
-
-
 def attention(target: TargetReport) -> str | None:
     """What needs the user: features in their states, obstacles, an interruption; or ``None``."""
     needy = [feature for feature in target.features if feature.state.needs_attention]
@@ -67,8 +35,15 @@ def attention(target: TargetReport) -> str | None:
     patched = [feature for feature in needy if feature.files] or needy
     said = []
     for state, (one, several) in _NEEDY.items():
-        if names := [feature.feature for feature in patched if feature.state is state]:
+        if names := [
+            feature.feature
+            for feature in patched
+            if feature.state is state and feature.feature not in target.unrecorded
+        ]:
             said.append(f"{enumeration(names)} {one if len(names) == 1 else several}")
+    if unrecorded := target.unrecorded:
+        are_ = "is" if len(unrecorded) == 1 else "are"
+        said.append(f"{enumeration(unrecorded)} {are_} patched in without a ledger")
     said += [obstacle.summary for obstacle in target.obstacles]
     if target.interrupted:
         said.insert(0, "an apply or revert was interrupted")
@@ -80,9 +55,12 @@ def _attention_code(target: TargetReport) -> Code:
     if target.interrupted:
         return Code.INTERRUPTED
     codes = {obstacle.code for obstacle in target.obstacles}
+    needy = {feature.feature for feature in target.features if feature.state.needs_attention}
+    if not codes and needy and needy <= {*target.unrecorded}:
+        return Code.UNRECORDED
     if len(codes) == 1 and not target.state.needs_attention:
         return codes.pop()
-    return Code.NEEDS_ATTENTION
+    return Code.APPLY_COMPLETES if target.completable else Code.NEEDS_ATTENTION
 
 
 def nothing_to_patch(target: TargetReport) -> str:
@@ -107,7 +85,9 @@ def _needs_action(target: TargetReport) -> Verdict | None:
     needy = attention(target)
     if needy is None:
         return None
-    return Verdict(_attention_code(target), f"Action needed: {needy} on {vllm(target)}.")
+    code = _attention_code(target)
+    step = ", which `overlay apply` completes" if code is Code.APPLY_COMPLETES else ""
+    return Verdict(code, f"Action needed: {needy} on {vllm(target)}{step}.")
 
 
 # check
@@ -196,9 +176,32 @@ def running(processes: Sequence[LiveProcess]) -> Verdict:
     patched = sum(
         process.record is not None and process.record.way in PATCHED for process in processes
     )
+    effects = _effects(processes)
     return Verdict(
-        Code.RUNNING, f"{what} in {count(engines, 'engine')}, {patched} patched, none needs you."
+        Code.RUNNING,
+        f"{what} in {count(engines, 'engine')}, {patched} patched, none needs you"
+        f"{f'; {effects}' if effects else ''}.",
     )
+
+
+def _effects(processes: Sequence[LiveProcess]) -> str:
+    """Which features are active in any process, and which in none, where they report it."""
+    from overlay.processes.records import Effect
+
+    states: dict[str, set[Effect]] = {}
+    for process in processes:
+        for effect in () if process.record is None else process.record.effects:
+            states.setdefault(effect.feature, set()).add(effect.state)
+    words = []
+    for state in (Effect.ACTIVE, Effect.IDLE):
+        names = sorted(
+            feature
+            for feature, seen in states.items()
+            if state in seen and (state is Effect.ACTIVE or Effect.ACTIVE not in seen)
+        )
+        if names:
+            words.append(f"{state.value}: {', '.join(names)}")
+    return "; ".join(words)
 
 
 # apply
@@ -279,6 +282,43 @@ def not_reverted(target: TargetReport, paths: Sequence[str]) -> Verdict:
     return Verdict(Code.REVERT_REFUSED, text)
 
 
+def taken_off(
+    target: TargetReport, going: Sequence[str], wanted: Sequence[str], files: int
+) -> Verdict:
+    """The verdict of a ``revert --feature`` that went through.
+
+    :param going: ids of what was taken off; :param wanted: ids that were to go.
+    :param files: files of vLLM that were written or removed.
+    """
+    if not going:
+        names = f"{enumeration(list(wanted))} {'is' if len(wanted) == 1 else 'are'}"
+        text = f"Nothing to revert: {names} not applied to {vllm(target)}."
+        return Verdict(Code.NOTHING_TO_REVERT, text)
+    left = those(target, State.APPLIED)
+    rest = f"{named(left)} {are(left)} left" if left else "nothing of the overlay is left"
+    what = f"Took {enumeration(list(going))} out of {vllm(target)}"
+    return Verdict(Code.REVERTED, f"{what}, {count(files, 'file')} written; {rest}.")
+
+
+def not_taken_off(target: TargetReport, going: Sequence[str]) -> Verdict:
+    """The verdict of a ``revert --feature`` without which the others could not stay."""
+    without = f"without {enumeration(list(going))}"
+    text = f"Nothing was written to {vllm(target)}: {without}, {attention(target)}."
+    return Verdict(Code.REVERT_REFUSED, text)
+
+
+def adopted(target: TargetReport, *, wrote: bool) -> Verdict:
+    """The verdict of an ``adopt`` that went through, or had nothing to do."""
+    if target.needs_attention:
+        return Verdict(_attention_code(target), f"Action needed: {attention(target)}.")
+    if not wrote:
+        text = f"Nothing to adopt in {vllm(target)}: it has no patches without a ledger."
+        return Verdict(Code.NOTHING_TO_ADOPT, text)
+    taken = those(target, State.APPLIED)
+    text = f"Took over {named(taken)} in {vllm(target)}: `overlay revert` can take them out now."
+    return Verdict(Code.ADOPTED, text)
+
+
 def differs(target: TargetReport, files: int) -> Verdict:
     """The verdict of ``diff``."""
     if needy := attention(target):
@@ -302,6 +342,15 @@ def listed(holes: Sequence[tuple[str, str]], features: int) -> Verdict:
     if not features:
         return Verdict(Code.LISTED, "There are no features.")
     return Verdict(Code.LISTED, f"{count(features, 'feature')}, no holes.")
+
+
+def cached(folder: Path, parts: Sequence[CachePart], *, cleaned: bool) -> Verdict:
+    """The verdict of ``cache``."""
+    held = f"{count(sum(part.entries for part in parts), 'entry', 'entries')}"
+    held += f", {megabytes(sum(part.size for part in parts))}"
+    if cleaned:
+        return Verdict(Code.CACHE_CLEANED, f"Removed {held} from {folder}.")
+    return Verdict(Code.CACHE, f"The cache in {folder} holds {held}.")
 
 
 def diagnosed(problems: Sequence[str]) -> Verdict:

@@ -8,11 +8,8 @@ import pytest
 
 from overlay import __version__
 from tests.support import fake_vllm
-from tests.support.cli import ADDED, CAPTURE, PROPOSER, RUNNER, Cli, cli, digest, drift, edit, site
+from tests.support.cli import ADDED, CAPTURE, PROPOSER, RUNNER, Cli, digest, drift, edit
 from tests.support.patches import write_feature
-
-__all__ = ["cli", "site"]
-
 
 # apply, status, revert
 

@@ -9,11 +9,8 @@ from typing import Any
 import pytest
 
 from tests.support import fake_vllm
-from tests.support.cli import ADDED, PROPOSER, RUNNER, Cli, cli, digest, edit, site
+from tests.support.cli import ADDED, PROPOSER, RUNNER, Cli, digest, edit
 from tests.support.patches import hunk, patch_text, write_feature
-
-__all__ = ["cli", "site"]
-
 
 # Edits after us
 

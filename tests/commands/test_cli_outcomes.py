@@ -16,10 +16,8 @@ import pytest
 from overlay.cli import run as terminal
 from overlay.errors import TargetError
 from tests.support import fake_vllm
-from tests.support.cli import PROPOSER, Cli, cli
+from tests.support.cli import PROPOSER, Cli
 from tests.support.patches import hunk, patch_text, write_feature
-
-__all__ = ["cli"]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -18,10 +18,8 @@ import pytest
 
 from overlay.cli.arguments import cli as group
 from tests.support import fake_vllm
-from tests.support.cli import ADDED, CAPTURE, PROPOSE, PROPOSER, RUNNER, Cli, cli, digest
+from tests.support.cli import ADDED, CAPTURE, PROPOSE, PROPOSER, RUNNER, Cli, digest
 from tests.support.patches import hunk, patch_text, write_feature
-
-__all__ = ["cli"]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 VARIANT = "0.20.0..0.33.0.patch"

@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import fake_vllm, faults
-from tests.support.cli import Cli, cli, digest
+from tests.support.cli import Cli, digest
 from tests.support.sites import stamps
-
-__all__ = ["cli"]
 
 READING = [
     ("check",),

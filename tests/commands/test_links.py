@@ -9,9 +9,7 @@ import pytest
 from overlay.errors import TargetError, TransactionError
 from overlay.untrusted import all_unreadable, way_out
 from tests.support import fake_vllm
-from tests.support.cli import ADDED, PROPOSER, RUNNER, Cli, cli, digest
-
-__all__ = ["cli"]
+from tests.support.cli import ADDED, PROPOSER, RUNNER, Cli, digest
 
 
 @pytest.fixture

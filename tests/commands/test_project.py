@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cli import Cli, cli, site
-
-__all__ = ["cli", "site"]
+from tests.support.cli import Cli
 
 
 @pytest.fixture

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import fake_vllm
-from tests.support.cli import Cli, cli, digest, site
+from tests.support.cli import Cli, digest
 from tests.support.patches import write_feature
-
-__all__ = ["cli", "site"]
 
 
 def test_status_ends_with_1_until_it_is_applied(cli: Cli, site: Path) -> None:

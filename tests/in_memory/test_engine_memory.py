@@ -113,7 +113,7 @@ def test_every_process_drafts_as_it_should_with_patched_code(
         record = next(one["record"] for one in said if one["pid"] == worker["pid"])
         expect_patched(worker, record, box)
     for one in said:
-        assert result["log"].count(f"process {one['pid']} runs draft-graphs") == 1
+        assert result["log"].count(f"process {one['pid']} has the patches draft-graphs") == 1
     assert hash_files(box.copy.site) == box.before
 
 

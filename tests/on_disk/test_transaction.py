@@ -17,10 +17,8 @@ from overlay.on_disk import ledger
 from overlay.on_disk import transaction as commit
 from tests.support import transactions
 from tests.support.faults import FaultyOs, failing, faulty
-from tests.support.sites import installed, site, stamps
+from tests.support.sites import stamps
 from tests.support.transactions import ADDED, ONE, PROPOSER, RUNNER, TWO, PatchSet, Site, snapshot
-
-__all__ = ["installed", "site"]
 
 
 def test_apply_writes_what_the_plan_says(site: Site) -> None:

@@ -16,10 +16,7 @@ from overlay.on_disk import transaction as commit
 from overlay.results import Change
 from tests.support import transactions
 from tests.support.faults import FaultyOs, faulty
-from tests.support.sites import installed, site
 from tests.support.transactions import ADDED, PROPOSER, PatchSet, Site, snapshot
-
-__all__ = ["installed", "site"]
 
 
 def test_stale_bytecode_goes_with_its_module(installed: Site) -> None:

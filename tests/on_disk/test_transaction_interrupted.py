@@ -11,10 +11,8 @@ from overlay.errors import LedgerError, TransactionError
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.recovery import recover
 from tests.support.faults import FaultyOs, faulty
-from tests.support.sites import installed, interrupt_in_the_middle, site, stamps
+from tests.support.sites import interrupt_in_the_middle, stamps
 from tests.support.transactions import ADDED, ONE, PROPOSER, RUNNER, Site, snapshot
-
-__all__ = ["installed", "site"]
 
 
 def test_what_others_wrote_into_an_interrupted_apply_is_left_alone(installed: Site) -> None:

@@ -14,11 +14,8 @@ from overlay.on_disk import transaction as commit
 from overlay.on_disk.recovery import recover
 from tests.support import transactions
 from tests.support.faults import in_child
-from tests.support.sites import interrupt_in_the_middle, site, stamps
+from tests.support.sites import interrupt_in_the_middle, stamps
 from tests.support.transactions import Site, snapshot
-
-__all__ = ["site"]
-
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")

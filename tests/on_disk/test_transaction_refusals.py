@@ -12,10 +12,7 @@ from overlay.on_disk import files
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.recovery import recover
 from overlay.results import Change, Plan
-from tests.support.sites import site
 from tests.support.transactions import ADDED, ONE, PROPOSER, RUNNER, TWO, PatchSet, Site, snapshot
-
-__all__ = ["site"]
 
 
 def test_a_link_that_leaves_the_target_is_refused(site: Site, tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from overlay.cli.run import run
-from tests.support import fake_vllm
-from tests.support.patches import hunk, patch_text, write_feature
+from tests.support.patches import hunk, patch_text
 
 PROPOSER = "vllm/v1/spec_decode/proposer.py"
 RUNNER = "vllm/v1/worker/gpu_model_runner.py"
@@ -76,21 +75,6 @@ class Cli:
         return Result(code, captured.out, captured.err)
 
 
-@pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """One shipped feature, ``demo``, and one of a team, ``team-capture``."""
-    shipped, team = tmp_path / "shipped", tmp_path / "team"
-    write_feature(
-        shipped,
-        {"10-propose/0.20.0..0.33.0.patch": PROPOSE, f"files/{ADDED}": "VALUE = 1\n"},
-    )
-    write_feature(team, {"10-capture/0.20.0..0.33.0.patch": CAPTURE}, id="team-capture")
-    monkeypatch.setattr("overlay.features.sources.shipped_folder", lambda: shipped)
-    monkeypatch.delenv("OVERLAY_PATCHES", raising=False)
-    monkeypatch.setenv("OVERLAY_CACHE", str(tmp_path / "cache"))
-    return Cli(shipped, team, capsys)
-
-
 def digest(folder: Path) -> dict[str, str]:
     """The sha256 of every file below a folder."""
     return {
@@ -98,11 +82,6 @@ def digest(folder: Path) -> dict[str, str]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Path:
-    return fake_vllm.site_packages(tmp_path / "site-packages")
 
 
 def edit(site: Path, path: str, old: str, new: str) -> None:

@@ -13,6 +13,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from overlay.targets.target import Target
+from tests.support import fake_vllm
+
+#: A file that every fake release has.
+PATH = "vllm/v1/spec_decode/proposer.py"
+
 PROJECT_PAGE = "/simple/vllm/"
 
 
@@ -167,3 +173,8 @@ class _Handler(BaseHTTPRequestHandler):
     # `format` is the base class's name for it.
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Keep the test's output clean."""
+
+
+def is_whole(target: Target, version: str = "0.26.0") -> bool:
+    """Whether a target has every file of the fake release."""
+    return all(target.read(name) == text for name, text in fake_vllm.files(version).items())

@@ -6,19 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import transactions
 from tests.support.faults import FaultyOs, faulty
 from tests.support.transactions import PROPOSER, RUNNER, Site
-
-
-@pytest.fixture(params=["installed", "checkout"])
-def site(request: pytest.FixtureRequest, tmp_path: Path) -> Site:
-    return getattr(transactions, request.param)(tmp_path / "site")
-
-
-@pytest.fixture
-def installed(tmp_path: Path) -> Site:
-    return transactions.installed(tmp_path / "site")
 
 
 def stamps(root: Path) -> dict[str, int]:

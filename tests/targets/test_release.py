@@ -14,11 +14,9 @@ from overlay.package import KNOWN_RELEASES
 from overlay.targets.release_archive import archive_path
 from overlay.targets.resolution import releases, resolve
 from tests.support import fake_vllm
-from tests.support.fake_index import FakeIndex
-from tests.support.index_fixtures import PATH, cache, configure, index, is_whole, offline
+from tests.support.fake_index import PATH, FakeIndex, is_whole
 
-__all__ = ["cache", "configure", "index", "offline"]
-
+pytestmark = pytest.mark.usefixtures("cache")
 
 # Where a release comes from
 

@@ -34,10 +34,9 @@ from overlay.targets.release_archive import (
 )
 from overlay.targets.resolution import fetch_all, resolve
 from tests.support import fake_vllm
-from tests.support.fake_index import PROJECT_PAGE, FakeIndex
-from tests.support.index_fixtures import PATH, cache, configure, index, is_whole, offline
+from tests.support.fake_index import PATH, PROJECT_PAGE, FakeIndex, is_whole
 
-__all__ = ["cache", "configure", "index", "offline"]
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def test_a_kept_release_needs_no_network(tmp_path: Path, index: FakeIndex, offline) -> None:

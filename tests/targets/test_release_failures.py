@@ -12,10 +12,9 @@ from overlay.targets import http
 from overlay.targets.release_archive import archive_path
 from overlay.targets.resolution import resolve
 from tests.support import fake_vllm
-from tests.support.fake_index import PROJECT_PAGE, FakeIndex, serve
-from tests.support.index_fixtures import cache, configure, index, is_whole
+from tests.support.fake_index import PROJECT_PAGE, FakeIndex, is_whole, serve
 
-__all__ = ["cache", "configure", "index"]
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def test_an_unknown_release_names_its_neighbours(tmp_path: Path, index: FakeIndex) -> None:

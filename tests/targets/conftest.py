@@ -1,4 +1,4 @@
-"""An index that may do anything as fixtures, with a cache of the test's own."""
+"""Fixtures of the target tests: a package index that may misbehave, and a private cache."""
 
 from __future__ import annotations
 
@@ -11,14 +11,10 @@ import pytest
 from overlay.targets import fetch as fetching
 from overlay.targets import http, pip_config
 from overlay.targets.pip_config import IndexConfig
-from overlay.targets.target import Target
-from tests.support import fake_vllm
 from tests.support.fake_index import FakeIndex, serve
 
-PATH = "vllm/v1/spec_decode/proposer.py"
 
-
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of the test's own; retries do not wait."""
     monkeypatch.setenv("OVERLAY_CACHE", str(tmp_path / "cache"))
@@ -58,7 +54,3 @@ def index(configure) -> Iterator[FakeIndex]:
     with serve() as running:
         configure(running.simple)
         yield running
-
-
-def is_whole(target: Target, version: str = "0.26.0") -> bool:
-    return all(target.read(name) == text for name, text in fake_vllm.files(version).items())
