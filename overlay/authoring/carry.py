@@ -7,17 +7,16 @@ is clean there; else it is a conflict.  A merge is a proposal: whoever calls has
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
-from enum import Enum
 
 from overlay.authoring.merge import Merge, merge
 from overlay.features.model import MODULE_SCOPE, Hunk
 from overlay.planning.matching import edits, final_newline_after, match, new_lines, share_of
 from overlay.planning.scopes import Scopes, Syntax, UnparsableError, find
 from overlay.planning.text import Edit, SourceText, TextError
-from overlay.results import HunkResult, State
+from overlay.results import HunkResult, Outcome, State, whole_outcome
 
 #: Upstream has a hunk where at least this share of its new lines stands in its scope
 #: (measured on 300 merged changes: 98 % are recognised in the first release that has them, and
@@ -26,23 +25,6 @@ SHARE = 0.6
 
 #: A scope that shares at least this much of its text with the base's is the same one, moved.
 MOVED = 0.8
-
-
-class Outcome(Enum):
-    """How a hunk was carried; ordered from nothing to do to nothing possible."""
-
-    UPSTREAM = "upstream"
-    EXACT = "exact"
-    MERGED = "merged"
-    MOVED = "moved"
-    PARTLY = "partly upstream"
-    CONFLICT = "conflict"
-    MISSING = "missing"
-
-    @property
-    def wants_review(self) -> bool:
-        """Whether a person has to look at the result before it is used."""
-        return self in (Outcome.MERGED, Outcome.MOVED)
 
 
 @dataclass(frozen=True)
@@ -78,18 +60,7 @@ class Carried:
         """The outcome of the whole file."""
         if self.problem is not None:
             return Outcome.CONFLICT
-        return whole(one.outcome for one in self.hunks)
-
-
-def whole(outcomes: Iterable[Outcome]) -> Outcome:
-    """The outcome of a whole from its parts: the worst, and ``PARTLY`` where upstream has some.
-
-    Without any part it is ``EXACT``: nothing stands in the way.
-    """
-    parts = set(outcomes)
-    worst = max(parts, key=list(Outcome).index, default=Outcome.EXACT)
-    partly = Outcome.UPSTREAM in parts and worst in (Outcome.EXACT, Outcome.MERGED, Outcome.MOVED)
-    return Outcome.PARTLY if partly else worst
+        return whole_outcome(one.outcome for one in self.hunks)
 
 
 def carry(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from overlay.authoring.carry import SHARE, Carried, Outcome, carry, whole
+from overlay.authoring.carry import SHARE, Carried, carry
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.incoming import Commit, IncomingFile
 from overlay.authoring.locating import Base, ReleaseTexts, locate, replay
@@ -24,6 +24,7 @@ from overlay.package import ReleaseRange
 from overlay.planning.matching import new_lines
 from overlay.planning.scopes import Syntax, UnparsableError, find
 from overlay.planning.text import SourceText, TextError
+from overlay.results import Outcome, whole_outcome
 
 _PULL = re.compile(r"\(#(\d+)\)\s*$")
 _UPSTREAM = "https://github.com/vllm-project/vllm"
@@ -114,10 +115,15 @@ def prepare(
         return Prepared(summary, None)
     carried = _carried(topics, texts, syntax or Syntax())
     outcomes = {
-        release: whole(result.outcome for result in results) for release, results in carried.items()
+        release: whole_outcome(result.outcome for result in results)
+        for release, results in carried.items()
     }
     chosen = _run(outcomes, topics, texts.names)
     merged = _first_with_it(outcomes, topics, texts.names)
+    if merged is not None:  # by memory: what upstream makes of it later does not count
+        outcomes |= {
+            name: Outcome.UPSTREAM for name in texts.names if Version(name) >= Version(merged)
+        }
     summary = Summary(
         id_, title, len(commits), tuple(fates), outcomes, chosen.span, merged, chosen.review
     )
@@ -139,8 +145,10 @@ def prepare(
         own = _hunks_for(topic, chosen, result.after, texts.read(chosen.base, path))
         if chosen.review:
             headers["Ported-From"] = f"{topic.base.release or 'a checkout'} merged"
+        known = _base_has(own, texts.read(chosen.base, path) or topic.base.before)
+        own_headers = {**headers, **({"Base-Has": "\n".join(known)} if known else {})}
         name = f"{_topic_name(number, len(topics), path)}/{chosen.span}.patch"
-        files[name] = render_patch(headers, path, own).encode("utf-8", "surrogateescape")
+        files[name] = render_patch(own_headers, path, own).encode("utf-8", "surrogateescape")
     files["origin/01.patch"] = verbatim
     return Prepared(summary, FeatureFolder(text, files))
 
@@ -251,6 +259,18 @@ def _hunks_for(
     if not run.review or text is None or after is None:
         return topic.hunks
     return compose(text, after)
+
+
+def _base_has(hunks: Sequence[Hunk], base: bytes) -> list[str]:
+    """The telling lines that hunks add although their scopes in the base hold them already."""
+    source = SourceText.from_bytes(base)
+    scopes = find(source.lines)
+    known: dict[str, None] = {}
+    for hunk in hunks:
+        for place in scopes.get(hunk.scope, ()):
+            there = {line.strip() for line in source.lines[place.start : place.stop]}
+            known.update(dict.fromkeys(line for line in new_lines(hunk) if line in there))
+    return list(known)
 
 
 def _first_with_it(

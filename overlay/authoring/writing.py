@@ -108,6 +108,8 @@ def render_patch(headers: Mapping[str, str], path: str, hunks: Sequence[Hunk]) -
 
 def _header(name: str, value: str) -> list[str]:
     first, *rest = [" ".join(line.split()) for line in value.strip().splitlines()] or [""]
+    if name == "Base-Has":  # lines of code, each whole
+        return [f"{name}: {line}" for line in value.splitlines()]
     folded = [f"{name}: {first}".rstrip()]
     for line in rest:
         words = f" {line or '.'}"

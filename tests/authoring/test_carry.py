@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from overlay.authoring.carry import Carried, Outcome, carry
+from overlay.authoring.carry import Carried, carry
 from overlay.authoring.composing import compose
 from overlay.planning.matching import new_lines, share_of
+from overlay.results import Outcome
 
 BASE = b"""\
 class Runner:

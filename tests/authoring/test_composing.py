@@ -6,13 +6,13 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from overlay.authoring.carry import Outcome, carry
+from overlay.authoring.carry import carry
 from overlay.authoring.composing import NotComposable, compose
 from overlay.features.model import MODULE_SCOPE, Hunk
 from overlay.planning.matching import edits, final_newline_after, match
 from overlay.planning.scopes import UnparsableError, find
 from overlay.planning.text import SourceText
-from overlay.results import State
+from overlay.results import Outcome, State
 from tests.support.generated import modules
 
 SLOW = settings(suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
