@@ -345,7 +345,7 @@ for _name, _new, _word in (
         f"B ledger path {_name}",
         2,
         _word,
-        lambda w, n=_new: ["revert", _replaced(w, PROPOSER, n)],  # type: ignore[misc]
+        lambda w, n=_new: ["status", _replaced(w, PROPOSER, n)],  # type: ignore[misc]
     )
 
 
@@ -401,7 +401,7 @@ def _copy_gone_revert(w: World) -> Arguments:
 
 for _name, _content, _word in (
     ("garbage", b"{", "journal"),
-    ("a newer schema", b'{"schema": 99, "overlay": "9"}', "newer"),
+    ("a newer schema", b'{"schema": 99, "overlay": "9"}', "schema is 99"),
     ("empty", b"", "journal"),
     ("brackets", b"[" * 200_000, "journal"),
 ):
@@ -605,7 +605,7 @@ def _cached(w: World, make: Callable[[Path], object]) -> Arguments:
     return ["check", "0.26.0"]
 
 
-@row("C cache is a file", 2, "cache")
+@row("C cache is a file", 2, "release 0.26.0")
 def _cache_file(w: World) -> Arguments:
     w.patch.setenv("OVERLAY_CACHE", str(w.file("a-cache-file")))
     return ["check", "0.26.0"]
@@ -662,13 +662,13 @@ _patch("path upwards", 2, "..", _GOOD.replace(PROPOSER, "vllm/../evil.py"))
 _patch("path absolute", 2, "/etc/x.py", _GOOD.replace(f"a/{PROPOSER}", "/etc/x.py"))
 _patch("path outside", 2, "outside vllm/", _GOOD.replace(PROPOSER, "other/x.py"))
 _patch("path no module", 2, ".py", _GOOD.replace(PROPOSER, "vllm/x.so"))
-_patch("two paths", 2, "+++", _GOOD.replace(f"+++ b/{PROPOSER}", f"+++ b/{RUNNER}"))
+_patch("two paths", 2, "renames", _GOOD.replace(f"+++ b/{PROPOSER}", f"+++ b/{RUNNER}"))
 _patch("new file", 2, "", _GOOD.replace(f"--- a/{PROPOSER}", "--- /dev/null"))
 _patch("two files", 2, "", _GOOD + _GOOD[_GOOD.index("---") :].replace(PROPOSER, RUNNER))
 _patch("nothing changes", 2, "", _GOOD.replace("+        self.x = 1", "         self.x = 1"))
 _patch("unknown line", 2, "", _GOOD.replace("+        self.x", "?        self.x"))
 _patch("tab first", 2, "tab", _GOOD.replace("+        self.x", "\t        self.x"))
-_patch("a NUL", 2, "", _GOOD.replace("A test", "\0"))
+_patch("a NUL in a header", 0, "pristine", _GOOD.replace("A test", "\0"))
 _patch("range beyond", 2, "range", _GOOD, file="10-a/0.20.0..0.40.0.patch")
 _patch("range reversed", 2, "ends before it begins", _GOOD, file="10-a/0.30.0..0.20.0.patch")
 _patch("range open", 2, "range", _GOOD, file="10-a/0.20.0...patch")
@@ -761,6 +761,8 @@ def _clash(w: World) -> Arguments:
     third = [
         "-        self.model = None",
         "+        self.model = 2",
+        " ",
+        "     def load_model(self, target) -> None:",
     ]
     second = patch_text(PROPOSER, hunk(third, "<module>"))
     write_feature(w.tmp / "mine", {"10-b/0.20.0..0.33.0.patch": second}, id="other")

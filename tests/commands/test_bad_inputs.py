@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import time
@@ -25,6 +26,8 @@ def _hang(number: int, frame: FrameType | None) -> None:
 def test_it_ends_as_the_table_says(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: Row
 ) -> None:
+    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
+        monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     arguments = row.make(World(cli, tmp_path, monkeypatch))
