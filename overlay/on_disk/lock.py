@@ -71,7 +71,7 @@ def _locked(root: Path, *, writer: bool, timeout: float) -> Iterator[None]:
         try:
             yield
         finally:
-            # Unlock explicitly: a child forked meanwhile shares the descriptor and would keep the lock.
+            # Unlock explicitly: a child forked meanwhile shares the descriptor and would keep it.
             fcntl.flock(handle, fcntl.LOCK_UN)
     finally:
         os.close(handle)
