@@ -38,7 +38,7 @@ def _entry(feature: Feature, holes: Sequence[Hole]) -> FeatureEntry:
         for topic in feature.topics
     )
     retires = tuple(
-        f"where {test.contains.strip()!r} stands in {test.scope} of {test.path}"
+        f"once a release has {test.contains.strip()!r} in {test.scope} of {test.path}"
         for test in feature.upstream_tests
     )
     return FeatureEntry(
@@ -47,7 +47,7 @@ def _entry(feature: Feature, holes: Sequence[Hole]) -> FeatureEntry:
         why=feature.why,
         releases=str(feature.releases),
         upstream=feature.upstream,
-        retires=retires or ("where the release's own files hold every post-image",),
+        retires=retires or ("once a release has all of its changes itself, told by their lines",),
         topics=topics,
         added=tuple(added.path for added in feature.added),
         origin=feature.origin,

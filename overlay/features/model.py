@@ -13,8 +13,11 @@ from overlay.features.switches import Switch
 from overlay.package import ReleaseRange
 from overlay.results import Notice
 
-#: The scope that stands for anywhere in the file.
+#: The scope that matches anywhere in the file.
 MODULE_SCOPE = "<module>"
+
+#: The origin of the features that come with the overlay.
+SHIPPED = "shipped"
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,11 @@ class Feature:
     notices: tuple[Notice, ...] = ()
     switches: tuple[Switch, ...] = ()
     model_runner: str | None = None
+
+    @property
+    def shipped(self) -> bool:
+        """Whether it comes with the overlay; other features are the user's own."""
+        return self.origin == SHIPPED
 
 
 def paths_of(features: Iterable[Feature]) -> list[str]:
