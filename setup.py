@@ -93,7 +93,9 @@ setup(
         "filelock>=3.12",
         "packaging>=22",
         "platformdirs>=3",
+        "requests>=2.31",
         "rich>=13",
+        "urllib3>=1.26",
         'tomli>=2; python_version < "3.11"',
     ],
     extras_require={
@@ -109,6 +111,7 @@ setup(
             "pytest>=8",
             "ruff>=0.6",
             "setuptools>=70.1",
+            "types-requests>=2.31",
             "uv>=0.4",
         ],
     },

@@ -130,7 +130,10 @@ def outlook(examination: Examination, *, untested: bool = False) -> Decision:
     results = examination.everything.features
     if all(result.state in settled for result in results):
         return Decision(Outlook.NOTHING, examination.report)
-    return Decision(Outlook.WRITE, examination.report)
+    target = examination.report
+    if target.needs_attention and not target.interrupted:
+        target = replace(target, completable=True)
+    return Decision(Outlook.WRITE, target)
 
 
 def _blocked(examination: Examination) -> TargetReport | None:

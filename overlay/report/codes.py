@@ -43,6 +43,7 @@ class Code(str, Enum):
     CACHE_CLEANED = "cache-cleaned"
     # Something needs the user.
     NEEDS_ATTENTION = "needs-attention"
+    APPLY_COMPLETES = "apply-completes"
     INTERRUPTED = "interrupted"
     UNRECORDED = "unrecorded"
     NOT_AT_HAND = "not-at-hand"
@@ -68,6 +69,7 @@ class Code(str, Enum):
 _ATTENTION = frozenset(
     {
         Code.NEEDS_ATTENTION,
+        Code.APPLY_COMPLETES,
         Code.INTERRUPTED,
         Code.UNRECORDED,
         Code.NOT_AT_HAND,

@@ -46,6 +46,7 @@ class TargetReport:
     :ivar obstacles: what needs the user beyond the features' states.
     :ivar in_memory: ids of the features that the plugin would patch in memory in the next process.
     :ivar unrecorded: ids of the features whose bytes are there without a ledger.
+    :ivar completable: whether `overlay apply` would put right all that needs the user.
     """
 
     target: str
@@ -58,6 +59,7 @@ class TargetReport:
     obstacles: tuple[Obstacle, ...] = ()
     in_memory: tuple[str, ...] = ()
     unrecorded: tuple[str, ...] = ()
+    completable: bool = False
 
     @property
     def needs_attention(self) -> bool:

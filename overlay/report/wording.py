@@ -60,7 +60,7 @@ def _attention_code(target: TargetReport) -> Code:
         return Code.UNRECORDED
     if len(codes) == 1 and not target.state.needs_attention:
         return codes.pop()
-    return Code.NEEDS_ATTENTION
+    return Code.APPLY_COMPLETES if target.completable else Code.NEEDS_ATTENTION
 
 
 def nothing_to_patch(target: TargetReport) -> str:
@@ -85,7 +85,9 @@ def _needs_action(target: TargetReport) -> Verdict | None:
     needy = attention(target)
     if needy is None:
         return None
-    return Verdict(_attention_code(target), f"Action needed: {needy} on {vllm(target)}.")
+    code = _attention_code(target)
+    step = ", which `overlay apply` completes" if code is Code.APPLY_COMPLETES else ""
+    return Verdict(code, f"Action needed: {needy} on {vllm(target)}{step}.")
 
 
 # check

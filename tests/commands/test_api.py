@@ -15,9 +15,7 @@ import pytest
 import overlay
 from overlay import api
 from tests.support import fake_vllm
-from tests.support.cli import Cli, cli, digest, drift, site
-
-__all__ = ["cli", "site"]
+from tests.support.cli import Cli, digest, drift
 
 FUNCTIONS = ("apply", "check", "diff", "features", "processes", "revert", "status")
 PACKAGE = Path(overlay.__file__).parent

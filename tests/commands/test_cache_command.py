@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cli import Cli, cli
-
-__all__ = ["cli"]
+from tests.support.cli import Cli
 
 
 @pytest.fixture
