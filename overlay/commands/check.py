@@ -103,7 +103,7 @@ def _examined(
     if isinstance(target, TargetFailure):
         return target
     try:
-        return outlook(examine(target, features, meant), untested=True).report
+        return outlook(examine(target, features, meant), target, untested=True).report
     except OverlayError as error:
         lines = (
             line if line.startswith(f"{target.name}: ") else f"{target.name}: {line}"

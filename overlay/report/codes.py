@@ -25,6 +25,8 @@ class Code(str, Enum):
     PARTLY_APPLIED = "partly-applied"
     NOT_APPLIED = "not-applied"
     NOTHING_TO_PATCH = "nothing-to-patch"
+    CAN_BE_UPDATED = "can-be-updated"
+    LEFTOVERS = "leftovers"
     MIXED = "mixed"
     ALREADY_APPLIED = "already-applied"
     WOULD_APPLY = "would-apply"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -33,6 +34,14 @@ class Obstacle(NamedTuple):
     reason: Reason
 
 
+class Pending(Enum):
+    """What an ``apply`` would do to patches that are applied, or were."""
+
+    COMPLETE = "write again what was put back in part"
+    UPDATE = "bring what is applied up to date"
+    REMOVE = "remove what an earlier apply left"
+
+
 @dataclass(frozen=True)
 class TargetReport:
     """State of one target.
@@ -46,7 +55,7 @@ class TargetReport:
     :ivar obstacles: what needs the user beyond the features' states.
     :ivar in_memory: ids of the features that the plugin would patch in memory in the next process.
     :ivar unrecorded: ids of the features whose bytes are there without a ledger.
-    :ivar completable: whether `overlay apply` would put right all that needs the user.
+    :ivar pending: what ``overlay apply`` would do there beside applying what can be applied.
     """
 
     target: str
@@ -59,7 +68,7 @@ class TargetReport:
     obstacles: tuple[Obstacle, ...] = ()
     in_memory: tuple[str, ...] = ()
     unrecorded: tuple[str, ...] = ()
-    completable: bool = False
+    pending: Pending | None = None
 
     @property
     def needs_attention(self) -> bool:

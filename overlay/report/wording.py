@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from overlay.report.codes import Code, Verdict
-from overlay.report.model import CachePart, TargetFailure, TargetReport
+from overlay.report.model import CachePart, Pending, TargetFailure, TargetReport
 from overlay.report.problems import problems
 from overlay.report.words import are, count, enumeration, megabytes, named, those, vllm
 from overlay.results import Change, FeatureResult, State
@@ -60,7 +60,8 @@ def _attention_code(target: TargetReport) -> Code:
         return Code.UNRECORDED
     if len(codes) == 1 and not target.state.needs_attention:
         return codes.pop()
-    return Code.APPLY_COMPLETES if target.completable else Code.NEEDS_ATTENTION
+    mends = target.pending is Pending.COMPLETE
+    return Code.APPLY_COMPLETES if mends else Code.NEEDS_ATTENTION
 
 
 def nothing_to_patch(target: TargetReport) -> str:
@@ -132,7 +133,14 @@ def _checked_one(target: TargetReport) -> Verdict:
         return Verdict(Code.CAN_BE_APPLIED, text)
     if done := those(target, State.APPLIED):
         text = f"Nothing needs you: {named(done)} {are(done)} applied to {vllm(target)}."
+        if target.pending is Pending.UPDATE:
+            text = f"{text[:-1]}, which `overlay apply` brings up to date."
+            return Verdict(Code.CAN_BE_UPDATED, text)
         return Verdict(Code.APPLIED, text)
+    if target.pending is Pending.REMOVE:
+        text = "`overlay apply` or `overlay revert` removes what an earlier apply left in "
+        text += f"{vllm(target)}: {nothing_to_patch(target)}."
+        return Verdict(Code.LEFTOVERS, text)
     text = f"Nothing to patch in {vllm(target)}: {nothing_to_patch(target)}."
     return Verdict(Code.NOTHING_TO_PATCH, text)
 
@@ -226,6 +234,15 @@ def untested_refused(target: TargetReport, features: Sequence[FeatureResult]) ->
 def would_apply(target: TargetReport, changes: Sequence[Change]) -> Verdict:
     """The verdict of ``apply --dry-run``."""
     waiting = those(target, State.PRISTINE, State.PARTIAL)
+    if target.pending is Pending.REMOVE:
+        text = (
+            f"Nothing was written: apply would remove what an earlier one left in {vllm(target)}."
+        )
+        return Verdict(Code.LEFTOVERS, text)
+    if target.pending is Pending.UPDATE:
+        done = named(those(target, State.APPLIED))
+        text = f"Nothing was written: apply would bring {done} up to date in {vllm(target)}."
+        return Verdict(Code.WOULD_APPLY, text)
     if not waiting:
         text = f"Nothing was written, and nothing would be{_settled(target)}."
         return Verdict(_done_already(target), text)

@@ -20,6 +20,8 @@ from tests.support.cli import ADDED, PROPOSER, RUNNER, Cli, digest
 PREDICTED: dict[str, tuple[str, str, bool]] = {
     "can-be-applied": ("would-apply", "applied", True),
     "apply-completes": ("would-apply", "applied", True),
+    "can-be-updated": ("would-apply", "applied", True),
+    "leftovers": ("leftovers", "removed", True),
     "applied": ("already-applied", "already-applied", False),
     "nothing-to-patch": ("nothing-to-patch", "nothing-to-patch", False),
     "untested": ("untested-refused", "untested-refused", False),
