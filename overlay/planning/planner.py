@@ -7,7 +7,7 @@ to one text is ``attempt``'s part; the sequence and its clashes are this module'
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from packaging.version import Version
 
@@ -17,7 +17,6 @@ from overlay.features.model import (
     Hunk,
     Patch,
     Topic,
-    UpstreamTest,
     Variant,
 )
 from overlay.package import ReleaseRange, Tree
@@ -26,6 +25,7 @@ from overlay.planning.attempt import Attempt, Texts, attempt
 from overlay.planning.provenance import Provenance
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
+from overlay.planning.upstream import Evidence, evidence
 from overlay.results import (
     Change,
     FeatureResult,
@@ -130,11 +130,11 @@ class _Planner:
         if self.release is not None and below(self.release, feature.releases):
             draft.state = State.INAPPLICABLE
             draft.notes.append(f"{self.release} is below its range, {feature.releases}")
-        elif feature.upstream_tests and not self._unmet(feature):
+        elif (shown := evidence(feature, self.release, self._scope_lines)).merged:
             draft.state = State.UPSTREAMED
-            draft.notes.append(f"the release has it: {_describe_tests(feature)}")
+            draft.notes.append(f"the release has it: {shown.text}")
         elif not feature.topics and not feature.added:
-            self._add_unmet(draft)
+            self._add_unmet(draft, shown)
         else:
             self._note_untested(draft)
             for added in feature.added:
@@ -158,32 +158,32 @@ class _Planner:
 
     # Upstream
 
-    def _unmet(self, feature: Feature) -> list[UpstreamTest]:
-        """The upstream tests that do not hold."""
-        return [test for test in feature.upstream_tests if not self._holds(test)]
-
-    def _holds(self, test: UpstreamTest) -> bool:
-        """Whether the release's own file has what an upstream test asks for."""
-        self.provenance.use(test.path)
-        data = self.sequence.pristine(test.path)
-        if data is None:
-            return False
+    def _scope_lines(self, path: str, scope: str) -> list[Sequence[str]]:
+        """The lines of each place that a scope has in the release's own file."""
+        self.provenance.use(path)
+        data = self.sequence.pristine(path)
         try:
-            places = self.texts.scopes(data).get(test.scope, ())
-            lines = self.texts.source(data).lines
+            places = self.texts.scopes(data).get(scope, ()) if data is not None else ()
+            lines = self.texts.source(data).lines if data is not None else ()
         except (TextError, UnparsableError):
-            return False
-        return any(test.contains in "\n".join(lines[place.start : place.stop]) for place in places)
+            return []
+        return [lines[place.start : place.stop] for place in places]
 
-    def _add_unmet(self, draft: _Draft) -> None:
+    def _add_unmet(self, draft: _Draft, shown: Evidence) -> None:
         """Give a feature without patches the places where the release should have it."""
-        for test in self._unmet(draft.feature):
-            reason = Reason(
-                "it carries no patch, and the release does not have it: expected "
-                f"{test.contains!r} in {test.scope} of {test.path}; found no such text there"
-            )
-            hunk = HunkResult(test.scope, State.DRIFTED, reason=reason)
-            draft.files.append(FileResult(test.path, State.DRIFTED, None, (hunk,)))
+        feature = draft.feature
+        draft.state = State.DRIFTED
+        reason = Reason(
+            "it carries no patch, and the release does not have it: expected "
+            f"{shown.text or feature.title}; found no such text there"
+        )
+        for test in feature.upstream_tests:
+            alone = replace(feature, merged=None, upstream_tests=(test,))
+            if not evidence(alone, None, self._scope_lines).merged:
+                hunk = HunkResult(test.scope, State.DRIFTED, reason=reason)
+                draft.files.append(FileResult(test.path, State.DRIFTED, None, (hunk,)))
+        if not draft.files:
+            draft.notes.append(reason.text)
 
     # Added modules
 
@@ -357,12 +357,6 @@ class _Planner:
 
 def _drifted(path: str, patch: str | None, reason: Reason) -> FileResult:
     return FileResult(path, State.DRIFTED, patch, (), reason)
-
-
-def _describe_tests(feature: Feature) -> str:
-    return "; ".join(
-        f"{t.contains!r} stands in {t.scope} of {t.path}" for t in feature.upstream_tests
-    )
 
 
 def _by_distance(topic: Topic, release: Version | None) -> Iterable[Variant]:
