@@ -310,7 +310,7 @@ def test_every_known_release_has_a_rule_for_its_model_runner() -> None:
     from overlay.package import KNOWN_RELEASES
 
     for text in KNOWN_RELEASES:
-        assert runners.runner(Version(text)) is not None, text
+        assert runners.models(Version(text)) is not None, text
     assert "not known for 0.99.0" in runners.advice(Version("0.99.0"), {})
     asked_for = runners.advice(Version("0.26.0"), {"VLLM_USE_V2_MODEL_RUNNER": "1"})
     assert asked_for.startswith("V2, by")
