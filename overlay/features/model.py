@@ -15,8 +15,11 @@ from overlay.features.switches import Switch
 from overlay.package import ReleaseRange
 from overlay.results import Notice
 
-#: The scope that stands for anywhere in the file.
+#: The scope that matches anywhere in the file.
 MODULE_SCOPE = "<module>"
+
+#: The origin of the features that come with the overlay.
+SHIPPED = "shipped"
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,11 @@ class Feature:
     switches: tuple[Switch, ...] = ()
     model_runner: str | None = None
     merged: Version | None = None
+
+    @property
+    def shipped(self) -> bool:
+        """Whether it comes with the overlay; other features are the user's own."""
+        return self.origin == SHIPPED
 
 
 def paths_of(features: Iterable[Feature]) -> list[str]:
