@@ -113,7 +113,7 @@ def _package(spec: ModuleSpec) -> Path:
 def _nothing(path: Sequence[str], leftovers: Sequence[str], python: str) -> str:
     text = f"no vLLM: expected a package vllm that {python} could import, found none on its path."
     for place in dict.fromkeys(leftovers):
-        text += f" The folder {place} has no __init__.py: it is a leftover, or something else."
+        text += f" The folder {place} has no __init__.py: it is left over, or something else."
     closed = [entry for entry in path if os.path.isdir(entry) and not os.access(entry, os.R_OK)]
     for entry in closed:
         text += f" The folder {entry} on the path may not be read by this user."
