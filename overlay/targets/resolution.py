@@ -10,7 +10,7 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from overlay.errors import ArchiveError, TargetError, UsageError
+from overlay.errors import ArchiveError, PackageIndexError, TargetError, UsageError
 from overlay.package import KNOWN_RELEASES, ReleaseRange
 from overlay.targets.environments import is_environment, resolve_environment
 from overlay.targets.folder import resolve_folder
@@ -64,7 +64,10 @@ def resolve(target: str | None, *, progress: Progress | None = None) -> Target:
     if (release := _version(target)) is not None:
         from overlay.targets.release import resolve_release
 
-        found = resolve_release(release, target, progress=progress)
+        try:
+            found = resolve_release(release, target, progress=progress)
+        except PackageIndexError as error:
+            raise PackageIndexError(f"release {target}: {error}") from error
         return _doubted(found) if os.path.lexists(target) else found
     path = Path(os.path.expanduser(target))
     try:
