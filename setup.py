@@ -101,7 +101,9 @@ setup(
         "dev": [
             "hypothesis>=6.100",
             "mypy>=1.10",
+            "mutmut>=3.8",
             "pytest>=8",
+            "pytest-xdist>=3.8",
             "ruff>=0.6",
             "setuptools>=70.1",
             "uv>=0.4",

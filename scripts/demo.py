@@ -9,6 +9,7 @@ first time, three of them for the environment; interrupted, it goes on where it 
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import shutil
@@ -164,6 +165,7 @@ def changes(before: dict[str, str], after: dict[str, str]) -> list[str]:
 
 def main() -> int:
     """The whole story; 0 where everything was as it must be."""
+    argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args()
     environment.with_supported_python()
     notes = Notes()
     dev, copy = prepare(notes)

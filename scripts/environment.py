@@ -11,6 +11,7 @@ Each step that is done is remembered, so that a second call goes on where the fi
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import hashlib
 import json
@@ -201,8 +202,10 @@ def _run(what: str, command: list[str]) -> None:
 
 def main() -> int:
     """Make the environments named on the command line, or both."""
-    wanted = sys.argv[1:] or ["dev", "engine"]
     makers = {"dev": dev_python, "engine": engine_python, "ray": ray_python}
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("name", nargs="*", help=f"{', '.join(makers)}; default: dev engine")
+    wanted = parser.parse_args().name or ["dev", "engine"]
     unknown = [name for name in wanted if name not in makers]
     if unknown:
         say(f"there is no environment {', '.join(unknown)}: expected {' or '.join(makers)}")

@@ -87,7 +87,7 @@ def copy_tree(folder: Path) -> None:
             shutil.copy2(original, copy)
 
 
-def tests_of(module: str, *, own: bool) -> list[str]:
+def files_that_test(module: str, *, own: bool) -> list[str]:
     """The test files of a module's room, or of those its own; the latter may be none."""
     room, _, name = module.partition("/")
     tests, left_out = ROOMS[room]
@@ -241,7 +241,7 @@ def mutate(work: Path, chosen: Sequence[str], jobs: int) -> tuple[dict[str, int]
         place = f"{module}, {number} of {len(chosen)}"
         names: list[str] = []
         folder = work / module.replace("/", "-")
-        own = tests_of(module, own=True)
+        own = files_that_test(module, own=True)
         if own:
             print(f"[mutants] {place}: its own tests", flush=True)
             configure(folder, module, own)
@@ -250,7 +250,7 @@ def mutate(work: Path, chosen: Sequence[str], jobs: int) -> tuple[dict[str, int]
         if names or not own:
             print(f"[mutants] {place}: its room's tests, {len(names) or 'all'} mutants", flush=True)
             folder = work / f"{module.replace('/', '-')}-room"
-            configure(folder, module, tests_of(module, own=False))
+            configure(folder, module, files_that_test(module, own=False))
             run_mutmut(folder, jobs, names)
             tried[module], names = outcomes(folder, module, names)
         survivors += [describe(folder, module, name) for name in names]
