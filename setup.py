@@ -77,7 +77,11 @@ setup(
     # them, and inside it as data once installed.
     packages=[*find_packages(include=["overlay", "overlay.*"]), "overlay.patches"],
     package_dir={"overlay.patches": "patches"},
-    package_data={"overlay": ["py.typed", "*.pyi"], "overlay.patches": ["*.md", "**/*"]},
+    package_data={
+        "overlay": ["py.typed", "*.pyi"],
+        "overlay.report": ["*.json"],
+        "overlay.patches": ["*.md", "**/*"],
+    },
     exclude_package_data={"overlay.patches": ["**/__pycache__/*", "**/*.pyc"]},
     entry_points={
         "console_scripts": ["overlay = overlay.__main__:main"],
@@ -89,7 +93,9 @@ setup(
         "filelock>=3.12",
         "packaging>=22",
         "platformdirs>=3",
+        "requests>=2.31",
         "rich>=13",
+        "urllib3>=1.26",
         'tomli>=2; python_version < "3.11"',
     ],
     extras_require={
@@ -100,12 +106,14 @@ setup(
         ],
         "dev": [
             "hypothesis>=6.100",
+            "jsonschema>=4.18",
             "mypy>=1.10",
             "mutmut>=3.8",
             "pytest>=8",
             "pytest-xdist>=3.8",
             "ruff>=0.6",
             "setuptools>=70.1",
+            "types-requests>=2.31",
             "uv>=0.4",
         ],
     },

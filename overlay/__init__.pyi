@@ -10,6 +10,7 @@ from overlay.api import HunkResult as HunkResult
 from overlay.api import ListReport as ListReport
 from overlay.api import LiveProcess as LiveProcess
 from overlay.api import Notice as Notice
+from overlay.api import Obstacle as Obstacle
 from overlay.api import OverlayError as OverlayError
 from overlay.api import PatchRefused as PatchRefused
 from overlay.api import ProcessesReport as ProcessesReport

@@ -23,14 +23,16 @@ if TYPE_CHECKING:
     from overlay.commands.request import Request
     from overlay.features.model import Feature
     from overlay.processes.live import LiveProcess
+    from overlay.report.codes import Code
     from overlay.report.model import (
         AdoptReport,
         ApplyReport,
+        CacheReport,
         CheckReport,
-        Code,
         DiffReport,
         DoctorReport,
         ListReport,
+        Obstacle,
         ProcessesReport,
         Report,
         RevertReport,
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
 _TYPES = {
     "ApplyReport": "overlay.report.model",
     "CheckReport": "overlay.report.model",
-    "Code": "overlay.report.model",
+    "Code": "overlay.report.codes",
     "DiffReport": "overlay.report.model",
     "DoctorReport": "overlay.report.model",
     "Feature": "overlay.features.model",
@@ -55,6 +57,7 @@ _TYPES = {
     "ListReport": "overlay.report.model",
     "LiveProcess": "overlay.processes.live",
     "Notice": "overlay.results",
+    "Obstacle": "overlay.report.model",
     "ProcessesReport": "overlay.report.model",
     "Reason": "overlay.results",
     "Report": "overlay.report.model",
@@ -77,6 +80,7 @@ __all__ = [
     "ListReport",
     "LiveProcess",
     "Notice",
+    "Obstacle",
     "OverlayError",
     "PatchRefused",
     "ProcessesReport",
@@ -124,8 +128,8 @@ def check(
     """Say whether features can be applied to a vLLM; write nothing.
 
     >>> report = overlay.check(site)
-    >>> report.exit, report.targets[0].state.value
-    (0, 'pristine')
+    >>> report.code.value, report.targets[0].state.value
+    ('can-be-applied', 'pristine')
 
     :param target: a virtual environment or an interpreter, a folder that holds ``vllm/``, a wheel
         or sdist file, or a release such as ``0.26.0``; default: the vLLM that this Python would
@@ -153,8 +157,8 @@ def apply(
 ) -> ApplyReport:
     """Apply features to a vLLM, beside those that are applied: all of them or nothing.
 
-    >>> overlay.apply(site).targets[0].features[0].state.value
-    'applied'
+    >>> overlay.apply(site).target.applied
+    ('demo',)
     >>> overlay.apply(site, require=["demo"]).verdict
     'Nothing to do: demo is applied to vLLM 0.26.0 already.'
 
@@ -185,6 +189,8 @@ def revert(
 ) -> RevertReport:
     """Put back the exact bytes that ``apply`` found, and remove what it added.
 
+    >>> overlay.apply(site).changed
+    ('vllm/v1/spec_decode/demo.py', 'vllm/v1/spec_decode/proposer.py')
     >>> overlay.revert(site).verdict
     'Reverted vLLM 0.26.0: took demo out, 1 file restored and 1 removed.'
 
@@ -213,8 +219,8 @@ def status(
     """Say what is applied to a vLLM, whether it still stands, and what the next process will run.
 
     >>> report = overlay.status(site, require=["demo"])
-    >>> report.exit, report.verdict
-    (1, 'demo is required and not applied to vLLM 0.26.0: run `overlay apply --feature demo`.')
+    >>> int(report.exit), report.target.obstacles[0].reason.next_step
+    (1, 'run `overlay apply --feature demo`')
 
     :param target: as for ``check``; :param python: as for ``check``.
     :param patches: folders with features beside those shipped.
@@ -283,7 +289,7 @@ def check_many(
     python: Place | None = None,
     only: Collection[str] = (),
     patches: Sequence[Place] = (),
-    progress: Progress | None = None,
+    progress: Meter | None = None,
 ) -> CheckReport:
     """``check`` of several targets, and of the releases that ``--releases`` names."""
     from overlay.commands.check import check as command
@@ -337,6 +343,13 @@ def doctor(patches: Sequence[Place] = ()) -> DoctorReport:
     from overlay.commands.doctor import doctor as command
 
     return command(_request(None, (), patches))
+
+
+def cache(what: str) -> CacheReport:
+    """What ``overlay cache`` does: ``dir``, ``size`` or ``clean``."""
+    from overlay.commands.cache import cache as command
+
+    return command(what)
 
 
 def project() -> Project:

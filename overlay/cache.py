@@ -190,7 +190,7 @@ class PrivateFolder:
             if most_bytes is not None:
                 size += size_of(self.path / name)
             if not kept and (number > most or (most_bytes is not None and size > most_bytes)):
-                _remove(self.path / name)
+                remove(self.path / name)
 
     def sweep(self) -> None:
         """Remove the unfinished files of processes that were killed."""
@@ -224,7 +224,8 @@ def _make(folder: Path, mode: int) -> None:
             folder.mkdir(mode=mode)
 
 
-def _remove(place: Path) -> None:
+def remove(place: Path) -> None:
+    """Remove a file, a link or a folder with all that it holds, as far as the system lets."""
     import shutil
 
     if place.is_dir() and not place.is_symlink():

@@ -66,7 +66,7 @@ def importing() -> dict[str, Any]:
     import importlib
 
     from overlay.in_memory import import_hook as hook
-    from overlay.in_memory import plugin as process
+    from overlay.in_memory.running import RunningProcess
     from overlay.plugin import register
 
     spent = 0.0
@@ -86,7 +86,7 @@ def importing() -> dict[str, Any]:
     for owner, names in (
         (finder, ("_require_planned",)),
         (loader, ("get_code", "_show_source")),
-        (process, ("_after_exec",)),
+        (RunningProcess, ("executed",)),
     ):
         for name in names:
             setattr(owner, name, timed(getattr(owner, name)))

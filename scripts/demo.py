@@ -9,7 +9,6 @@ first time, three of them for the environment; interrupted, it goes on where it 
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import shutil
@@ -164,8 +163,12 @@ def changes(before: dict[str, str], after: dict[str, str]) -> list[str]:
 
 
 def main() -> int:
-    """The whole story; 0 where everything was as it must be."""
-    argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args()
+    """Serve before, patched and reverted; 0 where everything was as it must be."""
+    if environment.asked_for_help(__doc__):
+        return 0
+    if sys.argv[1:]:
+        say(f"expected no arguments, found {' '.join(sys.argv[1:])}; --help says what this does")
+        return 2
     environment.with_supported_python()
     notes = Notes()
     dev, copy = prepare(notes)

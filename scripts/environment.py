@@ -11,7 +11,6 @@ Each step that is done is remembered, so that a second call goes on where the fi
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import hashlib
 import json
@@ -60,6 +59,14 @@ class Step:
 def say(text: str) -> None:
     """Tell the user what is being done."""
     print(text, flush=True)
+
+
+def asked_for_help(text: str | None) -> bool:
+    """Print ``text`` where the command line asks for help; nothing else is done then."""
+    asked = not {"-h", "--help"}.isdisjoint(sys.argv[1:])
+    if asked:
+        say((text or "").strip())
+    return asked
 
 
 def with_supported_python() -> None:
@@ -201,11 +208,11 @@ def _run(what: str, command: list[str]) -> None:
 
 
 def main() -> int:
-    """Make the environments named on the command line, or both."""
+    """Make the environments named on the command line, or those of the tests and the demo."""
+    if asked_for_help(__doc__):
+        return 0
+    wanted = sys.argv[1:] or ["dev", "engine"]
     makers = {"dev": dev_python, "engine": engine_python, "ray": ray_python}
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("name", nargs="*", help=f"{', '.join(makers)}; default: dev engine")
-    wanted = parser.parse_args().name or ["dev", "engine"]
     unknown = [name for name in wanted if name not in makers]
     if unknown:
         say(f"there is no environment {', '.join(unknown)}: expected {' or '.join(makers)}")

@@ -68,8 +68,8 @@ class Row:
 
     def last(self, name: str) -> Any:
         """An entry of the last round that has it."""
-        found = [result[name] for result in self.results if result.get(name) is not None]
-        return found[-1] if found else None
+        entries = [result[name] for result in self.results if result.get(name) is not None]
+        return entries[-1] if entries else None
 
 
 @dataclass(frozen=True)
@@ -133,11 +133,11 @@ def _times(results: Iterable[Mapping[str, Any]], batch: int) -> Times | None:
     each: list[float] = []
     medians: list[float] = []
     for result in results:
-        found = result.get(f"batch{batch}")
-        if found is None:
+        timed = result.get(f"batch{batch}")
+        if timed is None:
             continue
-        median, half = found["ms_per_step"], found["ms_per_step"] * found["spread"] / 2
-        repeats = found.get("repeats_ms_per_step")
+        median, half = timed["ms_per_step"], timed["ms_per_step"] * timed["spread"] / 2
+        repeats = timed.get("repeats_ms_per_step")
         each += repeats or [median - half, median + half]
         medians += repeats or [median]
     return Times(statistics.median(medians), min(each), max(each)) if each else None
@@ -145,14 +145,14 @@ def _times(results: Iterable[Mapping[str, Any]], batch: int) -> Times | None:
 
 def _gpu_share(results: Iterable[Mapping[str, Any]]) -> float | None:
     """The GPU's time in a step over the step's; before it was kept apart, the profile's share."""
-    found = [
+    shares = [
         result["gpu_ms_per_step"] / result["batch1"]["ms_per_step"]
         if "gpu_ms_per_step" in result and "batch1" in result
         else result["gpu_busy"]
         for result in results
         if "gpu_busy" in result
     ]
-    return statistics.median(found) if found else None
+    return statistics.median(shares) if shares else None
 
 
 def _row(engine: str, results: list[Mapping[str, Any]]) -> Row:
@@ -164,7 +164,7 @@ def _row(engine: str, results: list[Mapping[str, Any]]) -> Row:
     times = {batch: _times(results, batch) for batch in BATCHES}
     return Row(
         engine,
-        {batch: found for batch, found in times.items() if found is not None},
+        {batch: timed for batch, timed in times.items() if timed is not None},
         statistics.median(hosts) if hosts else None,
         _gpu_share(results),
         tuple(results),
@@ -175,11 +175,11 @@ def _place(engine: str) -> tuple[int, str]:
     return (ENGINES.index(engine) if engine in ENGINES else len(ENGINES)), engine
 
 
-def sittings(file: str, document: Mapping[str, Any]) -> list[Sitting]:
+def sittings_of(file: str, document: Mapping[str, Any]) -> list[Sitting]:
     """The sittings of one file, one for each setting."""
     results: list[Mapping[str, Any]] = document["results"]
     ran = [result for result in results if "vllm" in result]
-    found = []
+    made = []
     for cell in dict.fromkeys(result["cell"] for result in results):
         here = [result for result in results if result["cell"] == cell]
         engines = sorted({result["engine"] for result in here}, key=_place)
@@ -187,7 +187,9 @@ def sittings(file: str, document: Mapping[str, Any]) -> list[Sitting]:
             next(result[name] for result in (*here, *ran) if name in result)
             for name in ("vllm", "gpu")
         )
-        rows = [_row(name, [one for one in here if one["engine"] == name]) for name in engines]
+        rows = [
+            _row(name, [result for result in here if result["engine"] == name]) for name in engines
+        ]
         beside, in_turn, turns = (
             max(result.get(name, 1) for result in here)
             for name in ("side_by_side", "in_turn", "turns")
@@ -195,27 +197,30 @@ def sittings(file: str, document: Mapping[str, Any]) -> list[Sitting]:
         setting = Setting(release, cell)
         note = document.get("note", "")
         how = (document["date"], gpu, beside, in_turn, turns)
-        found.append(Sitting(setting, file, *how, tuple(rows), note))
-    return found
+        made.append(Sitting(setting, file, *how, tuple(rows), note))
+    return made
 
 
 def read_sittings(folder: Path) -> list[Sitting]:
     """Every sitting of every file of step times, by setting, and the newest of each first."""
-    found = [
+    all_sittings = [
         sitting
         for file in sorted(folder.glob("h200-step-time-*.json"))
-        for sitting in sittings(file.name, json.loads(file.read_text(encoding="utf-8")))
+        for sitting in sittings_of(file.name, json.loads(file.read_text(encoding="utf-8")))
     ]
-    found.sort(key=lambda sitting: sitting.date, reverse=True)
-    return sorted(found, key=lambda sitting: sitting.setting.order)
+    all_sittings.sort(key=lambda sitting: sitting.date, reverse=True)
+    return sorted(all_sittings, key=lambda sitting: sitting.setting.order)
 
 
-def newest(found: Iterable[Sitting]) -> tuple[list[Sitting], list[Sitting]]:
-    """The newest sitting of each setting, and all others; ``found`` as ``read_sittings`` has it."""
+def newest(sittings: Iterable[Sitting]) -> tuple[list[Sitting], list[Sitting]]:
+    """The newest sitting of each setting, and all others.
+
+    :param sittings: in the order of ``read_sittings``.
+    """
     seen: set[Setting] = set()
     first: list[Sitting] = []
     others: list[Sitting] = []
-    for sitting in found:
+    for sitting in sittings:
         (others if sitting.setting in seen else first).append(sitting)
         seen.add(sitting.setting)
     return first, others
@@ -266,7 +271,7 @@ def ratio(sittings: Iterable[Sitting], other: str, batch: int) -> Ratio | None:
     return Ratio(min(quotients), max(quotients), overlap)
 
 
-def digest(found: Iterable[Sitting]) -> str:
+def digest(sittings: Iterable[Sitting]) -> str:
     """The sha256 of everything that a plot of these sittings shows."""
     drawn = [
         [
@@ -281,6 +286,6 @@ def digest(found: Iterable[Sitting]) -> str:
                 for row in sitting.rows
             ],
         ]
-        for sitting in found
+        for sitting in sittings
     ]
     return hashlib.sha256(json.dumps(drawn).encode()).hexdigest()

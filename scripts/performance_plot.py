@@ -25,8 +25,8 @@ _MARK = "data sha256 "
 
 def digest_in(svg: str) -> str | None:
     """The digest that a picture names, or ``None``."""
-    _, found, rest = svg.partition(_MARK)
-    return rest[:64] if found else None
+    _, mark, rest = svg.partition(_MARK)
+    return rest[:64] if mark else None
 
 
 #: What the summary calls its engines.
@@ -106,7 +106,7 @@ def _svg(figure: Any, sittings: Sequence[Sitting]) -> str:
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
 
 
-def draw(found: Sequence[Sitting]) -> str:
+def draw(sittings: Sequence[Sitting]) -> str:
     """Every setting and engine, with the GPU's share of a step, as SVG.
 
     :raises ModuleNotFoundError: if matplotlib is missing.
@@ -116,28 +116,28 @@ def draw(found: Sequence[Sitting]) -> str:
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    height = 0.6 + sum(0.5 + 0.2 * len(sitting.rows) for sitting in found)
+    height = 0.6 + sum(0.5 + 0.2 * len(sitting.rows) for sitting in sittings)
     with matplotlib.rc_context(_SETTINGS):
         figure, axes = pyplot.subplots(
             1, len(BATCHES) + 1, figsize=(11, max(height, 2.5)), sharey=True, layout="constrained"
         )
         for axis, batch in zip(axes, BATCHES, strict=False):
-            _bars(axis, found, batch)
+            _bars(axis, sittings, batch)
             axis.set_title(f"batch {batch}")
             axis.set_xlabel("ms per engine step")
-        _bars(axes[-1], found, None)
+        _bars(axes[-1], sittings, None)
         axes[-1].set_title("GPU busy, batch 1")
         axes[-1].set_xlabel("% of a step")
         axes[-1].set_xlim(0, 100)
-        _label(axes[0], found)
-        _legend(figure, found)
-        return _svg(figure, found)
+        _label(axes[0], sittings)
+        _legend(figure, sittings)
+        return _svg(figure, sittings)
 
 
-def _places(found: Sequence[Sitting]) -> list[tuple[float, int, int]]:
+def _places(sittings: Sequence[Sitting]) -> list[tuple[float, int, int]]:
     """The place of each bar, from the top: its height, and the indices of sitting and row."""
     placed, below = [], 0.0
-    for index, sitting in enumerate(found):
+    for index, sitting in enumerate(sittings):
         for number in range(len(sitting.rows)):
             placed.append((below, index, number))
             below += 1
@@ -145,10 +145,10 @@ def _places(found: Sequence[Sitting]) -> list[tuple[float, int, int]]:
     return placed
 
 
-def _bars(axis: Any, found: Sequence[Sitting], batch: int | None) -> None:
+def _bars(axis: Any, sittings: Sequence[Sitting], batch: int | None) -> None:
     """The bars of one batch size with the range of their repeats; without one, the GPU's share."""
-    for height, index, number in _places(found):
-        row = found[index].rows[number]
+    for height, index, number in _places(sittings):
+        row = sittings[index].rows[number]
         colour = _COLOURS.get(row.engine, "#000000")
         if batch is None:
             if row.gpu_share is not None:
@@ -161,21 +161,21 @@ def _bars(axis: Any, found: Sequence[Sitting], batch: int | None) -> None:
     axis.set_axisbelow(True)
 
 
-def _label(axis: Any, found: Sequence[Sitting]) -> None:
+def _label(axis: Any, sittings: Sequence[Sitting]) -> None:
     """The names of the settings, each in the middle of its bars."""
     middles: dict[int, list[float]] = {}
-    for height, index, _ in _places(found):
+    for height, index, _ in _places(sittings):
         middles.setdefault(index, []).append(height)
     axis.set_yticks([sum(heights) / len(heights) for heights in middles.values()])
-    labels = [found[index].setting.words.replace(", FULL", ",\nFULL") for index in middles]
+    labels = [sittings[index].setting.words.replace(", FULL", ",\nFULL") for index in middles]
     axis.set_yticklabels(labels)
     if not axis.yaxis_inverted():
         axis.invert_yaxis()
 
 
-def _legend(figure: Any, found: Sequence[Sitting]) -> None:
+def _legend(figure: Any, sittings: Sequence[Sitting]) -> None:
     from matplotlib.patches import Patch
 
-    there = {row.engine for sitting in found for row in sitting.rows}
+    there = {row.engine for sitting in sittings for row in sitting.rows}
     handles = [Patch(color=_COLOURS[engine], label=engine) for engine in ENGINES if engine in there]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)

@@ -150,13 +150,13 @@ def _against(ours: Row | None, other: Row | None, batch: int) -> str:
     return f"{mine.median / its.median:.2f}{surely}"
 
 
-def comparison_table(found: list[Sitting]) -> list[str]:
+def comparison_table(sittings: list[Sitting]) -> list[str]:
     """The patched engine's step over stock's and V2's, in the newest sitting of each setting."""
     head = ["setting", "engine"]
     for other in ("stock V1", "V2"):
         head += [f"over {other}, batch {batch}" for batch in BATCHES]
     rows = []
-    for sitting in found:
+    for sitting in sittings:
         stock, second = sitting.engine("stock-v1"), sitting.engine("v2")
         for name in ("patched-loop", "auto-loop", "patched-step"):
             ours = sitting.engine(name)
@@ -175,7 +175,7 @@ def _bytes(worker: dict[str, Any], name: str, unit: int) -> str:
     return "" if value is None else f"{value / unit:,.{0 if unit == MIB else 2}f}"
 
 
-def memory_table(found: list[Sitting]) -> list[str]:
+def memory_table(sittings: list[Sitting]) -> list[str]:
     """What the graphs and the KV cache take on the first rank, where it was asked."""
     head = ["setting", "engine", "graphs taken", "estimated", "graph pools (MiB)"]
     head += [
@@ -187,7 +187,7 @@ def memory_table(found: list[Sitting]) -> list[str]:
         "file",
     ]
     rows = []
-    for sitting in found:
+    for sitting in sittings:
         for row in sitting.rows:
             memory = row.last("memory")
             if memory is None:
@@ -208,10 +208,10 @@ def memory_table(found: list[Sitting]) -> list[str]:
     return table(head, rows) if rows else []
 
 
-def profile_tables(found: list[Sitting]) -> list[str]:
+def profile_tables(sittings: list[Sitting]) -> list[str]:
     """Where the host's time goes, by function, where stacks were sampled."""
     lines: list[str] = []
-    for sitting in found:
+    for sitting in sittings:
         for row in sitting.rows:
             sampled = row.last("sampled")
             if sampled is None or "failed" in sampled:
@@ -250,15 +250,15 @@ def _ms(column: dict[str, float], name: str) -> str:
 # ---- the summary
 
 
-def summary_table(found: list[Sitting]) -> list[str]:
+def summary_table(sittings: list[Sitting]) -> list[str]:
     """Step time of V1 with the overlay over stock V1's and V2's, a line for each target model.
 
-    :param found: the newest sitting of each setting.
+    :param sittings: the newest sitting of each setting.
     """
     head = ["target model", "vLLM", "over stock V1, 1 request", "32 requests"]
     head += ["over V2, 1 request", "32 requests"]
     rows = []
-    for name, group in summary(found).items():
+    for name, group in summary(sittings).items():
         releases = ", ".join(sitting.setting.release for sitting in group)
         ratios = [ratio(group, other, batch) for other in ("stock-v1", "v2") for batch in (1, 32)]
         rows.append([name, releases, *("" if each is None else str(each) for each in ratios)])
@@ -268,9 +268,9 @@ def summary_table(found: list[Sitting]) -> list[str]:
 # ---- the page
 
 
-def tables(found: list[Sitting]) -> str:
+def tables(sittings: list[Sitting]) -> str:
     """Everything between the markers."""
-    now, older = newest(found)
+    now, older = newest(sittings)
     parts = ["## Log: acceptance", ""]
     parts += acceptance_table(sorted(RESULTS.glob("h200-acceptance-*.json")))
     parts += ["", "## Log: step time", "", f"![Step time and GPU-busy share]({PLOT.name})", ""]
@@ -281,7 +281,9 @@ def tables(found: list[Sitting]) -> str:
     parts += comparison_table(now)
     for sitting in now:
         parts += ["", *step_time_table(sitting)]
-    weighed, _ = newest([one for one in found if any(row.last("memory") for row in one.rows)])
+    weighed, _ = newest(
+        sitting for sitting in sittings if any(row.last("memory") for row in sitting.rows)
+    )
     if memory := memory_table(weighed):
         parts += ["", "## Log: memory", "", *memory]
     if profiles := profile_tables(now):
@@ -306,19 +308,19 @@ def between(page: str, name: str, text: str) -> str:
     return f"{before}{begin}\n{text}\n{end}{after}"
 
 
-def pages(found: list[Sitting]) -> dict[Path, str]:
+def pages(sittings: list[Sitting]) -> dict[Path, str]:
     """Every page that shows results, by its path, with the tables that the JSON gives."""
-    ratios = "\n".join(summary_table(newest(found)[0]))
+    ratios = "\n".join(summary_table(newest(sittings)[0]))
     page = between(PAGE.read_text(encoding="utf-8"), "summary", ratios)
     return {
-        PAGE: between(page, "tables", tables(found)),
+        PAGE: between(page, "tables", tables(sittings)),
         README: between(README.read_text(encoding="utf-8"), "summary", ratios),
     }
 
 
-def stale_plots(found: list[Sitting]) -> list[Path]:
+def stale_plots(sittings: list[Sitting]) -> list[Path]:
     """The plots that were not drawn from what the JSON says now."""
-    now = newest(found)[0]
+    now = newest(sittings)[0]
     summarized = [sitting for group in summary(now).values() for sitting in group]
     stale = []
     for plot, shown in ((SUMMARY_PLOT, summarized), (PLOT, now)):
@@ -334,15 +336,15 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing, compare only")
     parser.add_argument("--redraw", action="store_true", help="draw also plots that are current")
     arguments = parser.parse_args()
-    found = read_sittings(RESULTS)
-    written = pages(found)
-    stale = [PLOT, SUMMARY_PLOT] if arguments.redraw else stale_plots(found)
+    sittings = read_sittings(RESULTS)
+    written = pages(sittings)
+    stale = [PLOT, SUMMARY_PLOT] if arguments.redraw else stale_plots(sittings)
     if arguments.check:
         current = all(path.read_text(encoding="utf-8") == text for path, text in written.items())
         return int(not current or bool(stale))
     for path, text in written.items():
         path.write_text(text, encoding="utf-8")
-    now = newest(found)[0]
+    now = newest(sittings)[0]
     try:
         for plot in stale:
             drawn = (

@@ -335,6 +335,27 @@ def doctor(context: click.Context, as_json: bool, verbose: bool) -> Answer:
     return Answer(api.doctor(patches=patches_of(context)), as_json, verbose)
 
 
+@cli.command(short_help="Show or empty the cache: dir, size or clean.")
+@click.argument("what", type=click.Choice(["dir", "size", "clean"]))
+@common_options
+def cache(what: str, as_json: bool, verbose: bool) -> Answer:
+    """Say where the cache lies, how large it is, or empty it.
+
+    The cache holds releases that were fetched, modules that were patched in memory and what was
+    learnt of texts. All of it is made again where it is needed; what else lies in the folder is
+    left alone.
+
+    \b
+    Example:
+      overlay cache dir
+      overlay cache size
+      overlay cache clean
+    """
+    from overlay import api
+
+    return Answer(api.cache(what), as_json, verbose)
+
+
 @cli.command(short_help="Print what makes your shell complete overlay's words.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> Text:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlay.commands.assess import Examination, Outlook, examine, outlook
+from overlay.commands.assess import Examination, Outlook, examine, outlook, release_of
 from overlay.commands.next_process import with_plugin
 from overlay.commands.request import Request, notices, only, resolve_writable
 from overlay.commands.required import expect_known, with_required
@@ -20,7 +20,8 @@ from overlay.commands.status import by_ledger
 from overlay.errors import PlanOutdated
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.recovery import recover
-from overlay.report.model import ApplyReport, TargetReport, Verdict
+from overlay.report.codes import Verdict
+from overlay.report.model import ApplyReport, TargetReport
 from overlay.report.wording import (
     applied,
     not_applied,
@@ -28,7 +29,6 @@ from overlay.report.wording import (
     untested_refused,
     would_apply,
 )
-from overlay.targets.target import public
 
 if TYPE_CHECKING:
     from overlay.features.model import Feature
@@ -82,7 +82,7 @@ def _attempt(job: _Job, said: str | None) -> ApplyReport:
     :raises PlanOutdated: if another command applied something in between.
     """
     found = _noted(examine(job.target, job.features, job.meant), said)
-    decision = outlook(found, untested=job.untested)
+    decision = outlook(found, job.target, untested=job.untested)
     target = decision.report
     if decision.outlook is Outlook.REFUSE or (job.dry_run and target.interrupted):
         return ApplyReport(not_applied(target), target)
@@ -97,7 +97,7 @@ def _attempt(job: _Job, said: str | None) -> ApplyReport:
         job.root,
         found.plan,
         found.features,
-        release=public(job.target) or job.target.vllm or "unknown",
+        release=release_of(job.target),
         record_file=job.target.record_file,
         known=found.applied,
     )

@@ -16,12 +16,14 @@ from overlay.commands.request import report, with_features
 from overlay.commands.unrecorded import recognise
 from overlay.features.model import paths_of
 from overlay.on_disk import ledger as ledgers
+from overlay.on_disk import transaction
 from overlay.on_disk.disk_state import assess, conditions, pristine_view, void
 from overlay.on_disk.transaction import reading
 from overlay.planning.planner import below
 from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
-from overlay.report.model import Code, Obstacle, TargetReport
+from overlay.report.codes import Code
+from overlay.report.model import Obstacle, Pending, TargetReport
 from overlay.results import FeatureResult, Plan, Reason, State
 from overlay.targets.target import public
 from overlay.untrusted import all_unreadable
@@ -114,10 +116,11 @@ def examine(
     return Examination(wanted, planned, about(meant), about(wanted), ledger)
 
 
-def outlook(examination: Examination, *, untested: bool = False) -> Decision:
-    """What an ``apply`` would do with what was found.
+def outlook(examination: Examination, target: Target, *, untested: bool = False) -> Decision:
+    """What an ``apply`` would do with what was found in ``target``.
 
     :param untested: whether a release that the features were not tested on may be patched.
+    :raises TransactionError: where an ``apply`` would end with it before it writes anything.
     """
     if examination.everything.obstacles:
         return Decision(Outlook.REFUSE, examination.everything)
@@ -125,11 +128,37 @@ def outlook(examination: Examination, *, untested: bool = False) -> Decision:
         return Decision(Outlook.REFUSE, blocked)
     if not untested and (new := _untested(examination)):
         return Decision(Outlook.UNTESTED, examination.report, new)
+    return _writes(examination, target)
+
+
+def _writes(examination: Examination, target: Target) -> Decision:
+    """What an ``apply`` would write, where nothing is in its way."""
+    report = examination.report
     settled = (State.APPLIED, State.UPSTREAMED, State.INAPPLICABLE)
     results = examination.everything.features
-    if all(result.state in settled for result in results):
-        return Decision(Outlook.NOTHING, examination.report)
-    return Decision(Outlook.WRITE, examination.report)
+    if report.interrupted or target.root is None:
+        return Decision(Outlook.WRITE, report)
+    writes = transaction.would_apply(
+        target.root,
+        examination.plan,
+        examination.features,
+        release=release_of(target),
+        record_file=target.record_file,
+    )
+    if not writes:
+        return Decision(Outlook.NOTHING, report)
+    pending = None
+    if report.needs_attention:
+        pending = Pending.COMPLETE
+    elif all(result.state in settled for result in results):
+        applied = any(result.state is State.APPLIED for result in results)
+        pending = Pending.UPDATE if applied else Pending.REMOVE
+    return Decision(Outlook.WRITE, replace(report, pending=pending))
+
+
+def release_of(target: Target) -> str:
+    """The release of a target as the ledger notes it."""
+    return public(target) or target.vllm or "unknown"
 
 
 def _blocked(examination: Examination) -> TargetReport | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from overlay.commands.assess import examine, outlook
-from overlay.commands.parallel import cores, in_processes, in_threads
+from overlay.commands.parallel import Step, cores, in_processes, in_threads, no_step, stepped
 from overlay.commands.request import Request
 from overlay.errors import OverlayError, described
 from overlay.report.model import CheckReport, TargetFailure, TargetReport
@@ -17,6 +18,7 @@ from overlay.targets.target import Progress
 
 if TYPE_CHECKING:
     from overlay.features.model import Feature
+    from overlay.report.progress import Meter
     from overlay.targets.target import Target
 
 
@@ -31,7 +33,7 @@ def check(
     request: Request,
     names: Sequence[str],
     span: str | None = None,
-    progress: Progress | None = None,
+    meter: Meter | None = None,
 ) -> CheckReport:
     """How the features stand in every target that is named, and in every release of ``span``.
 
@@ -40,6 +42,7 @@ def check(
 
     :param names: targets; none and no ``span`` is the vLLM that this Python would import.
     :param span: releases as ``--releases`` takes them.
+    :param meter: shown how far the check is.
     :raises UsageError: if ``span`` is none, or a feature that is meant does not exist.
     :raises PatchFormatErrors: if a folder of patches is malformed.
     """
@@ -48,7 +51,7 @@ def check(
     wanted: list[str | None] = [*names, *(releases(span) if span is not None else ())]
     if not wanted or request.python is not None:
         wanted.insert(0, None)
-    answers = _answers(request, list(dict.fromkeys(wanted)), features, meant, progress)
+    answers = _answers(request, list(dict.fromkeys(wanted)), features, meant, meter)
     reports = tuple(answer for answer in answers if isinstance(answer, TargetReport))
     failures = tuple(answer for answer in answers if isinstance(answer, TargetFailure))
     return CheckReport(checked(reports, failures), reports, failures)
@@ -59,15 +62,30 @@ def _answers(
     names: Sequence[str | None],
     features: tuple[Feature, ...],
     meant: tuple[Feature, ...],
-    progress: Progress | None,
+    meter: Meter | None,
 ) -> list[TargetReport | TargetFailure]:
     """One report, or one failure, for each name, in their order."""
     workers = min(cores(), len(names))
     if len(names) < _WORTH_A_POOL or workers < 2 or not hasattr(os, "fork"):
-        return [_examined(_found(request, name, progress), features, meant) for name in names]
+        one_by_one = (_examined(_found(request, name, meter), features, meant) for name in names)
+        with _counting(meter, "checked", names) as step:
+            return stepped(one_by_one, step)
+    with _counting(meter, "read", names) as step:
+        targets = in_threads(lambda name: _found(request, name, meter), names, _FETCHES, step)
+    with _counting(meter, "checked", names) as step:
+        return in_processes(
+            lambda target: _examined(target, features, meant), targets, workers, step
+        )
 
-    targets = in_threads(lambda name: _found(request, name, progress), names, _FETCHES)
-    return in_processes(lambda target: _examined(target, features, meant), targets, workers)
+
+@contextmanager
+def _counting(meter: Meter | None, verb: str, things: Sequence[object]) -> Iterator[Step]:
+    """What is called after each thing, so that ``meter`` shows how many there are already."""
+    if meter is None:
+        yield no_step
+        return
+    with meter.counting(verb, len(things), "target") as counting:
+        yield counting.step
 
 
 def _found(request: Request, name: str | None, progress: Progress | None) -> Target | TargetFailure:
@@ -85,7 +103,7 @@ def _examined(
     if isinstance(target, TargetFailure):
         return target
     try:
-        return outlook(examine(target, features, meant), untested=True).report
+        return outlook(examine(target, features, meant), target, untested=True).report
     except OverlayError as error:
         lines = (
             line if line.startswith(f"{target.name}: ") else f"{target.name}: {line}"

@@ -8,14 +8,15 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import overlay
 from overlay import settings as switches
-from overlay.errors import OverlayError, UsageError
+from overlay.commands.variables import cache_problem
+from overlay.errors import OverlayError
 from overlay.processes import records
 from overlay.settings import kept_out
 
@@ -26,18 +27,6 @@ if TYPE_CHECKING:
 GROUP = "vllm.general_plugins"
 
 _OTHERS = ("vllm.platform_plugins",)
-
-#: Further variables that decide what of the overlay runs, or where vLLM keeps what it compiled.
-_WATCHED = (
-    "VLLM_PLUGINS",
-    "VLLM_USE_V2_MODEL_RUNNER",
-    "VLLM_CACHE_ROOT",
-    "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY",
-    "VLLM_WORKER_MULTIPROC_METHOD",
-    "PYTHONPATH",
-    "XDG_CACHE_HOME",
-    "XDG_RUNTIME_DIR",
-)
 
 Data = dict[str, Any]
 
@@ -174,28 +163,6 @@ def plugin_problems(found: list[Data]) -> Iterator[str]:
             yield kept_out(one["why"])
 
 
-def environment(found: Mapping[str, str] = os.environ) -> Data:
-    """The variables that matter, as they are set here; another process may have others."""
-    names = sorted({*switches.ours(found), *(name for name in _WATCHED if name in found)})
-    data: Data = {"set": {name: found[name] for name in names}, "problem": None}
-    try:
-        switches.read(found)
-    except UsageError as error:
-        data["problem"] = str(error)
-    return data
-
-
-def unknown_features(known: Iterable[str], found: Mapping[str, str] = os.environ) -> Iterator[str]:
-    """What is wrong with the names in ``OVERLAY_FEATURES``; vLLM would not start."""
-    from overlay.settings import require_known
-
-    try:
-        require_known(switches.read(found), known)
-    except UsageError as error:
-        if str(error) != environment(found)["problem"]:
-            yield str(error)
-
-
 def cache() -> Data:
     """The store of patched modules, and where processes leave their records."""
     from overlay.cache import cache_folder
@@ -216,18 +183,24 @@ def cache() -> Data:
         pass  # nothing was patched in memory yet
     except OSError as error:
         data["problem"] = str(error)
+    data["problem"] = cache_problem(folder) or data["problem"]
     return {**data, "records": _records()}
 
 
 def _records() -> str:
-    return str(next(records.usable(), "nowhere: no folder is ours alone"))
+    folder = next(records.usable(make=False), None)
+    return "no folder yet; the first process of vLLM makes one" if folder is None else str(folder)
 
 
 def model_runner(target: Target | None, found: Mapping[str, str] = os.environ) -> str:
     """Which model runner the installed release chooses; see ``overlay.commands.model_runners``."""
+    from importlib.util import find_spec
+
     from overlay.commands.model_runners import advice
 
-    return advice(target.release if target else None, found)
+    # A search on the path; nothing of vllm-ascend is imported.
+    ascend = find_spec("vllm_ascend") is not None
+    return advice(target.release if target else None, found, ascend=ascend)
 
 
 def installed() -> tuple[Target | None, str | None]:

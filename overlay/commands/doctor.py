@@ -18,15 +18,18 @@ if TYPE_CHECKING:
 def doctor(request: Request) -> DoctorReport:
     """Collect what there is to know; what cannot be told becomes a problem, never an error."""
     from overlay.commands import diagnosis
+    from overlay.commands.variables import variables
 
     target, missing = diagnosis.installed()
     plugins = diagnosis.plugins()
-    environment, cache = diagnosis.environment(), diagnosis.cache()
+    environment, cache = variables(request.folders, target), diagnosis.cache()
     problems: list[str] = [missing] if missing is not None else []
     problems += diagnosis.plugin_problems(plugins)
-    problems += [part["problem"] for part in (environment, cache) if part["problem"]]
+    problems += environment.problems
+    problems += [cache["problem"]] if cache["problem"] else []
+    notes = list(environment.notes)
     standing = _standing(request, target, problems)
-    processes = _processes(problems)
+    processes = _processes(target, problems, notes)
     data: dict[str, Any] = {
         "overlay": diagnosis.this_overlay(request.patches),
         "python": diagnosis.interpreter(),
@@ -34,9 +37,10 @@ def doctor(request: Request) -> DoctorReport:
         "torch": diagnosis.torch(),
         "devices": diagnosis.devices(),
         "plugins": plugins,
-        "environment": environment,
+        "environment": environment.data,
         "cache": cache,
         "model_runner": diagnosis.model_runner(target),
+        "notes": notes,
     }
     return DoctorReport(diagnosed(problems), standing, processes, data, tuple(problems))
 
@@ -44,12 +48,10 @@ def doctor(request: Request) -> DoctorReport:
 def _standing(request: Request, target: Target | None, problems: list[str]) -> TargetReport | None:
     if target is None:
         return None
-    from overlay.commands import diagnosis
     from overlay.commands.status import of_files
 
     try:
         features = request.load()
-        problems += diagnosis.unknown_features(feature.id for feature in features)
         standing = of_files(target, features)
     except OverlayError as error:
         problems.append(str(error))
@@ -59,7 +61,10 @@ def _standing(request: Request, target: Target | None, problems: list[str]) -> T
     return standing
 
 
-def _processes(problems: list[str]) -> tuple[LiveProcess, ...]:
+def _processes(
+    target: Target | None, problems: list[str], notes: list[str]
+) -> tuple[LiveProcess, ...]:
+    """The running processes; those of another vLLM without the plugin are notes, not problems."""
     from overlay.processes.live import processes
 
     try:
@@ -67,5 +72,13 @@ def _processes(problems: list[str]) -> tuple[LiveProcess, ...]:
     except OverlayError as error:
         problems.append(str(error))
         return ()
-    problems += [f"process {one.pid}: {one.problem}" for one in found if one.problem]
+    root = None if target is None or target.root is None else str(target.root)
+    engines = {process.engine for process in found if process.record is not None}
+    for process in found:
+        if process.problem is None:
+            continue
+        if process.record is None and process.engine not in engines and process.root != root:
+            notes.append(f"process {process.pid} is another vLLM, {process.problem}")
+        else:
+            problems.append(f"process {process.pid}: {process.problem}")
     return found

@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -21,6 +21,8 @@ from overlay.errors import OverlayError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+Step = Callable[[], None]
 
 A = TypeVar("A")
 
@@ -35,18 +37,39 @@ _LOOK_SECONDS = 0.5
 _PR_SET_PDEATHSIG = 1
 
 
-def in_threads(work: Callable[[A], B], things: Sequence[A], threads: int) -> list[B]:
-    """``work`` on each thing, in their order; for work that waits for the network."""
+def no_step() -> None:
+    """Count nothing."""
+
+
+def stepped(results: Iterable[A], step: Step) -> list[A]:
+    """The results, with ``step`` called after each."""
+    found = []
+    for result in results:
+        found.append(result)
+        step()
+    return found
+
+
+def in_threads(
+    work: Callable[[A], B], things: Sequence[A], threads: int, step: Step = no_step
+) -> list[B]:
+    """``work`` on each thing, in their order; for work that waits for the network.
+
+    :param step: called after each result.
+    """
     with _unless_interrupted(ThreadPoolExecutor(threads)) as pool:
-        return list(pool.map(work, things))
+        return stepped(pool.map(work, things), step)
 
 
-def in_processes(work: Callable[[A], B], things: Sequence[A], workers: int) -> list[B]:
+def in_processes(
+    work: Callable[[A], B], things: Sequence[A], workers: int, step: Step = no_step
+) -> list[B]:
     """``work`` on each thing, in their order; for work that computes.
 
     The processes are forked, so that neither the work nor the things have to be pickled (an open
     archive cannot be); only the results are.
 
+    :param step: called after each result.
     :raises OverlayError: if a process dies under its work.
     """
     global _inherited  # noqa: PLW0603 - the one thing that a fork can hand over unpickled
@@ -56,7 +79,7 @@ def in_processes(work: Callable[[A], B], things: Sequence[A], workers: int) -> l
     )
     try:
         with _unless_interrupted(executor) as pool:
-            return list(pool.map(_work_on, range(len(things))))
+            return stepped(pool.map(_work_on, range(len(things))), step)
     except BrokenProcessPool as error:
         raise OverlayError(
             f"one of {workers} worker processes was killed, perhaps for want of memory: expected "

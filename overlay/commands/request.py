@@ -51,6 +51,16 @@ class Request:
 
         return resolve(name, progress=progress)
 
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The patches folders, the shipped one first.
+
+        :raises OverlayError: if this installation lacks the shipped one.
+        """
+        from overlay.features.sources import shipped_folder
+
+        return (shipped_folder(), *(Path(folder).expanduser() for folder in self.patches))
+
     def load(self) -> tuple[Feature, ...]:
         """Every feature, whether it is meant or not.
 
@@ -58,9 +68,8 @@ class Request:
         :raises UsageError: if a folder is not there.
         """
         from overlay.features.folder import load
-        from overlay.features.sources import shipped_folder
 
-        return load([shipped_folder(), *(Path(folder).expanduser() for folder in self.patches)])
+        return load(self.folders)
 
     def select(self, features: tuple[Feature, ...]) -> tuple[Feature, ...]:
         """The features that are meant, in their own order.

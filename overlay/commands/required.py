@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from overlay.errors import UsageError
-from overlay.report.model import Code, Obstacle, TargetReport
+from overlay.report.codes import Code
+from overlay.report.model import Obstacle, TargetReport
 from overlay.results import Reason, State
 
 if TYPE_CHECKING:

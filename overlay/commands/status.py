@@ -14,8 +14,10 @@ from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import from_ledger
 from overlay.on_disk.ledger import damaged_copies, reinstall
 from overlay.on_disk.transaction import reading
-from overlay.report.model import Code, Obstacle, ProcessesReport, StatusReport, enumeration
+from overlay.report.codes import Code
+from overlay.report.model import Obstacle, ProcessesReport, StatusReport
 from overlay.report.wording import running, standing
+from overlay.report.words import enumeration
 from overlay.results import Notice, Reason, State
 from overlay.targets.target import Progress, public
 from overlay.untrusted import all_unreadable

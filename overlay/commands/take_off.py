@@ -22,8 +22,10 @@ from overlay.on_disk.disk_state import Condition, conditions, pristine_view, voi
 from overlay.on_disk.transaction import reading
 from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
-from overlay.report.model import Code, Obstacle, RevertReport, enumeration
+from overlay.report.codes import Code
+from overlay.report.model import Obstacle, RevertReport
 from overlay.report.wording import not_taken_off, taken_off
+from overlay.report.words import enumeration
 from overlay.results import FeatureResult, Plan, Reason, State
 from overlay.targets.target import public
 from overlay.untrusted import all_unreadable

@@ -1,7 +1,8 @@
-"""One ``.patch`` file: DEP-3 headers, then a unified diff of one path.
+"""Read one ``.patch`` file: DEP-3 headers, then a unified diff of one path.
 
 Line numbers in it are hints.  What places a hunk is its section heading (the scope) and its
-pre-image, so both are checked here, and every error is given its line."""
+pre-image, so both are checked here, and every error is given its line.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +40,9 @@ _FORBIDDEN = (
     ("Binary files ", "it is binary"),
 )
 
+#: What git format-patch writes behind the last hunk: a mark, and the version of git.
+_SIGNATURE = re.compile(r"^\d+(\.\w+)+.*$")
+
 
 def parse_patch(text: str, name: str) -> Patch:
     """Read a patch.
@@ -47,300 +51,387 @@ def parse_patch(text: str, name: str) -> Patch:
     :param name: the file relative to its patches folder, for messages and reports.
     :raises PatchFormatErrors: with every malformed place.
     """
-    reader = _Reader(name, text)
-    headers = reader.read_headers()
-    path = reader.read_file_header()
-    hunks = reader.read_hunks() if path is not None else ()
-    if reader.errors:
-        raise PatchFormatErrors(sorted(reader.errors, key=lambda error: error.line or 0))
+    source = _Source.of(text, name)
+    headers = _read_headers(source)
+    path = _read_file_header(source)
+    hunks = _read_hunks(source) if path is not None else ()
+    if source.errors:
+        raise PatchFormatErrors(sorted(source.errors, key=lambda error: error.line or 0))
     assert path is not None  # no path is an error
     return Patch(name, path, headers, hunks)
 
 
 @dataclass
+class _Source:
+    """The lines of a patch, read once from the first to the last.
+
+    :ivar text_end: the index behind the last line that is not blank.
+    :ivar at: the index of the next line; :ivar errors: every malformed place so far.
+    """
+
+    name: str
+    lines: list[str]
+    text_end: int
+    at: int = 0
+    errors: list[PatchFormatError] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, text: str, name: str) -> _Source:
+        """Split the text of a patch into lines."""
+        bom = "\N{BYTE ORDER MARK}"
+        pieces = text.removeprefix(bom).split("\n")
+        unfinished = pieces[-1] != ""
+        if not unfinished:
+            pieces.pop()
+        # The end of a line is no content: a patch checked out with CRLF says the same.  A carriage
+        # return alone stays, for git does not take it for an empty line of context.
+        lines = [piece if piece == "\r" else piece.removesuffix("\r") for piece in pieces]
+        text_end = max((index for index, line in enumerate(lines, 1) if line.strip()), default=0)
+        source = cls(name, lines, text_end)
+        if text.startswith(bom):
+            source.error(1, "it begins with a byte-order mark: save it as UTF-8 without one")
+        if unfinished:
+            source.error(len(pieces), "its last line has no newline; git refuses such a patch")
+        return source
+
+    @property
+    def ended(self) -> bool:
+        """Whether every line was read."""
+        return self.at >= len(self.lines)
+
+    @property
+    def line(self) -> str:
+        """The next line; only where there is one."""
+        return self.lines[self.at]
+
+    def take(self) -> tuple[str, int]:
+        """The next line and its 1-based number; it counts as read."""
+        self.at += 1
+        return self.lines[self.at - 1], self.at
+
+    def only_blank_from(self, index: int) -> bool:
+        """Whether nothing but blank lines stands from ``index`` on."""
+        return index >= self.text_end
+
+    def error(self, line: int | None, problem: str) -> None:
+        """Note an error at a 1-based line."""
+        self.errors.append(PatchFormatError(self.name, line, problem))
+
+
+# Headers
+
+
+def _read_headers(source: _Source) -> dict[str, str]:
+    """The DEP-3 fields, up to the diff."""
+    headers: dict[str, str] = {}
+    misspelt: set[str] = set()
+    current: str | None = None
+    while not source.ended and not _diff_begins(source.line):
+        line, number = source.take()
+        match = _HEADER.match(line)
+        if line[:1] in (" ", "\t") and line.strip() and current is not None:
+            headers[current] += "\n" + line.strip()
+        elif match is not None:
+            current = match["name"]
+            proper = _check_header(source, current, number)
+            if proper is not None:
+                misspelt.add(proper)
+            _add_header(source, headers, current, match["value"].strip(), number)
+        elif line.strip() not in ("", "---"):
+            source.error(
+                number,
+                f"{line!r} is neither a header (Name: value), the continuation of one "
+                "(indented), nor the beginning of the diff (--- a/vllm/...)",
+            )
+        else:
+            current = None
+    for required in REQUIRED_HEADERS:
+        missing = required not in headers and required not in misspelt
+        if missing or not headers.get(required, "-").strip():
+            source.error(1, f"the header {required} is missing or empty")
+    _check_date(source, headers.get("Last-Update"))
+    return headers
+
+
+def _diff_begins(line: str) -> bool:
+    return line.startswith(("diff --git ", "--- ", "+++ ", "@@ ")) or any(
+        line.startswith(start) for start, _ in _FORBIDDEN
+    )
+
+
+def _check_header(source: _Source, name: str, number: int) -> str | None:
+    """The known header that ``name`` misspells, after an error; ``None`` for any other."""
+    proper = {known.lower(): known for known in KNOWN_HEADERS}.get(name.lower())
+    if proper is None and not name.startswith("Bug-"):
+        source.error(number, f"unknown header {name}; known are {', '.join(KNOWN_HEADERS)}")
+    if proper is None or proper == name:
+        return None
+    source.error(number, f"the header {name} is spelt otherwise: write {proper}:")
+    return proper
+
+
+def _add_header(
+    source: _Source, headers: dict[str, str], name: str, value: str, number: int
+) -> None:
+    if name not in headers:
+        headers[name] = value
+    elif name in ("Bug", "Author", "Reviewed-by", "Acked-by"):
+        headers[name] += "\n" + value
+    else:
+        source.error(number, f"the header {name} stands twice")
+
+
+def _check_date(source: _Source, value: str | None) -> None:
+    if not value:
+        return
+    try:
+        well_formed = date.fromisoformat(value).isoformat() == value
+    except ValueError:
+        well_formed = False
+    if not well_formed:
+        number = next(
+            index for index, line in enumerate(source.lines, 1) if line.startswith("Last-Update:")
+        )
+        source.error(number, f"Last-Update is {value!r}, which is not a date (YYYY-MM-DD)")
+
+
+# The diff's own header
+
+
+def _read_file_header(source: _Source) -> str | None:
+    """The path that the patch is for; ``None`` if it cannot be told."""
+    git_line: tuple[int, str] | None = None
+    while not source.ended and not source.line.startswith(("--- ", "+++ ", "@@ ")):
+        line, number = source.take()
+        forbidden = next((why for start, why in _FORBIDDEN if line.startswith(start)), None)
+        if forbidden is not None:
+            source.error(number, f"a patch only edits one file, and {forbidden}")
+        elif line.startswith("diff --git ") and git_line is None:
+            git_line = (number, line)
+        elif not line.startswith("index ") and (line.strip() or git_line is not None):
+            # Behind "diff --git" git takes an empty line for the end of an empty diff.
+            source.error(number, f"expected '--- a/vllm/...', found {line!r}")
+    if source.ended:
+        if not source.errors:
+            source.error(None, "it holds no diff: expected '--- a/vllm/...' after the headers")
+        return None
+    before, after = _read_side(source, "---", "a/"), _read_side(source, "+++", "b/")
+    if before is None or after is None:
+        return None
+    if before != after:
+        source.error(source.at, f"it renames {before} to {after}; a patch edits one file in place")
+        return None
+    if git_line is not None and git_line[1] != f"diff --git a/{before} b/{before}":
+        source.error(git_line[0], f"{git_line[1]!r} does not name a/{before} and b/{before}")
+    problem = path_problem(before)
+    if problem is not None:
+        source.error(source.at, f"the path {problem}")
+    return before
+
+
+def _read_side(source: _Source, sign: str, prefix: str) -> str | None:
+    """The path behind ``---`` or ``+++``, without its prefix; ``None`` after an error."""
+    number = source.at + 1
+    line = "" if source.ended else source.line
+    expected = f"'{sign} {prefix}vllm/...'"
+    if not line.startswith(sign + " "):
+        source.error(number, f"expected {expected}, found {line!r}")
+        return None
+    source.at += 1
+    path = line[4:].split("\t")[0].rstrip()
+    if path == "/dev/null":
+        what = "creates a file; put the module under files/" if sign == "---" else "deletes one"
+        source.error(number, f"a patch only edits one file, and this one {what}")
+    elif not path.startswith(prefix):
+        source.error(number, f"expected {expected}, found {line!r}: the prefix {prefix} is missing")
+    else:
+        return path[len(prefix) :]
+    return None
+
+
+# Hunks
+
+
+@dataclass
 class _Body:
-    """The lines of one hunk while they are read, with the numbers that its header promises."""
+    """The lines of one hunk while they are read, with the numbers that its header promises.
+
+    :ivar counts: how many lines of the pre-image and of the post-image were read.
+    :ivar unfinished: index of a line without a line end -> the line number of its mark.
+    """
 
     line: int
     scope: str
     source_line: int
     promised: tuple[int, int]
     lines: list[tuple[str, str]] = field(default_factory=list)
+    counts: tuple[int, int] = (0, 0)
     unfinished: dict[int, int] = field(default_factory=dict)
 
-    def counts(self) -> tuple[int, int]:
-        """How many lines of the pre-image and of the post-image have been read."""
-        ops = [op for op, _ in self.lines]
-        return len(ops) - ops.count("+"), len(ops) - ops.count("-")
+    def add(self, op: str, text: str) -> None:
+        """Take one more line."""
+        pre, post = self.counts
+        self.lines.append((op, text))
+        self.counts = pre + (op != "+"), post + (op != "-")
 
 
-class _Reader:
-    """Goes through the lines of a patch once, collecting errors."""
+def _read_hunks(source: _Source) -> tuple[Hunk, ...]:
+    """The hunks, up to the end of the file."""
+    hunks: list[Hunk] = []
+    while not source.ended:
+        line, number = source.take()
+        if line.startswith("@@"):
+            hunk = _read_hunk(source, line, number)
+            if hunk is not None:
+                hunks.append(hunk)
+        elif line.startswith(("diff --git ", "--- ")):
+            source.error(number, "a second file begins; a patch is for one path")
+            return ()
+        elif _signature_begins(source, number - 1):
+            break
+        elif not source.only_blank_from(number - 1):
+            source.error(number, f"expected '@@ -... +... @@ scope', found {line!r}")
+            return ()
+    if not hunks and not source.errors:
+        source.error(source.at, "it holds no hunk: expected '@@ -... +... @@ scope'")
+    return tuple(hunks)
 
-    def __init__(self, name: str, text: str) -> None:
-        self.name = name
-        pieces = text.split("\n")
-        unfinished = pieces[-1] != ""
-        if not unfinished:
-            pieces.pop()
-        # The end of a line is no content: a patch checked out with CRLF says the same.  A carriage
-        # return alone stays, for git does not take it for an empty line of context.
-        self.lines = [piece if piece == "\r" else piece.removesuffix("\r") for piece in pieces]
-        self.at = 0
-        self.errors: list[PatchFormatError] = []
-        self.misspelt: set[str] = set()  # known headers that were reported as spelt otherwise
-        if unfinished:
-            self.error(len(pieces), "its last line has no newline; git refuses such a patch")
 
-    def error(self, line: int | None, problem: str) -> None:
-        """Note an error at a 1-based line."""
-        self.errors.append(PatchFormatError(self.name, line, problem))
+def _signature_begins(source: _Source, index: int) -> bool:
+    """Whether the rest of the file is the signature of git format-patch."""
+    if source.lines[index] not in ("-- ", "--"):
+        return False
+    version = source.lines[index + 1 : index + 2]
+    return bool(version and _SIGNATURE.match(version[0])) and source.only_blank_from(index + 2)
 
-    # Headers
 
-    def read_headers(self) -> dict[str, str]:
-        """The DEP-3 fields, up to the diff."""
-        headers: dict[str, str] = {}
-        current: str | None = None
-        while self.at < len(self.lines) and not self._diff_begins():
-            line, number = self.lines[self.at], self.at + 1
-            self.at += 1
-            match = _HEADER.match(line)
-            if line[:1] in (" ", "\t") and line.strip() and current is not None:
-                headers[current] += "\n" + line.strip()
-            elif match is not None:
-                current = match["name"]
-                self._add_header(headers, current, match["value"].strip(), number)
-            elif line.strip() not in ("", "---"):
-                self.error(
-                    number,
-                    f"{line!r} is neither a header (Name: value), the continuation of one "
-                    "(indented), nor the beginning of the diff (--- a/vllm/...)",
-                )
-            else:
-                current = None
-        for required in REQUIRED_HEADERS:
-            missing = required not in headers and required not in self.misspelt
-            if missing or not headers.get(required, "-").strip():
-                self.error(1, f"the header {required} is missing or empty")
-        self._check_date(headers.get("Last-Update"))
-        return headers
-
-    def _add_header(self, headers: dict[str, str], name: str, value: str, number: int) -> None:
-        proper = {known.lower(): known for known in KNOWN_HEADERS}.get(name.lower())
-        if proper is not None and proper != name:
-            self.misspelt.add(proper)
-            self.error(number, f"the header {name} is spelt otherwise: write {proper}:")
-        elif proper is None and not name.startswith("Bug-"):
-            self.error(number, f"unknown header {name}; known are {', '.join(KNOWN_HEADERS)}")
-        if name not in headers:
-            headers[name] = value
-        elif name in ("Bug", "Author", "Reviewed-by", "Acked-by"):
-            headers[name] += "\n" + value
-        else:
-            self.error(number, f"the header {name} stands twice")
-
-    def _check_date(self, value: str | None) -> None:
-        if not value:
-            return
-        try:
-            well_formed = date.fromisoformat(value).isoformat() == value
-        except ValueError:
-            well_formed = False
-        if not well_formed:
-            number = next(
-                index for index, line in enumerate(self.lines, 1) if line.startswith("Last-Update:")
-            )
-            self.error(number, f"Last-Update is {value!r}, which is no date (YYYY-MM-DD)")
-
-    # The diff's own header
-
-    def _diff_begins(self) -> bool:
-        line = self.lines[self.at]
-        return line.startswith(("diff --git ", "--- ", "+++ ", "@@ ")) or any(
-            line.startswith(start) for start, _ in _FORBIDDEN
-        )
-
-    def read_file_header(self) -> str | None:
-        """The path that the patch is for; ``None`` if it cannot be told."""
-        git_line: tuple[int, str] | None = None
-        while self.at < len(self.lines):
-            line, number = self.lines[self.at], self.at + 1
-            if line.startswith(("--- ", "+++ ", "@@ ")):
-                break
-            self.at += 1
-            forbidden = next((why for start, why in _FORBIDDEN if line.startswith(start)), None)
-            if forbidden is not None:
-                self.error(number, f"a patch only edits one file, and {forbidden}")
-            elif line.startswith("diff --git ") and git_line is None:
-                git_line = (number, line)
-            elif not line.startswith("index ") and (line.strip() or git_line is not None):
-                # Behind "diff --git" git takes an empty line for the end of an empty diff.
-                self.error(number, f"expected '--- a/vllm/...', found {line!r}")
-        if self.at >= len(self.lines):
-            if not self.errors:
-                self.error(None, "it holds no diff: expected '--- a/vllm/...' after the headers")
-            return None
-        before, after = self._read_side("---", "a/"), self._read_side("+++", "b/")
-        if before is None or after is None:
-            return None
-        if before != after:
-            self.error(self.at, f"it renames {before} to {after}; a patch edits one file in place")
-            return None
-        if git_line is not None and git_line[1] != f"diff --git a/{before} b/{before}":
-            self.error(git_line[0], f"{git_line[1]!r} does not name a/{before} and b/{before}")
-        problem = path_problem(before)
-        if problem is not None:
-            self.error(self.at, f"the path {problem}")
-        return before
-
-    def _read_side(self, sign: str, prefix: str) -> str | None:
-        """The path behind ``---`` or ``+++``, without its prefix; ``None`` after an error."""
-        number = self.at + 1
-        line = self.lines[self.at] if self.at < len(self.lines) else ""
-        expected = f"'{sign} {prefix}vllm/...'"
-        if not line.startswith(sign + " "):
-            self.error(number, f"expected {expected}, found {line!r}")
-            return None
-        self.at += 1
-        path = line[4:].split("\t")[0].rstrip()
-        if path == "/dev/null":
-            what = "creates a file; put the module under files/" if sign == "---" else "deletes one"
-            self.error(number, f"a patch only edits one file, and this one {what}")
-        elif not path.startswith(prefix):
-            self.error(
-                number, f"expected {expected}, found {line!r}: the prefix {prefix} is missing"
-            )
-        else:
-            return path[len(prefix) :]
+def _read_hunk(source: _Source, line: str, number: int) -> Hunk | None:
+    match = _HUNK.match(line)
+    if match is None:
+        source.error(number, f"expected '@@ -line,count +line,count @@ scope', found {line!r}")
+        _skip_hunk(source)
         return None
-
-    # Hunks
-
-    def read_hunks(self) -> tuple[Hunk, ...]:
-        """The hunks, up to the end of the file."""
-        hunks: list[Hunk] = []
-        while self.at < len(self.lines):
-            line, number = self.lines[self.at], self.at + 1
-            if line.startswith("@@"):
-                hunk = self._read_hunk(number)
-                if hunk is not None:
-                    hunks.append(hunk)
-            elif line.startswith(("diff --git ", "--- ")):
-                self.error(number, "a second file begins; a patch is for one path")
-                return ()
-            else:
-                self.at += 1
-                if any(rest.strip() for rest in self.lines[self.at - 1 :]):
-                    self.error(number, f"expected '@@ -... +... @@ scope', found {line!r}")
-                    return ()
-        if not hunks and not self.errors:
-            self.error(self.at, "it holds no hunk: expected '@@ -... +... @@ scope'")
-        return tuple(hunks)
-
-    def _read_hunk(self, number: int) -> Hunk | None:
-        match = _HUNK.match(self.lines[self.at])
-        self.at += 1
-        if match is None:
-            self.error(
-                number,
-                f"expected '@@ -line,count +line,count @@ scope', found {self.lines[number - 1]!r}",
-            )
-            self._skip_body()
-            return None
-        promised = (int(match[2] or 1), int(match[4] or 1))
-        scope = (match["heading"] or "").strip()
-        body = _Body(number, scope, int(match[1]), promised)
-        self._check_scope(body)
-        self._read_body(body)
-        return self._finish(body)
-
-    def _check_scope(self, body: _Body) -> None:
-        if body.scope == MODULE_SCOPE or _SCOPE.match(body.scope):
-            return
-        found = f"found {body.scope!r}" if body.scope else "found nothing"
-        self.error(
-            body.line,
-            "expected the scope behind the second @@ (a qualified name such as "
-            f"Class.method, or {MODULE_SCOPE} for anywhere in the file), {found}",
+    promised = (int(match[2] or 1), int(match[4] or 1))
+    body = _Body(number, (match["heading"] or "").strip(), int(match[1]), promised)
+    _check_scope(source, body)
+    _read_body(source, body)
+    if body.counts != body.promised and not source.ended and source.line.startswith("\t"):
+        source.error(
+            source.at + 1,
+            "the line begins with a tab: expected ' ', '+' or '-' before the text of a line (an "
+            "editor or a terminal replaced the blank of a line of context)",
         )
+        _skip_hunk(source)
+        return None
+    known = len(source.errors)
+    _check_counts(source, body)
+    hunk = _hunk(source, body)
+    _check_images(source, hunk)
+    return hunk if len(source.errors) == known else None
 
-    def _body_ends(self, body: _Body) -> bool:
-        """Whether the line at hand is no longer a line of the hunk."""
-        line = self.lines[self.at]
-        if line.startswith(("@@", "diff --git ")):
-            return True
-        if body.counts() != body.promised:
-            return line[:1] not in (" ", "+", "-", "\\", "")
-        following = self.lines[self.at + 1 : self.at + 2]
-        second_file = line.startswith("--- ") and (following or [""])[0].startswith("+++ ")
-        nothing_left = not any(rest.strip() for rest in self.lines[self.at :])
-        return second_file or nothing_left or line[:1] not in (" ", "+", "-", "\\")
 
-    def _read_body(self, body: _Body) -> None:
-        while self.at < len(self.lines) and not self._body_ends(body):
-            line, number = self.lines[self.at], self.at + 1
-            self.at += 1
-            if line.startswith("\\"):
-                if not body.lines or len(body.lines) - 1 in body.unfinished:
-                    self.error(number, f"{line!r} follows no line of the hunk")
-                else:
-                    body.unfinished[len(body.lines) - 1] = number
+def _skip_hunk(source: _Source) -> None:
+    while not source.ended and not source.line.startswith(("@@", "diff ")):
+        source.at += 1
+
+
+def _check_scope(source: _Source, body: _Body) -> None:
+    if body.scope == MODULE_SCOPE or _SCOPE.match(body.scope):
+        return
+    found = f"found {body.scope!r}" if body.scope else "found nothing"
+    source.error(
+        body.line,
+        "expected the scope behind the second @@ (a qualified name such as "
+        f"Class.method, or {MODULE_SCOPE} for anywhere in the file), {found}",
+    )
+
+
+def _read_body(source: _Source, body: _Body) -> None:
+    while not source.ended and not _body_ends(source, body):
+        line, number = source.take()
+        if line.startswith("\\"):
+            if not body.lines or len(body.lines) - 1 in body.unfinished:
+                source.error(number, f"{line!r} follows no line of the hunk")
             else:
-                # Editors that strip trailing blanks leave an empty context line empty.
-                body.lines.append((line[:1] or " ", line[1:]))
+                body.unfinished[len(body.lines) - 1] = number
+        else:
+            # Editors that strip trailing blanks leave an empty context line empty.
+            body.add(line[:1] or " ", line[1:])
 
-    def _skip_body(self) -> None:
-        while self.at < len(self.lines) and not self.lines[self.at].startswith(("@@", "diff ")):
-            self.at += 1
 
-    def _finish(self, body: _Body) -> Hunk | None:
-        """The hunk, or ``None`` after errors that leave none."""
-        known = len(self.errors)
-        if body.counts() != body.promised:
-            (said_pre, said_post), (pre, post) = body.promised, body.counts()
-            self.error(
-                body.line,
-                f"the header promises {said_pre} lines before and {said_post} after, the hunk "
-                f"has {pre} and {post}: @@ -{body.source_line},{pre} +...,{post} @@",
-            )
-        last = {
-            side: max((i for i, (op, _) in enumerate(body.lines) if op != other), default=None)
-            for side, other in (("pre", "+"), ("post", "-"))
-        }
-        for index, number in body.unfinished.items():
-            op = body.lines[index][0]
-            sides = {" ": ("pre", "post"), "-": ("pre",), "+": ("post",)}[op]
-            if any(last[side] != index for side in sides):
-                self.error(number, "the line before it is not the last of its side of the hunk")
-        hunk = Hunk(
-            body.scope,
-            tuple(body.lines),
-            body.source_line,
-            body.line,
-            pre_unfinished=last["pre"] in body.unfinished,
-            post_unfinished=last["post"] in body.unfinished,
+def _body_ends(source: _Source, body: _Body) -> bool:
+    """Whether the next line is no longer a line of the hunk."""
+    line = source.line
+    if line.startswith(("@@", "diff --git ")):
+        return True
+    if body.counts != body.promised:
+        return line[:1] not in (" ", "+", "-", "\\", "")
+    following = source.lines[source.at + 1 : source.at + 2]
+    second_file = line.startswith("--- ") and (following or [""])[0].startswith("+++ ")
+    return (
+        second_file
+        or source.only_blank_from(source.at)
+        or _signature_begins(source, source.at)
+        or line[:1] not in (" ", "+", "-", "\\")
+    )
+
+
+def _check_counts(source: _Source, body: _Body) -> None:
+    """Compare the numbers of the hunk's header with its lines."""
+    if body.counts == body.promised:
+        return
+    (said_pre, said_post), (pre, post) = body.promised, body.counts
+    source.error(
+        body.line,
+        f"the header promises {said_pre} lines before and {said_post} after, the hunk "
+        f"has {pre} and {post}: @@ -{body.source_line},{pre} +...,{post} @@",
+    )
+
+
+def _hunk(source: _Source, body: _Body) -> Hunk:
+    """The hunk of a body; marks of an unfinished line have to stand behind its sides' last."""
+    last = {
+        side: max((i for i, (op, _) in enumerate(body.lines) if op != other), default=None)
+        for side, other in (("pre", "+"), ("post", "-"))
+    }
+    for index, number in body.unfinished.items():
+        op = body.lines[index][0]
+        sides = {" ": ("pre", "post"), "-": ("pre",), "+": ("post",)}[op]
+        if any(last[side] != index for side in sides):
+            source.error(number, "the line before it is not the last of its side of the hunk")
+    return Hunk(
+        body.scope,
+        tuple(body.lines),
+        body.source_line,
+        body.line,
+        pre_unfinished=last["pre"] in body.unfinished,
+        post_unfinished=last["post"] in body.unfinished,
+    )
+
+
+def _check_images(source: _Source, hunk: Hunk) -> None:
+    """Refuse a hunk that could not be placed, or of which nothing could show that it is applied."""
+    problem = None
+    if not hunk.pre:
+        problem = "its pre-image is empty: give it lines of context to stand by"
+    elif not hunk.post:
+        problem = (
+            "its post-image is empty, so nothing could show that it is applied: give it lines of "
+            "context"
         )
-        if not hunk.pre:
-            self.error(body.line, "its pre-image is empty: give it lines of context to stand by")
-        elif not hunk.post:
-            self.error(
-                body.line,
-                "its post-image is empty, so nothing could show that it is applied: give it "
-                "lines of context",
-            )
-        elif (hunk.pre, hunk.pre_unfinished) == (hunk.post, hunk.post_unfinished):
-            self.error(body.line, "it changes nothing (the ends of lines are no content)")
-        elif not (hunk.pre_unfinished or hunk.post_unfinished) and _stands_in(hunk.post, hunk.pre):
-            self.error(
-                body.line,
-                "its post-image stands in its pre-image, so nothing could show that it is "
-                "applied: give it context on both sides of the lines that it removes",
-            )
-        return hunk if len(self.errors) == known else None
+    elif (hunk.pre, hunk.pre_unfinished) == (hunk.post, hunk.post_unfinished):
+        problem = "it changes nothing (the ends of lines are no content)"
+    elif not (hunk.pre_unfinished or hunk.post_unfinished) and _stands_in(hunk.post, hunk.pre):
+        problem = (
+            "its post-image stands in its pre-image, so nothing could show that it is applied: "
+            "give it context on both sides of the lines that it removes"
+        )
+    if problem is not None:
+        source.error(hunk.patch_line, problem)
 
 
 def _stands_in(image: tuple[str, ...], lines: tuple[str, ...]) -> bool:
     """Whether the lines of an image stand together somewhere in the lines."""
-    size = len(image)
-    return any(lines[at : at + size] == image for at in range(len(lines) - size + 1))
+    # As texts: a search for one is linear, however often the same lines stand there.
+    needle, text = "\n".join(image), "\n".join(lines)
+    return f"\n{needle}\n" in f"\n{text}\n"

@@ -25,11 +25,6 @@ from overlay.features.sources import left_behind
 from overlay.settings import KNOWN
 from overlay.untrusted import read_regular
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 #: The model runners that a feature may name as the only one that it patches.
 MODEL_RUNNERS = ("v1", "v2")
 
@@ -79,7 +74,7 @@ class Declaration(NamedTuple):
 #: The module through which patched code reports what it does; features add it with equal bytes.
 EFFECTS_MODULE = "vllm.v1.overlay_effects"
 
-_EFFECTS_PATH = f"files/{EFFECTS_MODULE.replace('.', '/')}.py"
+EFFECTS_PATH = f"{EFFECTS_MODULE.replace('.', '/')}.py"
 
 
 def declarations(folders: Iterable[Path]) -> tuple[Declaration, ...]:
@@ -99,6 +94,10 @@ def declarations(folders: Iterable[Path]) -> tuple[Declaration, ...]:
 
 
 def _declaration(document: Path) -> Declaration | None:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
     try:
         text = (read_regular(document, follow=False) or b"").decode("utf-8-sig")
         table = tomllib.loads(text)
@@ -113,7 +112,7 @@ def _declaration(document: Path) -> Declaration | None:
     model_runner = read_model_runner(table, error)
     if errors:
         return None
-    reports = (document.parent / _EFFECTS_PATH).is_file()
+    reports = (document.parent / "files" / EFFECTS_PATH).is_file()
     return Declaration(
         document.parent.name, str(table.get("title", "")), switches, model_runner, reports
     )
@@ -197,11 +196,13 @@ class SwitchCheck(NamedTuple):
     """What is to be said of the variables that are set.
 
     :ivar wrong: values that no feature accepts; vLLM must not start with them.
-    :ivar warnings: variables that nobody declares, and former spellings.
+    :ivar unknown: variables that nobody declares; they do nothing.
+    :ivar former: values in a former spelling, which are accepted.
     """
 
     wrong: tuple[str, ...]
-    warnings: tuple[str, ...]
+    unknown: tuple[str, ...]
+    former: tuple[str, ...]
 
 
 def check_values(variables: Mapping[str, str], declared: Iterable[Declaration]) -> SwitchCheck:
@@ -213,17 +214,17 @@ def check_values(variables: Mapping[str, str], declared: Iterable[Declaration]) 
     for declaration in declared:
         for switch in declaration.switches:
             switches.setdefault(switch.name, []).append(switch)
-    wrong, warnings = [], []
+    wrong, unknown, former = [], [], []
     for name in sorted(variables.keys() - KNOWN):
         if name not in switches:
-            warnings.append(_unknown(name, switches.keys() | KNOWN))
+            unknown.append(_unknown(name, switches.keys() | KNOWN))
             continue
         text = _value_problem(variables[name], switches[name])
         if text is not None:
             wrong.append(text)
         else:
-            warnings += _former(variables[name], switches[name])
-    return SwitchCheck(tuple(wrong), tuple(warnings))
+            former += _former(variables[name], switches[name])
+    return SwitchCheck(tuple(wrong), tuple(unknown), tuple(former))
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:

@@ -14,20 +14,19 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from overlay.errors import OverlayError, TransactionError, UsageError
+from overlay.package import STATE_FOLDER
+from overlay.processes.records import OFF
 from overlay.results import State
 from overlay.settings import Switches
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from overlay.in_memory.import_hook import AfterExec, Bypassed
+    from overlay.in_memory.import_hook import Observer
     from overlay.in_memory.preparation import Planned
     from overlay.on_disk.ledger import Ledger
     from overlay.targets.target import Target
 
-
-#: Where the transactions keep what they did; the same as theirs, by test.
-_STATE_FOLDER = ".vllm-overlay"
 
 #: States of a feature that is not active and needs not be.
 HARMLESS = (State.UPSTREAMED, State.INAPPLICABLE)
@@ -70,6 +69,8 @@ class Activation(NamedTuple):
     :ivar modules: the modules that the hook serves.
     :ivar required: whether vLLM must not start without one of the features that are active.
     :ivar impossible: why nothing at all could be patched or verified, or ``None``.
+    :ivar off_summary: the phrase for logs and tables where the overlay was told to do nothing and
+        patched code is on disk, or may be; ``None`` otherwise.
     """
 
     way: str
@@ -82,6 +83,7 @@ class Activation(NamedTuple):
     warnings: tuple[str, ...] = ()
     required: bool = False
     impossible: str | None = None
+    off_summary: str | None = None
 
     @property
     def left_out(self) -> tuple[FeatureStanding, ...]:
@@ -93,6 +95,8 @@ class Activation(NamedTuple):
     @property
     def summary(self) -> str:
         """One phrase for logs and tables."""
+        if self.way == OFF:
+            return self.off_summary or "off (OVERLAY=off)"
         active = [feature.id for feature in self.features if feature.active]
         if not active:
             return "unpatched"
@@ -107,20 +111,19 @@ def digest(features: Iterable[FeatureStanding], switches: Switches) -> str:
     return hashlib.sha256(json.dumps([active, settings], sort_keys=True).encode()).hexdigest()
 
 
-def activate(
-    target: Target, switches: Switches, after_exec: AfterExec, bypassed: Bypassed
-) -> Activation:
+def activate(target: Target, switches: Switches, observer: Observer) -> Activation:
     """Bring about what ``switches`` ask for in this process.
 
     What stands in the way of a feature leaves it out as a whole, with a reason.
 
     :param target: the vLLM that is running; it has a root.
+    :param observer: hears what the import hook executes, and what another hook loads in its place.
     :raises RequiredMissing: if a required feature cannot run here.
     :raises UsageError: if a patches folder is not there.
     """
     wanted = _wanted(switches)
     try:
-        found = _activated(target, switches, wanted, after_exec, bypassed)
+        found = _activated(target, switches, wanted, observer)
     except UsageError:
         raise
     except OverlayError as error:
@@ -153,19 +156,18 @@ def _activated(
     target: Target,
     switches: Switches,
     wanted: frozenset[str],
-    after_exec: AfterExec,
-    bypassed: Bypassed,
+    observer: Observer,
 ) -> Activation:
     assert target.root is not None  # an importable vLLM lies in a folder
     # What reads a ledger is imported only where something of ours stands.
-    ledger = _ledger(target.root) if (target.root / _STATE_FOLDER).exists() else None
+    ledger = _ledger(target.root) if (target.root / STATE_FOLDER).exists() else None
     features: list[FeatureStanding] = []
     found = Activation("none", target.vllm or "unknown", str(target.root), (), "")
     if ledger is not None and ledger.applied:
         on_disk, blocked = _from_disk(target, ledger)
         if on_disk:
             features += on_disk
-            found = found._replace(way="none" if blocked else "disk")
+            found = found._replace(way="none" if blocked else "disk", features=tuple(features))
             if blocked:  # nobody can tell what a plan on top of these files would be worth
                 return found._replace(features=tuple(features), digest=digest(features, switches))
     if switches.mode == "auto":
@@ -173,7 +175,8 @@ def _activated(
         if ledger is not None and found.way == "disk":
             rest = _needless(target, ledger, switches)
         if rest is None:
-            found = _in_memory(target, switches, wanted, after_exec, bypassed, found, features)
+            found, more = _in_memory(target, switches, wanted, observer, found)
+            features += more
         else:
             features += rest
     elif wanted - {feature.id for feature in features}:
@@ -235,16 +238,19 @@ def _in_memory(
     target: Target,
     switches: Switches,
     wanted: frozenset[str],
-    after_exec: AfterExec,
-    bypassed: Bypassed,
+    observer: Observer,
     found: Activation,
-    features: list[FeatureStanding],
-) -> Activation:
-    """Hook every feature that is not on disk and can be patched; appends to ``features``."""
+) -> tuple[Activation, list[FeatureStanding]]:
+    """Hook every feature that is not on disk and can be patched.
+
+    :param found: what is on disk.
+    :returns: what the process runs then, and how the features stand that are not on disk.
+    """
     from overlay.in_memory import import_hook as hook
     from overlay.in_memory.preparation import prepare
 
-    on_disk = {feature.id: feature.digest for feature in features}
+    on_disk = {feature.id: feature.digest for feature in found.features}
+    features = []
     prepared = prepare(target, switches, on_disk)
     late = {
         feature.id: hook.imported(feature.modules)
@@ -270,9 +276,7 @@ def _in_memory(
             if one.chosen and (one.id in wanted or "all" in wanted)
             for module in one.modules
         }
-        finder = hook.PatchFinder(
-            target.root, prepared.entry.modules, after_exec, bypassed, required
-        )
+        finder = hook.PatchFinder(target.root, prepared.entry.modules, observer, required)
         hook.install(finder)
         way = "both" if found.way == "disk" else "memory"
         found = found._replace(
@@ -285,7 +289,7 @@ def _in_memory(
         for one in prepared.features
         if on_disk.get(one.id, one.digest) != one.digest
     )
-    return found._replace(warnings=(*prepared.warnings, *others))
+    return found._replace(warnings=(*prepared.warnings, *others)), features
 
 
 def _other_form(planned: Planned) -> str:

@@ -11,12 +11,12 @@ import importlib.util
 import io
 import linecache
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 from overlay.in_memory.import_watch import (
     HookError,
@@ -101,11 +101,17 @@ def others_before(finder: object) -> str:
     return ", ".join(name for name in names if not name.startswith("overlay.")) or "none"
 
 
-#: Called with the module's name, its module object and its stored text after it was executed.
-AfterExec: TypeAlias = "Callable[[str, ModuleType, StoredModule], None]"
+class Observer(Protocol):
+    """Whoever records what this process runs."""
 
-#: Called once with the name of a planned module that runs its pristine code, and what to say of it.
-Bypassed = Callable[[str, str], None]
+    def executed(self, name: str, module: ModuleType, stored: StoredModule) -> None:
+        """Hear of a patched module that was executed; ``stored`` has the code that ran.
+
+        :raises HookError: if it must not stay.
+        """
+
+    def bypassed(self, name: str, text: str) -> None:
+        """Hear, once, of a planned module that runs its pristine code, and what to say of it."""
 
 
 class PatchedLoader(importlib.abc.InspectLoader):
@@ -115,12 +121,12 @@ class PatchedLoader(importlib.abc.InspectLoader):
         self,
         inner: importlib.abc.Loader | None,
         stored: StoredModule,
-        after_exec: AfterExec,
+        observer: Observer,
         expected: Expected,
     ) -> None:
         self._inner = inner
         self._stored = stored
-        self._after_exec = after_exec
+        self._observer = observer
         self._expected = expected
 
     def __getattr__(self, name: str) -> object:
@@ -175,7 +181,7 @@ class PatchedLoader(importlib.abc.InspectLoader):
             exec(code, module.__dict__)
             self._show_source(module)
             # What another hook made of the patched text is what is expected to run.
-            self._after_exec(name, module, replace(self._stored, code=code))
+            self._observer.executed(name, module, replace(self._stored, code=code))
         except HookError:
             self._expected.failed(name)
             raise
@@ -209,14 +215,12 @@ class PatchFinder(importlib.abc.MetaPathFinder):
         self,
         root: Path,
         modules: Iterable[StoredModule],
-        after_exec: AfterExec,
-        bypassed: Bypassed,
+        observer: Observer,
         required: Iterable[str] = (),
     ) -> None:
         self.root = root
         self.modules: Mapping[str, StoredModule] = {module_name(m.path): m for m in modules}
-        self._after_exec = after_exec
-        self._bypassed = bypassed
+        self._observer = observer
         self._required = frozenset(required)
         self._expected = Expected(self.modules, PatchedLoader)
         self._refusal: str | None = None
@@ -263,7 +267,7 @@ class PatchFinder(importlib.abc.MetaPathFinder):
                 "Keep that hook away from it, install it before the overlay's plugin is loaded, "
                 "or apply on disk instead (`overlay apply`)"
             )
-            self._bypassed(name, text)
+            self._observer.bypassed(name, text)
             if name in self._required:
                 # After the callback, which may import.
                 self._refusal = text
@@ -274,7 +278,7 @@ class PatchFinder(importlib.abc.MetaPathFinder):
         self, name: str, inner: importlib.abc.Loader | None, stored: StoredModule
     ) -> PatchedLoader:
         self._expected.offered(name)
-        return PatchedLoader(inner, stored, self._after_exec, self._expected)
+        return PatchedLoader(inner, stored, self._observer, self._expected)
 
     def _added_spec(self, fullname: str, stored: StoredModule) -> ModuleSpec | None:
         loader = self._loader(fullname, None, stored)

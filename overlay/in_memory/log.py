@@ -34,6 +34,11 @@ def say(lines: Iterable[Line]) -> None:
     _waiting.extend(lines)
 
 
+def warn(text: str) -> None:
+    """Log one WARNING of the overlay."""
+    say([(logging.WARNING, f"vllm-overlay: {text}")])
+
+
 def forget() -> None:
     """Drop what waits: it was another process's, from which this one was forked."""
     _waiting.clear()

@@ -62,6 +62,24 @@ def apply(
     return _run(root, lambda site: to_apply(site, request), timeout)
 
 
+def would_apply(
+    root: Path,
+    plan: Plan,
+    features: Sequence[Feature],
+    *,
+    release: str,
+    record_file: Path | None = None,
+    timeout: float = lock.TIMEOUT,
+) -> bool:
+    """Whether ``apply`` would write anything; nothing is written, and an error is the same error.
+
+    :raises TransactionError: as ``apply``, for what can be told without writing.
+    """
+    with reading(root, timeout):
+        request = Request(plan, tuple(features), release, record_file)
+        return bool(to_apply(Site(root.resolve()), request).writes)
+
+
 def revert(
     root: Path,
     *,

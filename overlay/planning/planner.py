@@ -163,7 +163,9 @@ class _Planner:
         result, after = FileResult(path, State.PRISTINE), None
         problem = self.simulation.syntax.compile_error(added.content, path)
         if problem is not None:
-            result = _drifted(path, None, Reason(f"the added module does not compile: {problem}"))
+            todo = f"correct {draft.feature.id}/files/{path} in its folder of patches"
+            reason = Reason(f"the added module does not compile: {problem}", todo)
+            result = _drifted(path, None, reason)
         elif before is not None and before != added.content:
             why = "expected no such file, found another one of that name; it is not overwritten"
             result = _drifted(path, None, Reason(why))

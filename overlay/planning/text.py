@@ -86,7 +86,11 @@ class SourceText:
 
     @property
     def final_newline(self) -> bool:
-        """Whether the last line is finished; true of a file without lines."""
+        """Whether the last line has an end; true of a file without lines.
+
+        It is a fact of its own, beside the lines, and an edit can lose it: a text whose last line
+        is empty always has it.
+        """
         return not self.ends or self.ends[-1] != ""
 
     def splice(self, edits: Iterable[Edit], final_newline: bool | None = None) -> SourceText:
@@ -95,8 +99,14 @@ class SourceText:
         New lines take the line end of the lines that they replace, otherwise of the line before
         them, otherwise of the line after.
 
-        :param final_newline: whether the last line is to be finished; ``None``: as it is now.  An
-            empty last line always is.
+        The law of undoing: where ``after = before.splice(edits)`` and ``undo`` puts the old lines
+        back, ``after.splice(undo, before.final_newline)`` is ``before``, as long as ``after`` has a
+        line end left to copy.  Without that argument it is so, too, unless the last line of
+        ``after`` is empty while that of ``before`` has no end: an empty line without an end would
+        not be a line, so it gets one, and ``after`` does not remember that there was none.
+
+        :param final_newline: whether the last line gets an end; ``None``: as it is now.  An empty
+            last line always gets one.
         :raises TextError: if edits overlap or lie outside, if a new line cannot be encoded, or if
             the result would be read in another encoding.
         """
@@ -121,7 +131,7 @@ class SourceText:
         finished = self.final_newline if final_newline is None else final_newline
         ends[:-1] = [end or self._usual_end for end in ends[:-1]]
         if ends:
-            # An empty line without an end would be no line.
+            # An empty line without an end would not be a line.
             ends[-1] = (ends[-1] or self._usual_end) if finished or not lines[-1] else ""
         spliced = SourceText(tuple(lines), tuple(ends), self.encoding, self.bom)
         self._check_same_reading(spliced, ordered)

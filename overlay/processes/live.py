@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from overlay.errors import OverlayError
-from overlay.processes import records
-from overlay.processes.records import OFF, PATCHED, UNPATCHED, ProcessRecord
+from overlay.processes import counts, records
+from overlay.processes.records import OFF, PATCHED, UNPATCHED, Effect, ProcessRecord
 
 #: What a process title or argument of vLLM's own begins with or holds.
 _TITLES = ("VLLM::", "vllm serve", "vllm.entrypoints")
@@ -27,6 +27,8 @@ class LiveProcess:
     :ivar engine: pid of the first vLLM process among its ancestors; peers share it.
     :ivar record: ``None`` where the plugin did not run.
     :ivar problem: why somebody should look at it, or ``None``.
+    :ivar counts: how often each feature did what it counts: (feature, name, number).
+    :ivar root: the folder that holds the ``vllm/`` that it loaded, ``None`` where it is not known.
     """
 
     pid: int
@@ -34,6 +36,8 @@ class LiveProcess:
     engine: int
     record: ProcessRecord | None
     problem: str | None
+    counts: tuple[tuple[str, str, int], ...] = ()
+    root: str | None = None
 
 
 @dataclass(frozen=True)
@@ -63,18 +67,38 @@ def processes(proc: Path = Path("/proc")) -> tuple[LiveProcess, ...]:
             engines[pid],
             said.get(pid),
             problem(said.get(pid), [said.get(p) for p in ours if engines[p] == engines[pid]]),
+            _counts(said.get(pid), proc),
+            _root(proc, pid) if said.get(pid) is None else said[pid].root,
         )
         for pid in sorted(ours, key=lambda pid: (engines[pid], pid))
     )
 
 
+def _counts(record: ProcessRecord | None, proc: Path) -> tuple[tuple[str, str, int], ...]:
+    if record is None or record.counts_fd is None or not record.counters:
+        return ()
+    numbers = counts.read(record.pid, record.counts_fd, len(record.counters), proc)
+    if numbers is None:
+        return ()
+    return tuple(
+        (feature, name, number)
+        for (feature, name), number in zip(record.counters, numbers, strict=True)
+    )
+
+
 def problem(mine: ProcessRecord | None, peers: Iterable[ProcessRecord | None]) -> str | None:
     """What is wrong with a process, seen beside its peers (itself among them)."""
-    beside_peers = _differs(mine, peers)
-    if mine is None or not mine.left_out:
-        return beside_peers
-    without = f"runs without {'; without '.join(mine.left_out)}"
-    return without if beside_peers is None else f"{beside_peers}; {without}"
+    problems = [_differs(mine, peers)]
+    if mine is not None and mine.left_out:
+        problems.append(f"runs without {'; without '.join(mine.left_out)}")
+    if mine is not None:
+        problems += [
+            f"{each.feature} is required and idle: {each.text}"
+            for each in mine.effects
+            if each.state is Effect.IDLE
+            and (each.feature in mine.required or "all" in mine.required)
+        ]
+    return "; ".join(each for each in problems if each is not None) or None
 
 
 def _differs(mine: ProcessRecord | None, peers: Iterable[ProcessRecord | None]) -> str | None:
@@ -131,10 +155,20 @@ def _is_vllm(proc: Path, seen: _Seen) -> bool:
         return False
     if any(title in seen.title for title in _TITLES):
         return True
+    return _root(proc, seen.pid) is not None
+
+
+def _root(proc: Path, pid: int) -> str | None:
+    """The folder that holds the ``vllm/`` whose compiled extension a process mapped."""
     try:
-        return "/vllm/_C" in (proc / str(seen.pid) / "maps").read_text()
+        maps = (proc / str(pid) / "maps").read_text(errors="surrogateescape")
     except OSError:
-        return False
+        return None
+    for line in maps.splitlines():
+        before, extension, _ = line.partition("/vllm/_C")
+        if extension:
+            return before.partition("/")[1] + before.partition("/")[2]
+    return None
 
 
 def _is_python(proc: Path, seen: _Seen) -> bool:

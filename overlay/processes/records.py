@@ -6,15 +6,20 @@ import contextlib
 import json
 import os
 import socket
-import stat
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-SCHEMA = 1
+from overlay.untrusted import parse_json, problem_of_owner, read_regular
+
+SCHEMA = 2
+
+#: The most bytes of a record that are read.
+MAX_BYTES = 1 << 20
 
 #: Seconds after which the record of another host's process goes.
 FORGOTTEN_AFTER = 30 * 86400.0
@@ -27,6 +32,28 @@ PATCHED = ("memory", "disk", "both")
 
 #: That the plugin was told to do nothing; what stands on disk runs all the same.
 OFF = "off"
+
+
+class Effect(Enum):
+    """What a feature does in a process."""
+
+    ACTIVE = "active"
+    IDLE = "idle"
+    #: It reports what it does, and has not yet: the model is not loaded.
+    PENDING = "pending"
+    #: Its code is there; it does not report what it does.
+    PATCHED = "patched"
+
+
+class EffectRecord(NamedTuple):
+    """What one feature does in the process.
+
+    :ivar text: what is active, or why it is not.
+    """
+
+    feature: str
+    state: Effect
+    text: str
 
 
 class ModuleRecord(NamedTuple):
@@ -54,6 +81,10 @@ class ProcessRecord(NamedTuple):
     :ivar role: ``api server``, ``engine core`` or ``worker``, as far as it is known.
     :ivar way: one of ``PATCHED``, ``OFF``, or ``none``.
     :ivar left_out: the features that should run here and do not, each with its state and why.
+    :ivar required: the features without whose effect vLLM must not serve.
+    :ivar effects: what each feature does, as far as it is known.
+    :ivar counters: feature and name of each count, such as replays and fallbacks.
+    :ivar counts_fd: the file descriptor of the counts in that process; see ``processes.counts``.
     """
 
     pid: int
@@ -68,6 +99,10 @@ class ProcessRecord(NamedTuple):
     summary: str
     modules: tuple[ModuleRecord, ...] = ()
     left_out: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
+    effects: tuple[EffectRecord, ...] = ()
+    counters: tuple[tuple[str, str], ...] = ()
+    counts_fd: int | None = None
 
     def with_module(self, module: ModuleRecord) -> ProcessRecord:
         """The record after another module was executed (or executed again)."""
@@ -97,30 +132,28 @@ def _temporary() -> str:
         return "/tmp"
 
 
-def usable() -> Iterator[Path]:
-    """The folders among those that are ours alone, made where they are missing.
+def usable(*, make: bool = True) -> Iterator[Path]:
+    """The folders among those that only this user can have written.
 
     Whether they can be written shows only by writing.
+
+    :param make: whether those that are missing are made; not for a command that only reads.
     """
     for place in folders():
-        with contextlib.suppress(OSError):
-            place.mkdir(mode=0o700, exist_ok=True)
+        if make:
+            with contextlib.suppress(OSError):
+                place.mkdir(mode=0o700, exist_ok=True)
         if _private(place):
             yield place
 
 
 def _private(place: Path) -> bool:
-    """Whether nobody else can have written there."""
+    """Whether it is a folder that nobody else can have written."""
     try:
-        found = place.lstat()
+        own = place.lstat().st_uid == os.geteuid()
+        return own and place.is_dir() and problem_of_owner(place) is None
     except OSError:
         return False
-    writable = stat.S_IWGRP | stat.S_IWOTH
-    return (
-        stat.S_ISDIR(found.st_mode)
-        and found.st_uid == os.geteuid()
-        and not found.st_mode & writable
-    )
 
 
 def start_time(pid: int) -> str:
@@ -173,8 +206,11 @@ def write(record: ProcessRecord) -> None:
 
     :raises OSError: if none does.
     """
-    modules = [one._asdict() for one in record.modules]
-    text = json.dumps({"schema": SCHEMA, **record._asdict(), "modules": modules})
+    modules = [module._asdict() for module in record.modules]
+    effects = [[each.feature, each.state.value, each.text] for each in record.effects]
+    text = json.dumps(
+        {"schema": SCHEMA, **record._asdict(), "modules": modules, "effects": effects}
+    )
     refused = []
     for place in usable():
         temporary = place / f"{record.host}-{record.pid}.{os.getpid()}.new"
@@ -203,16 +239,34 @@ def read_all() -> Iterator[ProcessRecord]:
                     yield record
 
 
+def _decoded(found: dict[str, Any]) -> ProcessRecord | None:
+    """The record of a file's JSON, ``None`` for another version's.
+
+    :raises ValueError, TypeError, KeyError: if it is malformed.
+    """
+    if found.pop("schema") != SCHEMA:
+        return None
+    for name in ("left_out", "required"):
+        found[name] = tuple(map(str, found[name]))
+    found["modules"] = tuple(ModuleRecord(**module) for module in found["modules"])
+    found["effects"] = tuple(
+        EffectRecord(str(feature), Effect(state), str(text))
+        for feature, state, text in found["effects"]
+    )
+    found["counters"] = tuple((str(feature), str(name)) for feature, name in found["counters"])
+    return ProcessRecord(**found)
+
+
 def _read(file: Path) -> ProcessRecord | None:
     try:
-        found = json.loads(file.read_text())
-        if found.pop("schema") != SCHEMA:
+        data = read_regular(file, MAX_BYTES)
+        if data is None:
             return None
-        modules = tuple(ModuleRecord(**one) for one in found.pop("modules"))
-        left_out = tuple(found.pop("left_out"))
-        record = ProcessRecord(**found, modules=modules, left_out=left_out)
+        record = _decoded(parse_json(data))
+        if record is None:
+            return None
         age = time.time() - file.stat().st_mtime
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None  # being written, or another version's: its process is listed without a record
     here = record.host == socket.gethostname()
     if here and _still(record.started, start_time(record.pid)):

@@ -6,6 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from overlay.report.model import (
+    CacheReport,
+    DiffReport,
     DoctorReport,
     FeatureEntry,
     ListReport,
@@ -47,12 +49,22 @@ def as_data(report: Report) -> dict[str, Any]:
         data["error"] = report.error
     data["verdict"] = report.verdict
     data["targets"] = [_target(target) for target in report.targets]
+    if isinstance(report, DiffReport):
+        data["diff"] = report.diff.decode("utf-8", "backslashreplace")
     if isinstance(report, ListReport):
         data["features"] = [_entry(entry) for entry in report.features]
     if isinstance(report, ProcessesReport | DoctorReport):
         data["processes"] = [_process(process) for process in report.processes]
     if isinstance(report, DoctorReport):
         data["doctor"] = {**report.facts, "problems": list(report.problems)}
+    if isinstance(report, CacheReport):
+        data["cache"] = {
+            "folder": str(report.folder),
+            "parts": [
+                {"name": part.name, "entries": part.entries, "bytes": part.size}
+                for part in report.parts
+            ],
+        }
     return data
 
 
@@ -77,7 +89,18 @@ def _process(process: LiveProcess) -> dict[str, Any]:
             for module in record.modules
         ]
         names = ("host", "role", "rank", "vllm", "root", "way", "digest", "summary")
-        data["record"] = {**{name: getattr(record, name) for name in names}, "modules": modules}
+        data["record"] = {
+            **{name: getattr(record, name) for name in names},
+            "modules": modules,
+            "effects": [
+                {"feature": each.feature, "state": each.state.value, "text": each.text}
+                for each in record.effects
+            ],
+            "counts": [
+                {"feature": feature, "count": name, "number": number}
+                for feature, name, number in process.counts
+            ],
+        }
     return data
 
 

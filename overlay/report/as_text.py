@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from overlay.report.codes import Exit
 from overlay.report.lines import BLANK, MARK, Line, Span, labelled
 from overlay.report.model import (
+    CacheReport,
     CheckReport,
     DoctorReport,
-    Exit,
     FeatureEntry,
     ListReport,
     Obstacle,
     ProcessesReport,
     Report,
     TargetReport,
-    enumeration,
 )
 from overlay.report.problems import Problem, problems
-from overlay.report.wording import count
+from overlay.report.words import count, enumeration, megabytes
 from overlay.results import FeatureResult, FileResult, Notice, State
 
 
@@ -50,7 +50,9 @@ def render(report: Report, *, verbose: bool = False) -> tuple[Line, ...]:
     if isinstance(report, DoctorReport):
         from overlay.report.doctor_text import problems as needy
 
-        lines += needy(report.problems)
+        lines += needy(report.facts, report.problems)
+    if isinstance(report, CacheReport) and not report.path_only:
+        lines += _cache(report)
     if report.error is not None:
         first, *others = report.error.splitlines() or [""]
         lines.append(labelled(0, "error: ", first, "bad"))
@@ -59,6 +61,12 @@ def render(report: Report, *, verbose: bool = False) -> tuple[Line, ...]:
         lines.append(BLANK)
     style = "good" if report.exit is Exit.OK else "bad"
     return (*lines, Line((), (Span(report.verdict, style),)))
+
+
+def _cache(report: CacheReport) -> Iterator[Line]:
+    for part in report.parts:
+        held = f"{count(part.entries, 'entry', 'entries')}, {megabytes(part.size)}"
+        yield Line((Span(f"{part.name:<10}"),), (Span(held), Span(f"  {part.contents}", "muted")))
 
 
 def _name_width(targets: Iterable[TargetReport]) -> int:

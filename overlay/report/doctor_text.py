@@ -29,7 +29,21 @@ def processes(found: tuple[LiveProcess, ...]) -> Iterator[Line]:
             yield Line((Span("  "), Span("  ".join(cells).rstrip(), style)))
             if one is not None and one.problem:
                 yield labelled(4, f"{MARK} ", one.problem, "bad")
+            if one is not None:
+                yield from _effects(one)
         yield BLANK
+
+
+def _effects(process: LiveProcess) -> Iterator[Line]:
+    """What each feature does in a process, with its counts."""
+    for effect in () if process.record is None else process.record.effects:
+        counts = [
+            f"{name} {number}"
+            for feature, name, number in process.counts
+            if feature == effect.feature
+        ]
+        text = "; ".join([f"{effect.state.value}: {effect.text}", *counts])
+        yield labelled(4, f"{effect.feature} is ", text)
 
 
 def _row(one: LiveProcess) -> tuple[str, ...]:
@@ -58,16 +72,31 @@ def doctor(data: Mapping[str, Any]) -> Iterator[Line]:
     if not data["plugins"]:
         yield labelled(2, "", "none")
     yield BLANK
-    yield from _section("environment", data["environment"]["set"] or {"set": "nothing of ours"})
+    yield from _section("environment", data["environment"]["set"] or {"set": "none"})
+    yield from _switches(data["environment"]["switches"])
     yield from _section("cache", data["cache"])
     yield Line((Span("model runner", "heading"), Span("  ")), (Span(data["model_runner"]),))
     yield BLANK
 
 
-def problems(sentences: Iterable[str]) -> Iterator[Line]:
-    """What needs somebody, last, where it is read first."""
+def problems(facts: Mapping[str, Any], sentences: Iterable[str]) -> Iterator[Line]:
+    """What is worth knowing, and what needs somebody, last, where it is read first."""
+    for note in facts["notes"]:
+        yield labelled(0, "note: ", note)
     for problem in sentences:
         yield labelled(0, f"{MARK} ", problem, "bad")
+
+
+def _switches(switches: list[dict[str, Any]]) -> Iterator[Line]:
+    """The variables that features declare, and what they are set to."""
+    yield Line((Span("switches", "heading"),))
+    for switch in switches:
+        value = switch["value"] or f"{switch['default']} (default)"
+        values = "|".join(switch["values"]) or "any text"
+        yield labelled(2, f"{switch['name']}: ", f"{value}; {values}: {switch['text']}")
+    if not switches:
+        yield labelled(2, "", "none")
+    yield BLANK
 
 
 def _section(title: str, values: dict[str, Any]) -> Iterator[Line]:

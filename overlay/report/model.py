@@ -5,98 +5,18 @@ exit status that goes with the code) is computed once, by ``overlay.report.wordi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum, IntEnum
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from overlay.report.codes import Code, Exit, Verdict
 from overlay.results import FeatureResult, Notice, Reason, State, worst
 
 if TYPE_CHECKING:
     from overlay.processes.live import LiveProcess
-
-
-class Exit(IntEnum):
-    """Exit status of the command line."""
-
-    OK = 0  # nothing needs the user
-    ATTENTION = 1  # something does
-    ERROR = 2  # usage or environment
-    INTERRUPTED = 130
-
-
-class Code(str, Enum):
-    """What a command concluded, as one word for programs; the value stands in the JSON."""
-
-    # Nothing needs the user.
-    CAN_BE_APPLIED = "can-be-applied"
-    UNTESTED = "untested"
-    APPLIED = "applied"
-    PARTLY_APPLIED = "partly-applied"
-    NOT_APPLIED = "not-applied"
-    NOTHING_TO_PATCH = "nothing-to-patch"
-    MIXED = "mixed"
-    ALREADY_APPLIED = "already-applied"
-    WOULD_APPLY = "would-apply"
-    REMOVED = "removed"
-    ADOPTED = "adopted"
-    NOTHING_TO_ADOPT = "nothing-to-adopt"
-    REVERTED = "reverted"
-    NOTHING_TO_REVERT = "nothing-to-revert"
-    DIFFERS = "differs"
-    EMPTY = "empty"
-    LISTED = "listed"
-    RUNNING = "running"
-    NOT_RUNNING = "not-running"
-    NO_PROBLEM = "no-problem"
-    # Something needs the user.
-    NEEDS_ATTENTION = "needs-attention"
-    INTERRUPTED = "interrupted"
-    UNRECORDED = "unrecorded"
-    NOT_AT_HAND = "not-at-hand"
-    COPIES_DAMAGED = "copies-damaged"
-    REQUIRED_MISSING = "required-missing"
-    UNTESTED_REFUSED = "untested-refused"
-    REVERT_REFUSED = "revert-refused"
-    HOLES = "holes"
-    PROBLEMS = "problems"
-    # Usage or environment.
-    USAGE = "usage"
-    ENVIRONMENT = "environment"
-    BUG = "bug"
-
-    @property
-    def exit(self) -> Exit:
-        """The exit status that goes with it."""
-        if self in _ERRORS:
-            return Exit.ERROR
-        return Exit.ATTENTION if self in _ATTENTION else Exit.OK
-
-
-_ATTENTION = frozenset(
-    {
-        Code.NEEDS_ATTENTION,
-        Code.INTERRUPTED,
-        Code.UNRECORDED,
-        Code.NOT_AT_HAND,
-        Code.COPIES_DAMAGED,
-        Code.REQUIRED_MISSING,
-        Code.UNTESTED_REFUSED,
-        Code.REVERT_REFUSED,
-        Code.HOLES,
-        Code.PROBLEMS,
-    }
-)
-
-_ERRORS = frozenset({Code.USAGE, Code.ENVIRONMENT, Code.BUG})
-
-
-class Verdict(NamedTuple):
-    """What a command concluded: a code for programs and one sentence for people."""
-
-    code: Code
-    text: str
 
 
 class Obstacle(NamedTuple):
@@ -114,6 +34,14 @@ class Obstacle(NamedTuple):
     reason: Reason
 
 
+class Pending(Enum):
+    """What an ``apply`` would do to patches that are applied, or were."""
+
+    COMPLETE = "write again what was put back in part"
+    UPDATE = "bring what is applied up to date"
+    REMOVE = "remove what an earlier apply left"
+
+
 @dataclass(frozen=True)
 class TargetReport:
     """State of one target.
@@ -127,6 +55,7 @@ class TargetReport:
     :ivar obstacles: what needs the user beyond the features' states.
     :ivar in_memory: ids of the features that the plugin would patch in memory in the next process.
     :ivar unrecorded: ids of the features whose bytes are there without a ledger.
+    :ivar pending: what ``overlay apply`` would do there beside applying what can be applied.
     """
 
     target: str
@@ -139,6 +68,7 @@ class TargetReport:
     obstacles: tuple[Obstacle, ...] = ()
     in_memory: tuple[str, ...] = ()
     unrecorded: tuple[str, ...] = ()
+    pending: Pending | None = None
 
     @property
     def needs_attention(self) -> bool:
@@ -406,6 +336,38 @@ class DoctorReport(Report):
         return () if self.installed is None else (self.installed,)
 
 
+class CachePart(NamedTuple):
+    """A part of the cache.
+
+    :ivar name: its folder; :ivar contents: what it holds, in words.
+    :ivar entries: how many files and folders; :ivar size: how many bytes in all.
+    """
+
+    name: str
+    contents: str
+    entries: int
+    size: int
+
+
+@dataclass(frozen=True)
+class CacheReport(Report):
+    """What the cache holds, or held before it was emptied.
+
+    :ivar folder: where it lies.
+    :ivar path_only: whether only its path was asked for.
+    """
+
+    _command: ClassVar[str] = "cache"
+    folder: Path
+    parts: tuple[CachePart, ...]
+    path_only: bool = False
+
+    @property
+    def body(self) -> bytes | None:
+        """The path, where only that was asked for."""
+        return os.fsencode(self.folder) + b"\n" if self.path_only else None
+
+
 def failure(command: str, error: str, code: Code = Code.ENVIRONMENT) -> FailureReport:
     """The report of a command that usage or the environment stopped.
 
@@ -413,12 +375,3 @@ def failure(command: str, error: str, code: Code = Code.ENVIRONMENT) -> FailureR
     """
     name = command if command == "overlay" else f"overlay {command}"
     return FailureReport(Verdict(code, f"{name} stopped: see the error."), command, error)
-
-
-def enumeration(words: Sequence[str], most: int = 6) -> str:
-    """``a, b and c``; of more than ``most`` words the first and how many others there are."""
-    if len(words) > most:
-        return f"{', '.join(words[: most - 1])} and {len(words) - most + 1} others"
-    if len(words) < 2:
-        return "".join(words)
-    return f"{', '.join(words[:-1])} and {words[-1]}"

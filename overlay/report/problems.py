@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from overlay.report.model import TargetReport, enumeration
+from overlay.report.model import TargetReport
+from overlay.report.words import enumeration
 from overlay.results import FeatureResult, FileResult, HunkResult, Reason, State
 
 _WHY = {

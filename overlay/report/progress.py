@@ -1,4 +1,7 @@
-"""A progress bar on standard error for what takes more than a second, where a terminal is there."""
+"""Progress on standard error for work that takes more than a second.
+
+On a terminal it is a bar that goes away again; elsewhere (a log, a pipe) it is plain lines, such as
+``checked 7 of 19 targets``.  Standard output is never touched."""
 
 from __future__ import annotations
 
@@ -9,24 +12,35 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from overlay.untrusted import printable
+
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
 
 
-#: Seconds that something may take before a bar is shown.
+#: Seconds that something may take before anything is shown.
 PATIENCE = 1.0
+
+#: Seconds between two lines where there is no terminal.
+BETWEEN_LINES = 3.0
 
 
 class Progress(Protocol):
     """Called while something is read or fetched."""
 
     def __call__(self, what: str, done: int, total: int | None, /) -> None:
-        """``done`` of ``total`` bytes of ``what``; ``total`` is ``None`` where nobody knows."""
+        """``done`` of ``total`` bytes of ``what``; ``total`` is ``None`` where it is not known."""
 
 
 class Meter:
-    """A ``Progress`` that shows bars; used as a context manager, so that they go away again."""
+    """Shows how far something is; a context manager, so that its bars go away again.
+
+    Called with bytes it is a ``Progress``; ``counting`` counts pieces of work.
+
+    :param stream: where to; default: standard error.
+    :param clock: seconds, for tests.
+    """
 
     def __init__(
         self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
@@ -34,9 +48,10 @@ class Meter:
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
         self._began: dict[str, float] = {}
+        self._told: dict[str, float] = {}
         self._tasks: dict[str, TaskID] = {}
         self._bar: Bar | None = None
-        self._lock = threading.Lock()  # several releases are fetched at a time
+        self._lock = threading.RLock()  # several releases are fetched at a time
 
     def __enter__(self) -> Meter:
         return self
@@ -52,27 +67,108 @@ class Meter:
 
     def __call__(self, what: str, done: int, total: int | None, /) -> None:
         """Show ``done`` of ``total`` bytes of ``what`` once it has taken more than a second."""
-        if not self._stream.isatty():
-            return
+        of = "" if total is None else f" of {total / 1e6:.1f}"
+        self.show(what, done, total, f"{done / 1e6:.1f}{of} MB")
+
+    def counting(self, verb: str, total: int, noun: str) -> Counting:
+        """Count pieces of work, such as ``checked 7 of 19 targets``; a context manager.
+
+        Its thread sleeps for a second first, so that processes which are forked right after the
+        entry inherit no lock that it holds.
+        """
+        return Counting(self, verb, total, noun)
+
+    def show(self, what: str, done: int, total: int | None, amount: str) -> None:
+        """Show how far ``what`` is, unless it began less than a second ago.
+
+        :param amount: ``done`` and ``total`` in words.
+        """
         with self._lock:
-            began = self._began.setdefault(what, self._clock())
+            now = self._clock()
+            if now - self._began.setdefault(what, now) < PATIENCE:
+                return
+            if self._stream.isatty():
+                self.draw(what, done, total, amount)
+            elif now - self._told.get(what, -BETWEEN_LINES) >= BETWEEN_LINES:
+                self._told[what] = now
+                self.line(f"{what}: {amount}")
+
+    def line(self, text: str) -> None:
+        """Write one plain line."""
+        self._stream.write(printable(text) + "\n")
+        self._stream.flush()
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether bars are shown, and not lines."""
+        return self._stream.isatty()
+
+    def draw(self, what: str, done: int, total: int | None, amount: str) -> None:
+        """Draw a bar on the terminal, or move the one that ``what`` has."""
+        with self._lock:
+            bar = self._open()
             if what not in self._tasks:
-                if self._clock() - began < PATIENCE:
-                    return
-                self._tasks[what] = self._open().add_task(what, total=total)
-            self._open().update(self._tasks[what], completed=done, total=total)
+                self._tasks[what] = bar.add_task(printable(what), total=total, amount=amount)
+            bar.update(self._tasks[what], completed=done, total=total, amount=amount)
 
     def _open(self) -> Bar:
         if self._bar is None:
             from rich.console import Console
-            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+            from rich.progress import BarColumn, Progress, TextColumn
 
             self._bar = Progress(
                 TextColumn("{task.description}", markup=False),
                 BarColumn(),
-                DownloadColumn(),
+                TextColumn("{task.fields[amount]}", markup=False),
                 console=Console(file=self._stream),
                 transient=True,
             )
             self._bar.start()
         return self._bar
+
+
+class Counting:
+    """Pieces of work that are counted; shown once they have taken more than a second."""
+
+    def __init__(self, meter: Meter, verb: str, total: int, noun: str) -> None:
+        self._meter, self._verb, self._total = meter, verb, total
+        self._noun = noun if total == 1 else f"{noun}s"
+        self._done = 0
+        self._shown: int | None = None
+        self._over = threading.Event()
+        self._ticker = threading.Thread(target=self._tick, daemon=True)
+
+    def __enter__(self) -> Counting:
+        self._ticker.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        self._ticker.join()
+        if kind is None and self._shown is not None and self._shown != self._done:
+            self._tell()
+
+    def step(self) -> None:
+        """Count one piece of work as done."""
+        self._done += 1
+
+    def _tick(self) -> None:
+        """Show the count after a second and then again, though no piece may end for long."""
+        wait = PATIENCE
+        while not self._over.wait(wait):
+            wait = 0.2 if self._meter.is_terminal else BETWEEN_LINES
+            if self._shown != self._done:
+                self._tell()
+
+    def _tell(self) -> None:
+        self._shown = done = self._done
+        amount = f"{done} of {self._total} {self._noun}"
+        if self._meter.is_terminal:
+            self._meter.draw(self._verb, done, self._total, amount)
+        else:
+            self._meter.line(f"{self._verb} {amount}")

@@ -5,16 +5,12 @@ The exit status follows from the code (``Code.exit``)."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from overlay.report.model import (
-    Code,
-    TargetFailure,
-    TargetReport,
-    Verdict,
-    enumeration,
-)
+from overlay.report.codes import Code, Verdict
+from overlay.report.model import CachePart, Pending, TargetFailure, TargetReport
+from overlay.report.words import are, count, enumeration, megabytes, named, those, vllm
 from overlay.results import Change, FeatureResult, State
 
 if TYPE_CHECKING:
@@ -30,34 +26,6 @@ _NEEDY = {
     State.DRIFTED: ("has drifted", "have drifted"),
     State.PARTIAL: ("is applied in part", "are applied in part"),
 }
-
-
-# Words
-
-
-def vllm(target: TargetReport) -> str:
-    """What to call a target in a sentence."""
-    return f"vLLM {target.vllm}" if target.vllm else f"the vLLM in {target.target}"
-
-
-def count(number: int, noun: str, plural: str | None = None) -> str:
-    """``1 file``, ``2 files``."""
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
-
-
-def named(features: Iterable[FeatureResult]) -> str:
-    """The ids of features as a list in a sentence."""
-    return enumeration([feature.feature for feature in features])
-
-
-def are(features: Sequence[FeatureResult]) -> str:
-    """``is`` or ``are``."""
-    return "is" if len(features) == 1 else "are"
-
-
-def those(target: TargetReport, *states: State) -> list[FeatureResult]:
-    """The features of a target that are in one of these states."""
-    return [feature for feature in target.features if feature.state in states]
 
 
 def attention(target: TargetReport) -> str | None:
@@ -92,7 +60,8 @@ def _attention_code(target: TargetReport) -> Code:
         return Code.UNRECORDED
     if len(codes) == 1 and not target.state.needs_attention:
         return codes.pop()
-    return Code.NEEDS_ATTENTION
+    mends = target.pending is Pending.COMPLETE
+    return Code.APPLY_COMPLETES if mends else Code.NEEDS_ATTENTION
 
 
 def nothing_to_patch(target: TargetReport) -> str:
@@ -117,7 +86,9 @@ def _needs_action(target: TargetReport) -> Verdict | None:
     needy = attention(target)
     if needy is None:
         return None
-    return Verdict(_attention_code(target), f"Action needed: {needy} on {vllm(target)}.")
+    code = _attention_code(target)
+    step = ", which `overlay apply` completes" if code is Code.APPLY_COMPLETES else ""
+    return Verdict(code, f"Action needed: {needy} on {vllm(target)}{step}.")
 
 
 # check
@@ -162,7 +133,14 @@ def _checked_one(target: TargetReport) -> Verdict:
         return Verdict(Code.CAN_BE_APPLIED, text)
     if done := those(target, State.APPLIED):
         text = f"Nothing needs you: {named(done)} {are(done)} applied to {vllm(target)}."
+        if target.pending is Pending.UPDATE:
+            text = f"{text[:-1]}, which `overlay apply` brings up to date."
+            return Verdict(Code.CAN_BE_UPDATED, text)
         return Verdict(Code.APPLIED, text)
+    if target.pending is Pending.REMOVE:
+        text = "`overlay apply` or `overlay revert` removes what an earlier apply left in "
+        text += f"{vllm(target)}: {nothing_to_patch(target)}."
+        return Verdict(Code.LEFTOVERS, text)
     text = f"Nothing to patch in {vllm(target)}: {nothing_to_patch(target)}."
     return Verdict(Code.NOTHING_TO_PATCH, text)
 
@@ -206,9 +184,32 @@ def running(processes: Sequence[LiveProcess]) -> Verdict:
     patched = sum(
         process.record is not None and process.record.way in PATCHED for process in processes
     )
+    effects = _effects(processes)
     return Verdict(
-        Code.RUNNING, f"{what} in {count(engines, 'engine')}, {patched} patched, none needs you."
+        Code.RUNNING,
+        f"{what} in {count(engines, 'engine')}, {patched} patched, none needs you"
+        f"{f'; {effects}' if effects else ''}.",
     )
+
+
+def _effects(processes: Sequence[LiveProcess]) -> str:
+    """Which features are active in any process, and which in none, where they report it."""
+    from overlay.processes.records import Effect
+
+    states: dict[str, set[Effect]] = {}
+    for process in processes:
+        for effect in () if process.record is None else process.record.effects:
+            states.setdefault(effect.feature, set()).add(effect.state)
+    words = []
+    for state in (Effect.ACTIVE, Effect.IDLE):
+        names = sorted(
+            feature
+            for feature, seen in states.items()
+            if state in seen and (state is Effect.ACTIVE or Effect.ACTIVE not in seen)
+        )
+        if names:
+            words.append(f"{state.value}: {', '.join(names)}")
+    return "; ".join(words)
 
 
 # apply
@@ -233,6 +234,15 @@ def untested_refused(target: TargetReport, features: Sequence[FeatureResult]) ->
 def would_apply(target: TargetReport, changes: Sequence[Change]) -> Verdict:
     """The verdict of ``apply --dry-run``."""
     waiting = those(target, State.PRISTINE, State.PARTIAL)
+    if target.pending is Pending.REMOVE:
+        text = (
+            f"Nothing was written: apply would remove what an earlier one left in {vllm(target)}."
+        )
+        return Verdict(Code.LEFTOVERS, text)
+    if target.pending is Pending.UPDATE:
+        done = named(those(target, State.APPLIED))
+        text = f"Nothing was written: apply would bring {done} up to date in {vllm(target)}."
+        return Verdict(Code.WOULD_APPLY, text)
     if not waiting:
         text = f"Nothing was written, and nothing would be{_settled(target)}."
         return Verdict(_done_already(target), text)
@@ -349,6 +359,15 @@ def listed(holes: Sequence[tuple[str, str]], features: int) -> Verdict:
     if not features:
         return Verdict(Code.LISTED, "There are no features.")
     return Verdict(Code.LISTED, f"{count(features, 'feature')}, no holes.")
+
+
+def cached(folder: Path, parts: Sequence[CachePart], *, cleaned: bool) -> Verdict:
+    """The verdict of ``cache``."""
+    held = f"{count(sum(part.entries for part in parts), 'entry', 'entries')}"
+    held += f", {megabytes(sum(part.size for part in parts))}"
+    if cleaned:
+        return Verdict(Code.CACHE_CLEANED, f"Removed {held} from {folder}.")
+    return Verdict(Code.CACHE, f"The cache in {folder} holds {held}.")
 
 
 def diagnosed(problems: Sequence[str]) -> Verdict:

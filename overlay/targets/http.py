@@ -1,27 +1,34 @@
 """Fetch what an index serves, over http(s) or from ``file:`` URLs, with pip's settings.
 
-Every failure becomes a ``PackageIndexError`` that names the URL, without its password."""
+``requests`` carries it: proxies, netrc, certificates, redirects (which drop logins) and retries.
+Every failure becomes a ``PackageIndexError`` that names the URL, without its password.
+"""
 
 from __future__ import annotations
 
-import base64
-import http.client
 import netrc
 import os
 import ssl
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TypeVar
-from urllib.parse import unquote, urlsplit, urlunsplit
+from typing import IO, Any, TypeVar
+from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
+
+import requests
+import urllib3
+from requests.adapters import HTTPAdapter
+from requests.utils import get_netrc_auth
+from urllib3.exceptions import HTTPError as TransportError
+from urllib3.exceptions import NewConnectionError
+from urllib3.exceptions import TimeoutError as TransportTimeout
 
 from overlay.errors import PackageIndexError
 from overlay.targets.pip_config import IndexConfig
 from overlay.targets.target import Progress
+from overlay.untrusted import read_regular
 
 #: How often something is asked for that a broken connection or a busy server kept back.
 ATTEMPTS = 3
@@ -29,21 +36,21 @@ ATTEMPTS = 3
 #: The pause before the second attempt; it doubles each time.
 RETRY_SECONDS = 0.5
 
+_MAX_REDIRECTS = 10
+
 _CHUNK_BYTES = 1 << 18
 
 _RETRIED = (429, 500, 502, 503, 504)
 
 _T = TypeVar("_T")
 
-_NETWORK = (OSError, http.client.HTTPException)
-
 
 class NotFoundError(PackageIndexError):
     """The server answers, and has no such page."""
 
 
-class TransientError(PackageIndexError):
-    """The answer broke off or did not come; asking again may help."""
+class BrokenOffError(PackageIndexError):
+    """The answer began and broke off; asking again may help."""
 
 
 @dataclass(frozen=True)
@@ -64,21 +71,23 @@ class Session:
 
     def __init__(self, config: IndexConfig) -> None:
         self.config = config
-        self._openers: dict[bool, urllib.request.OpenerDirector] = {}
-        self._passwords = _passwords(config)
+        self._carriers: dict[bool, requests.Session] = {}
+        self._logins = _logins(config)
 
     def page(self, url: str, accept: str, limit: int) -> tuple[bytes, str, str]:
         """A page's bytes (at most ``limit``), content type and final URL.
 
         :raises PackageIndexError: if it cannot be fetched (``NotFoundError``: there is none).
         """
+        if (path := local_path(url)) is not None:
+            return _local_page(path, url, limit), "text/html", url
 
         def once() -> tuple[bytes, str, str]:
-            with self.open(url, {"Accept": accept, "Accept-Encoding": "identity"}) as answer:
+            with self.open(url, {"Accept": accept}) as answer:
                 content = _read_all(answer, limit, url)
-                return content, answer.headers.get("Content-Type") or "", answer.geturl() or url
+                return content, answer.headers.get("Content-Type") or "", answer.url or url
 
-        return self._retry(once)
+        return _unless_broken_off(once)
 
     def span(self, url: str, ask: str) -> Span | None:
         """A part of a file; ``None`` where the server does not serve parts.
@@ -88,15 +97,14 @@ class Session:
         """
 
         def once() -> Span | None:
-            headers = {"Range": ask, "Accept-Encoding": "identity"}
-            with self.open(url, headers, passed=(400, 405, 416, 501)) as answer:
-                if answer.status != 206:
+            with self.open(url, {"Range": ask}, passed=(400, 405, 416, 501)) as answer:
+                if answer.status_code != 206:
                     return None
                 start, end, total = _content_range(answer.headers.get("Content-Range"), url)
                 content = _read_all(answer, end - start, url)
                 return Span(content, start, total, answer.headers.get("ETag") or "")
 
-        return self._retry(once)
+        return _unless_broken_off(once)
 
     def download(self, url: str, file: IO[bytes], what: str, progress: Progress | None) -> None:
         """Write the whole of ``url`` into ``file``, from its start.
@@ -109,12 +117,11 @@ class Session:
             file.truncate()
             self._download(url, file, what, progress)
 
-        self._retry(once)
+        _unless_broken_off(once)
 
     def _download(self, url: str, file: IO[bytes], what: str, progress: Progress | None) -> None:
-        with self.open(url, {"Accept-Encoding": "identity"}) as answer:
-            length = answer.headers.get("Content-Length")
-            total = int(length) if length and length.isdigit() else None
+        with self.open(url, {}) as answer:
+            total = _content_length(answer)
             done = 0
             while chunk := _read(answer, _CHUNK_BYTES, url):
                 file.write(chunk)
@@ -122,55 +129,56 @@ class Session:
                 if progress is not None:
                     progress(what, done, total)
             if total is not None and done != total:
-                raise TransientError(_short(url, total, done))
-
-    def _retry(self, action: Callable[[], _T]) -> _T:
-        for attempt in range(ATTEMPTS - 1):
-            with suppress(TransientError):
-                return action()
-            time.sleep(RETRY_SECONDS * 2**attempt)
-        return action()
+                raise BrokenOffError(_short(url, total, done))
 
     @contextmanager
     def open(
         self, url: str, headers: Mapping[str, str], passed: tuple[int, ...] = ()
-    ) -> Iterator[http.client.HTTPResponse]:
-        """Ask for ``url``; statuses in ``passed`` are handed on instead of raised.
+    ) -> Iterator[requests.Response]:
+        """Ask for ``url``; a busy server and a failed connection are tried again.
 
-        :raises PackageIndexError: ``NotFoundError``, ``TransientError`` or plain.
+        :param passed: statuses that are handed on instead of raised.
+        :raises PackageIndexError: if there is no answer, or one with an error's status.
         """
-        clean, authorization = self._authorization(url)
+        clean = without_password(url)
         try:
-            request = urllib.request.Request(clean, headers=dict(headers))
-            if authorization is not None:
-                request.add_unredirected_header("Authorization", authorization)
-            answer = self._opener(clean).open(request, timeout=self.config.timeout)
-        except urllib.error.HTTPError as error:
-            with error:
-                if error.code in passed:
-                    yield error  # type: ignore[misc]  # HTTPError is the answer, status and all
-                    return
-                raise _status_error(url, error) from error
-        except (*_NETWORK, ValueError) as error:
+            carrier = self.carrier(clean)
+            answer = carrier.get(
+                clean,
+                # Said again: a variable (REQUESTS_CA_BUNDLE) would come before the session's own.
+                verify=carrier.verify,
+                headers={**headers, "Accept-Encoding": "identity"},
+                auth=self._login(url),
+                proxies=self._proxies(),
+                timeout=self.config.timeout,
+                stream=True,
+            )
+        except (requests.RequestException, TransportError, OSError, ValueError) as error:
             raise _network_error(url, error, self.config.timeout) from error
         with answer:
+            if answer.status_code >= 400 and answer.status_code not in passed:
+                raise _status_error(url, answer)
             yield answer
 
-    def _opener(self, url: str) -> urllib.request.OpenerDirector:
+    def carrier(self, url: str) -> requests.Session:
+        """The ``requests`` session for ``url``: one checks certificates, one trusts the host.
+
+        :raises PackageIndexError: if the configured certificates cannot be read.
+        """
         parts = urlsplit(url)
         trusted = bool({parts.hostname, parts.netloc} & self.config.trusted_hosts)
-        if trusted not in self._openers:
-            handlers: list[urllib.request.BaseHandler] = [
-                urllib.request.HTTPSHandler(context=self._context(trusted))
-            ]
-            if proxy := self.config.proxy:
-                handlers.append(urllib.request.ProxyHandler({"http": proxy, "https": proxy}))
-            opener = urllib.request.build_opener(*handlers)
-            opener.addheaders = [("User-Agent", "vllm-overlay")]
-            self._openers[trusted] = opener
-        return self._openers[trusted]
+        if trusted not in self._carriers:
+            carrier = requests.Session()
+            carrier.headers["User-Agent"] = "vllm-overlay"
+            carrier.max_redirects = _MAX_REDIRECTS
+            carrier.verify = False if trusted else self.config.cert or True
+            carrier.mount("https://", Adapter(self._context(trusted)))
+            carrier.mount("http://", Adapter(None))
+            self._carriers[trusted] = carrier
+        return self._carriers[trusted]
 
     def _context(self, trusted: bool) -> ssl.SSLContext:
+        """What decides about certificates: the system's store, or pip's setting."""
         cert = self.config.cert
         try:
             folder = cert if cert and os.path.isdir(cert) else None
@@ -185,69 +193,140 @@ class Session:
         if trusted:  # pip's trusted-host means exactly this
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
+            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
         return context
 
-    def _authorization(self, url: str) -> tuple[str, str | None]:
-        """The URL without user and password, and the header that carries them."""
+    def _proxies(self) -> dict[str, str] | None:
+        """Pip's proxy, which comes before the variables that ``requests`` reads."""
+        proxy = self.config.proxy
+        return {"http": proxy, "https": proxy} if proxy else None
+
+    def _login(self, url: str) -> tuple[str, str] | None:
+        """User and password for ``url``: its own, those of its index, or those of a netrc file."""
         parts = urlsplit(url)
-        clean = without_password(url)
-        if parts.scheme not in ("http", "https"):
-            return clean, None
-        host = parts.netloc.rpartition("@")[2]
         if parts.username is not None:
-            login = (unquote(parts.username), unquote(parts.password or ""))
-        elif host in self._passwords:
-            login = self._passwords[host]
-        elif (found := _netrc(parts.hostname or "")) is not None:
-            login = found
-        else:
-            return clean, None
-        token = base64.b64encode(":".join(login).encode()).decode()
-        return clean, f"Basic {token}"
+            return unquote(parts.username), unquote(parts.password or "")
+        host = parts.netloc.rpartition("@")[2]
+        if host in self._logins:
+            return self._logins[host]
+        try:
+            return get_netrc_auth(url, raise_errors=True)
+        except OSError:
+            return None  # another user's: nobody meant us to use it
+        except netrc.NetrcParseError as error:
+            raise PackageIndexError(
+                f"{error.filename}: expected a readable netrc file: {error}"
+            ) from error
+
+
+class Adapter(HTTPAdapter):
+    """Connections that fail are tried again, and certificates are checked as ``context`` says."""
+
+    def __init__(self, context: ssl.SSLContext | None) -> None:
+        self.context = context
+        retries = _Retries(
+            total=None,
+            connect=ATTEMPTS - 1,
+            read=ATTEMPTS - 1,
+            status=ATTEMPTS - 1,
+            other=0,
+            redirect=False,
+            status_forcelist=_RETRIED,
+            backoff_factor=RETRY_SECONDS,
+            raise_on_status=False,
+            respect_retry_after_header=False,  # a server may ask for hours
+        )
+        super().__init__(max_retries=retries)
+
+    def init_poolmanager(self, *words: Any, **options: Any) -> None:
+        """As ``HTTPAdapter``, with the context."""
+        super().init_poolmanager(*words, **options, ssl_context=self.context)
+
+    def proxy_manager_for(self, proxy: str, **options: Any) -> Any:
+        """As ``HTTPAdapter``, with the context."""
+        return super().proxy_manager_for(proxy, **options, ssl_context=self.context)
+
+
+class _Retries(urllib3.Retry):
+    """Retries of all but a server that is silent: the user waited for it once already."""
+
+    def increment(
+        self,
+        method: str | None = None,
+        url: str | None = None,
+        response: Any = None,
+        error: Exception | None = None,
+        *rest: Any,
+        **options: Any,
+    ) -> _Retries:
+        if isinstance(error, TransportTimeout) and not isinstance(error, NewConnectionError):
+            raise error
+        return super().increment(method, url, response, error, *rest, **options)
+
+
+def split(url: str) -> SplitResult:
+    """The parts of a URL.
+
+    :raises PackageIndexError: if it has none (``http://[::1``).
+    """
+    try:
+        return urlsplit(url)
+    except ValueError as error:
+        raise PackageIndexError(f"{url}: expected an http, https or file URL: {error}") from error
 
 
 def without_password(url: str) -> str:
     """``url`` without user and password, as it may be shown and stored."""
-    parts = urlsplit(url)
+    parts = split(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def local_path(url: str) -> Path | None:
     """The path that a ``file:`` URL names, ``None`` for other URLs."""
-    parts = urlsplit(url)
+    parts = split(url)
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
 
-def _passwords(config: IndexConfig) -> dict[str, tuple[str, str]]:
+def _local_page(path: Path, url: str, limit: int) -> bytes:
+    try:
+        content = read_regular(path, limit)
+    except OSError as error:
+        raise PackageIndexError(f"{url}: cannot be read: {error.strerror}") from error
+    if content is None:
+        raise NotFoundError(f"{url}: there is no such file")
+    return content
+
+
+def _logins(config: IndexConfig) -> dict[str, tuple[str, str]]:
     """Host and port to the login in an index URL: its files are fetched with the same."""
-    found: dict[str, tuple[str, str]] = {}
+    logins: dict[str, tuple[str, str]] = {}
     for url in (*config.indexes, *config.find_links):
-        parts = urlsplit(url)
+        parts = split(url)
         if parts.username is not None:
             host = parts.netloc.rpartition("@")[2]
-            found[host] = (unquote(parts.username), unquote(parts.password or ""))
-    return found
+            logins[host] = (unquote(parts.username), unquote(parts.password or ""))
+    return logins
 
 
-def _netrc(host: str) -> tuple[str, str] | None:
-    path = os.environ.get("NETRC") or os.path.expanduser("~/.netrc")
+def _unless_broken_off(action: Callable[[], _T]) -> _T:
+    """Try again where an answer broke off; ``requests`` tries again only before it begins."""
+    for attempt in range(ATTEMPTS - 1):
+        with suppress(BrokenOffError):
+            return action()
+        time.sleep(RETRY_SECONDS * 2**attempt)
+    return action()
+
+
+def _read(answer: requests.Response, size: int, url: str) -> bytes:
     try:
-        login = netrc.netrc(path).authenticators(host)
-    except OSError:
-        return None  # there is none, or it is another user's: nobody meant us to use it
-    except netrc.NetrcParseError as error:
-        raise PackageIndexError(f"{path}: expected a readable netrc file: {error}") from error
-    return (login[0], login[2] or "") if login else None
+        chunk: bytes = answer.raw.read(size, decode_content=False)
+    except (TransportError, OSError) as error:
+        shown = without_password(url)
+        raise BrokenOffError(f"{shown}: the answer broke off: {error}. Try again") from error
+    return chunk
 
 
-def _read(answer: http.client.HTTPResponse, size: int, url: str) -> bytes:
-    try:
-        return answer.read(size)
-    except _NETWORK as error:
-        raise TransientError(f"{without_password(url)}: the answer broke off: {error!r}") from error
-
-
-def _read_all(answer: http.client.HTTPResponse, limit: int, url: str) -> bytes:
+def _read_all(answer: requests.Response, limit: int, url: str) -> bytes:
     parts: list[bytes] = []
     left = limit + 1
     while left > 0 and (chunk := _read(answer, min(left, _CHUNK_BYTES), url)):
@@ -257,16 +336,20 @@ def _read_all(answer: http.client.HTTPResponse, limit: int, url: str) -> bytes:
         raise PackageIndexError(
             f"{without_password(url)}: expected at most {limit} bytes, the server sends more"
         )
-    length = answer.headers.get("Content-Length")
-    done = limit + 1 - left
-    if length and length.isdigit() and int(length) != done:
-        raise TransientError(_short(url, int(length), done))
+    length, done = _content_length(answer), limit + 1 - left
+    if length is not None and length != done:
+        raise BrokenOffError(_short(url, length, done))
     return b"".join(parts)
 
 
-def _short(url: str, expected: int, found: int) -> str:
+def _content_length(answer: requests.Response) -> int | None:
+    length = answer.headers.get("Content-Length", "")
+    return int(length) if length.isdecimal() and len(length) < 20 else None
+
+
+def _short(url: str, expected: int, length: int) -> str:
     return (
-        f"{without_password(url)}: expected {expected} bytes, the connection ended after {found}. "
+        f"{without_password(url)}: expected {expected} bytes, the connection ended after {length}. "
         "Try again"
     )
 
@@ -292,37 +375,46 @@ def _bad_range(value: str | None, url: str) -> str:
     )
 
 
-def _status_error(url: str, error: urllib.error.HTTPError) -> PackageIndexError:
-    text = f"{without_password(url)}: the server answers {error.code} {error.reason}."
-    if error.code in (404, 410):
+def _status_error(url: str, answer: requests.Response) -> PackageIndexError:
+    status = answer.status_code
+    text = f"{without_password(url)}: the server answers {status} {answer.reason}."
+    if status in (404, 410):
         return NotFoundError(f"{text} Check the index URL in pip's configuration")
-    if error.code in (401, 403):
+    if status in (401, 403):
         return PackageIndexError(
             f"{text} Put user and password into the index URL or into a netrc file"
         )
-    if error.code in _RETRIED:
-        return TransientError(f"{text} Try again later")
+    if status in _RETRIED:
+        return PackageIndexError(f"{text} Try again later")
     return PackageIndexError(f"{text} Check the index URL in pip's configuration")
 
 
 def _network_error(url: str, error: Exception, timeout: float) -> PackageIndexError:
-    reason = getattr(error, "reason", None) or error
-    shown = without_password(url)
-    if isinstance(reason, ssl.SSLCertVerificationError):
-        return PackageIndexError(
-            f"{shown}: expected a certificate that this system trusts: {reason.verify_message}. "
-            "Set pip's 'cert' (PIP_CERT) or SSL_CERT_FILE to the right bundle"
-        )
-    if isinstance(reason, FileNotFoundError):
-        return NotFoundError(f"{shown}: there is no such file")
-    if isinstance(reason, TimeoutError):
-        return PackageIndexError(
-            f"{shown}: expected an answer within {timeout:g} seconds, none came. Check the network "
-            "and pip's proxy setting, or set PIP_DEFAULT_TIMEOUT"
-        )
+    shown, causes = without_password(url), list(_causes(error))
+    for cause in causes:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return PackageIndexError(
+                f"{shown}: expected a certificate that this system trusts: {cause.verify_message}. "
+                "Set pip's 'cert' (PIP_CERT) or SSL_CERT_FILE to the right bundle"
+            )
+        if isinstance(cause, (requests.Timeout, TimeoutError)):
+            return PackageIndexError(
+                f"{shown}: expected an answer within {timeout:g} seconds, none came. Check the "
+                "network and pip's proxy setting, or set PIP_DEFAULT_TIMEOUT"
+            )
     if isinstance(error, ValueError):
         return PackageIndexError(f"{shown}: expected an http, https or file URL: {error}")
-    return TransientError(
-        f"{shown}: cannot be reached: {reason}. Check the network and pip's index and proxy "
+    return PackageIndexError(
+        f"{shown}: cannot be reached: {causes[-1]}. Check the network and pip's index and proxy "
         "settings; releases that are in the cache already need no network"
     )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what caused it, the first cause last."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        inner = [getattr(error, "reason", None), *error.args, error.__cause__, error.__context__]
+        error = next((cause for cause in inner if isinstance(cause, BaseException)), None)

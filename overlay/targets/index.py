@@ -105,7 +105,8 @@ def listing(session: Session) -> Listing:
             problems.append(str(error))
     shown = tuple(without_password(url) for url in asked)
     if not candidates:
-        why = " ".join(problems) or "None of them has it."
+        ended = (one if one.endswith(".") else f"{one}." for one in problems)
+        why = " ".join(ended) or "None of them has it."
         raise PackageIndexError(
             f"expected files of {PROJECT} on {_places(shown)}. {why} Check pip's index settings "
             "(pip config list), or name a folder, a wheel or an sdist instead of a release"
@@ -218,14 +219,18 @@ class _Links(HTMLParser):
         self.links: list[_Link] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = dict(attrs)
-        href = found.get("href")
-        if href and tag == "base":
-            self._base = urljoin(self._base, href)
-        if not href or tag != "a":
+        attributes = dict(attrs)
+        href = attributes.get("href")
+        if not href or tag not in ("a", "base"):
             return
-        url, fragment = urldefrag(urljoin(self._base, href))
+        try:
+            url, fragment = urldefrag(urljoin(self._base, href))
+        except ValueError:
+            return  # "http://[::1" leads nowhere
+        if tag == "base":
+            self._base = urljoin(self._base, href)
+            return
         name, _, value = fragment.partition("=")
         digest = (name.lower(), value.lower()) if name.lower() in _HASHES and value else None
         filename = Path(unquote(urlsplit(url).path)).name
-        self.links.append((url, filename, digest, "data-yanked" in found))
+        self.links.append((url, filename, digest, "data-yanked" in attributes))

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import fake_vllm
-from tests.support.cli import ADDED, PROPOSER, Cli, cli, digest, edit, site
-
-__all__ = ["cli", "site"]
+from tests.support.cli import ADDED, PROPOSER, Cli, digest, edit
 
 
 def by_git(cli: Cli, site: Path, *options: str | Path) -> None:

@@ -18,7 +18,8 @@ NEVER = {"torch", "vllm"}
 #: What is for archives, the network, terminals or patches, and for nothing else.
 HEAVY = {
     "rich",
-    "unidiff",
+    "requests",
+    "urllib3",
     "urllib.request",
     "http.client",
     "ssl",

@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 
 from overlay.features.model import Hunk
 from tests.support import fake_vllm
-from tests.support.cli import PROPOSER, RUNNER, Cli, cli, digest, edit, site
+from tests.support.cli import PROPOSER, RUNNER, Cli, digest, edit
 from tests.support.patches import hunk, patch_text, write_feature
-
-__all__ = ["cli", "site"]
 
 PACKAGE = "vllm/v1/spec_decode/extra"
 

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from tests.draft_graphs.mutation_types import Mutation, one
 
+#: An argmax over two parts of each row that takes a part for one token.
+_ONE_TOKEN = """
+    halves, places = args[0].unflatten(1, (2, -1)).max(dim=-1)
+    part = halves.argmax(dim=-1, keepdim=True)
+    return torch.add(places.gather(-1, part), part, alpha=1).squeeze(-1)
+"""
+
 CAPTURE_MUTATIONS = (
     # ---- the closed change's defects
     Mutation(
@@ -313,8 +320,9 @@ CAPTURE_MUTATIONS = (
     Mutation(
         "the largest part of a row is added as one token, not as many as it has",
         "sampling",
-        one("argmax.py", "first_largest", "alpha=size // parts", "alpha=1")
-        + one("argmax.py", "_parts", "size in _ONE_BLOCK", "size not in _ONE_BLOCK"),
+        one(
+            "argmax.py", "_SplitArgmax.__torch_function__", "return first_largest(...)", _ONE_TOKEN
+        ),
         "acceptance",
     ),
 )

@@ -15,14 +15,10 @@ from unittest import mock
 
 import pytest
 import torch
-import vllm.v1.spec_decode
 
-from tests.draft_graphs.added_modules import FOLDER
+from tests.support.beside_vllm import put_beside_vllm
 
-# As in a patched vLLM: the feature's modules lie beside vLLM's own.
-for package, folder in ((vllm.v1, FOLDER.parent), (vllm.v1.spec_decode, FOLDER)):
-    if str(folder) not in package.__path__:
-        package.__path__.append(str(folder))
+put_beside_vllm("draft-graphs")
 
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.v1.spec_decode.draft_graphs import draft_graphs, hooks, policy, ranks, replay

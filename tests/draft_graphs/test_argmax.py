@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 from unittest import mock
 
 import pytest
 
 torch: Any = pytest.importorskip("torch")
+pytest.importorskip("vllm")
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.draft_graphs.added_modules import added
+from tests.support.beside_vllm import PATCHES, put_beside_vllm
 
 pytestmark = pytest.mark.network
 
-argmax: Any = added("argmax")
+put_beside_vllm("draft-graphs")
+argmax: Any = importlib.import_module("vllm.v1.spec_decode.draft_graphs.argmax")
+split_argmax: Any = importlib.import_module("vllm.v1.sample.split_argmax")
 
 # Few values, so that the largest is mostly there several times.
 VALUES = st.sampled_from([float("-inf"), -1.0, 0.0, 1.0, 2.0, float("inf"), float("nan")])
@@ -34,13 +38,13 @@ def logits(draw: Any) -> Any:
 def split_always() -> Any:
     """Small logits are split, too."""
     bounds: dict[str, Any] = {"_ONE_BLOCK": range(1, 1 << 20), "_FEW_ROWS": 512}
-    return mock.patch.multiple(argmax, **bounds)
+    return mock.patch.multiple(split_argmax, **bounds)
 
 
 @given(logits=logits())
 def test_it_is_argmax(logits: Any) -> None:
     with split_always():
-        found = argmax.first_largest(logits)
+        found = split_argmax.first_largest(logits)
     assert found.dtype == torch.int64
     assert found.tolist() == logits.argmax(dim=-1).tolist()
 
@@ -78,7 +82,7 @@ def test_only_the_argmax_of_a_matrix_s_rows_is_split(monkeypatch: pytest.MonkeyP
 @given(rows=st.integers(1, 600), size=st.integers(1, 300_000))
 def test_the_parts_are_even_and_not_too_many(rows: int, size: int) -> None:
     with split_always():
-        parts = argmax._parts(rows, size)
+        parts = split_argmax._parts(rows, size)
     assert size % parts == 0
     assert parts == 1 or rows * parts <= 512
 
@@ -95,4 +99,13 @@ def test_the_parts_are_even_and_not_too_many(rows: int, size: int) -> None:
     ],
 )
 def test_it_is_split_where_that_pays(rows: int, size: int, parts: int) -> None:
-    assert argmax._parts(rows, size) == parts
+    assert split_argmax._parts(rows, size) == parts
+
+
+def test_the_features_that_split_add_the_same_module() -> None:
+    copies = sorted(PATCHES.glob("*/files/vllm/v1/sample/split_argmax.py"))
+    assert [copy.relative_to(PATCHES).parts[0] for copy in copies] == [
+        "draft-graphs",
+        "greedy-verification",
+    ]
+    assert len({copy.read_bytes() for copy in copies}) == 1

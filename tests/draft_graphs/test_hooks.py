@@ -10,10 +10,13 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
-from vllm.v1.spec_decode.draft_graphs import graph_backend, hooks, policy
-
 from tests.draft_graphs.drafters import Drafter
 from tests.draft_graphs.recorded_backend import RecordedBackend
+
+# The feature's modules lie beside vLLM's own once `drafters` is imported.
+# isort: split
+from vllm.v1 import overlay_effects
+from vllm.v1.spec_decode.draft_graphs import graph_backend, hooks, policy
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
@@ -61,6 +64,8 @@ def test_off_is_one_line_and_no_graphs(monkeypatch: pytest.MonkeyPatch, log: lis
         "INFO Draft graphs: none (mode off), the drafter runs as upstream: "
         "OVERLAY_DRAFT_GRAPHS=off."
     )
+    told = overlay_effects.effects()["draft-graphs"]
+    assert (told["state"], told["text"]) == ("idle", "OVERLAY_DRAFT_GRAPHS=off")
 
 
 def test_a_refusal_is_one_line_with_its_reasons(
@@ -71,4 +76,5 @@ def test_a_refusal_is_one_line_with_its_reasons(
     (line,) = log
     assert line.startswith("INFO ")
     assert "LoRA is on" in line
+    assert overlay_effects.effects()["draft-graphs"]["text"] in line
     assert "expert load balancing" in line

@@ -25,7 +25,8 @@ from tests.draft_graphs.twin_model import HIDDEN
 
 # The feature's modules lie beside vLLM's own once `drafters` is imported.
 # isort: split
-from vllm.v1.spec_decode.draft_graphs import address_check, draft_graphs, ranks
+from vllm.v1 import overlay_effects
+from vllm.v1.spec_decode.draft_graphs import address_check, draft_graphs, hooks, ranks
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
@@ -336,3 +337,105 @@ def test_the_check_knows_what_any_module_holds() -> None:
         drafter.propose()
     module.workspace = old
     assert drafter.propose() is not None
+
+
+# What the plugin is told
+
+
+@pytest.fixture
+def effect(monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[str, Any]]:
+    """The report of the feature in this test; none of those before it."""
+    for name in ("_states", "_slots"):
+        monkeypatch.setattr(overlay_effects, name, {})
+    monkeypatch.setattr(overlay_effects, "_numbers", [0] * overlay_effects.SLOTS)
+    return lambda: overlay_effects.effects().get("draft-graphs", {})
+
+
+def test_it_is_active_once_graphs_are_captured(effect: Callable[[], dict[str, Any]]) -> None:
+    drafter = Drafter()
+    drafter.graphs.profile(drafter.runner)
+    assert effect() == {}, "a profile keeps no graphs"
+    drafter.capture()
+    assert (effect()["state"], effect()["text"]) == (
+        "active",
+        "7 graphs, K=3: first 3 (1, 2, 4 requests); loop 4 (1, 2, 4, 6 requests)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "replays"),
+    [
+        ("loop", {"replays of first": 1, "replays of loop": 2}),
+        ("step", {"replays of first": 1, "replays of step": 4}),
+    ],
+)
+def test_replays_are_counted_by_role(
+    effect: Callable[[], dict[str, Any]], mode: str, replays: dict[str, int]
+) -> None:
+    drafter = Drafter(replace(SHAPE, mode=mode))
+    drafter.capture()
+    assert effect()["counts"] == {}
+    assert drafter.propose() is not None
+    assert drafter.later_steps() is not None
+    assert effect()["counts"] == replays
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (widened, "the block table has"),
+        (chosen_by_request, "attention is not causal"),
+        (narrower, "the target gives hidden states of"),
+        (with_an_image, "multimodal embeddings among the inputs"),
+        (lambda batch: {"num_speculative_tokens": 2}, "no graph for so many requests or this K"),
+        (lambda batch: {"target_token_ids": batch["target_token_ids"][:-1]}, "not K+1 tokens"),
+    ],
+)
+def test_batches_left_to_upstream_are_counted_by_reason(
+    effect: Callable[[], dict[str, Any]], change: Any, reason: str
+) -> None:
+    drafter = Drafter()
+    drafter.capture()
+    for _ in range(2):
+        assert drafter.propose(**change(drafter.batch())) is None
+    ((name, times),) = effect()["counts"].items()
+    assert name.startswith(f"first passes left to upstream: {reason}")
+    assert times == 2
+
+
+def test_whatever_leaves_it_without_graphs_makes_it_idle(
+    effect: Callable[[], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.config import CUDAGraphMode
+
+    def told() -> tuple[str, str]:
+        return effect()["state"], effect()["text"]
+
+    drafter = Drafter()
+    drafter.capture()
+    drafter.graphs.withdraw("a reason")
+    assert told() == ("idle", "withdrawn: a reason")
+    drafter.backend.attention_backends = {"OTHER": ROLES}  # type: ignore[misc]
+    drafter.capture()
+    assert told()[0] == "idle"
+    assert "attention backend CPU_ATTN of the draft is not known" in told()[1]
+
+    never = Drafter()
+    compilation = never.proposer.vllm_config.compilation_config
+    monkeypatch.setattr(compilation, "cudagraph_mode", CUDAGraphMode.NONE)
+    assert never.propose() is None
+    assert told() == ("idle", "vLLM captured no graphs (cudagraph mode NONE)")
+
+
+def test_runners_that_draft_otherwise_or_not_at_all_are_idle(
+    effect: Callable[[], dict[str, Any]],
+) -> None:
+    class NgramProposer:
+        pass
+
+    hooks.capture_draft_graphs(SimpleNamespace(speculative_config=None))
+    assert (effect()["state"], effect()["text"]) == ("idle", "no speculative decoding")
+    hooks.capture_draft_graphs(
+        SimpleNamespace(speculative_config=object(), drafter=NgramProposer())
+    )
+    assert effect()["text"].startswith("NgramProposer drafts without a model")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from overlay.errors import PatchFormatErrors
 from overlay.features.patch_file import parse_patch
 from overlay.package import path_problem
+from tests.support.patches import hunk, patch_text
 
 GOOD = """\
 Description: Call the graphs
@@ -107,9 +110,9 @@ def test_a_mark_on_a_context_line_stands_for_both_sides() -> None:
         ("Forwarded:", "Forwarded-To:", 6, "unknown header Forwarded-To"),
         ("Forwarded:", "forwarded:", 6, "write Forwarded:"),
         ("Forwarded: not-needed", "Origin: x", 6, "stands twice"),
-        ("2026-11-20\n---", "20 November\n---", 7, "no date"),
-        ("2026-11-20\n---", "2026-13-01\n---", 7, "no date"),
-        ("2026-11-20\n---", "20261120\n---", 7, "no date"),
+        ("2026-11-20\n---", "20 November\n---", 7, "not a date"),
+        ("2026-11-20\n---", "2026-13-01\n---", 7, "not a date"),
+        ("2026-11-20\n---", "20261120\n---", 7, "not a date"),
         ("Forwarded: not-needed", "what is this", 6, "neither a header"),
         # paths
         ("vllm/a.py", "vllm/../a.py", 12, "'..'"),
@@ -194,7 +197,6 @@ def test_a_removal_between_context_is_not() -> None:
         (GOOD + "trailing\n", "found 'trailing'"),
         (GOOD[:-1], "last line has no newline"),
         (GOOD.replace("index 1234567..89abcde 100644\n", "\n"), "found ''"),
-        (GOOD + "-- \n2.39.5\n", "the hunk has 2 and 1"),
     ],
 )
 def test_what_is_no_whole_patch_is_refused(text: str, problem: str) -> None:
@@ -280,10 +282,10 @@ def test_any_text_is_a_patch_or_gets_placed_errors(changes: list[tuple[str, int,
         return
     assert patch.path == "vllm/a.py"
     assert patch.hunks
-    for hunk in patch.hunks:
-        assert hunk.pre
-        assert hunk.post
-        assert text.split("\n")[hunk.patch_line - 1].startswith("@@ -")
+    for each in patch.hunks:
+        assert each.pre
+        assert each.post
+        assert text.split("\n")[each.patch_line - 1].startswith("@@ -")
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is the judge here")
@@ -307,3 +309,42 @@ def test_git_reads_every_patch_that_we_read(changes: list[tuple[str, int, str]])
     ops = [op for hunk in patch.hunks for op, _ in hunk.lines]
     expected = f"{ops.count('+')}\t{ops.count('-')}\tvllm/a.py\n"
     assert done.stdout.decode() == expected
+
+
+@pytest.mark.parametrize("tail", ["-- \n2.39.2\n\n", "--\n2.39.2 (Apple Git-143)\n", "-- \n2.39\n"])
+def test_the_signature_of_git_format_patch_is_no_line_of_the_hunk(tail: str) -> None:
+    assert parse_patch(GOOD + tail, "p") == parse_patch(GOOD, "p")
+
+
+def test_a_removed_line_that_looks_like_a_signature_is_one() -> None:
+    patch = parse_patch(patch_text("vllm/a.py", hunk([" a", "-- ", "-2.39.2", " b"], "f")), "p")
+    assert patch.hunks[0].pre == ("a", "- ", "2.39.2", "b")
+    with pytest.raises(PatchFormatErrors, match="the header promises"):
+        parse_patch(GOOD + "-- \nnot a version\n", "p")
+
+
+def test_a_tab_in_the_place_of_a_blank_is_told() -> None:
+    text = patch_text("vllm/a.py", hunk([" a", " \tb", "+c"], "f")).replace(" \tb", "\tb")
+    with pytest.raises(PatchFormatErrors) as caught:
+        parse_patch(text, "p")
+    assert caught.value.errors[0].line == text.split("\n").index("\tb") + 1
+    assert "begins with a tab" in str(caught.value)
+
+
+def test_a_byte_order_mark_is_told() -> None:
+    with pytest.raises(PatchFormatErrors, match=r"p:1: it begins with a byte-order mark"):
+        parse_patch("\N{BYTE ORDER MARK}" + GOOD, "p")
+
+
+@pytest.mark.parametrize("line", ["-", " ", "+"])
+def test_a_huge_patch_takes_no_longer_than_its_size(line: str) -> None:
+    size = 300_000
+    lines = [" a", *[line] * size, " b", "+c"]
+    begun = time.monotonic()
+    for text in (
+        patch_text("vllm/a.py", hunk(lines, "f")),
+        patch_text("vllm/a.py", hunk([" a", "+b"], "f")) + f"{line}\n" * size + " x\n",
+    ):
+        with contextlib.suppress(PatchFormatErrors):
+            parse_patch(text, "p")
+    assert time.monotonic() - begun < 20

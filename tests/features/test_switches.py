@@ -95,6 +95,6 @@ def test_every_default_of_a_shipped_switch_is_a_good_value() -> None:
     declared = declarations([SHIPPED])
     for each in declared:
         for switch in each.switches:
-            assert check_values({switch.name: switch.default}, declared) == ((), ())
+            assert check_values({switch.name: switch.default}, declared) == ((), (), ())
             for former, _ in switch.deprecated:
                 assert check_values({switch.name: former}, declared).wrong == ()

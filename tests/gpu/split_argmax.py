@@ -67,8 +67,8 @@ def main() -> int:
     parser.add_argument("--patched", type=Path, required=True, help="folder of a patched vLLM")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    sys.path.insert(0, str(args.patched / "vllm" / "v1" / "spec_decode"))
-    argmax = importlib.import_module("draft_graphs.argmax")
+    sys.path.insert(0, str(args.patched / "vllm" / "v1" / "sample"))
+    split = importlib.import_module("split_argmax")
     torch.manual_seed(0)
     unequal, cases, times = [], 0, []
     for size in SIZES:
@@ -76,7 +76,7 @@ def main() -> int:
             for kind in (torch.bfloat16, torch.float16, torch.float32):
                 for number, logits in enumerate(inputs(rows, size, kind)):
                     cases += 1
-                    if not equal(argmax.first_largest, logits):
+                    if not equal(split.first_largest, logits):
                         unequal.append([rows, size, str(kind), number])
             if rows in (1, 8, 32):
                 logits = torch.randn(rows, size, device="cuda", dtype=torch.bfloat16)
@@ -84,7 +84,7 @@ def main() -> int:
                     {
                         "rows": rows,
                         "size": size,
-                        "split_us": microseconds(argmax.first_largest, logits),
+                        "split_us": microseconds(split.first_largest, logits),
                         "argmax_us": microseconds(lambda held: held.argmax(dim=-1), logits),
                     }
                 )

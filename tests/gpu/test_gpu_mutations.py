@@ -228,7 +228,7 @@ def test_as_much_memory_as_the_control_is_no_sign() -> None:
 @pytest.mark.parametrize(
     ("one", "control", "says"),
     [
-        (mutated(**WRONG, log=[]), {}, "not executed: mutated graphs.py"),
+        (mutated(**WRONG, log=[]), {}, "not executed: mutated replay.py"),
         (mutated(**WRONG), WRONG, "its control is wrong: neither the oracle"),
         (mutated(**WRONG), {"equals": "a second run"}, "its control is wrong: neither"),
         (

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 from hypothesis import Phase, given, seed, settings
@@ -17,6 +15,7 @@ from overlay.package import KNOWN_RELEASES
 
 torch: Any = pytest.importorskip("torch")  # in the environment of the engine
 
+from tests.support.code_edits import Edit
 from tests.support.rejection_batches import (
     SIZES,
     TYPES,
@@ -33,14 +32,13 @@ from tests.support.rejection_scenarios import (
     Change,
     peaked,
 )
-from tests.support.sampling_worlds import FEATURE, SPLIT_ALWAYS, code, world
+from tests.support.sampling_worlds import EFFECTS, FEATURE, SPLIT, code, world
 from tests.support.triton_by_hand import seen
 
 pytestmark = pytest.mark.network
 
 PATCHES = Path(__file__).resolve().parents[2] / "patches"
 FILE = PATCHES / "greedy-verification/files" / f"{FEATURE.replace('.', '/')}.py"
-SISTER = PATCHES / "draft-graphs/files/vllm/v1/spec_decode/draft_graphs/argmax.py"
 CHANGED = (
     *("0.20.0", "0.21.0", "0.22.0", "0.23.0", "0.24.0", "0.25.0"),
     *("0.26.0", "0.27.0", "0.30.0", "0.32.0", "0.33.0"),
@@ -52,26 +50,27 @@ SCENARIOS = [
     if Version(release) >= Version(first)
 ]
 feature = world("0.33.0", True).module(FEATURE)
+split = world("0.33.0", True).module(SPLIT)
 
 
 def must_not_run(*_: Any, **__: Any) -> None:
     raise AssertionError("a plain batch came to upstream's own sampling")
 
 
-def check_short(release: str, batch: Batch, change: Change, source: str | None = None) -> None:
+def check_short(release: str, batch: Batch, change: Change, bug: Edit | None = None) -> None:
     """A plain batch goes the short way, to the same end."""
     upstream = make(release, batch, patched=False)
-    ours = make(release, batch, patched=True, feature=source)
+    ours = make(release, batch, patched=True, bug=bug)
     change(upstream)
     change(ours)
     ours.sampler.sampler.forward = must_not_run
     assert outcome(ours) == outcome(upstream)
 
 
-def check_long(release: str, change: Change, source: str | None = None) -> None:
+def check_long(release: str, change: Change, bug: Edit | None = None) -> None:
     """A batch that is not plain ends as upstream ends it, which is not as a plain one ends."""
     upstream = make(release, peaked(), patched=False)
-    ours = make(release, peaked(), patched=True, feature=source)
+    ours = make(release, peaked(), patched=True, bug=bug)
     as_plain = outcome(upstream)
     change(upstream)
     change(ours)
@@ -80,9 +79,9 @@ def check_long(release: str, change: Change, source: str | None = None) -> None:
     assert outcome(ours) == expected
 
 
-def check_left(change: Change, source: str | None = None) -> None:
+def check_left(change: Change, bug: Edit | None = None) -> None:
     """The feature says of a batch that it is not its own, and leaves everything as it was."""
-    case = make("0.33.0", peaked(), patched=True, feature=source)
+    case = make("0.33.0", peaked(), patched=True, bug=bug)
     change(case)
     before = seen(case.logits), torch.get_rng_state().tolist(), len(case.world.launches)
     found = case.feature.verify_greedily(case.sampler, case.metadata, case.logits, case.asked)
@@ -125,8 +124,8 @@ def test_what_is_there_and_idle_leaves_a_batch_plain(release: str, change: Chang
 def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert feature.wanted({})
     assert feature.wanted({feature.VARIABLE: "on"})
+    assert feature.wanted({feature.VARIABLE: ""}), "an empty variable is an unset one"
     assert not feature.wanted({feature.VARIABLE: "off"})
-    assert feature.wanted({feature.VARIABLE: ""})
     for value in ("On", "1", "no"):
         with pytest.raises(ValueError, match=f"OVERLAY_GREEDY_VERIFICATION is '{value}'"):
             feature.wanted({feature.VARIABLE: value})
@@ -154,32 +153,27 @@ def matrices(draw: st.DrawFn) -> Any:
     return torch.tensor(draw(st.lists(row, min_size=rows, max_size=rows)), dtype=draw(TYPES))
 
 
-def as_shipped(file: Path) -> Any:
-    """A module that splits an argmax, with its own bounds of where that pays."""
-    spec = importlib.util.spec_from_file_location(f"shipped_{file.stem}", file)
+def as_shipped() -> Any:
+    """The module that splits an argmax, with its own bounds of where that pays."""
+    path = FILE.with_name("split_argmax.py")
+    spec = importlib.util.spec_from_file_location("shipped_split_argmax", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    with mock.patch.dict(sys.modules, {module.__name__: module}):  # as a data class wants it
-        spec.loader.exec_module(module)
+    spec.loader.exec_module(module)
     return module
 
 
-sister = as_shipped(SISTER)
-
-
 @given(logits=matrices())
-@mock.patch.multiple(sister, **SPLIT_ALWAYS)
 def test_the_first_largest_is_the_argmax(logits: Any) -> None:
-    found = feature.first_largest(logits)
+    found = split.first_largest(logits)
     assert found.dtype == torch.int64
     assert found.tolist() == logits.argmax(dim=-1).tolist()
-    assert found.tolist() == sister.first_largest(logits).tolist()
 
 
 @given(logits=matrices())
 def test_float32_has_the_same_argmax(logits: Any) -> None:
-    assert feature.first_largest(logits).tolist() == logits.float().argmax(dim=-1).tolist()
+    assert split.first_largest(logits).tolist() == logits.float().argmax(dim=-1).tolist()
 
 
 class Noting:
@@ -201,7 +195,7 @@ class Noting:
 def test_there_are_not_too_many_parts(rows: int, size: int) -> None:
     logits = Noting(rows, size)
     if rows > 0:
-        feature.first_largest(logits)
+        split.first_largest(logits)
         assert logits.parts == 1 or rows * logits.parts <= 512
 
 
@@ -209,10 +203,9 @@ def test_there_are_not_too_many_parts(rows: int, size: int) -> None:
     ("rows", "size", "parts"),
     [(4, 128256, 128), (8, 129280, 64), (9, 128256, 1), (4, 151936, 1), (4, 32000, 1)],
 )
-@pytest.mark.parametrize("file", [FILE, SISTER], ids=["verification", "draft"])
-def test_it_is_split_where_that_pays(file: Path, rows: int, size: int, parts: int) -> None:
+def test_it_is_split_where_that_pays(rows: int, size: int, parts: int) -> None:
     logits = Noting(rows, size)
-    as_shipped(file).first_largest(logits)
+    as_shipped().first_largest(logits)
     assert logits.parts == parts
 
 
@@ -226,73 +219,105 @@ def test_the_argmax_is_known_along_one_dimension() -> None:
             known.argmax(dim=dim)
 
 
-#: What stands there, what a mistake would make of it.
-MUTATIONS = [
-    (" or not sampler.verifies_greedily", ""),
-    ("asked.all_greedy\n        and ", ""),
-    ("and asked.max_num_logprobs is None", ""),
-    ("and not asked.logprob_token_ids", ""),
-    ("and asked.no_penalties", ""),
-    ("and asked.allowed_token_ids_mask is None", ""),
-    ("and not asked.bad_words_token_ids", ""),
-    ("all(_is_idle(processor)", "any(_is_idle(processor)"),
-    ("and (budget is None or not budget.has_tracked_requests())", ""),
-    ("(budget is None or not budget.has_tracked_requests())", "(budget is None)"),
-    ('and getattr(sampler, "fly_window_size", None) is None', ""),
-    ('and _is_upstreams(sampler, "RejectionSampler")', ""),
-    ('and _is_upstreams(sampler.sampler, "Sampler")', ""),
-    ('kind.__module__ != "vllm.v1.sample.logits_processor.builtin"', "False"),
-    ("requests is not None and", "requests is None or"),
-    ("and not getattr(processor, requests)", ""),
-    ('"LogitBiasLogitsProcessor": "biases", ', ""),
-    ('"MinTokensLogitsProcessor": "min_toks"', ""),
-    ("kind.__name__ == name and ", ""),
-    (' and kind.__module__.startswith("vllm.v1.sample.")', ""),
-    ("index_select(0, metadata.bonus_logits_indices)", "index_select(0, metadata.logits_indices)"),
-    ("metadata.bonus_logits_indices", "metadata.bonus_logits_indices - 1"),
-    ("(0, metadata.target_logits_indices)", "(0, metadata.target_logits_indices + 1)"),
-    (".to(torch.int32)", ""),
-    ("target = tokens.", "target = tokens.int()."),
-    ("KnownArgmax(target, logits.shape[-1])", "KnownArgmax(target, logits.shape[0])"),
-    ("bonus.unsqueeze(-1)", "bonus.unsqueeze(0)"),
-    ("        metadata.max_spec_len,", "        metadata.max_spec_len + 1,"),
-    ("metadata.cu_num_draft_tokens", "metadata.cu_num_sampled_tokens"),
-    ("synthetic_mode=sampler.synthetic_mode", "synthetic_mode=False"),
-    ("synthetic_conditional_rates=sampler.synthetic_conditional_rates", "**{}"),
-    ("part, alpha=size // parts", "part, alpha=parts"),
-    ("torch.add(place", "torch.sub(place"),
-    ("largest.argmax(dim=-1, keepdim=True)", "largest.argmin(dim=-1, keepdim=True)"),
-    ("place.gather(-1, part)", "place[:, :1]"),
-    ("logits.reshape(rows, parts, size // parts)", "logits.nan_to_num().view(-1, parts, 1)"),
+V, S = f"{FEATURE.replace('.', '/')}.py", f"{SPLIT.replace('.', '/')}.py"
+IDLE = "_IDLE_WHILE_EMPTY"
+#: Mistakes: file, function, code that stands there, what a mistake would make of it.
+MUTATIONS: list[Edit] = [
+    (V, "verify_greedily", "not sampler.verifies_greedily", "False"),
+    (V, "is_plain", "asked.all_greedy", "True"),
+    (V, "is_plain", "asked.max_num_logprobs is None", "True"),
+    (V, "is_plain", "not asked.logprob_token_ids", "True"),
+    (V, "is_plain", "asked.no_penalties", "True"),
+    (V, "is_plain", "asked.allowed_token_ids_mask is None", "True"),
+    (V, "is_plain", "not asked.bad_words_token_ids", "True"),
+    (V, "is_plain", "all(...)", "any(_is_idle(p) for p in asked.logitsprocs.non_argmax_invariant)"),
+    (V, "is_plain", "budget is None or not budget.has_tracked_requests()", "True"),
+    (V, "is_plain", "budget is None or not budget.has_tracked_requests()", "budget is None"),
+    (V, "is_plain", "getattr(sampler, 'fly_window_size', None) is None", "True"),
+    (V, "is_plain", "_is_upstreams(sampler, 'RejectionSampler')", "True"),
+    (V, "is_plain", "_is_upstreams(sampler.sampler, 'Sampler')", "True"),
+    (V, "_is_idle", "kind.__module__ != ...", "False"),
+    (
+        V,
+        "_is_idle",
+        "requests is not None and ...",
+        "requests is None or not getattr(processor, requests)",
+    ),
+    (V, "_is_idle", "not getattr(processor, requests)", "True"),
+    (V, "<module>", f"{IDLE} = ...", f"{IDLE} = {{'MinTokensLogitsProcessor': 'min_toks'}}"),
+    (V, "<module>", f"{IDLE} = ...", f"{IDLE} = {{'LogitBiasLogitsProcessor': 'biases'}}"),
+    (V, "_is_upstreams", "kind.__name__ == name", "True"),
+    (V, "_is_upstreams", "kind.__module__.startswith(...)", "True"),
+    (V, "verify_greedily", "metadata.bonus_logits_indices", "metadata.logits_indices"),
+    (V, "verify_greedily", "metadata.bonus_logits_indices", "MATCH - 1"),
+    (V, "verify_greedily", "metadata.target_logits_indices", "MATCH + 1"),
+    (
+        V,
+        "verify_greedily",
+        "tokens.index_select(0, metadata.bonus_logits_indices).to(torch.int32)",
+        "tokens.index_select(0, metadata.bonus_logits_indices)",
+    ),
+    (V, "verify_greedily", "tokens.index_select(0, metadata.target_logits_indices)", "MATCH.int()"),
+    (V, "verify_greedily", "KnownArgmax(...)", "KnownArgmax(target, logits.shape[0])"),
+    (V, "verify_greedily", "bonus.unsqueeze(-1)", "bonus.unsqueeze(0)"),
+    (V, "verify_greedily", "metadata.max_spec_len", "metadata.max_spec_len + 1"),
+    (V, "verify_greedily", "metadata.cu_num_draft_tokens", "metadata.cu_num_sampled_tokens"),
+    (V, "verify_greedily", "synthetic_mode=...", "synthetic_mode=False"),
+    (V, "verify_greedily", "synthetic_conditional_rates=...", "synthetic_conditional_rates=None"),
+    (S, "first_largest", "alpha=...", "alpha=parts"),
+    (
+        S,
+        "first_largest",
+        "torch.add(...)",
+        "torch.sub(place.gather(-1, part), part, alpha=size // parts)",
+    ),
+    (S, "first_largest", "largest.argmax(...)", "largest.argmin(dim=-1, keepdim=True)"),
+    (S, "first_largest", "place.gather(-1, part)", "place[:, :1]"),
+    (S, "first_largest", "logits.reshape(...)", "logits.nan_to_num().view(-1, parts, 1)"),
 ]
 
 
-def check_laws(source: str) -> None:
-    """All of the above, of another text of the feature's module."""
+def check_laws(bug: Edit) -> None:
+    """All of the above, of the feature with an edit."""
 
     @settings(max_examples=100, deadline=None, database=None, phases=[Phase.generate])
     @given(batch=batches())
     @seed(1)
     def law(batch: Batch) -> None:
-        check_short("0.33.0", batch, lambda case: None, source)
+        check_short("0.33.0", batch, lambda case: None, bug)
 
     for change in PLAIN:
-        check_short("0.33.0", peaked(), change, source)
+        check_short("0.33.0", peaked(), change, bug)
     for change in NOT_PLAIN:
-        check_long("0.33.0", change, source)
+        check_long("0.33.0", change, bug)
     for change in LEFT:
-        check_left(change, source)
+        check_left(change, bug)
     law()
 
 
-@pytest.mark.parametrize(("old", "new"), MUTATIONS)
-def test_each_mistake_is_noticed(old: str, new: str) -> None:
-    source = FILE.read_text()
-    assert source.count(old) == 1
+@pytest.mark.parametrize("bug", MUTATIONS, ids=lambda bug: f"{bug[1]}: {bug[2]} -> {bug[3]}")
+def test_each_mistake_is_noticed(bug: Edit) -> None:
     # A mistake may as well end in an error of PyTorch or of the kernel.
     with pytest.raises((AssertionError, AttributeError, IndexError, RuntimeError, TypeError)):
-        check_laws(source.replace(old, new))
+        check_laws(bug)
 
 
 def test_where_there_is_no_mistake_none_is_noticed() -> None:
-    check_laws(FILE.read_text() + "# read anew\n")
+    check_laws((V, "verify_greedily", "...", "MATCH"))
+
+
+def test_what_it_does_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = make("0.33.0", peaked(), patched=True)
+    effects = case.world.module(EFFECTS).effects
+    assert effects()["greedy-verification"]["state"] == "active"
+    before = dict(effects()["greedy-verification"]["counts"])
+    outcome(case)
+    after = effects()["greedy-verification"]["counts"]
+    verified, left = "batches verified from one argmax", "batches left to upstream"
+    assert after[verified] == before.get(verified, 0) + 1
+    check_left(next(iter(LEFT)))
+    assert effects()["greedy-verification"]["counts"][left] == after.get(left, 0) + 1
+    monkeypatch.setenv(feature.VARIABLE, "off")
+    make("0.33.0", peaked(), patched=True)
+    told = effects()["greedy-verification"]
+    assert (told["state"], told["text"]) == ("idle", "OVERLAY_GREEDY_VERIFICATION=off")

@@ -14,6 +14,7 @@ vllm: Any = pytest.importorskip("vllm")  # in the environment of the engine
 from vllm.platforms import current_platform
 
 from tests.greedy_verification.test_greedy_verification import FILE, must_not_run
+from tests.support.beside_vllm import put_beside_vllm
 from tests.support.rejection_batches import (
     Batch,
     batches,
@@ -33,6 +34,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.network]
 @functools.cache
 def installed() -> Any:
     """The feature's module, whose imports find the vLLM that is installed."""
+    put_beside_vllm("greedy-verification")
     module = ModuleType("greedy_verification")
     with registered(module):
         exec(compile(FILE.read_text(), FILE, "exec"), vars(module))

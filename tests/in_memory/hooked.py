@@ -45,12 +45,15 @@ TEXTS = {{
 }}
 entry = store.save("key", TEXTS, {{}})
 passed = []
-finder = PatchFinder(
-    Path(ROOT),
-    entry.modules,
-    lambda name, module, stored: seen.append(name),
-    lambda name, text: passed.append((name, text)),
-)
+
+class Observer:
+    def executed(self, name, module, stored):
+        seen.append(name)
+
+    def bypassed(self, name, text):
+        passed.append((name, text))
+
+finder = PatchFinder(Path(ROOT), entry.modules, Observer())
 """
 
 

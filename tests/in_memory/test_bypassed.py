@@ -63,7 +63,7 @@ def test_the_ranks_report_stops_for_it_without_a_further_import(box: Box) -> Non
     code = EVERY + "register()\n" + BYPASS + "import overlay.in_memory.plugin as p\nruns()\n"
     code += "from overlay.in_memory.import_hook import PatchFinder\n"
     code += "sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, PatchFinder)]\n"
-    code += "p._rank_report(0)"
+    code += "p._process.rank_report(0)"
     done = box.attempt(code, OVERLAY_REQUIRED="demo")
     assert done.returncode != 0
     assert "runs its pristine code" in done.stderr
@@ -91,7 +91,7 @@ def test_without_a_requirement_it_is_said_once_and_recorded(box: Box, prefix: st
 
 
 def test_ranks_compare_what_really_runs_and_agree_where_it_is_the_same(box: Box) -> None:
-    show = "import overlay.in_memory.plugin as p\nprint(p._rank_report(0).digest)\n"
+    show = "import overlay.in_memory.plugin as p\nprint(p._process.rank_report(0).digest)\n"
     patched = box.attempt(PATCHED + show).stdout
     bypassed = box.attempt(EVERY + "register()\n" + BYPASS + "runs()\n" + show)
     other = box.attempt(PROPOSER + "register()\n" + BYPASS + "runs()\n" + show)

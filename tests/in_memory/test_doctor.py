@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,12 @@ from overlay.commands import diagnosis
 from overlay.commands import model_runners as runners
 from overlay.commands.doctor import doctor
 from overlay.commands.request import Request
-from overlay.on_disk import ledger
 from overlay.processes.live import LiveProcess
-from overlay.processes.records import ModuleRecord, ProcessRecord
+from overlay.processes.records import Effect, EffectRecord, ModuleRecord, ProcessRecord
 from overlay.report.as_json import as_data
 from overlay.report.as_text import render
-from overlay.report.model import Code, ProcessesReport, Verdict
+from overlay.report.codes import Code, Verdict
+from overlay.report.model import ProcessesReport
 from overlay.report.wording import running
 from tests.in_memory.boxes import REPO, Box
 
@@ -309,7 +310,7 @@ def test_every_known_release_has_a_rule_for_its_model_runner() -> None:
     from overlay.package import KNOWN_RELEASES
 
     for text in KNOWN_RELEASES:
-        assert runners.runner(Version(text)) is not None, text
+        assert runners.models(Version(text)) is not None, text
     assert "not known for 0.99.0" in runners.advice(Version("0.99.0"), {})
     asked_for = runners.advice(Version("0.26.0"), {"VLLM_USE_V2_MODEL_RUNNER": "1"})
     assert asked_for.startswith("V2, by")
@@ -327,7 +328,95 @@ def test_torch_is_told_without_importing_it() -> None:
     assert diagnosis._assigned(text, "git_version") == "x"
 
 
-def test_the_plugin_knows_where_the_transactions_keep_their_state() -> None:
-    from overlay.in_memory import activation as activate
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"OVERLAY_REQUIRED": "zz"}, "OVERLAY_REQUIRED names zz: expected ids among"),
+        ({"OVERLAY_REQUIRED": "dem"}, "did you mean demo?"),
+        ({"OVERLAY_REQUIRED_PRESENT": "zz"}, "OVERLAY_REQUIRED_PRESENT names zz"),
+        ({"OVERLAY_DRAFT_GRAPHS": "on"}, "expected one of off, step, loop, auto"),
+        ({"OVERLAY_DRAFT_GRAPH": "off"}, "did you mean OVERLAY_DRAFT_GRAPHS?"),
+        ({"OVERLAY_PATCHS": "x"}, "did you mean OVERLAY_PATCHES?"),
+        ({"OVERLAY_CACHE": "/proc/version"}, "/proc/version is not a folder"),
+        ({"OVERLAY_CACHE": "/proc/version/below"}, "/proc/version is not a folder"),
+    ],
+)
+def test_doctor_finds_variables_with_which_vllm_would_not_start_or_that_do_nothing(
+    box: Box, changes: dict[str, str], problem: str
+) -> None:
+    assert problem in " ".join(asked(box, "doctor", **changes)["doctor"]["problems"])
 
-    assert activate._STATE_FOLDER == ledger.STATE_FOLDER
+
+def test_doctor_finds_no_fault_with_good_and_with_empty_variables(box: Box) -> None:
+    plain = asked(box, "doctor")["doctor"]["problems"]
+    names = ("OVERLAY", "OVERLAY_FEATURES", "OVERLAY_REQUIRED", "OVERLAY_DRAFT_GRAPHS")
+    assert asked(box, "doctor", **dict.fromkeys(names, ""))["doctor"]["problems"] == plain
+    good = {"OVERLAY_REQUIRED": "demo,draft-graphs", "OVERLAY_STEADY_INPUTS": "off"}
+    assert asked(box, "doctor", **good)["doctor"]["problems"] == plain
+    assert asked(box, "doctor", OVERLAY_REQUIRED="all")["doctor"]["problems"] == plain
+
+
+def test_doctor_lists_every_switch_with_its_value(box: Box) -> None:
+    page = asked(box, "doctor", OVERLAY_DRAFT_GRAPHS="loop")["doctor"]["environment"]
+    switches = {switch["name"]: switch for switch in page["switches"]}
+    assert switches["OVERLAY_DRAFT_GRAPHS"]["value"] == "loop"
+    assert switches["OVERLAY_STEADY_INPUTS"]["value"] is None
+    assert switches["OVERLAY_STEADY_INPUTS"]["default"] == "on"
+    text = command(box, "doctor", COLUMNS="400").stdout
+    assert "OVERLAY_DRAFT_GRAPHS: auto (default); off|step|loop|auto: " in text
+
+
+def test_doctor_tells_a_former_spelling_and_is_not_red_for_it(box: Box) -> None:
+    data = asked(box, "doctor", OVERLAY_UNTESTED="0")["doctor"]
+    assert "OVERLAY_UNTESTED=0 is deprecated: write OVERLAY_UNTESTED=off" in data["notes"]
+
+
+def test_doctor_names_another_vllm_and_is_not_red_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    alien = replace(process(7, "runs without the overlay's plugin", recorded=False), root="/other")
+    monkeypatch.setattr("overlay.processes.live.processes", lambda: (alien,))
+    monkeypatch.setattr(diagnosis, "installed", lambda: (None, None))
+    monkeypatch.setattr(diagnosis, "plugin_problems", lambda found: iter(()))
+    page = doctor(Request())
+    assert page.problems == ()
+    assert page.facts["notes"] == ["process 7 is another vLLM, runs without the overlay's plugin"]
+    peer = replace(process(8), engine=7)
+    mine = replace(alien, engine=7)
+    monkeypatch.setattr("overlay.processes.live.processes", lambda: (mine, peer))
+    assert doctor(Request()).problems == ("process 7: runs without the overlay's plugin",)
+
+
+def test_doctor_makes_no_folder_for_records(box: Box, tmp_path: Path) -> None:
+    command(box, "doctor", XDG_RUNTIME_DIR=str(tmp_path))
+    assert list(tmp_path.glob("vllm-overlay*")) == []
+
+
+def test_live_shows_what_features_do_and_how_often() -> None:
+    effects = (
+        EffectRecord("demo", Effect.ACTIVE, "14 graphs (loop)"),
+        EffectRecord("other", Effect.IDLE, "the platform has no graphs"),
+    )
+    one = process(11)
+    assert one.record is not None
+    found = (
+        replace(
+            one,
+            record=one.record._replace(effects=effects),
+            counts=(("demo", "replays of loop", 7),),
+        ),
+    )
+    verdict = running(found)
+    assert verdict == (
+        Code.RUNNING,
+        "1 process of vLLM in 1 engine, 1 patched, none needs you; active: demo; idle: other.",
+    )
+    report = ProcessesReport(verdict, found)
+    text = "\n".join(str(line) for line in render(report))
+    assert "demo is active: 14 graphs (loop); replays of loop 7" in text
+    assert "other is idle: the platform has no graphs" in text
+    record = as_data(report)["processes"][0]["record"]
+    assert record["effects"][0] == {
+        "feature": "demo",
+        "state": "active",
+        "text": "14 graphs (loop)",
+    }
+    assert record["counts"] == [{"feature": "demo", "count": "replays of loop", "number": 7}]

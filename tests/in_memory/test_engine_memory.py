@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from overlay.proof.engine_launch import launch
+from overlay.proof.engine_launch import EngineFailed, launch
 from overlay.proof.engine_spec import EngineSpec, make_requests
 from tests.engine.engine_fixtures import private_vllm
 from tests.engine.private_copy import PrivateCopy, hash_files
@@ -112,8 +112,9 @@ def test_every_process_drafts_as_it_should_with_patched_code(
     for worker in result["workers"]:
         record = next(one["record"] for one in said if one["pid"] == worker["pid"])
         expect_patched(worker, record, box)
+        expect_told_effects(record, result["log"])
     for one in said:
-        assert result["log"].count(f"process {one['pid']} runs draft-graphs") == 1
+        assert result["log"].count(f"process {one['pid']} has the patches draft-graphs") == 1
     assert hash_files(box.copy.site) == box.before
 
 
@@ -206,6 +207,27 @@ def expect_the_oracle(result: dict[str, Any]) -> None:
         assert request["tokens_ok"], f"request {index} said {request['tokens']}"
         assert request["steps_ok"], f"request {index} accepted {request['steps']}"
     assert result["counts"] == result["oracle"]
+
+
+NO_GRAPHS = "the platform (cpu) has neither CUDA nor HIP graphs"
+
+
+def expect_told_effects(record: dict[str, Any], log: str) -> None:
+    """On CPU nothing is captured, and record and log of the worker say so, with the reason."""
+    effects = {each["feature"]: each for each in record["effects"]}
+    assert effects["draft-graphs"]["state"] == "idle"
+    assert NO_GRAPHS in effects["draft-graphs"]["text"]
+    assert all(each["state"] in ("active", "idle", "patched") for each in effects.values()), effects
+    assert f"draft-graphs is idle: {NO_GRAPHS}" in log
+
+
+def test_a_required_feature_that_is_idle_refuses_to_serve(box: Box, tiny_models: Path) -> None:
+    spec = replace(SPEC, models=str(tiny_models), env=SEVERAL)
+    environment = box.environment | {"OVERLAY_REQUIRED": "draft-graphs"}
+    with pytest.raises(EngineFailed) as refused:
+        launch(box.copy.python, spec, env=environment)
+    assert "OVERLAY_REQUIRED wants features that have no effect" in str(refused.value)
+    assert f"draft-graphs is idle: {NO_GRAPHS}" in str(refused.value)
 
 
 def expect_patched(worker: dict[str, Any], record: dict[str, Any], box: Box) -> None:

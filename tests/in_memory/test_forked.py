@@ -38,7 +38,7 @@ def lines(log: str, words: str) -> list[str]:
 def test_a_forked_child_says_once_what_it_runs_and_as_what(box: Box) -> None:
     done = box.attempt(FORK % (RECORD.strip(), "patched"))
     assert done.returncode == 0, done.stderr
-    said = lines(done.stderr, "runs demo (memory)")
+    said = lines(done.stderr, "has the patches demo (memory)")
     assert len(said) == 2
     assert said[0] != said[1]  # each names its own pid
     assert done.stdout.split() == ["engine", "core", "memory"]
@@ -97,4 +97,4 @@ def test_off_reaches_the_workers_on_other_nodes(
 
 
 def test_a_process_says_its_line_once(box: Box) -> None:
-    assert len(lines(box.run("register()\n" + PATCHED), "runs demo (memory)")) == 1
+    assert len(lines(box.run("register()\n" + PATCHED), "has the patches demo (memory)")) == 1

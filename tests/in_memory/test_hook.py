@@ -259,9 +259,10 @@ def test_a_failing_check_after_execution_fails_the_import(root: Path) -> None:
     run(
         root,
         """
-        def refuse(name, module, stored):
-            raise KeyError(name)
-        install(PatchFinder(Path(ROOT), entry.modules, refuse, refuse))
+        class Refusing(Observer):
+            def executed(self, name, module, stored):
+                raise KeyError(name)
+        install(PatchFinder(Path(ROOT), entry.modules, Refusing()))
         try:
             import vllm.new
         except HookError as error:
@@ -279,9 +280,10 @@ def test_what_failed_patched_is_found_where_it_then_runs_pristine(root: Path, er
         root,
         f"""
         import importlib.machinery
-        def refuse(name, module, stored):
-            raise {error}(name)
-        finder = PatchFinder(Path(ROOT), entry.modules, refuse, lambda *said: passed.append(said))
+        class Refusing(Observer):
+            def executed(self, name, module, stored):
+                raise {error}(name)
+        finder = PatchFinder(Path(ROOT), entry.modules, Refusing())
         install(finder)
         for finders in ([], [importlib.machinery.PathFinder]):
             sys.meta_path[:0] = finders

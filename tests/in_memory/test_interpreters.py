@@ -126,7 +126,7 @@ def test_isolated_interpreters_are_patched(box: Box, options: tuple[str, ...]) -
     before = box.fingerprint()
     done = box.attempt(PATCHED, *options, path=path)
     assert done.returncode == 0, done.stderr
-    assert "runs demo (memory)" in done.stderr
+    assert "has the patches demo (memory)" in done.stderr
     assert box.fingerprint() == before
 
 
@@ -139,7 +139,7 @@ for name in [name for name in sys.modules if name.partition(".")[0] == "overlay"
     # The same one, loaded anew, does nothing.
     again = "import sys\nregister()\n" + load_again + "from overlay.plugin import register\n"
     log = box.run(again + PATCHED)
-    assert log.count("runs demo (memory)") == 1
+    assert log.count("has the patches demo (memory)") == 1
     other = f"sys.path.insert(0, {str(tmp_path / 'second')!r})\n"
     other = "import sys\nregister()\n" + load_again + other
     done = box.attempt(other + "from overlay.plugin import register\nregister()\n")

@@ -74,7 +74,7 @@ contains = "def _first"
 
 def test_what_is_on_disk_is_verified_and_nothing_else(applied: Box) -> None:
     imported, said = loads(applied)
-    assert "runs demo (disk)" in said
+    assert "has the patches demo (disk)" in said
     assert imported == set()
     assert not (applied.cache / "modules").exists()
 
@@ -93,7 +93,7 @@ def test_what_the_release_does_not_need_is_not_planned_either(
     box.overlay("apply", str(box.site))
     imported, said = loads(box, OVERLAY_REQUIRED="all")
     assert f"DEBUG:vllm.overlay:vllm-overlay: other is {state} here" in said
-    assert "runs demo (disk)" in said
+    assert "has the patches demo (disk)" in said
     assert imported == set()
     assert not (box.cache / "modules").exists()
 
@@ -111,7 +111,7 @@ def test_what_the_release_has_by_its_files_is_looked_at_each_time(box: Box) -> N
     assert "other is upstreamed here" in loads(box)[1]
     file = box.site / runner
     file.write_text(file.read_text().replace("return size\n", "return size - 1\n"))
-    assert "runs demo, other (disk and memory)" in loads(box)[1]
+    assert "has the patches demo, other (disk and memory)" in loads(box)[1]
 
 
 def test_every_way_to_the_patches_leads_to_the_same_features(applied: Box) -> None:
@@ -126,14 +126,14 @@ def test_every_way_to_the_patches_leads_to_the_same_features(applied: Box) -> No
 def test_a_feature_that_is_not_on_disk_is_patched_in_memory(applied: Box) -> None:
     another(applied, "second")
     log = applied.run(PATCHED + "from vllm.second import MARK; assert MARK == 'second'")
-    assert "runs demo, second (disk and memory)" in log
+    assert "has the patches demo, second (disk and memory)" in log
 
 
 def test_a_feature_that_apply_left_out_is_patched_in_memory(box: Box) -> None:
     another(box, "second")
     box.overlay("apply", "--feature", "demo", str(box.site))
     log = box.run(PATCHED + "from vllm.second import MARK; assert MARK == 'second'")
-    assert "runs demo, second (disk and memory)" in log
+    assert "has the patches demo, second (disk and memory)" in log
 
 
 def test_another_form_than_the_one_on_disk_is_told(applied: Box) -> None:
@@ -142,7 +142,7 @@ def test_another_form_than_the_one_on_disk_is_told(applied: Box) -> None:
     imported, said = loads(applied)
     assert imported >= PLANNING
     assert "demo was applied on disk in another form than the present one" in said
-    assert "runs demo (disk)" in said
+    assert "has the patches demo (disk)" in said
 
 
 def test_a_folder_that_says_the_same_in_other_words_is_read_again(applied: Box) -> None:
@@ -184,7 +184,7 @@ def test_a_ledger_that_does_not_answer_for_the_features_is_no_answer(
     path.write_text(json.dumps(ledger))
     imported, said = loads(applied)
     assert imported >= PLANNING
-    assert "runs demo (disk)" in said
+    assert "has the patches demo (disk)" in said
 
 
 def stray_file(box: Box) -> None:

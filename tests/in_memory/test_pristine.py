@@ -37,7 +37,7 @@ def test_each_pristine_text_has_an_entry_of_its_own(box: Box) -> None:
     for text in (first, second):  # neither took the other's place
         file.write_text(text)
         log = box.run(WARM + PATCHED)
-        assert "runs demo (memory)" in log
+        assert "has the patches demo (memory)" in log
     file.write_text(first + "\nTHIRD = True\n")
     assert box.attempt(WARM + PATCHED).returncode != 0
 
@@ -68,7 +68,7 @@ def test_a_file_that_only_an_upstream_test_looks_at_is_asked_each_time(box: Box,
     assert has != text
     for _ in range(2):
         file.write_text(text)
-        assert "runs demo (memory)" in box.run(PATCHED)
+        assert "has the patches demo (memory)" in box.run(PATCHED)
         file.write_text(has)
         assert "demo is upstreamed here" in box.run(PRISTINE)
 

@@ -17,6 +17,8 @@ from overlay.in_memory import vllm_caches as caches
 from overlay.in_memory.activation import Activation
 from overlay.in_memory.import_watch import HookError
 from overlay.in_memory.module_cache import StoredModule
+from overlay.in_memory.running import RunningProcess
+from overlay.processes import records
 from tests.in_memory.boxes import FEATURE, PATCHED, PRISTINE, PROPOSER, Box
 
 
@@ -27,7 +29,7 @@ def test_a_pristine_installation_is_patched_in_memory_only(
     before = box.fingerprint()
     for _ in ("cold", "warm"):
         log = box.run(PATCHED, *options)
-        assert "runs demo (memory) on vLLM 0.26.0" in log
+        assert "has the patches demo (memory) on vLLM 0.26.0" in log
     assert box.fingerprint() == before
 
 
@@ -39,7 +41,7 @@ def test_each_python_has_an_entry_of_its_own(box: Box) -> None:
 
 def test_a_second_load_does_nothing(box: Box) -> None:
     log = box.run("register()\n" + PATCHED)
-    assert log.count("runs demo (memory)") == 1
+    assert log.count("has the patches demo (memory)") == 1
 
 
 def test_off_does_nothing_and_says_so(box: Box) -> None:
@@ -63,7 +65,7 @@ def test_disk_and_memory_work_together(box: Box) -> None:
     box.overlay("apply", str(box.site))
     second_feature(box)
     log = box.run(PATCHED + "import vllm.second")
-    assert "runs demo, second (disk and memory)" in log
+    assert "has the patches demo, second (disk and memory)" in log
 
 
 def second_feature(box: Box) -> None:
@@ -84,14 +86,14 @@ def test_only_the_features_that_are_allowed_are_patched_in_memory(
     second_feature(box)
     box.run(PATCHED + "import vllm.second")  # an entry with both of them is in the cache
     log = box.run(PATCHED if patched else PRISTINE + "import vllm.second", OVERLAY_FEATURES=allowed)
-    assert f"runs {runs} (memory)" in log
+    assert f"has the patches {runs} (memory)" in log
     names = ",".join(sorted(allowed.replace(" ", "").split(",")))
     assert f", OVERLAY_FEATURES={names}\n" in log
     for left_out in {"demo", "second"} - set(names.split(",")):
         line = next(line for line in log.splitlines() if f"{left_out} is left out" in line)
         assert line.startswith("DEBUG")
         assert "OVERLAY_FEATURES does not name it" in line
-    assert "neither the overlay nor a patched module reads it" not in log
+    assert "neither the overlay nor a feature" not in log
 
 
 def test_a_feature_that_is_not_allowed_is_not_in_another_ones_way(box: Box) -> None:
@@ -105,8 +107,8 @@ def test_a_feature_that_is_not_allowed_is_not_in_another_ones_way(box: Box) -> N
     added.write_text("MARK = 'rival'\n")
     rival = "register(); assert runs() == 'rival', runs()\n"
     assert "touch the same lines, and neither is applied" in box.run(PRISTINE)
-    assert "runs rival (memory)" in box.run(rival, OVERLAY_FEATURES="rival")
-    assert "runs demo (memory)" in box.run(PATCHED, OVERLAY_FEATURES="demo")
+    assert "has the patches rival (memory)" in box.run(rival, OVERLAY_FEATURES="rival")
+    assert "has the patches demo (memory)" in box.run(PATCHED, OVERLAY_FEATURES="demo")
 
 
 def test_an_unknown_feature_stops_the_process_and_names_those_there_are(box: Box) -> None:
@@ -129,7 +131,7 @@ def test_what_is_on_disk_runs_whatever_is_allowed_in_memory(box: Box) -> None:
     box.overlay("apply", str(box.site))
     second_feature(box)
     log = box.run(PATCHED + "import vllm.second", OVERLAY_FEATURES="second")
-    assert "runs demo, second (disk and memory)" in log
+    assert "has the patches demo, second (disk and memory)" in log
 
 
 def test_a_vllm_that_was_installed_anew_after_apply_is_patched_in_memory(box: Box) -> None:
@@ -137,7 +139,7 @@ def test_a_vllm_that_was_installed_anew_after_apply_is_patched_in_memory(box: Bo
     pristine = next((box.site / ".vllm-overlay/pristine").iterdir())
     (box.site / PROPOSER).write_bytes(pristine.read_bytes())
     (box.site / "vllm/v1/spec_decode/added.py").unlink()
-    assert "runs demo (memory)" in box.run(PATCHED)
+    assert "has the patches demo (memory)" in box.run(PATCHED)
 
 
 def test_an_interrupted_apply_is_no_basis(box: Box) -> None:
@@ -153,7 +155,7 @@ def test_an_interrupted_apply_is_no_basis(box: Box) -> None:
 def test_what_is_applied_on_disk_is_verified_and_runs(box: Box, mode: str) -> None:
     box.overlay("apply", str(box.site))
     before = box.fingerprint()
-    assert "runs demo (disk)" in box.run(PATCHED, OVERLAY=mode, OVERLAY_REQUIRED="demo")
+    assert "has the patches demo (disk)" in box.run(PATCHED, OVERLAY=mode, OVERLAY_REQUIRED="demo")
     assert box.fingerprint() == before
 
 
@@ -243,7 +245,7 @@ def test_what_is_imported_early_takes_no_other_feature_with_it(box: Box) -> None
     other.write_text("MARK = 'second'\n")
     (box.patches / "second/feature.toml").write_text(FEATURE.replace("demo", "second"))
     log = box.run(EARLY + PRISTINE + "import vllm.second; assert vllm.second.MARK == 'second'")
-    assert "runs second (memory)" in log
+    assert "has the patches second (memory)" in log
 
 
 def test_a_read_only_installation_is_patched(box: Box) -> None:
@@ -285,8 +287,8 @@ def test_where_models_are_patched_vllms_caches_are_kept_apart(
     found = Activation("memory", "0.26.0", "/vllm", (), "d" * 64, modules=models)
     monkeypatch.setattr(process, "_process", None)
     monkeypatch.setattr(sys, process._MARK, None, raising=False)
-    monkeypatch.setattr(process, "_found", lambda asked: found)
-    monkeypatch.setattr(process.rank_watch, "watch", lambda *given: None)
+    monkeypatch.setattr(process, "_activation", lambda asked, process: found)
+    monkeypatch.setattr(process.ranks, "watch", lambda *given: None)
     monkeypatch.setattr(caches, "keep_apart", lambda key, *more: apart.append(key))
     monkeypatch.setattr(os, "register_at_fork", lambda **calls: None)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -306,9 +308,9 @@ def test_importing_the_plugin_does_nothing_that_could_fail() -> None:
 
 def test_importing_the_plugin_imports_nothing_of_weight(box: Box) -> None:
     box.run(
-        "import sys; assert not {'torch', 'vllm', 'rich', 'click', 'unidiff'} & set(sys.modules)\n"
+        "import sys; assert not {'torch', 'vllm', 'rich', 'click', 'requests'} & set(sys.modules)\n"
         "register()\n"
-        "assert not {'torch', 'vllm', 'rich', 'click', 'unidiff'} & set(sys.modules)"
+        "assert not {'torch', 'vllm', 'rich', 'click', 'requests'} & set(sys.modules)"
     )
 
 
@@ -371,13 +373,15 @@ def test_other_code_than_planned_fails_the_import(monkeypatch: pytest.MonkeyPatc
     code = compile(text, "m.py", "exec")
     stored = StoredModule("vllm/m.py", None, Path("m.py"), text, code)
     found = Activation("memory", "0.32.0", "/site", (), "d", scopes={"vllm.m": ("run",)})
-    own = process._Process(found, process._describe(found), switches.read({}), os.getpid())
-    monkeypatch.setattr(process, "_process", own)
-    monkeypatch.setattr(process, "_write", lambda record: None)
+    monkeypatch.setattr(records, "write", lambda record: None)
+    own = RunningProcess(switches.read({}))
+    own.activated(found)
     module = types.ModuleType("vllm.m")
     exec(code, module.__dict__)
-    process._after_exec("vllm.m", module, stored)
-    assert [(one.module, one.scopes) for one in own.record.modules] == [("vllm.m", {"run": "runs"})]
+    own.executed("vllm.m", module, stored)
+    assert [(entry.module, entry.scopes) for entry in own.record.modules] == [
+        ("vllm.m", {"run": "runs"})
+    ]
     module.run = lambda: "something else"
     with pytest.raises(HookError, match="run is not the planned code"):
-        process._after_exec("vllm.m", module, stored)
+        own.executed("vllm.m", module, stored)

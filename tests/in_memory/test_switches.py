@@ -105,7 +105,7 @@ def test_an_untested_release_is_patched_only_where_it_is_allowed(newer: Box) -> 
     done = newer.attempt("register()", OVERLAY_REQUIRED="demo", OVERLAY_UNTESTED="0")
     assert done.returncode != 0
     assert "demo is pristine: this release is untested" in done.stderr
-    assert "runs demo (memory)" in newer.run(PATCHED, OVERLAY_UNTESTED="1")
+    assert "has the patches demo (memory)" in newer.run(PATCHED, OVERLAY_UNTESTED="1")
 
 
 @pytest.mark.parametrize("first", [PATCHED, PRISTINE], ids=["allowed first", "refused first"])

@@ -37,7 +37,7 @@ def declare(box: Box) -> None:
 
 @pytest.fixture(params=["memory", "disk", "disk and memory"])
 def patched(box: Box, request: pytest.FixtureRequest) -> Box:
-    """A box that runs demo in each way; demo reads and declares OVERLAY_DEMOS."""
+    """A box that has the patches demo in each way; demo reads and declares OVERLAY_DEMOS."""
     declare(box)
     if request.param != "memory":
         box.overlay("apply", str(box.site))

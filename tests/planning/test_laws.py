@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from hypothesis import assume, event, given, settings
+from hypothesis import assume, event, example, given, settings
 from hypothesis import strategies as st
 
 from overlay.errors import PatchFormatErrors
+from overlay.features.model import Hunk
 from overlay.features.patch_file import parse_patch
 from overlay.package import parse_release
 from overlay.planning.diff import render
@@ -58,7 +59,18 @@ def test_a_state_is_what_its_definition_says(case: Case) -> None:
         assert (result.state, result.line) == (State.UPSTREAMED, posts[0] + 1)
 
 
+#: The last line, which has no end, goes, and the one before it is empty.
+FORGETS_ITS_END = Case(
+    ("v1", "v2", "v3", "v4", "", "v7"),
+    Hunk("<module>", (("-", "v4"), ("+", "new"), (" ", ""), ("-", "v7")), 4, 1),
+    3,
+    6,
+)
+
+
 @laws
+@example(FORGETS_ITS_END, "\n", False)
+@example(FORGETS_ITS_END, "\r\n", False)
 @given(cases(), st.sampled_from(["\n", "\r\n"]), st.booleans())
 def test_apply_then_revert_is_identity(case: Case, end: str, finished: bool) -> None:
     result = state_in(case, case.lines)
@@ -76,7 +88,11 @@ def test_apply_then_revert_is_identity(case: Case, end: str, finished: bool) -> 
         undo.append(Edit(start, start + len(edit.lines), before.lines[edit.start : edit.stop]))
         moved += len(edit.lines) - (edit.stop - edit.start)
     assume(any(after.ends))
-    assert after.splice(undo).to_bytes() == before.to_bytes()
+    assert after.splice(undo, before.final_newline).to_bytes() == before.to_bytes()
+    # Whether the last line has an end is forgotten only where there would be no line without it.
+    forgotten = after.lines[-1] == "" and not before.final_newline
+    assert after.final_newline is (before.final_newline or forgotten)
+    assert (after.splice(undo).to_bytes() == before.to_bytes()) is not forgotten
     # And the rest of the file is untouched.
     assert after.lines[:at] == before.lines[:at]
     assert after.lines[at + len(case.hunk.post) :] == before.lines[at + len(case.hunk.pre) :]

@@ -8,17 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlay.report.as_text import render
+from overlay.report.codes import Code, Exit, Verdict
 from overlay.report.lines import Line, Span, paint
 from overlay.report.model import (
     CheckReport,
-    Code,
-    Exit,
     FeatureEntry,
     ListReport,
     Report,
     TargetReport,
     TopicEntry,
-    Verdict,
     failure,
 )
 from overlay.report.problems import problems

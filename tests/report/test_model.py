@@ -5,18 +5,17 @@ from pathlib import Path
 from typing import Any
 
 from overlay.report.as_json import as_data, as_json
+from overlay.report.codes import Code, Verdict
 from overlay.report.model import (
     CheckReport,
-    Code,
     FeatureEntry,
     ListReport,
     StatusReport,
     TargetReport,
     TopicEntry,
-    Verdict,
-    enumeration,
     failure,
 )
+from overlay.report.words import enumeration
 from overlay.results import FeatureResult, FileResult, HunkResult, Reason, State
 
 PROPOSER = "vllm/v1/spec_decode/llm_base_proposer.py"

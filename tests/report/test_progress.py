@@ -1,8 +1,9 @@
-"""A bar for what takes long, on a terminal, and nothing anywhere else."""
+"""A bar for what takes long on a terminal, plain lines anywhere else."""
 
 from __future__ import annotations
 
 import io
+import time
 
 import pytest
 
@@ -41,8 +42,63 @@ def test_what_is_quick_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown(Terminal(), 0.5, monkeypatch) == ""
 
 
-def test_no_terminal_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert shown(io.StringIO(), 60, monkeypatch) == ""
+def test_no_terminal_gets_a_plain_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shown(io.StringIO(), 60, monkeypatch) == "vLLM 0.26.0: 0.0 of 0.0 MB\n"
+    assert shown(io.StringIO(), 0.5, monkeypatch) == ""
+
+
+def test_lines_come_seconds_apart() -> None:
+    stream, clock = io.StringIO(), Clock()
+    with Meter(stream, clock) as progress:
+        for step in range(20):
+            clock.now = step / 2
+            progress("vLLM 0.26.0", int(clock.now * 1e6), 20_000_000)
+    assert stream.getvalue().splitlines() == [
+        "vLLM 0.26.0: 1.0 of 20.0 MB",
+        "vLLM 0.26.0: 4.0 of 20.0 MB",
+        "vLLM 0.26.0: 7.0 of 20.0 MB",
+    ]
+
+
+def counted(stream: io.StringIO, seconds: float, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What three pieces of work of so many seconds each show."""
+    monkeypatch.setattr("overlay.report.progress.PATIENCE", 0.02)
+    monkeypatch.setattr("overlay.report.progress.BETWEEN_LINES", 0.02)
+    with Meter(stream) as meter, meter.counting("checked", 3, "target") as counting:
+        for _ in range(3):
+            time.sleep(seconds)
+            counting.step()
+    return stream.getvalue()
+
+
+def test_pieces_of_work_are_counted_though_the_first_takes_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines = counted(io.StringIO(), 0.2, monkeypatch).splitlines()
+    assert lines[0] == "checked 0 of 3 targets"
+    assert lines[-1] == "checked 3 of 3 targets"
+    assert lines == sorted(set(lines))
+
+
+def test_quick_work_is_not_counted() -> None:
+    with (
+        Meter(stream := io.StringIO()) as meter,
+        meter.counting("checked", 3, "target") as counting,
+    ):
+        counting.step()
+    assert stream.getvalue() == ""
+
+
+def test_a_terminal_gets_a_bar_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    assert "of 3 targets" in counted(Terminal(), 0.4, monkeypatch)
+
+
+def test_work_that_fails_ends_the_count() -> None:
+    meter = Meter(io.StringIO())
+    with pytest.raises(ZeroDivisionError), meter.counting("checked", 3, "target"):
+        raise ZeroDivisionError
 
 
 def test_a_total_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from scripts import performance_data, performance_plot, render_performance
-from scripts.performance_data import Times, digest, newest, sittings
+from scripts.performance_data import Times, digest, newest, sittings_of
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts/render_performance.py"
 
@@ -73,26 +73,26 @@ def test_rounds_of_one_engine_are_taken_together() -> None:
         "batch1": {"ms_per_step": 2, "spread": 1, "repeats_ms_per_step": [1, 2]}
     }
     second = result("v2") | {"batch1": {"ms_per_step": 6, "spread": 1, "repeats_ms_per_step": [6]}}
-    [sitting] = sittings("f", document(first, second))
+    [sitting] = sittings_of("f", document(first, second))
     [row] = sitting.rows
     assert row.times[1] == Times(2, 1, 6)
 
 
 def test_without_repeats_the_spread_stands_for_them() -> None:
-    [sitting] = sittings("f", document(result("v2")))
+    [sitting] = sittings_of("f", document(result("v2")))
     assert sitting.rows[0].times[1] == Times(2.0, 1.8, 2.2)
 
 
 def test_an_engine_that_failed_stands_there_as_failed() -> None:
     failed = {"engine": "stock-v1", "cell": "1b:3:FULL", "failed": 1}
-    [sitting] = sittings("f", document(failed, result("v2")))
+    [sitting] = sittings_of("f", document(failed, result("v2")))
     assert sitting.setting.release == "0.26.0"
     lines = render_performance.step_time_table(sitting)
     assert "| stock-v1 | failed | failed | failed |  |  |" in lines
 
 
 def test_a_batch_that_was_not_asked_for_did_not_fail() -> None:
-    [sitting] = sittings("f", document(result("v2")) | {"note": "of one batch"})
+    [sitting] = sittings_of("f", document(result("v2")) | {"note": "of one batch"})
     lines = render_performance.step_time_table(sitting)
     assert lines[0].endswith("`f`; of one batch")
     assert not any("failed" in line for line in lines)
@@ -106,7 +106,7 @@ def test_a_sitting_says_how_its_engines_ran() -> None:
         ({"in_turn": 4}, "engines in turn on the same GPUs, one turn each"),
         ({"in_turn": 4, "turns": 3}, "3 turns each"),
     ):
-        [sitting] = sittings("f", document(result("v2", **more)))
+        [sitting] = sittings_of("f", document(result("v2", **more)))
         assert words in render_performance.head_of(sitting)
 
 
@@ -114,15 +114,15 @@ def test_memory_stands_there_of_the_last_sitting_that_looked() -> None:
     worker = {"kv_blocks": 77, "graphs_taken": 5 << 20}
     memory = {"kv_blocks_announced": 77, "workers": [worker]}
     old = document(result("v2", memory=memory), date="2026-11-19T20:00:00+00:00")
-    found = sittings("new", document(result("v2"))) + sittings("old", old)
+    found = sittings_of("new", document(result("v2"))) + sittings_of("old", old)
     text = render_performance.tables(found)
     assert "| v2 | 5 |" in text.partition("## Log: memory")[2]
 
 
 def test_the_gpus_share_is_of_a_step_that_nothing_traces() -> None:
     one = result("v2", gpu_busy=0.3, gpu_ms_per_step=1.5)
-    assert sittings("f", document(one))[0].rows[0].gpu_share == 0.75
-    assert sittings("f", document(result("v2", gpu_busy=0.3)))[0].rows[0].gpu_share == 0.3
+    assert sittings_of("f", document(one))[0].rows[0].gpu_share == 0.75
+    assert sittings_of("f", document(result("v2", gpu_busy=0.3)))[0].rows[0].gpu_share == 0.3
 
 
 def test_only_the_newest_sitting_of_a_setting_is_drawn(
@@ -152,7 +152,7 @@ def test_only_the_newest_sitting_of_a_setting_is_drawn(
 
 def test_what_overlaps_is_said_to_overlap() -> None:
     near = document(result("stock-v1", 4.0), result("patched-loop", 2.0), result("v2", 2.1))
-    [line] = render_performance.comparison_table(sittings("f", near))[2:]
+    [line] = render_performance.comparison_table(sittings_of("f", near))[2:]
     cells = [cell.strip() for cell in line.split("|")[1:-1]]
     assert cells[1:] == ["patched-loop", *["0.50"] * 3, *["0.95 (repeats overlap)"] * 3]
 
@@ -162,7 +162,7 @@ def of_cell(cell: str, release: str, **ms: float) -> list[performance_data.Sitti
     rows = [
         result(name.replace("_", "-"), time, cell=cell, vllm=release) for name, time in ms.items()
     ]
-    return sittings("f", document(*rows))
+    return sittings_of("f", document(*rows))
 
 
 def test_the_summary_has_the_range_over_the_releases() -> None:
@@ -186,10 +186,10 @@ def test_the_summary_has_the_range_over_the_releases() -> None:
 
 
 def test_the_digest_is_of_what_is_drawn() -> None:
-    one = sittings("f", document(result("v2")))
-    assert digest(one) == digest(sittings("g", document(result("v2", start_s=3))))
+    one = sittings_of("f", document(result("v2")))
+    assert digest(one) == digest(sittings_of("g", document(result("v2", start_s=3))))
     for other in (result("v2", 2.5), result("stock-v1"), result("v2", gpu_busy=0.1)):
-        assert digest(one) != digest(sittings("f", document(other)))
+        assert digest(one) != digest(sittings_of("f", document(other)))
 
 
 def test_memory_and_profile_are_shown_where_they_were_taken() -> None:
@@ -203,7 +203,7 @@ def test_memory_and_profile_are_shown_where_they_were_taken() -> None:
         "self_ms": {"torch/ops.py:call": 0.5},
         "cumulative_ms": {"main.py:main": 2.0, "vllm/v1/worker/runner.py:execute": 1.25},
     }
-    found = sittings("f", document(result("v2", memory=memory, sampled=sampled)))
+    found = sittings_of("f", document(result("v2", memory=memory, sampled=sampled)))
     line = render_performance.memory_table(found)[-1]
     assert "| v2 | 300 | 310 | 200 | 100 | 98 | 3.00 | 2.00 | 5.00 |" in line
     text = "\n".join(render_performance.profile_tables(found))
@@ -223,7 +223,7 @@ def test_no_engine_counts_as_equal_to_itself() -> None:
 
 def test_plots_are_the_same_whenever_they_are_drawn() -> None:
     pytest.importorskip("matplotlib", reason="the extra bench")
-    found = sittings("f", document(result("stock-v1", 4.0), result("v2", gpu_busy=0.5)))
+    found = sittings_of("f", document(result("stock-v1", 4.0), result("v2", gpu_busy=0.5)))
     picture = performance_plot.draw(found)
     assert picture == performance_plot.draw(found)
     assert performance_plot.digest_in(picture) == digest(found)

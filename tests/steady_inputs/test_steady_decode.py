@@ -17,6 +17,7 @@ from tests.steady_inputs.test_steady_inputs import FILE, steady
 np = pytest.importorskip("numpy")  # in the environment of the engine
 torch = pytest.importorskip("torch")
 
+from tests.support.code_edits import Edit, edited
 from tests.support.steady_runner import (
     ROWS,
     UNREAD,
@@ -154,55 +155,68 @@ def test_a_steady_step_takes_the_short_way(kernels: Any, monkeypatch: pytest.Mon
             assert not self.steady_inputs._decode.supported(), attribute
 
 
-#: Module, what stands there, what a mistake would make of it.
-MUTATIONS = [
-    ("steady_kernels", "num_computed[:num_reqs] += counts", "num_computed[:num_reqs] += k"),
-    ("steady_kernels", "num_accepted.fill_(1)", "num_accepted"),
-    ("steady_kernels", "num_accepted[:num_reqs] = counts", "num_accepted[:num_reqs] = 1"),
-    ("steady_kernels", "seq_lens.zero_()", "seq_lens"),
+KERNELS, COMPUTE = "steady_kernels", "compute_advance"
+DECODE, STEADY_K, PREPARE = "steady_decode", "SteadyDecode.steady_k", "SteadyDecode.prepare"
+HOST = "SteadyDecode._fill_host_side"
+#: Mistakes: module, function, code that stands there, what a mistake would make of it.
+MUTATIONS: list[Edit] = [
     (
-        "steady_kernels",
-        "seq_lens[:num_reqs] = computed + k + 1",
-        "seq_lens[:num_reqs] = computed + k",
+        KERNELS,
+        COMPUTE,
+        "inputs.num_computed[:num_reqs] += counts",
+        "inputs.num_computed[:num_reqs] += k",
     ),
-    ("steady_kernels", "rows.clamp(max=num_reqs)", "rows"),
-    ("steady_kernels", "ids[:, 1:] = drafts", "ids[:, 1:] = drafts[:1]"),
-    ("steady_kernels", "ids[:, 0] = last.sampled[:num_reqs, 0]", "ids[:, 0]"),
-    ("steady_kernels", "k).copy_(drafts)", "k).copy_(last.drafts[-num_reqs:])"),
-    ("steady_decode", "(num_scheduled_tokens == k + 1).all()", "True"),
-    ("steady_decode", "(runner.prev_num_draft_tokens.np[:rows] > 0).all()", "True"),
+    (KERNELS, COMPUTE, "inputs.num_accepted.fill_(1)", "None"),
     (
-        "steady_decode",
-        "(batch.num_computed_tokens_cpu[:rows] >= batch.num_prompt",
-        "(0 >= 0 * batch.num_prompt",
+        KERNELS,
+        COMPUTE,
+        "inputs.num_accepted[:num_reqs] = counts",
+        "inputs.num_accepted[:num_reqs] = 1",
     ),
-    ("steady_decode", "previous.get(name) == row for", "previous.get(name) is not None for"),
-    ("steady_decode", "lengths[rows:] = 0", "lengths[rows:]"),
+    (KERNELS, COMPUTE, "inputs.seq_lens.zero_()", "None"),
     (
-        "steady_decode",
-        "np.add(batch.num_computed_tokens_cpu[:rows], k + 1,",
-        "np.add(lengths[:rows], 0,",
+        KERNELS,
+        COMPUTE,
+        "inputs.seq_lens[:num_reqs] = ...",
+        "inputs.seq_lens[:num_reqs] = computed + k",
     ),
-    ("steady_decode", "starts[rows + 1 :] = tokens", "starts[rows + 1 :]"),
-    ("steady_decode", "lengths[:rows] < known", "False"),
-    ("steady_decode", "runner.discard_request_mask.copy_to_gpu(rows)", "pass"),
-    ("steady_decode", "runner.num_decode_draft_tokens.np[rows:] = -1", "pass"),
+    (KERNELS, COMPUTE, "rows.clamp(max=num_reqs)", "rows"),
+    (KERNELS, COMPUTE, "ids[:, 1:] = drafts", "ids[:, 1:] = drafts[:1]"),
+    (KERNELS, COMPUTE, "ids[:, 0] = last.sampled[:num_reqs, 0]", "pass"),
     (
-        "steady_decode",
-        "rows, runner.query_start_loc.gpu[: rows + 1]",
-        "rows, runner.query_start_loc.gpu[:rows]",
+        KERNELS,
+        COMPUTE,
+        "draft_ids.view(num_reqs, k).copy_(drafts)",
+        "draft_ids.view(num_reqs, k).copy_(last.drafts[-num_reqs:])",
+    ),
+    (DECODE, STEADY_K, "(num_scheduled_tokens == k + 1).all()", "True"),
+    (DECODE, STEADY_K, "(runner.prev_num_draft_tokens.np[:rows] > 0).all()", "True"),
+    (
+        DECODE,
+        STEADY_K,
+        "(batch.num_computed_tokens_cpu[:rows] >= batch.num_prompt_tokens[:rows]).all()",
+        "True",
+    ),
+    (DECODE, STEADY_K, "previous.get(name) == row", "previous.get(name) is not None"),
+    (DECODE, HOST, "lengths[rows:] = 0", "pass"),
+    (DECODE, HOST, "batch.num_computed_tokens_cpu[:rows]", "lengths[:rows] - k - 1"),
+    (DECODE, HOST, "starts[rows + 1 :] = tokens", "pass"),
+    (DECODE, HOST, "lengths[:rows] < known", "False"),
+    (DECODE, PREPARE, "runner.discard_request_mask.copy_to_gpu(rows)", "None"),
+    (DECODE, HOST, "runner.num_decode_draft_tokens.np[rows:] = -1", "pass"),
+    (
+        DECODE,
+        PREPARE,
+        "runner.query_start_loc.gpu[: rows + 1]",
+        "runner.query_start_loc.gpu[:rows]",
     ),
 ]
 
 
-@pytest.mark.parametrize(("module", "old", "new"), MUTATIONS)
-def test_each_mistake_is_noticed(
-    module: str, old: str, new: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = FILE.parent / f"{module}.py"
-    source = path.read_text()
-    assert source.count(old) == 1
-    mutated = source.replace(old, new)
+@pytest.mark.parametrize("bug", MUTATIONS, ids=lambda bug: f"{bug[1]}: {bug[2]} -> {bug[3]}")
+def test_each_mistake_is_noticed(bug: Edit, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = bug[0]
+    mutated = edited((FILE.parent / f"{module}.py").read_text(), [bug[1:]], module)
     if module == "steady_decode":
         world: dict[str, Any] = {"__name__": "mutated"}
         exec(compile(mutated, "mutated", "exec"), world)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -32,10 +33,12 @@ def load() -> ModuleType:
         for name in names:
             sys.modules[name] = ModuleType(name)
             sys.modules[name].__path__ = []
+        sys.modules["vllm.v1"].__path__ = [str(FILE.parents[1])]
         sys.modules["vllm.v1.worker"].__path__ = [str(FILE.parent)]
         return [importlib.import_module(f"vllm.v1.worker.{name}") for name in modules][-1]
     finally:
-        for name in (*names, *(f"vllm.v1.worker.{module}" for module in modules)):
+        own = [*(f"vllm.v1.worker.{module}" for module in modules), "vllm.v1.overlay_effects"]
+        for name in (*names, *own):
             sys.modules.pop(name, None)
         sys.modules.update(before)
 
@@ -189,9 +192,27 @@ def test_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
         steady.wanted({"OVERLAY_STEADY_INPUTS": "1"})
     monkeypatch.setenv("OVERLAY_STEADY_INPUTS", "off")
     assert steady.create_steady_inputs(runner(np.zeros(1))) is None
+    assert effect() == ("idle", "OVERLAY_STEADY_INPUTS=off")
 
 
 def test_without_speculative_decoding_there_is_nothing_to_keep() -> None:
     plain = runner(np.zeros(1))
     plain.speculative_config = None
     assert steady.create_steady_inputs(plain) is None
+    assert effect() == ("idle", "no speculative decoding")
+
+
+def effect() -> tuple[str, str]:
+    """What the feature has reported last."""
+    told = steady.active.__globals__["effects"]()["steady-inputs"]
+    return told["state"], told["text"]
+
+
+@pytest.mark.parametrize(("asynchronous", "text"), [(True, "one kernel"), (False, "not copied")])
+def test_a_runner_that_keeps_inputs_reports_it(asynchronous: bool, text: str) -> None:
+    keeps = runner(np.zeros(1))
+    keeps.use_async_spec_decode = asynchronous
+    with mock.patch.object(steady.SteadyInputs, "warm_up"):
+        assert steady.create_steady_inputs(keeps) is not None
+    assert effect()[0] == "active"
+    assert text in effect()[1]

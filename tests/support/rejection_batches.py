@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
+from tests.support.code_edits import Edit
 from tests.support.sampling_worlds import (
     BUILTIN,
     FEATURE,
@@ -82,9 +83,9 @@ class Case:
         return self.world.module(FEATURE)
 
 
-def make(release: str, batch: Batch, *, patched: bool, feature: str | None = None) -> Case:
-    """The batch, plain, in a release without or with the feature."""
-    here = world(release, patched, feature)
+def make(release: str, batch: Batch, *, patched: bool, bug: Edit | None = None) -> Case:
+    """The batch, plain, in a release without or with the feature; bug: an edit of it."""
+    here = world(release, patched, bug)
     sampler = here.module(SAMPLER).Sampler(batch.logprobs_mode)
     spec = SimpleNamespace(rejection_sample_method="strict")
     if batch.rates is not None:

@@ -19,8 +19,11 @@ from overlay.features.sources import shipped_folder
 from overlay.planning.planner import plan
 from overlay.targets.resolution import resolve
 from tests.support import triton_by_hand
+from tests.support.code_edits import Edit, edited
 
 FEATURE = "vllm.v1.sample.greedy_verification"
+SPLIT = "vllm.v1.sample.split_argmax"
+EFFECTS = "vllm.v1.overlay_effects"
 #: The feature splits the argmax of small logits, too, where splitting would not pay.
 SPLIT_ALWAYS: dict[str, Any] = {"_ONE_BLOCK": range(1, 1 << 20), "_FEW_ROWS": 1 << 20}
 REJECTION = "vllm.v1.sample.rejection_sampler"
@@ -29,6 +32,8 @@ BUILTIN = "vllm.v1.sample.logits_processor.builtin"
 #: Modules that are taken from the release; of all others there are stand-ins only.
 OWN = {
     FEATURE,
+    SPLIT,
+    EFFECTS,
     REJECTION,
     SAMPLER,
     BUILTIN,
@@ -156,7 +161,7 @@ class World(Modules):
                 module.__builtins__ = self._builtins  # type: ignore[attr-defined]
                 with registered(module):
                     exec(compile(text, f"{name} of the release", "exec"), vars(module))
-                if name == FEATURE:
+                if name == SPLIT:
                     vars(module).update(SPLIT_ALWAYS)
         return self._modules[name]
 
@@ -177,14 +182,16 @@ def texts(release: str) -> dict[str, tuple[bytes | None, bytes | None]]:
 
 
 @functools.cache
-def world(release: str, patched: bool, feature: str | None = None) -> World:
-    """A release without or with the feature; feature: another text of its module."""
+def world(release: str, patched: bool, bug: Edit | None = None) -> World:
+    """A release without or with the feature; bug: an edit of one of the feature's files."""
     target, changed = resolve(release), texts(release)
 
     def read(path: str) -> bytes | None:
-        if feature is not None and path == FEATURE.replace(".", "/") + ".py":
-            return feature.encode()
-        return changed[path][patched] if path in changed else target.read(path)
+        text = changed[path][patched] if path in changed else target.read(path)
+        if bug is not None and path == bug[0]:
+            assert text is not None
+            return edited(text.decode(), [bug[1:]], path).encode()
+        return text
 
     return World(read)
 

@@ -23,7 +23,16 @@ from overlay.targets.resolution import resolve
 from tests.steady_inputs.test_steady_inputs import FILE, steady
 
 RUNNER = "vllm/v1/worker/gpu_model_runner.py"
-UNREAD = steady.SteadyDecode.prepare.__globals__["UNREAD"]
+#: Host and device memory that only `_prepare_inputs` and `_prepare_input_ids` read after writing
+#: it, in vLLM 0.20.0 to 0.33.0: (attribute of the runner, side). A steady step leaves it as it is.
+UNREAD = (
+    ("input_ids", "cpu"),
+    ("req_indices", "gpu"),
+    ("query_pos", "gpu"),
+    ("num_scheduled_tokens", "gpu"),
+    ("prev_positions", "gpu"),
+    ("prev_num_draft_tokens", "gpu"),
+)
 METHODS = (
     "_get_cumsum_and_arange",
     "_compute_prev_positions",

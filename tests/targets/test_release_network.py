@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-import urllib.request
 from pathlib import Path
 from urllib.error import URLError
 
@@ -33,14 +32,12 @@ def test_certificates_are_checked_unless_the_host_is_trusted() -> None:
     session = http.Session(IndexConfig((), trusted_hosts=frozenset({"a.example", "b.example:8"})))
 
     def mode(url: str) -> ssl.VerifyMode:
-        (handler,) = (
-            one
-            for one in session._opener(url).handlers
-            if isinstance(one, urllib.request.HTTPSHandler)
-        )
-        # Nothing public tells how a handler checks.
-        context: ssl.SSLContext = handler._context  # type: ignore[attr-defined]
-        return context.verify_mode
+        carrier = session.carrier(url)
+        adapter = carrier.get_adapter(url)
+        assert isinstance(adapter, http.Adapter)
+        assert adapter.context is not None
+        assert (carrier.verify is False) == (adapter.context.verify_mode == ssl.CERT_NONE)
+        return adapter.context.verify_mode
 
     assert mode("https://c.example/x") == ssl.CERT_REQUIRED
     assert mode("https://b.example/x") == ssl.CERT_REQUIRED

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafts of greedy requests are verified from one look at the logits.
+"""Verifies the drafts of greedy requests from one argmax over the logits.
 
-Upstream copies the rows of the drafts and of the bonus tokens apart, each to float32, and takes the
-argmax of either copy. Where all requests are greedy and nothing changes a logit, that is the argmax
+Upstream copies the rows of the drafts and of the bonus tokens into two float32 tensors and takes
+the argmax of each. Where all requests are greedy and nothing changes a logit, that is the argmax
 of the rows as they are: float32 holds every bfloat16 and float16 exactly.
 """
 
@@ -14,17 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from vllm.v1.overlay_effects import active, count, idle
+from vllm.v1.sample.split_argmax import first_largest
 
+#: The feature's name in `vllm.v1.overlay_effects`.
+FEATURE = "greedy-verification"
 VARIABLE = "OVERLAY_GREEDY_VERIFICATION"
-
-# PyTorch reduces a row in one block until that would have 256 values for each of its 512 threads.
-# Splitting was measured to pay (`bench/results/h200-split-argmax-2026-11-21.json` of vllm-overlay)
-# for more logits than one block reads quickly, fewer than those for which PyTorch takes several
-# blocks itself, and so few rows that they leave the GPU idle.
-_ONE_BLOCK = range(1 << 16, 1 << 17)
-_FEW_ROWS = 8
-# Blocks that read at the same time: some for each of the 132 multiprocessors of an H200.
-_BLOCKS = 512
 
 # Logits processors of vLLM that every batch has and that do nothing while this is empty.
 _IDLE_WHILE_EMPTY = {"LogitBiasLogitsProcessor": "biases", "MinTokensLogitsProcessor": "min_toks"}
@@ -42,32 +37,24 @@ def wanted(environ: Mapping[str, str]) -> bool:
 
 
 def switched_on() -> bool:
-    """`wanted` of the process's environment; what a RejectionSampler keeps of it."""
-    return wanted(os.environ)
+    """Whether this process's environment asks for it; a RejectionSampler asks once and keeps it.
 
-
-def first_largest(logits: torch.Tensor) -> torch.Tensor:
-    """`logits.argmax(dim=-1)`, by way of the largest of each part of a row.
-
-    logits: [N, V]. Returns [N] int64: as `argmax`, of several largest the first, and NaN is larger
-    than all numbers. Where splitting does not pay, or no power of two splits V, it is `argmax`.
+    Reports the answer as the feature's effect. Raises ValueError as `wanted` does.
     """
-    rows, size = logits.shape
-    parts = size & -size if size in _ONE_BLOCK and rows <= _FEW_ROWS else 1
-    while parts > 1 and rows * parts > _BLOCKS:
-        parts //= 2
-    if parts < 2:
-        return logits.argmax(dim=-1)
-    largest, place = logits.reshape(rows, parts, size // parts).max(dim=-1)
-    part = largest.argmax(dim=-1, keepdim=True)
-    return torch.add(place.gather(-1, part), part, alpha=size // parts).squeeze(-1)
+    on = wanted(os.environ)
+    if on:
+        active(FEATURE, "batches of plain greedy requests are verified from one argmax")
+    else:
+        idle(FEATURE, f"{VARIABLE}=off")
+    return on
 
 
 @dataclass(frozen=True)
 class KnownArgmax:
-    """Stands for target logits where nothing but their argmax is asked for.
+    """Replaces target logits where only their argmax is read.
 
-    tokens: [drafts] int64, the argmax of each row. vocab_size: columns of the logits.
+    tokens: [drafts] int64, the argmax of each row.
+    vocab_size: columns of the logits.
     """
 
     tokens: torch.Tensor
@@ -76,12 +63,12 @@ class KnownArgmax:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the logits: [drafts, vocab_size]."""
+        """Shape of the logits, [drafts, vocab_size]."""
         return self.tokens.shape[0], self.vocab_size
 
     @property
     def device(self) -> torch.device:
-        """Of the logits."""
+        """Device of the logits."""
         return self.tokens.device
 
     def argmax(self, dim: int) -> torch.Tensor:
@@ -92,17 +79,22 @@ class KnownArgmax:
 
 
 def verify_greedily(
-    sampler: Any, metadata: Any, logits: torch.Tensor, sampling_metadata: Any
+    # the RejectionSampler
+    sampler: Any,
+    # SpecDecodeMetadata
+    metadata: Any,
+    # [drafts + requests, vocab] of the model's dtype
+    logits: torch.Tensor,
+    sampling_metadata: Any,
 ) -> torch.Tensor | None:
-    """What upstream's `RejectionSampler.forward` samples, [requests, K+1] int32, or None.
+    """Sample what upstream's `RejectionSampler.forward` samples, [requests, K+1] int32.
 
-    None where the batch has anything but greedy requests whose logits nobody changes or asks for;
-    then nothing was done.
-
-    sampler: the RejectionSampler. metadata: SpecDecodeMetadata. logits: [drafts + requests, vocab].
+    Returns None, having done nothing, unless all requests are greedy and nothing changes or reads
+    their logits.
     """
     # A subclass need not have the attribute, and is not plain.
     if not is_plain(sampler, sampling_metadata) or not sampler.verifies_greedily:
+        count(FEATURE, "batches left to upstream")
         return None
     from vllm.v1.sample.rejection_sampler import rejection_sample
 
@@ -121,13 +113,14 @@ def verify_greedily(
         synthetic_mode=sampler.synthetic_mode,
         synthetic_conditional_rates=sampler.synthetic_conditional_rates,
     )
+    count(FEATURE, "batches verified from one argmax")
     return verified
 
 
 def is_plain(sampler: Any, sampling_metadata: Any) -> bool:
-    """Whether all requests are greedy, and nobody changes their logits or asks for them."""
+    """Whether all requests are greedy, and nothing changes or reads their logits."""
     asked = sampling_metadata
-    # From 0.21 on; it has requests that think within a budget.
+    # From 0.21 on: holds the requests that think within a budget.
     budget = getattr(asked, "thinking_budget_state_holder", None)
     return bool(
         asked.all_greedy
@@ -146,7 +139,7 @@ def is_plain(sampler: Any, sampling_metadata: Any) -> bool:
 
 
 def _is_idle(processor: Any) -> bool:
-    """Whether a logits processor is one of vLLM's own that has nothing to do."""
+    """Whether a logits processor is one of vLLM's own and has no requests to change."""
     kind = type(processor)
     if kind.__module__ != "vllm.v1.sample.logits_processor.builtin":
         return False
@@ -155,6 +148,6 @@ def _is_idle(processor: Any) -> bool:
 
 
 def _is_upstreams(sampler: Any, name: str) -> bool:
-    """Whether it is the class of vLLM itself, and no subclass that may sample otherwise."""
+    """Whether it is vLLM's own class; a subclass may sample differently."""
     kind = type(sampler)
     return kind.__name__ == name and kind.__module__.startswith("vllm.v1.sample.")

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A decode step whose batch goes on as it was is prepared by one kernel.
+"""Prepares a decode step by one kernel where its batch goes on as it was.
 
 Under asynchronous scheduling, where every request was in the last step in the same row, had drafts
 there, and brings its sampled token and K new drafts, all inputs follow from what the last step left
 on the GPU. The state of the runner after that, on the host and on the GPU, is the one that
-`_prepare_inputs` leaves, but for what only `_prepare_inputs` itself reads.
+`_prepare_inputs` leaves, except for what only `_prepare_inputs` and `_prepare_input_ids` read after
+writing it: input_ids on the host; req_indices, query_pos, num_scheduled_tokens, prev_positions and
+prev_num_draft_tokens on the GPU.
 """
 
 from __future__ import annotations
@@ -18,22 +20,11 @@ import numpy as np
 if TYPE_CHECKING:
     from vllm.v1.worker import steady_kernels
 
-# Host and device memory that only `_prepare_inputs` and `_prepare_input_ids` read after writing it,
-# in vLLM 0.20.0 to 0.33.0: (attribute of the runner, side). A steady step leaves it as it is.
-UNREAD = (
-    ("input_ids", "cpu"),
-    ("req_indices", "gpu"),
-    ("query_pos", "gpu"),
-    ("num_scheduled_tokens", "gpu"),
-    ("prev_positions", "gpu"),
-    ("prev_num_draft_tokens", "gpu"),
-)
-
 
 def complete_drafts(runner: Any, rows: int, scheduled_drafts: Mapping[str, Any]) -> int | None:
     """K where the last step left K drafts a request on the GPU, and this one verifies them all.
 
-    None where a request among the first `rows` brings fewer, or they are not there.
+    None where a request among the first `rows` brings fewer, or there are none on the GPU.
 
     scheduled_drafts: draft tokens by request id.
     """
@@ -55,20 +46,20 @@ class SteadyDecode:
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
-        # 0, 1, 2 ...: one more than there can be requests.
+        # 0, 1, 2 ..., one number more than there can be requests.
         self.rows = np.arange(runner.max_num_reqs + 1)
         # K -> (row, position within its request) of each token of a batch of K+1 tokens a request.
         self._tokens: dict[int, tuple[Any, Any]] = {}
 
     def warm_up(self) -> None:
-        """Compile the kernel where steady steps can come, for as many drafts as there can be."""
+        """Compile the kernel for the largest K, if this runner can have steady steps."""
         from vllm.v1.worker import steady_kernels
 
         if self._runner.use_async_spec_decode:
             steady_kernels.warm_up(self._inputs(), self._runner.num_spec_tokens)
 
     def supported(self) -> bool:
-        """Whether the runner has nothing that a steady step would have to prepare besides."""
+        """Whether the kernel prepares all inputs that this runner has."""
         runner = self._runner
         return bool(
             runner.use_async_spec_decode
@@ -85,7 +76,7 @@ class SteadyDecode:
         )
 
     def steady_k(self, scheduler_output: Any, num_scheduled_tokens: Any) -> int | None:
-        """K where the batch goes on as it was, and all that it needs lies on the GPU; else None.
+        """K where the batch goes on as it was and its tokens and drafts are on the GPU; else None.
 
         num_scheduled_tokens: [requests] int32, on the host.
         """
@@ -109,10 +100,11 @@ class SteadyDecode:
         return k if steady else None
 
     def prepare(self, k: int, metadata: Any) -> Any:
-        """Do what is left of `_prepare_inputs` once the block table is on its way to the GPU.
+        """Do the rest of `_prepare_inputs` once the copy of the block table has been launched.
 
-        metadata: SpecDecodeMetadata of an earlier step with as many requests and drafts; returns
-        that of this step.
+        metadata: SpecDecodeMetadata of an earlier step with as many requests and drafts.
+
+        Returns the SpecDecodeMetadata of this step.
         """
         from vllm.v1.worker import steady_kernels
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs of a step that are the same as in the last one are neither made nor copied again.
+"""Keeps inputs that are the same as in the last step instead of making and copying them again.
 
 From one decode step of speculative decoding to the next a batch mostly keeps its shape: the same
 requests with K+1 tokens each. What the runner derives from the shape alone then stays the same on
@@ -14,11 +14,14 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from vllm.v1.overlay_effects import active, count, idle
 from vllm.v1.worker.steady_decode import SteadyDecode, complete_drafts
 
+#: The feature's name in `vllm.v1.overlay_effects`.
+FEATURE = "steady-inputs"
 VARIABLE = "OVERLAY_STEADY_INPUTS"
 
-# Buffers of the runner (CpuGpuBuffer) whose GPU side nothing but `copy_to_gpu` writes, in vLLM
+# Buffers of the runner (CpuGpuBuffer) whose GPU side is written only by `copy_to_gpu`, in vLLM
 # 0.20.0 to 0.33.0.
 STEADY_BUFFERS = (
     "req_indices",
@@ -43,20 +46,22 @@ def wanted(environ: Mapping[str, str]) -> bool:
 
 
 class SteadyCopy:
-    """Stands for `copy_to_gpu` of one buffer: copies only what the GPU does not hold already."""
+    """Replaces `copy_to_gpu` of one buffer: copies only what the GPU does not hold already."""
 
     def __init__(self, buffer: Any) -> None:
         self._buffer = buffer
         self._held = buffer.np.copy()
         # How many leading elements of the GPU side are known to equal `_held`.
         self._known = 0
-        # The device's memory for which that is known; another tensor is another content.
+        # The tensor for which that is known; another one has other content.
         self._gpu = buffer.gpu
 
     def __call__(self, n: int | None = None) -> Any:
-        """The GPU side, or its first `n` elements, equal to the CPU side once the stream is there.
+        """Make the GPU side equal to the CPU side, in the order of the current stream.
 
         n: leading elements to copy; None for all.
+
+        Returns the GPU side, or its first `n` elements.
         """
         buffer = self._buffer
         now = buffer.np if n is None else buffer.np[:n]
@@ -71,7 +76,7 @@ class SteadyCopy:
 
 
 class SteadyInputs:
-    """What one runner keeps from step to step."""
+    """Inputs that one runner keeps from step to step."""
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
@@ -85,17 +90,28 @@ class SteadyInputs:
             buffer.copy_to_gpu = SteadyCopy(buffer)
 
     def warm_up(self) -> None:
-        """Compile what steady steps run."""
+        """Compile the kernel of steady steps."""
         self._decode.warm_up()
 
     def prepare(self, scheduler_output: Any, num_scheduled_tokens: Any) -> Any | None:
         """Prepare the step's inputs if the batch goes on decoding as it was.
 
-        Returns its SpecDecodeMetadata; None where `_prepare_inputs` has to do it, and then nothing
-        was done. Called once the block table is on its way to the GPU.
+        Called once the copy of the block table to the GPU has been launched.
 
         num_scheduled_tokens: [requests] int32, on the host.
+
+        Returns the step's SpecDecodeMetadata; None, having done nothing, where `_prepare_inputs`
+        has to prepare it.
         """
+        k = self._steady_k(scheduler_output, num_scheduled_tokens)
+        if k is None:
+            count(FEATURE, "steps prepared by upstream")
+            return None
+        count(FEATURE, "steps prepared by one kernel")
+        return self._decode.prepare(k, self._metadata)
+
+    def _steady_k(self, scheduler_output: Any, num_scheduled_tokens: Any) -> int | None:
+        """K where the batch goes on as it was, in the shape whose metadata is kept; else None."""
         if self._shape is None or not self._decode.supported():
             return None
         k = self._decode.steady_k(scheduler_output, num_scheduled_tokens)
@@ -103,20 +119,20 @@ class SteadyInputs:
         drafts, tokens = self._shape
         if k is None or len(drafts) != rows or not (drafts == k).all():
             return None
-        if not (tokens == self._rows[1 : rows + 1] * (k + 1)).all():
-            return None
-        return self._decode.prepare(k, self._metadata)
+        return k if (tokens == self._rows[1 : rows + 1] * (k + 1)).all() else None
 
     def fill_input_ids(
         self, num_reqs: int, cu_num_tokens: Any, scheduled_drafts: Mapping[str, Any]
     ) -> bool:
-        """Put the last step's tokens and drafts into the input ids, if every request decodes.
+        """Copy the last step's tokens and drafts into the input ids, if every request decodes.
 
-        True where the batch is the last step's, row by row, and each request has its sampled token
-        and all K drafts: then the input ids are two strided copies, where upstream uploads four
-        index arrays. Otherwise nothing was done.
+        Where the batch is the last step's, row by row, and each request has its sampled token and
+        all K drafts, the input ids are two strided copies; upstream uploads four index arrays.
 
-        cu_num_tokens: [num_reqs] int32. scheduled_drafts: draft tokens by request id.
+        cu_num_tokens: [num_reqs] int32.
+        scheduled_drafts: draft tokens by request id.
+
+        Returns whether the input ids were written.
         """
         runner = self._runner
         k = complete_drafts(runner, num_reqs, scheduled_drafts)
@@ -130,12 +146,14 @@ class SteadyInputs:
         sampled = runner.input_batch.prev_sampled_token_ids
         ids[:, 0].copy_(sampled[:num_reqs, 0], non_blocking=True)
         ids[:, 1:].copy_(runner._draft_token_ids[:num_reqs], non_blocking=True)
+        count(FEATURE, "input ids copied on the GPU")
         return True
 
     def spec_decode_metadata(self, num_draft_tokens: Any, cu_num_tokens: Any) -> Any | None:
-        """The metadata of the last step with this step's draft tokens, if the shape is the same.
+        """The metadata of the last step with this step's draft tokens; None if the shape differs.
 
-        num_draft_tokens, cu_num_tokens: [requests] int32 arrays, drafts and cumulated tokens.
+        num_draft_tokens: [requests] int32 array, drafts of each request.
+        cu_num_tokens: [requests] int32 array, cumulated tokens.
         """
         if self._shape is None:
             return None
@@ -155,7 +173,7 @@ class SteadyInputs:
     def keep_spec_decode_metadata(
         self, num_draft_tokens: Any, cu_num_tokens: Any, metadata: Any
     ) -> None:
-        """Keep the metadata of a shape; both arrays are copied, since the runner reuses them."""
+        """Keep the metadata of a shape; both arrays are copied, because the runner reuses them."""
         if self._metadata is not None and metadata.logits_indices is self._metadata.logits_indices:
             return
         self._shape = (num_draft_tokens.copy(), cu_num_tokens.copy())
@@ -164,12 +182,20 @@ class SteadyInputs:
 
 
 def create_steady_inputs(runner: Any) -> SteadyInputs | None:
-    """What a runner keeps from step to step; None without speculative decoding or if switched off.
+    """Create the inputs that a runner keeps; None without speculative decoding or if switched off.
 
-    Raises ValueError for an unknown value of OVERLAY_STEADY_INPUTS.
+    Reports the feature's effect. Raises ValueError for an unknown value of OVERLAY_STEADY_INPUTS.
     """
-    if not wanted(os.environ) or runner.speculative_config is None:
+    if not wanted(os.environ):
+        idle(FEATURE, f"{VARIABLE}=off")
+        return None
+    if runner.speculative_config is None:
+        idle(FEATURE, "no speculative decoding")
         return None
     inputs = SteadyInputs(runner)
     inputs.warm_up()
+    if runner.use_async_spec_decode:
+        active(FEATURE, "one kernel prepares steps that go on decoding as the last one did")
+    else:
+        active(FEATURE, "unchanged inputs are not copied again (no asynchronous scheduling)")
     return inputs

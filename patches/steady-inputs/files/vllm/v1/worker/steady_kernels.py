@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device work of a steady decode step: one Triton kernel, and the same in PyTorch.
-
-The kernel runs where tensors lie on a GPU, the PyTorch version elsewhere.
-"""
+"""Does the device work of a steady decode step by one Triton kernel, or by PyTorch on a CPU."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ ROWS = 32
 
 
 # Not annotated: Triton compiles the signature, too, and knows no names but its own. The number of
-# requests changes from step to step and must not have the kernel compiled anew. Where mypy sees
+# requests changes from step to step and must not cause another compilation. Where mypy sees
 # Triton at all, its decorators have no types.
 @triton.jit(do_not_specialize=["num_reqs"])  # type: ignore[untyped-decorator, unused-ignore]
 def _advance_kernel(  # type: ignore[no-untyped-def]
@@ -72,42 +69,42 @@ def _advance_kernel(  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a steady step writes, all on one device.
+    """Tensors that a steady step writes, all on one device."""
 
-    num_computed, num_accepted, seq_lens: [max_num_reqs] int32. query_start_loc:
-    [max_num_reqs + 1] int32. positions: [tokens] int64. input_ids: [tokens] int32.
-    Of num_computed only the rows of the step are written, which are read before.
-    """
-
+    # [max_num_reqs] int32; only the rows of the step are read and written
     num_computed: torch.Tensor
+    # [max_num_reqs] int32
     num_accepted: torch.Tensor
+    # [max_num_reqs + 1] int32
     query_start_loc: torch.Tensor
+    # [max_num_reqs] int32
     seq_lens: torch.Tensor
+    # [tokens] int64
     positions: torch.Tensor
+    # [tokens] int32
     input_ids: torch.Tensor
 
 
 @dataclass(frozen=True)
 class LastStep:
-    """What the last step left for each request, in at least as many rows as there are requests.
+    """Results of the last step, in at least as many rows as there are requests."""
 
-    valid_counts: [rows] int32, tokens that it gave. sampled: [rows, 1], the last of them.
-    drafts: [rows, K], what follows them.
-    """
-
+    # [rows] int32, tokens that the step gave each request
     valid_counts: torch.Tensor
+    # [rows, 1] int32, the last of them
     sampled: torch.Tensor
+    # [rows, K] int64, the drafts that follow it
     drafts: torch.Tensor
 
 
 def warm_up(inputs: Inputs, k: int) -> None:
-    """Compile the kernel for K drafts a request, so that no step waits for that; write nothing."""
+    """Compile the kernel for K drafts a request, so that no step waits for it; write nothing."""
     device = inputs.input_ids.device
     if device.type == "cpu":
         return
     fields = dataclasses.fields(inputs)
     scratch = Inputs(**{each.name: torch.empty_like(getattr(inputs, each.name)) for each in fields})
-    # Types and strides are those of a step: Triton compiles anew for others.
+    # Types and strides are those of a step: Triton compiles another variant for others.
     last = LastStep(
         valid_counts=torch.zeros(1, dtype=torch.int32, device=device),
         sampled=torch.zeros(1, 1, dtype=torch.int32, device=device),

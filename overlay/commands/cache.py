@@ -1,0 +1,65 @@
+"""``overlay cache dir|size|clean``: where the cache lies, how large it is, and emptying it.
+
+All of it is made again where it is needed.  Only entries with the names that the overlay gives are
+counted and removed: ``OVERLAY_CACHE`` may name a folder that holds something of the user's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from overlay.cache import PrivateFolder, cache_folder, remove, size_of
+from overlay.report.model import CachePart, CacheReport
+from overlay.report.wording import cached
+from overlay.untrusted import require_private
+
+#: Folder of the cache -> what it holds, and the names of its entries.
+_PARTS = {
+    "releases": ("releases that were fetched", re.compile(r"vllm[^/]*\.zip(\.lock)?")),
+    "modules": ("modules patched in memory", re.compile(r"[0-9a-f]{16,64}(\.\w+)?")),
+    "syntax": ("scopes of texts", re.compile(r"\d+-[^/]+-(cpython|pypy)[^/]*")),
+    "receipts": ("decisions of the plugin", re.compile(r"[0-9a-f]{16,64}(\.\w+)?")),
+}
+
+
+def cache(what: str) -> CacheReport:
+    """Describe the cache, or empty it.
+
+    :param what: ``dir``, ``size`` or ``clean``.
+    :raises NotPrivate: if somebody else could have written a part that is to be emptied.
+    :raises OSError: if a part cannot be read or removed.
+    """
+    folder = cache_folder()
+    parts = tuple(_part(folder, name) for name in _PARTS)
+    clean = what == "clean"
+    if clean:
+        for name in _PARTS:
+            _empty(folder / name, name)
+    verdict = cached(folder, parts, cleaned=clean)
+    return CacheReport(verdict, folder, parts, path_only=what == "dir")
+
+
+def _part(folder: Path, name: str) -> CachePart:
+    contents, _ = _PARTS[name]
+    entries = _entries(folder / name, name)
+    return CachePart(name, contents, len(entries), sum(map(size_of, entries)))
+
+
+def _entries(folder: Path, name: str) -> list[Path]:
+    """The entries of a part that the overlay made, by their names."""
+    pattern = _PARTS[name][1]
+    if folder.is_symlink() or not folder.is_dir():
+        return []
+    return [folder / entry for entry in PrivateFolder(folder).entries() if pattern.fullmatch(entry)]
+
+
+def _empty(folder: Path, name: str) -> None:
+    entries = _entries(folder, name)
+    if entries:
+        require_private(folder, allow_group=True)
+    for entry in entries:
+        remove(entry)
+        if os.path.lexists(entry):
+            raise PermissionError(13, "it could not be removed", str(entry))

@@ -1,0 +1,127 @@
+"""The environment variables as ``doctor`` checks them: what would stop vLLM, or do nothing."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from overlay import settings
+from overlay.errors import OverlayError, UsageError
+from overlay.features.switches import Declaration, check_values, declarations
+from overlay.untrusted import problem_of_owner
+
+if TYPE_CHECKING:
+    from overlay.targets.target import Target
+
+#: Further variables that decide what of the overlay runs, or where vLLM keeps what it compiled.
+_WATCHED = (
+    "VLLM_PLUGINS",
+    "VLLM_USE_V2_MODEL_RUNNER",
+    "VLLM_CACHE_ROOT",
+    "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY",
+    "VLLM_WORKER_MULTIPROC_METHOD",
+    "PYTHONPATH",
+    "XDG_CACHE_HOME",
+    "XDG_RUNTIME_DIR",
+)
+
+
+class Variables(NamedTuple):
+    """What the environment says to the overlay.
+
+    :ivar data: for the page: ``set`` (name -> value) and ``switches`` (what features declare).
+    :ivar problems: with what vLLM would not start, or what has no effect, a sentence each.
+    :ivar notes: what is worth knowing and no problem.
+    """
+
+    data: dict[str, Any]
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def variables(
+    folders: Iterable[Path], target: Target | None, environment: Mapping[str, str] = os.environ
+) -> Variables:
+    """Check every variable of the overlay, as the plugin would when vLLM starts.
+
+    :param folders: the patches folders that the command was given, the shipped one among them.
+    :param target: the installed vLLM, whose ledger may know further features.
+    """
+    ours = settings.ours(environment)
+    names = sorted({*ours, *(name for name in _WATCHED if name in environment)})
+    shown: dict[str, Any] = {"set": {name: environment[name] for name in names}, "switches": []}
+    try:
+        asked = settings.read(environment)
+    except UsageError as error:
+        return Variables(shown, (str(error),), ())
+    declared = declarations([*folders, *asked.patches])
+    shown["switches"] = list(_switches(declared, ours))
+    checked = check_values(asked.all, declared)
+    known = {declaration.id for declaration in declared} | _on_disk(target)
+    problems = [*checked.wrong, *checked.unknown]
+    for name, ids in (
+        ("OVERLAY_FEATURES", asked.features or frozenset()),
+        ("OVERLAY_REQUIRED", asked.required - {"all"}),
+        ("OVERLAY_REQUIRED_PRESENT", asked.present - asked.required - {"all"}),
+    ):
+        problems += _unknown_ids(name, ids, known)
+    return Variables(shown, tuple(problems), (*asked.warnings, *checked.former))
+
+
+def _switches(declared: Iterable[Declaration], ours: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    for declaration in declared:
+        for switch in declaration.switches:
+            yield {
+                "feature": declaration.id,
+                "name": switch.name,
+                "values": list(switch.values),
+                "default": switch.default,
+                "value": ours.get(switch.name),
+                "text": switch.text,
+            }
+
+
+def _on_disk(target: Target | None) -> set[str]:
+    """The features that are applied, whose folder need not be at hand."""
+    if target is None or target.root is None:
+        return set()
+    from overlay.on_disk import ledger as ledgers
+
+    try:
+        ledger = ledgers.load(target.root)
+    except OverlayError:  # told with the target's state
+        return set()
+    return set() if ledger is None else {entry.result.feature for entry in ledger.applied}
+
+
+def _unknown_ids(name: str, ids: Iterable[str], known: set[str]) -> Iterator[str]:
+    for unknown in sorted(set(ids) - known):
+        close = difflib.get_close_matches(unknown, sorted(known), n=1)
+        hint = f"did you mean {close[0]}?" if close else "name its folder in OVERLAY_PATCHES"
+        yield (
+            f"{name} names {unknown}: expected ids among {', '.join(sorted(known)) or 'none'}; "
+            f"{hint}"
+        )
+
+
+def cache_problem(folder: Path) -> str | None:
+    """Why a process of vLLM could not keep patched modules in ``folder``, ``None`` if it could.
+
+    Nothing is written to find out.
+    """
+    place = folder
+    while not os.path.lexists(place) and place != place.parent:
+        place = place.parent
+    remedy = "set OVERLAY_CACHE to a folder of your own"
+    if not place.is_dir():
+        return f"the cache {folder} cannot be used: {place} is not a folder; {remedy}"
+    if not os.access(place, os.W_OK | os.X_OK):
+        return f"the cache {folder} cannot be used: {place} cannot be written; {remedy}"
+    if place == folder:
+        problem = problem_of_owner(folder)
+        if problem is not None:
+            return f"the cache cannot be used: {problem}; {remedy}"
+    return None

@@ -1,0 +1,268 @@
+"""The effect of each feature in this process: active where its code is used, else idle and why.
+
+Patched code reports to ``vllm.v1.overlay_effects``, which features add to vLLM.  This module
+subscribes there when it is imported, finds by itself that the engine uses a model runner that a
+feature does not patch, and ends the engine's start where a required feature is idle.
+
+A count costs the serving process one addition: the numbers lie in anonymous memory
+(``memfd_create``) that readers open through ``/proc``, so nothing is written while vLLM serves.
+The process record is written again only where a state changes or a new count begins."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from types import ModuleType
+from typing import Any, NamedTuple, Protocol
+
+from overlay.errors import OverlayError
+from overlay.features.switches import EFFECTS_MODULE, Declaration
+from overlay.in_memory import log
+from overlay.in_memory.import_watch import when_imported
+from overlay.processes.counts import COUNTS_NAME
+from overlay.processes.records import Effect, EffectRecord
+
+_WORKER_MODULE = "vllm.v1.worker.worker_base"
+
+_WARM_UP = "compile_or_warm_up_model"
+
+#: The base class of every model runner V2, of whichever platform (vLLM 0.20.0 to 0.33.0).
+_V2_RUNNER = ("vllm.v1.worker.gpu.model_runner", "GPUModelRunner")
+
+_V1_RUNNER = ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner")
+
+_RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
+
+#: Why a feature is idle that has reported nothing by the time the model is ready.
+UNREACHED = "its code was not reached while the model was loaded"
+
+
+class RequiredIdle(OverlayError, RuntimeError):
+    """A required feature has no effect in this process; the engine must not serve."""
+
+
+class Published(NamedTuple):
+    """What goes into the process record.
+
+    :ivar counters: feature and name of each count, in the order of the numbers in memory.
+    :ivar counts_fd: the file descriptor of that memory, ``None`` where there is none.
+    """
+
+    effects: tuple[EffectRecord, ...]
+    counters: tuple[tuple[str, str], ...]
+    counts_fd: int | None
+
+
+class Publisher(Protocol):
+    """The process whose effects are watched."""
+
+    def features(self) -> tuple[str, ...]:
+        """The ids of the features whose patched code this process has."""
+
+    def requires(self, feature: str) -> bool:
+        """Whether vLLM must not serve where ``feature`` has no effect."""
+
+    def declared(self) -> Mapping[str, Declaration]:
+        """What the features declare, by id; those whose folder is not at hand are missing."""
+
+    def publish(self, published: Published) -> None:
+        """Write it into the process record."""
+
+
+class EffectWatch:
+    """Watches what the features of one process do.
+
+    :ivar ready: whether the model is loaded and warmed up, so that the states are final for now.
+    """
+
+    def __init__(self, publisher: Publisher) -> None:
+        self._publisher = publisher
+        self._module: ModuleType | None = None
+        self._other_runner: dict[str, str] = {}
+        self._counts_fd: int | None = None
+        self._told: dict[str, tuple[Effect, str]] = {}
+        self.ready = False
+
+    def start(self) -> None:
+        """Wait for the modules that tell, and for vLLM's worker."""
+        when_imported(EFFECTS_MODULE, self._subscribe, "the effect of the patches is not told")
+        lost = "whether the patches take effect is not checked once the model is loaded"
+        when_imported(_WORKER_MODULE, self._watch_worker, lost)
+
+    def forget(self) -> None:
+        """Begin again in a forked child: what was told and counted is the parent's."""
+        self._other_runner, self._told, self.ready = {}, {}, False
+        if self._counts_fd is not None:
+            os.close(self._counts_fd)
+        self._counts_fd = None  # made by the child's first report
+
+    # What patched code reports
+
+    def _subscribe(self, module: ModuleType) -> None:
+        self._module = module
+        module.subscribe(self._changed)
+
+    @staticmethod
+    def _memory(module: ModuleType) -> int | None:
+        """Have the module count in memory that another process can read; its descriptor."""
+        if not hasattr(os, "memfd_create"):
+            return None
+        import mmap
+
+        size = 8 * module.SLOTS
+        try:
+            descriptor = os.memfd_create(COUNTS_NAME)
+            os.ftruncate(descriptor, size)
+            module.count_in(memoryview(mmap.mmap(descriptor, size)).cast("Q"))
+        except (OSError, ValueError):  # a sandbox without it: the counts stay in the process
+            return None
+        return descriptor
+
+    def _changed(self) -> None:
+        """Publish; called by patched code after each change of a state and each new count."""
+        self._publish()
+        if self.ready:
+            self._say_changes()
+
+    def _publish(self) -> None:
+        if self._module is not None and self._counts_fd is None:
+            self._counts_fd = self._memory(self._module)
+        counters = () if self._module is None else tuple(self._module.counted())
+        self._publisher.publish(Published(self.effects(), counters, self._counts_fd))
+
+    def effects(self) -> tuple[EffectRecord, ...]:
+        """How each feature of this process stands now."""
+        reported = {} if self._module is None else self._module.effects()
+        features = self._publisher.features()
+        further = [name for name in reported if name not in features and reported[name]["state"]]
+        return tuple(self._effect(name, reported.get(name)) for name in (*features, *further))
+
+    def _effect(self, feature: str, report: Mapping[str, Any] | None) -> EffectRecord:
+        if feature in self._other_runner:
+            return EffectRecord(feature, Effect.IDLE, self._other_runner[feature])
+        if report is not None and report["state"] is not None:
+            return EffectRecord(feature, Effect(report["state"]), str(report["text"]))
+        declared = self._publisher.declared().get(feature)
+        if declared is None or not declared.reports:
+            return EffectRecord(feature, Effect.PATCHED, "it does not report what it does")
+        if not self.ready:
+            return EffectRecord(feature, Effect.PENDING, "the model is not loaded")
+        return EffectRecord(feature, Effect.IDLE, UNREACHED)
+
+    # What vLLM's worker shows
+
+    def _watch_worker(self, module: ModuleType) -> None:
+        wrapper = module.WorkerWrapperBase
+        inner = wrapper.init_device
+        if getattr(inner, "_overlay_watches", False):
+            return
+
+        @functools.wraps(inner)
+        def init_device_then_look(self: Any, *args: Any, **kwargs: Any) -> Any:
+            result = inner(self, *args, **kwargs)
+            watch.device_ready(self.worker)
+            return result
+
+        watch = self
+        init_device_then_look._overlay_watches = True  # type: ignore[attr-defined]  # as in ranks
+        wrapper.init_device = init_device_then_look
+
+    def device_ready(self, worker: Any) -> None:
+        """Look at the model runner, which exists before a weight is read.
+
+        :raises RequiredIdle: if a required feature patches another model runner.
+        """
+        runner = model_runner(getattr(worker, "model_runner", None))
+        runner_name = "another" if runner is None else f"model runner {runner.upper()}"
+        if runner is not None:
+            self._other_runner = {
+                name: runner_name
+                for name in self._publisher.features()
+                if self._patches_another(name, runner)
+            }
+        if self._other_runner:
+            self._publish()
+            names = ", ".join(sorted(self._other_runner))
+            log.warn(
+                f"{names}: no effect here, since this engine uses {runner_name}; "
+                f"{_RUNNER_VARIABLE}=0 asks vLLM for V1"
+            )
+            self._refuse_idle()
+        inner = getattr(worker, _WARM_UP, None)
+        if inner is None:
+            return
+
+        @functools.wraps(inner)
+        def warm_up_then_tell(*args: Any, **kwargs: Any) -> Any:
+            result = inner(*args, **kwargs)
+            self.model_ready()
+            return result
+
+        setattr(worker, _WARM_UP, warm_up_then_tell)
+
+    def _patches_another(self, feature: str, runner: str) -> bool:
+        declared = self._publisher.declared().get(feature)
+        return (
+            declared is not None
+            and declared.model_runner is not None
+            and declared.model_runner != runner
+        )
+
+    def model_ready(self) -> None:
+        """Say and record what each feature does, now that the model is loaded and warmed up.
+
+        :raises RequiredIdle: if a required feature is idle.
+        """
+        self.ready = True
+        self._publish()
+        self._refuse_idle()
+        self._say_changes()
+
+    def _say_changes(self) -> None:
+        """One line in the log for what was not told yet; a WARNING for a required feature."""
+        news = [
+            each
+            for each in self.effects()
+            if each.state in (Effect.ACTIVE, Effect.IDLE)
+            and self._told.get(each.feature) != (each.state, each.text)
+        ]
+        self._told.update((each.feature, (each.state, each.text)) for each in news)
+        if news:
+            bad = any(
+                each.state is Effect.IDLE and self._publisher.requires(each.feature)
+                for each in news
+            )
+            level = logging.WARNING if bad else logging.INFO
+            log.say([(level, f"vllm-overlay: {told(news)}")])
+
+    def _refuse_idle(self) -> None:
+        idle = [
+            each
+            for each in self.effects()
+            if each.state is Effect.IDLE and self._publisher.requires(each.feature)
+        ]
+        if idle:
+            raise RequiredIdle(
+                f"vllm-overlay: OVERLAY_REQUIRED wants features that have no effect in process "
+                f"{os.getpid()}: {told(idle)}. Mend what stands in the way, take the requirement "
+                "back, or set OVERLAY_REQUIRED_PRESENT in its place: that one wants the patched "
+                "code, whether it is used or not"
+            )
+
+
+def told(effects: Iterable[EffectRecord]) -> str:
+    """Effects as one phrase: ``draft-graphs is active: 14 graphs (loop); x is idle: why``."""
+    return "; ".join(
+        f"{each.feature} is {each.state.value}{f': {each.text}' if each.text else ''}"
+        for each in effects
+    )
+
+
+def model_runner(runner: object) -> str | None:
+    """Which model runner an object is: ``v1``, ``v2``, or ``None`` for any other."""
+    bases = {(each.__module__, each.__name__) for each in type(runner).__mro__}
+    if _V2_RUNNER in bases:
+        return "v2"
+    return "v1" if _V1_RUNNER in bases else None

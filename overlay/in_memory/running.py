@@ -1,0 +1,240 @@
+"""The state of this process: what it was started with, what it runs, its record and its lines."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from overlay import settings
+from overlay.in_memory import log
+from overlay.in_memory.import_watch import HookError
+from overlay.processes import records
+from overlay.untrusted import sha256
+
+if TYPE_CHECKING:
+    from overlay.features.switches import Declaration
+    from overlay.in_memory.activation import Activation
+    from overlay.in_memory.effects import EffectWatch, Published
+    from overlay.in_memory.module_cache import StoredModule
+    from overlay.in_memory.ranks import RankReport
+
+
+class RunningProcess:
+    """This process; there is one at most.
+
+    It hears what the import hook executed (``executed``, ``bypassed``), what the ranks want to
+    compare (``rank_report``) and what features do (``publish``), and keeps the record up to date.
+
+    :ivar asked: the variables that it was started with.
+    :ivar activation: what became of each feature; only after ``activated``.
+    :ivar effects: the watch over what features do; ``None`` where no feature has code here.
+    """
+
+    activation: Activation
+    record: records.ProcessRecord
+
+    def __init__(self, asked: settings.Switches) -> None:
+        self.asked = asked
+        self.effects: EffectWatch | None = None
+        self._declared: dict[str, Declaration] | None = None
+        self._activated = False
+        # The pid of the process that said what it runs; a fork has not.
+        self._said_in = os.getpid()
+        # Code of several threads may report at once; the record is one file.
+        self._lock = threading.Lock()
+
+    def activated(self, activation: Activation) -> None:
+        """Take over what activation decided, and write the record."""
+        self.activation = activation
+        pid = os.getpid()
+        self.record = records.ProcessRecord(
+            pid=pid,
+            started=records.start_time(pid),
+            host=socket.gethostname(),
+            role=records.role(),
+            rank=None,
+            vllm=activation.vllm,
+            root=activation.root,
+            way=activation.way,
+            digest=activation.digest,
+            summary=activation.summary,
+            left_out=_left_out(activation),
+            required=tuple(sorted(self.asked.required)),
+        )
+        self._activated = True
+        self._write()
+
+    # For the import hook
+
+    def executed(self, name: str, module: ModuleType, stored: StoredModule) -> None:
+        """Compare the code of a patched module that was executed with the plan, and record it.
+
+        :raises HookError: if other code than planned runs.
+        """
+        if not self._activated:
+            raise HookError(
+                f"vllm-overlay: {name} was imported before its process was recorded; load the "
+                "plugin before that import, or set OVERLAY=off"
+            )
+        from overlay.in_memory import verification
+
+        scopes = verification.compare(module, stored.code, self.activation.scopes.get(name, ()))
+        wrong = [scope for scope, state in scopes.items() if state == verification.DIFFERS]
+        if wrong:
+            raise HookError(
+                f"vllm-overlay: {name} was executed, but {', '.join(wrong)} is not the planned "
+                "code; another import hook or patcher replaced it. Remove that, or set OVERLAY=off."
+            )
+        entry = records.ModuleRecord(name, sha256(stored.source), scopes)
+        self._change(self.record.with_module(entry))
+
+    def bypassed(self, name: str, text: str) -> None:
+        """Say and record that a planned module runs its pristine code."""
+        if not self._activated:
+            raise HookError(text)
+        scopes = self.activation.scopes.get(name) or ("<module>",)
+        record = self.record.with_module(
+            records.ModuleRecord(name, "", dict.fromkeys(scopes, records.UNPATCHED))
+        )
+        names = sorted(
+            module.module for module in record.modules if module.state == records.UNPATCHED
+        )
+        digest = f"{self.activation.digest} without {' '.join(names)}"
+        summary = f"{self.activation.summary} but {', '.join(names)} {records.UNPATCHED}"
+        # Ranks that run the same code still agree.
+        self._change(record._replace(digest=sha256(digest.encode()), summary=summary))
+        log.say([(logging.WARNING, text)])
+
+    # For the comparison of ranks
+
+    def rank_report(self, rank: int) -> RankReport:
+        """What this process runs, for the comparison with its peers."""
+        from overlay.in_memory import import_hook, ranks
+
+        import_hook.require_asked()
+        role = "worker" if self.record.role == "main" else self.record.role
+        self._change(self.record._replace(rank=rank, role=role))
+        record = self.record
+        return ranks.report(rank, record.vllm, record.digest, record.summary)
+
+    # For the watch over effects
+
+    def features(self) -> tuple[str, ...]:
+        """The ids of the features whose patched code this process has."""
+        return tuple(each.id for each in self.activation.features if each.active)
+
+    def requires(self, feature: str) -> bool:
+        """Whether vLLM must not serve where ``feature`` has no effect."""
+        return self.asked.requires(feature)
+
+    def declared(self) -> Mapping[str, Declaration]:
+        """What the features that are at hand declare, by id."""
+        if self._declared is None:
+            from overlay.features.switches import declarations
+            from overlay.in_memory.receipt import patches_folders
+
+            found = declarations(patches_folders(self.asked))
+            self._declared = {declaration.id: declaration for declaration in found}
+        return self._declared
+
+    def publish(self, published: Published) -> None:
+        """Write what features do into the record."""
+        self._change(self.record._replace(**published._asdict()))
+
+    # Lines and record
+
+    def say(self) -> None:
+        """Say what this process runs, and what it leaves out."""
+        activation = self.activation
+        lines = [(logging.WARNING, f"vllm-overlay: {text}") for text in activation.warnings]
+        for feature in activation.features:
+            if feature.active:
+                continue
+            if feature.harmless:
+                text = f"vllm-overlay: {feature.id} is {feature.state.value} here"
+                lines.append((logging.DEBUG, text))
+                continue
+            text = (
+                f"vllm-overlay: {feature.id} is left out ({feature.state.value}): {feature.reason}"
+            )
+            lines.append((logging.WARNING if feature.asked else logging.DEBUG, text))
+        log.say([*lines, (logging.INFO, self._line())])
+
+    def say_after_fork(self) -> None:
+        """Say once what a forked child runs: when it loads plugins, it has its name."""
+        if self._said_in == os.getpid():
+            return
+        self._said_in = os.getpid()
+        self._change(self.record._replace(role=records.role()))
+        log.say([(logging.INFO, self._line())])
+
+    def after_fork(self) -> None:
+        """Give a forked child a record of its own: it runs what its parent runs."""
+        log.forget()
+        self._lock = threading.Lock()
+        if self.effects is not None:
+            self.effects.forget()
+        pid = os.getpid()
+        self._change(
+            self.record._replace(
+                pid=pid,
+                started=records.start_time(pid),
+                role=records.role(),
+                rank=None,
+                effects=(),
+                counters=(),
+                counts_fd=None,
+            )
+        )
+
+    def _line(self) -> str:
+        """The one line at start; a fork's record may know more than what was activated."""
+        record = self.record
+        if record.way == records.OFF:
+            installed = "; this process runs vLLM as it is installed"
+            patched_disk = self.activation.off_summary is not None
+            return f"vllm-overlay: {record.summary}{'' if patched_disk else installed}"
+        patched = record.way in records.PATCHED
+        text = (
+            f"vllm-overlay: process {os.getpid()} {'has the patches' if patched else 'runs'} "
+            f"{record.summary} on vLLM {record.vllm}, patch set {record.digest[:12]}"
+        )
+        if self.asked.features is not None:
+            text += f", OVERLAY_FEATURES={','.join(sorted(self.asked.features))}"
+        if patched and self._reports():
+            text += "; whether they take effect is told once the model is loaded"
+        return text
+
+    def _reports(self) -> bool:
+        """Whether any of the patched code reports what it does."""
+        from overlay.features.switches import EFFECTS_MODULE, EFFECTS_PATH
+
+        there = os.path.exists(os.path.join(self.activation.root, EFFECTS_PATH))
+        return there or EFFECTS_MODULE in self.activation.modules
+
+    def _change(self, record: records.ProcessRecord) -> None:
+        self.record = record
+        self._write()
+
+    def _write(self) -> None:
+        try:
+            with self._lock:
+                records.write(self.record)
+        except OSError as error:
+            # A record is for whoever asks `overlay status --live`; serving does not depend on it.
+            log.warn(f"this process cannot record what it runs: {error}")
+
+
+def _left_out(activation: Activation) -> tuple[str, ...]:
+    """What does not run here that should, for whoever asks later; the log has it in full."""
+    if activation.impossible is not None:
+        return (f"every feature: {activation.impossible}",)
+    return tuple(
+        f"{feature.id} ({feature.state.value}): {feature.reason.splitlines()[0]}"
+        for feature in activation.left_out
+    )

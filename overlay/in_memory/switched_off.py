@@ -1,0 +1,74 @@
+"""``OVERLAY=off`` where patched code is on disk: the features' own switches are turned off."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from pathlib import Path
+
+from overlay import settings
+from overlay.errors import OverlayError
+from overlay.in_memory.activation import Activation
+from overlay.package import STATE_FOLDER
+
+
+def activation(off: Activation, root: Path, environment: MutableMapping[str, str]) -> Activation:
+    """What ``OVERLAY=off`` comes to in the vLLM of ``root``.
+
+    The plugin cannot take patched code off the disk while vLLM starts, but each feature may declare
+    a switch that turns its effect off; these are set in ``environment`` before vLLM reads them.
+
+    :param off: an activation without features.
+    """
+    if not (root / STATE_FOLDER).exists():
+        return off
+    from overlay.on_disk import ledger as ledgers
+
+    try:
+        ledger = ledgers.load(root)
+    except OverlayError as error:
+        text = f"OVERLAY=off, but patched code may be on disk ({error}); run `overlay status`"
+        return off._replace(warnings=(text,), off_summary="off (OVERLAY=off)")
+    applied = () if ledger is None else tuple(each.result.feature for each in ledger.applied)
+    if not applied:
+        return off
+    set_off, without = _turn_off(applied, environment)
+    text = f"OVERLAY=off, but patched code is on disk: {', '.join(applied)}"
+    if set_off:
+        text += f". Its switches are turned off for this process: {', '.join(set_off)}"
+    if without:
+        text += f". No switch turns off {', '.join(without)}: it stays in effect"
+    summary = f"off (OVERLAY=off), with patched code on disk ({', '.join(applied)})"
+    return off._replace(
+        root=str(root),
+        warnings=(f"{text}. `overlay revert` takes the code away",),
+        off_summary=summary,
+    )
+
+
+def _turn_off(
+    applied: tuple[str, ...], environment: MutableMapping[str, str]
+) -> tuple[list[str], list[str]]:
+    """Set the switches of features to off.
+
+    :returns: each switch that was set, as ``NAME=off``; and the features that have none.
+    """
+    from overlay.features.switches import declarations
+    from overlay.in_memory.receipt import patches_folders
+
+    # The mode is off already, and whatever else is wrong with the variables must not stop vLLM.
+    folders = patches_folders(settings.read(_folders_only(environment)))
+    declared = {each.id: each for each in declarations(folders)}
+    set_off, without = [], []
+    for feature in applied:
+        switches = declared[feature].switches if feature in declared else ()
+        names = [(switch.name, switch.off) for switch in switches if switch.off is not None]
+        for name, value in names:
+            environment[name] = value
+            set_off.append(f"{name}={value}")
+        if not names:
+            without.append(feature)
+    return set_off, without
+
+
+def _folders_only(environment: MutableMapping[str, str]) -> dict[str, str]:
+    return {"OVERLAY_PATCHES": environment.get("OVERLAY_PATCHES", "")}

@@ -1,0 +1,94 @@
+"""Exit statuses, and the codes that say to programs what a command concluded."""
+
+from __future__ import annotations
+
+from enum import Enum, IntEnum
+from typing import NamedTuple
+
+
+class Exit(IntEnum):
+    """Exit status of the command line."""
+
+    OK = 0  # nothing needs the user
+    ATTENTION = 1  # something does
+    ERROR = 2  # usage or environment
+    INTERRUPTED = 130
+
+
+class Code(str, Enum):
+    """What a command concluded, as one word for programs; the value stands in the JSON."""
+
+    # Nothing needs the user.
+    CAN_BE_APPLIED = "can-be-applied"
+    UNTESTED = "untested"
+    APPLIED = "applied"
+    PARTLY_APPLIED = "partly-applied"
+    NOT_APPLIED = "not-applied"
+    NOTHING_TO_PATCH = "nothing-to-patch"
+    CAN_BE_UPDATED = "can-be-updated"
+    LEFTOVERS = "leftovers"
+    MIXED = "mixed"
+    ALREADY_APPLIED = "already-applied"
+    WOULD_APPLY = "would-apply"
+    REMOVED = "removed"
+    ADOPTED = "adopted"
+    NOTHING_TO_ADOPT = "nothing-to-adopt"
+    REVERTED = "reverted"
+    NOTHING_TO_REVERT = "nothing-to-revert"
+    DIFFERS = "differs"
+    EMPTY = "empty"
+    LISTED = "listed"
+    RUNNING = "running"
+    NOT_RUNNING = "not-running"
+    NO_PROBLEM = "no-problem"
+    CACHE = "cache"
+    CACHE_CLEANED = "cache-cleaned"
+    # Something needs the user.
+    NEEDS_ATTENTION = "needs-attention"
+    APPLY_COMPLETES = "apply-completes"
+    INTERRUPTED = "interrupted"
+    UNRECORDED = "unrecorded"
+    NOT_AT_HAND = "not-at-hand"
+    COPIES_DAMAGED = "copies-damaged"
+    REQUIRED_MISSING = "required-missing"
+    UNTESTED_REFUSED = "untested-refused"
+    REVERT_REFUSED = "revert-refused"
+    HOLES = "holes"
+    PROBLEMS = "problems"
+    # Usage or environment.
+    USAGE = "usage"
+    ENVIRONMENT = "environment"
+    BUG = "bug"
+
+    @property
+    def exit(self) -> Exit:
+        """The exit status that goes with it."""
+        if self in _ERRORS:
+            return Exit.ERROR
+        return Exit.ATTENTION if self in _ATTENTION else Exit.OK
+
+
+_ATTENTION = frozenset(
+    {
+        Code.NEEDS_ATTENTION,
+        Code.APPLY_COMPLETES,
+        Code.INTERRUPTED,
+        Code.UNRECORDED,
+        Code.NOT_AT_HAND,
+        Code.COPIES_DAMAGED,
+        Code.REQUIRED_MISSING,
+        Code.UNTESTED_REFUSED,
+        Code.REVERT_REFUSED,
+        Code.HOLES,
+        Code.PROBLEMS,
+    }
+)
+
+_ERRORS = frozenset({Code.USAGE, Code.ENVIRONMENT, Code.BUG})
+
+
+class Verdict(NamedTuple):
+    """What a command concluded: a code for programs and one sentence for people."""
+
+    code: Code
+    text: str

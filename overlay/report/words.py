@@ -1,0 +1,47 @@
+"""Words and phrases that the sentences of reports are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from overlay.report.model import TargetReport
+from overlay.results import FeatureResult, State
+
+
+def vllm(target: TargetReport) -> str:
+    """What to call a target in a sentence."""
+    return f"vLLM {target.vllm}" if target.vllm else f"the vLLM in {target.target}"
+
+
+def count(number: int, noun: str, plural: str | None = None) -> str:
+    """``1 file``, ``2 files``."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def megabytes(size: int) -> str:
+    """``12.3 MB``."""
+    return f"{size / 1e6:.1f} MB"
+
+
+def named(features: Iterable[FeatureResult]) -> str:
+    """The ids of features as a list in a sentence."""
+    return enumeration([feature.feature for feature in features])
+
+
+def are(features: Sequence[FeatureResult]) -> str:
+    """``is`` or ``are``."""
+    return "is" if len(features) == 1 else "are"
+
+
+def those(target: TargetReport, *states: State) -> list[FeatureResult]:
+    """The features of a target that are in one of these states."""
+    return [feature for feature in target.features if feature.state in states]
+
+
+def enumeration(words: Sequence[str], most: int = 6) -> str:
+    """``a, b and c``; of more than ``most`` words the first and how many others there are."""
+    if len(words) > most:
+        return f"{', '.join(words[: most - 1])} and {len(words) - most + 1} others"
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} and {words[-1]}"

@@ -1,0 +1,69 @@
+"""``overlay cache``: what it counts and removes, and what it leaves alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.cli import Cli
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A cache that lies beside something of the user's."""
+    made = tmp_path / "cache"
+    for name in (
+        "releases/vllm-0.26.0.zip",
+        "releases/notes.txt",
+        "modules/" + "a" * 64 + "/x.py",
+        "syntax/1-0.1.0-cpython-311/ab",
+        "mine/photo.jpg",
+    ):
+        file = made / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"12345")
+    return made
+
+
+def test_dir_prints_the_path_and_nothing_else(cli: Cli, tmp_path: Path) -> None:
+    result = cli("cache", "dir")
+    assert (result.exit, result.out) == (0, f"{tmp_path / 'cache'}\n")
+
+
+def test_size_counts_what_the_overlay_made(cli: Cli, folder: Path) -> None:
+    result = cli("cache", "size", "--json")
+    assert (result.exit, result.json["code"]) == (0, "cache")
+    parts = {one["name"]: (one["entries"], one["bytes"]) for one in result.json["cache"]["parts"]}
+    assert parts == {"releases": (1, 5), "modules": (1, 5), "syntax": (1, 5), "receipts": (0, 0)}
+    assert "3 entries" in cli("cache", "size").last
+
+
+def test_clean_removes_that_and_leaves_the_rest(cli: Cli, folder: Path) -> None:
+    result = cli("cache", "clean")
+    assert (result.exit, result.last) == (0, f"Removed 3 entries, 0.0 MB from {folder}.")
+    left = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.*"))
+    assert left == ["mine/photo.jpg", "releases/notes.txt"]
+    assert cli("cache", "clean").last == f"Removed 0 entries, 0.0 MB from {folder}."
+
+
+def test_clean_follows_no_link_and_trusts_no_open_folder(
+    cli: Cli, folder: Path, tmp_path: Path
+) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "vllm-1.zip").write_text("x")
+    (folder / "releases/vllm-0.26.0.zip").unlink()
+    (folder / "releases/vllm-0.27.0.zip").symlink_to(victim)
+    (folder / "modules").rename(tmp_path / "moved")
+    (folder / "modules").symlink_to(victim)
+    assert cli("cache", "clean").exit == 0
+    assert (victim / "vllm-1.zip").exists()
+    (folder / "releases/vllm-0.26.0.zip").write_text("x")
+    (folder / "releases").chmod(0o777)
+    refused = cli("cache", "clean")
+    assert (refused.exit, "can be written by others" in refused.err) == (2, True)
+
+
+def test_an_unknown_word_is_a_usage_error(cli: Cli) -> None:
+    assert "'dir', 'size', 'clean'" in cli("cache", "sise").err

@@ -1,0 +1,19 @@
+"""A feature's modules beside those of an installed vLLM, as in a patched one. Needs vLLM."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+PATCHES = Path(__file__).resolve().parents[2] / "patches"
+#: Packages of vLLM to which features add modules.
+PACKAGES = ("vllm.v1", "vllm.v1.sample", "vllm.v1.spec_decode")
+
+
+def put_beside_vllm(feature: str) -> None:
+    """Let the modules that a feature adds be imported by their names in vLLM."""
+    for name in PACKAGES:
+        folder = PATCHES / feature / "files" / name.replace(".", "/")
+        path = importlib.import_module(name).__path__
+        if folder.is_dir() and str(folder) not in path:
+            path.append(str(folder))
