@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from overlay.features.model import Feature
     from overlay.processes.live import LiveProcess
     from overlay.report.codes import Code
+    from overlay.report.imported import ImportReport
     from overlay.report.model import (
         AdoptReport,
         ApplyReport,
@@ -345,6 +346,32 @@ def doctor(patches: Sequence[Place] = ()) -> DoctorReport:
     return command(_request(None, (), patches))
 
 
+def import_change(
+    sources: Sequence[str],
+    id_: str,
+    patches: Place,
+    *,
+    releases: str | None = None,
+    checkout: Place | None = None,
+    partial: bool = False,
+    update: bool = False,
+    progress: Progress | None = None,
+) -> ImportReport:
+    """What ``overlay import`` does: a feature made of diffs or mails, below ``patches``."""
+    from overlay.commands.import_ import import_change as command
+
+    return command(
+        sources,
+        id_,
+        Path(patches).expanduser(),
+        releases=releases,
+        checkout=None if checkout is None else Path(checkout).expanduser(),
+        partial=partial,
+        update=update,
+        progress=progress,
+    )
+
+
 def cache(what: str) -> CacheReport:
     """What ``overlay cache`` does: ``dir``, ``size`` or ``clean``."""
     from overlay.commands.cache import cache as command
@@ -393,6 +420,13 @@ def write_text(report: Report, stream: TextIO, *, verbose: bool) -> None:
     from overlay.report.lines import paint
 
     paint(render(report, verbose=verbose), stream)
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    """A text with its control characters escaped."""
+    from overlay.untrusted import printable as escaped
+
+    return escaped(text, lines=lines)
 
 
 def described(error: OSError) -> str:

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import click
 
+from overlay.cli import authoring as authoring  # noqa: PLC0414 - adds its commands
 from overlay.cli.arguments import cli
 from overlay.cli.options import Answer, Text
 
@@ -51,7 +52,9 @@ def _answer(arguments: list[str]) -> Answer | Text | int:
             raise KeyboardInterrupt from error
         import traceback
 
-        traceback.print_exc()
+        from overlay.api import printable
+
+        sys.stderr.write(printable(traceback.format_exc(), lines=True))
         return _failed(
             arguments,
             f"{type(error).__name__}: {error}\n"

@@ -37,17 +37,24 @@ def _entry(feature: Feature, holes: Sequence[Hole]) -> FeatureEntry:
         )
         for topic in feature.topics
     )
-    retires = tuple(
-        f"where {test.contains.strip()!r} stands in {test.scope} of {test.path}"
+    retires = []
+    if feature.merged is not None:
+        retires.append(f"from {feature.merged} on, where upstream merged it")
+    retires += [
+        f"once a release has {test.contains.strip()!r} in {test.scope} of {test.path}"
+        if test.contains
+        else f"once a release has {test.share:.0%} of its {len(test.lines)} new lines in "
+        f"{test.scope} of {test.path}"
         for test in feature.upstream_tests
-    )
+    ]
     return FeatureEntry(
         feature=feature.id,
         title=feature.title,
         why=feature.why,
         releases=str(feature.releases),
         upstream=feature.upstream,
-        retires=retires or ("where the release's own files hold every post-image",),
+        retires=tuple(retires)
+        or ("once a release has all of its changes itself, told by their lines",),
         topics=topics,
         added=tuple(added.path for added in feature.added),
         origin=feature.origin,
