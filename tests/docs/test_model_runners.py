@@ -9,6 +9,7 @@ from functools import cache
 import pytest
 from packaging.version import Version
 
+from overlay.commands.model_runners import RUNNERS
 from overlay.package import KNOWN_RELEASES
 from overlay.targets.resolution import resolve
 from tests.support import markdown
@@ -104,6 +105,10 @@ def rows(heading: str) -> list[list[str]]:
     end = min((n for n, text in PAGE.prose if n > start and text.startswith("#")), default=10**6)
     lines = [text for line, text in PAGE.tables if start < line < end]
     return [[cell.strip() for cell in text.strip("|").split(" | ")] for text in lines[2:]]
+
+
+def test_the_page_shows_the_one_table_of_models() -> None:
+    assert [tuple(row) for row in rows("## By model")] == [tuple(row) for row in RUNNERS]
 
 
 def test_the_table_of_settings_has_every_setting() -> None:

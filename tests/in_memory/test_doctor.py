@@ -81,7 +81,7 @@ def test_doctor_tells_everything_on_one_page(box: Box) -> None:
     assert page["environment"]["set"]["OVERLAY_DRAFT_GRAPHS"] == "off"
     (ours,) = [one for one in page["plugins"] if "0.1.0" in one["distribution"]]
     assert ours["runs"]
-    assert "V2 for dense models" in page["model_runner"]
+    assert "V2 by default: dense models" in page["model_runner"]
     assert "does not use draft-graphs" in page["model_runner"]
     assert page["cache"]["folder"] == str(box.cache / "modules")
     features = {one["feature"]: one["state"] for one in data["targets"][0]["features"]}
@@ -105,7 +105,7 @@ PAGE = {
     "switches": ("environment", "set", "  OVERLAY_CACHE: "),
     "cache": ("cache", "folder", "cache\n  folder: "),
     "where records lie": ("cache", "records", "  records: "),
-    "model runner": ("model_runner", None, "model runner  V2 for "),
+    "model runner": ("model_runner", None, "model runner  V2 by default: "),
 }
 
 
