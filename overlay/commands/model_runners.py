@@ -15,7 +15,10 @@ from packaging.version import Version
 _VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 
 #: What sends a model to V1 that would run on V2; each is in some releases only.
-_SETTINGS = "Parallel drafting and some other settings send a model to V1 (docs/model-runners.md lists them)"
+_SETTINGS = (
+    "Parallel drafting and some other settings send a model to V1 "
+    "(docs/model-runners.md lists them)"
+)
 
 
 class Runner(NamedTuple):
