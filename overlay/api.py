@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from overlay.features.model import Feature
     from overlay.processes.live import LiveProcess
     from overlay.report.codes import Code
+    from overlay.report.imported import ImportReport
     from overlay.report.model import (
         AdoptReport,
         ApplyReport,
@@ -343,6 +344,32 @@ def doctor(patches: Sequence[Place] = ()) -> DoctorReport:
     from overlay.commands.doctor import doctor as command
 
     return command(_request(None, (), patches))
+
+
+def import_change(
+    sources: Sequence[str],
+    id_: str,
+    patches: Place,
+    *,
+    releases: str | None = None,
+    checkout: Place | None = None,
+    partial: bool = False,
+    update: bool = False,
+    progress: Progress | None = None,
+) -> ImportReport:
+    """What ``overlay import`` does: a feature made of diffs or mails, below ``patches``."""
+    from overlay.commands.import_ import import_change as command
+
+    return command(
+        sources,
+        id_,
+        Path(patches).expanduser(),
+        releases=releases,
+        checkout=None if checkout is None else Path(checkout).expanduser(),
+        partial=partial,
+        update=update,
+        progress=progress,
+    )
 
 
 def cache(what: str) -> CacheReport:

@@ -145,3 +145,31 @@ class Plan:
 def file_state(hunks: tuple[HunkResult, ...]) -> State:
     """The state of a patched file from its hunks."""
     return combine(hunk.state for hunk in hunks)
+
+
+class Outcome(Enum):
+    """How a hunk was carried; ordered from nothing to do to nothing possible."""
+
+    UPSTREAM = "upstream"
+    EXACT = "exact"
+    MERGED = "merged"
+    MOVED = "moved"
+    PARTLY = "partly upstream"
+    CONFLICT = "conflict"
+    MISSING = "missing"
+
+    @property
+    def wants_review(self) -> bool:
+        """Whether a person has to look at the result before it is used."""
+        return self in (Outcome.MERGED, Outcome.MOVED)
+
+
+def whole_outcome(outcomes: Iterable[Outcome]) -> Outcome:
+    """The outcome of a whole from its parts: the worst, and ``PARTLY`` where upstream has some.
+
+    Without any part it is ``EXACT``: nothing stands in the way.
+    """
+    parts = set(outcomes)
+    worst = max(parts, key=list(Outcome).index, default=Outcome.EXACT)
+    partly = Outcome.UPSTREAM in parts and worst in (Outcome.EXACT, Outcome.MERGED, Outcome.MOVED)
+    return Outcome.PARTLY if partly else worst

@@ -194,9 +194,13 @@ def _records() -> str:
 
 def model_runner(target: Target | None, found: Mapping[str, str] = os.environ) -> str:
     """Which model runner the installed release chooses; see ``overlay.commands.model_runners``."""
+    from importlib.util import find_spec
+
     from overlay.commands.model_runners import advice
 
-    return advice(target.release if target else None, found)
+    # A search on the path; nothing of vllm-ascend is imported.
+    ascend = find_spec("vllm_ascend") is not None
+    return advice(target.release if target else None, found, ascend=ascend)
 
 
 def installed() -> tuple[Target | None, str | None]:

@@ -37,17 +37,23 @@ def _entry(feature: Feature, holes: Sequence[Hole]) -> FeatureEntry:
         )
         for topic in feature.topics
     )
-    retires = tuple(
+    retires = []
+    if feature.merged is not None:
+        retires.append(f"from {feature.merged} on, where upstream merged it")
+    retires += [
         f"where {test.contains.strip()!r} stands in {test.scope} of {test.path}"
+        if test.contains
+        else f"where {test.share:.0%} of its {len(test.lines)} new lines stand in {test.scope} of "
+        f"{test.path}"
         for test in feature.upstream_tests
-    )
+    ]
     return FeatureEntry(
         feature=feature.id,
         title=feature.title,
         why=feature.why,
         releases=str(feature.releases),
         upstream=feature.upstream,
-        retires=retires or ("where the release's own files hold every post-image",),
+        retires=tuple(retires) or ("where the release's own files hold every post-image",),
         topics=topics,
         added=tuple(added.path for added in feature.added),
         origin=feature.origin,

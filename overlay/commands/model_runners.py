@@ -1,154 +1,177 @@
-"""Which model runner a release of vLLM chooses by itself, for ``overlay doctor``.
+"""The model runner, V1 or V2, that each release of vLLM chooses by itself.
 
-A drafter on model runner V2 has graphs of its own and runs none of the code that ``draft-graphs``
-patches.  ``RUNNERS`` is the one table: docs/model-runners.md shows its rows, which a test compares
-with ``vllm/config/vllm.py`` of each release."""
+The shipped features patch model runner V1; V2 has draft graphs of its own and runs none of their
+code.  The tables here are the only ones: ``docs/model-runners.md`` shows them, ``overlay doctor``
+speaks from them, and ``tests/docs/test_model_runners.py`` compares both with the sources of every
+release (``vllm/config/vllm.py``)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import metadata
 from typing import NamedTuple
 
 from packaging.version import Version
 
 _VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 
-#: What sends a model to V1 that would run on V2; each is in some releases only.
-_SETTINGS = (
-    "Parallel drafting and some other settings send a model to V1 "
-    "(docs/model-runners.md lists them)"
-)
 
+class Models(NamedTuple):
+    """Which models a range of releases runs on which model runner.
 
-class Runner(NamedTuple):
-    """What decides between V1 and V2 in some minor releases.
-
-    :ivar minors: such as ``0.20, 0.21``.
-    :ivar v2: the models that get V2 unless told otherwise; :ivar v1: the models that get V1.
+    :ivar releases: first and last minor release, both included.
+    :ivar v2: who gets V2 by default; :ivar v1: who stays on V1.
+    :ivar architectures: vLLM's own list of architectures that get V2; empty where it has no list.
+    :ivar rocm: architectures that stay on V1 on ROCm where every other model gets V2.
     """
 
-    minors: str
+    releases: tuple[str, str]
     v2: str
     v1: str
-
-    def has(self, release: Version) -> bool:
-        """Whether the row is about this release."""
-        return f"{release.major}.{release.minor}" in self.minors.split(", ")
+    architectures: frozenset[str] = frozenset()
+    rocm: frozenset[str] = frozenset()
 
 
-RUNNERS = (
-    Runner(
-        "0.20, 0.21",
-        "no model",
-        "every model",
-    ),
-    Runner(
-        "0.22",
+class Setting(NamedTuple):
+    """A setting that sends a model to V1 which would run on V2 by default.
+
+    :ivar releases: first and last minor release in which it does, both included.
+    """
+
+    text: str
+    releases: tuple[str, str]
+
+
+_EVERY = "every model"
+_OTHERS = "every other model"
+_LARGE = (
+    "most mixtures of experts, and hybrid models: DeepSeek-V3, Qwen3-MoE, Qwen3-Next, GLM, "
+    "MiniMax, gpt-oss"
+)
+_DENSE = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM"})
+_EXPERTS = frozenset({"DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM"})
+_FROM_0_26 = _EXPERTS | {
+    "InklingForCausalLM",
+    "InklingForConditionalGeneration",
+    "LongcatFlashNgramForCausalLM",
+}
+_FROM_0_27 = _FROM_0_26 | {"KimiK3ForConditionalGeneration"}
+_ROCM = frozenset({"DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM"})
+
+MODELS = (
+    Models(("0.20", "0.21"), "no model", _EVERY),
+    Models(
+        ("0.22", "0.22"),
         "Qwen3, dense and not quantized",
-        "every other model",
+        _OTHERS,
+        frozenset({"Qwen3ForCausalLM"}),
     ),
-    Runner(
-        "0.23",
-        "Llama, Mistral and Qwen3, dense and not quantized",
-        "every other model",
-    ),
-    Runner(
-        "0.24",
+    Models(("0.23", "0.23"), "Llama, Mistral and Qwen3, dense and not quantized", _OTHERS, _DENSE),
+    Models(
+        ("0.24", "0.24"),
         "Llama, Mistral, Qwen3, DeepSeek-V2, Qwen2-MoE, Granite-MoE; text diffusion models",
-        "every other model",
+        _OTHERS,
+        _DENSE | _EXPERTS,
     ),
-    Runner(
-        "0.25",
+    Models(
+        ("0.25", "0.25"),
         "dense models that are not hybrid; DeepSeek-V2, Qwen2-MoE, Granite-MoE",
-        "most mixtures of experts, and hybrid models: DeepSeek-V3, Qwen3-MoE, Qwen3-Next, GLM, "
-        "MiniMax, gpt-oss",
+        _LARGE,
+        _EXPERTS,
     ),
-    Runner(
-        "0.26",
-        "as 0.25, with Inkling and LongCat-Flash (n-gram)",
-        "as 0.25",
+    Models(
+        ("0.26", "0.26"),
+        "dense models that are not hybrid; DeepSeek-V2, Qwen2-MoE, Granite-MoE, Inkling and "
+        "LongCat-Flash (n-gram)",
+        _LARGE,
+        _FROM_0_26,
     ),
-    Runner(
-        "0.27",
-        "as 0.26, with Kimi-K3 (not on ROCm)",
-        "as 0.25",
+    Models(
+        ("0.27", "0.27"),
+        "as 0.26, and Kimi-K3 (not on ROCm)",
+        _LARGE,
+        _FROM_0_27,
     ),
-    Runner(
-        "0.28",
-        "as 0.27, with DeepSeek-V4 (not on ROCm)",
-        "as 0.25",
+    Models(
+        ("0.28", "0.28"),
+        "as 0.26, and Kimi-K3 and DeepSeek-V4 (not on ROCm)",
+        _LARGE,
+        _FROM_0_27 | {"DeepseekV4ForCausalLM"},
     ),
-    Runner(
-        "0.29",
-        "every model",
-        "on ROCm: DeepSeek-V3.2 and DeepSeek-V4",
-    ),
-    Runner(
-        "0.30, 0.31",
-        "every model",
+    Models(("0.29", "0.29"), _EVERY, "on ROCm: DeepSeek-V3.2 and DeepSeek-V4", frozenset(), _ROCM),
+    Models(
+        ("0.30", "0.31"),
+        _EVERY,
         "on ROCm: DeepSeek-V3.2, DeepSeek-V4 and GLM with sparse attention",
+        frozenset(),
+        _ROCM | {"GlmMoeDsaForCausalLM"},
     ),
-    Runner(
-        "0.32, 0.33",
-        "every model",
-        "no model; only the settings below",
-    ),
+    Models(("0.32", "0.33"), _EVERY, "no model"),
+)
+
+SETTINGS = (
+    Setting("parallel drafting (P-EAGLE, PARD)", ("0.22", "0.33")),
+    Setting("drafts by suffix, Medusa, an MLP speculator or a custom class", ("0.22", "0.33")),
+    Setting("drafts with another vocabulary than the target's", ("0.32", "0.33")),
+    Setting("drafts by n-grams", ("0.22", "0.31")),
+    Setting("drafts by a draft model", ("0.22", "0.30")),
+    Setting("drafts by DFlash", ("0.22", "0.23")),
+    Setting("dual-batch overlap", ("0.22", "0.33")),
+    Setting("sequence parallelism (the compile pass)", ("0.22", "0.31")),
+    Setting("stock torch.compile", ("0.22", "0.31")),
+    Setting("elastic expert parallelism", ("0.24", "0.31")),
+    Setting("custom logits processors", ("0.22", "0.30")),
+    Setting("KV-cache sharing with fast prefill", ("0.22", "0.29")),
+    Setting("prompt embeddings", ("0.22", "0.28")),
+    Setting("capture of routed experts", ("0.22", "0.27")),
+    Setting("transfer of encoder caches", ("0.22", "0.27")),
+    Setting("logprobs mode other than the default", ("0.22", "0.25")),
+    Setting("a number of drafts that changes from batch to batch", ("0.24", "0.24")),
+    Setting("Mamba cache mode 'all'", ("0.30", "0.31")),
 )
 
 
-def runner(release: Version | None) -> Runner | None:
-    """The row of a release, ``None`` where the table has none."""
+def _within(release: Version, span: tuple[str, str]) -> bool:
+    first, last = (Version(text).release for text in span)
+    return first <= release.release[:2] <= last
+
+
+def models(release: Version | None) -> Models | None:
+    """The rule of a release; ``None`` for one that the tables do not hold."""
     if release is None:
         return None
-    return next((row for row in RUNNERS if row.has(release)), None)
+    return next((rule for rule in MODELS if _within(release, rule.releases)), None)
 
 
-def advice(release: Version | None, environment: Mapping[str, str]) -> str:
-    """One or two sentences: which runner, and what that means for a drafter."""
+def settings(release: Version) -> tuple[Setting, ...]:
+    """The settings that send a model to V1 in a release."""
+    return tuple(setting for setting in SETTINGS if _within(release, setting.releases))
+
+
+def advice(release: Version | None, environment: Mapping[str, str], *, ascend: bool = False) -> str:
+    """Say in a few sentences which model runner is chosen, and what that means for a drafter.
+
+    :param ascend: whether vllm-ascend is installed, which chooses by a rule of its own.
+    """
     asked = environment.get(_VARIABLE)
     if asked == "1":
         return (
-            f"V2, by {_VARIABLE}=1 (V1 where V2 cannot do it): a drafter on V2 does not use "
-            "draft-graphs; V2 has draft graphs of its own"
+            f"V2, by {_VARIABLE}=1: a drafter on V2 does not use draft-graphs; V2 has draft graphs "
+            "of its own"
+        )
+    if ascend:
+        return (
+            "V1 for every model, by vllm-ascend, which replaces the methods that draft-graphs "
+            "patches: the drafter does not use them"
         )
     if asked == "0":
         return f"V1, by {_VARIABLE}=0: a drafter (EAGLE, EAGLE3, MTP) uses draft-graphs"
-    if _has_vllm_ascend():
-        return (
-            f"V1 for every model on an NPU, where vllm-ascend decides ({_VARIABLE}=1 asks for V2); "
-            "its drafters do not run the code that draft-graphs patches"
-        )
-    row = runner(release)
-    if row is None:
+    rule = models(release)
+    if release is None or rule is None:
         return (
             f"not known for {release or 'this vLLM'}; its log says which it uses. A drafter on V2 "
             f"does not use draft-graphs; {_VARIABLE}=0 asks for V1"
         )
-    if row.v2 == "no model":
-        return f"V1 for {row.v1}: a drafter (EAGLE, EAGLE3, MTP) uses draft-graphs"
-    v2, v1 = (_in_full(cell, column) for column, cell in (("v2", row.v2), ("v1", row.v1)))
-    by_default = f"V2 by default: {v2}. V1 by default: {v1}"
-    return (
-        f"{by_default}. {_SETTINGS}. A drafter on V2 does not use draft-graphs; "
-        f"{_VARIABLE}=0 asks for V1. `overlay status --live` says what a running "
-        "engine uses"
-    )
-
-
-def _in_full(cell: str, column: str) -> str:
-    """A cell of the table, where it refers to another release with that one's words."""
-    words = cell.split(", ", 1)
-    if not words[0].startswith("as "):
-        return cell
-    other = runner(Version(words[0].removeprefix("as ")))
-    assert other is not None
-    return ", ".join([_in_full(getattr(other, column), column), *words[1:]])
-
-
-def _has_vllm_ascend() -> bool:
-    try:
-        metadata.distribution("vllm-ascend")
-    except metadata.PackageNotFoundError:
-        return False
-    return True
+    text = f"V2 for {rule.v2}; V1 for {rule.v1}. "
+    if forced := settings(release):
+        text += f"V1 in any case for: {', '.join(setting.text for setting in forced)}. "
+    return f"{text}A drafter on V2 does not use draft-graphs; {_VARIABLE}=0 asks for V1"

@@ -13,7 +13,7 @@ from stat import S_ISDIR, S_ISREG
 
 from overlay.errors import PatchFormatError, PatchFormatErrors
 from overlay.features.feature_toml import read_document, read_fields
-from overlay.features.model import AddedFile, Feature, Topic, Variant
+from overlay.features.model import AddedFile, Feature, Hunk, Topic, Variant
 from overlay.features.patch_file import parse_patch
 from overlay.features.sources import fingerprint, left_behind, read_bytes, read_text, stray
 from overlay.package import ReleaseRange, path_problem
@@ -45,9 +45,11 @@ def read_feature(folder: Path, origin: str, errors: list[PatchFormatError]) -> F
             added = _read_added(path, errors, notices)
         elif _TOPIC.match(path.name) and path.is_dir():
             topics.append(_read_topic(path, errors, notices))
+        elif path.name == "origin" and path.is_dir():
+            continue  # what was imported, kept for people and for a later import
         elif not (is_document(path) and path.is_file()):
             problem = (
-                "expected feature.toml, README.md, files/ or a topic's folder NN-<topic>/ "
+                "expected feature.toml, README.md, files/, origin/ or a topic's folder NN-<topic>/ "
                 "(two digits, lower case, such as 01-proposer)"
             )
             errors.append(PatchFormatError(str(path), None, problem))
@@ -205,6 +207,7 @@ def _digest(feature: Feature) -> str:
             "id": feature.id,
             "releases": str(feature.releases),
             "upstreamed": [vars(test) for test in feature.upstream_tests],
+            "merged": None if feature.merged is None else str(feature.merged),
             "topics": [
                 {
                     "name": topic.name,
@@ -213,7 +216,13 @@ def _digest(feature: Feature) -> str:
                             "releases": str(variant.releases),
                             "path": variant.patch.path,
                             "hunks": [
-                                [hunk.scope, hunk.lines, hunk.pre_unfinished, hunk.post_unfinished]
+                                [
+                                    hunk.scope,
+                                    hunk.lines,
+                                    hunk.pre_unfinished,
+                                    hunk.post_unfinished,
+                                    hunk.base_has,
+                                ]
                                 for hunk in variant.patch.hunks
                             ],
                         }
@@ -227,6 +236,11 @@ def _digest(feature: Feature) -> str:
             ],
         }
     )
+
+
+def _essence(hunk: Hunk) -> list[object]:
+    """What decides where a hunk lands and what it leaves."""
+    return [hunk.scope, hunk.lines, hunk.pre_unfinished, hunk.post_unfinished, hunk.base_has]
 
 
 def sha256_of(value: object) -> str:

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
 from overlay.errors import PatchFormatError
 from overlay.features.model import MODULE_SCOPE, UpstreamTest
 from overlay.features.sources import read_text
 from overlay.features.switches import Switch, read_model_runner, read_switches
-from overlay.package import ReleaseRange, path_problem
+from overlay.package import ReleaseRange, parse_release, path_problem
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -25,9 +27,12 @@ _ID = re.compile(r"^[a-z0-9]+(-[a-z0-9]+)*$")
 #: The keys that a feature.toml has to have; all are texts.
 _REQUIRED = ("id", "title", "why", "releases")
 
-_KEYS = (*_REQUIRED, "upstream", "upstreamed", "needs", "required", "switches", "model_runner")
+_KEYS = (
+    *_REQUIRED,
+    *("upstream", "merged", "upstreamed", "needs", "required", "switches", "model_runner"),
+)
 
-_TEST_KEYS = ("path", "scope", "contains")
+_TEST_KEYS = ("path", "scope", "contains", "lines", "share")
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,7 @@ class Fields:
     required: bool
     switches: tuple[Switch, ...]
     model_runner: str | None
+    merged: Version | None
 
 
 @dataclass(frozen=True)
@@ -113,6 +119,7 @@ def read_fields(document: Document) -> Fields:
         required=_required(document),
         switches=read_switches(table, document.error),
         model_runner=read_model_runner(table, document.error),
+        merged=_merged(document),
     )
 
 
@@ -160,6 +167,18 @@ def _releases(document: Document) -> ReleaseRange | None:
         return None
 
 
+def _merged(document: Document) -> Version | None:
+    """The first release that has the feature; ``None`` where the key is missing."""
+    if "merged" not in document.table:
+        return None
+    text = _text(document, "merged")
+    try:
+        return parse_release(text) if text else None
+    except ValueError as error:
+        document.error("merged", f"merged: {error}")
+        return None
+
+
 def _needs(document: Document) -> tuple[str, ...]:
     needs = document.table.get("needs", [])
     if isinstance(needs, list) and all(isinstance(need, str) and need for need in needs):
@@ -186,13 +205,37 @@ def _upstream_tests(document: Document) -> tuple[UpstreamTest, ...]:
             if key not in _TEST_KEYS:
                 known = ", ".join(_TEST_KEYS)
                 document.error(key, f"unknown key {key!r} in [[upstreamed]]; known are {known}")
-        path, scope, contains = (_test_text(document, table, key) for key in _TEST_KEYS)
+        path, scope = (_test_text(document, table, key) for key in ("path", "scope"))
         problem = path_problem(path) if path else None
         if problem:
             document.error("path", f"path: {problem}")
-        if path and scope and contains:
-            tests.append(UpstreamTest(path, scope, contains))
+        evidence = _evidence(document, table)
+        if path and scope and evidence is not None:
+            tests.append(UpstreamTest(path, scope, *evidence))
     return tuple(tests)
+
+
+def _evidence(
+    document: Document, table: dict[str, Any]
+) -> tuple[str, tuple[str, ...], float] | None:
+    """``contains``, ``lines`` and ``share`` of a test; ``None`` after an error."""
+    if "lines" not in table:
+        contains = _test_text(document, table, "contains")
+        return (contains, (), 1.0) if contains else None
+    lines, share = table["lines"], table.get("share", 1.0)
+    if "contains" in table:
+        document.error("contains", "[[upstreamed]] has contains or lines, not both")
+    elif not (isinstance(lines, list) and lines and all(_is_line(line) for line in lines)):
+        document.error("lines", "lines: expected a list of lines of code, none of them empty")
+    elif not isinstance(share, int | float) or isinstance(share, bool) or not 0 < share <= 1:
+        document.error("share", f"share: expected a number above 0 and up to 1, found {share!r}")
+    else:
+        return "", tuple(line.strip() for line in lines), float(share)
+    return None
+
+
+def _is_line(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip()) and "\n" not in value
 
 
 def _test_text(document: Document, table: dict[str, Any], key: str) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from packaging.version import Version
+
 from overlay.features.switches import Switch
 from overlay.package import ReleaseRange
 from overlay.results import Notice
@@ -27,6 +29,9 @@ class Hunk:
     :ivar patch_line: 1-based line of the hunk's ``@@`` header in the patch file.
     :ivar pre_unfinished: the pre-image's last line is the file's last and has no line end.
     :ivar post_unfinished: the same of the post-image.
+    :ivar base_has: added lines that its scope held already in the text that it was made on, so
+        that finding them does not show that the hunk was applied; ``None`` where the text that it
+        was made on is not known.
     """
 
     scope: str
@@ -35,6 +40,7 @@ class Hunk:
     patch_line: int
     pre_unfinished: bool = False
     post_unfinished: bool = False
+    base_has: tuple[str, ...] | None = None
 
     @property
     def pre(self) -> tuple[str, ...]:
@@ -86,11 +92,20 @@ class AddedFile:
 
 @dataclass(frozen=True)
 class UpstreamTest:
-    """What shows that a release has a feature: ``contains`` stands in ``scope`` of ``path``."""
+    """A text or lines by which a release shows that it has a feature.
+
+    :ivar scope: qualified name of the class or function of ``path`` that holds them.
+    :ivar contains: a text that the scope must hold; empty where ``lines`` are given.
+    :ivar lines: new lines of the change, without indentation.
+    :ivar share: how much of the lines of all of a feature's tests must stand in their scopes,
+        from 0 to 1.
+    """
 
     path: str
     scope: str
-    contains: str
+    contains: str = ""
+    lines: tuple[str, ...] = ()
+    share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -100,6 +115,7 @@ class Feature:
     :ivar origin: the patches folder it came from (``shipped`` or a path).
     :ivar upstream_tests: all of them hold where upstream has merged the feature; none, and only
         the post-images can tell.
+    :ivar merged: the first release that has the feature, if that is known: every later one has it.
     :ivar digest: sha256 over everything that decides what the feature does to a target.
     :ivar required: whether vLLM must not start without it where the plugin cannot bring it about.
     :ivar source: fingerprint of the folder that it was read from.
@@ -125,6 +141,7 @@ class Feature:
     notices: tuple[Notice, ...] = ()
     switches: tuple[Switch, ...] = ()
     model_runner: str | None = None
+    merged: Version | None = None
 
 
 def paths_of(features: Iterable[Feature]) -> list[str]:

@@ -7,19 +7,23 @@ pre-image, so both are checked here, and every error is given its line.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 
 from overlay.errors import PatchFormatError, PatchFormatErrors
 from overlay.features.model import MODULE_SCOPE, Hunk, Patch
-from overlay.package import path_problem
+from overlay.package import parse_release, path_problem
 
 REQUIRED_HEADERS = ("Description", "Origin", "Last-Update")
 
 KNOWN_HEADERS = (
     *REQUIRED_HEADERS,
     *("Bug", "Forwarded", "Applied-Upstream", "Author", "Reviewed-by", "Acked-by"),
+    *("Base", "Base-Has", "Ported-From", "Signed-off-by"),
 )
+
+#: Headers that may stand several times, with a value each.
+_REPEATED = ("Bug", "Author", "Reviewed-by", "Acked-by", "Base-Has", "Signed-off-by")
 
 _HEADER = re.compile(r"^(?P<name>[A-Za-z][A-Za-z0-9-]*):[ \t]*(?P<value>.*)$")
 
@@ -55,6 +59,9 @@ def parse_patch(text: str, name: str) -> Patch:
     headers = _read_headers(source)
     path = _read_file_header(source)
     hunks = _read_hunks(source) if path is not None else ()
+    if "Base" in headers:
+        base_has = tuple(line for line in headers.get("Base-Has", "").split("\n") if line)
+        hunks = tuple(replace(hunk, base_has=base_has) for hunk in hunks)
     if source.errors:
         raise PatchFormatErrors(sorted(source.errors, key=lambda error: error.line or 0))
     assert path is not None  # no path is an error
@@ -150,6 +157,7 @@ def _read_headers(source: _Source) -> dict[str, str]:
         if missing or not headers.get(required, "-").strip():
             source.error(1, f"the header {required} is missing or empty")
     _check_date(source, headers.get("Last-Update"))
+    _check_base(source, headers.get("Base"))
     return headers
 
 
@@ -175,7 +183,7 @@ def _add_header(
 ) -> None:
     if name not in headers:
         headers[name] = value
-    elif name in ("Bug", "Author", "Reviewed-by", "Acked-by"):
+    elif name in _REPEATED:
         headers[name] += "\n" + value
     else:
         source.error(number, f"the header {name} stands twice")
@@ -193,6 +201,17 @@ def _check_date(source: _Source, value: str | None) -> None:
             index for index, line in enumerate(source.lines, 1) if line.startswith("Last-Update:")
         )
         source.error(number, f"Last-Update is {value!r}, which is not a date (YYYY-MM-DD)")
+
+
+def _check_base(source: _Source, value: str | None) -> None:
+    """A base is a release, so that its text can be had again."""
+    if value is None:
+        return
+    try:
+        parse_release(value)
+    except ValueError as error:
+        lines = enumerate(source.lines, 1)
+        source.error(next(n for n, line in lines if line.startswith("Base:")), f"Base: {error}")
 
 
 # The diff's own header

@@ -122,6 +122,8 @@ def _reversed_hunk(hunk: Hunk) -> Hunk:
         lines=tuple((swapped[op], text) for op, text in hunk.lines),
         pre_unfinished=hunk.post_unfinished,
         post_unfinished=hunk.pre_unfinished,
+        # What it puts back may well stand elsewhere too: RECORD proves the result.
+        base_has=tuple(text for op, text in hunk.lines if op == "-"),
     )
 
 

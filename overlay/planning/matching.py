@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from overlay.features.model import MODULE_SCOPE, Hunk
 from overlay.planning.scopes import Scopes
 from overlay.planning.text import Edit
 from overlay.results import HunkResult, Reason, State
+
+#: Characters without blanks that make a line tell something: shorter ones stand everywhere.
+TELLING = 6
 
 
 def match(
@@ -17,7 +20,9 @@ def match(
 
     It matches where its whole pre-image stands inside its scope, white space included, at any
     line.  A pre-image that lies inside a post-image is the applied hunk's own context and does
-    not count, otherwise an insertion at the edge of a hunk would be applied again and again.
+    not count, otherwise an insertion at the edge of a hunk would be applied again and again.  Nor
+    does it match where every line that it adds to its base stands in the scope already: upstream
+    has the change, with lines between, and it would be made twice.
 
     :param lines: the lines of the text without their ends.
     :param scopes: where the scopes of the text stand (``overlay.planning.scopes.find``).
@@ -39,7 +44,10 @@ def match(
         if not any(at <= start and start + len(pre) <= at + len(post) for at in posts)
     ]
     if len(pres) == 1:
-        return HunkResult(hunk.scope, State.PRISTINE, line=pres[0] + 1)
+        torn = _torn_apart(hunk, lines, ranges)
+        if torn is None:
+            return HunkResult(hunk.scope, State.PRISTINE, line=pres[0] + 1)
+        return HunkResult(hunk.scope, State.AMBIGUOUS, pres[0] + 1, torn, (pres[0] + 1,))
     if pres:
         candidates = tuple(start + 1 for start in pres)
         why = (
@@ -51,6 +59,47 @@ def match(
         return HunkResult(hunk.scope, State.UPSTREAMED, line=posts[0] + 1)
     line, why = _why_drifted(hunk, lines, scopes, final_newline)
     return HunkResult(hunk.scope, State.DRIFTED, line=line, reason=Reason(why))
+
+
+def new_lines(hunk: Hunk, known: Iterable[str] = ()) -> tuple[str, ...]:
+    """The lines, without indentation, that tell whether a text has a hunk.
+
+    They are those that it adds, but short ones, those of its own pre-image, and ``base_has``.
+
+    :param known: further lines that tell nothing, such as those of its scope in its base.
+    """
+    dull = {line.strip() for line in (*hunk.pre, *(hunk.base_has or ()), *known)}
+    added = (text.strip() for op, text in hunk.lines if op == "+")
+    return tuple(
+        dict.fromkeys(
+            line for line in added if line not in dull and len("".join(line.split())) >= TELLING
+        )
+    )
+
+
+def share_of(wanted: Sequence[str], lines: Iterable[str]) -> float:
+    """How much of ``wanted`` stands among ``lines``, indentation aside: 0 to 1; 0 of nothing."""
+    there = {line.strip() for line in lines}
+    return sum(line in there for line in wanted) / len(wanted) if wanted else 0.0
+
+
+def _torn_apart(hunk: Hunk, lines: Sequence[str], ranges: Sequence[range]) -> Reason | None:
+    """Why a hunk whose pre-image stands may be in the text already, or ``None``.
+
+    Where its base is not known, its lines may have stood there before: they tell nothing then.
+    """
+    if hunk.base_has is None:
+        return None
+    telling = new_lines(hunk)
+    for place in ranges if telling else ():
+        if share_of(telling, lines[place.start : place.stop]) == 1.0:
+            return Reason(
+                f"its lines before the change stand in {hunk.scope}, but so does every line that "
+                f"it adds, such as {telling[0]!r}: the change may be there already",
+                "if upstream has the change, retire it there (`merged` or [[upstreamed]] in "
+                "feature.toml); if its base had these lines too, name them in a Base-Has header",
+            )
+    return None
 
 
 def edits(hunk: Hunk, start: int) -> tuple[Edit, ...]:

@@ -17,6 +17,7 @@ from overlay.planning.matching import edits, final_newline_after
 from overlay.planning.provenance import Provenance
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
+from overlay.planning.upstream import evidence
 from overlay.results import (
     Change,
     FeatureResult,
@@ -103,14 +104,14 @@ class _Planner:
         if self.release is not None and below(self.release, feature.releases):
             draft.state = State.INAPPLICABLE
             draft.notes.append(f"{self.release} lies below its range, {feature.releases}")
-        elif feature.upstream_tests and not self._unmet(feature):
+        elif (shown := evidence(feature, self.release, self._scope_lines)).merged:
             draft.state = State.UPSTREAMED
-            draft.notes.append(f"the release has it: {_describe_tests(feature)}")
+            draft.notes.append(f"the release has it: {shown.text}")
         elif not feature.topics and not feature.added:
             draft.state = State.DRIFTED
             draft.notes.append(
-                f"it carries no patch, and the release does not have it: expected "
-                f"{'; '.join(self._unmet(feature))}; found no such text there"
+                "it carries no patch, and the release does not have it: expected "
+                f"{shown.text or feature.title}; found no such text there"
             )
         else:
             self._note_untested(draft)
@@ -135,24 +136,16 @@ class _Planner:
 
     # Upstream
 
-    def _unmet(self, feature: Feature) -> list[str]:
-        """The upstream tests that do not hold, in words."""
-        unmet = []
-        for test in feature.upstream_tests:
-            self.provenance.use(test.path)
-            data = self.simulation.pristine(test.path)
-            try:
-                places = (
-                    self.simulation.scopes(data).get(test.scope, ()) if data is not None else ()
-                )
-                lines = self.simulation.source(data).lines if data is not None else ()
-            except (TextError, UnparsableError):
-                places, lines = (), ()
-            if not any(
-                test.contains in "\n".join(lines[place.start : place.stop]) for place in places
-            ):
-                unmet.append(f"{test.contains!r} in {test.scope} of {test.path}")
-        return unmet
+    def _scope_lines(self, path: str, scope: str) -> list[Sequence[str]]:
+        """The lines of each place that a scope has in the release's own file."""
+        self.provenance.use(path)
+        data = self.simulation.pristine(path)
+        try:
+            places = self.simulation.scopes(data).get(scope, ()) if data is not None else ()
+            lines = self.simulation.source(data).lines if data is not None else ()
+        except (TextError, UnparsableError):
+            return []
+        return [lines[place.start : place.stop] for place in places]
 
     # Added modules
 
@@ -163,7 +156,9 @@ class _Planner:
         result, after = FileResult(path, State.PRISTINE), None
         problem = self.simulation.syntax.compile_error(added.content, path)
         if problem is not None:
-            result = _drifted(path, None, Reason(f"the added module does not compile: {problem}"))
+            todo = f"correct {draft.feature.id}/files/{path} in its folder of patches"
+            reason = Reason(f"the added module does not compile: {problem}", todo)
+            result = _drifted(path, None, reason)
         elif before is not None and before != added.content:
             why = "expected no such file, found another one of that name; it is not overwritten"
             result = _drifted(path, None, Reason(why))
@@ -357,12 +352,6 @@ class _Planner:
 
 def _drifted(path: str, patch: str | None, reason: Reason) -> FileResult:
     return FileResult(path, State.DRIFTED, patch, (), reason)
-
-
-def _describe_tests(feature: Feature) -> str:
-    return "; ".join(
-        f"{t.contains!r} stands in {t.scope} of {t.path}" for t in feature.upstream_tests
-    )
 
 
 def _by_distance(topic: Topic, release: Version | None) -> Iterable[Variant]:

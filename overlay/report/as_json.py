@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from overlay.report.imported import ImportReport
+from overlay.report.imported import data as imported
 from overlay.report.model import (
     CacheReport,
     DiffReport,
@@ -57,6 +59,8 @@ def as_data(report: Report) -> dict[str, Any]:
         data["processes"] = [_process(process) for process in report.processes]
     if isinstance(report, DoctorReport):
         data["doctor"] = {**report.facts, "problems": list(report.problems)}
+    if isinstance(report, ImportReport):
+        data["import"] = imported(report)
     if isinstance(report, CacheReport):
         data["cache"] = {
             "folder": str(report.folder),

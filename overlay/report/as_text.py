@@ -51,8 +51,7 @@ def render(report: Report, *, verbose: bool = False) -> tuple[Line, ...]:
         from overlay.report.doctor_text import problems as needy
 
         lines += needy(report.facts, report.problems)
-    if isinstance(report, CacheReport) and not report.path_only:
-        lines += _cache(report)
+    lines += _without_target(report)
     if report.error is not None:
         first, *others = report.error.splitlines() or [""]
         lines.append(labelled(0, "error: ", first, "bad"))
@@ -61,6 +60,17 @@ def render(report: Report, *, verbose: bool = False) -> tuple[Line, ...]:
         lines.append(BLANK)
     style = "good" if report.exit is Exit.OK else "bad"
     return (*lines, Line((), (Span(report.verdict, style),)))
+
+
+def _without_target(report: Report) -> Iterator[Line]:
+    """The reports of commands that speak neither of targets nor of features at hand."""
+    if isinstance(report, CacheReport) and not report.path_only:
+        yield from _cache(report)
+    elif report.command == "import":
+        from overlay.report.imported import ImportReport, lines
+
+        if isinstance(report, ImportReport):
+            yield from lines(report)
 
 
 def _cache(report: CacheReport) -> Iterator[Line]:

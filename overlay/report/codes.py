@@ -43,6 +43,7 @@ class Code(str, Enum):
     NO_PROBLEM = "no-problem"
     CACHE = "cache"
     CACHE_CLEANED = "cache-cleaned"
+    IMPORTED = "imported"
     # Something needs the user.
     NEEDS_ATTENTION = "needs-attention"
     APPLY_COMPLETES = "apply-completes"
@@ -54,6 +55,8 @@ class Code(str, Enum):
     UNTESTED_REFUSED = "untested-refused"
     REVERT_REFUSED = "revert-refused"
     HOLES = "holes"
+    IMPORT_REVIEW = "import-review"
+    NOT_IMPORTED = "not-imported"
     PROBLEMS = "problems"
     # Usage or environment.
     USAGE = "usage"
@@ -80,6 +83,8 @@ _ATTENTION = frozenset(
         Code.UNTESTED_REFUSED,
         Code.REVERT_REFUSED,
         Code.HOLES,
+        Code.IMPORT_REVIEW,
+        Code.NOT_IMPORTED,
         Code.PROBLEMS,
     }
 )

@@ -17,7 +17,7 @@ from overlay.targets.metadata import (
     version_in_source,
 )
 from overlay.targets.record import Record
-from overlay.targets.target import MAX_FILE_BYTES, Target, public_release
+from overlay.targets.target import MAX_FILE_BYTES, TARGETS, Target, public_release
 from overlay.untrusted import read_below, way_out
 
 
@@ -143,4 +143,4 @@ def _suggestion(folder: Path) -> str:
     for pattern in patterns:
         for found in sorted(real.glob(pattern)):
             return f" There is one further down: name {found.parent.parent}"
-    return " Name another folder, or a wheel, an sdist, or a release such as 0.26.0"
+    return f" Name {TARGETS}"

@@ -105,7 +105,8 @@ def listing(session: Session) -> Listing:
             problems.append(str(error))
     shown = tuple(without_password(url) for url in asked)
     if not candidates:
-        why = " ".join(problems) or "None of them has it."
+        ended = (one if one.endswith(".") else f"{one}." for one in problems)
+        why = " ".join(ended) or "None of them has it."
         raise PackageIndexError(
             f"expected files of {PROJECT} on {_places(shown)}. {why} Check pip's index settings "
             "(pip config list), or name a folder, a wheel or an sdist instead of a release"

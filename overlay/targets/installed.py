@@ -16,7 +16,8 @@ from typing import Any
 from overlay.errors import TargetError
 from overlay.targets.folder import build
 from overlay.targets.metadata import header, read_bytes
-from overlay.targets.target import Target
+from overlay.targets.target import TARGETS, Target
+from overlay.untrusted import parse_json
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def _nothing(path: Sequence[str], leftovers: Sequence[str], python: str) -> str:
         text += f" The folder {entry} on the path may not be read by this user."
     return text + (
         " Install vLLM into this environment, run overlay with the Python that has it, or name a "
-        "TARGET: a folder that holds vllm/, a wheel, an sdist, or a release such as 0.26.0"
+        f"TARGET: {TARGETS}"
     )
 
 
@@ -142,15 +143,14 @@ def _editable_source(info: Path) -> Path | None:
     raw = read_bytes(info / "direct_url.json")
     if raw is None:
         return None
-    import json
     from urllib.parse import unquote, urlsplit
 
     try:
-        data = json.loads(raw)
+        data = parse_json(raw)
         editable = bool(data["dir_info"]["editable"])
         url = urlsplit(str(data["url"]))
+        if not editable or url.scheme != "file":
+            return None
+        return Path(os.path.realpath(unquote(url.path)))
     except (ValueError, KeyError, TypeError):
         return None  # written by something else than an editable install
-    if not editable or url.scheme != "file":
-        return None
-    return Path(os.path.realpath(unquote(url.path)))

@@ -167,7 +167,12 @@ def _pip_environment(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
 
 
 def _built_in_default(pip: list[str] | None, environ: Mapping[str, str]) -> str:
-    """The index that pip, or else uv, uses where nothing is configured; read from its help."""
+    """The index that pip, or else uv, uses where nothing is configured.
+
+    Read from their help: ``pip config`` knows what is configured and not this default, and the
+    constant inside pip belongs to a module that is not public and of another interpreter where pip
+    comes from PATH.  The overlay itself names no index.
+    """
     asks: list[tuple[list[str], str]] = []
     if pip:
         asks.append(([*pip, "download", "--help"], r"--index-url.*?\(default:?\s+([^\s)]+)\)"))

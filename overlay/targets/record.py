@@ -1,4 +1,4 @@
-"""RECORD: the files and hashes of a distribution, and the overlay's own rows in it."""
+"""Read and write RECORD: the files and hashes of a distribution, and the overlay's own rows."""
 
 from __future__ import annotations
 
@@ -6,19 +6,29 @@ import base64
 import binascii
 import csv
 import io
-import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from overlay.package import LEDGER_PATH
 from overlay.untrusted import sha256
 
 _OWNED = b"vllm/__init__.py,"
 
+_MARK = LEDGER_PATH.encode() + b","
 
-def owns_vllm(raw: bytes) -> bool:
-    """Whether the distribution with this RECORD brought the package ``vllm``."""
-    return raw.startswith(_OWNED) or b"\n" + _OWNED in raw
+_ALGORITHM = "sha256="
+
+
+class Row(NamedTuple):
+    """A file that a RECORD lists.
+
+    :ivar sha256: hex; ``None`` where the row has none, as those of bytecode and of the ledger.
+    :ivar size: in bytes; ``None`` where the row has none.
+    """
+
+    path: str
+    sha256: str | None = None
+    size: int | None = None
 
 
 class Record(Mapping[str, str]):
@@ -26,17 +36,23 @@ class Record(Mapping[str, str]):
 
     Rows without a sha256, such as those of bytecode, are left out: nothing can be compared.  So
     are the overlay's own rows, for they tell nothing about the release.
+
+    >>> dict(Record(b"vllm/a.py,sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU,0\\r\\n"))
+    {'vllm/a.py': 'e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855'}
     """
 
     def __init__(self, raw: bytes) -> None:
         self._raw = raw
-        self._rows: dict[str, str] | None = None
+        self._hashes: dict[str, str] | None = None
 
     def _read(self) -> dict[str, str]:
-        if self._rows is None:
-            raw = release_part(self._raw)
-            self._rows = dict(_rows(raw.decode("utf-8", "surrogateescape")))
-        return self._rows
+        if self._hashes is None:
+            self._hashes = {
+                row.path: row.sha256
+                for row in _rows(release_part(self._raw))
+                if row.sha256 is not None and row.path.startswith("vllm/")
+            }
+        return self._hashes
 
     def __getitem__(self, path: str) -> str:
         return self._read()[path]
@@ -48,49 +64,9 @@ class Record(Mapping[str, str]):
         return len(self._read())
 
 
-def _rows(text: str) -> Iterator[tuple[str, str]]:
-    for row in _fields(io.StringIO(text, newline="")):
-        if len(row) < 2 or not row[0].startswith("vllm/"):
-            continue
-        digest = _digest(row[1])
-        if digest is not None:
-            yield row[0], digest
-
-
-def _fields(lines: Iterable[str]) -> Iterator[list[str]]:
-    """The rows of a RECORD; what is not CSV is left out, for RECORD is a stranger's data."""
-    reader = csv.reader(lines)
-    while True:
-        try:
-            row = next(reader)
-        except StopIteration:
-            return
-        except csv.Error:
-            continue
-        if row:
-            yield row
-
-
-def _digest(code: str) -> str | None:
-    """The hexadecimal sha256 of a row's second field, ``None`` where it holds none."""
-    algorithm, _, encoded = code.partition("=")
-    try:
-        digest = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4))
-    except (binascii.Error, ValueError):
-        return None
-    return digest.hex() if algorithm == "sha256" and len(digest) == 32 else None
-
-
-_MARK = LEDGER_PATH.encode() + b","
-
-
-@dataclass(frozen=True)
-class Row:
-    """One file of ours; ``sha256`` is ``None`` where the row cannot know it, as the ledger's."""
-
-    path: str
-    sha256: str | None = None
-    size: int | None = None
+def owns_vllm(raw: bytes) -> bool:
+    """Whether the distribution with this RECORD brought the package ``vllm``."""
+    return raw.startswith(_OWNED) or b"\n" + _OWNED in raw
 
 
 def release_part(record: bytes) -> bytes:
@@ -102,15 +78,43 @@ def release_part(record: bytes) -> bytes:
 def our_rows(record: bytes) -> tuple[Row, ...]:
     """The rows of our block, the ledger's first; none where there is no block."""
     start = _block(record)
-    if start is None:
-        return ()
-    rows = []
-    for fields in _fields(record[start:].decode("utf-8", "surrogateescape").splitlines()):
-        path, code, size = (*fields, "", "", "")[:3]
-        # Only ASCII digits, and no more than Python turns into a number without complaint.
-        counted = re.fullmatch("[0-9]{1,18}", size) is not None
-        rows.append(Row(path, _digest(code), int(size) if counted else None))
-    return tuple(rows)
+    return () if start is None else tuple(_rows(record[start:]))
+
+
+def _rows(record: bytes) -> Iterator[Row]:
+    """The rows of a RECORD; what is not CSV is left out, for RECORD is a stranger's data."""
+    reader = csv.reader(io.StringIO(record.decode("utf-8", "surrogateescape"), newline=""))
+    while True:
+        try:
+            fields = next(reader)
+        except StopIteration:
+            return
+        except csv.Error:
+            continue
+        if fields:
+            path, code, size = (*fields, "", "")[:3]
+            yield Row(path, _hex(code), _size(size))
+
+
+def _hex(code: str) -> str | None:
+    """The sha256 in a row's second field, ``None`` where it holds another hash, or none."""
+    encoded = code.removeprefix(_ALGORITHM)
+    if encoded == code:
+        return None
+    try:
+        digest = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4))
+    except (binascii.Error, ValueError):
+        return None
+    return digest.hex() if len(digest) == 32 else None
+
+
+def _code(digest: str) -> str:
+    """The second field of a row with this sha256 (hex)."""
+    return _ALGORITHM + base64.urlsafe_b64encode(bytes.fromhex(digest)).rstrip(b"=").decode()
+
+
+def _size(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
 
 def with_rows(record: bytes, rows: Iterable[Row]) -> bytes:
@@ -120,13 +124,8 @@ def with_rows(record: bytes, rows: Iterable[Row]) -> bytes:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator=end)
     for row in (Row(LEDGER_PATH), *rows):
-        code, size = "", ""
-        if row.sha256 is not None:
-            raw = base64.urlsafe_b64encode(bytes.fromhex(row.sha256)).rstrip(b"=")
-            code = "sha256=" + raw.decode()
-        if row.size is not None:
-            size = str(row.size)
-        writer.writerow([row.path, code, size])
+        code = "" if row.sha256 is None else _code(row.sha256)
+        writer.writerow([row.path, code, "" if row.size is None else row.size])
     block = out.getvalue().encode("utf-8", "surrogateescape")
     gap = end.encode() if base and not base.endswith(b"\n") else b""
     return base + gap + block
@@ -147,7 +146,7 @@ def without_rows(record: bytes, before: str | None, paths: Iterable[str]) -> byt
     kept = [
         line
         for line in record.decode("utf-8", "surrogateescape").splitlines(keepends=True)
-        if next(_fields([line]), [""])[0] not in ours
+        if not any(row.path in ours for row in _rows(line.encode("utf-8", "surrogateescape")))
     ]
     return "".join(kept).encode("utf-8", "surrogateescape")
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from overlay.errors import ArchiveError, TargetError, UsageError
+from overlay.errors import ArchiveError, PackageIndexError, TargetError, UsageError
 from overlay.package import KNOWN_RELEASES, ReleaseRange
 from overlay.targets.environments import is_environment, resolve_environment
 from overlay.targets.folder import resolve_folder
 from overlay.targets.metadata import unreadable
-from overlay.targets.target import Progress, Target
+from overlay.targets.target import TARGETS, Progress, Target
 from overlay.untrusted import open_regular
 
 
@@ -56,10 +56,7 @@ def resolve(target: str | None, *, progress: Progress | None = None) -> Target:
     :raises PackageIndexError: if a release cannot be fetched.
     """
     if target is not None and not target.strip():
-        raise TargetError(
-            "TARGET is empty: leave it out to mean the installed vLLM, or name a folder, a wheel, "
-            "an sdist, or a release such as 0.26.0"
-        )
+        raise TargetError(f"TARGET is empty: omit it to mean the installed vLLM, or name {TARGETS}")
     if target is None:
         from overlay.targets.installed import resolve_installed
 
@@ -67,15 +64,18 @@ def resolve(target: str | None, *, progress: Progress | None = None) -> Target:
     if (release := _version(target)) is not None:
         from overlay.targets.release import resolve_release
 
-        found = resolve_release(release, target, progress=progress)
+        try:
+            found = resolve_release(release, target, progress=progress)
+        except PackageIndexError as error:
+            raise PackageIndexError(f"release {target}: {error}") from error
         return _doubted(found) if os.path.lexists(target) else found
     path = Path(os.path.expanduser(target))
     try:
         is_folder = stat.S_ISDIR(os.stat(path).st_mode)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise TargetError(
-            f"{target!r}: expected a folder that holds vllm/, a wheel, an sdist, or a release such "
-            "as 0.26.0; there is no such file or folder, and it is no release number"
+            f"{target!r}: expected {TARGETS}; there is no such file or folder, and it is not a "
+            "release number"
         ) from error
     except (OSError, ValueError) as error:
         raise TargetError(f"{target!r}: expected a path that can be looked at: {error}") from error
@@ -102,19 +102,6 @@ def releases(text: str) -> tuple[str, ...]:
     for part in text.split(","):
         found.update(_part(part.strip(), text))
     return tuple(str(version) for version in sorted(found))
-
-
-def fetch_all(
-    names: Iterable[str], *, progress: Progress | None = None, threads: int = 2
-) -> list[Target]:
-    """Resolve several releases, ``threads`` at a time, in the order given.
-
-    :raises PackageIndexError: the first failure, as ``resolve`` would raise it.
-    """
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(lambda name: resolve(name, progress=progress), names))
 
 
 def _doubted(found: Target) -> Target:

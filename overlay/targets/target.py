@@ -20,6 +20,9 @@ def public(target: Target) -> str | None:
     return None if target.release is None else str(target.release)
 
 
+#: What a TARGET may be, for messages.
+TARGETS = "a folder that holds vllm/, a wheel, an sdist, or a release such as 0.26.0"
+
 #: Called while something is read or fetched: what, bytes done, bytes in all (``None``: unknown).
 Progress = Callable[[str, int, "int | None"], None]
 

@@ -1,4 +1,4 @@
-"""The page about model runners says what ``vllm/config/vllm.py`` of each release does."""
+"""The tables of model runners, and the page that shows them, say what each release does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 from packaging.version import Version
 
-from overlay.commands.model_runners import RUNNERS
+from overlay.commands.model_runners import MODELS, SETTINGS, Setting, advice, models, settings
 from overlay.package import KNOWN_RELEASES
 from overlay.targets.resolution import resolve
 from tests.support import markdown
@@ -18,50 +18,27 @@ from tests.support.markdown import ROOT
 PAGE = markdown.read(ROOT / "docs/model-runners.md")
 CONFIG = "vllm/config/vllm.py"
 
-#: What sends a model to V1, as the page words it -> as the sources do.
-SETTINGS = {
-    "parallel drafting for EAGLE (P-EAGLE) and for draft models (PARD)": r"parallel drafting",
-    "speculative decoding with suffix, Medusa, an MLP speculator or a custom class": (
-        r"speculative method '"
-    ),
+#: What sends a model to V1, as the table words it -> as the sources do.
+SOURCES = {
+    "parallel drafting (P-EAGLE, PARD)": r"parallel drafting",
+    "drafts by suffix, Medusa, an MLP speculator or a custom class": r"speculative method '",
     "drafts with another vocabulary than the target's": r"heterogeneous-vocabulary",
-    "speculative decoding with n-grams": r"ngram",
-    "speculative decoding with a draft model": r"'draft_model'|not in \('eagle'",
-    "speculative decoding with DFlash": r"not in \('eagle', 'eagle3', 'mtp'\)",
+    "drafts by n-grams": r"ngram",
+    "drafts by a draft model": r"'draft_model'|not in \('eagle'",
+    "drafts by DFlash": r"not in \('eagle', 'eagle3', 'mtp'\)",
     "dual-batch overlap": r"dual batch overlap|_get_dbo_unsupported_features",
-    "sequence parallelism (the compile pass), stock `torch.compile`": (
-        r"sequence parallelism|stock torch.compile"
-    ),
+    "sequence parallelism (the compile pass)": r"sequence parallelism",
+    "stock torch.compile": r"stock torch.compile",
     "elastic expert parallelism": r"elastic expert parallelism",
     "custom logits processors": r"custom logits processors",
     "KV-cache sharing with fast prefill": r"KV sharing fast prefill",
     "prompt embeddings": r"prompt embeds",
-    "capture of routed experts, transfer of encoder caches": r"routed experts capture|EC transfer",
+    "capture of routed experts": r"routed experts capture",
+    "transfer of encoder caches": r"EC transfer",
     "logprobs mode other than the default": r"logprobs mode",
-    "number of drafts that changes from batch to batch": r"dynamic speculative decoding",
-    "Mamba cache mode `all`": r"mamba cache mode 'all'",
+    "a number of drafts that changes from batch to batch": r"dynamic speculative decoding",
+    "Mamba cache mode 'all'": r"mamba cache mode 'all'",
 }
-
-#: Words of the first table -> an architecture of ``DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES``.
-ARCHITECTURES = {
-    "Llama,": "LlamaForCausalLM",
-    "Mistral": "MistralForCausalLM",
-    "Qwen3": "Qwen3ForCausalLM",
-    "DeepSeek-V2": "DeepseekV2ForCausalLM",
-    "Qwen2-MoE": "Qwen2MoeForCausalLM",
-    "Granite-MoE": "GraniteMoeForCausalLM",
-    "Inkling": "InklingForCausalLM",
-    "LongCat-Flash": "LongcatFlashNgramForCausalLM",
-    "Kimi-K3": "KimiK3ForConditionalGeneration",
-    "DeepSeek-V4": "DeepseekV4ForCausalLM",
-}
-
-
-def minor(release: str) -> str:
-    return ".".join(release.split(".")[:2])
-
-
-MINORS = tuple(dict.fromkeys(minor(release) for release in KNOWN_RELEASES))
 
 
 @cache
@@ -91,12 +68,12 @@ def architectures(release: str, name: str) -> set[str]:
     return set()
 
 
-def releases(words: str) -> set[str]:
-    """``0.22 to 0.24``, ``0.20, 0.21`` or ``0.24`` as minor releases."""
-    first, _, last = words.partition(" to ")
-    if not last:
-        return set(words.split(", "))
-    return {each for each in MINORS if Version(first) <= Version(each) <= Version(last)}
+def span(releases: tuple[str, str]) -> str:
+    """Minor releases as the page writes them: ``0.22 to 0.24``, ``0.20, 0.21`` or ``0.24``."""
+    first, last = (int(text.partition(".")[2]) for text in releases)
+    if last - first > 1:
+        return f"{releases[0]} to {releases[1]}"
+    return ", ".join(dict.fromkeys(releases))
 
 
 def rows(heading: str) -> list[list[str]]:
@@ -107,59 +84,54 @@ def rows(heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in text.strip("|").split(" | ")] for text in lines[2:]]
 
 
-def test_the_page_shows_the_one_table_of_models() -> None:
-    assert [tuple(row) for row in rows("## By model")] == [tuple(row) for row in RUNNERS]
+def test_the_page_shows_the_tables() -> None:
+    by_model = [[span(rule.releases), rule.v2, rule.v1] for rule in MODELS]
+    assert rows("## By model") == by_model
+    assert rows("## By setting") == [[each.text, span(each.releases)] for each in SETTINGS]
 
 
-def test_the_table_of_settings_has_every_setting() -> None:
-    assert [row[0] for row in rows("## By setting")] == list(SETTINGS)
+def test_every_release_has_a_rule_and_every_setting_a_source() -> None:
+    assert [each.text for each in SETTINGS] == list(SOURCES)
+    for release in KNOWN_RELEASES:
+        rule = models(Version(release))
+        assert rule is not None
+        assert rule.v2 in advice(Version(release), {})
 
 
 @pytest.mark.network
-@pytest.mark.parametrize(("setting", "words"), rows("## By setting"))
-def test_settings_that_need_v1_are_those_of_the_sources(setting: str, words: str) -> None:
-    told = releases(words)
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.text)
+def test_settings_that_need_v1_are_those_of_the_sources(setting: Setting) -> None:
     for release in KNOWN_RELEASES:
         if Version(release) < Version("0.22"):  # every model is on V1 there
             continue
         code = function(release, "_get_v2_model_runner_unsupported_features")
-        there = re.search(SETTINGS[setting], code) is not None
-        assert there == (minor(release) in told), (setting, release)
+        there = re.search(SOURCES[setting.text], code) is not None
+        assert there == (setting in settings(Version(release))), release
 
 
 @pytest.mark.network
-def test_models_on_v2_are_those_of_the_sources() -> None:
-    told: dict[str, set[str]] = {}
-    before: set[str] = set()
-    for words, v2, _ in rows("## By model"):
-        models = {name for word, name in ARCHITECTURES.items() if word in v2}
-        if match := re.match(r"as (0\.\d+)", v2):
-            models |= told[match[1]]
-        for each in words.split(", "):
-            told[each] = models
-        before = models
-    assert set(told) == set(MINORS)
-    assert before == set()
-    for release in KNOWN_RELEASES:
-        named = architectures(release, "DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES")
-        assert told[minor(release)] == named - {"InklingForConditionalGeneration"}, release
+@pytest.mark.parametrize("release", KNOWN_RELEASES)
+def test_models_on_each_runner_are_those_of_the_sources(release: str) -> None:
+    rule = models(Version(release))
+    assert rule is not None
+    listed = architectures(release, "DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES")
+    assert listed == rule.architectures
+    assert architectures(release, "ROCM_DEFAULT_MRV1_ARCHITECTURES") == rule.rocm
+    chooses = function(release, "use_v2_model_runner")
+    default = function(release, "_is_default_v2_model_runner_model")
+    assert ("no model" in rule.v2) == (not chooses)
+    assert ("every model" in rule.v2) == (bool(chooses) and not default)
+    assert ("dense models that are not hybrid" in rule.v2 or "as 0.26" in rule.v2) == (
+        "is_hybrid" in default and "is_moe" in default
+    )
+    assert ("not quantized" in rule.v2) == ("not model_config.is_quantized" in default)
+    assert ("diffusion" in rule.v2) <= ("is_diffusion" in chooses)
 
 
-@pytest.mark.network
-def test_what_else_decides_is_that_of_the_sources() -> None:
-    v2 = {words: cell for words, cell, _ in rows("## By model")}
-    v1 = {words: cell for words, _, cell in rows("## By model")}
-    for release in KNOWN_RELEASES:
-        chooses = function(release, "use_v2_model_runner")
-        default = function(release, "_is_default_v2_model_runner_model")
-        row = next(words for words in v2 if minor(release) in words.split(", "))
-        assert ("no model" in v2[row]) == (not chooses), release
-        assert ("every model" in v2[row]) == (bool(chooses) and not default), release
-        on_rocm = architectures(release, "ROCM_DEFAULT_MRV1_ARCHITECTURES")
-        assert ("ROCm" in v1[row]) == bool(on_rocm), release
-        assert ("GLM with sparse attention" in v1[row]) == ("GlmMoeDsaForCausalLM" in on_rocm)
-        if Version("0.25") <= Version(release) < Version("0.29"):
-            assert "is_hybrid" in default, release
-            assert "is_moe" in default, release
-        if "not quantized" in v2[row]:
-            assert "not model_config.is_quantized" in default, release
+def test_who_asks_for_a_runner_gets_it() -> None:
+    release = Version("0.26.0")
+    assert advice(release, {"VLLM_USE_V2_MODEL_RUNNER": "1"}, ascend=True).startswith("V2, by")
+    assert advice(release, {"VLLM_USE_V2_MODEL_RUNNER": "0"}).startswith("V1, by")
+    assert advice(release, {}, ascend=True).startswith("V1 for every model, by vllm-ascend")
+    assert "drafts by n-grams" in advice(release, {})
+    assert "not known for 0.99.0" in advice(Version("0.99.0"), {})

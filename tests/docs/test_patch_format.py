@@ -27,7 +27,7 @@ def test_the_examples_are_well_formed(tmp_path: Path) -> None:
     (feature / "10-topic/0.20.0..0.33.0.patch").write_text(block("diff"))
     (read,) = load([tmp_path])
     assert (read.required, read.model_runner, len(read.switches)) == (True, "v1", 1)
-    assert len(read.upstream_tests) == 1
+    assert len(read.upstream_tests) == 2
     assert [hunk.scope for hunk in read.topics[0].variants[0].patch.hunks] == [
         "SpecDecodeBaseProposer.propose"
     ]

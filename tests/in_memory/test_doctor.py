@@ -81,7 +81,7 @@ def test_doctor_tells_everything_on_one_page(box: Box) -> None:
     assert page["environment"]["set"]["OVERLAY_DRAFT_GRAPHS"] == "off"
     (ours,) = [one for one in page["plugins"] if "0.1.0" in one["distribution"]]
     assert ours["runs"]
-    assert "V2 by default: dense models" in page["model_runner"]
+    assert "V2 for dense models" in page["model_runner"]
     assert "does not use draft-graphs" in page["model_runner"]
     assert page["cache"]["folder"] == str(box.cache / "modules")
     features = {one["feature"]: one["state"] for one in data["targets"][0]["features"]}
@@ -105,7 +105,7 @@ PAGE = {
     "switches": ("environment", "set", "  OVERLAY_CACHE: "),
     "cache": ("cache", "folder", "cache\n  folder: "),
     "where records lie": ("cache", "records", "  records: "),
-    "model runner": ("model_runner", None, "model runner  V2 by default: "),
+    "model runner": ("model_runner", None, "model runner  V2 for "),
 }
 
 
@@ -310,7 +310,7 @@ def test_every_known_release_has_a_rule_for_its_model_runner() -> None:
     from overlay.package import KNOWN_RELEASES
 
     for text in KNOWN_RELEASES:
-        assert runners.runner(Version(text)) is not None, text
+        assert runners.models(Version(text)) is not None, text
     assert "not known for 0.99.0" in runners.advice(Version("0.99.0"), {})
     asked_for = runners.advice(Version("0.26.0"), {"VLLM_USE_V2_MODEL_RUNNER": "1"})
     assert asked_for.startswith("V2, by")

@@ -170,7 +170,7 @@ def test_an_upstream_test_retires_a_feature() -> None:
     tests = [(A, "f", "y = x\n    z"), (A, "<module>", "import os")]
     (found,) = planned(feature((A, [HUNK]), tests=tests)).features
     assert (found.state, found.files) == (State.UPSTREAMED, ())
-    assert "'import os' stands in <module> of vllm/a.py" in str(found.reason)
+    assert "'import os' in <module> of vllm/a.py" in str(found.reason)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from overlay.features.model import (
     MODULE_SCOPE,
@@ -30,7 +31,7 @@ class MemoryTree:
         return self.files.get(path)
 
 
-def hunk(lines: Iterable[str], scope: str = MODULE_SCOPE, **ends: bool) -> Hunk:
+def hunk(lines: Iterable[str], scope: str = MODULE_SCOPE, **ends: Any) -> Hunk:
     """A hunk from lines such as ``" context"``, ``"-gone"`` and ``"+new"``."""
     return Hunk(scope, tuple((line[:1], line[1:]) for line in lines), 1, 1, **ends)
 

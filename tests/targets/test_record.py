@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from overlay.targets import record
 from overlay.targets.record import Record, owns_vllm
 from tests.support import fake_vllm
 
@@ -18,9 +19,9 @@ _PATHS = st.builds("{}/{}".format, st.sampled_from(["vllm", "vllm/v1", "torch", 
 
 @given(st.dictionaries(_PATHS, st.binary(max_size=20)))
 def test_reads_back_every_row_under_vllm(contents: dict[str, bytes]) -> None:
-    record = Record(fake_vllm.record(contents, "vllm-1.0.dist-info/RECORD"))
+    rows = Record(fake_vllm.record(contents, "vllm-1.0.dist-info/RECORD"))
 
-    assert dict(record) == {
+    assert dict(rows) == {
         path: hashlib.sha256(content).hexdigest()
         for path, content in contents.items()
         if path.startswith("vllm/")
@@ -44,3 +45,20 @@ def test_ownership_is_the_package_itself_not_a_file_beside_it() -> None:
     assert owns_vllm(b"vllm/__init__.py,sha256=x,1\n")
     assert owns_vllm(b"a.py,,\r\nvllm/__init__.py,,\r\n")
     assert not owns_vllm(b"acme/vllm/__init__.py,,\nvllm/plugin.py,,\nvllm_overlay/__init__.py,,\n")
+
+
+@given(
+    st.binary(max_size=200)
+    | st.text(alphabet=',"\r\n\0vlm/a.py=sh256-', max_size=80).map(str.encode)
+)
+@example(b"\n\n.vllm-overlay/ledger.json,,\n")
+@example(b".vllm-overlay/ledger.json,sha256=A,\xb2\n")
+@example(b'vllm/a.py,"' + b"x" * 200_000)
+@example(b"vllm/a.py,sha256=\xe9,9" + b"9" * 5000)
+def test_any_bytes_are_a_record(raw: bytes) -> None:
+    """What is not a row is left out; none of these may raise."""
+    assert all(len(digest) == 64 for digest in dict(Record(raw)).values())
+    record.our_rows(raw)
+    record.without_rows(raw, None, ["vllm/a.py"])
+    ours = record.Row("vllm/b.py", "0" * 64, 3)
+    assert record.our_rows(record.with_rows(raw, [ours]))[-1] == ours

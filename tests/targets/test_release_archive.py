@@ -32,7 +32,7 @@ from overlay.targets.release_archive import (
     archive_path,
     write_to,
 )
-from overlay.targets.resolution import fetch_all, resolve
+from overlay.targets.resolution import resolve
 from tests.support import fake_vllm
 from tests.support.fake_index import PATH, PROJECT_PAGE, FakeIndex, is_whole
 
@@ -410,11 +410,3 @@ def test_progress_is_told(tmp_path: Path, index: FakeIndex) -> None:
 
     size = sdist.stat().st_size
     assert calls[-1] == ("vLLM 0.26.0", size, size)
-
-
-def test_several_releases_come_in_the_order_asked_for(tmp_path: Path, index: FakeIndex) -> None:
-    names = ["0.27.0", "0.26.0", "0.28.0"]
-    for name in names:
-        index.add(fake_vllm.sdist(tmp_path, name))
-
-    assert [target.vllm for target in fetch_all(names)] == names

@@ -40,6 +40,10 @@ UNTRIED_ATTENTION_BACKENDS: AttentionRoles = {
 }
 
 
+# What the user can do about an attention backend; in 0.20 the drafter uses the target's.
+CHOOSE_BACKEND = "from 0.21 on attention_backend in speculative_config chooses another one of"
+
+
 def mode_from(environ: Mapping[str, str]) -> Mode:
     """The mode that the environment asks for; `auto` where the variable is unset or empty.
 
@@ -129,20 +133,32 @@ class Decision:
 
 def _yes_no_refusals(facts: Facts) -> list[str]:
     table: list[tuple[bool, str]] = [
-        (facts.enforce_eager, "the drafter has enforce_eager"),
+        (
+            facts.enforce_eager,
+            "the drafter has enforce_eager (remove it from speculative_config)",
+        ),
         (facts.parallel_drafting, "parallel drafting drafts all tokens in one pass"),
-        (facts.extra_input_slots, "the drafter needs input slots of its own"),
+        (facts.extra_input_slots, "the drafter needs additional input slots"),
         (facts.constant_draft_positions, "the draft steps do not advance their positions"),
         (facts.heterogeneous_vocab, "draft and target have different vocabularies"),
         (facts.shared_mtp_indices, "the draft steps share indices through a host flag"),
-        (facts.padded_batch_disabled, "disable_padded_drafter_batch makes new inputs on the host"),
+        (
+            facts.padded_batch_disabled,
+            "disable_padded_drafter_batch makes new inputs on the host (set it to false)",
+        ),
         (facts.xdrope, "the drafter has XD-RoPE positions"),
         (facts.lora, "LoRA is on"),
         (facts.eplb, "expert load balancing moves the draft's experts"),
-        (facts.micro_batching, "micro-batching is on"),
-        (facts.sequence_parallel, "sequence parallelism pads tokens by rules of its own"),
-        (facts.computes_kv_scales, "KV scales are computed in the first forward pass"),
-        (facts.fast_prefill, "kv_sharing_fast_prefill has metadata of its own"),
+        (facts.micro_batching, "micro-batching is on (remove enable_dbo)"),
+        (facts.sequence_parallel, "sequence parallelism pads the number of tokens"),
+        (
+            facts.computes_kv_scales,
+            "KV scales are computed in the first forward pass (remove calculate_kv_scales)",
+        ),
+        (
+            facts.fast_prefill,
+            "kv_sharing_fast_prefill makes other attention metadata (remove it)",
+        ),
         (facts.per_request_attention, "attention takes prefixes or ranges from the host"),
     ]
     return [reason for refused, reason in table if refused]
@@ -152,7 +168,11 @@ def _late_refusals(facts: Facts, attention: AttentionRoles) -> list[str]:
     reasons = []
     mode = facts.cudagraph_mode
     if mode is not None and mode not in FULL_MODES:
-        reasons.append(f"the target's cudagraph mode is {mode}; one of {', '.join(FULL_MODES)}")
+        reasons.append(
+            f"the target's cudagraph mode is {mode} (set cudagraph_mode in compilation_config to "
+            f"one of {', '.join(FULL_MODES)}; vLLM lowers it where the target's attention backend "
+            "needs that)"
+        )
     if facts.attention_backends is not None:
         if not facts.attention_backends:
             reasons.append("the draft model has no attention layers")
@@ -162,17 +182,17 @@ def _late_refusals(facts: Facts, attention: AttentionRoles) -> list[str]:
         if untried:
             reasons.append(
                 f"no graph with attention backend {', '.join(untried)} of the draft has run on a "
-                f"GPU yet; tried: {', '.join(sorted(attention))}"
+                f"GPU yet ({CHOOSE_BACKEND} {', '.join(sorted(attention))})"
             )
         if unknown:
             reasons.append(
                 f"attention backend {', '.join(unknown)} of the draft is not known to build its "
-                f"metadata inside a graph; known: {', '.join(sorted(attention))}"
+                f"metadata inside a graph ({CHOOSE_BACKEND} {', '.join(sorted(attention))})"
             )
     if facts.kv_cache_groups is not None and facts.kv_cache_groups > 1:
         reasons.append(f"the draft's layers lie in {facts.kv_cache_groups} KV-cache groups")
     if facts.max_num_seqs is not None and (facts.max_capture_tokens or 0) < 1:
-        reasons.append("there are no cudagraph capture sizes")
+        reasons.append("there are no cudagraph capture sizes (set cudagraph_capture_sizes)")
     return reasons
 
 

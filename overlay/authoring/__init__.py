@@ -1,0 +1,1 @@
+"""Authoring: turn changes into features, and carry features to other releases."""

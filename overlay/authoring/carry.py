@@ -1,0 +1,207 @@
+"""Carry a file's change to another text of that file: hunk by hunk, in the safest way that holds.
+
+For each hunk the first of these that holds decides: upstream has it already; it lands exactly; a
+three-way merge inside its scope is clean and compiles; its scope moved or was renamed and the merge
+is clean there; else it is a conflict.  A merge is a proposal: whoever calls has it reviewed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+
+from overlay.authoring.merge import Merge, merge
+from overlay.features.model import MODULE_SCOPE, Hunk
+from overlay.planning.matching import edits, final_newline_after, match, new_lines, share_of
+from overlay.planning.scopes import Scopes, Syntax, UnparsableError, find
+from overlay.planning.text import Edit, SourceText, TextError
+from overlay.results import HunkResult, Outcome, State, whole_outcome
+
+#: Upstream has a hunk where at least this share of its new lines stands in its scope
+#: (measured on 300 merged changes: 98 % are recognised in the first release that has them, and
+#: 0.3 % are before they were merged).
+SHARE = 0.6
+
+#: A scope that shares at least this much of its text with the base's is the same one, moved.
+MOVED = 0.8
+
+
+@dataclass(frozen=True)
+class CarriedHunk:
+    """How one hunk was carried.
+
+    :ivar scope: the scope that it was carried to.
+    :ivar line: 1-based first line of that scope, or of the hunk where it landed exactly.
+    :ivar merge: the three-way merge of the scope, where one was made.
+    """
+
+    hunk: Hunk
+    outcome: Outcome
+    scope: str
+    line: int | None = None
+    merge: Merge | None = None
+
+
+@dataclass(frozen=True)
+class Carried:
+    """How a file's change was carried.
+
+    :ivar after: the text with every hunk that could be carried; ``None`` where there is no file.
+    :ivar problem: why the result cannot be used although each hunk was carried.
+    """
+
+    hunks: tuple[CarriedHunk, ...]
+    after: bytes | None
+    problem: str | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        """The outcome of the whole file."""
+        if self.problem is not None:
+            return Outcome.CONFLICT
+        return whole_outcome(one.outcome for one in self.hunks)
+
+
+def carry(
+    base: bytes, hunks: Sequence[Hunk], target: bytes | None, syntax: Syntax | None = None
+) -> Carried:
+    """Carry the hunks that were made on ``base`` to ``target``.
+
+    :param syntax: answers about texts, if they are remembered from elsewhere.
+    :raises TextError, UnparsableError: if ``base`` is not readable or not Python.
+    """
+    if target is None:
+        return Carried(tuple(CarriedHunk(h, Outcome.MISSING, h.scope) for h in hunks), None)
+    syntax = syntax or Syntax()
+    origin = SourceText.from_bytes(base)
+    scopes = syntax.scopes(base, origin.lines)
+    try:
+        text = SourceText.from_bytes(target)
+        now = syntax.scopes(target, text.lines)
+    except (TextError, UnparsableError) as error:
+        conflicts = tuple(CarriedHunk(h, Outcome.CONFLICT, h.scope) for h in hunks)
+        return Carried(conflicts, target, f"the file cannot be read: {error}")
+    origin_text = _Text(origin, scopes)
+    exact = [_settled(hunk, origin_text, _Text(text, now)) for hunk in hunks]
+    landed = [edit for one in exact if one is not None for edit in one.edits]
+    try:
+        if landed:
+            endings = (final_newline_after(h) for h, one in zip(hunks, exact, strict=True) if one)
+            text = text.splice(landed, next((end for end in endings if end is not None), None))
+            now = syntax.scopes(text.to_bytes(), text.lines)
+    except (TextError, UnparsableError):  # they stand in each other's way: none of them lands
+        exact = [one if one is not None and not one.edits else None for one in exact]
+    results: list[CarriedHunk] = []
+    for hunk, known in zip(hunks, exact, strict=True):
+        if known is not None:
+            results.append(known.result)
+            continue
+        result, changed = _merged(hunk, origin_text, _Text(text, now))
+        if changed is not None:
+            try:
+                now, text = find(changed.lines), changed
+            except UnparsableError:
+                result = replace(result, outcome=Outcome.CONFLICT)
+        results.append(result)
+    after = text.to_bytes()
+    return Carried(tuple(results), after, syntax.compile_error(after, "<carried>"))
+
+
+@dataclass(frozen=True)
+class _Text:
+    """A text with its scopes."""
+
+    source: SourceText
+    scopes: Scopes
+
+    def match(self, hunk: Hunk) -> HunkResult:
+        """The state of a hunk in the text."""
+        return match(hunk, self.source.lines, self.scopes, self.source.final_newline)
+
+
+@dataclass(frozen=True)
+class _Settled:
+    """A hunk that needs no merge, and the edits by which it lands, if it does."""
+
+    result: CarriedHunk
+    edits: tuple[Edit, ...] = ()
+
+
+def _settled(hunk: Hunk, origin: _Text, target: _Text) -> _Settled | None:
+    """A hunk that upstream has or that lands exactly; ``None`` for any other."""
+    home = _home(hunk, origin)
+    known = () if home is None else origin.source.lines[home.start : home.stop]
+    telling = new_lines(hunk, known)
+    for place in target.scopes.get(hunk.scope, ()):
+        lines = target.source.lines[place.start : place.stop]
+        if telling and share_of(telling, lines) >= SHARE:
+            return _Settled(CarriedHunk(hunk, Outcome.UPSTREAM, hunk.scope, place.start + 1))
+    found = target.match(hunk)
+    if found.state is State.UPSTREAMED:
+        return _Settled(CarriedHunk(hunk, Outcome.UPSTREAM, hunk.scope, found.line))
+    if found.state is State.PRISTINE and found.line is not None:
+        result = CarriedHunk(hunk, Outcome.EXACT, hunk.scope, found.line)
+        return _Settled(result, edits(hunk, found.line - 1))
+    return None
+
+
+def _merged(hunk: Hunk, origin: _Text, target: _Text) -> tuple[CarriedHunk, SourceText | None]:
+    """Merge a hunk into its scope in another text, wherever that is now, and the text it leaves."""
+    at_base, home = origin.match(hunk), _home(hunk, origin)
+    if at_base.state is not State.PRISTINE or at_base.line is None or home is None:
+        return CarriedHunk(hunk, Outcome.CONFLICT, hunk.scope), None
+    made = edits(hunk, at_base.line - 1)
+    ours = origin.source.splice(made, final_newline_after(hunk)).lines
+    grown = len(hunk.post) - len(hunk.pre)
+    base_lines = origin.source.lines[home.start : home.stop]
+    places = list(target.scopes.get(hunk.scope, ()))
+    outcome, scope = Outcome.MERGED, hunk.scope
+    if len(places) != 1:
+        scope, place = _moved(base_lines, hunk.scope, target)
+        if place is None:
+            kind = Outcome.CONFLICT if places else Outcome.MISSING
+            return CarriedHunk(hunk, kind, hunk.scope), None
+        outcome, places = Outcome.MOVED, [place]
+    (place,) = places
+    theirs = target.source.lines[place.start : place.stop]
+    merged = merge(base_lines, ours[home.start : home.stop + grown], theirs)
+    result = CarriedHunk(hunk, outcome, scope, place.start + 1, merged)
+    if merged.conflicts:
+        return replace(result, outcome=Outcome.CONFLICT), None
+    if merged.lines == theirs:
+        return replace(result, outcome=Outcome.UPSTREAM), None
+    try:
+        edit = Edit(place.start, place.stop, merged.lines)
+        return result, target.source.splice([edit], final_newline_after(hunk))
+    except TextError:
+        return replace(result, outcome=Outcome.CONFLICT), None
+
+
+def _home(hunk: Hunk, origin: _Text) -> range | None:
+    """The place of the hunk's scope in its base that holds the hunk."""
+    places = origin.scopes.get(hunk.scope, ())
+    line = origin.match(hunk).line
+    if line is None:
+        return places[0] if len(places) == 1 else None
+    start, stop = line - 1, line - 1 + len(hunk.pre)
+    return next((p for p in places if p.start <= start and stop <= p.stop), None)
+
+
+def _moved(base_lines: Sequence[str], scope: str, target: _Text) -> tuple[str, range | None]:
+    """The one scope of a text that is most like the base's, if it is like enough."""
+    if scope == MODULE_SCOPE:
+        return scope, None
+    ranked: list[tuple[float, str, range]] = []
+    for name, places in target.scopes.items():
+        if name == MODULE_SCOPE:
+            continue
+        for place in places:
+            lines = target.source.lines[place.start : place.stop]
+            matcher = SequenceMatcher(None, base_lines, lines, autojunk=False)
+            if matcher.quick_ratio() >= MOVED and (ratio := matcher.ratio()) >= MOVED:
+                ranked.append((ratio, name, place))
+    ranked.sort(key=lambda entry: entry[0], reverse=True)
+    if not ranked or (len(ranked) > 1 and ranked[0][0] == ranked[1][0]):
+        return scope, None
+    return ranked[0][1], ranked[0][2]

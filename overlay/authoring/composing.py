@@ -1,0 +1,199 @@
+"""Compose hunks of the strict format from a text and what it becomes.
+
+Each hunk is named after the innermost scope that holds its change before and after, keeps its
+context inside that scope, and gets as many lines of context as it takes for its pre-image to stand
+there once and for the result to show that it is applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from overlay.authoring.merge import matches
+from overlay.features.model import MODULE_SCOPE, Hunk
+from overlay.planning.matching import holding_scopes, match
+from overlay.planning.scopes import find
+from overlay.planning.text import SourceText
+from overlay.results import State
+
+Scopes = Mapping[str, Sequence[range]]
+
+#: Lines of context around a change, from the usual number to all there are.
+CONTEXT = (3, 5, 8, 13, 21, 34, 1_000_000)
+
+
+class NotComposable(ValueError):
+    """The change cannot be written as hunks of the strict format."""
+
+
+@dataclass(frozen=True)
+class _Text:
+    """A text with its scopes."""
+
+    source: SourceText
+    scopes: Scopes
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return self.source.lines
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A changed run of lines: 0-based, half open, in the text before and in the one after."""
+
+    old: range
+    new: range
+
+
+def compose(before: bytes, after: bytes) -> tuple[Hunk, ...]:
+    """The hunks that make ``after`` of ``before``, in the order of the file.
+
+    :raises TextError, UnparsableError: if one of the texts is not readable, or not Python.
+    :raises NotComposable: if no amount of context makes a hunk unambiguous, or the change is one of
+        line ends, encoding or a byte-order mark alone.
+    """
+    old, new = _read(before), _read(after)
+    if old.source.encoding != new.source.encoding or old.source.bom != new.source.bom:
+        raise NotComposable("it changes the encoding of the file or its byte-order mark")
+    groups = _close_together(list(_blocks(old, new)), old, new)
+    if not groups and before != after:
+        raise NotComposable("it changes line ends alone, which a hunk does not speak of")
+    hunks: list[Hunk] = []
+    at = 0
+    while at < len(groups):
+        # Context ends where a neighbour's change begins, for hunks must not share lines.
+        room = range(
+            groups[at - 1][-1].old.stop if at else 0,
+            groups[at + 1][0].old.start if at + 1 < len(groups) else len(old.lines),
+        )
+        hunk = _hunk(groups[at], room, old, new)
+        overlaps = bool(hunks) and hunk is not None and _end(hunks[-1]) >= hunk.source_line
+        if hunk is not None and not overlaps:
+            hunks.append(hunk)
+            at += 1
+        elif at and hunks:
+            groups[at - 1 : at + 1] = [groups[at - 1] + groups[at]]
+            hunks.pop()
+            at -= 1
+        elif at + 1 < len(groups):
+            groups[at : at + 2] = [groups[at] + groups[at + 1]]
+        else:
+            line = groups[at][0].old.start + 1
+            raise NotComposable(
+                f"the change at line {line}: no amount of context lets its lines stand once before "
+                "it and shows afterwards that it is applied"
+            )
+    return tuple(hunks)
+
+
+def _end(hunk: Hunk) -> int:
+    """The 1-based last line of a hunk in the text before."""
+    return hunk.source_line + len(hunk.pre) - 1
+
+
+def _close_together(blocks: Sequence[_Block], old: _Text, new: _Text) -> list[list[_Block]]:
+    """The blocks in groups: those in one scope between which few lines stay are one hunk."""
+    groups: list[list[_Block]] = []
+    scope = None
+    for block in blocks:
+        innermost = next(iter(_scopes_around([block], old, new)), None)
+        near = groups and block.old.start - groups[-1][-1].old.stop <= 2 * CONTEXT[0]
+        if near and innermost == scope:
+            groups[-1].append(block)
+        else:
+            groups.append([block])
+        scope = innermost
+    return groups
+
+
+def _read(data: bytes) -> _Text:
+    source = SourceText.from_bytes(data)
+    return _Text(source, find(source.lines))
+
+
+def _blocks(old: _Text, new: _Text) -> Iterator[_Block]:
+    """What differs; a final newline that comes or goes belongs to the last line."""
+    kept = matches(old.lines, new.lines)
+    if old.source.final_newline is not new.source.final_newline and old.lines and new.lines:
+        last = len(old.lines) - 1
+        if kept.get(last) == len(new.lines) - 1:
+            del kept[last]
+    ends = [(-1, -1), *sorted(kept.items()), (len(old.lines), len(new.lines))]
+    for (a, b), (next_a, next_b) in pairwise(ends):
+        if next_a - a > 1 or next_b - b > 1:
+            yield _Block(range(a + 1, next_a), range(b + 1, next_b))
+
+
+def _hunk(group: Sequence[_Block], room: range, old: _Text, new: _Text) -> Hunk | None:
+    """The narrowest hunk that holds the blocks; ``None`` where there is none in ``room``."""
+    changed = range(group[0].old.start, group[-1].old.stop)
+    for scope, inside in _scopes_around(group, old, new):
+        first, last = max(inside.start, room.start), min(inside.stop, room.stop)
+        for context in CONTEXT:
+            start, stop = max(first, changed.start - context), min(last, changed.stop + context)
+            hunk = _cut(group, range(start, stop), scope, old, new)
+            if _fits(hunk, start, old, new):
+                return hunk
+            if (start, stop) == (first, last):
+                break
+    return None
+
+
+def _scopes_around(group: Sequence[_Block], old: _Text, new: _Text) -> Iterator[tuple[str, range]]:
+    """The scopes that hold the blocks before and after, innermost first, with their old place."""
+    before = range(group[0].old.start, group[-1].old.stop)
+    after = range(group[0].new.start, group[-1].new.stop)
+    afterwards = set(holding_scopes(after.start, len(after), new.scopes))
+    names = holding_scopes(before.start, len(before), old.scopes)
+    # A function that is the whole file is named before the file.
+    for name in sorted(names, key=lambda name: name == MODULE_SCOPE):
+        if name not in afterwards:
+            continue
+        for place in old.scopes[name]:
+            if place.start <= before.start and before.stop <= place.stop:
+                yield name, place
+
+
+def _cut(group: Sequence[_Block], place: range, scope: str, old: _Text, new: _Text) -> Hunk:
+    lines: list[tuple[str, str]] = []
+    at = place.start
+    for block in group:
+        lines += [(" ", text) for text in old.lines[at : block.old.start]]
+        lines += [("-", text) for text in old.lines[block.old.start : block.old.stop]]
+        lines += [("+", text) for text in new.lines[block.new.start : block.new.stop]]
+        at = block.old.stop
+    lines += [(" ", text) for text in old.lines[at : place.stop]]
+    shift = group[-1].new.stop - group[-1].old.stop
+    ends_old, ends_new = place.stop == len(old.lines), place.stop + shift == len(new.lines)
+    differs = old.source.final_newline is not new.source.final_newline
+    return Hunk(
+        scope,
+        tuple(lines),
+        place.start + 1,
+        1,
+        pre_unfinished=differs and ends_old and not old.source.final_newline,
+        post_unfinished=differs and ends_new and not new.source.final_newline,
+    )
+
+
+def _fits(hunk: Hunk, start: int, old: _Text, new: _Text) -> bool:
+    """Whether a hunk lands at the 0-based ``start`` alone, and shows afterwards that it did."""
+    if not hunk.pre or not hunk.post:
+        return False
+    if not (hunk.pre_unfinished or hunk.post_unfinished) and _stands_in(hunk.post, hunk.pre):
+        return False
+    placed = match(hunk, old.lines, old.scopes, old.source.final_newline)
+    again = match(hunk, new.lines, new.scopes, new.source.final_newline)
+    return (
+        placed.state is State.PRISTINE
+        and placed.line == start + 1
+        and again.state is State.UPSTREAMED
+    )
+
+
+def _stands_in(image: tuple[str, ...], lines: tuple[str, ...]) -> bool:
+    size = len(image)
+    return any(lines[at : at + size] == image for at in range(len(lines) - size + 1))

@@ -1,0 +1,253 @@
+"""Read a change that was made elsewhere: a diff, or mails of ``git format-patch``.
+
+What comes in is a stranger's text.  It is parsed by unidiff and by the standard library's mail
+parser, and becomes data: commits, each with the files that it changes and the hunks of each file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from email import message_from_bytes
+from email.policy import default as mail_policy
+from email.utils import parsedate_to_datetime
+from enum import Enum
+from io import StringIO
+from typing import TYPE_CHECKING
+
+from overlay.errors import UsageError
+from overlay.features.model import MODULE_SCOPE, Hunk
+
+if TYPE_CHECKING:
+    from unidiff.patch import Hunk as DiffHunk
+    from unidiff.patch import PatchedFile
+
+#: A change of more bytes than this is refused (the whole of vLLM 0.33.0's Python is 40 million).
+MAX_BYTES = 64 * 1024 * 1024
+
+_MAIL = re.compile(rb"^From [0-9a-f]{7,64} .*$", re.MULTILINE)
+_INDEX = re.compile(r"^index (?P<old>[0-9a-f]{7,64})\.\.(?P<new>[0-9a-f]{7,64})(?: \d+)?\s*$")
+_SUBJECT_PREFIX = re.compile(r"^\s*\[[^\]]*PATCH[^\]]*\]\s*")
+_NO_BLOB = re.compile(r"^0+$")
+
+
+class Kind(Enum):
+    """What a change does to one file."""
+
+    MODIFIED = "edits"
+    ADDED = "adds"
+    REMOVED = "removes"
+    RENAMED = "renames"
+    MODE = "changes the mode of"
+    BINARY = "replaces the bytes of"
+
+
+@dataclass(frozen=True)
+class IncomingFile:
+    """One file of a change.
+
+    :ivar path: its path after the change, or before it where the change removes it.
+    :ivar old_path: its path before the change where that is another one.
+    :ivar old_blob: git's id of its bytes before the change, abbreviated or not; ``None`` where the
+        diff does not say, or there was no file.
+    :ivar hunks: in the order of the file; their scopes are not known and read ``<module>``.
+    :ivar line: 1-based line of the source at which its part of the diff begins.
+    """
+
+    path: str
+    kind: Kind
+    hunks: tuple[Hunk, ...]
+    line: int
+    old_path: str | None = None
+    old_blob: str | None = None
+    new_blob: str | None = None
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One change: a plain diff, or one mail.
+
+    :ivar subject: its first line without ``[PATCH ...]``; empty for a plain diff.
+    :ivar date: ``YYYY-MM-DD``; empty where nothing tells it.
+    :ivar signed_off: the values of its ``Signed-off-by`` lines, in order.
+    """
+
+    files: tuple[IncomingFile, ...]
+    subject: str = ""
+    message: str = ""
+    author: str = ""
+    date: str = ""
+    signed_off: tuple[str, ...] = ()
+
+
+def read_changes(data: bytes, name: str) -> tuple[Commit, ...]:
+    """The commits in ``data``, in their order; a plain diff is one commit.
+
+    :param name: what errors call the source.
+    :raises UsageError: if it holds no diff, is larger than ``MAX_BYTES``, or cannot be parsed; with
+        the line where that can be told.
+    """
+    if len(data) > MAX_BYTES:
+        raise UsageError(f"{name}: expected a diff of at most {MAX_BYTES} bytes, found {len(data)}")
+    if _MAIL.match(data):
+        starts = [match.start() for match in _MAIL.finditer(data) if _begins_mail(data, match)]
+        pieces = zip(starts, [*starts[1:], len(data)], strict=True)
+        commits = tuple(
+            _mail(data[start:stop], name, data.count(b"\n", 0, start)) for start, stop in pieces
+        )
+    elif re.match(rb"^(From|Date|Subject|Message-I[dD]): ", data):
+        commits = (_mail(data, name, 0),)
+    else:
+        commits = (Commit(_files(_text(data, name), name, 0)),)
+    if not any(commit.files for commit in commits):
+        raise UsageError(
+            f"{name}: expected a unified diff or mails of `git format-patch`, found no file that "
+            "it changes"
+        )
+    return commits
+
+
+def _begins_mail(data: bytes, match: re.Match[bytes]) -> bool:
+    """Whether a line opens a mail: it comes first or behind a blank line, and headers follow."""
+    start, stop = match.span()
+    before = data[max(0, start - 2) : start]
+    return before in (b"", b"\n\n", b"\r\n") or (
+        start == 0 or re.match(rb"\r?\nFrom: ", data[stop : stop + 8]) is not None
+    )
+
+
+def _text(data: bytes, name: str) -> str:
+    """The text of a diff; bytes that are not UTF-8 are kept, since patched files may hold some."""
+    if b"\0" in data:
+        line = data.count(b"\n", 0, data.index(b"\0")) + 1
+        raise UsageError(f"{name}:{line}: expected a text, found a NUL byte")
+    return data.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
+
+
+def _mail(data: bytes, name: str, offset: int) -> Commit:
+    raw_mail = _MAIL.sub(b"", data, count=1).lstrip(b"\r\n")
+    message = message_from_bytes(raw_mail, policy=mail_policy)
+    body = message.get_body(("plain",)) if message.is_multipart() else message
+    payload = body.get_payload(decode=True) if body is not None else None
+    raw = payload if isinstance(payload, bytes) else b""
+    text = _without_signature(_text(raw, name))
+    begins = re.search(r"^(diff --git |--- (?!$)|Index: )", text, re.MULTILINE)
+    words = text[: begins.start()] if begins else text
+    # The lines of the body are those of the file unless the mail was encoded for transport.
+    header_lines = data.count(b"\n") - raw.count(b"\n")
+    said = re.split(r"^---\s*$", words, maxsplit=1, flags=re.MULTILINE)[0].strip()
+    offset += header_lines + words.count("\n")
+    return Commit(
+        files=_files(text[begins.start() :], name, offset) if begins else (),
+        subject=_SUBJECT_PREFIX.sub("", " ".join(str(message.get("Subject", "")).split())),
+        message=said,
+        author=str(message.get("From", "")).strip(),
+        date=_date(str(message.get("Date", ""))),
+        signed_off=tuple(re.findall(r"(?mi)^Signed-off-by:[ \t]*(\S.*?)[ \t\r]*$", words)),
+    )
+
+
+def _without_signature(text: str) -> str:
+    """The text without git's version at the end of a mail, which looks like a removed line."""
+    ends = list(re.finditer(r"^-- ?\r?\n", text, re.MULTILINE))
+    if not ends or re.search(r"^(@@|diff --git |\+|---)", text[ends[-1].end() :], re.MULTILINE):
+        return text
+    return text[: ends[-1].start()]
+
+
+def _date(text: str) -> str:
+    try:
+        return parsedate_to_datetime(text).date().isoformat()
+    except (TypeError, ValueError):
+        return ""  # a mail without a readable date
+
+
+class _Counted:
+    """The lines of a text, and the number of the one that was given last."""
+
+    def __init__(self, text: str) -> None:
+        self._lines = StringIO(text, newline="\n")
+        self.number = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self._lines:
+            self.number += 1
+            yield line
+
+
+def _files(text: str, name: str, offset: int) -> tuple[IncomingFile, ...]:
+    from unidiff.errors import UnidiffParseError
+    from unidiff.patch import PatchSet
+
+    lines = _Counted(text)
+    try:
+        parsed = PatchSet(lines)
+    except UnidiffParseError as error:
+        raise UsageError(
+            f"{name}:{offset + lines.number}: expected a unified diff: {str(error).strip()}"
+        ) from error
+    return tuple(_file(entry, offset) for entry in parsed)
+
+
+def _file(entry: PatchedFile, offset: int) -> IncomingFile:
+    info = [str(line) for line in entry.patch_info or ()]
+    source = _path(entry.source_file)
+    target = _path(entry.target_file)
+    blobs = next((match for line in info if (match := _INDEX.match(line))), None)
+    hunks = tuple(_hunk(hunk, offset) for hunk in entry)
+    renamed = next((line for line in info if line.startswith(("rename from ", "copy from "))), None)
+    if entry.is_binary_file or any(line.startswith("GIT binary patch") for line in info):
+        kind = Kind.BINARY
+    elif source is None:
+        kind = Kind.ADDED
+    elif target is None:
+        kind = Kind.REMOVED
+    elif renamed is not None or source != target:
+        kind = Kind.RENAMED
+    elif not hunks:
+        kind = Kind.MODE
+    else:
+        kind = Kind.MODIFIED
+    return IncomingFile(
+        path=target or source or "",
+        kind=kind,
+        hunks=hunks,
+        line=offset + int(entry.diff_line_no or 1),
+        old_path=source if source != target else None,
+        old_blob=_blob(blobs and blobs["old"]),
+        new_blob=_blob(blobs and blobs["new"]),
+    )
+
+
+def _blob(text: str | None) -> str | None:
+    return None if text is None or _NO_BLOB.match(text) else text
+
+
+def _path(text: str | None) -> str | None:
+    """The path in a header of a diff, without ``a/`` or ``b/``; ``None`` for ``/dev/null``."""
+    if text is None or text == "/dev/null":
+        return None
+    quoted = len(text) > 1 and text[0] == text[-1] == '"'
+    path = text[1:-1] if quoted else text
+    return path[2:] if path[:2] in ("a/", "b/", "i/", "w/", "c/", "o/") else path
+
+
+def _hunk(hunk: DiffHunk, offset: int) -> Hunk:
+    lines: list[tuple[str, str]] = []
+    unfinished = {" ": False, "-": False, "+": False}
+    for line in hunk:
+        if line.line_type == "\\":
+            unfinished[lines[-1][0]] = True
+        else:
+            op = line.line_type or " "
+            lines.append((op, line.value.removesuffix("\n").removesuffix("\r")))
+    number = next((line.diff_line_no for line in hunk), None)
+    return Hunk(
+        MODULE_SCOPE,
+        tuple(lines),
+        hunk.source_start,
+        offset + int(number or 2) - 1,
+        pre_unfinished=unfinished["-"] or unfinished[" "],
+        post_unfinished=unfinished["+"] or unfinished[" "],
+    )

@@ -1,0 +1,182 @@
+"""Find the text that a foreign change was made on.
+
+A diff of git names each file's old bytes by their blob id: a release that has the file with that id
+is the base.  Without ids, or where no release has them, the base is the newest release in which
+every hunk of the file is found; a checkout of vLLM serves where no release does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from overlay.authoring.incoming import IncomingFile
+from overlay.features.model import Hunk
+from overlay.package import Tree
+from overlay.planning.text import Edit, SourceText, TextError
+from overlay.untrusted import read_regular
+
+#: The largest source file that is read from a checkout, in bytes.
+_LIMIT = 16 * 1024 * 1024
+
+#: Seconds that git may take to print one file of its history.
+_GIT_SECONDS = 60
+
+
+class ReleaseTexts:
+    """The files of releases, each read once.
+
+    :param names: the releases, oldest first; :param tree: opens one by its name.
+    """
+
+    def __init__(self, names: Sequence[str], tree: Callable[[str], Tree]) -> None:
+        self.names = tuple(names)
+        self._open = tree
+        self._trees: dict[str, Tree] = {}
+        self._files: dict[tuple[str, str], bytes | None] = {}
+
+    def read(self, release: str, path: str) -> bytes | None:
+        """The bytes of a file in a release, ``None`` where it has no such file.
+
+        :raises OverlayError: if the release cannot be read.
+        """
+        key = (release, path)
+        if key not in self._files:
+            if release not in self._trees:
+                self._trees[release] = self._open(release)
+            self._files[key] = self._trees[release].read(path)
+        return self._files[key]
+
+
+@dataclass(frozen=True)
+class Base:
+    """The text that one file's change was made on, and what the change made of it.
+
+    :ivar release: the release that has the text; ``None`` where only a checkout has it.
+    :ivar by_id: whether the text is the very one, by its blob id.
+    """
+
+    path: str
+    release: str | None
+    before: bytes
+    after: bytes
+    by_id: bool
+
+
+def blob_id(data: bytes) -> str:
+    """Git's id of a file with these bytes (sha1, hexadecimal)."""
+    return hashlib.sha1(b"blob %d\0%s" % (len(data), data), usedforsecurity=False).hexdigest()
+
+
+def locate(file: IncomingFile, texts: ReleaseTexts, checkout: Path | None = None) -> Base | None:
+    """The base of an edited file, or ``None`` where neither a release nor the checkout has it.
+
+    :param checkout: a folder with vLLM's sources, perhaps a git repository.
+    :raises OverlayError: if a release or a file of the checkout cannot be read.
+    """
+    newest = tuple(reversed(texts.names))
+    if file.old_blob is not None:
+        for release in newest:
+            data = texts.read(release, file.path)
+            if data is not None and blob_id(data).startswith(file.old_blob):
+                after = replay(data, file.hunks)
+                if after is not None:
+                    return Base(file.path, release, data, after, by_id=True)
+    if checkout is not None and (base := _from_checkout(file, checkout)) is not None:
+        return base
+    found: list[tuple[int, Base]] = []
+    for release in newest:
+        data = texts.read(release, file.path)
+        after = None if data is None else replay(data, file.hunks)
+        if data is not None and after is not None:
+            base = Base(file.path, release, data, after, by_id=False)
+            found.append((_moved_lines(data, file.hunks), base))
+    # Of the releases that take every hunk, the one in which they stand nearest to their numbers.
+    return min(found, key=lambda entry: entry[0])[1] if found else None
+
+
+def replay(before: bytes, hunks: Sequence[Hunk]) -> bytes | None:
+    """What hunks make of the text that they were made on; ``None`` where one does not stand there.
+
+    Each stands at its own line, or at the place nearest to it behind the hunk before.
+    """
+    try:
+        source = SourceText.from_bytes(before)
+    except TextError:
+        return None
+    made: list[Edit] = []
+    ends: bool | None = None
+    shift = done = 0
+    for hunk in hunks:
+        wanted = max(hunk.source_line - 1, 0) + shift
+        at = _nearest(source.lines, hunk.pre, wanted, done)
+        if at is None:
+            return None
+        if (hunk.pre_unfinished or hunk.post_unfinished) and at + len(hunk.pre) != len(
+            source.lines
+        ):
+            return None
+        if hunk.pre_unfinished or hunk.post_unfinished:
+            ends = not hunk.post_unfinished
+        made.append(Edit(at, at + len(hunk.pre), hunk.post))
+        shift, done = at - max(hunk.source_line - 1, 0), at + len(hunk.pre)
+    try:
+        return source.splice(made, ends).to_bytes()
+    except TextError:
+        return None
+
+
+def _nearest(lines: Sequence[str], image: Sequence[str], wanted: int, first: int) -> int | None:
+    size = len(image)
+    places = (
+        at
+        for at in range(first, len(lines) - size + 1)
+        if not size or (lines[at] == image[0] and tuple(lines[at : at + size]) == tuple(image))
+    )
+    return min(places, key=lambda at: abs(at - wanted), default=None)
+
+
+def _moved_lines(before: bytes, hunks: Sequence[Hunk]) -> int:
+    """How many lines the hunks stand away from their own numbers, in all."""
+    lines = SourceText.from_bytes(before).lines
+    total = done = shift = 0
+    for hunk in hunks:
+        wanted = max(hunk.source_line - 1, 0)
+        at = _nearest(lines, hunk.pre, wanted + shift, done)
+        if at is not None:
+            total += abs(at - wanted)
+            shift, done = at - wanted, at + len(hunk.pre)
+    return total
+
+
+def _from_checkout(file: IncomingFile, checkout: Path) -> Base | None:
+    """The base in a checkout: the blob that the diff names, or the file as it lies there."""
+    data = _blob(checkout, file.old_blob) if file.old_blob is not None else None
+    by_id = data is not None
+    if data is None:
+        data = read_regular(checkout / file.path, _LIMIT)
+    after = None if data is None else replay(data, file.hunks)
+    if data is None or after is None:
+        return None
+    return Base(file.path, None, data, after, by_id)
+
+
+def _blob(checkout: Path, blob: str) -> bytes | None:
+    """A file of a repository's history by its id; ``None`` where git or the blob is missing."""
+    git = shutil.which("git")
+    if git is None or not (checkout / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            [git, "-C", str(checkout), "cat-file", "blob", blob],
+            capture_output=True,
+            timeout=_GIT_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 and len(done.stdout) <= _LIMIT else None

@@ -1,0 +1,118 @@
+"""Sort the files of a foreign change: edited, added, left out, or more than a feature can carry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from overlay.authoring.incoming import Commit, IncomingFile, Kind
+from overlay.authoring.locating import replay
+from overlay.errors import UsageError
+from overlay.features.model import MODULE_SCOPE, Hunk
+from overlay.package import path_problem
+from overlay.planning.text import SourceText
+
+#: Folders and endings of files that a patch of an installation has no use for.
+_TESTS = ("tests/", ".buildkite/", ".github/", "benchmarks/", "examples/", "tools/")
+_DOCS = ("docs/",)
+_DOC_ENDINGS = (".md", ".rst", ".txt")
+
+
+class Fate(Enum):
+    """What an import does with a file of the change."""
+
+    EDITED = "edited"
+    ADDED = "added"
+    TESTS = "tests, examples and CI"
+    DOCS = "documentation"
+    OUTSIDE = "outside vllm/"
+
+
+@dataclass(frozen=True)
+class FileFate:
+    """What became of one file.
+
+    :ivar base: the release whose text it was made on; ``None`` where none is known or needed.
+    :ivar problem: why it could not be carried, with its line in the source; ``None`` if it was.
+    """
+
+    path: str
+    fate: Fate
+    base: str | None = None
+    by_id: bool = False
+    hunks: int = 0
+    problem: str | None = None
+
+
+def sort_files(
+    commits: Sequence[Commit], source: str, partial: bool
+) -> tuple[dict[str, list[IncomingFile]], dict[str, IncomingFile], list[FileFate]]:
+    """The files to edit and to add, by path, and the fate of those that are left out.
+
+    :raises UsageError: naming every file that no feature can carry.
+    """
+    edits: dict[str, list[IncomingFile]] = {}
+    added: dict[str, IncomingFile] = {}
+    fates: list[FileFate] = []
+    refused: list[str] = []
+    for commit in commits:
+        for file in commit.files:
+            fate = _fate(file)
+            if fate in (Fate.TESTS, Fate.DOCS):
+                fates.append(FileFate(file.path, fate))
+            elif fate is Fate.OUTSIDE:
+                fates.append(FileFate(file.path, fate))
+                if not partial:
+                    refused.append(
+                        f"{source}:{file.line}: it {file.kind.value} {file.path}, which is no "
+                        "Python module of vllm/: the rest is half a change (--partial takes it)"
+                    )
+            elif file.kind is Kind.MODIFIED and file.path in added:
+                added[file.path] = _laid_on(added[file.path], file, source)
+            elif file.kind is Kind.MODIFIED:
+                edits.setdefault(file.path, []).append(file)
+            elif file.kind is Kind.ADDED:
+                added[file.path] = file
+            else:
+                was = f" (it was {file.old_path})" if file.old_path else ""
+                refused.append(
+                    f"{source}:{file.line}: it {file.kind.value} {file.path}{was}; a feature edits "
+                    "modules in place and adds new ones"
+                )
+    if refused:
+        raise UsageError("\n".join(refused))
+    return edits, added, fates
+
+
+def _fate(file: IncomingFile) -> Fate:
+    path = file.path
+    if path.startswith(_TESTS):
+        return Fate.TESTS
+    if path.startswith(_DOCS) or ("/" not in path and path.endswith(_DOC_ENDINGS)):
+        return Fate.DOCS
+    if path_problem(path) is not None:
+        return Fate.OUTSIDE
+    return Fate.ADDED if file.kind is Kind.ADDED else Fate.EDITED
+
+
+def _laid_on(first: IncomingFile, then: IncomingFile, source: str) -> IncomingFile:
+    """An added file with a later commit's edit of it."""
+    after = replay(added_content(first), then.hunks)
+    if after is None:
+        raise UsageError(
+            f"{source}:{then.line}: its hunks do not stand in {then.path} as the commit before "
+            "left it; import the commits in their order"
+        )
+    text = SourceText.from_bytes(after)
+    lines = tuple(("+", line) for line in text.lines)
+    hunk = Hunk(MODULE_SCOPE, lines, 1, then.line, post_unfinished=not text.final_newline)
+    return IncomingFile(first.path, Kind.ADDED, (hunk,), first.line, new_blob=then.new_blob)
+
+
+def added_content(file: IncomingFile) -> bytes:
+    """The bytes of an added file."""
+    lines = [text for hunk in file.hunks for op, text in hunk.lines if op == "+"]
+    unfinished = bool(file.hunks) and file.hunks[-1].post_unfinished
+    text = "\n".join(lines) + ("" if unfinished or not lines else "\n")
+    return text.encode("utf-8", "surrogateescape")

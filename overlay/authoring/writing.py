@@ -1,0 +1,205 @@
+"""Write a feature's folder: ``feature.toml``, patches of the strict format, added modules, origin.
+
+Everything is rendered first and checked by the reader that every command uses; then the folder
+comes into being by one rename, so that a patches folder never holds half a feature.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from overlay.errors import PatchFormatError, PatchFormatErrors, UsageError
+from overlay.features.feature_folder import read_feature
+from overlay.features.model import Feature, Hunk
+from overlay.package import ReleaseRange
+
+#: Columns at which the lines of a header are folded.
+_WIDTH = 78
+
+
+@dataclass(frozen=True)
+class DerivedTest:
+    """New lines of a change by which a release that has it is recognised, in one scope.
+
+    :ivar share: how much of the lines must stand in the scope, from 0 to 1.
+    """
+
+    path: str
+    scope: str
+    lines: tuple[str, ...]
+    share: float
+
+
+@dataclass(frozen=True)
+class FeatureText:
+    """What ``feature.toml`` of a new feature says."""
+
+    id: str
+    title: str
+    why: str
+    releases: ReleaseRange
+    upstream: str = ""
+    merged: str | None = None
+    tests: tuple[DerivedTest, ...] = ()
+
+
+@dataclass(frozen=True)
+class FeatureFolder:
+    """A feature's folder, ready to be written.
+
+    :ivar files: path below the folder -> bytes.
+    """
+
+    text: FeatureText
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+    def all_files(self) -> dict[str, bytes]:
+        """Every file, ``feature.toml`` included."""
+        return {"feature.toml": render_toml(self.text).encode(), **self.files}
+
+
+def render_toml(text: FeatureText) -> str:
+    """``feature.toml`` of a feature."""
+    why = text.why.strip() or text.title
+    lines = [
+        f"id = {_string(text.id)}",
+        f"title = {_string(text.title)}",
+        f'why = """\n{_multiline(why)}\n"""',
+    ]
+    if text.upstream:
+        lines.append(f"upstream = {_string(text.upstream)}")
+    lines.append(f"releases = {_string(str(text.releases))}")
+    if text.merged is not None:
+        lines.append(f"merged = {_string(text.merged)}")
+    for test in text.tests:
+        lines += [
+            "",
+            "[[upstreamed]]",
+            f"path = {_string(test.path)}",
+            f"scope = {_string(test.scope)}",
+            "lines = [",
+            *(f"    {_string(line)}," for line in test.lines),
+            "]",
+            f"share = {test.share:g}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def render_patch(headers: Mapping[str, str], path: str, hunks: Sequence[Hunk]) -> str:
+    """A patch file of the strict format, which ``git apply`` and ``patch`` take too.
+
+    :param headers: DEP-3 fields in their order; values may have several lines.
+    """
+    lines = [line for name, value in headers.items() for line in _header(name, value)]
+    lines += ["---", f"--- a/{path}", f"+++ b/{path}"]
+    shift = 0
+    for hunk in sorted(hunks, key=lambda hunk: hunk.source_line):
+        lines += _hunk(hunk, shift)
+        shift += len(hunk.post) - len(hunk.pre)
+    return "\n".join(lines) + "\n"
+
+
+def _header(name: str, value: str) -> list[str]:
+    first, *rest = [" ".join(line.split()) for line in value.strip().splitlines()] or [""]
+    if name == "Base-Has":  # lines of code, each whole
+        return [f"{name}: {line}" for line in value.splitlines()]
+    folded = [f"{name}: {first}".rstrip()]
+    for line in rest:
+        words = f" {line or '.'}"
+        while len(words) > _WIDTH and (cut := words.rfind(" ", 1, _WIDTH)) > 0:
+            folded.append(words[:cut])
+            words = words[cut:]
+        folded.append(words)
+    return folded
+
+
+def _hunk(hunk: Hunk, shift: int) -> list[str]:
+    old, new = hunk.source_line, hunk.source_line + shift
+    heading = f"@@ -{old},{len(hunk.pre)} +{new},{len(hunk.post)} @@ {hunk.scope}"
+    ops = [op for op, _ in hunk.lines]
+    last_old = max(index for index, op in enumerate(ops) if op != "+")
+    last_new = max(index for index, op in enumerate(ops) if op != "-")
+    lines = [heading]
+    for index, (op, text) in enumerate(hunk.lines):
+        lines.append(op + text)
+        ends_old = index == last_old and hunk.pre_unfinished
+        ends_new = index == last_new and hunk.post_unfinished
+        if ends_old or ends_new:
+            lines.append("\\ No newline at end of file")
+    return lines
+
+
+def _string(text: str) -> str:
+    """A basic string of TOML, whose escapes are those of JSON but for a few."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _multiline(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"""', '""\\"')
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", lambda match: f"\\u{ord(match[0]):04x}", escaped)
+
+
+def check_folder(folder: FeatureFolder) -> Feature:
+    """The feature that a folder holds, as every command will read it.
+
+    :raises PatchFormatErrors: if the reader refuses it.
+    """
+    with tempfile.TemporaryDirectory(prefix="overlay-feature-") as place:
+        return _read(_lay(folder, Path(place)))
+
+
+def write_folder(folder: FeatureFolder, patches: Path, *, update: bool = False) -> Path:
+    """Write a feature's folder into a folder of patches, whole or not at all.
+
+    :param update: take the place of a feature that has the id already.
+    :raises UsageError: if a feature with the id exists and ``update`` is not set.
+    :raises PatchFormatErrors: if what would be written cannot be read back.
+    :raises OSError: if it cannot be written; the folder of patches is as it was then.
+    """
+    final = patches / folder.text.id
+    if os.path.lexists(final) and not update:
+        raise UsageError(
+            f"{final}: expected no feature of that id, found one; choose another --id, or pass "
+            "--update to replace it"
+        )
+    patches.mkdir(parents=True, exist_ok=True)
+    # A name with a leading dot is none of the features, whatever becomes of this process.
+    place = Path(tempfile.mkdtemp(prefix=f".{folder.text.id}.new-", dir=patches))
+    try:
+        made = _lay(folder, place)
+        _read(made)
+        if os.path.lexists(final):
+            os.replace(final, place / "old")
+        try:
+            os.replace(made, final)
+        except BaseException:
+            if os.path.lexists(place / "old"):
+                os.replace(place / "old", final)
+            raise
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    return final
+
+
+def _lay(folder: FeatureFolder, place: Path) -> Path:
+    made = place / folder.text.id
+    for name, data in folder.all_files().items():
+        file = made / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+    return made
+
+
+def _read(made: Path) -> Feature:
+    errors: list[PatchFormatError] = []
+    feature = read_feature(made, "imported", errors)
+    if feature is None or errors:
+        raise PatchFormatErrors(errors)
+    return feature

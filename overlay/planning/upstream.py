@@ -1,0 +1,75 @@
+"""Whether a release has a feature itself: by memory, by the lines of the change, by texts.
+
+Memory comes first: a feature that upstream has merged is there in every later release, whatever
+becomes of its lines.  Then the tests of ``feature.toml`` are held against the release's own files:
+a text that a scope must hold, or the new lines of the change, of which a share must stand in their
+scopes (upstream goes on working on what it has merged, so not all of them stay).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from packaging.version import Version
+
+from overlay.features.model import Feature, UpstreamTest
+from overlay.planning.matching import share_of
+
+#: Gives the lines of each place that a scope has in a file; none where it has no such scope.
+ScopeLines = Callable[[str, str], Sequence[Sequence[str]]]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What shows that a release has a feature, or what is missing.
+
+    :ivar merged: whether the release has it.
+    :ivar text: what was found, or what was expected and not found.
+    """
+
+    merged: bool
+    text: str
+
+
+def evidence(feature: Feature, release: Version | None, scope_lines: ScopeLines) -> Evidence:
+    """Whether a release has a feature, by its memory and its tests.
+
+    A feature without either has no evidence; only its post-images can tell then.
+
+    :param release: ``None`` where it is not known, and memory says nothing.
+    :param scope_lines: reads the release's own files.
+    """
+    merged = feature.merged
+    if merged is not None and release is not None and Version(release.base_version) >= merged:
+        return Evidence(True, f"every release from {merged} on has it")
+    texts = [test for test in feature.upstream_tests if test.contains]
+    lined = [test for test in feature.upstream_tests if test.lines]
+    missing = [test for test in texts if not _contains(test, scope_lines)]
+    if missing:
+        return Evidence(False, "; ".join(map(_named, missing)))
+    found, wanted = _counted(lined, scope_lines)
+    if lined and found < wanted * min(test.share for test in lined):
+        return Evidence(False, f"{found} of the {wanted} lines of the change stand in their scopes")
+    said = [f"{_named(test)}" for test in texts]
+    if lined:
+        said.append(f"{found} of the {wanted} lines of the change stand in their scopes")
+    return Evidence(bool(said), "; ".join(said))
+
+
+def _contains(test: UpstreamTest, scope_lines: ScopeLines) -> bool:
+    return any(test.contains in "\n".join(lines) for lines in scope_lines(test.path, test.scope))
+
+
+def _counted(tests: Sequence[UpstreamTest], scope_lines: ScopeLines) -> tuple[int, int]:
+    """How many lines of the tests stand in their scopes, and how many there are."""
+    found = wanted = 0
+    for test in tests:
+        wanted += len(test.lines)
+        shares = (share_of(test.lines, lines) for lines in scope_lines(test.path, test.scope))
+        found += round(max(shares, default=0.0) * len(test.lines))
+    return found, wanted
+
+
+def _named(test: UpstreamTest) -> str:
+    return f"{test.contains.strip()!r} in {test.scope} of {test.path}"

@@ -1,0 +1,163 @@
+"""Changes made elsewhere: what git writes is read, whatever else is refused with a line."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from overlay.authoring.incoming import MAX_BYTES, Kind, read_changes
+from overlay.errors import UsageError
+
+DIFF = b"""\
+diff --git a/vllm/a.py b/vllm/a.py
+index 1234567..89abcde 100644
+--- a/vllm/a.py
++++ b/vllm/a.py
+@@ -1,3 +1,3 @@ def f():
+ a = 1
+-b = 2
++b = 3
+ c = 4
+"""
+MAIL = (
+    b"""\
+From 1111111111111111111111111111111111111111 Mon Sep 17 00:00:00 2001
+From: =?UTF-8?q?J=C3=B6rg?= <joerg@example.com>
+Date: Tue, 3 Nov 2026 10:00:00 +0100
+Subject: [PATCH 1/2] [Core] Count what is
+ right (#12345)
+
+Why it is right.
+
+Signed-off-by: J <j@example.com>
+---
+ vllm/a.py | 2 +-
+ 1 file changed, 1 insertion(+), 1 deletion(-)
+
+"""
+    + DIFF
+    + b"-- \n2.39.5\n\n"
+)
+
+
+def test_a_plain_diff() -> None:
+    (commit,) = read_changes(DIFF, "x.diff")
+    (file,) = commit.files
+    assert (file.path, file.kind, file.old_blob, file.line) == (
+        *("vllm/a.py", Kind.MODIFIED, "1234567"),
+        1,
+    )
+    (hunk,) = file.hunks
+    assert hunk.pre == ("a = 1", "b = 2", "c = 4")
+    assert hunk.post == ("a = 1", "b = 3", "c = 4")
+    assert (hunk.source_line, hunk.patch_line) == (1, 5)
+
+
+def test_mails_become_commits() -> None:
+    first, second = read_changes(MAIL + MAIL.replace(b"1/2", b"2/2"), "x.mbox")
+    assert first.subject == "[Core] Count what is right (#12345)"
+    assert first.author == "Jörg <joerg@example.com>"
+    assert first.date == "2026-11-03"
+    assert first.message == "Why it is right.\n\nSigned-off-by: J <j@example.com>"
+    assert first.signed_off == ("J <j@example.com>",)
+    assert [hunk.post for hunk in first.files[0].hunks] == [("a = 1", "b = 3", "c = 4")]
+    assert first.files[0].hunks[0].patch_line == MAIL[: MAIL.index(b"@@")].count(b"\n") + 1
+    assert second.files[0].hunks[0].lines == first.files[0].hunks[0].lines
+
+
+RENAME = b"diff --git a/x b/y\nsimilarity index 100%\nrename from x\nrename to y\n"
+MODE = b"diff --git a/x b/x\nold mode 100644\nnew mode 100755\n"
+ADD = b"""\
+diff --git a/x b/x
+new file mode 100644
+index 0000000..1234567
+--- /dev/null
++++ b/x
+@@ -0,0 +1 @@
++a
+"""
+REMOVE = b"""\
+diff --git a/x b/x
+deleted file mode 100644
+index 1234567..0000000
+--- a/x
++++ /dev/null
+@@ -1 +0,0 @@
+-a
+"""
+BINARY = b"""\
+diff --git a/x.png b/x.png
+index 1234567..89abcde 100644
+Binary files a/x.png and b/x.png differ
+"""
+KINDS = [
+    (RENAME, Kind.RENAMED, "y"),
+    (MODE, Kind.MODE, "x"),
+    (ADD, Kind.ADDED, "x"),
+    (REMOVE, Kind.REMOVED, "x"),
+    (BINARY, Kind.BINARY, "x.png"),
+]
+
+
+@pytest.mark.parametrize(("diff", "kind", "path"), KINDS)
+def test_what_is_done_to_a_file_is_told_apart(diff: bytes, kind: Kind, path: str) -> None:
+    (commit,) = read_changes(diff, "x")
+    assert [(file.kind, file.path) for file in commit.files] == [(kind, path)]
+
+
+def test_a_missing_final_newline_is_kept() -> None:
+    end = b"\\ No newline at end of file\n"
+    diff = DIFF.replace(b" c = 4\n", b"-c = 4\n" + end + b"+c = 5\n").replace(b",3 @@", b",3 @@")
+    (hunk,) = read_changes(diff, "x")[0].files[0].hunks
+    assert (hunk.pre_unfinished, hunk.post_unfinished) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "found no file"),
+        (b"hello\n", "found no file"),
+        (b"--- a/x\n+++ b/x\n@@ -1,3 +1,3 @@\n a\n", r"x:4: .*shorter"),
+        (DIFF.replace(b" c = 4\n", b"?\n"), r"x:9: .*expected"),
+        (b"a\n\0", "x:2: .*NUL"),
+        (b"x" * (MAX_BYTES + 1), "at most"),
+    ],
+)
+def test_what_is_no_diff_is_refused(data: bytes, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        read_changes(data, "x")
+
+
+@given(st.binary(max_size=200), st.integers(0, len(MAIL)), st.integers(0, 40))
+@example(b"", 0, 40)
+def test_no_bytes_end_in_another_error(inserted: bytes, at: int, cut: int) -> None:
+    data = MAIL[:at] + inserted + MAIL[at + cut :]
+    with contextlib.suppress(UsageError):
+        assert any(commit.files for commit in read_changes(data, "x"))
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is what writes such mails")
+def test_a_series_of_git_is_read(tmp_path: Path) -> None:
+    def git(*arguments: str) -> bytes:
+        command = ["git", "-c", "user.name=A", "-c", "user.email=a@example.com", *arguments]
+        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True).stdout
+
+    git("init", "-q")
+    file = tmp_path / "a.py"
+    texts = ["a = 1\n" * 9, "a = 1\n" * 4 + "b = 'ü'\n" + "a = 1\n" * 5, "c = 2\n"]
+    for number, text in enumerate(texts):
+        file.write_text(text)
+        git("add", "-A")
+        git("commit", "-q", "-m", f"Change {number}\n\nFrom here on\nFrom: nobody")
+    commits = read_changes(git("format-patch", "--stdout", "--root"), "series")
+    assert [commit.subject for commit in commits] == ["Change 0", "Change 1", "Change 2"]
+    assert [file.kind for commit in commits for file in commit.files] == [
+        *(Kind.ADDED, Kind.MODIFIED, Kind.MODIFIED),
+    ]
+    assert any("b = 'ü'" in hunk.post for hunk in commits[1].files[0].hunks)

@@ -1,0 +1,120 @@
+"""Laws of the three-way merge, and its agreement with ``git merge-file`` where git is there."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overlay.authoring.merge import Side, matches, merge
+
+LINES = st.lists(st.sampled_from("abcdefgh"), max_size=12)
+
+
+@st.composite
+def edited(draw: st.DrawFn) -> tuple[list[str], list[str], list[str]]:
+    """A base and two texts that were made of it by a few edits each."""
+    base = draw(LINES)
+    sides = []
+    for _ in range(2):
+        text = list(base)
+        for _ in range(draw(st.integers(0, 3))):
+            start = draw(st.integers(0, len(text)))
+            stop = draw(st.integers(start, min(len(text), start + 3)))
+            text[start:stop] = draw(st.lists(st.sampled_from("abcdXYZ"), max_size=3))
+        sides.append(text)
+    return base, sides[0], sides[1]
+
+
+@given(LINES, LINES)
+def test_a_side_that_changed_nothing_gives_the_other(base: list[str], text: list[str]) -> None:
+    assert list(merge(base, text, base).lines) == text
+    assert list(merge(base, base, text).lines) == text
+    assert list(merge(base, text, text).lines) == text
+    for merged in (merge(base, text, base), merge(base, base, text), merge(base, text, text)):
+        assert merged.conflicts == ()
+
+
+@given(edited())
+def test_whether_there_is_a_conflict_does_not_depend_on_the_side(
+    texts: tuple[list[str], list[str], list[str]],
+) -> None:
+    base, ours, theirs = texts
+    one, other = merge(base, ours, theirs), merge(base, theirs, ours)
+    assert len(one.conflicts) == len(other.conflicts)
+    if not one.conflicts:
+        assert one.lines == other.lines
+
+
+@given(edited())
+def test_the_regions_are_the_texts(texts: tuple[list[str], list[str], list[str]]) -> None:
+    base, ours, theirs = texts
+    regions = merge(base, ours, theirs).regions
+    assert [line for one in regions for line in one.base] == base
+    assert [line for one in regions for line in one.ours] == ours
+    assert [line for one in regions for line in one.theirs] == theirs
+    for one in regions:
+        if one.side is Side.BASE:
+            assert one.base == one.ours == one.theirs
+
+
+@given(edited())
+def test_a_clean_merge_has_each_new_line_of_both_sides(
+    texts: tuple[list[str], list[str], list[str]],
+) -> None:
+    base, ours, theirs = texts
+    merged = merge(base, ours, theirs)
+    if merged.conflicts:
+        return
+    for line in {*ours, *theirs} - set(base):
+        assert line in merged.lines
+
+
+@given(LINES, LINES)
+def test_matches_rise_in_both_texts(before: list[str], after: list[str]) -> None:
+    found = sorted(matches(before, after).items())
+    assert all(before[a] == after[b] for a, b in found)
+    assert all(x[0] < y[0] and x[1] < y[1] for x, y in pairwise(found))
+
+
+def test_a_conflict_is_marked_with_what_differs() -> None:
+    merged = merge("abc", "aXYc", "aXZc")
+    assert merged.marked("mine", "0.20.0", "0.21.0") == (
+        *("a", "X", "<<<<<<< mine", "Y", "||||||| 0.20.0", "b", "=======", "Z"),
+        *(">>>>>>> 0.21.0", "c"),
+    )
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="the peer is git's own merge")
+def test_it_agrees_with_git_on_texts_without_repeated_lines(tmp_path: Path) -> None:
+    """Repeated lines can be aligned in several ways that are equally good: none are used here."""
+    import random
+
+    generator = random.Random(7)
+    agreed = 0
+    for _ in range(200):
+        base = [f"line {number}" for number in range(30)]
+        sides = []
+        for name in ("ours", "theirs"):
+            text = list(base)
+            for number in range(generator.randint(1, 3)):
+                at = generator.randrange(len(text))
+                text[at : at + generator.randint(0, 2)] = [f"{name} {number} {at}"]
+            sides.append(text)
+        files = [tmp_path / name for name in ("ours", "base", "theirs")]
+        for file, text in zip(files, (sides[0], base, sides[1]), strict=True):
+            file.write_text("".join(f"{line}\n" for line in text))
+        done = subprocess.run(
+            ["git", "merge-file", "-p", *map(str, files)], capture_output=True, check=False
+        )
+        merged = merge(base, sides[0], sides[1])
+        assert bool(merged.conflicts) is (done.returncode > 0)
+        if not merged.conflicts:
+            assert done.stdout.decode().splitlines() == list(merged.lines)
+            agreed += 1
+    assert agreed > 50

@@ -1,0 +1,303 @@
+"""Which ledger counts: alive, void or lost; and what an apply or a revert does about each file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import overlay
+from overlay.errors import PlanOutdated, RevertRefused, TransactionError
+from overlay.on_disk import ledger as ledgers
+from overlay.on_disk import transaction
+from overlay.on_disk.changes import Rebuilt
+from overlay.on_disk.disk_state import Condition, assess, conditions, from_ledger, void
+from overlay.on_disk.ledger import Entry, Ledger, LedgerLost
+from overlay.results import Plan, State
+from tests.support.sites import interrupt_in_the_middle
+from tests.support.transactions import ADDED, ONE, PROPOSER, RUNNER, TWO, Site, snapshot
+
+OURS, PRISTINE, EDITED, GONE = Condition
+
+
+# A void ledger
+
+
+def _ledger(kinds: list[bool]) -> Ledger:
+    """A ledger for 0.26.0 with an entry for each kind: whether we patched a file, or added it."""
+    entries = tuple(
+        Entry(f"vllm/{number}.py", "0" * 64 if patched else None, "1" * 64, 0o644, 1)
+        for number, patched in enumerate(kinds)
+    )
+    return Ledger("0.1.0", "0.26.0", (), entries, (), None)
+
+
+@example([(True, PRISTINE), (False, OURS)], "0.26.0")
+@example([(False, PRISTINE)], "0.26.0")
+@example([(False, PRISTINE), (False, OURS)], "0.27.0")
+@example([(True, OURS), (False, EDITED)], "0.27.0")
+@example([(True, EDITED)], None)
+@given(
+    st.lists(st.tuples(st.booleans(), st.sampled_from(Condition)), max_size=4),
+    st.sampled_from(["0.26.0", "0.27.0", None]),
+)
+def test_a_ledger_is_void_where_another_vllm_was_installed(
+    files: list[tuple[bool, Condition]], release: str | None
+) -> None:
+    """By the files that were patched, or by the added ones where none was patched."""
+    ledger = _ledger([patched for patched, _ in files])
+    found = {f"vllm/{number}.py": one for number, (_, one) in enumerate(files)}
+    telling = {one for patched, one in files if patched} or {one for _, one in files}
+    reason = void(ledger, found, release)
+    if telling == {PRISTINE}:
+        assert reason == "its files are the release's own again"
+    elif release == "0.27.0" and telling - {OURS}:
+        assert reason == "vLLM 0.26.0 was replaced by 0.27.0"
+    else:
+        assert reason is None
+
+
+# Files of a ledger that is alive, and of one that is void
+
+
+def _replaced(site: Site, *paths: str) -> None:
+    """Other bytes in files that we patched, as another release would have brought them."""
+    for path in paths:
+        (site.root / path).write_bytes(b"of another release\n")
+
+
+def test_a_removed_file_comes_back_with_its_mode_while_the_ledger_is_alive(site: Site) -> None:
+    (site.root / PROPOSER).chmod(0o640)
+    before = snapshot(site.root)
+    site.apply()
+    (site.root / PROPOSER).unlink()
+    site.revert()
+    assert snapshot(site.root) == before
+
+
+def test_a_removed_file_stays_away_where_another_release_was_installed(site: Site) -> None:
+    site.apply()
+    (site.root / PROPOSER).unlink()
+    _replaced(site, RUNNER)
+    outcome = transaction.revert(site.root, release="0.27.0", record_file=site.record)
+    assert not (site.root / PROPOSER).exists()
+    assert (site.root / RUNNER).read_bytes() == b"of another release\n"
+    assert not (site.root / ADDED).exists()
+    assert [warning.partition(" ")[0] for warning in outcome.warnings] == [RUNNER]
+
+
+def test_the_same_without_a_release_is_refused(site: Site) -> None:
+    """Where nothing tells the release, other bytes are somebody's edit."""
+    site.apply()
+    _replaced(site, RUNNER)
+    before = snapshot(site.root)
+    with pytest.raises(RevertRefused) as caught:
+        transaction.revert(site.root, release=None, record_file=site.record)
+    assert caught.value.paths == (RUNNER,)
+    assert snapshot(site.root) == before
+
+
+def test_what_the_plan_leaves_out_is_taken_out_and_an_edit_of_it_refused(site: Site) -> None:
+    site.apply(ONE)
+    (site.root / RUNNER).write_bytes(b"by hand\n")
+    with pytest.raises(TransactionError, match=f"{RUNNER}: changed by somebody else"):
+        site.apply(TWO)
+    (site.root / RUNNER).write_bytes(site.pristine[RUNNER] + ONE.patched[RUNNER])
+    outcome = site.apply(TWO)
+    assert RUNNER in outcome.changed
+    assert (site.root / RUNNER).read_bytes() == site.pristine[RUNNER]
+
+
+def test_an_empty_plan_takes_everything_out(site: Site) -> None:
+    before = snapshot(site.root)
+    site.apply()
+    outcome = transaction.apply(site.root, Plan(()), [], release="0.26.0", record_file=site.record)
+    assert outcome.action == "apply"
+    assert outcome.wrote
+    assert snapshot(site.root) == before
+
+
+def test_a_plan_without_changes_cannot_say_what_is_applied(site: Site) -> None:
+    site.apply()
+    (result,) = ONE.plan(site.pristine).features
+    plan = Plan((result._replace(state=State.APPLIED),))
+    with pytest.raises(ValueError, match="make it from pristine"):
+        transaction.apply(site.root, plan, [ONE.feature()], release="0.26.0")
+
+
+# What another command applied since the plan was made
+
+
+def _apply(site: Site, known: frozenset[str] | None, release: str = "0.26.0") -> object:
+    other = replace(TWO.feature(), id="other")
+    plan = TWO.plan(site.pristine)
+    plan = replace(plan, features=(plan.features[0]._replace(feature="other"),))
+    return transaction.apply(
+        site.root, plan, [other], release=release, record_file=site.record, known=known
+    )
+
+
+def test_a_plan_that_does_not_know_what_is_applied_is_outdated(site: Site) -> None:
+    site.apply()
+    before = snapshot(site.root)
+    with pytest.raises(PlanOutdated, match="has applied draft meanwhile"):
+        _apply(site, frozenset())
+    assert snapshot(site.root) == before
+
+
+@pytest.mark.parametrize("known", [frozenset({"draft"}), None], ids=["known", "whatever"])
+def test_a_plan_that_knows_it_takes_it_out(site: Site, known: frozenset[str] | None) -> None:
+    site.apply()
+    _apply(site, known)
+    assert not (site.root / ADDED).exists()
+    ledger = ledgers.load(site.root)
+    assert ledger is not None
+    assert [feature.result.feature for feature in ledger.applied] == ["other"]
+
+
+def test_a_void_ledger_outdates_no_plan(site: Site) -> None:
+    site.apply()
+    for path in (PROPOSER, RUNNER):
+        (site.root / path).write_bytes(site.pristine[path])
+    _apply(site, frozenset())
+    ledger = ledgers.load(site.root)
+    assert ledger is not None
+    assert [feature.result.feature for feature in ledger.applied] == ["other"]
+
+
+# A lost ledger
+
+
+def _never() -> Rebuilt:
+    raise AssertionError("nothing has to be rebuilt")
+
+
+def test_nothing_is_rebuilt_where_a_ledger_is_there_or_nothing_was_applied(site: Site) -> None:
+    outcome = transaction.revert(site.root, record_file=site.record, rebuild=_never)
+    assert not outcome.wrote
+    site.apply()
+    assert transaction.revert(site.root, record_file=site.record, rebuild=_never).wrote
+
+
+@pytest.mark.parametrize("lose", ["damaged", "gone"])
+def test_a_lost_ledger_is_rebuilt_where_that_is_offered(installed: Site, lose: str) -> None:
+    before = snapshot(installed.root)
+    installed.apply()
+    ledger = ledgers.load(installed.root)
+    assert ledger is not None
+    lost = installed.root / ".vllm-overlay/ledger.json"
+    if lose == "damaged":
+        lost.write_bytes(b"{")
+    else:
+        lost.unlink()
+    with pytest.raises(LedgerLost):
+        transaction.revert(installed.root, record_file=installed.record)
+    rebuilt = Rebuilt(
+        ledger._replace(record=None),
+        {ledgers.sha256(data): data for data in installed.pristine.values()},
+    )
+    outcome = transaction.revert(
+        installed.root, record_file=installed.record, rebuild=lambda: rebuilt
+    )
+    assert outcome.warnings[0].startswith("the ledger was lost")
+    assert snapshot(installed.root) == before
+
+
+def test_rows_in_record_alone_make_a_lost_ledger(installed: Site) -> None:
+    """The whole folder is gone: RECORD still tells that something was applied."""
+    before = snapshot(installed.root)
+    installed.apply()
+    ledger = ledgers.load(installed.root)
+    assert ledger is not None
+    for path in sorted((installed.root / ".vllm-overlay").rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    (installed.root / ".vllm-overlay").rmdir()
+    assert not transaction.revert(installed.root, record_file=installed.record).wrote
+    rebuilt = Rebuilt(
+        ledger._replace(record=None),
+        {ledgers.sha256(data): data for data in installed.pristine.values()},
+    )
+    assert transaction.revert(
+        installed.root, record_file=installed.record, rebuild=lambda: rebuilt
+    ).wrote
+    assert snapshot(installed.root) == before
+
+
+# What recovery said
+
+
+ACTIONS: list[Callable[[Site], transaction.Outcome]] = [lambda site: site.apply(), Site.revert]
+
+
+@pytest.mark.parametrize("act", ACTIONS, ids=["apply", "revert"])
+def test_an_outcome_tells_what_recovery_did(
+    installed: Site, act: Callable[[Site], transaction.Outcome]
+) -> None:
+    interrupt_in_the_middle(installed)
+    said = f"an interrupted apply was finished in {installed.root}"
+    outcome = act(installed)
+    assert outcome.warnings == (said,)
+    assert act(installed).warnings == ()
+
+
+def test_recovery_alone_is_told_also_where_nothing_is_left_to_write(installed: Site) -> None:
+    interrupt_in_the_middle(installed)
+    outcome = installed.apply()
+    assert not outcome.wrote
+    assert len(outcome.warnings) == 1
+
+
+# Another overlay's version
+
+
+def _of_version(site: Site, version: str) -> Ledger:
+    ledger = ledgers.load(site.root)
+    assert ledger is not None
+    return ledger._replace(overlay=version)
+
+
+class _Tree:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def read(self, path: str) -> bytes | None:
+        place = self.root / path
+        return place.read_bytes() if os.path.lexists(place) else None
+
+
+def test_another_version_is_told_only_where_the_patches_are_not_at_hand(site: Site) -> None:
+    site.apply()
+    tree = _Tree(site.root)
+    old = _of_version(site, "0.0.1")
+    plan = from_ledger(old, tree, "0.26.0")
+    assert plan is not None
+    (notice,) = plan.notices
+    assert notice.text.startswith(f"applied by vllm-overlay 0.0.1, this is {overlay.__version__}")
+    same = from_ledger(_of_version(site, overlay.__version__), tree, "0.26.0")
+    assert same is not None
+    assert same.notices == ()
+    at_hand = assess(ONE.plan(site.pristine), old, tree, [ONE.feature()], "0.26.0")
+    assert at_hand.notices == ()
+
+
+def test_a_replaced_release_is_told_with_what_is_left_over(site: Site) -> None:
+    site.apply()
+    _replaced(site, PROPOSER, RUNNER)
+    ledger = ledgers.load(site.root)
+    assert ledger is not None
+    tree = _Tree(site.root)
+    assert from_ledger(ledger, tree, "0.27.0") is None
+    assert from_ledger(ledger, tree, "0.26.0") is not None
+    found = assess(ONE.plan(site.pristine), ledger, tree, [ONE.feature()], "0.27.0")
+    told = " ".join(notice.text for notice in found.notices)
+    assert "was replaced by 0.27.0" in told
+    assert f"left over from that: {ADDED}" in told
+    (site.root / ADDED).unlink()
+    found = assess(ONE.plan(site.pristine), ledger, tree, [ONE.feature()], "0.27.0")
+    assert "left over" not in " ".join(notice.text for notice in found.notices)
+    assert conditions(ledger, tree.read)[ADDED] is PRISTINE

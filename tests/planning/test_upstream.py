@@ -1,0 +1,134 @@
+"""What shows that a release has a feature: memory first, then texts, then a share of its lines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from packaging.version import Version
+
+from overlay.errors import PatchFormatErrors
+from overlay.features.folder import load
+from overlay.features.model import Feature, UpstreamTest
+from overlay.planning.planner import plan
+from overlay.planning.upstream import Evidence, evidence
+from overlay.results import State
+from tests.support.patches import hunk, patch_text, write_feature
+
+PATH = "vllm/a.py"
+TEXT = b"def f():\n    first = 1\n    second = 2\n    return first\n"
+PATCH = patch_text(
+    PATH, hunk(["     first = 1", "-    second = 2", "+    second = 22", "     return first"], "f")
+)
+LINES = tuple(f"line_number = {number}" for number in range(5))
+
+
+class Tree:
+    """One file."""
+
+    def __init__(self, data: bytes = TEXT) -> None:
+        self.data = data
+
+    def read(self, path: str) -> bytes | None:
+        return self.data if path == PATH else None
+
+
+@pytest.fixture
+def feature(tmp_path: Path) -> Feature:
+    write_feature(tmp_path, {"10-a/0.20.0..0.33.0.patch": PATCH})
+    return load([tmp_path])[0]
+
+
+def shown(feature: Feature, lines: list[str], release: str | None = "0.26.0") -> Evidence:
+    version = None if release is None else Version(release)
+    return evidence(feature, version, lambda path, scope: [lines] if scope == "f" else [])
+
+
+@pytest.mark.parametrize(
+    ("release", "merged"),
+    [
+        ("0.26.0", False),
+        ("0.27.0rc1", True),
+        ("0.27.0", True),
+        ("0.27.1.dev3", True),
+        ("0.33.0", True),
+        (None, False),
+    ],
+)
+def test_once_merged_it_is_there_for_good(
+    feature: Feature, release: str | None, merged: bool
+) -> None:
+    remembered = replace(feature, merged=Version("0.27.0"))
+    assert shown(remembered, [], release).merged is merged
+
+
+def test_without_memory_and_tests_there_is_no_evidence(feature: Feature) -> None:
+    assert shown(feature, ["anything"]) == Evidence(False, "")
+
+
+@pytest.mark.parametrize(("there", "merged"), [(0, False), (2, False), (3, True), (5, True)])
+def test_a_share_of_the_new_lines_is_enough(feature: Feature, there: int, merged: bool) -> None:
+    lined = replace(feature, upstream_tests=(UpstreamTest(PATH, "f", "", LINES, 0.6),))
+    result = shown(lined, [f"    {line}" for line in LINES[:there]])
+    assert result.merged is merged
+    assert f"{there} of the 5 lines" in result.text
+
+
+def test_the_share_counts_over_all_scopes(feature: Feature) -> None:
+    tests = (UpstreamTest(PATH, "f", "", LINES, 0.6), UpstreamTest(PATH, "g", "", LINES[:3], 0.6))
+    lined = replace(feature, upstream_tests=tests)
+    assert shown(lined, list(LINES)).merged
+    assert not shown(lined, list(LINES[:4])).merged
+
+
+def test_texts_and_lines_must_both_hold(feature: Feature) -> None:
+    tests = (UpstreamTest(PATH, "f", "needle"), UpstreamTest(PATH, "f", "", LINES, 0.6))
+    both = replace(feature, upstream_tests=tests)
+    assert not shown(both, list(LINES)).merged
+    assert not shown(both, ["needle"]).merged
+    assert shown(both, ["needle", *LINES]).merged
+
+
+@pytest.mark.parametrize("release", ["0.27.0", "0.33.0", "0.40.0"])
+def test_the_plan_retires_what_was_merged_even_where_it_would_match(
+    feature: Feature, release: str
+) -> None:
+    before = plan([feature], Tree(), Version(release))
+    assert before.features[0].state is State.PRISTINE
+    after = plan([replace(feature, merged=Version("0.27.0"))], Tree(), Version(release))
+    assert after.features[0].state is State.UPSTREAMED
+    assert after.changes == ()
+
+
+def test_the_keys_are_read(tmp_path: Path) -> None:
+    write_feature(tmp_path, {"10-a/0.20.0..0.33.0.patch": PATCH})
+    toml = tmp_path / "demo" / "feature.toml"
+    toml.write_text(
+        toml.read_text()
+        + 'merged = "0.27.0"\n[[upstreamed]]\npath = "vllm/a.py"\nscope = "f"\n'
+        + 'lines = ["    second = 22"]\nshare = 0.5\n'
+    )
+    (feature,) = load([tmp_path])
+    assert feature.merged == Version("0.27.0")
+    assert feature.upstream_tests == (UpstreamTest("vllm/a.py", "f", "", ("second = 22",), 0.5),)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ('merged = "soon"', "merged"),
+        ("merged = 27", "merged"),
+        ('[[upstreamed]]\npath = "vllm/a.py"\nlines = []', "lines"),
+        ('[[upstreamed]]\npath = "vllm/a.py"\nlines = ["a\\nb"]', "lines"),
+        ('[[upstreamed]]\npath = "vllm/a.py"\nlines = ["abcdef"]\nshare = 0', "share"),
+        ('[[upstreamed]]\npath = "vllm/a.py"\nlines = ["abcdef"]\nshare = true', "share"),
+        ('[[upstreamed]]\npath = "vllm/a.py"\nlines = ["abcdef"]\ncontains = "a"', "not both"),
+    ],
+)
+def test_malformed_keys_are_named(tmp_path: Path, keys: str, message: str) -> None:
+    write_feature(tmp_path, {"10-a/0.20.0..0.33.0.patch": PATCH})
+    toml = tmp_path / "demo" / "feature.toml"
+    toml.write_text(toml.read_text() + keys + "\n")
+    with pytest.raises(PatchFormatErrors, match=message):
+        load([tmp_path])
