@@ -422,6 +422,13 @@ def write_text(report: Report, stream: TextIO, *, verbose: bool) -> None:
     paint(render(report, verbose=verbose), stream)
 
 
+def printable(text: str, *, lines: bool = False) -> str:
+    """A text with its control characters escaped."""
+    from overlay.untrusted import printable as escaped
+
+    return escaped(text, lines=lines)
+
+
 def described(error: OSError) -> str:
     """What the operating system refused, where, and what to do next."""
     from overlay.errors import described as words

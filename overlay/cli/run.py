@@ -52,7 +52,9 @@ def _answer(arguments: list[str]) -> Answer | Text | int:
             raise KeyboardInterrupt from error
         import traceback
 
-        traceback.print_exc()
+        from overlay.api import printable
+
+        sys.stderr.write(printable(traceback.format_exc(), lines=True))
         return _failed(
             arguments,
             f"{type(error).__name__}: {error}\n"

@@ -41,10 +41,10 @@ def _entry(feature: Feature, holes: Sequence[Hole]) -> FeatureEntry:
     if feature.merged is not None:
         retires.append(f"from {feature.merged} on, where upstream merged it")
     retires += [
-        f"where {test.contains.strip()!r} stands in {test.scope} of {test.path}"
+        f"once a release has {test.contains.strip()!r} in {test.scope} of {test.path}"
         if test.contains
-        else f"where {test.share:.0%} of its {len(test.lines)} new lines stand in {test.scope} of "
-        f"{test.path}"
+        else f"once a release has {test.share:.0%} of its {len(test.lines)} new lines in "
+        f"{test.scope} of {test.path}"
         for test in feature.upstream_tests
     ]
     return FeatureEntry(
@@ -53,7 +53,8 @@ def _entry(feature: Feature, holes: Sequence[Hole]) -> FeatureEntry:
         why=feature.why,
         releases=str(feature.releases),
         upstream=feature.upstream,
-        retires=tuple(retires) or ("where the release's own files hold every post-image",),
+        retires=tuple(retires)
+        or ("once a release has all of its changes itself, told by their lines",),
         topics=topics,
         added=tuple(added.path for added in feature.added),
         origin=feature.origin,

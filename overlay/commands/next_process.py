@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlay.errors import OverlayError
+from overlay.features.model import SHIPPED
 from overlay.results import State
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from overlay.settings import Switches
 
 #: As in ``overlay.features.folder``, which status does without.
-_SHIPPED_ORIGIN = "shipped"
 
 
 def with_plugin(
@@ -65,9 +65,7 @@ def known_to_plugin(features: Iterable[Feature]) -> tuple[str, ...]:
     """
     told = os.environ.get("OVERLAY_PATCHES", "").split(os.pathsep)
     folders = {os.path.abspath(os.path.expanduser(folder)) for folder in told if folder}
-    return tuple(
-        feature.id for feature in features if feature.origin in folders | {_SHIPPED_ORIGIN}
-    )
+    return tuple(feature.id for feature in features if feature.origin in folders | {SHIPPED})
 
 
 def _switches() -> Switches | None:

@@ -17,13 +17,10 @@ from packaging.version import Version
 from overlay.errors import OverlayError, PatchFormatError, PatchFormatErrors, UsageError
 from overlay.features import sources
 from overlay.features.feature_folder import ignored, is_document, is_plain, read_feature, sha256_of
-from overlay.features.model import Feature
+from overlay.features.model import SHIPPED, Feature
 from overlay.package import KNOWN_RELEASES
 from overlay.results import Notice
 from overlay.untrusted import read_regular
-
-#: The origin of the features that come with the overlay.
-SHIPPED = "shipped"
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
+from overlay.untrusted import printable
+
 #: Under vLLM's logger, so that its handlers and levels apply.
 logger = logging.getLogger("vllm.overlay")
 
@@ -26,7 +28,7 @@ def say(lines: Iterable[Line]) -> None:
     found = sys.modules.get("vllm.logger")
     if found is None or not _configures_later(found):
         for level, text in lines:
-            logger.log(level, "%s", text)
+            logger.log(level, "%s", printable(text, lines=True))
         return
     if not _waiting:
         _listen(found)
@@ -65,4 +67,4 @@ def _listen(vllm_logger: ModuleType) -> None:
 def _flush() -> None:
     lines, _waiting[:] = list(_waiting), []
     for level, text in lines:
-        logger.log(level, "%s", text)
+        logger.log(level, "%s", printable(text, lines=True))

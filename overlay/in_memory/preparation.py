@@ -248,10 +248,12 @@ def _reasons(result: FeatureResult) -> Iterable[str]:
         yield str(result.reason)
     report = TargetReport("", None, None, (result,))
     for problem in problems(report):
-        if problem.path is not None:
-            place = problem.path if problem.scope is None else f"{problem.path}, {problem.scope}"
-            yield f"{place}: {problem.reason.text}"
-        elif result.reason is None or problem.reason.text != result.reason.text:
+        for place in problem.places:
+            where = place.path if place.scope is None else f"{place.path}, {place.scope}"
+            yield f"{where}: {problem.reason.text}"
+        if problem.places:
+            continue
+        if result.reason is None or problem.reason.text != result.reason.text:
             yield problem.reason.text
 
 

@@ -1,4 +1,4 @@
-"""What is kept about an apply: the ledger, the pristine copies, and our rows in RECORD."""
+"""Files that record an apply: the ledger, the pristine copies and the overlay's rows in RECORD."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from overlay.untrusted import sha256
 def state_files(
     site: Site, old: Ledger | None, new: Ledger | None, changes: Iterable[Change]
 ) -> list[Write]:
-    """The writes to RECORD and to our own folder."""
+    """Compute the writes to RECORD and to the overlay's own folder."""
     writes = []
     wanted: dict[str, bytes] = {}
     if new is not None:
@@ -49,7 +49,7 @@ def state_files(
 
 
 def _records(site: Site, old: Ledger | None, new: Ledger | None) -> dict[str, bytes]:
-    """RECORD, path to bytes: with our rows where there is a new ledger, without where not."""
+    """Map RECORD's path to its bytes: with our rows where there is a new ledger, else without."""
     wanted: dict[str, bytes] = {}
     if old is not None and old.record is not None:
         now = site.read(old.record.path)
@@ -80,9 +80,9 @@ def new_ledger(
     record_file: Path | None,
     old: Ledger | None,
 ) -> Ledger:
-    """The ledger of a target in which ``plan`` is applied.
+    """Build the ledger of a target in which ``plan`` is applied.
 
-    :param old: the ledger that stands.
+    :param old: the present ledger.
     """
     entries = []
     for change in sorted(plan.changes, key=lambda one: one.path):
@@ -111,7 +111,7 @@ def new_ledger(
 
 
 def record_path(site: Site, record_file: Path | None) -> str | None:
-    """RECORD's path in the target, if it lies beside ``vllm/``."""
+    """Path of RECORD in the target, if it lies beside ``vllm/``."""
     if record_file is None or record_file.parent.parent.resolve() != site.root:
         return None
     return f"{record_file.parent.name}/{record_file.name}"
@@ -131,7 +131,7 @@ def _record_entry(
 
 
 def same(old: Ledger, new: Ledger) -> bool:
-    """Whether nothing but the version of the overlay differs."""
+    """Whether two ledgers differ in the version of the overlay only."""
 
     def essence(ledger: Ledger) -> tuple[object, ...]:
         features = [(one.result.feature, one.digest, one.result.state) for one in ledger.features]
@@ -141,7 +141,7 @@ def same(old: Ledger, new: Ledger) -> bool:
 
 
 def _as_applied(result: FeatureResult) -> FeatureResult:
-    """A feature's result once its changes stand."""
+    """Result of a feature after its changes were written."""
     return result._replace(
         state=_applied(result.state),
         files=tuple(

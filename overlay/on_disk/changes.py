@@ -1,4 +1,4 @@
-"""What an apply or a revert has to write, worked out from what stands.  Reads, never writes."""
+"""The writes that an apply or a revert needs, computed from the present files; writes nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from overlay.untrusted import all_unreadable
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """A ledger worked out anew, with the pristine bytes it names, by sha256."""
+    """A reconstructed ledger, with the pristine bytes it names, by sha256."""
 
     ledger: Ledger
     pristine: Mapping[str, bytes]
@@ -29,7 +29,7 @@ class Rebuilt:
 
 @dataclass(frozen=True)
 class Request:
-    """What ``apply`` is asked for.
+    """Inputs of an apply.
 
     :ivar known: ids of what was applied when the plan was made; ``None``: whatever is applied by
         now and not in the plan is to go.
@@ -43,7 +43,7 @@ class Request:
 
 
 def to_apply(site: Site, request: Request) -> Intent:
-    """What brings the target from what stands to what the plan wants.
+    """Compute the transaction that brings the present files to what the plan wants.
 
     :raises PlanOutdated: if something was applied that the plan does not know of.
     :raises TransactionError: if a file is neither as the plan found it nor as the ledger left it.
@@ -69,7 +69,7 @@ def to_apply(site: Site, request: Request) -> Intent:
 
 
 def to_adopt(site: Site, request: Request, folders: tuple[str, ...]) -> Intent:
-    """What writes the ledger of the bytes that are there, where there is none.
+    """Compute the transaction that writes the missing ledger of the present bytes.
 
     :param request: its plan's changes end in those bytes.
     :param folders: those that were made for added modules, outermost first.
@@ -112,11 +112,11 @@ def to_revert(
     record_file: Path | None = None,
     rebuild: Callable[[], Rebuilt] | None = None,
 ) -> Intent:
-    """What brings the target back to its pristine bytes.
+    """Compute the transaction that brings the target back to its pristine bytes.
 
-    :param release: the release that stands, as far as it is known.
+    :param release: the installed release, as far as it is known.
     :param record_file: RECORD, where one lies beside ``vllm/``.
-    :param rebuild: how to work out a ledger that is lost.
+    :param rebuild: reconstructs a ledger that is lost.
     :raises RevertRefused: if somebody edited a file after us.
     """
     try:
@@ -147,13 +147,13 @@ def _changed_meanwhile(paths: Sequence[str]) -> TransactionError:
 
 
 def _is_listed(site: Site, record_file: Path | None) -> bool:
-    """Whether RECORD still has our rows."""
+    """Whether RECORD still has the overlay's rows."""
     path = record_path(site, record_file)
     return path is not None and bool(our_rows(site.read(path) or b""))
 
 
 def _to_revert_without_ledger(site: Site, record_file: Path | None, rebuilt: Rebuilt) -> Intent:
-    """As ``to_revert``, by a ledger that was worked out anew and has no RECORD in it."""
+    """As ``to_revert``, by a reconstructed ledger, which has no RECORD in it."""
     old = rebuilt.ledger
     writes = []
     for entry in old.entries:
@@ -178,7 +178,7 @@ def _to_revert_without_ledger(site: Site, record_file: Path | None, rebuilt: Reb
 
 @dataclass(frozen=True)
 class _Draft:
-    """What is to be done about one file of vLLM."""
+    """The write that one file of vLLM needs, or that it cannot be written."""
 
     path: str
     write: Write | None = None
@@ -188,7 +188,7 @@ class _Draft:
 def _files(
     site: Site, old: Ledger | None, changes: Iterable[Change], release: str | None
 ) -> tuple[list[_Draft], list[str]]:
-    """What is to be done about each file, and the files that a dead ledger has no claim on."""
+    """The write each file needs, and the files a void ledger no longer owns."""
     wanted = {change.path: change for change in changes}
     listed = [entry.path for entry in old.entries] if old is not None else []
     with all_unreadable({*wanted, *listed}, site.read):
@@ -203,7 +203,7 @@ def _with_listed(
     wanted: Container[str],
     drafts: list[_Draft],
 ) -> tuple[list[_Draft], list[str]]:
-    """``drafts``, with what is to be done about the files that only the ledger lists."""
+    """Add to ``drafts`` the writes of files that only the ledger lists."""
     left_alone: list[str] = []
     if old is None:
         return drafts, left_alone
@@ -254,7 +254,7 @@ def _removal(
     left_alone: Sequence[str],
     writes: Sequence[Write] | None = None,
 ) -> Intent:
-    """The intent that leaves nothing of ours."""
+    """Build the transaction that removes everything of the overlay."""
     if old is None:
         return Intent(action)
     if writes is None:

@@ -1,7 +1,7 @@
-"""How a target stands by what its ledger says we did to it.  Pure, and needs only hashes.
+"""Compare a target's files with its ledger: pure, by hashes only.
 
-A plan is made from the pristine text and knows nothing of the ledger; this module gives it that
-text, and turns its answer into what stands."""
+A plan is made from the pristine text and knows nothing of the ledger; this module provides that
+text, and turns the plan's results into the states of the present files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Reader = Callable[[str], "bytes | None"]
 
 
 class Condition(Enum):
-    """What became of a file that the ledger lists."""
+    """State of a file that the ledger lists, compared with what the overlay wrote."""
 
     OURS = "as we wrote it"
     PRISTINE = "as it was before us"
@@ -34,7 +34,7 @@ class Condition(Enum):
 
 
 class PristineView:
-    """A target as it was before us; satisfies ``overlay.package.Tree``."""
+    """A target as it was before the overlay; satisfies ``overlay.package.Tree``."""
 
     def __init__(self, tree: Tree, ledger: Ledger | None, copies: Callable[[str], bytes]) -> None:
         self.tree, self.ledger, self.copies = tree, ledger, copies
@@ -60,7 +60,7 @@ def pristine_view(tree: Tree, ledger: Ledger | None, copies: Callable[[str], byt
 
 
 def condition(entry: Entry, now: bytes | None) -> Condition:
-    """What became of the file of ``entry``, which has the bytes ``now``."""
+    """Compare the file of ``entry``, which has the bytes ``now``, with its hashes."""
     if now is None:
         return Condition.PRISTINE if entry.before is None else Condition.GONE
     found = sha256(now)
@@ -70,14 +70,14 @@ def condition(entry: Entry, now: bytes | None) -> Condition:
 
 
 def conditions(ledger: Ledger, read: Reader) -> dict[str, Condition]:
-    """What became of every file that the ledger lists."""
+    """Compare every file that the ledger lists with its entry, by path."""
     return {entry.path: condition(entry, read(entry.path)) for entry in ledger.entries}
 
 
 def void(ledger: Ledger, found: Mapping[str, Condition], release: str | None) -> str | None:
-    """Why the ledger says nothing about this vLLM any more, or ``None`` while it does.
+    """Say why the ledger no longer applies to this vLLM; ``None`` while it does.
 
-    :param release: the release that stands; ``None``: not known, judge by the files alone.
+    :param release: the installed release; ``None``: not known, judge by the files alone.
     """
     patched = [found[entry.path] for entry in ledger.entries if entry.before is not None]
     basis = patched or list(found.values())
@@ -90,9 +90,9 @@ def void(ledger: Ledger, found: Mapping[str, Condition], release: str | None) ->
 
 
 def from_ledger(ledger: Ledger, tree: Tree, release: str | None = None) -> Plan | None:
-    """How the target stands by its ledger alone: hashes, no parsing, no matching, no changes.
+    """Compute the states of a target from its ledger alone: hashes, no parsing, no matching.
 
-    :param release: the release that stands, as far as it is known.
+    :param release: the installed release, as far as it is known.
     :returns: ``None`` where the ledger is void, and only a plan can tell.
     """
     from overlay.results import Plan
@@ -113,12 +113,12 @@ def assess(
     features: Sequence[Feature],
     release: str | None = None,
 ) -> Plan:
-    """What a plan says, corrected by what the ledger says that we did.
+    """Correct a plan's results by what the ledger says was applied.
 
     :param plan: made from the pristine view; its changes are kept.
     :param tree: the target as it stands.
     :param features: those that the plan was made from.
-    :param release: the release that stands, as far as it is known.
+    :param release: the installed release, as far as it is known.
     """
     if ledger is None:
         return plan
@@ -145,13 +145,13 @@ def assess(
 
 
 def _of_others(plan: Plan, found: Mapping[str, Condition]) -> list[Notice]:
-    """A plan's notices but those of files that were edited after us: their state says more."""
+    """A plan's notices, without those of files edited after an apply: their state says more."""
     edited = {path for path, stand in found.items() if stand is Condition.EDITED}
     return [notice for notice in plan.notices if notice.path not in edited]
 
 
 def _judged(one: LedgerFeature, ledger: Ledger, found: Mapping[str, Condition]) -> FeatureResult:
-    """How a feature that we once judged stands now."""
+    """Present state of a feature that the ledger lists."""
     files = tuple(
         _judged_file(file, found[file.path], ledger) if file.path in found else file
         for file in one.result.files
@@ -205,7 +205,7 @@ def _void_notices(
 def _by_another_overlay(
     ledger: Ledger, features: Sequence[Feature], plans: Sequence[FeatureResult] = ()
 ) -> tuple[Notice, ...]:
-    """Notices where what stands was made by another version, or from other patches."""
+    """Notices where another version of the overlay, or of the patches, was applied."""
     planned = {plan.feature: plan.state for plan in plans}
     digests = {feature.id: feature.digest for feature in features}
     notices = []

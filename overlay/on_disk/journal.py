@@ -1,8 +1,8 @@
-"""What a transaction is about to do, written down before it does it.
+"""The journal: what a transaction is about to do, written before it does it.
 
 The journal needs no phases: for every file it says which bytes were there and which shall be, and
 both are kept beside the file (``new`` and ``old``) until all is done.  Which way an interrupted
-transaction can go follows from what stands on the disk, however often it was interrupted."""
+transaction can go follows from what lies on the disk, however often it was interrupted."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ DRAFT_PATH = f"{JOURNAL_PATH}.overlay-new"
 
 @dataclass(frozen=True)
 class Step:
-    """What becomes of one file; sha256 before and after, ``None`` for no file."""
+    """Change of one file: sha256 before and after, ``None`` for no file."""
 
     path: str
     before: str | None

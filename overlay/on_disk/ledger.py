@@ -1,4 +1,4 @@
-"""What the overlay did to a target, kept in ``<root>/.vllm-overlay/ledger.json``."""
+"""The ledger: what the overlay did to a target, in ``<root>/.vllm-overlay/ledger.json``."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class RecordEntry(NamedTuple):
 
 
 class Ledger(NamedTuple):
-    """What stands in a target because of us.
+    """What the overlay changed in a target.
 
     :ivar overlay: version of the overlay that wrote it; :ivar release: the vLLM it was written for.
     :ivar folders: the folders that we made inside ``vllm/``, outermost first.
@@ -114,11 +114,11 @@ class Ledger(NamedTuple):
 
 
 class LedgerLost(LedgerError):
-    """The ledger is damaged or gone: what it said may still be worked out anew."""
+    """The ledger is damaged or gone; it may still be reconstructed."""
 
 
 def load(root: Path) -> Ledger | None:
-    """The ledger of the target in ``root``, or ``None`` where nothing of ours stands.
+    """Read the ledger of the target in ``root``; ``None`` where nothing is applied.
 
     :raises LedgerLost: if it is damaged, or gone from beside its pristine copies.
     :raises LedgerError: if it cannot be read, or a newer overlay wrote it.
@@ -149,7 +149,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def copies(root: Path) -> Callable[[str], bytes]:
-    """How to read the pristine bytes with a sha256 that a ledger in ``root`` names.
+    """Return a function that reads the pristine copy with a given sha256 in ``root``.
 
     The function that is returned raises ``LedgerError`` where they are missing or damaged.
     """
@@ -188,7 +188,7 @@ def damaged_copies(root: Path, ledger: Ledger) -> tuple[str, ...]:
 
 
 def reinstall(release: str | None = None) -> str:
-    """What to do where only a fresh vLLM helps."""
+    """Say what to do where only a fresh vLLM helps."""
     wanted = f"vllm=={release}" if release else "vllm"
     return (
         f"Reinstall vLLM (pip install --force-reinstall --no-deps {wanted}, or the distribution "
@@ -197,7 +197,7 @@ def reinstall(release: str | None = None) -> str:
 
 
 def encode(ledger: Ledger) -> bytes:
-    """The bytes of ``ledger.json``; equal for equal ledgers."""
+    """Encode a ledger as ``ledger.json``; equal bytes for equal ledgers."""
     features = [
         {"digest": one.digest, "origin": one.origin, "source": one.source, **_plain(one.result)}
         for one in ledger.features

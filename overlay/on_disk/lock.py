@@ -1,4 +1,4 @@
-"""One writer, or many readers, of a target at a time.
+"""Locks that admit one writer, or many readers, to a target.
 
 The lock is ``flock`` on the folder ``vllm/`` itself: nothing is left behind, a read-only target
 can be locked, and the lock dies with its process."""
@@ -71,7 +71,7 @@ def _locked(root: Path, *, writer: bool, timeout: float) -> Iterator[None]:
         try:
             yield
         finally:
-            # Said aloud, for a process forked meanwhile would keep the lock with its copy.
+            # Unlock explicitly: a child forked meanwhile shares the descriptor and would keep it.
             fcntl.flock(handle, fcntl.LOCK_UN)
     finally:
         os.close(handle)
@@ -103,7 +103,7 @@ def _acquire(handle: int, mode: int, folder: Path, timeout: float) -> bool:
 
 @contextmanager
 def _beside(root: Path, timeout: float) -> Iterator[None]:
-    """A lock file in the user's cache, for file systems that cannot lock a folder.
+    """Hold a lock file in the user's cache, for file systems that cannot lock a folder.
 
     It knows no readers, and keeps apart only what this user runs on this machine.
     """

@@ -1,4 +1,4 @@
-"""What we did to a target whose ledger is lost, worked out where it can be proven.  Pure.
+"""Reconstruct a lost ledger from the patches and RECORD, where it can be proven; pure.
 
 The patches are matched backwards: where undoing them gives a file whose hash the release's RECORD
 lists, that file was ours and nothing else was done to it.  Nothing is guessed."""
@@ -27,7 +27,7 @@ def rebuild(
     release: Version | None,
     record: Mapping[str, str] | None,
 ) -> Rebuilt:
-    """The ledger that the target in ``tree`` should have.
+    """Reconstruct the ledger that the target in ``tree`` should have.
 
     :param features: all that may have been applied, in their order.
     :param record: sha256 (hex) of the release's own files by path.
@@ -64,7 +64,7 @@ def rebuild(
 
 
 def _changed(features: Sequence[Feature], tree: Tree, record: Mapping[str, str]) -> set[str]:
-    """The files that some feature patches, and that are not the release's own any more."""
+    """Files that some feature patches and that differ from the release's own."""
     paths = {path for feature in features for path in _patched_paths(feature)}
     found = {path: tree.read(path) for path in paths if path in record}
     return {
@@ -79,7 +79,7 @@ def _patched_paths(feature: Feature) -> set[str]:
 def _added(
     features: Sequence[Feature], tree: Tree, record: Mapping[str, str]
 ) -> tuple[list[str], set[str]]:
-    """The modules that stand as a feature adds them, and those that stand otherwise."""
+    """Added modules with the bytes that a feature gives them, and those with other bytes."""
     ours: list[str] = []
     foreign: set[str] = set()
     for feature in features:
@@ -96,7 +96,7 @@ def _added(
 
 
 def _reversed(feature: Feature) -> Feature:
-    """The feature that takes out what ``feature`` puts in; its modules are judged by themselves."""
+    """Reverse the hunks of a feature; its added modules are judged by themselves."""
     return replace(
         feature,
         upstream_tests=(),
@@ -133,7 +133,7 @@ def _entry(path: str, before: str | None, tree: Tree) -> Entry:
 
 
 def _folders(added: Sequence[str], record: Mapping[str, str]) -> tuple[str, ...]:
-    """The folders above added modules in which the release itself has nothing."""
+    """Folders above added modules in which the release itself has nothing."""
     above = {path.rpartition("/")[0] for path in added}
     for folder in tuple(above):
         parts = folder.split("/")

@@ -1,7 +1,7 @@
 """Ends an interrupted transaction: finishes it, or undoes it.
 
-Both directions take each file in one stroke, can be interrupted themselves, and decide by the
-hashes of what stands on the disk:
+Both directions replace each file atomically, can be interrupted themselves, and decide by the
+hashes of what lies on the disk:
 
 * it can be *finished* where every file has its new bytes, or its old bytes while the new ones wait
   beside it;
@@ -225,7 +225,7 @@ def undo(root: Path, begun: Journal) -> None:
 
 
 def state(root: Path, begun: Journal | None = None) -> str:
-    """In a sentence, what stands in ``root`` now that a transaction stopped.
+    """Say in a sentence which state ``root`` is in now that a transaction stopped.
 
     :param begun: the transaction; the one that the journal tells of, if left out.
     """
@@ -235,14 +235,14 @@ def state(root: Path, begun: Journal | None = None) -> str:
     except (OSError, LedgerError):
         return "What stands there cannot be told, for it cannot be read."
     if begun is None:
-        return "The target stands whole."
+        return "The target is whole."
     rest = "; the next overlay command cleans up" if journal.pending(root) else ""
     if stands == {Stand.AFTER}:
         return f"The {begun.action} is complete{rest}."
     if stands == {Stand.BEFORE}:
         return f"The target is as it was before the {begun.action}{rest}."
     return (
-        "The target stands between two states; the next overlay command that can write there ends "
+        "The target is between two states; the next overlay command that can write there ends "
         f"the {begun.action} or takes it back."
     )
 

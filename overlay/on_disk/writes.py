@@ -1,4 +1,4 @@
-"""A whole transaction, ready to be written: every write, in the order in which it is taken."""
+"""A transaction that is ready to be written: every write, in order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from overlay.untrusted import sha256
 
 @dataclass(frozen=True)
 class Write:
-    """What becomes of one file: ``None`` stands for no file."""
+    """New bytes of one file; ``None`` means no file."""
 
     path: str
     before: bytes | None
@@ -28,7 +28,7 @@ class Write:
 
 @dataclass(frozen=True)
 class Intent:
-    """A whole transaction, ready to be written.
+    """A transaction that is ready to be written.
 
     :ivar writes: in the order in which they are taken; none, and there is nothing to do.
     :ivar changed: the files of vLLM among them, as the ledger calls them.
@@ -42,7 +42,7 @@ class Intent:
     warnings: tuple[str, ...] = ()
 
     def journal(self) -> Journal:
-        """The journal of this transaction."""
+        """Build the journal of this transaction."""
         steps = (Step(w.path, hash_of(w.before), hash_of(w.after)) for w in self.writes)
         return Journal(self.action, overlay.__version__, tuple(steps), self.made, self.dropped)
 
@@ -56,9 +56,9 @@ def assemble(
     changed: Sequence[str],
     left_alone: Sequence[str],
 ) -> Intent:
-    """The transaction of these writes.
+    """Order writes into a transaction.
 
-    :param old: the ledger that stands; :param new: the ledger to be, ``None``: nothing of ours.
+    :param old: the present ledger; :param new: the next one, ``None``: everything is removed.
     :param changed: the files of vLLM among the writes, as the ledger calls them.
     :param left_alone: files that the ledger lists and has no claim on.
     :raises TransactionError: if two writes are to one file.
@@ -101,7 +101,7 @@ def _has_copies(ledger: Ledger) -> bool:
 
 
 def _rank(write: Write, new: Ledger | None) -> int:
-    """The place of a write in the order of steps.
+    """Position of a write in the order of steps.
 
     RECORD lists a file as long as it may be there; modules come before the call sites that need
     them, and go after; the ledger is last to come.

@@ -1,53 +1,44 @@
-"""The files of a tree as they are, and as the patches simulated so far would leave them."""
+"""One patch against one text: where its hunks land, and the text that it leaves.  Pure.
+
+The planner puts attempts in sequence; ``overlay.authoring.port`` tries a patch on a release."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from overlay.features.model import Hunk
-from overlay.package import Tree
-from overlay.planning.matching import match
+from overlay.features.model import Hunk, Patch
+from overlay.planning.matching import edits, final_newline_after, match, misplaced
 from overlay.planning.rescope import rescope
 from overlay.planning.scopes import Scopes, Syntax, UnparsableError
 from overlay.planning.text import Edit, SourceText, TextError
-from overlay.results import HunkResult, Reason, State
+from overlay.results import FileResult, HunkResult, Reason, State, file_state
+
+Judge = Callable[[Hunk, bytes], HunkResult]
 
 
 @dataclass(frozen=True)
-class Step:
-    """One patch or added module, simulated: which it is, and what it left of its file."""
+class Attempt:
+    """A patch, or an added module, tried on one text.
 
-    feature: int
-    file: int
-    label: str
-    after: bytes
+    :ivar after: the bytes that it leaves; ``None`` unless all of it would be applied.
+    """
+
+    result: FileResult
+    after: bytes | None = None
 
 
-class Simulation:
-    """Reads each file of a tree once, and keeps what the steps make of it."""
+class Texts:
+    """Answers about texts by their bytes, each worked out once."""
 
-    def __init__(self, tree: Tree, syntax: Syntax) -> None:
-        self._tree, self.syntax = tree, syntax
-        self._pristine: dict[str, bytes | None] = {}
+    def __init__(self, syntax: Syntax) -> None:
+        self.syntax = syntax
         self._sources: dict[bytes, SourceText | TextError] = {}
-        self.steps: dict[str, list[Step]] = {}
-
-    def pristine(self, path: str) -> bytes | None:
-        """The bytes of the tree's own file."""
-        if path not in self._pristine:
-            self._pristine[path] = self._tree.read(path)
-        return self._pristine[path]
-
-    def current(self, path: str) -> bytes | None:
-        """The bytes that the steps so far leave."""
-        steps = self.steps.get(path)
-        return steps[-1].after if steps else self.pristine(path)
 
     def source(self, data: bytes) -> SourceText:
         """The text of a file.
 
-        :raises TextError: if it is no source text.
+        :raises TextError: if it is not source text.
         """
         known = self._sources.get(data)
         if known is None:
@@ -63,14 +54,14 @@ class Simulation:
     def scopes(self, data: bytes) -> Scopes:
         """The scopes of a file.
 
-        :raises TextError, UnparsableError: if it is no source text, or no Python.
+        :raises TextError, UnparsableError: if it is not source text, or not Python.
         """
         return self.syntax.scopes(data, self.source(data).lines)
 
     def scopes_after(self, after: bytes, before: bytes, edits: Sequence[Edit]) -> Scopes:
         """The scopes of what edits make of a file whose scopes are known.
 
-        :raises TextError, UnparsableError: if it is no source text, or no Python.
+        :raises TextError, UnparsableError: if it is not source text, or not Python.
         """
         lines = self.source(after).lines
 
@@ -80,13 +71,108 @@ class Simulation:
         return self.syntax.scopes(after, lines, derive)
 
     def match(self, hunk: Hunk, data: bytes | None) -> HunkResult:
-        """How a hunk stands in these bytes; what cannot be read is ``drifted``."""
+        """The state of a hunk in these bytes; ``drifted`` where they cannot be read."""
         if data is None:
             return HunkResult(hunk.scope, State.MISSING)
         try:
             source = self.source(data)
             return match(hunk, source.lines, self.scopes(data), source.final_newline)
         except (TextError, UnparsableError) as error:
-            return HunkResult(
-                hunk.scope, State.DRIFTED, reason=Reason(f"the file cannot be read: {error}")
+            reason = Reason(f"the file cannot be read: {error}")
+            return HunkResult(hunk.scope, State.DRIFTED, reason=reason)
+
+    def misplaced(self, hunk: Hunk, data: bytes) -> bool:
+        """Whether the pre-image of a hunk is in these bytes, but outside its scope."""
+        try:
+            return misplaced(hunk, self.source(data).lines, self.scopes(data))
+        except (TextError, UnparsableError):
+            return False
+
+
+def attempt(
+    patch: Patch,
+    data: bytes | None,
+    texts: Texts,
+    judge: Judge | None = None,
+    missing_step: str | None = None,
+) -> Attempt:
+    """Try a patch on its file.
+
+    :param data: the file; ``None`` where there is none.
+    :param judge: the state of a hunk in ``data``; default: ``texts.match``.
+    :param missing_step: what to do where there is no file.
+    """
+    if data is None:
+        reason = Reason(f"expected the file {patch.path}, found none", missing_step)
+        hunks = tuple(HunkResult(h.scope, State.MISSING, reason=reason) for h in patch.hunks)
+        return Attempt(FileResult(patch.path, State.MISSING, patch.name, hunks, reason))
+    results = [(judge or texts.match)(hunk, data) for hunk in patch.hunks]
+    _refuse_overlaps(patch.hunks, results)
+    after: bytes | None = None
+    problem: Reason | None = None
+    if all(result.state is State.PRISTINE for result in results):
+        after, problem = _apply(patch, results, data, texts)
+    state = file_state(tuple(results)) if problem is None else State.DRIFTED
+    result = FileResult(patch.path, state, patch.name, tuple(results), problem)
+    return Attempt(result, after if state is State.PRISTINE else None)
+
+
+def _apply(
+    patch: Patch, results: list[HunkResult], data: bytes, texts: Texts
+) -> tuple[bytes | None, Reason | None]:
+    """The patched bytes, or why there are none; a hunk that would apply twice is marked."""
+    # In the order of the text: where one hunk ends with an insertion and the next begins with
+    # one, that is the order of the new lines.
+    placed = sorted(zip(results, patch.hunks, strict=True), key=lambda pair: pair[0].line or 0)
+    made = [edit for result, hunk in placed for edit in edits(hunk, (result.line or 1) - 1)]
+    endings = [final_newline_after(hunk) for hunk in patch.hunks]
+    ending = next((ending for ending in endings if ending is not None), None)
+    try:
+        after = texts.source(data).splice(made, ending).to_bytes()
+        texts.scopes_after(after, data, made)
+    except TextError as error:
+        return None, Reason(f"the patched file cannot be written: {error}")
+    except UnparsableError as error:
+        return None, Reason(f"the patched file is not Python: {error}", f"correct {patch.name}")
+    for index, hunk in enumerate(patch.hunks):
+        again = texts.match(hunk, after)
+        if again.state is State.UPSTREAMED:
+            continue
+        if again.state in (State.PRISTINE, State.AMBIGUOUS):
+            state = State.AMBIGUOUS
+            what = f"its lines before the change are still there, at line {again.line}"
+        else:
+            state = State.DRIFTED
+            what = "its lines after the change cannot be found in its scope"
+        results[index] = results[index]._replace(
+            state=state,
+            reason=Reason(
+                f"once it is applied, {what}, so nothing could tell that it is",
+                f"give the hunk in {patch.name}:{hunk.patch_line} more context or another scope",
+            ),
+        )
+    return after, None
+
+
+def _refuse_overlaps(hunks: Sequence[Hunk], results: list[HunkResult]) -> None:
+    """Mark the hunks of one patch whose pre-images are on the same lines."""
+    placed = [
+        (index, range(result.line, result.line + len(hunks[index].pre)))
+        for index, result in enumerate(results)
+        if result.state is State.PRISTINE and result.line is not None
+    ]
+    for index, mine in placed:
+        shared = sorted(
+            hunks[other].patch_line
+            for other, theirs in placed
+            if other != index and mine.start < theirs.stop and theirs.start < mine.stop
+        )
+        if shared:
+            results[index] = results[index]._replace(
+                state=State.DRIFTED,
+                reason=Reason(
+                    "it is on the same lines as the hunks at these lines of the patch: "
+                    f"{', '.join(map(str, shared))}",
+                    "make one hunk of them",
+                ),
             )

@@ -177,6 +177,16 @@ def holding_scopes(line: int, size: int, scopes: Scopes) -> list[str]:
     return [name for _, name in sorted(holding)]
 
 
+def misplaced(hunk: Hunk, lines: Sequence[str], scopes: Scopes) -> bool:
+    """Whether the pre-image of a hunk is in the file, but not in the hunk's scope."""
+    inside = (
+        start
+        for scope in scopes.get(hunk.scope, ())
+        for start in _occurrences(hunk.pre, lines, scope)
+    )
+    return next(inside, None) is None and _elsewhere(hunk, lines, scopes) is not None
+
+
 def _elsewhere(hunk: Hunk, lines: Sequence[str], scopes: Scopes) -> str | None:
     """Where the pre-image stands outside the scope, in words."""
     found = list(_occurrences(hunk.pre, lines, range(len(lines))))

@@ -1,23 +1,31 @@
-"""Features against a pristine tree: every state, and the changes that applying would make.
+"""Plan features against a pristine tree: every state, and the changes that applying would make.
 
-Nothing is written here and nothing of the tree is run.  The features are taken in order on the
-text that the ones before left, so that what is planned is what would stand on disk."""
+Nothing is written here and nothing of the tree is run.  The features are taken in order, each on
+the text that the ones before left, so that the plan is what would be on disk.  What one patch does
+to one text is ``attempt``'s part; the sequence and its clashes are this module's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from packaging.version import Version
 
-from overlay.features.model import AddedFile, Feature, Hunk, Patch, Topic, Variant
+from overlay.features.model import (
+    AddedFile,
+    Feature,
+    Hunk,
+    Patch,
+    Topic,
+    Variant,
+)
 from overlay.package import ReleaseRange, Tree
-from overlay.planning.attempt import Simulation, Step
-from overlay.planning.matching import edits, final_newline_after
+from overlay.planning import advice
+from overlay.planning.attempt import Attempt, Texts, attempt
 from overlay.planning.provenance import Provenance
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
-from overlay.planning.upstream import evidence
+from overlay.planning.upstream import Evidence, evidence
 from overlay.results import (
     Change,
     FeatureResult,
@@ -27,7 +35,6 @@ from overlay.results import (
     Reason,
     State,
     combine,
-    file_state,
 )
 
 
@@ -49,7 +56,7 @@ def plan(
     :returns: a plan whose ``changes`` are empty unless no feature needs attention.
     """
     planner = _Planner(
-        Simulation(pristine, syntax or Syntax()), release, Provenance(pristine, record)
+        _Sequence(pristine, syntax or Syntax()), release, Provenance(pristine, record)
     )
     for feature in features:
         planner.add(feature)
@@ -78,23 +85,42 @@ class _Draft:
 
 
 @dataclass(frozen=True)
-class _Attempt:
-    """A patch matched against the text as it is now.
+class _Step:
+    """One patch or added module in the sequence: which it is, and what it left of its file."""
 
-    :ivar after: the patched bytes, ``None`` unless every hunk would be applied.
-    :ivar clashes: the steps that stand in its way.
-    """
+    feature: int
+    file: int
+    label: str
+    after: bytes
 
-    result: FileResult
-    after: bytes | None = None
-    clashes: tuple[Step, ...] = ()
+
+class _Sequence:
+    """The files of a tree, and what the steps so far make of them."""
+
+    def __init__(self, tree: Tree, syntax: Syntax) -> None:
+        self._tree = tree
+        self.texts = Texts(syntax)
+        self._pristine: dict[str, bytes | None] = {}
+        self.steps: dict[str, list[_Step]] = {}
+
+    def pristine(self, path: str) -> bytes | None:
+        """The bytes of the tree's own file."""
+        if path not in self._pristine:
+            self._pristine[path] = self._tree.read(path)
+        return self._pristine[path]
+
+    def current(self, path: str) -> bytes | None:
+        """The bytes that the steps so far leave."""
+        steps = self.steps.get(path)
+        return steps[-1].after if steps else self.pristine(path)
 
 
 class _Planner:
     def __init__(
-        self, simulation: Simulation, release: Version | None, provenance: Provenance
+        self, sequence: _Sequence, release: Version | None, provenance: Provenance
     ) -> None:
-        self.simulation, self.release, self.provenance = simulation, release, provenance
+        self.sequence, self.release, self.provenance = sequence, release, provenance
+        self.texts = sequence.texts
         self.drafts: list[_Draft] = []
 
     def add(self, feature: Feature) -> None:
@@ -103,16 +129,12 @@ class _Planner:
         self.drafts.append(draft)
         if self.release is not None and below(self.release, feature.releases):
             draft.state = State.INAPPLICABLE
-            draft.notes.append(f"{self.release} lies below its range, {feature.releases}")
+            draft.notes.append(f"{self.release} is below its range, {feature.releases}")
         elif (shown := evidence(feature, self.release, self._scope_lines)).merged:
             draft.state = State.UPSTREAMED
             draft.notes.append(f"the release has it: {shown.text}")
         elif not feature.topics and not feature.added:
-            draft.state = State.DRIFTED
-            draft.notes.append(
-                "it carries no patch, and the release does not have it: expected "
-                f"{shown.text or feature.title}; found no such text there"
-            )
+            self._add_unmet(draft, shown)
         else:
             self._note_untested(draft)
             for added in feature.added:
@@ -129,8 +151,8 @@ class _Planner:
         if any(result.state.needs_attention for result in results):
             return Plan(results, (), notices)
         changes = tuple(
-            Change(path, self.simulation.pristine(path), self.simulation.current(path))
-            for path in sorted(self.simulation.steps)
+            Change(path, self.sequence.pristine(path), self.sequence.current(path))
+            for path in sorted(self.sequence.steps)
         )
         return Plan(results, tuple(c for c in changes if c.before != c.after), notices)
 
@@ -139,44 +161,57 @@ class _Planner:
     def _scope_lines(self, path: str, scope: str) -> list[Sequence[str]]:
         """The lines of each place that a scope has in the release's own file."""
         self.provenance.use(path)
-        data = self.simulation.pristine(path)
+        data = self.sequence.pristine(path)
         try:
-            places = self.simulation.scopes(data).get(scope, ()) if data is not None else ()
-            lines = self.simulation.source(data).lines if data is not None else ()
+            places = self.texts.scopes(data).get(scope, ()) if data is not None else ()
+            lines = self.texts.source(data).lines if data is not None else ()
         except (TextError, UnparsableError):
             return []
         return [lines[place.start : place.stop] for place in places]
+
+    def _add_unmet(self, draft: _Draft, shown: Evidence) -> None:
+        """Give a feature without patches the places where the release should have it."""
+        feature = draft.feature
+        draft.state = State.DRIFTED
+        reason = Reason(
+            "it carries no patch, and the release does not have it: expected "
+            f"{shown.text or feature.title}; found no such text there"
+        )
+        for test in feature.upstream_tests:
+            alone = replace(feature, merged=None, upstream_tests=(test,))
+            if not evidence(alone, None, self._scope_lines).merged:
+                hunk = HunkResult(test.scope, State.DRIFTED, reason=reason)
+                draft.files.append(FileResult(test.path, State.DRIFTED, None, (hunk,)))
+        if not draft.files:
+            draft.notes.append(reason.text)
 
     # Added modules
 
     def _add_module(self, draft: _Draft, added: AddedFile) -> None:
         path = added.path
         self.provenance.use(path)
-        before, now = self.simulation.pristine(path), self.simulation.current(path)
+        before, now = self.sequence.pristine(path), self.sequence.current(path)
         result, after = FileResult(path, State.PRISTINE), None
-        problem = self.simulation.syntax.compile_error(added.content, path)
+        problem = self.texts.syntax.compile_error(added.content, path)
         if problem is not None:
-            todo = f"correct {draft.feature.id}/files/{path} in its folder of patches"
-            reason = Reason(f"the added module does not compile: {problem}", todo)
-            result = _drifted(path, None, reason)
+            text = f"the added module does not compile: {problem}"
+            result = _drifted(path, None, Reason(text, advice.for_module(draft.feature, path)))
         elif before is not None and before != added.content:
-            why = "expected no such file, found another one of that name; it is not overwritten"
-            result = _drifted(path, None, Reason(why))
+            text = "expected no such file, found another one of that name; it is not overwritten"
+            result = _drifted(path, None, Reason(text, advice.for_taken_name(draft.feature, path)))
         elif before is not None:
-            foreign = self.provenance.foreign(path)
             result = FileResult(path, State.UPSTREAMED)
-            if foreign is not None:
-                why = f"the module stands there already, but {foreign}"
-                result = _drifted(path, None, Reason(why))
-        elif now is not None and self.simulation.steps[path][0].after != added.content:
-            step = self.simulation.steps[path][0]
+            if self.provenance.foreign(path) is not None:
+                result = _drifted(path, None, advice.UNRECORDED)
+        elif now is not None and self.sequence.steps[path][0].after != added.content:
+            step = self.sequence.steps[path][0]
             result = self._clash(step, path, None, draft)
         elif now is not None:
             # An earlier feature adds the same bytes: features may share a module.
             result = FileResult(path, State.PRISTINE)
         else:
             after = added.content
-        self._keep(draft, f"files/{path}", _Attempt(result, after))
+        self._keep(draft, f"files/{path}", Attempt(result, after))
 
     # Topics
 
@@ -185,15 +220,15 @@ class _Planner:
             v for v in topic.variants if self.release is not None and self.release in v.releases
         ]
         if inside:
-            chosen = self._attempt(draft, inside[0].patch)
+            chosen, clashes = self._attempt(draft, inside[0].patch)
         else:
             if self.release is not None and self.release in draft.feature.releases:
                 note = f"{topic.name} has no variant for {self.release}"
                 draft.notes.append(f"{note}; untested, judged by content")
                 draft.untested = True
-            chosen = self._best(draft, topic)
+            chosen, clashes = self._best(draft, topic)
         self.provenance.use(chosen.result.path)
-        for step in chosen.clashes:
+        for step in clashes:
             self._clash(step, chosen.result.path, chosen.result.patch, draft)
         self._keep(draft, chosen.result.patch or "", chosen)
 
@@ -205,116 +240,85 @@ class _Planner:
         if release is None:
             why = "the release of this vLLM cannot be told"
         elif release.is_prerelease:
-            why = f"{release} is no release, so it is in no range"
+            why = f"{release} is not a final release, so it is in no range"
         else:
             why = f"{release} is newer than its range, {releases}"
         draft.untested = True
         draft.notes.append(f"{why}; untested, judged by content")
 
-    def _best(self, draft: _Draft, topic: Topic) -> _Attempt:
+    def _best(self, draft: _Draft, topic: Topic) -> tuple[Attempt, list[_Step]]:
         """The variant that fits: all of it pristine, all of it there, or the nearest."""
         attempts = [self._attempt(draft, v.patch) for v in _by_distance(topic, self.release)]
         order = {State.PRISTINE: 0, State.UPSTREAMED: 1}
 
-        def misfit(attempt: _Attempt) -> tuple[int, int]:
-            wrong = sum(hunk.state.needs_attention for hunk in attempt.result.hunks)
-            return order.get(attempt.result.state, 2), wrong
+        def misfit(tried: tuple[Attempt, list[_Step]]) -> tuple[int, int]:
+            result = tried[0].result
+            wrong = sum(hunk.state.needs_attention for hunk in result.hunks)
+            return order.get(result.state, 2), wrong
 
         return min(attempts, key=misfit)
 
-    def _attempt(self, draft: _Draft, patch: Patch) -> _Attempt:
-        """Match a patch against its file as it is now; nothing is kept."""
-        data = self.simulation.current(patch.path)
-        if data is None:
-            reason = Reason(f"expected the file {patch.path}, found none")
-            hunks = tuple(HunkResult(h.scope, State.MISSING, reason=reason) for h in patch.hunks)
-            return _Attempt(FileResult(patch.path, State.MISSING, patch.name, hunks, reason))
-        clashes: list[Step] = []
-        results = [self._stand(draft, patch, hunk, data, clashes) for hunk in patch.hunks]
-        _refuse_overlaps(patch.hunks, results)
-        after: bytes | None = None
-        problem: Reason | None = None
-        if all(result.state is State.PRISTINE for result in results):
-            after, problem = self._apply(patch, results, data)
-        state = file_state(tuple(results)) if problem is None else State.DRIFTED
-        result = FileResult(patch.path, state, patch.name, tuple(results), problem)
-        return _Attempt(result, after if state is State.PRISTINE else None, tuple(clashes))
+    def _attempt(self, draft: _Draft, patch: Patch) -> tuple[Attempt, list[_Step]]:
+        """Try a patch on its file as it is now; nothing is kept.
 
-    def _stand(
-        self, draft: _Draft, patch: Patch, hunk: Hunk, data: bytes, clashes: list[Step]
+        :returns: the attempt, and the steps that it clashes with.
+        """
+        clashes: list[_Step] = []
+
+        def judge(hunk: Hunk, data: bytes) -> HunkResult:
+            result = self._judge(draft, patch, hunk, data, clashes)
+            return self._advised(draft.feature, patch, hunk, data, result)
+
+        missing_step = advice.for_missing_file(draft.feature, patch)
+        data = self.sequence.current(patch.path)
+        return attempt(patch, data, self.texts, judge, missing_step), clashes
+
+    def _judge(
+        self, draft: _Draft, patch: Patch, hunk: Hunk, data: bytes, clashes: list[_Step]
     ) -> HunkResult:
-        """How one hunk stands, the release's own text and earlier steps told apart."""
-        now = self.simulation.match(hunk, data)
-        steps = self.simulation.steps.get(patch.path, [])
+        """The state of one hunk, the release's own text and earlier steps told apart."""
+        now = self.texts.match(hunk, data)
+        steps = self.sequence.steps.get(patch.path, [])
         if now.state is State.PRISTINE:
             return now
-        before = self.simulation.match(hunk, self.simulation.pristine(patch.path)) if steps else now
+        before = self.texts.match(hunk, self.sequence.pristine(patch.path)) if steps else now
         if before.state is State.UPSTREAMED:
-            foreign = self.provenance.foreign(patch.path)
-            if foreign is None:
+            if self.provenance.foreign(patch.path) is None:
                 return before
-            return before._replace(
-                state=State.DRIFTED,
-                reason=Reason(f"only its lines after the change stand there, but {foreign}"),
-            )
+            return before._replace(state=State.DRIFTED, reason=advice.UNRECORDED)
         if before.state is not State.PRISTINE and now.state is not State.UPSTREAMED:
             return now
-        step = next(
-            s for s in steps if self.simulation.match(hunk, s.after).state is not before.state
-        )
+        step = next(s for s in steps if self.texts.match(hunk, s.after).state is not before.state)
         clashes.append(step)
         reason = self._clash_reason(step, draft, patch.name)
         return HunkResult(hunk.scope, State.DRIFTED, before.line, reason)
 
-    def _apply(
-        self, patch: Patch, results: list[HunkResult], data: bytes
-    ) -> tuple[bytes | None, Reason | None]:
-        """The patched bytes, or why there are none; a hunk that would apply twice is marked."""
-        # In the order of the text: where one hunk ends with an insertion and the next begins with
-        # one, that is the order of the new lines.
-        placed = sorted(zip(results, patch.hunks, strict=True), key=lambda pair: pair[0].line or 0)
-        made = [edit for result, hunk in placed for edit in edits(hunk, (result.line or 1) - 1)]
-        endings = [final_newline_after(hunk) for hunk in patch.hunks]
-        ending = next((ending for ending in endings if ending is not None), None)
-        try:
-            after = self.simulation.source(data).splice(made, ending).to_bytes()
-            self.simulation.scopes_after(after, data, made)
-        except TextError as error:
-            return None, Reason(f"the patched file cannot be written: {error}")
-        except UnparsableError as error:
-            return None, Reason(f"the patched file is no Python: {error}", "mend the patch")
-        for index, hunk in enumerate(patch.hunks):
-            again = self.simulation.match(hunk, after)
-            if again.state is State.UPSTREAMED:
-                continue
-            if again.state in (State.PRISTINE, State.AMBIGUOUS):
-                state, what = (
-                    State.AMBIGUOUS,
-                    f"its lines before the change still stand at line {again.line}",
-                )
-            else:
-                state, what = (
-                    State.DRIFTED,
-                    "its lines after the change cannot be found in its scope",
-                )
-            results[index] = results[index]._replace(
-                state=state,
-                reason=Reason(
-                    f"once it is applied, {what}, so nothing could tell that it is",
-                    "give the hunk more context or another scope",
-                ),
-            )
-        return after, None
+    def _advised(
+        self, feature: Feature, patch: Patch, hunk: Hunk, data: bytes, result: HunkResult
+    ) -> HunkResult:
+        """A hunk's result with what to do, where it does not say so yet."""
+        reason = result.reason
+        if not result.state.needs_attention or reason is None or reason.next_step is not None:
+            return result
+        next_step = advice.for_hunk(
+            feature,
+            patch,
+            hunk,
+            result.state,
+            misplaced=self.texts.misplaced(hunk, data),
+            original=self.provenance.original(patch.path),
+        )
+        return result._replace(reason=Reason(reason.text, next_step))
 
     # Keeping
 
-    def _keep(self, draft: _Draft, label: str, attempt: _Attempt) -> None:
+    def _keep(self, draft: _Draft, label: str, attempt: Attempt) -> None:
         draft.files.append(attempt.result)
         if attempt.after is not None:
-            step = Step(len(self.drafts) - 1, len(draft.files) - 1, label, attempt.after)
-            self.simulation.steps.setdefault(attempt.result.path, []).append(step)
+            step = _Step(len(self.drafts) - 1, len(draft.files) - 1, label, attempt.after)
+            self.sequence.steps.setdefault(attempt.result.path, []).append(step)
 
-    def _clash_reason(self, step: Step, draft: _Draft, patch: str | None) -> Reason:
+    def _clash_reason(self, step: _Step, draft: _Draft, patch: str | None) -> Reason:
         other = self.drafts[step.feature].feature.id
         mine = f"{draft.feature.id} ({patch})" if patch else draft.feature.id
         return Reason(
@@ -322,7 +326,7 @@ class _Planner:
             "leave one of them out, or make one patch of both",
         )
 
-    def _clash(self, step: Step, path: str, patch: str | None, draft: _Draft) -> FileResult:
+    def _clash(self, step: _Step, path: str, patch: str | None, draft: _Draft) -> FileResult:
         """Refuse the earlier step too; gives the later one's result."""
         reason = self._clash_reason(step, draft, patch)
         files = self.drafts[step.feature].files
@@ -333,8 +337,8 @@ class _Planner:
 
     def _compile(self) -> None:
         """Refuse the first step of each file whose result does not compile."""
-        for path, steps in self.simulation.steps.items():
-            compile_error = self.simulation.syntax.compile_error
+        for path, steps in self.sequence.steps.items():
+            compile_error = self.texts.syntax.compile_error
             if compile_error(steps[-1].after, path) is None:
                 continue
             for step in steps:
@@ -344,7 +348,8 @@ class _Planner:
                     files[step.file] = files[step.file]._replace(
                         state=State.DRIFTED,
                         reason=Reason(
-                            f"the patched file does not compile: {problem}", "mend the patch"
+                            f"the patched file does not compile: {problem}",
+                            advice.for_result(self.drafts[step.feature].feature, step.label),
                         ),
                     )
                     break
@@ -362,27 +367,3 @@ def _by_distance(topic: Topic, release: Version | None) -> Iterable[Variant]:
     older = [variant for variant in newest if variant.releases.first <= release]
     newer = [variant for variant in reversed(newest) if variant.releases.first > release]
     return [*older, *newer]
-
-
-def _refuse_overlaps(hunks: Sequence[Hunk], results: list[HunkResult]) -> None:
-    """Mark the hunks of one patch whose pre-images stand on the same lines."""
-    placed = [
-        (index, range(result.line, result.line + len(hunks[index].pre)))
-        for index, result in enumerate(results)
-        if result.state is State.PRISTINE and result.line is not None
-    ]
-    for index, mine in placed:
-        shared = sorted(
-            hunks[other].patch_line
-            for other, theirs in placed
-            if other != index and mine.start < theirs.stop and theirs.start < mine.stop
-        )
-        if shared:
-            results[index] = results[index]._replace(
-                state=State.DRIFTED,
-                reason=Reason(
-                    "it stands on the same lines as the hunks at these lines of the patch: "
-                    f"{', '.join(map(str, shared))}",
-                    "make one hunk of them",
-                ),
-            )

@@ -36,6 +36,10 @@ class Provenance:
             self._foreign[path] = self._look(path)
         return self._foreign[path]
 
+    def original(self, path: str) -> bool | None:
+        """Whether a file is the release's own; ``None`` where there is no RECORD to tell."""
+        return None if self._record is None else self.foreign(path) is None
+
     def notices(self) -> tuple[Notice, ...]:
         """One notice for each file that matters and is not the release's own, by path."""
         return tuple(

@@ -15,11 +15,15 @@ from overlay.report.model import (
     Obstacle,
     ProcessesReport,
     Report,
+    StatusReport,
     TargetReport,
 )
 from overlay.report.problems import Problem, problems
 from overlay.report.words import count, enumeration, megabytes
 from overlay.results import FeatureResult, FileResult, Notice, State
+
+#: How many files or patches of one problem are named, unless all are asked for.
+_MOST_NAMES = 6
 
 
 def render(report: Report, *, verbose: bool = False) -> tuple[Line, ...]:
@@ -43,10 +47,12 @@ def render(report: Report, *, verbose: bool = False) -> tuple[Line, ...]:
         for target in ordered:
             lines += _target(target, width, verbose)
             lines.append(BLANK)
+    if isinstance(report, StatusReport) and verbose:
+        lines += [labelled(0, "patches: ", folder) for folder in ("shipped", *report.patches)]
     if isinstance(report, ProcessesReport | DoctorReport):
         from overlay.report.doctor_text import processes
 
-        lines += processes(report.processes)
+        lines += processes(report.processes, verbose=verbose)
     if isinstance(report, DoctorReport):
         from overlay.report.doctor_text import problems as needy
 
@@ -110,7 +116,7 @@ def _target(target: TargetReport, width: int, verbose: bool) -> Iterator[Line]:
         if verbose:
             yield from _files(feature)
     for problem in problems(target):
-        yield from _problem(problem, indent=2)
+        yield from _problem(problem, 2, verbose=verbose)
     for obstacle in target.obstacles:
         yield from _obstacle(obstacle)
     if target.in_memory:
@@ -132,7 +138,7 @@ def _summary(feature: FeatureResult) -> str:
     """What a feature's state means here, in a few words."""
     hunks = [hunk for file in feature.files for hunk in file.hunks]
     patched = len({file.path for file in feature.files if file.patch is not None})
-    added = sum(file.patch is None for file in feature.files)
+    added = sum(file.patch is None and not file.hunks for file in feature.files)
     parts = []
     if feature.state.needs_attention:
         bad = sum(hunk.state.needs_attention for hunk in hunks)
@@ -176,27 +182,47 @@ def _files(feature: FeatureResult) -> Iterator[Line]:
 
 
 def _origin(file: FileResult) -> str:
-    return file.patch or "(added module)"
+    return file.patch or ("(expected of the release)" if file.hunks else "(added module)")
 
 
-def _problem(problem: Problem, indent: int, where: str = "") -> Iterator[Line]:
-    place = problem.path or problem.feature
-    if problem.scope is not None:
-        place += f" in {problem.scope}"
+def _problem(
+    problem: Problem, indent: int, *, where: str = "", verbose: bool = False
+) -> Iterator[Line]:
     inner = indent + 2
     yield Line(
         (Span(" " * indent), Span(f"{MARK} {problem.state.value}: ", problem.state.value)),
-        (Span(place),),
+        (Span(_places(problem)),),
     )
+    most = len(problem.places) + 1 if verbose else _MOST_NAMES
     if where:
         yield labelled(inner, "on:    ", where)
     yield labelled(inner, "why:   ", problem.reason.text)
-    if problem.candidates:
-        lines = enumeration([str(line) for line in problem.candidates], most=12)
+    if len(problem.places) > 1:
+        yield labelled(inner, "files: ", enumeration(problem.paths, most=most))
+    candidates = {line for place in problem.places for line in place.candidates}
+    if candidates:
+        lines = enumeration([str(line) for line in sorted(candidates)], most=12)
         yield labelled(inner, "lines: ", lines)
-    if problem.patch is not None:
-        yield labelled(inner, "patch: ", problem.patch)
+    if problem.patches:
+        yield labelled(inner, "patch: ", enumeration(problem.patches, most=most))
     yield labelled(inner, "next:  ", problem.reason.next_step or "")
+
+
+def _places(problem: Problem) -> str:
+    """Where a problem is: the place, or how many there are."""
+    if not problem.places:
+        return ", ".join(problem.features)
+    if len(problem.places) > 1:
+        files = count(len(problem.paths), "file")
+        if len(problem.paths) == len(problem.places):
+            return files
+        if len(problem.paths) > 1:
+            return f"{count(len(problem.places), 'place')} in {files}"
+    if len(problem.paths) == 1 and len(problem.places) > 1:
+        scopes = [place.scope for place in problem.places if place.scope]
+        return f"{problem.paths[0]} in {enumeration(scopes)}" if scopes else problem.paths[0]
+    (place,) = problem.places
+    return place.path if place.scope is None else f"{place.path} in {place.scope}"
 
 
 def _obstacle(obstacle: Obstacle) -> Iterator[Line]:
@@ -248,7 +274,7 @@ def _shared_problems(targets: tuple[TargetReport, ...]) -> Iterator[Line]:
     if found or warned:
         yield BLANK
     for problem, names in sorted(found.items(), key=lambda item: -item[0].state.rank):
-        yield from _problem(problem, indent=0, where=enumeration(names, most=20))
+        yield from _problem(problem, 0, where=enumeration(names, most=20))
     for notice, names in warned.items():
         yield labelled(0, "warning: ", f"{enumeration(names, most=20)}: {notice}", "warning")
 

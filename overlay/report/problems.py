@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from overlay.report.model import TargetReport
 from overlay.report.words import enumeration
-from overlay.results import FeatureResult, FileResult, HunkResult, Reason, State
+from overlay.results import FeatureResult, FileResult, Reason, State
 
 _WHY = {
     State.PARTIAL: "one part is patched, another is not",
     State.DRIFTED: "the lines that the patch expects are not there",
-    State.AMBIGUOUS: "the lines that the patch expects stand there more than once",
+    State.AMBIGUOUS: "the lines that the patch expects are there more than once",
     State.MISSING: "the file or the scope that the patch is for is not there",
 }
 
@@ -26,36 +27,55 @@ _NEXT_WRITABLE = {
     "reinstall vLLM and apply again",
     State.DRIFTED: f"if somebody edited this file, reinstall vLLM; otherwise {_PORT}",
     State.AMBIGUOUS: "if somebody edited this file, reinstall vLLM; otherwise give the hunk more "
-    "context lines, so that it stands once in its scope",
+    "context lines, so that its scope has them once",
     State.MISSING: f"if the installation is incomplete, reinstall vLLM; otherwise {_PORT}",
 }
 
 _NEXT_READ_ONLY = {
     State.PARTIAL: f"this release has a part of the change: {_PORT}",
     State.DRIFTED: _PORT,
-    State.AMBIGUOUS: "give the hunk more context lines, so that it stands once in its scope",
+    State.AMBIGUOUS: "give the hunk more context lines, so that its scope has them once",
     State.MISSING: _PORT,
 }
 
 
-@dataclass(frozen=True)
-class Problem:
-    """One thing that needs the user.
+class Place(NamedTuple):
+    """Where a problem is.
 
-    :ivar path: the file, or ``None`` where the feature as a whole is meant.
     :ivar scope: the scope of the hunk, or ``None`` where the file as a whole is meant.
-    :ivar patch: the patch that it stops; several, with commas, where a whole file is meant.
+    :ivar patch: the patch that it stops; ``None`` for an added module.
     :ivar candidates: 1-based lines where the hunk could land, where there are several.
-    :ivar reason: why, and always what to do.
     """
 
-    feature: str
+    path: str
+    scope: str | None = None
+    patch: str | None = None
+    candidates: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One cause that needs the user, told once for all the places that have it.
+
+    :ivar features: ids of the features that it stops.
+    :ivar reason: why, and always what to do.
+    :ivar places: empty where the features as a whole are meant.
+    """
+
+    features: tuple[str, ...]
     state: State
-    path: str | None
-    scope: str | None
-    patch: str | None
     reason: Reason
-    candidates: tuple[int, ...]
+    places: tuple[Place, ...] = ()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The files that have it, each once."""
+        return tuple(dict.fromkeys(place.path for place in self.places))
+
+    @property
+    def patches(self) -> tuple[str, ...]:
+        """The patches that it stops, each once."""
+        return tuple(dict.fromkeys(place.patch for place in self.places if place.patch))
 
 
 def explained(state: State, reason: Reason | None, *, writable: bool) -> Reason | None:
@@ -71,22 +91,54 @@ def explained(state: State, reason: Reason | None, *, writable: bool) -> Reason 
 
 
 def problems(target: TargetReport) -> tuple[Problem, ...]:
-    """Everything in a target that needs the user, the worst feature first."""
+    """Everything in a target that needs the user: each cause once, the worst feature's first."""
     steps = _NEXT_READ_ONLY if target.root is None else _NEXT_WRITABLE
     ordered = sorted(target.features, key=lambda feature: -feature.state.rank)
-    return tuple(problem for feature in ordered for problem in _merged(_of_feature(feature, steps)))
+    single = [problem for feature in ordered for problem in _of_feature(feature, steps)]
+    return _merged(_own(single, target))
 
 
-def _merged(found: Iterable[Problem]) -> Iterable[Problem]:
-    """What is wrong with a whole file, said once with every patch that it stops."""
-    merged: dict[Problem, list[str]] = {}
-    for problem in found:
-        patches = merged.setdefault(replace(problem, patch=None), [])
-        patches += [problem.patch] if problem.patch is not None else []
-    return [
-        replace(problem, patch=", ".join(dict.fromkeys(patches)) or None)
-        for problem, patches in merged.items()
+def _own(single: Sequence[Problem], target: TargetReport) -> list[Problem]:
+    """The problems without those that follow from another's.
+
+    A feature without a patch only expects what the release has.  Where its file is a problem of
+    another feature, that is the cause.
+    """
+    patchless = {
+        feature.feature
+        for feature in target.features
+        if feature.files and all(file.patch is None and file.hunks for file in feature.files)
+    }
+    causes = {
+        place.path
+        for problem in single
+        if not patchless.issuperset(problem.features)
+        for place in problem.places
+    }
+    own = [
+        problem
+        for problem in single
+        if not patchless.issuperset(problem.features) or causes.isdisjoint(problem.paths)
     ]
+    return own or list(single)
+
+
+def _merged(single: Iterable[Problem]) -> tuple[Problem, ...]:
+    """Problems with one cause as one, with every place and every feature that has it."""
+    merged: dict[tuple[State, Reason], Problem] = {}
+    for problem in single:
+        key = (problem.state, problem.reason)
+        known = merged.get(key)
+        merged[key] = (
+            problem
+            if known is None
+            else replace(
+                known,
+                features=tuple(dict.fromkeys((*known.features, *problem.features))),
+                places=tuple(dict.fromkeys((*known.places, *problem.places))),
+            )
+        )
+    return tuple(merged.values())
 
 
 def _of_feature(feature: FeatureResult, steps: dict[State, str]) -> Iterator[Problem]:
@@ -109,29 +161,18 @@ def _of_file(feature: str, file: FileResult, steps: dict[State, str]) -> Iterato
         if hunk.reason is not None and hunk.reason == file.reason:
             continue
         reason = hunk.reason or Reason(_WHY[hunk.state])
-        yield _problem(feature, hunk.state, reason, steps, file, hunk)
+        place = Place(file.path, hunk.scope, file.patch, hunk.candidates)
+        yield _problem(feature, hunk.state, reason, steps, place)
     if not hunks or file.reason is not None:
         reason = file.reason or Reason(_WHY[file.state])
-        yield _problem(feature, file.state, reason, steps, file)
+        yield _problem(feature, file.state, reason, steps, Place(file.path, None, file.patch))
 
 
 def _problem(
-    feature: str,
-    state: State,
-    reason: Reason,
-    steps: dict[State, str],
-    file: FileResult | None = None,
-    hunk: HunkResult | None = None,
+    feature: str, state: State, reason: Reason, steps: dict[State, str], *places: Place
 ) -> Problem:
-    return Problem(
-        feature,
-        state,
-        file.path if file else None,
-        hunk.scope if hunk else None,
-        file.patch if file else None,
-        Reason(reason.text, reason.next_step or steps[state]),
-        hunk.candidates if hunk else (),
-    )
+    explanation = Reason(reason.text, reason.next_step or steps[state])
+    return Problem((feature,), state, explanation, places)
 
 
 def _mixture(feature: FeatureResult) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from overlay.report.codes import Code, Verdict
 from overlay.report.model import CachePart, Pending, TargetFailure, TargetReport
+from overlay.report.problems import problems
 from overlay.report.words import are, count, enumeration, megabytes, named, those, vllm
 from overlay.results import Change, FeatureResult, State
 
@@ -30,14 +31,13 @@ _NEEDY = {
 
 def attention(target: TargetReport) -> str | None:
     """What needs the user: features in their states, obstacles, an interruption; or ``None``."""
-    needy = [feature for feature in target.features if feature.state.needs_attention]
-    # What carries no patch of its own follows from the files that the others are about.
-    patched = [feature for feature in needy if feature.files] or needy
+    told = {name for problem in problems(target) for name in problem.features}
+    needy = [feature for feature in target.features if feature.feature in told]
     said = []
     for state, (one, several) in _NEEDY.items():
         if names := [
             feature.feature
-            for feature in patched
+            for feature in needy
             if feature.state is state and feature.feature not in target.unrecorded
         ]:
             said.append(f"{enumeration(names)} {one if len(names) == 1 else several}")

@@ -272,7 +272,7 @@ def test_every_way_a_patch_can_fail_is_told_at_once(cli: Cli, tmp_path: Path) ->
         "no-python           drifted !",
         f"expected the scope {inside}d, found none of that name; similar ones are {inside}",
         "expected the file vllm/v1/gone.py, found none",
-        "the patched file is no Python",
+        "the patched file is not Python",
         "next:  mend the patch",
         "next:  leave one of them out, or make one patch of both",
     ):

@@ -49,7 +49,7 @@ READING = (
 )
 WRITING = (("apply",), ("revert",))
 STARTS = ("pristine", "applied", "interrupted", "interrupted revert")
-LIMIT_SECONDS = 5
+COMPUTING_SECONDS, WAITING_SECONDS = 5, 30
 
 
 class Hang(BaseException):
@@ -121,9 +121,15 @@ class Lab:
                     assert stamps(sandbox / "site") == before, said
 
     def bounded(self, command: tuple[str, ...], site: Path) -> tuple[int, str]:
-        """As ``run`` on a target; :raises Hang: if it takes too long."""
-        previous = signal.signal(signal.SIGALRM, _hang)
-        signal.alarm(LIMIT_SECONDS)
+        """As ``run`` on a target.
+
+        :raises Hang: if it computes for five seconds, or waits for thirty: a machine that does
+            other things, too, can keep it waiting for a while.
+        """
+        signals = (signal.SIGALRM, signal.SIGPROF)
+        previous = [signal.signal(number, _hang) for number in signals]
+        signal.setitimer(signal.ITIMER_PROF, COMPUTING_SECONDS)
+        signal.alarm(WAITING_SECONDS)
         try:
             if command == ("doctor",):
                 with pytest.MonkeyPatch.context() as patch:
@@ -132,7 +138,9 @@ class Lab:
             return self.run(*command, site)
         finally:
             signal.alarm(0)
-            signal.signal(signal.SIGALRM, previous)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            for number, handler in zip(signals, previous, strict=True):
+                signal.signal(number, handler)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from overlay.errors import TransactionError
+from overlay.on_disk import transaction as commit
+from overlay.on_disk.journal import JOURNAL_PATH
 from overlay.on_disk.recovery import recover
 from tests.support import faults, transactions
 from tests.support.faults import FaultyOs, faulty
@@ -119,6 +121,10 @@ def test_killed_at_every_call(scenario: Scenario) -> None:
         assert faults.in_child(work) == -signal.SIGKILL, f"call {at} was not reached"
         where = f"killed at call {at}, {scenario.calls[at - 1]}"
         assert scenario.each_file_is_whole(site), where
+        stands = snapshot(site.root, bytecode=True)
+        with commit.reading(site.root) as interrupted:
+            assert (interrupted is not None) is (JOURNAL_PATH in stands), where
+        assert snapshot(site.root, bytecode=True) == stands, where
         recover(site.root)
         assert scenario.whole(site), where
         assert recover(site.root) is None, where

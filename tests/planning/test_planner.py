@@ -68,7 +68,9 @@ def test_every_problem_is_reported() -> None:
         State.MISSING,
     ]
     assert "does not compile: line 1" in str(found.files[0].reason)
-    assert str(found.files[2].reason) == "expected the file vllm/missing.py, found none"
+    reason = found.files[2].reason
+    assert reason is not None
+    assert reason.text == "expected the file vllm/missing.py, found none"
     assert found.files[2].hunks[0].state is State.MISSING
 
 
@@ -78,10 +80,10 @@ def test_every_problem_is_reported() -> None:
 @pytest.mark.parametrize(
     ("release", "state", "untested", "why"),
     [
-        ("0.19.1", State.INAPPLICABLE, False, "0.19.1 lies below its range, 0.20.0..0.33.0"),
+        ("0.19.1", State.INAPPLICABLE, False, "0.19.1 is below its range, 0.20.0..0.33.0"),
         ("0.19.2.dev4", State.INAPPLICABLE, False, "below"),
-        ("0.20.0rc1", State.PRISTINE, True, "0.20.0rc1 is no release"),
-        ("0.26.1.dev3", State.PRISTINE, True, "0.26.1.dev3 is no release"),
+        ("0.20.0rc1", State.PRISTINE, True, "0.20.0rc1 is not a final release"),
+        ("0.26.1.dev3", State.PRISTINE, True, "0.26.1.dev3 is not a final release"),
         ("0.20.0", State.PRISTINE, False, None),
         ("0.33.0", State.PRISTINE, False, None),
         ("0.33.0.post1", State.PRISTINE, True, "newer than its range"),
@@ -186,7 +188,9 @@ def test_a_feature_of_tests_alone_needs_attention_where_they_fail() -> None:
     history = feature(tests=[(A, "f", "num_active_loras")])
     (found,) = planned(history).features
     assert found.state is State.DRIFTED
-    assert "expected 'num_active_loras' in f of vllm/a.py" in str(found.reason)
+    (file,) = found.files
+    assert (file.path, file.patch, file.hunks[0].scope) == (A, None, "f")
+    assert "expected 'num_active_loras' in f of vllm/a.py" in str(file.hunks[0].reason)
     assert planned(history, release="0.15.0").state is State.INAPPLICABLE
 
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overlay.planning import advice
 from overlay.report.as_text import render
 from overlay.report.codes import Code, Exit, Verdict
 from overlay.report.lines import Line, Span, paint
@@ -15,11 +16,12 @@ from overlay.report.model import (
     FeatureEntry,
     ListReport,
     Report,
+    StatusReport,
     TargetReport,
     TopicEntry,
     failure,
 )
-from overlay.report.problems import problems
+from overlay.report.problems import Place, problems
 from overlay.report.wording import checked
 from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State, combine
 
@@ -70,15 +72,15 @@ def test_the_last_line_is_the_verdict_and_every_problem_is_there(
             assert problem.reason.next_step
             assert problem.reason.next_step in shown
             assert f"! {problem.state.value}: " in shown
-            if problem.scope is not None:
-                assert f"{problem.path} in {problem.scope}" in shown
+            for place in problem.places[:5]:
+                assert place.path in shown
 
 
 @given(targets())
 def test_a_target_has_problems_just_where_it_needs_attention(target: TargetReport) -> None:
     assert bool(problems(target)) == target.state.needs_attention
     needy = {feature.feature for feature in target.features if feature.state.needs_attention}
-    assert {problem.feature for problem in problems(target)} == needy
+    assert {name for problem in problems(target) for name in problem.features} == needy
 
 
 @given(targets())
@@ -135,11 +137,8 @@ def test_a_missing_file_is_said_once_and_not_for_each_hunk() -> None:
     feature = FeatureResult("f", State.MISSING, (file,))
     target = TargetReport("0.26.0", "0.26.0", None, (feature,))
     (problem,) = problems(target)
-    assert (problem.path, problem.scope, problem.reason.text) == (
-        "vllm/a.py",
-        None,
-        reason.text,
-    )
+    assert problem.reason.text == reason.text
+    assert problem.places == (Place("vllm/a.py", None, "p"),)
 
 
 def test_candidates_are_listed() -> None:
@@ -210,3 +209,42 @@ def test_a_pipe_gets_plain_unwrapped_lines() -> None:
     stream = io.StringIO()
     paint(LONG, stream)
     assert stream.getvalue() == "  why:   " + ("word " * 40).rstrip() + "\nEnd.\n"
+
+
+def unrecorded(paths: list[str], feature: str = "f") -> FeatureResult:
+    """A feature whose changes are in the files, without a ledger."""
+    files = tuple(
+        FileResult(
+            path, State.DRIFTED, "p", (HunkResult("g", State.DRIFTED, 3, advice.UNRECORDED),)
+        )
+        for path in paths
+    )
+    return FeatureResult(feature, State.DRIFTED, files)
+
+
+def test_one_cause_is_told_once_with_its_files_counted() -> None:
+    found = (
+        unrecorded([f"vllm/m{number}.py" for number in range(24)]),
+        unrecorded(["vllm/m3.py", "vllm/n.py"], "other"),
+    )
+    target = TargetReport("x", "0.26.0", Path("/opt"), found)
+    (problem,) = problems(target)
+    assert (problem.features, len(problem.paths)) == (("f", "other"), 25)
+    report = StatusReport(Verdict(Code.NEEDS_ATTENTION, "."), target)
+    shown = text(report)
+    assert shown.count("overlay revert") == 1
+    assert "! drifted: 25 files" in shown
+    assert "vllm/m0.py, vllm/m1.py, vllm/m2.py, vllm/m3.py, vllm/m4.py and 20 others" in shown
+    assert "vllm/m23.py" in text(report, verbose=True)
+
+
+def test_a_feature_without_a_patch_is_not_told_beside_the_real_problem() -> None:
+    hunk = HunkResult("g", State.DRIFTED, reason=Reason("expected 'x' in g"))
+    expected = FeatureResult(
+        "expected", State.DRIFTED, (FileResult("vllm/a.py", State.DRIFTED, None, (hunk,)),)
+    )
+    alone = TargetReport("0.26.0", "0.26.0", None, (expected,))
+    assert [problem.features for problem in problems(alone)] == [("expected",)]
+    beside = TargetReport("0.26.0", "0.26.0", None, (*drifted("0.26.0").features, expected))
+    assert [problem.features for problem in problems(beside)] == [("f",)]
+    assert checked([beside]).text == "Action needed: f has drifted on vLLM 0.26.0."

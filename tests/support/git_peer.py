@@ -139,7 +139,7 @@ class Comparison:
         if ours is not None:
             assert ours == theirs, name
             self._note("same bytes", name, "")
-        elif "does not compile" in whys or "is no Python" in whys:
+        elif "does not compile" in whys or "is not Python" in whys:
             self._note("git leaves what does not compile", name, whys)
         elif "once it is applied" in whys:
             self._note("git would apply it again and again", name, whys)

@@ -1,0 +1,91 @@
+"""What to do about a patch or an added module that does not fit.
+
+The answer depends on whose patch it is (shipped, or somebody's own), on what is wrong with it, and
+on whether the file is the release's own: reinstalling vLLM helps only where it is not."""
+
+from __future__ import annotations
+
+from overlay.features.model import Feature, Hunk, Patch
+from overlay.results import Reason, State
+
+_UPGRADE = (
+    "upgrade vllm-overlay, or give the patch a variant for this release (`overlay list -v` shows "
+    "the ranges)"
+)
+
+#: Why a change is not counted as upstream's though its lines are there; one cause for many files.
+UNRECORDED = Reason(
+    "the change is there already, in a file that is not the release's own, and no ledger says "
+    "that the overlay made it: it was patched in another way, or the ledger is lost",
+    "put the release's own files back: reinstall vLLM (`overlay revert` does it where RECORD "
+    "proves that the change is the overlay's)",
+)
+
+
+def for_hunk(
+    feature: Feature,
+    patch: Patch,
+    hunk: Hunk,
+    state: State,
+    *,
+    misplaced: bool,
+    original: bool | None,
+) -> str | None:
+    """What to do about a hunk that does not fit; ``None`` where its state alone tells it.
+
+    :param misplaced: its lines are in the file, but in another scope.
+    :param original: whether the file is the release's own; ``None`` where that is not known.
+    """
+    place = f"{patch.name}:{hunk.patch_line}"
+    if feature.shipped:
+        if original is None:
+            return None
+        step = _UPGRADE
+    elif state is State.AMBIGUOUS:
+        step = f"give the hunk in {place} more context lines, or a narrower scope"
+    elif state is State.MISSING or misplaced:
+        step = (
+            f"correct the scope in {place}; where the release has renamed it, give the patch a "
+            "variant for this release"
+        )
+    else:
+        step = f"give the patch a variant for this release, or correct the hunk in {place}"
+    if original is False:
+        return f"if somebody edited this file, reinstall vLLM; otherwise {step}"
+    return step
+
+
+def for_missing_file(feature: Feature, patch: Patch) -> str | None:
+    """What to do about a patch of a file that is not there."""
+    if feature.shipped:
+        return None
+    return f"correct the path in {patch.name}, or give the patch a variant for this release"
+
+
+def for_module(feature: Feature, path: str) -> str:
+    """What to do about an added module that does not compile."""
+    if feature.shipped:
+        return "reinstall vllm-overlay; if that does not help, report this as a bug in it"
+    return f"correct {module_file(feature, path)}"
+
+
+def for_taken_name(feature: Feature, path: str) -> str | None:
+    """What to do about an added module whose name a file of vLLM has already."""
+    if feature.shipped:
+        return None
+    return f"give {module_file(feature, path)} another name"
+
+
+def for_result(feature: Feature, label: str) -> str:
+    """What to do about a patch whose result would not do.
+
+    :param label: the patch, or the added module, relative to its patches folder.
+    """
+    if feature.shipped:
+        return "upgrade vllm-overlay; if that does not help, report this as a bug in it"
+    return f"correct {label} in {feature.origin}"
+
+
+def module_file(feature: Feature, path: str) -> str:
+    """The file of an added module in its patches folder."""
+    return f"{feature.origin}/{feature.id}/files/{path}"
