@@ -1,8 +1,8 @@
-"""What flows between the parts of the patcher: plain, frozen data.
+"""Types of features and patches: plain, frozen data, read from patches folders.
 
-Reading (``patchfile``, ``features``, ``targets``) makes the upper half of this page, planning
-(``planning``) makes the lower half, and the commands only pass it on.  Nothing here reads or
-writes anything.  Paths are POSIX paths relative to the folder that holds ``vllm/``."""
+Planning matches them against targets; its answers are the types of ``overlay.results``.  Nothing
+here reads or writes anything.  Paths are POSIX paths relative to the folder that holds ``vllm/``.
+"""
 
 from __future__ import annotations
 
