@@ -1,7 +1,6 @@
-"""Types of features and patches: plain, frozen data, read from patches folders.
+"""Features, topics, patches and hunks as frozen data; nothing here reads or writes anything.
 
-Planning matches them against targets; its answers are the types of ``overlay.results``.  Nothing
-here reads or writes anything.  Paths are POSIX paths relative to the folder that holds ``vllm/``.
+Paths are POSIX paths relative to the folder that holds ``vllm/``.
 """
 
 from __future__ import annotations
@@ -153,10 +152,10 @@ class Feature:
 
 
 def paths_of(features: Iterable[Feature]) -> list[str]:
-    """Every file that features are about."""
-    found: list[str] = []
+    """Every file that features test, add or patch."""
+    paths: list[str] = []
     for feature in features:
-        found += [test.path for test in feature.upstream_tests]
-        found += [added.path for added in feature.added]
-        found += [v.patch.path for topic in feature.topics for v in topic.variants]
-    return found
+        paths += [test.path for test in feature.upstream_tests]
+        paths += [added.path for added in feature.added]
+        paths += [v.patch.path for topic in feature.topics for v in topic.variants]
+    return paths

@@ -11,7 +11,7 @@ import click
 import pytest
 
 from overlay import settings
-from overlay.cli.arguments import cli
+from overlay.cli.run import cli
 from overlay.features.folder import load
 from overlay.features.sources import shipped_folder
 from overlay.results import State
