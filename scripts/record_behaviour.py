@@ -30,6 +30,18 @@ from tests.support.patches import hunk, patch_text, write_feature
 
 PROPOSER = "vllm/v1/spec_decode/proposer.py"
 LEDGER = ".vllm-overlay/ledger.json"
+#: Commands that came with later versions, and write nothing.
+READING = ("status --require demo", "apply --dry-run --require all --json")
+#: Commands that write, in the order in which each state meets them.
+WRITING = (
+    "adopt",
+    "apply --feature demo",
+    "apply --feature demo",
+    "revert --feature demo",
+    "apply --feature demo",
+    "revert",
+    "revert --json",
+)
 COMMANDS = ("check", "status", "diff", "apply --dry-run", "list")
 
 
@@ -66,6 +78,8 @@ STATES: dict[str, Callable[[Path], object]] = {
     "module removed": lambda site: (site / "vllm/v1/spec_decode/demo.py").unlink(),
     "ledger damaged": lambda site: (site / LEDGER).write_text("{"),
     "ledger removed": lambda site: (site / LEDGER).unlink(),
+    "state folder removed": lambda site: shutil.rmtree(site / ".vllm-overlay"),
+    "pristine copies removed": lambda site: shutil.rmtree(site / ".vllm-overlay/pristine"),
     "journal damaged": lambda site: (site / ".vllm-overlay/journal.json").write_text("{"),
     "another release": lambda site: (site / "vllm/_version.py").write_text(
         "__version__ = version = '0.27.0'\n"
@@ -124,7 +138,8 @@ def scenarios(recorder: Recorder) -> Iterator[str]:
     """Every command in every state; yields the name of each state that is done."""
     features = patches(recorder.place / "patches")
     prefix = f"--patches {features}"
-    for command in ("--help", "--version", *(f"{one} --help" for one in "check apply".split())):
+    commands = (f"{one} --help" for one in "check apply revert status adopt".split())
+    for command in ("--help", "--version", "help", *commands, "completion fish", "cache size"):
         recorder.run(f"help: {command}", command)
     recorder.run("no such command", "aply")
     pristine = fake_vllm.site_packages(recorder.place / "pristine")
@@ -141,7 +156,9 @@ def scenarios(recorder: Recorder) -> Iterator[str]:
                 only = "" if command in ("status", "list") else " --feature demo"
                 words = f"{prefix} {command}{form}{only}"
                 recorder.run(f"{state}: {command}{form}", words, *target, site=site)
-        for command in ("apply --feature demo", "apply --feature demo", "revert", "revert --json"):
+        for command in READING:
+            recorder.run(f"{state}: {command}", f"{prefix} {command}", site, site=site)
+        for command in WRITING:
             number = sum(name.startswith(f"{state}: then {command}") for name in recorder.answers)
             recorder.run(
                 f"{state}: then {command} {number + 1}", f"{prefix} {command}", site, site=site

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import overlay
 from overlay import settings as switches
+from overlay.commands.project import find_project
 from overlay.commands.variables import cache_problem
 from overlay.errors import OverlayError
 from overlay.processes import records
@@ -48,6 +49,7 @@ def this_overlay(patches: tuple[str, ...]) -> Data:
         "version": overlay.__version__,
         "folder": str(Path(overlay.__file__).parent),
         "patches": list(patches),
+        "project": str(find_project().file or "no overlay.toml at or above the working folder"),
     }
 
 

@@ -47,6 +47,8 @@ _LARGE = (
     "most mixtures of experts, and hybrid models: DeepSeek-V3, Qwen3-MoE, Qwen3-Next, GLM, "
     "MiniMax, gpt-oss"
 )
+_LISTED = "dense models that are not hybrid; DeepSeek-V2, Qwen2-MoE, Granite-MoE"
+_LISTED_0_26 = f"{_LISTED}, Inkling, LongCat-Flash (n-gram)"
 _DENSE = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM"})
 _EXPERTS = frozenset({"DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM"})
 _FROM_0_26 = _EXPERTS | {
@@ -74,26 +76,25 @@ MODELS = (
     ),
     Models(
         ("0.25", "0.25"),
-        "dense models that are not hybrid; DeepSeek-V2, Qwen2-MoE, Granite-MoE",
+        _LISTED,
         _LARGE,
         _EXPERTS,
     ),
     Models(
         ("0.26", "0.26"),
-        "dense models that are not hybrid; DeepSeek-V2, Qwen2-MoE, Granite-MoE, Inkling and "
-        "LongCat-Flash (n-gram)",
+        _LISTED_0_26,
         _LARGE,
         _FROM_0_26,
     ),
     Models(
         ("0.27", "0.27"),
-        "as 0.26, and Kimi-K3 (not on ROCm)",
+        f"{_LISTED_0_26}; Kimi-K3 (not on ROCm)",
         _LARGE,
         _FROM_0_27,
     ),
     Models(
         ("0.28", "0.28"),
-        "as 0.26, and Kimi-K3 and DeepSeek-V4 (not on ROCm)",
+        f"{_LISTED_0_26}; Kimi-K3 and DeepSeek-V4 (not on ROCm)",
         _LARGE,
         _FROM_0_27 | {"DeepseekV4ForCausalLM"},
     ),

@@ -59,7 +59,7 @@ def status(
     answer = with_required(answer, request.require, answer)
     if not named:
         answer = replace(answer, notices=(*answer.notices, *_kept_out()))
-    return StatusReport(standing(answer), answer)
+    return StatusReport(standing(answer), answer, request.patches)
 
 
 def _kept_out() -> tuple[Notice, ...]:

@@ -15,6 +15,7 @@ from overlay.report.model import (
     Obstacle,
     ProcessesReport,
     Report,
+    StatusReport,
     TargetReport,
 )
 from overlay.report.problems import Problem, problems
@@ -46,10 +47,12 @@ def render(report: Report, *, verbose: bool = False) -> tuple[Line, ...]:
         for target in ordered:
             lines += _target(target, width, verbose)
             lines.append(BLANK)
+    if isinstance(report, StatusReport) and verbose:
+        lines += [labelled(0, "patches: ", folder) for folder in ("shipped", *report.patches)]
     if isinstance(report, ProcessesReport | DoctorReport):
         from overlay.report.doctor_text import processes
 
-        lines += processes(report.processes)
+        lines += processes(report.processes, verbose=verbose)
     if isinstance(report, DoctorReport):
         from overlay.report.doctor_text import problems as needy
 

@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 _HEAD = ("pid", "role", "rank", "vllm", "digest", "runs")
 
 
-def processes(found: tuple[LiveProcess, ...]) -> Iterator[Line]:
-    """A table for each engine; what is wrong with a process stands below its row."""
+def processes(found: tuple[LiveProcess, ...], *, verbose: bool = False) -> Iterator[Line]:
+    """A table for each engine; what is wrong with a process is below its row.
+
+    :param verbose: whether each patched module and its scopes are shown too.
+    """
     for engine in dict.fromkeys(one.engine for one in found):
         members = [one for one in found if one.engine == engine]
         yield Line(
@@ -31,7 +34,17 @@ def processes(found: tuple[LiveProcess, ...]) -> Iterator[Line]:
                 yield labelled(4, f"{MARK} ", one.problem, "bad")
             if one is not None:
                 yield from _effects(one)
+            if one is not None and verbose:
+                yield from _modules(one)
         yield BLANK
+
+
+def _modules(process: LiveProcess) -> Iterator[Line]:
+    """The patched modules of a process: where each came from, and the scopes that are patched."""
+    for module in () if process.record is None else process.record.modules:
+        scopes = ", ".join(f"{name} {state}" for name, state in module.scopes.items())
+        scopes = scopes or "the whole module"
+        yield labelled(4, f"{module.module} ({module.state}): ", scopes)
 
 
 def _effects(process: LiveProcess) -> Iterator[Line]:

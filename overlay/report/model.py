@@ -248,9 +248,13 @@ class _OneTarget(Report):
 
 @dataclass(frozen=True)
 class StatusReport(_OneTarget):
-    """What is applied to a target."""
+    """What is applied to a target.
+
+    :ivar patches: the folders of patches that were read beside the shipped one, in order.
+    """
 
     _command: ClassVar[str] = "status"
+    patches: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

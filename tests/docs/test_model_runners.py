@@ -121,7 +121,7 @@ def test_models_on_each_runner_are_those_of_the_sources(release: str) -> None:
     default = function(release, "_is_default_v2_model_runner_model")
     assert ("no model" in rule.v2) == (not chooses)
     assert ("every model" in rule.v2) == (bool(chooses) and not default)
-    assert ("dense models that are not hybrid" in rule.v2 or "as 0.26" in rule.v2) == (
+    assert ("dense models that are not hybrid" in rule.v2) == (
         "is_hybrid" in default and "is_moe" in default
     )
     assert ("not quantized" in rule.v2) == ("not model_config.is_quantized" in default)

@@ -27,10 +27,12 @@ class _SplitArgmax(TorchFunctionMode):  # type: ignore[misc, unused-ignore] # no
         return func(*args, **kwargs)
 
 
-def greedy_sample(proposer: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+def greedy_sample(
+    proposer: Any,
+    # [num_reqs, hidden] of the model's dtype
+    hidden_states: torch.Tensor,
+) -> torch.Tensor:
     """Run the proposer's own `_greedy_sample` with a split argmax.
-
-    hidden_states: [num_reqs, hidden].
 
     Returns [num_reqs] int64.
     """
