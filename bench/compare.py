@@ -80,9 +80,7 @@ def arguments() -> argparse.Namespace:
         default=400,
         help="seconds for one engine; with --in-turn also for the turns of the others",
     )
-    parser.add_argument(
-        "--cache-root", type=Path, default=Path(tempfile.gettempdir(), "overlay-bench-cache")
-    )
+    parser.add_argument("--cache-root", type=Path, help="default: a folder among temporary files")
     parser.add_argument(
         "--shared-cache", action="store_true", help="one cache for engines side by side"
     )
@@ -92,6 +90,8 @@ def arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if args.engines is None:
         args.engines = [name for name in ENGINES if name != "auto-loop" or args.overlay_site]
+    if args.cache_root is None:
+        args.cache_root = Path(tempfile.gettempdir(), "overlay-bench-cache")
     if "auto-loop" in args.engines and not args.overlay_site:
         parser.error("auto-loop wants --overlay-site")
     if args.in_turn is not None and (args.in_turn < 1 or args.turns < 1):

@@ -111,8 +111,9 @@ def parent_below(root: Path, path: str) -> Iterator[tuple[int, str]]:
                 if _is_link(part, folder):
                     raise _unfit(place, "expected a folder, found a symbolic link") from error
                 raise type(error)(error.errno, error.strerror, place) from error
-            os.close(folder)
-            folder = inner
+            # In this order: a Ctrl-C between the two must not make `finally` close it again.
+            outer, folder = folder, inner
+            os.close(outer)
         yield folder, name
     finally:
         os.close(folder)

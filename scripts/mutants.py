@@ -2,7 +2,8 @@
 
 ``python scripts/mutants.py [MODULE]... [--jobs N] [--work FOLDER]``; without MODULE all of them,
 which takes an hour or two.  mutmut changes one operator, condition, value or call at a time in a
-copy of the tree, and runs the tests of the module's room that call the changed function.
+copy of the tree, and runs the tests that call the changed function: first those of the module's
+own test files, then, for what these let pass, those of its room.
 ``tests/mutants.toml`` lists survivors with the reason why they change nothing.
 
 Exit 0: every mutant is caught or listed, and every listed one survived.  1: some survive that are
@@ -86,36 +87,44 @@ def copy_tree(folder: Path) -> None:
             shutil.copy2(original, copy)
 
 
-def configure(folder: Path, module: str) -> None:
-    """Tell mutmut what to mutate and which tests to run."""
-    tests, left_out = ROOMS[module.partition("/")[0]]
-    selection = [
+def files_that_test(module: str, *, own: bool) -> list[str]:
+    """The test files of a module's room, or of those its own; the latter may be none."""
+    room, _, name = module.partition("/")
+    tests, left_out = ROOMS[room]
+    pattern = f"test_{name}*.py" if own else "test_*.py"
+    return [
         path.relative_to(ROOT).as_posix()
-        for path in sorted((ROOT / tests).glob("test_*.py"))
+        for path in sorted((ROOT / tests).glob(pattern))
         if path.name not in left_out
     ]
+
+
+def configure(tree: Path, folder: Path, module: str, selection: Sequence[str]) -> None:
+    """Make a copy of a tree, and tell mutmut what to mutate there and which tests to run."""
+    shutil.copytree(tree, folder, dirs_exist_ok=True)
     settings = {
         "source_paths": ["overlay"],
         "only_mutate": [f"overlay/{module}.py"],
         "also_copy": ["patches", "scripts", "bench", "setup.py", "README.md"],
         "pytest_add_cli_args": ["-p", "no:cacheprovider", "--hypothesis-profile=mutants"],
-        "pytest_add_cli_args_test_selection": selection,
+        "pytest_add_cli_args_test_selection": list(selection),
         "timeout_multiplier": 10.0,
     }
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    text = (tree / "pyproject.toml").read_text(encoding="utf-8")
     lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
     (folder / "pyproject.toml").write_text(
         f"{text}\n[tool.mutmut]\n" + "\n".join(lines) + "\n", encoding="utf-8"
     )
 
 
-def run_mutmut(folder: Path, jobs: int) -> None:
+def run_mutmut(folder: Path, jobs: int, names: Sequence[str] = ()) -> None:
     """Let mutmut run in a configured copy of the tree.
 
+    :param names: the mutants to try; none: all.
     :raises MutmutFailed: if it ends before it has tried the mutants.
     """
     ended = subprocess.run(
-        [sys.executable, "-m", "mutmut", "run", "--max-children", str(jobs)],
+        [sys.executable, "-m", "mutmut", "run", "--max-children", str(jobs), *names],
         cwd=folder,
         env=_environment(),
         stdin=subprocess.DEVNULL,
@@ -133,17 +142,19 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("OVERLAY")}
 
 
-def outcomes(folder: Path, module: str) -> tuple[int, list[str]]:
+def outcomes(folder: Path, module: str, names: Sequence[str] = ()) -> tuple[int, list[str]]:
     """How many mutants a module has, and the names that mutmut gave to the survivors.
 
-    :raises MutmutFailed: if one has not been tried.
+    :param names: the mutants that were to be tried; none: all.
+    :raises MutmutFailed: if one of them has not been tried.
     """
     meta = folder / "mutants" / "overlay" / f"{module}.py.meta"
     codes: dict[str, int | None] = json.loads(meta.read_text("utf-8"))["exit_code_by_key"]
-    untried = [name for name, code in codes.items() if code is None]
+    wanted = names or list(codes)
+    untried = [name for name in wanted if codes.get(name) is None]
     if untried:
         raise MutmutFailed(f"{len(untried)} mutants of {module} were not tried")
-    return len(codes), [name for name, code in codes.items() if code in SURVIVED + UNTESTED]
+    return len(codes), [name for name in wanted if codes[name] in SURVIVED + UNTESTED]
 
 
 def describe(folder: Path, module: str, name: str) -> Mutant:
@@ -225,14 +236,24 @@ def mutate(work: Path, chosen: Sequence[str], jobs: int) -> tuple[dict[str, int]
     """
     tried: dict[str, int] = {}
     survivors: list[Mutant] = []
+    tree = work / "tree"  # one state of the repository for all runs, whatever changes meanwhile
+    copy_tree(tree)
     for number, module in enumerate(chosen, 1):
+        place = f"{module}, {number} of {len(chosen)}"
+        names: list[str] = []
         folder = work / module.replace("/", "-")
-        folder.mkdir(parents=True, exist_ok=True)
-        print(f"[mutants] {module}, {number} of {len(chosen)}", flush=True)
-        copy_tree(folder)
-        configure(folder, module)
-        run_mutmut(folder, jobs)
-        tried[module], names = outcomes(folder, module)
+        own = files_that_test(module, own=True)
+        if own:
+            print(f"[mutants] {place}: its own tests", flush=True)
+            configure(tree, folder, module, own)
+            run_mutmut(folder, jobs)
+            tried[module], names = outcomes(folder, module)
+        if names or not own:
+            print(f"[mutants] {place}: its room's tests, {len(names) or 'all'} mutants", flush=True)
+            folder = work / f"{module.replace('/', '-')}-room"
+            configure(tree, folder, module, files_that_test(module, own=False))
+            run_mutmut(folder, jobs, names)
+            tried[module], names = outcomes(folder, module, names)
         survivors += [describe(folder, module, name) for name in names]
     return tried, survivors
 

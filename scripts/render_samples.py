@@ -37,6 +37,8 @@ RELEASE = "0.26.0"
 #: Commands that need a network, a GPU or a running server.
 NOT_RUN = re.compile(r"pip install|vllm serve|overlay status --live")
 SECONDS = 300
+#: Lines of progress, which come only where something takes more than a second.
+_PROGRESS = re.compile(r"\w+ \d+ of \d+ \w+|.* \d+\.\d( of \d+\.\d)? MB")
 _FILE = re.compile(r"<!-- file: (\S+) -->")
 
 
@@ -123,7 +125,8 @@ class Session:
             timeout=SECONDS,
         )
         text = done.stdout.replace(str(self.place.resolve()), self.scene.shown)
-        return [line.rstrip() for line in text.splitlines()]
+        lines = [line.rstrip() for line in text.splitlines()]
+        return [line for line in lines if not _PROGRESS.fullmatch(line)]
 
 
 def render(text: str, session: Session) -> str:

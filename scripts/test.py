@@ -1,20 +1,22 @@
 """Everything that CI runs: style, types, and all tests, those with a real engine included.
 
-``python3 scripts/test.py [PYTEST ARGUMENTS]`` needs Python 3.11 or 3.12 and pip, and makes the
-environments it needs below ``.cache/``.  What is set up and fetched is kept, so an interrupted
-call goes on there; the checks and the tests themselves always run.  Without arguments the tests run
-in two processes, for two cores; what the second one says follows when both have ended, and the last
-line says how both did.
+``python3 scripts/test.py [--thorough] [PYTEST ARGUMENTS]`` needs Python 3.11 or 3.12 and pip, and
+makes the environments it needs below ``.cache/``.  What is set up and fetched is kept, so an
+interrupted call goes on there; the checks and the tests themselves always run.
+
+Without pytest's arguments all tests run, in two processes that take one file after the other, for
+two cores.  With ``--thorough`` also those that repeat a proof, with new random examples, and then
+``scripts/mutants.py``; that takes hours.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,9 +26,8 @@ from scripts import environment
 from scripts.environment import ROOT, say
 
 TYPED = ("overlay", "scripts", "bench", "tests/engine", "tests/draft_graphs", "tests/gpu")
-#: The folders of tests that take as long as all the others and what is left out of them.
-HALF = ("engine", "draft_graphs")
-LEFT_OUT = "engine/test_with_vllm.py"
+#: Two processes; a file's tests stay together, and files start in the order that conftest.py gives.
+IN_TWO = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder")
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,14 @@ def checks() -> list[Check]:
     return found
 
 
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
     """Set up, check, test; the exit status of the first thing that failed."""
-    if environment.asked_for_help(__doc__):
-        return 0
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").partition("\n")[0],
+        epilog="All other arguments are pytest's; with any of them the tests run in one process.",
+    )
+    parser.add_argument("--thorough", action="store_true", help="also what repeats a proof")
+    asked, others = parser.parse_known_args(arguments)
     environment.with_supported_python()
     began = time.monotonic()
     python = environment.dev_python()
@@ -73,16 +78,29 @@ def main() -> int:
             say(f"[check] {check.name} failed with status {status}; nothing behind it was run")
             return 1
     say(f"[tests] {time.monotonic() - began:.0f} s after the start")
-    if sys.argv[1:]:
-        return subprocess.run(
-            pytest(python, sys.argv[1:]), cwd=ROOT, env=clean(), check=False
-        ).returncode
-    return in_halves(python)
+    for name, command in suites(python, others, thorough=asked.thorough):
+        say(f"[{name}] {' '.join(command[1:])}")
+        status = subprocess.run(command, cwd=ROOT, env=clean(), check=False).returncode
+        if status != 0:
+            say(f"[{name}] ended with status {status}; nothing behind it was run")
+            return status
+    say(f"[tests] passed, {time.monotonic() - began:.0f} s after the start")
+    return 0
 
 
-def pytest(python: Path, arguments: Iterable[str]) -> list[str]:
-    """The command that runs some of the tests."""
-    return [str(python), "-m", "pytest", "--durations=10", *arguments]
+def suites(
+    python: Path, arguments: Sequence[str], *, thorough: bool
+) -> list[tuple[str, list[str]]]:
+    """The commands that test, each with a name, in the order in which they run.
+
+    :param arguments: pytest's; none: all tests.
+    """
+    more = ["--thorough"] if thorough else []
+    chosen = list(arguments) or list(IN_TWO)
+    found = [("tests", [str(python), "-m", "pytest", "--durations=10", *more, *chosen])]
+    if thorough and not arguments:
+        found.append(("mutants", [str(python), str(ROOT / "scripts" / "mutants.py")]))
+    return found
 
 
 def clean() -> dict[str, str]:
@@ -90,35 +108,9 @@ def clean() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("OVERLAY")}
 
 
-def in_halves(python: Path) -> int:
-    """All tests, in two processes beside each other; the worse of their exit statuses."""
-    tests = ROOT / "tests"
-    half = [file for name in HALF for file in sorted((tests / name).glob("test_*.py"))]
-    half.remove(tests / LEFT_OUT)
-    others = [str(tests), *(f"--ignore={file}" for file in half)]
-    say(f"[tests] those of {' and '.join(HALF)} here, all others beside them")
-    with tempfile.TemporaryFile("w+") as output:
-        beside = subprocess.Popen(
-            pytest(python, others), cwd=ROOT, env=clean(), stdout=output, stderr=output
-        )
-        try:
-            here = subprocess.run(
-                pytest(python, map(str, half)), cwd=ROOT, env=clean(), check=False
-            )
-            statuses = (here.returncode, beside.wait())
-        finally:
-            beside.terminate()
-            beside.wait()
-        output.seek(0)
-        say(f"[tests] the others:\n{output.read()}")
-    ends = " and ".join("passed" if status == 0 else f"ended with {status}" for status in statuses)
-    say(f"[tests] those of {' and '.join(HALF)}, and the others: {ends}")
-    return max(statuses, key=abs)
-
-
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        sys.exit(main(sys.argv[1:]))
     except environment.EnvironmentFailed as error:
         say(str(error))
         sys.exit(2)

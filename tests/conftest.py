@@ -4,6 +4,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -16,8 +17,35 @@ pytest_plugins = ["tests.engine.engine_fixtures", "pytester"]
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Each half of the tests has a core: threads of PyTorch's own would only wait for each other.
+# Each process of tests has a core: threads of PyTorch's own would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+TESTS = Path(__file__).parent
+#: The files that take longest, longest first: two processes that take one file after the other
+#: then end at about the same time.
+LONGEST = {
+    name: place
+    for place, name in enumerate(
+        (
+            "draft_graphs/test_mutations.py",
+            "draft_graphs/test_data_parallel.py",
+            "draft_graphs/test_engine_graphs.py",
+            "engine/test_engine_unchanged.py",
+            "draft_graphs/test_same_as_upstream.py",
+            "in_memory/test_engine_memory.py",
+            "in_memory/test_ray.py",
+            "in_memory/test_external_launcher.py",
+            "engine/test_with_vllm.py",
+            "engine/test_first_drafts.py",
+            "engine/test_steady_engine.py",
+            "on_disk/test_faults.py",
+            "test_all_releases.py",
+            "planning/test_peers.py",
+            "commands/test_end_to_end.py",
+            "in_memory/test_hazards.py",
+        )
+    )
+}
 
 # No deadlines: how long an example takes says more about what else the machine does than about
 # the code.  CI draws the same examples on every run, besides those that tests name; `--thorough`
@@ -39,6 +67,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # Stable, so that the tests of a file keep their order.
+    items.sort(key=lambda item: LONGEST.get(item.path.relative_to(TESTS).as_posix(), len(LONGEST)))
     if config.getoption("--thorough"):
         return
     left_out = [item for item in items if "thorough" in item.keywords]

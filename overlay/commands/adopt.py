@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from overlay.commands.request import resolve_writable, with_notices
+from overlay.commands.request import only, resolve_writable, with_notices
 from overlay.commands.status import of_files
 from overlay.commands.unrecorded import is_changed, prove
 from overlay.on_disk import ledger as ledgers
@@ -51,6 +51,8 @@ def adopt(request: Request, name: str | None = None) -> AdoptReport:
         )
         wrote = outcome.wrote
     answer = of_files(target, features)
+    if proven is not None:
+        answer = only(answer, proven.features)
     answer = with_notices(answer, [said] if said else [])
     return AdoptReport(adopted(answer, wrote=wrote), answer)
 

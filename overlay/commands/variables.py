@@ -68,7 +68,23 @@ def variables(
         ("OVERLAY_REQUIRED_PRESENT", asked.present - asked.required - {"all"}),
     ):
         problems += _unknown_ids(name, ids, known)
+    problems += _unread_patches(asked.patches)
     return Variables(shown, tuple(problems), (*asked.warnings, *checked.former))
+
+
+def _unread_patches(folders: Iterable[Path]) -> Iterator[str]:
+    """What the plugin does not read of the folders in ``OVERLAY_PATCHES``, and why."""
+    from overlay.features.folder import load_all
+
+    for folder in folders:
+        try:
+            loaded = load_all([folder], private=True)
+        except UsageError as error:
+            yield f"OVERLAY_PATCHES: {error}"
+            continue
+        for malformed in loaded.malformed:
+            for place in malformed.errors:
+                yield f"OVERLAY_PATCHES: {place}"
 
 
 def _switches(declared: Iterable[Declaration], ours: Mapping[str, str]) -> Iterator[dict[str, Any]]:

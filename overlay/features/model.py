@@ -1,8 +1,7 @@
-"""What flows between the parts of the patcher: plain, frozen data.
+"""Features, topics, patches and hunks as frozen data; nothing here reads or writes anything.
 
-Reading (``patchfile``, ``features``, ``targets``) makes the upper half of this page, planning
-(``planning``) makes the lower half, and the commands only pass it on.  Nothing here reads or
-writes anything.  Paths are POSIX paths relative to the folder that holds ``vllm/``."""
+Paths are POSIX paths relative to the folder that holds ``vllm/``.
+"""
 
 from __future__ import annotations
 
@@ -153,10 +152,10 @@ class Feature:
 
 
 def paths_of(features: Iterable[Feature]) -> list[str]:
-    """Every file that features are about."""
-    found: list[str] = []
+    """Every file that features test, add or patch."""
+    paths: list[str] = []
     for feature in features:
-        found += [test.path for test in feature.upstream_tests]
-        found += [added.path for added in feature.added]
-        found += [v.patch.path for topic in feature.topics for v in topic.variants]
-    return found
+        paths += [test.path for test in feature.upstream_tests]
+        paths += [added.path for added in feature.added]
+        paths += [v.patch.path for topic in feature.topics for v in topic.variants]
+    return paths

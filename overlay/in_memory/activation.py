@@ -71,6 +71,8 @@ class Activation(NamedTuple):
     :ivar impossible: why nothing at all could be patched or verified, or ``None``.
     :ivar off_summary: the phrase for logs and tables where the overlay was told to do nothing and
         patched code is on disk, or may be; ``None`` otherwise.
+    :ivar inputs: path -> sha256 of the files on which the decision rests, beside the ledger and the
+        patches folders; ``None`` where it rests on something else, too, and must not be kept.
     """
 
     way: str
@@ -84,6 +86,7 @@ class Activation(NamedTuple):
     required: bool = False
     impossible: str | None = None
     off_summary: str | None = None
+    inputs: Mapping[str, str | None] | None = None
 
     @property
     def left_out(self) -> tuple[FeatureStanding, ...]:
@@ -170,6 +173,9 @@ def _activated(
             found = found._replace(way="none" if blocked else "disk", features=tuple(features))
             if blocked:  # nobody can tell what a plan on top of these files would be worth
                 return found._replace(features=tuple(features), digest=digest(features, switches))
+    settled = ledger is None or not ledger.applied or found.way == "disk"
+    entries = () if ledger is None or found.way != "disk" else ledger.entries
+    known = {entry.path: entry.after for entry in entries}
     if switches.mode == "auto":
         rest = None
         if ledger is not None and found.way == "disk":
@@ -177,10 +183,15 @@ def _activated(
         if rest is None:
             found, more = _in_memory(target, switches, wanted, observer, found)
             features += more
+            if settled and found.inputs is not None:
+                found = found._replace(inputs={**found.inputs, **known})
         else:
             features += rest
+            found = found._replace(inputs=known)
     elif wanted - {feature.id for feature in features}:
         features += _not_on_disk(target, switches, {feature.id for feature in features})
+    elif settled:
+        found = found._replace(inputs=known)
     return found._replace(features=tuple(features), digest=digest(features, switches))
 
 
@@ -217,7 +228,7 @@ def _from_disk(target: Target, ledger: Ledger) -> tuple[list[FeatureStanding], b
 
 def _needless(target: Target, ledger: Ledger, switches: Switches) -> list[FeatureStanding] | None:
     """The features that are not on disk and need not be; ``None`` where only a plan can tell."""
-    from overlay.in_memory.receipt import NOT_ASKED, needless, patches_folders
+    from overlay.in_memory.patch_folders import NOT_ASKED, needless, patches_folders
 
     release = None if target.release is None else str(target.release)
     found = needless(ledger, release, switches, patches_folders(switches))
@@ -284,6 +295,8 @@ def _in_memory(
             scopes=prepared.scopes,
             modules=tuple(sorted(finder.modules)),
         )
+    elif not late and not prepared.warnings:
+        found = found._replace(inputs=prepared.read)
     others = tuple(
         _other_form(one)
         for one in prepared.features
@@ -316,7 +329,7 @@ def _not_on_disk(target: Target, switches: Switches, on_disk: set[str]) -> list[
 
 def _wanted(switches: Switches) -> frozenset[str]:
     """The features without which vLLM must not start, by the environment or by themselves."""
-    from overlay.in_memory.receipt import required_features
+    from overlay.in_memory.patch_folders import required_features
 
     return switches.present | required_features(switches)
 

@@ -12,6 +12,7 @@ from overlay import settings
 from overlay.errors import OverlayError, TargetError, UsageError
 from overlay.in_memory import ranks
 from overlay.in_memory.activation import Activation, activate, impossible
+from overlay.in_memory.decision import of_imported
 from overlay.in_memory.running import RunningProcess
 from overlay.processes import records
 
@@ -80,7 +81,7 @@ def _checked(asked: settings.Switches) -> tuple[str, ...]:
     if not asked.further:
         return asked.warnings
     from overlay.features.switches import check_values, declarations
-    from overlay.in_memory.receipt import patches_folders
+    from overlay.in_memory.patch_folders import patches_folders
 
     checked = check_values(asked.all, declarations(patches_folders(asked)))
     if checked.wrong:
@@ -90,11 +91,18 @@ def _checked(asked: settings.Switches) -> tuple[str, ...]:
 
 def _activation(asked: settings.Switches, process: RunningProcess) -> Activation:
     """What this process runs, after whatever is asked for has been done."""
+    decision = of_imported(asked)
+    kept = None if decision is None else decision.read()
+    if kept is not None:
+        return kept
     try:
         target = running_vllm()
     except TargetError as error:  # in an archive, frozen, or nothing that could be patched
         return impossible(str(error), asked)
-    return activate(target, asked, process)
+    activation = activate(target, asked, process)
+    if decision is not None:
+        decision.write(activation)
+    return activation
 
 
 def _off(environment: Environment) -> Activation:

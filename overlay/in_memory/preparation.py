@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import overlay
 from overlay.features.sources import fingerprint, owner_problem
 from overlay.in_memory import module_cache as store
+from overlay.in_memory.file_hashes import Named, Recording, as_it_stands
 from overlay.in_memory.module_cache import module_name
-from overlay.in_memory.receipt import NOT_ASKED, Named, Recording, as_it_stands, patches_folders
+from overlay.in_memory.patch_folders import NOT_ASKED, patches_folders
 from overlay.processes import records
 from overlay.results import State
 from overlay.settings import require_known
@@ -58,12 +59,14 @@ class Prepared:
     """A verified entry, and the plan that it was made from.
 
     :ivar scopes: module name -> scopes whose code the plan changes.
+    :ivar read: path -> sha256 of every file of vLLM that the plan read, ``None`` for a missing one.
     """
 
     entry: store.Entry
     features: tuple[Planned, ...]
     scopes: Mapping[str, tuple[str, ...]]
     warnings: tuple[str, ...]
+    read: Mapping[str, str | None]
 
 
 def prepare(target: Target, switches: Switches, left_out: Iterable[str] = ()) -> Prepared:
@@ -81,7 +84,10 @@ def prepare(target: Target, switches: Switches, left_out: Iterable[str] = ()) ->
     )
     scopes = {str(row["module"]): tuple(row["scopes"]) for row in _rows(facts, "scopes")}
     planned = tuple(str(one) for one in _rows(facts, "warnings"))
-    return Prepared(entry, features, scopes, (*warnings, *planned))
+    read = facts.get("read")
+    if not isinstance(read, dict):
+        raise store.StoreError("the cache entry lacks read; remove it")
+    return Prepared(entry, features, scopes, (*warnings, *planned), read)
 
 
 def _rows(facts: Mapping[str, object], name: str) -> list[Any]:

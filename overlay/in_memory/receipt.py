@@ -1,175 +1,126 @@
-"""Skip planning when the ledger covers every feature."""
+"""One file that says what a process of vLLM decided, and on which files that rests.
+
+A process that has nothing to plan reads its receipt, compares the hashes, and is done: everything
+behind it is ordinary code that such a process never imports.  A receipt lies in the user's private
+cache; one that others could have written, or that does not fit, is as good as none."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-import overlay
-from overlay.errors import TargetError
-from overlay.features import sources as shipped
-from overlay.features.sources import fingerprint, left_behind, stray
-from overlay.results import State
-from overlay.untrusted import read_regular, sha256
+from overlay.cache import PrivateFolder
+from overlay.errors import OverlayError
+from overlay.features.sources import fingerprint
+from overlay.untrusted import parse_json, read_regular, sha256
 
-if TYPE_CHECKING:
-    from pathlib import Path
+_SCHEMA = 1
 
-    from overlay.on_disk.ledger import Ledger, LedgerFeature
-    from overlay.package import Tree
-    from overlay.settings import Switches
-    from overlay.targets.target import Target
+#: Receipts that a cache keeps; the oldest go first.
+_MOST = 64
 
-
-def needless(
-    ledger: Ledger, release: str | None, switches: Switches, folders: Iterable[Path]
-) -> tuple[LedgerFeature, ...] | None:
-    """The features that are not on disk and need not be; ``None`` where only a plan can tell.
-
-    :param ledger: its files stand as we wrote them; :param release: the release that stands.
-    :param folders: the patches folders.
-    """
-    if ledger.overlay != overlay.__version__ or ledger.release != release:
-        return None
-    left = {one.result.feature: one for one in ledger.features}
-    found = []
-    for name, path in _features(folders):
-        one = left.pop(name, None)  # one that is found twice is an error, which a plan reports
-        if one is None or one.source != fingerprint([path]):
-            return None
-        if one.result.state is State.APPLIED:
-            continue
-        # By its files a feature can change while the release stays.
-        if one.result.state not in (State.UPSTREAMED, State.INAPPLICABLE) or one.result.files:
-            return None
-        found.append(one)
-    there = {one.result.feature for one in ledger.features} - set(left)
-    if (switches.features or frozenset()) - there:
-        return None  # OVERLAY_FEATURES names one that there is not: an error, too
-    return tuple(found)
+#: Seconds by which a file must be older than the decision that rests on it: the clock of a file
+#: system ticks more slowly than that of the process.
+_SETTLED = 0.05
 
 
-def _features(folders: Iterable[Path]) -> Iterator[tuple[str, str]]:
-    """The name and path of all that may be a feature; what is none is in no ledger."""
-    seen = set()
-    for folder in folders:
-        place = os.path.realpath(folder)
-        if place in seen:
-            continue
-        seen.add(place)
-        try:
-            names = sorted(os.listdir(place))
-        except OSError:
-            names = [""]  # whoever plans says what is wrong with the folder
-        for name in names:
-            beside = stray(name) or name in ("__init__.py", "README.md")
-            if not (beside or left_behind(name)):
-                yield name, os.path.join(place, name)
+def name_of(facts: Mapping[str, object]) -> str:
+    """The name of the receipt for everything that decides, but the contents of files."""
+    return hashlib.sha256(json.dumps([_SCHEMA, facts], sort_keys=True).encode()).hexdigest()
 
 
-#: Why a feature is not patched that ``OVERLAY_FEATURES`` leaves out.
-NOT_ASKED = "OVERLAY_FEATURES does not name it"
-
-
-def patches_folders(switches: Switches) -> list[Path]:
-    """The folders of features that this process looks into."""
-    return [shipped.shipped_folder(), *switches.patches]
-
-
-def required_features(switches: Switches) -> frozenset[str]:
-    """The ids of the features whose own feature.toml says that vLLM must not start without them.
-
-    Looks into no file but those that hold the word, since each process asks.
-    """
-    found = set()
-    for folder in patches_folders(switches):
-        for document in folder.glob("*/feature.toml"):
-            try:
-                text = read_regular(document, follow=False) or b""
-            except OSError:
-                continue  # loading the feature says what is wrong with it
-            if any(map(_names_required, text.splitlines())):
-                from overlay.features.folder import load_all
-
-                loaded = load_all([folder])
-                found |= {feature.id for feature in loaded.features if feature.required}
-                found |= {malformed.id for malformed in loaded.malformed if malformed.required}
-                break
-    return frozenset(found)
-
-
-def _names_required(line: bytes) -> bool:
-    """Whether a line of a feature.toml may set ``required``."""
-    return line.partition(b"=")[0].strip(b" \t\"'") == b"required"
-
-
-# No data classes, and nothing compiled ahead: a process without features would pay for it, too.
-_PATCHED = rb"(?m)^\+\+\+ (?:b/)?(vllm/[^\t\r\n]+)"
-
-_TESTED = rb"""["'](vllm/[^"'\r\n]+)["']"""
-
-_ADDED = r"(?:^|/)files/(vllm/.+)$"
-
-
-class Named:
-    """The paths that features name, read off their files without parsing them.
-
-    What stands in an unusual form is not found; ``Recording`` sees it when it is planned.
-    """
-
-    def __init__(self) -> None:
-        self.paths: set[str] = set()
-
-    def see(self, name: str, data: bytes) -> None:
-        """Look at one file of a patches folder."""
-        if name.endswith(".patch"):
-            self._found(re.findall(_PATCHED, data))
-        elif name.endswith("feature.toml"):
-            self._found(re.findall(_TESTED, data))
-        elif found := re.search(_ADDED, name):
-            self.paths.add(found[1])
-
-    def _found(self, paths: Iterable[bytes]) -> None:
-        self.paths.update(path.decode(errors="replace") for path in paths)
-
-    def hashes(self, target: Target) -> dict[str, str | None]:
-        """The sha256 of each of those files as it stands, ``None`` where there is none."""
-        return {path: _hash(target, path) for path in sorted(self.paths)}
-
-
-def _hash(target: Target, path: str) -> str | None:
+def read(cache: Path, name: str) -> dict[str, Any] | None:
+    """The decision of a receipt whose files are what they were; ``None`` where there is none."""
     try:
-        data = target.read(path)
-    except TargetError as error:  # a plan that wants the file raises it anew
-        return f"cannot be read: {error}"
-    return None if data is None else sha256(data)
+        data = PrivateFolder(cache).read(f"{name}.json")
+        found = None if data is None else parse_json(data)
+        if found is None or found["schema"] != _SCHEMA:
+            return None
+        decision: dict[str, Any] = found["decision"]
+        files, folders = found["files"], found["folders"]
+        same = files == hashes(files) and folders == _folders(folders)
+    except (OSError, OverlayError, ValueError, TypeError, KeyError, AttributeError):
+        return None  # damaged, foreign, or of a file that cannot be read: decide again
+    return decision if same else None
 
 
-class Recording:
-    """A tree that remembers the sha256 of what was read of it, ``None`` for what is not there."""
-
-    def __init__(self, tree: Tree) -> None:
-        self._tree = tree
-        self.read_so_far: dict[str, str | None] = {}
-
-    def read(self, path: str) -> bytes | None:
-        """The bytes of ``path``, as the tree has them."""
-        data = self._tree.read(path)
-        self.read_so_far[path] = None if data is None else sha256(data)
-        return data
-
-
-def as_it_stands(
-    recorded: Mapping[str, str | None], known: Mapping[str, str | None], target: Target
+def write(
+    cache: Path,
+    name: str,
+    decision: Mapping[str, object],
+    files: Mapping[str, str | None],
+    folders: Iterable[str],
+    began: float,
 ) -> bool:
-    """Whether the files that a plan has read are still what they were.
+    """Keep a decision, unless one of its files has changed while it was taken.
 
-    :param known: hashes of a moment ago; of a path that is not among them the file is read.
+    :param files: absolute path -> sha256 of what the decision read, ``None`` where there was none.
+    :param folders: the patches folders that it rests on.
+    :param began: when the decision began, in seconds since the epoch.
+    :returns: whether it was kept.
+    :raises OSError, OverlayError: if the cache cannot be written.
     """
-    for path, expected in recorded.items():
-        if (known[path] if path in known else _hash(target, path)) != expected:
-            return False
+    shown = _folders(folders)
+    paths = [*files, *(path for folder in shown for path in _below(folder))]
+    if files != hashes(files) or any(_changed(path) > began - _SETTLED for path in paths):
+        return False
+    receipt = {"schema": _SCHEMA, "decision": decision, "files": files, "folders": shown}
+    place = PrivateFolder(cache)
+    place.write(f"{name}.json", json.dumps(receipt).encode())
+    _drop_oldest(cache, place.entries())
     return True
+
+
+def hashes(paths: Iterable[str]) -> dict[str, str | None]:
+    """The sha256 of each file, ``None`` where there is none.
+
+    :raises OSError: if one cannot be read.
+    """
+    found: dict[str, str | None] = {}
+    for path in paths:
+        try:
+            data = read_regular(path)
+        except NotADirectoryError:
+            data = None
+        found[path] = None if data is None else sha256(data)
+    return found
+
+
+def _folders(paths: Iterable[str]) -> dict[str, str]:
+    """Each patches folder -> its contents, and whose it is and its features are."""
+    return {path: f"{fingerprint([path])} {_owners(path)}" for path in paths}
+
+
+def _owners(folder: str) -> str:
+    found = [os.lstat(folder)]
+    with os.scandir(folder) as entries:
+        found += [
+            entry.stat(follow_symlinks=False)
+            for entry in sorted(entries, key=lambda entry: entry.name)
+        ]
+    return sha256(repr([(status.st_uid, status.st_mode) for status in found]).encode())
+
+
+def _below(folder: str) -> Iterable[str]:
+    for place, _, names in os.walk(folder):
+        yield place
+        yield from (os.path.join(place, name) for name in names)
+
+
+def _changed(path: str) -> float:
+    """When a file was last changed; of one that is not there, 0."""
+    try:
+        return os.lstat(path).st_ctime
+    except (FileNotFoundError, NotADirectoryError):
+        return 0.0
+
+
+def _drop_oldest(cache: Path, names: list[str]) -> None:
+    if len(names) > _MOST:
+        by_age = sorted(names, key=lambda name: _changed(str(cache / name)))
+        for name in by_age[: len(names) - _MOST]:
+            (cache / name).unlink(missing_ok=True)

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from overlay.errors import ArchiveError
 from overlay.targets.target import MAX_FILE_BYTES
 
-#: More members than this are no vLLM (0.33.0 has 9629).
+#: The most members of an archive (vLLM 0.33.0 has 9629).
 MAX_MEMBERS = 200_000
 
-#: More unpacked bytes than this are no sdist of vLLM (0.33.0 has 137 million).
+#: The most bytes that an sdist may unpack to (vLLM 0.33.0: 137 million).
 MAX_UNPACKED_BYTES = 1 << 30
 
-#: An archive that grows more than this many times is a bomb (Python sources grow 3 to 6 times) ...
+#: How many times its size an archive may unpack to (Python sources: 3 to 6 times) ...
 MAX_RATIO = 100
 
-#: ... once it has grown to more than this many bytes.
+#: ... which is checked from this many unpacked bytes on.
 RATIO_FREE_BYTES = 64 * 1024 * 1024
 
-#: The suffixes of the files that are taken out of a release: what a patch could mean.
+#: The suffixes of the files that are taken out of a release: source files and texts.
 TEXT_SUFFIXES = (
     ".cfg .cpp .cu .cuh .h .ini .jinja .jinja2 .json .md .py .pyi .sh .toml .txt .typed .yaml .yml"
 ).split()
@@ -59,7 +59,7 @@ def is_text(path: str) -> bool:
 
 
 def no_vllm(name: str) -> ArchiveError:
-    """The error for an archive of something else."""
+    """The error for an archive that does not hold vLLM."""
     return ArchiveError(
         f"{name}: expected a wheel or sdist of vLLM, which holds vllm/__init__.py; this archive "
         "does not. Name an archive of vLLM"
@@ -68,7 +68,7 @@ def no_vllm(name: str) -> ArchiveError:
 
 @dataclass(frozen=True)
 class Sources:
-    """What an archive of a release holds that a patch could mean.
+    """The source files of a release, which a patch may name.
 
     :ivar files: path (``vllm/...``) to bytes; :ivar left_out: further paths under ``vllm/``.
     """
@@ -80,7 +80,7 @@ class Sources:
     def read(self, path: str) -> bytes | None:
         """The bytes of ``path``, ``None`` where the release has no such file.
 
-        :raises ArchiveError: if the release has it but it was left out as no source file.
+        :raises ArchiveError: if the release has the file, but it is not a source file.
         """
         if path in self.left_out:
             raise left_out(path)
@@ -88,7 +88,7 @@ class Sources:
 
 
 def left_out(path: str) -> ArchiveError:
-    """The error for a path that a release has and that is no source file."""
+    """The error for a file of a release that is not a source file."""
     return ArchiveError(
         f"{path}: expected a source file; the release has this file, but only text files are taken "
         "out of a release. Unpack the release and name the folder instead"

@@ -1,4 +1,4 @@
-"""A folder that holds ``vllm/``: site-packages, a checkout, an unpacked sdist."""
+"""Resolve a folder that holds ``vllm/``: site-packages, a checkout, an unpacked sdist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a package index offers (PEP 503 pages, PEP 691 JSON, folders), and which file to take."""
+"""Read what a package index offers (PEP 503, PEP 691, folders), and choose a file of a release."""
 
 from __future__ import annotations
 

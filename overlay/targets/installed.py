@@ -1,4 +1,4 @@
-"""The vLLM that this Python would import, found without importing it.
+"""Find the vLLM that this Python would import, without importing it.
 
 Only the interpreter's own path finder and the static finder that setuptools installs for
 editable distributions are asked; neither executes anything of what it finds."""
@@ -65,7 +65,7 @@ def find(
 
     :param also: folders of packages ``vllm`` that editable installations lead to.
     :param python: what to call the Python that would import it; default: this one.
-    :raises TargetError: if no package ``vllm`` is there, or the first one is no plain folder.
+    :raises TargetError: if no package ``vllm`` is there, or the first one is not a plain folder.
     """
     specs = [spec for entry in path if (spec := PathFinder.find_spec("vllm", [entry]))]
     for finder in meta_path:
@@ -113,7 +113,7 @@ def _package(spec: ModuleSpec) -> Path:
 def _nothing(path: Sequence[str], leftovers: Sequence[str], python: str) -> str:
     text = f"no vLLM: expected a package vllm that {python} could import, found none on its path."
     for place in dict.fromkeys(leftovers):
-        text += f" The folder {place} has no __init__.py: it is left over, or no vLLM."
+        text += f" The folder {place} has no __init__.py: it is left over, or something else."
     closed = [entry for entry in path if os.path.isdir(entry) and not os.access(entry, os.R_OK)]
     for entry in closed:
         text += f" The folder {entry} on the path may not be read by this user."

@@ -1,4 +1,4 @@
-"""Which version a vLLM on disk is, and which distribution brought it; nothing is executed."""
+"""Read which version a vLLM on disk has, and which distribution installed it; nothing is run."""
 
 from __future__ import annotations
 

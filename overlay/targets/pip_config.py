@@ -1,7 +1,8 @@
-"""Which package index is configured: pip's configuration, completed by uv's variables.
+"""Read which package index is configured: by pip, completed by uv's variables.
 
 pip itself is asked, in a process of its own: only it knows all of its configuration files and its
-built-in default index.  That takes half a second and happens only when something is fetched."""
+built-in default index.  That takes half a second and happens only when something is fetched.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A release of vLLM: out of the user's cache, or fetched from the configured package index."""
+"""Resolve a release of vLLM: from the user's cache, or from the configured package index."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class CachedRelease:
         except (*_DAMAGE, IndexError) as error:
             raise DamagedError(f"its index cannot be found: {error!r}") from error
         if not isinstance(index, dict):
-            raise DamagedError("its index is no table")
+            raise DamagedError("its index is not a table")
         return index
 
     def _at(self, offset: int, length: int) -> bytes:

@@ -1,4 +1,4 @@
-"""A wheel on a server, of which only the parts that are read are fetched (HTTP ranges)."""
+"""Read a wheel on a server by fetching only the parts that are read (HTTP ranges)."""
 
 from __future__ import annotations
 

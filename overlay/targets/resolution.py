@@ -1,4 +1,4 @@
-"""From what the user names to the target it stands for."""
+"""Resolve what the user names as TARGET, and the releases that ``--releases`` names."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def resolve(target: str | None, *, progress: Progress | None = None) -> Target:
     ``./0.26.0`` to mean the file.
 
     :param progress: called while a release is fetched.
-    :raises TargetError: if there is no such target, or it is no vLLM.
+    :raises TargetError: if there is no such target, or it is not vLLM.
     :raises ArchiveError: if a wheel or sdist is damaged, dangerous or too large.
     :raises PackageIndexError: if a release cannot be fetched.
     """

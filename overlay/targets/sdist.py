@@ -1,4 +1,4 @@
-"""An sdist: one pass over the compressed tar, keeping the source files under ``vllm/``."""
+"""Read the source files of an sdist, in one pass over the compressed tar."""
 
 from __future__ import annotations
 

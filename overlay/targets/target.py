@@ -1,4 +1,4 @@
-"""What every kind of target becomes: a tree of files with a version, and where it lies."""
+"""The type that every kind of target resolves to: a tree of files with a version."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def public(target: Target) -> str | None:
-    """The release of a target as the ledger writes it; ``None`` where nobody can tell."""
+    """The release of a target as the ledger writes it; ``None`` where it is unknown."""
     return None if target.release is None else str(target.release)
 
 
@@ -26,7 +26,7 @@ TARGETS = "a folder that holds vllm/, a wheel, an sdist, or a release such as 0.
 #: Called while something is read or fetched: what, bytes done, bytes in all (``None``: unknown).
 Progress = Callable[[str, int, "int | None"], None]
 
-#: No file of vLLM that is worth patching comes near this many bytes.
+#: The most bytes that a source file may have; vLLM's largest stays far below.
 MAX_FILE_BYTES = 16 * 1024 * 1024
 
 
@@ -63,10 +63,10 @@ class Target:
 
 
 def public_release(version: str | None) -> tuple[Version | None, tuple[str, ...]]:
-    """The public release of a version string, and a warning where it is no version."""
+    """The public release of a version string, and a warning where it is not a version."""
     if version is None:
         return None, ()
     try:
         return parse_release(version), ()
     except ValueError:
-        return None, (f"vLLM calls its version {version!r}, which is no version number",)
+        return None, (f"vLLM calls its version {version!r}, which is not a version number",)

@@ -1,4 +1,4 @@
-"""A wheel: its members under ``vllm/``, read one by one out of the zip archive."""
+"""Read the members of a wheel under ``vllm/``, one by one, out of the zip archive."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import click
 import pytest
 
 from overlay import settings
-from overlay.cli.arguments import cli
+from overlay.cli.run import cli
 from overlay.features.folder import load
 from overlay.features.sources import shipped_folder
 from overlay.results import State
@@ -206,6 +206,8 @@ def test_files_that_are_named_exist(name: str) -> None:
         )
         if match and "*" not in code and not (ROOT / match[1]).exists():
             missing.append(f"{name}:{line}: {code}")
+        elif match and match[2] and f"def {match[2][2:]}(" not in (ROOT / match[1]).read_text():
+            missing.append(f"{name}:{line}: {code}: there is no such test")
     assert not missing, "\n".join(missing)
 
 

@@ -57,6 +57,11 @@ def test_commands_run_in_order_and_files_are_written(session: Session) -> None:
     assert render(page, session) == page
 
 
+def test_progress_is_left_out(session: Session) -> None:
+    command = "echo checked 7 of 19 targets; echo 1 of 2 hunks; echo vllm 3.1 of 9.0 MB; echo end"
+    assert session.run(command) == ["1 of 2 hunks", "end"]
+
+
 def test_no_command_sees_the_variables_of_whoever_runs_the_test(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,7 @@ from tests.engine.private_copy import PrivateCopy, make_private_copy
 
 _SKIPS_ITSELF = re.compile(r"^(\w+(: \w+)? = )?pytest\.importorskip\(", re.MULTILINE)
 NO_ENGINE = pytest.StashKey[str]()
+NO_ENGINE_OUTPUT = "why there is no engine"
 
 
 class OverlayFailed(AssertionError):
@@ -50,6 +52,22 @@ def overlay(*arguments: str | Path, expect: int = 0) -> str:
     return ended.stdout
 
 
+def note_missing(config: pytest.Config, reason: str) -> None:
+    """Keep the reason why there is no engine for the end of the session, of whichever process."""
+    config.stash[NO_ENGINE] = reason
+    output = getattr(config, "workeroutput", None)  # of a process that pytest-xdist started
+    if output is not None:
+        output[NO_ENGINE_OUTPUT] = reason
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Take over what a process of pytest-xdist noted."""
+    reason = getattr(node, "workeroutput", {}).get(NO_ENGINE_OUTPUT)
+    if reason is not None:
+        node.config.stash[NO_ENGINE] = reason
+
+
 @pytest.fixture(scope="session")
 def engine_python(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -> Path:
     """The interpreter of an environment with an unpatched vLLM that runs on CPU."""
@@ -58,7 +76,7 @@ def engine_python(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -
         with capture.global_and_fixture_disabled():
             return environment.engine_python()
     except environment.TorchUnavailable as error:
-        pytestconfig.stash[NO_ENGINE] = str(error)
+        note_missing(pytestconfig, str(error))
         pytest.skip(f"no engine: {error}")
 
 

@@ -112,7 +112,7 @@ def _counted(worker: Any) -> dict[str, Any] | None:
         "replays": dict(_replays),
         "sizes": dict(sorted(_sizes.items())),
         "calls": dict(_calls),
-        "withdrawn": getattr(graphs, "_withdrawn", None),
+        "withdrawn": None if graphs is None else graphs.withdrawn,
     }
 
 

@@ -347,6 +347,19 @@ def test_doctor_finds_variables_with_which_vllm_would_not_start_or_that_do_nothi
     assert problem in " ".join(asked(box, "doctor", **changes)["doctor"]["problems"])
 
 
+def test_doctor_finds_patches_that_the_plugin_does_not_read(box: Box) -> None:
+    def problems(**changes: str) -> str:
+        return " ".join(asked(box, "doctor", **changes)["doctor"]["problems"])
+
+    assert "OVERLAY_PATCHES" not in problems()
+    assert "OVERLAY_PATCHES: expected a folder" in problems(OVERLAY_PATCHES="/nowhere/at/all")
+    box.patches.chmod(0o777)
+    assert "can be written by others" in problems()
+    box.patches.chmod(0o755)
+    (box.patches / "demo" / "notes").write_text("")
+    assert "expected feature.toml, README.md" in problems()
+
+
 def test_doctor_finds_no_fault_with_good_and_with_empty_variables(box: Box) -> None:
     plain = asked(box, "doctor")["doctor"]["problems"]
     names = ("OVERLAY", "OVERLAY_FEATURES", "OVERLAY_REQUIRED", "OVERLAY_DRAFT_GRAPHS")

@@ -110,7 +110,7 @@ HAZARDS = (
     ),
     Hazard(
         "a cache entry outlives a file that was looked at and is not in its key",
-        "overlay/in_memory/receipt.py",
+        "overlay/in_memory/file_hashes.py",
         ("as_it_stands", "...", "return True"),
         "tests/in_memory/test_pristine.py::"
         "test_a_file_that_only_an_upstream_test_looks_at_is_asked_each_time",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from overlay.features.sources import shipped_folder
-from overlay.in_memory.receipt import Named, Recording, as_it_stands
+from overlay.in_memory.file_hashes import Named, Recording, as_it_stands
 from overlay.targets.folder import resolve_folder
 from overlay.untrusted import sha256
 from tests.in_memory.boxes import FEATURE, PATCHED, PRISTINE, PROPOSER, Box

@@ -15,7 +15,7 @@ import pytest
 from overlay.proof.engine_launch import launch
 from overlay.proof.engine_spec import EngineSpec, make_requests
 from scripts import environment
-from tests.engine.engine_fixtures import NO_ENGINE
+from tests.engine.engine_fixtures import note_missing
 from tests.in_memory.installed import install_beside
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -38,7 +38,7 @@ def ray_python(engine_python: Path, pytestconfig: pytest.Config) -> Path:
         with capture.global_and_fixture_disabled():
             return environment.ray_python()
     except environment.EnvironmentFailed as error:
-        pytestconfig.stash[NO_ENGINE] = f"Ray cannot be installed here: {error}"
+        note_missing(pytestconfig, f"Ray cannot be installed here: {error}")
         pytest.skip(f"no Ray: {error}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from overlay.features.model import Hunk
-from overlay.planning.matching import edits, match
+from overlay.planning.matching import edits, final_newline_after, match
 from overlay.planning.scopes import find
 from overlay.planning.text import SourceText
 from overlay.results import HunkResult, State
@@ -141,7 +141,7 @@ def test_drift_at_the_edge_of_a_scope_says_so() -> None:
 
 def test_drift_to_another_scope_names_it() -> None:
     why = drift(TEXT, hunk(["         y = 3", "+        z"], "A.f"))
-    assert why == "expected its lines in A.f, but its lines stand at line 12, in A.g"
+    assert why == "expected its lines in A.f, but its lines are at line 12, in A.g"
 
 
 def test_drift_without_any_likeness_says_so() -> None:
@@ -155,7 +155,7 @@ def test_a_missing_scope_names_similar_ones_and_where_the_lines_are() -> None:
     assert result.state is State.MISSING
     assert str(result.reason) == (
         "expected the scope B.g, found none of that name; similar ones are A.g; "
-        "its lines stand at line 12, in A.g"
+        "its lines are at line 12, in A.g"
     )
     result = stand("def prepare_input(): pass\n", hunk([" z", "+y"], "prepare_inputs"))
     assert "similar ones are prepare_input" in str(result.reason)
@@ -193,6 +193,26 @@ def test_a_hunk_that_does_not_speak_of_the_newline_does_not_ask_for_it() -> None
     assert stand("a\nb\na\nb", marked).line == 3
     assert stand("a\nb\na", marked).line == 1
     assert "before the end" in str(stand("a\nb\na", marked).reason)
+
+
+@pytest.mark.parametrize(("pre", "post"), [(True, False), (False, True)])
+def test_a_newline_on_one_side_only_is_said_of_the_end_of_the_file(pre: bool, post: bool) -> None:
+    """The hunk finishes the last line, or takes its end away, and lands nowhere else."""
+    given = hunk([" a", "-b", "+c"], pre_unfinished=pre, post_unfinished=post)
+    end, other = ("", "\n") if pre else ("\n", "")
+    fits, unlike = f"a\nb\nx\na\nb{end}", f"a\nb\nx\na\nb{other}"
+    assert stand(fits, given).line == 4  # and not at line 1
+    assert stand(unlike, given).state is State.DRIFTED
+    assert f"expected a file that ends {'without' if pre else 'with'} a newline" in str(
+        stand(unlike, given).reason
+    )
+    moved = f"a\nb\nx{end}"
+    assert stand(moved, given).state is State.DRIFTED
+    assert "before the end" in str(stand(moved, given).reason)
+    assert final_newline_after(given) is pre
+    after = SourceText.from_bytes(fits.encode()).splice(edits(given, 3), final_newline_after(given))
+    assert after.to_bytes() == f"a\nb\nx\na\nc{other}".encode()
+    assert stand(after.to_bytes().decode(), given).state is State.UPSTREAMED
 
 
 def test_context_keeps_its_own_line_ends() -> None:

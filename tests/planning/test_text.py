@@ -59,6 +59,7 @@ def test_only_a_line_feed_ends_a_line(text: str) -> None:
         (b"# coding: latin-1\n\xe9\n", ("# coding: latin-1", "é"), "iso-8859-1", False),
         (b"#!x\n# -*- coding: cp1252 -*-\n\x80\n", None, "cp1252", False),
         (b"\n\n# coding: latin-1\n", ("", "", "# coding: latin-1"), "utf-8", False),
+        (b"\xef\xbb\xbf# coding: utf-8\n", ("# coding: utf-8",), "utf-8", True),
     ],
 )
 def test_reading(data: bytes, lines: tuple[str, ...] | None, encoding: str, bom: bool) -> None:
@@ -71,10 +72,12 @@ def test_reading(data: bytes, lines: tuple[str, ...] | None, encoding: str, bom:
     ("data", "reason"),
     [
         (b"ok\n\xe9\n", "line 2 is no utf-8 text"),
+        (b"\n\xe9\n", "line 2 is no utf-8 text"),
         (b"# coding: nonsense\n", "unknown encoding"),
         (b"\xef\xbb\xbf# coding: latin-1\n", "encoding"),
         (b"# coding: rot13\n", "not a text encoding"),
         (b"# coding: utf-7\n+AGE-\n", "does not give the same bytes back"),
+        (b"# coding: idna\n" + b"a" * 70 + b"\n", "does not give the same bytes back"),
     ],
 )
 def test_what_cannot_be_written_back_is_refused(data: bytes, reason: str) -> None:
@@ -109,10 +112,15 @@ def test_the_newline_at_the_end_can_be_given_and_taken() -> None:
     assert SourceText.from_bytes(b"a\r\nb\r\n").splice([], False).to_bytes() == b"a\r\nb"
 
 
+def test_new_lines_take_the_ends_of_the_lines_that_they_replace_one_by_one() -> None:
+    source = SourceText.from_bytes(b"a\r\nb\nc\r\n")
+    assert source.splice([Edit(0, 2, ("x", "y", "z"))]).to_bytes() == b"x\r\ny\nz\nc\r\n"
+
+
 @pytest.mark.parametrize(
     ("data", "edits", "reason"),
     [
-        (b"a\nb\n", [Edit(0, 2, ()), Edit(1, 2, ())], "overlaps"),
+        (b"a\nb\n", [Edit(0, 2, ()), Edit(1, 2, ())], "lines 2 to 2 overlaps"),
         (b"a\n", [Edit(1, 3, ())], "outside"),
         (b"# coding: ascii\na\n", [Edit(1, 2, ("é",))], "'é', which the file's encoding, ascii"),
         (b"a\nb\n", [Edit(0, 0, ("# coding: latin-1",))], "read differently"),

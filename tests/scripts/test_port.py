@@ -155,7 +155,7 @@ def test_a_file_that_is_gone_is_said(patches: Path, tmp_path: Path) -> None:
     result = check(patches, target)
     assert result.exit_code == 1
     text = (patches.parent / "out" / "count.10-load.txt").read_text()
-    assert f"the release has no file {PROPOSER}" in text
+    assert text.count(f"expected the file {PROPOSER}, found none") == 1
 
 
 def test_an_unknown_feature_is_a_usage_error(patches: Path, tmp_path: Path) -> None:
@@ -196,6 +196,9 @@ def test_the_shipped_numbers_are_those_of_the_first_release(path: Path) -> None:
     first = ReleaseRange.parse(path.name[: -len(".patch")]).first
     tree = resolve(str(first))
     feature, topic = path.parent.parent, path.parent
-    landing = port.land(path, port._texts_before(feature, topic, first, tree), tree)
+    landing = port.land(path, port.series_before(feature, topic, first, tree))
     assert landing.lands
-    assert port.renumber(path.read_text(), landing.patch, landing.results) == path.read_text()
+    assert (
+        port.renumber(path.read_text(), landing.patch, landing.tried.result.hunks)
+        == path.read_text()
+    )

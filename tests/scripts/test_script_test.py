@@ -1,59 +1,76 @@
-"""``scripts/test.py``: no test is left out of the two processes, and the worse one decides."""
+"""``scripts/test.py``: which commands it runs, and that the first that fails decides."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from tests import conftest
+
 ROOT = Path(__file__).resolve().parents[2]
+PYTHON = Path("python")
 
 
 @pytest.fixture
-def script() -> ModuleType:
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     # By its path: its name is that of a package of Python's own.
     spec = importlib.util.spec_from_file_location("script_test", ROOT / "scripts" / "test.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
+    monkeypatch.setitem(sys.modules, spec.name, module)
     spec.loader.exec_module(module)
+    monkeypatch.setattr(module.environment, "with_supported_python", lambda: None)
+    monkeypatch.setattr(module.environment, "dev_python", lambda: Path(sys.executable))
+    monkeypatch.setattr(module.environment, "engine_python", lambda: Path(sys.executable))
+    monkeypatch.setattr(module, "checks", list)
     return module
 
 
+def test_all_tests_run_in_two_processes_and_the_ten_slowest_are_said(script: ModuleType) -> None:
+    ((_, command),) = script.suites(PYTHON, [], thorough=False)
+    assert {"--numprocesses=2", "--dist=loadfile", "--durations=10"} <= set(command)
+    assert "--thorough" not in command
+
+
+def test_the_files_that_start_first_exist() -> None:
+    tests = ROOT / "tests"
+    assert all((tests / name).is_file() for name in conftest.LONGEST)
+
+
+def test_some_tests_run_in_one_process(script: ModuleType) -> None:
+    ((_, command),) = script.suites(PYTHON, ["tests/planning", "-x"], thorough=False)
+    assert command[-2:] == ["tests/planning", "-x"]
+    assert not any("numprocesses" in word for word in command)
+
+
+def test_thorough_ends_with_the_mutants(script: ModuleType) -> None:
+    tests, mutants = script.suites(PYTHON, [], thorough=True)
+    assert "--thorough" in tests[1]
+    assert Path(mutants[1][1]).is_file()
+    ((_, command),) = script.suites(PYTHON, ["tests/planning"], thorough=True)
+    assert "--thorough" in command
+
+
 @pytest.mark.parametrize(
-    ("here", "others", "worst"), [(0, 0, 0), (1, 0, 1), (0, 2, 2), (0, 5, 5), (4, 2, 4)]
+    ("statuses", "expected", "ran"), [((0, 0), 0, 2), ((3, 0), 3, 1), ((0, 5), 5, 2)]
 )
-def test_the_worse_status_decides_and_both_are_said(
+def test_the_first_failure_decides(
     script: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
-    here: int,
-    others: int,
-    worst: int,
+    statuses: tuple[int, int],
+    expected: int,
+    ran: int,
 ) -> None:
-    asked: list[list[str]] = []
-
-    def stand_in(python: Path, arguments: Sequence[str]) -> list[str]:
-        asked.append(list(arguments))
-        beside = any(argument.startswith("--ignore") for argument in arguments)
-        status, word = (others, "others ran") if beside else (here, "here ran")
-        return [str(python), "-c", f"import sys; print({word!r}); sys.exit({status})"]
-
-    monkeypatch.setattr(script, "pytest", stand_in)
-    assert script.in_halves(Path(sys.executable)) == worst
-    said = capfd.readouterr().out
-    assert said.index("here ran") < said.index("others ran")
-    ends = ["passed" if status == 0 else f"ended with {status}" for status in (here, others)]
-    assert said.splitlines()[-1].endswith(f"and the others: {ends[0]} and {ends[1]}")
-
-    beside, these = sorted(asked, key=lambda arguments: len(arguments[0]))
-    assert beside[0] == str(ROOT / "tests")
-    assert [argument.removeprefix("--ignore=") for argument in beside[1:]] == these
-    assert all(Path(file).is_file() for file in these)
-    assert (ROOT / "tests" / script.LEFT_OUT).is_file()
-    assert str(ROOT / "tests" / script.LEFT_OUT) not in these
+    programs = [f"import sys; print('ran'); sys.exit({status})" for status in statuses]
+    commands = [(str(i), [sys.executable, "-c", text]) for i, text in enumerate(programs)]
+    monkeypatch.setattr(script, "suites", lambda *args, **named: commands)
+    assert script.main([]) == expected
+    said = capfd.readouterr().out.splitlines()
+    assert said.count("ran") == ran
+    assert ("passed" in said[-1]) is (expected == 0)

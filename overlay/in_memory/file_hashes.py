@@ -1,0 +1,82 @@
+"""The files that a plan looks at, by their hashes: whether a plan of a moment ago still holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from overlay.errors import TargetError
+from overlay.untrusted import sha256
+
+if TYPE_CHECKING:
+    from overlay.package import Tree
+    from overlay.targets.target import Target
+
+# No data classes, and nothing compiled ahead: a process without features would pay for it, too.
+_PATCHED = rb"(?m)^\+\+\+ (?:b/)?(vllm/[^\t\r\n]+)"
+
+_TESTED = rb"""["'](vllm/[^"'\r\n]+)["']"""
+
+_ADDED = r"(?:^|/)files/(vllm/.+)$"
+
+
+class Named:
+    """The paths that features name, read off their files without parsing them.
+
+    What stands in an unusual form is not found; ``Recording`` sees it when it is planned.
+    """
+
+    def __init__(self) -> None:
+        self.paths: set[str] = set()
+
+    def see(self, name: str, data: bytes) -> None:
+        """Look at one file of a patches folder."""
+        if name.endswith(".patch"):
+            self._found(re.findall(_PATCHED, data))
+        elif name.endswith("feature.toml"):
+            self._found(re.findall(_TESTED, data))
+        elif found := re.search(_ADDED, name):
+            self.paths.add(found[1])
+
+    def _found(self, paths: Iterable[bytes]) -> None:
+        self.paths.update(path.decode(errors="replace") for path in paths)
+
+    def hashes(self, target: Target) -> dict[str, str | None]:
+        """The sha256 of each of those files as it stands, ``None`` where there is none."""
+        return {path: _hash(target, path) for path in sorted(self.paths)}
+
+
+def _hash(target: Target, path: str) -> str | None:
+    try:
+        data = target.read(path)
+    except TargetError as error:  # a plan that wants the file raises it anew
+        return f"cannot be read: {error}"
+    return None if data is None else sha256(data)
+
+
+class Recording:
+    """A tree that remembers the sha256 of what was read of it, ``None`` for what is not there."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self.read_so_far: dict[str, str | None] = {}
+
+    def read(self, path: str) -> bytes | None:
+        """The bytes of ``path``, as the tree has them."""
+        data = self._tree.read(path)
+        self.read_so_far[path] = None if data is None else sha256(data)
+        return data
+
+
+def as_it_stands(
+    recorded: Mapping[str, str | None], known: Mapping[str, str | None], target: Target
+) -> bool:
+    """Whether the files that a plan has read are still what they were.
+
+    :param known: hashes of a moment ago; of a path that is not among them the file is read.
+    """
+    for path, expected in recorded.items():
+        if (known[path] if path in known else _hash(target, path)) != expected:
+            return False
+    return True

@@ -1,0 +1,100 @@
+"""The patches folders of a process: which there are, what they require, what a ledger covers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import overlay
+from overlay.features import sources as shipped
+from overlay.features.sources import fingerprint, left_behind, stray
+from overlay.results import State
+from overlay.untrusted import read_regular
+
+if TYPE_CHECKING:
+    from overlay.on_disk.ledger import Ledger, LedgerFeature
+    from overlay.settings import Switches
+
+
+def needless(
+    ledger: Ledger, release: str | None, switches: Switches, folders: Iterable[Path]
+) -> tuple[LedgerFeature, ...] | None:
+    """The features that are not on disk and need not be; ``None`` where only a plan can tell.
+
+    :param ledger: its files stand as we wrote them; :param release: the release that stands.
+    :param folders: the patches folders.
+    """
+    if ledger.overlay != overlay.__version__ or ledger.release != release:
+        return None
+    left = {one.result.feature: one for one in ledger.features}
+    found = []
+    for name, path in _features(folders):
+        one = left.pop(name, None)  # one that is found twice is an error, which a plan reports
+        if one is None or one.source != fingerprint([path]):
+            return None
+        if one.result.state is State.APPLIED:
+            continue
+        # By its files a feature can change while the release stays.
+        if one.result.state not in (State.UPSTREAMED, State.INAPPLICABLE) or one.result.files:
+            return None
+        found.append(one)
+    there = {one.result.feature for one in ledger.features} - set(left)
+    if (switches.features or frozenset()) - there:
+        return None  # OVERLAY_FEATURES names one that there is not: an error, too
+    return tuple(found)
+
+
+def _features(folders: Iterable[Path]) -> Iterator[tuple[str, str]]:
+    """The name and path of all that may be a feature; what is none is in no ledger."""
+    seen = set()
+    for folder in folders:
+        place = os.path.realpath(folder)
+        if place in seen:
+            continue
+        seen.add(place)
+        try:
+            names = sorted(os.listdir(place))
+        except OSError:
+            names = [""]  # whoever plans says what is wrong with the folder
+        for name in names:
+            beside = stray(name) or name in ("__init__.py", "README.md")
+            if not (beside or left_behind(name)):
+                yield name, os.path.join(place, name)
+
+
+#: Why a feature is not patched that ``OVERLAY_FEATURES`` leaves out.
+NOT_ASKED = "OVERLAY_FEATURES does not name it"
+
+
+def patches_folders(switches: Switches) -> list[Path]:
+    """The folders of features that this process looks into."""
+    return [shipped.shipped_folder(), *switches.patches]
+
+
+def required_features(switches: Switches) -> frozenset[str]:
+    """The ids of the features whose own feature.toml says that vLLM must not start without them.
+
+    Looks into no file but those that hold the word, since each process asks.
+    """
+    found = set()
+    for folder in patches_folders(switches):
+        for document in folder.glob("*/feature.toml"):
+            try:
+                text = read_regular(document, follow=False) or b""
+            except OSError:
+                continue  # loading the feature says what is wrong with it
+            if any(map(_names_required, text.splitlines())):
+                from overlay.features.folder import load_all
+
+                loaded = load_all([folder])
+                found |= {feature.id for feature in loaded.features if feature.required}
+                found |= {malformed.id for malformed in loaded.malformed if malformed.required}
+                break
+    return frozenset(found)
+
+
+def _names_required(line: bytes) -> bool:
+    """Whether a line of a feature.toml may set ``required``."""
+    return line.partition(b"=")[0].strip(b" \t\"'") == b"required"

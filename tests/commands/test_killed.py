@@ -1,0 +1,104 @@
+"""kill -9 and kill -15 of every command: the target ends whole, and nothing is left running."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support import fake_vllm
+from tests.support.cli import ADDED, PROPOSE, digest
+from tests.support.patches import write_feature
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+ONLY = ("--feature", "demo")
+
+#: Command -> whether it may change the target.
+COMMANDS: dict[tuple[str, ...], bool] = {
+    ("check", *ONLY): False,
+    ("status",): False,
+    ("diff", *ONLY): False,
+    ("apply", "--dry-run", *ONLY): False,
+    ("apply", *ONLY): True,
+    ("revert",): True,
+    ("revert", *ONLY): True,
+    ("adopt",): True,
+}
+
+
+class Killed:
+    """Runs commands as processes of their own, and kills them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.patches = folder / "patches"
+        files = {"10-propose/0.20.0..0.33.0.patch": PROPOSE, f"files/{ADDED}": "VALUE = 1\n"}
+        write_feature(self.patches, files)
+        self.environment = {
+            **os.environ,
+            "OVERLAY_PATCHES": str(self.patches),
+            "OVERLAY_CACHE": str(folder / "cache"),
+        }
+
+    def start(self, *words: str | Path) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "overlay", *map(str, words)],
+            cwd=REPOSITORY,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def run(self, *words: str | Path) -> int:
+        process = self.start(*words)
+        process.communicate(timeout=60)
+        return process.returncode
+
+
+def nothing_runs(session: int) -> bool:
+    try:
+        os.killpg(session, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_a_killed_command_leaves_a_whole_target(
+    tmp_path: Path, words: tuple[str, ...], number: signal.Signals
+) -> None:
+    killed = Killed(tmp_path)
+    site = fake_vllm.site_packages(tmp_path / "site")
+    pristine = digest(site)
+    if words[0] in ("revert", "adopt", "status"):
+        assert killed.run("apply", *ONLY, site) == 0
+    if words[0] == "adopt":
+        shutil.rmtree(site / ".vllm-overlay")
+    before = digest(site)
+    began = time.monotonic()
+    killed.run(*words, site)
+    lasts = time.monotonic() - began
+    for moment in (0.5, 0.8, 0.95):
+        if words[0] == "adopt":
+            shutil.rmtree(site / ".vllm-overlay", ignore_errors=True)
+        process = killed.start(*words, site)
+        time.sleep(lasts * moment)
+        process.send_signal(number)
+        process.communicate(timeout=30)  # nobody else holds its pipes
+        assert nothing_runs(process.pid)
+        if not COMMANDS[words]:
+            assert digest(site) == before
+    if words[0] == "adopt":
+        killed.run("adopt", site)  # without a ledger the next one would be refused
+    assert killed.run("apply", *ONLY, site) == 0
+    assert killed.run("revert", site) == 0
+    assert digest(site) == pristine
