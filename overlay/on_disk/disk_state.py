@@ -224,7 +224,7 @@ def _by_another_overlay(
                 f"{what_next}",
             )
         )
-    if not notices and not features and ledger.overlay != overlay.__version__:
+    if not features and ledger.overlay != overlay.__version__:
         notices.append(
             Notice(
                 None,
