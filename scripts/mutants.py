@@ -99,10 +99,9 @@ def files_that_test(module: str, *, own: bool) -> list[str]:
     ]
 
 
-def configure(folder: Path, module: str, selection: Sequence[str]) -> None:
-    """Make a copy of the tree, and tell mutmut what to mutate there and which tests to run."""
-    folder.mkdir(parents=True, exist_ok=True)
-    copy_tree(folder)
+def configure(tree: Path, folder: Path, module: str, selection: Sequence[str]) -> None:
+    """Make a copy of a tree, and tell mutmut what to mutate there and which tests to run."""
+    shutil.copytree(tree, folder, dirs_exist_ok=True)
     settings = {
         "source_paths": ["overlay"],
         "only_mutate": [f"overlay/{module}.py"],
@@ -111,7 +110,7 @@ def configure(folder: Path, module: str, selection: Sequence[str]) -> None:
         "pytest_add_cli_args_test_selection": list(selection),
         "timeout_multiplier": 10.0,
     }
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    text = (tree / "pyproject.toml").read_text(encoding="utf-8")
     lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
     (folder / "pyproject.toml").write_text(
         f"{text}\n[tool.mutmut]\n" + "\n".join(lines) + "\n", encoding="utf-8"
@@ -237,6 +236,8 @@ def mutate(work: Path, chosen: Sequence[str], jobs: int) -> tuple[dict[str, int]
     """
     tried: dict[str, int] = {}
     survivors: list[Mutant] = []
+    tree = work / "tree"  # one state of the repository for all runs, whatever changes meanwhile
+    copy_tree(tree)
     for number, module in enumerate(chosen, 1):
         place = f"{module}, {number} of {len(chosen)}"
         names: list[str] = []
@@ -244,13 +245,13 @@ def mutate(work: Path, chosen: Sequence[str], jobs: int) -> tuple[dict[str, int]
         own = files_that_test(module, own=True)
         if own:
             print(f"[mutants] {place}: its own tests", flush=True)
-            configure(folder, module, own)
+            configure(tree, folder, module, own)
             run_mutmut(folder, jobs)
             tried[module], names = outcomes(folder, module)
         if names or not own:
             print(f"[mutants] {place}: its room's tests, {len(names) or 'all'} mutants", flush=True)
             folder = work / f"{module.replace('/', '-')}-room"
-            configure(folder, module, files_that_test(module, own=False))
+            configure(tree, folder, module, files_that_test(module, own=False))
             run_mutmut(folder, jobs, names)
             tried[module], names = outcomes(folder, module, names)
         survivors += [describe(folder, module, name) for name in names]

@@ -1,4 +1,4 @@
-"""Changes as one unified diff that ``git apply`` takes unchanged."""
+"""Render changes as one unified diff that ``git apply`` takes unchanged."""
 
 from __future__ import annotations
 

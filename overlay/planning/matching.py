@@ -1,4 +1,4 @@
-"""One hunk against one text: where it stands, or why it does not."""
+"""Match one hunk against one text: where it lands, or why it does not."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ TELLING = 6
 def match(
     hunk: Hunk, lines: Sequence[str], scopes: Scopes, final_newline: bool = True
 ) -> HunkResult:
-    """How a hunk stands in a text.
+    """Match a hunk against a text.
 
-    It matches where its whole pre-image stands inside its scope, white space included, at any
+    It matches where its whole pre-image is inside its scope, white space included, at any
     line.  A pre-image that lies inside a post-image is the applied hunk's own context and does
     not count, otherwise an insertion at the edge of a hunk would be applied again and again.  Nor
     does it match where every line that it adds to its base stands in the scope already: upstream
     has the change, with lines between, and it would be made twice.
 
     :param lines: the lines of the text without their ends.
-    :param scopes: where the scopes of the text stand (``overlay.planning.scopes.find``).
+    :param scopes: the places of its scopes (``overlay.planning.scopes.find``).
     :param final_newline: whether the last line has an end.
-    :returns: ``pristine`` (matches once), ``upstreamed`` (only the post-image stands),
+    :returns: ``pristine`` (matches once), ``upstreamed`` (only the post-image is there),
         ``ambiguous`` with the candidates, ``drifted`` with the nearest place, or ``missing``
         with similar scopes.
     """
@@ -103,7 +103,7 @@ def _torn_apart(hunk: Hunk, lines: Sequence[str], ranges: Sequence[range]) -> Re
 
 
 def edits(hunk: Hunk, start: int) -> tuple[Edit, ...]:
-    """What applying a hunk does to a text in which its pre-image begins at ``start`` (0-based).
+    """The edits that apply a hunk to a text in which its pre-image begins at ``start`` (0-based).
 
     Lines of context are not touched, so that they keep their ends.
     """
@@ -139,9 +139,9 @@ def _places(
     ranges: Sequence[range],
     final_newline: bool,
 ) -> list[int]:
-    """Every 0-based line at which an image stands inside one of the ranges, in order.
+    """Every 0-based line at which an image is inside one of the ranges, in order.
 
-    A hunk that speaks of the newline at the end of the file stands there or nowhere, with the
+    A hunk that mentions the newline at the end of the file lands there or nowhere, with the
     newline as it says.
     """
     found = {start for scope in ranges for start in _occurrences(image, lines, scope)}
@@ -188,17 +188,17 @@ def misplaced(hunk: Hunk, lines: Sequence[str], scopes: Scopes) -> bool:
 
 
 def _elsewhere(hunk: Hunk, lines: Sequence[str], scopes: Scopes) -> str | None:
-    """Where the pre-image stands outside the scope, in words."""
+    """Where the pre-image is outside the scope, in words."""
     found = list(_occurrences(hunk.pre, lines, range(len(lines))))
     if not found:
         return None
     places = [f"line {at + 1}, in {innermost_scope(at, len(hunk.pre), scopes)}" for at in found[:3]]
     more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-    return f"its lines stand at {'; '.join(places)}{more}"
+    return f"its lines are at {'; '.join(places)}{more}"
 
 
 def _why_missing(hunk: Hunk, lines: Sequence[str], scopes: Scopes) -> str:
-    """Why a scope is not there, with what it may be called now."""
+    """Why a scope is missing, with the names that it may have now."""
     from difflib import get_close_matches  # only where something is wrong
 
     last = hunk.scope.rpartition(".")[2]

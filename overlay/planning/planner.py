@@ -45,14 +45,14 @@ def plan(
     record: Mapping[str, str] | None = None,
     syntax: Syntax | None = None,
 ) -> Plan:
-    """How the features stand in a tree, and what applying them would change.
+    """Plan features on a tree: the state of each, and the changes that applying them makes.
 
     :param features: in the order in which they are applied.
-    :param pristine: the tree without our patches; whoever calls stands backups in for patched
-        files, so that no result is ``applied``.
-    :param release: the tree's release; ``None`` where it cannot be told.
+    :param pristine: the tree without our patches; the caller puts pristine copies in the
+        place of patched files, so that no result is ``applied``.
+    :param release: the tree's release; ``None`` where it is not known.
     :param record: sha256 (hex) of the release's own files by path, where it has a RECORD.
-    :param syntax: answers about texts, if they are remembered from elsewhere.
+    :param syntax: answers about texts; default: worked out here.
     :returns: a plan whose ``changes`` are empty unless no feature needs attention.
     """
     planner = _Planner(
@@ -64,13 +64,13 @@ def plan(
 
 
 def below(release: Version, releases: ReleaseRange) -> bool:
-    """Whether a release lies below a range; a pre- or dev-release counts as what it leads to."""
+    """Whether a release is below a range; a pre- or dev-release counts as what it leads to."""
     return Version(release.base_version) < releases.first
 
 
 @dataclass
 class _Draft:
-    """A feature's result while it is made."""
+    """A feature's result while it is put together."""
 
     feature: Feature
     files: list[FileResult] = field(default_factory=list)
@@ -233,12 +233,12 @@ class _Planner:
         self._keep(draft, chosen.result.patch or "", chosen)
 
     def _note_untested(self, draft: _Draft) -> None:
-        """Note a release that lies in no range: nobody has tried the feature there."""
+        """Note a release that is in no range: the feature was not tested there."""
         release, releases = self.release, draft.feature.releases
         if release is not None and release in releases:
             return
         if release is None:
-            why = "the release of this vLLM cannot be told"
+            why = "the release of this vLLM is not known"
         elif release.is_prerelease:
             why = f"{release} is not a final release, so it is in no range"
         else:

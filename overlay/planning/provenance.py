@@ -1,4 +1,4 @@
-"""Whether a file is the release's own, by the release's RECORD, and who else edited it."""
+"""Tell whether a file is the release's own, by its RECORD, and who else edited it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _MARKS = (("Genesis", re.compile(rb"#[ \t]*\[Genesis\b[^\]\n]*\]")),)
 
 
 class Provenance:
-    """Where the files of a tree come from.
+    """Origin of the files of a tree.
 
     :param tree: the tree without our patches.
     :param record: sha256 (hex) of the release's own files by path; ``None`` where there is none,
-        and then nothing can be said against a file.
+        and then every file counts as its own.
     """
 
     def __init__(self, tree: Tree, record: Mapping[str, str] | None) -> None:
@@ -27,11 +27,11 @@ class Provenance:
         self._used: set[str] = set()
 
     def use(self, path: str) -> None:
-        """Note that a file matters, so that ``notices`` names it."""
+        """Note that a file matters, so that ``notices`` may name it."""
         self._used.add(path)
 
     def foreign(self, path: str) -> str | None:
-        """Why a file is not the release's own, or ``None`` where it is, or nobody can tell."""
+        """Why a file is not the release's own; ``None`` where it is, or no RECORD can tell."""
         if path not in self._foreign:
             self._foreign[path] = self._look(path)
         return self._foreign[path]
@@ -68,7 +68,7 @@ class Provenance:
 
 
 def other_patcher(data: bytes) -> str | None:
-    """The known patcher whose mark stands in a file, with the line, in words."""
+    """The known patcher whose mark is in a file, with the line, in words."""
     for name, mark in _MARKS:
         found = mark.search(data)
         if found is not None:

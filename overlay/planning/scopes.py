@@ -13,7 +13,7 @@ from overlay.features.model import MODULE_SCOPE
 #: Qualified name to the places of that name, each a range of 0-based line numbers.
 Scopes = Mapping[str, Sequence[range]]
 
-#: What CPython's compiler raises for a text that it does not take.
+#: What CPython's compiler raises for a text that it refuses.
 _COMPILER_ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
 
 
@@ -22,7 +22,7 @@ class UnparsableError(ValueError):
 
 
 def find(lines: Sequence[str]) -> dict[str, list[range]]:
-    """Where every class and function of a module stands.
+    """Find the places of every class and function of a module.
 
     A nested one is named with plain dots (``Outer.method.inner``).  A scope begins with its first
     decorator and ends before the next line of code that is not its own: blank lines, and comments
@@ -53,9 +53,9 @@ def find(lines: Sequence[str]) -> dict[str, list[range]]:
 
 
 class Syntax:
-    """What Python says about texts, each text asked about once.
+    """Python's answers about texts, each worked out once.
 
-    Planning asks through this class, so that a subclass can remember the answers for longer.
+    Planning asks through this class, so that a subclass can keep the answers for longer.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Syntax:
         """The scopes of a file.
 
         :param data: its bytes; :param lines: its lines, as ``SourceText`` reads them.
-        :param derive: gives what ``find`` would say at a lower price, or ``None`` if it cannot.
+        :param derive: gives what ``find`` would, faster, or ``None`` where it cannot.
         :raises UnparsableError: if it is not Python.
         """
         known = self._scopes.get(data)
@@ -116,7 +116,7 @@ def _parse(text: str, path: str) -> ast.Module:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """A tree has a hundred thousand nodes, none of them garbage: looking for some takes long."""
+    """Pause the garbage collector: parsing allocates 100,000 nodes that all stay in use."""
     running = gc.isenabled()
     gc.disable()
     try:
@@ -177,7 +177,7 @@ def _fields(kind: type[ast.AST]) -> tuple[str, ...]:
 
 
 def _reach(lines: Sequence[str], stop: int, indent: int) -> int:
-    """Where a scope ends: behind its blank lines and deeper comments."""
+    """The end of a scope: behind its blank lines and deeper comments."""
     while stop < len(lines):
         line = lines[stop].strip()
         if line and not (line.startswith("#") and _indent(lines[stop]) > indent):

@@ -1,4 +1,4 @@
-"""The bytes of a Python source file as lines, and back again exactly.
+"""Read the bytes of a Python source file as lines, and write them back exactly.
 
 A line ends at a line feed; a carriage return before it belongs to the end, any other one to the
 content, as do form feeds and the other characters that ``str.splitlines`` would break at."""
@@ -13,7 +13,7 @@ from itertools import chain
 
 
 class TextError(ValueError):
-    """The bytes are no source text that could be written back exactly, or an edit is none."""
+    """The source cannot be decoded and encoded again without loss, or an edit is invalid."""
 
 
 @dataclass(frozen=True)

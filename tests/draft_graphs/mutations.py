@@ -142,8 +142,9 @@ PAGE_TOP = """# Mutations
 Each line is a bug that was put into the draft graphs' module, and what showed it, in a real engine
 on CPU with the graph double (`tests/draft_graphs/`). A mutation that nothing shows fails
 `tests/draft_graphs/test_mutations.py`, `test_data_parallel.py` where there are two ranks, or
-`test_same_as_upstream.py` where it is a twin that shows it. This page is written by `mutations.py`
-beside them.
+`test_same_as_upstream.py` where it is a twin that shows it. A bug is an edit of the syntax of a named
+function (`tests/support/code_edits.py`), so that layout and comments do not count. This page is
+written by `mutations.py` beside them.
 
 "Defect" counts the defects of the closed upstream change that this feature follows, "hazard" the
 places where a captured drafter would read stale memory or bake a number of the host; the other

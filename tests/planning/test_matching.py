@@ -141,7 +141,7 @@ def test_drift_at_the_edge_of_a_scope_says_so() -> None:
 
 def test_drift_to_another_scope_names_it() -> None:
     why = drift(TEXT, hunk(["         y = 3", "+        z"], "A.f"))
-    assert why == "expected its lines in A.f, but its lines stand at line 12, in A.g"
+    assert why == "expected its lines in A.f, but its lines are at line 12, in A.g"
 
 
 def test_drift_without_any_likeness_says_so() -> None:
@@ -155,7 +155,7 @@ def test_a_missing_scope_names_similar_ones_and_where_the_lines_are() -> None:
     assert result.state is State.MISSING
     assert str(result.reason) == (
         "expected the scope B.g, found none of that name; similar ones are A.g; "
-        "its lines stand at line 12, in A.g"
+        "its lines are at line 12, in A.g"
     )
     result = stand("def prepare_input(): pass\n", hunk([" z", "+y"], "prepare_inputs"))
     assert "similar ones are prepare_input" in str(result.reason)

@@ -88,7 +88,7 @@ def test_every_problem_is_reported() -> None:
         ("0.33.0", State.PRISTINE, False, None),
         ("0.33.0.post1", State.PRISTINE, True, "newer than its range"),
         ("0.34.0", State.PRISTINE, True, "0.34.0 is newer than its range, 0.20.0..0.33.0"),
-        (None, State.PRISTINE, True, "cannot be told"),
+        (None, State.PRISTINE, True, "is not known"),
     ],
 )
 def test_the_release_decides(
