@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.support import shared_memory
 
@@ -47,12 +47,13 @@ LONGEST = {
     )
 }
 
-# No deadlines: how long an example takes says more about what else the machine does than about
+# No deadlines: how long examples take says more about what else the machine does than about
 # the code.  CI draws the same examples on every run, besides those that tests name; `--thorough`
 # draws new ones.
-settings.register_profile("ci", deadline=None, derandomize=True)
-settings.register_profile("thorough", deadline=None, print_blob=True)
-settings.register_profile("mutants", deadline=None, derandomize=True, max_examples=30)
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", parent=UNHURRIED, derandomize=True)
+settings.register_profile("thorough", parent=UNHURRIED, print_blob=True)
+settings.register_profile("mutants", parent=UNHURRIED, derandomize=True, max_examples=30)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

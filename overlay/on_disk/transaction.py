@@ -9,6 +9,7 @@ from pathlib import Path
 
 from overlay.features.model import Feature
 from overlay.on_disk import files, journal, lock, recovery
+from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.changes import Rebuilt, Request, to_adopt, to_apply, to_revert
 from overlay.on_disk.journal import Journal
 from overlay.on_disk.site import Site, require_plain_state, unwritable
@@ -76,8 +77,14 @@ def would_apply(
     :raises TransactionError: as ``apply``, for what can be told without writing.
     """
     with reading(root, timeout):
+        site = Site(root.resolve())
+        if plan.changes and ledgers.load(site.root) is None:
+            # Nothing is there yet, so everything is written; RECORD need not be parsed for that.
+            for change in plan.changes:
+                site.real(change.path)
+            return True
         request = Request(plan, tuple(features), release, record_file)
-        return bool(to_apply(Site(root.resolve()), request).writes)
+        return bool(to_apply(site, request).writes)
 
 
 def revert(

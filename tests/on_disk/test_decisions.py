@@ -170,6 +170,35 @@ def test_a_void_ledger_outdates_no_plan(site: Site) -> None:
     assert [feature.result.feature for feature in ledger.applied] == ["other"]
 
 
+def test_a_plan_that_has_what_is_applied_is_never_outdated(site: Site) -> None:
+    site.apply()
+    outcome = transaction.apply(
+        site.root,
+        ONE.plan(site.pristine),
+        [ONE.feature()],
+        release="0.26.0",
+        record_file=site.record,
+        known=frozenset(),
+    )
+    assert not outcome.wrote
+
+
+def test_the_ledger_follows_patches_that_write_the_same_bytes(site: Site) -> None:
+    site.apply()
+    assert site.apply(replace(ONE, digest="9" * 64)).wrote
+    ledger = ledgers.load(site.root)
+    assert ledger is not None
+    assert [feature.digest for feature in ledger.applied] == ["9" * 64]
+
+
+def test_patched_bytes_without_a_ledger_are_not_taken_for_ours(site: Site) -> None:
+    (site.root / PROPOSER).write_bytes(site.pristine[PROPOSER] + ONE.patched[PROPOSER])
+    before = snapshot(site.root)
+    with pytest.raises(TransactionError, match=f"{PROPOSER}: changed by somebody else"):
+        site.apply()
+    assert snapshot(site.root) == before
+
+
 # A lost ledger
 
 
@@ -205,6 +234,22 @@ def test_a_lost_ledger_is_rebuilt_where_that_is_offered(installed: Site, lose: s
         installed.root, record_file=installed.record, rebuild=lambda: rebuilt
     )
     assert outcome.warnings[0].startswith("the ledger was lost")
+    assert snapshot(installed.root) == before
+
+
+def test_a_reconstructed_ledger_does_not_cover_an_edit(installed: Site) -> None:
+    installed.apply()
+    ledger = ledgers.load(installed.root)
+    assert ledger is not None
+    (installed.root / ".vllm-overlay/ledger.json").write_bytes(b"{")
+    (installed.root / RUNNER).write_bytes(b"by hand\n")
+    before = snapshot(installed.root)
+    rebuilt = Rebuilt(
+        ledger._replace(record=None),
+        {ledgers.sha256(data): data for data in installed.pristine.values()},
+    )
+    with pytest.raises(TransactionError, match=f"{RUNNER}: changed by somebody else"):
+        transaction.revert(installed.root, record_file=installed.record, rebuild=lambda: rebuilt)
     assert snapshot(installed.root) == before
 
 

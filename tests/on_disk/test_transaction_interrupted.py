@@ -95,3 +95,14 @@ def test_a_reader_is_told_of_the_transaction_and_changes_nothing(installed: Site
     assert recover(installed.root) == f"an interrupted apply was finished in {installed.root}"
     with commit.reading(installed.root) as interrupted:
         assert interrupted is None
+
+
+def test_a_journal_that_names_files_behind_a_link_is_refused(installed: Site) -> None:
+    interrupt_in_the_middle(installed)
+    folder = (installed.root / PROPOSER).parent
+    folder.rename(folder.with_name("moved"))
+    folder.symlink_to("moved")
+    middle = snapshot(installed.root / "vllm/v1/moved")
+    with pytest.raises(TransactionError, match="is a symbolic link: no overlay writes that"):
+        recover(installed.root)
+    assert snapshot(installed.root / "vllm/v1/moved") == middle
