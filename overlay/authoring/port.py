@@ -22,12 +22,24 @@ from overlay.planning.attempt import Attempt, Texts, attempt
 from overlay.planning.scopes import Syntax
 from overlay.planning.text import TextError
 from overlay.results import HunkResult, State
+from overlay.untrusted import read_regular
 
 _HUNK = re.compile(r"^@@ -(\d+)(?:,\d+)? \+(\d+)(?:,\d+)? @@(.*)$")
 _RELEASES = re.compile(r'^(releases\s*=\s*")[^"]*(")', re.MULTILINE)
 
 #: Lines that are shown around a place where a hunk could have been meant to land.
 _AROUND = 6
+
+
+def _text(path: Path) -> str:
+    """The text of a patch or of a ``feature.toml``, with line feeds only.
+
+    :raises FileNotFoundError: if it is not there.
+    """
+    data = read_regular(path)
+    if data is None:
+        raise FileNotFoundError(path)
+    return data.decode("utf-8").replace("\r\n", "\n")
 
 
 class Series:
@@ -133,7 +145,7 @@ def land(path: Path, series: Series) -> Landing:
 
     :raises PatchFormatErrors: if the patch file is malformed.
     """
-    patch = parse_patch(recount(path.read_text(encoding="utf-8")), path.name)
+    patch = parse_patch(recount(_text(path)), path.name)
     tried = attempt(patch, series.read(patch.path), series.texts)
     return Landing(path, patch, tried, series.lines(patch.path))
 
@@ -199,7 +211,7 @@ def widen_feature(toml: Path, release: Version) -> None:
 
     :raises UsageError: if it has no range.
     """
-    text = toml.read_text(encoding="utf-8")
+    text = _text(toml)
     match = _RELEASES.search(text)
     if match is None:
         raise UsageError(f'{toml}: expected a line releases = "first..last", found none')
