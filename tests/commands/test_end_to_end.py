@@ -277,7 +277,7 @@ def test_every_way_a_patch_can_fail_is_told_at_once(cli: Cli, tmp_path: Path) ->
         f"expected the scope {inside}d, found none of that name; similar ones are {inside}",
         "expected the file vllm/v1/gone.py, found none",
         "the patched file is not Python",
-        "next:  mend the patch",
+        "next:  correct no-python/",
         "next:  leave one of them out, or make one patch of both",
     ):
         assert " ".join(words.split()) in " ".join(result.out.split()), words
