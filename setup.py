@@ -94,6 +94,7 @@ setup(
         "packaging>=22",
         "platformdirs>=3",
         "requests>=2.31",
+        "unidiff>=1.0",
         "rich>=13",
         "urllib3>=1.26",
         'tomli>=2; python_version < "3.11"',

@@ -141,11 +141,10 @@ def test_a_plan_does_not_depend_on_the_order_of_hunks_and_files(
         MemoryTree({PATH: data, "vllm/b.py": data}),
         RELEASE,
     )
-    other = plan(
-        [feature(("vllm/b.py", ours[:1]), (PATH, shuffled), added=dict(reversed(added.items())))],
-        MemoryTree({"vllm/b.py": data, PATH: data}),
-        RELEASE,
-    )
+    mixed = feature((PATH, shuffled), ("vllm/b.py", ours[:1]), added=dict(reversed(added.items())))
+    # A reason names the patch, so each keeps its name.
+    mixed = replace(mixed, topics=mixed.topics[::-1])
+    other = plan([mixed], MemoryTree({"vllm/b.py": data, PATH: data}), RELEASE)
     event(f"{len(ours)} hunks: {one.state.value}")
     assert one.changes == other.changes
     assert one.state == other.state
