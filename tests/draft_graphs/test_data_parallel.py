@@ -8,13 +8,13 @@ replays, not by one whose capture failed, not by an idle one.
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from overlay.proof.engine_launch import write_models
 from overlay.proof.engine_spec import Request
 from tests.draft_graphs.added_modules import require_fit
 from tests.draft_graphs.dp_client import (
@@ -40,8 +40,7 @@ Ranks = list[dict[str, DpOutcome]]
 def moe_models(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the target that has experts, and its drafts."""
     folder = tmp_path_factory.mktemp("moe")
-    script = Path(__file__).parents[1] / "engine" / "tiny_moe.py"
-    subprocess.run([str(engine_python), str(script), str(folder)], check=True, timeout=120)
+    write_models(engine_python, folder, "tiny_moe")
     return folder
 
 
