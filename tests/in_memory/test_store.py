@@ -72,7 +72,7 @@ def test_an_entry_that_goes_while_it_is_read_is_refused(
     cache.save("key", TEXTS, {})
     shutil.rmtree(cache.folder / "key")
     monkeypatch.setattr(os.path, "lexists", lambda place: True)  # it went just after this
-    with pytest.raises(StoreError, match="expected a part of the cache"):
+    with pytest.raises(StoreError, match="expected a file or folder of your own"):
         cache.load("key")
 
 
