@@ -1,0 +1,91 @@
+"""``overlay import``, as a user calls it: what it says, writes, and ends with."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.authoring.test_importing import BASE, CHANGE, MODE, PATH, RELEASES, Tree, diff
+from tests.support.cli import Cli
+
+SCHEMA = json.loads(
+    resources.files("overlay.report").joinpath("schema-2.json").read_text(encoding="utf-8")
+)
+
+
+@pytest.fixture(autouse=True)
+def releases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Releases that are small and need no network."""
+    monkeypatch.setattr("overlay.commands.import_.KNOWN_RELEASES", tuple(RELEASES))
+    monkeypatch.setattr("overlay.targets.resolution.resolve", lambda name, **_: Tree(name))
+
+
+@pytest.fixture
+def change(tmp_path: Path) -> Path:
+    file = tmp_path / "fix.diff"
+    file.write_bytes(CHANGE)
+    return file
+
+
+def call(cli: Cli, change: Path, *more: str) -> Any:
+    return cli("import", change, "--id", "count-runs", "--patches", change.parent / "ours", *more)
+
+
+def test_it_writes_a_feature_and_says_where_it_lands(cli: Cli, change: Path) -> None:
+    result = call(cli, change)
+    assert result.exit == 0
+    assert "0.21.0..0.22.0" in result.last
+    assert f"{PATH}  1 hunk, made on 0.22.0" in result.out
+    assert "0.23.0..0.24.0    upstream has it" in result.out
+    listed = cli("list", "--patches", change.parent / "ours")
+    assert "from 0.23.0 on" in listed.out
+
+
+def test_the_json_is_as_the_schema_says(cli: Cli, change: Path) -> None:
+    result = call(cli, change, "--json")
+    jsonschema.Draft202012Validator(SCHEMA).validate(result.json)
+    assert result.json["code"] == "imported"
+    assert result.json["import"]["outcomes"]["0.20.0"] == "conflict"
+
+
+def test_what_is_there_is_not_overwritten(cli: Cli, change: Path) -> None:
+    assert call(cli, change).exit == 0
+    refused = call(cli, change)
+    assert refused.exit == 2
+    assert "--update" in refused.err
+    assert call(cli, change, "--update").exit == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "exit_code", "word"),
+    [
+        (b"", 2, "found no file"),
+        (b"hello\n", 2, "found no file"),
+        (CHANGE.replace(b" import", b"?import", 1)[:200], 2, "fix.diff:"),
+        (CHANGE + MODE, 2, "changes the mode"),
+        (diff("tests/a.py", None, b"a = 1\n"), 1, "Nothing was written"),
+        (diff(PATH, BASE.replace(b"[1, 2, 4]", b"[9]"), BASE), 1, "--base"),
+    ],
+)
+def test_nothing_is_written_where_it_cannot_be_carried(
+    cli: Cli, change: Path, data: bytes, exit_code: int, word: str
+) -> None:
+    change.write_bytes(data)
+    result = call(cli, change)
+    assert result.exit == exit_code
+    assert word in result.out + result.err
+    assert not (change.parent / "ours").exists()
+
+
+def test_a_folder_to_write_to_must_be_named(cli: Cli, change: Path) -> None:
+    result = cli("import", change, "--id", "count-runs")
+    assert result.exit == 2
+    assert "--patches" in result.err
+    missing = cli("import", "nowhere.diff", "--id", "a", "--patches", change.parent / "ours")
+    assert missing.exit == 2
+    assert "no such file" in missing.err
