@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from overlay.proof.engine_launch import append_path, foreign_environment, link_packages
 from tests.draft_graphs.mutation_types import TwinMutation
 from tests.draft_graphs.twin_mutations import TWIN_MUTATIONS
 from tests.engine.engine_fixtures import overlay, private_vllm
@@ -21,7 +23,7 @@ from tests.support.code_edits import edited
 
 pytestmark = pytest.mark.engine
 
-FOLDER = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +34,17 @@ def patched(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def run_twin(patched: PrivateCopy, script: str, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(patched.python), str(FOLDER / script), *options],
-        text=True,
-        capture_output=True,
-        check=False,
-        timeout=600,
-    )
+    with tempfile.TemporaryDirectory(prefix="twin-") as folder:
+        code = link_packages(Path(folder, "code"), (TESTS,))
+        return subprocess.run(
+            [str(patched.python), "-m", f"tests.draft_graphs.{Path(script).stem}", *options],
+            cwd=folder,
+            env=append_path(foreign_environment(), code),
+            text=True,
+            capture_output=True,
+            check=False,
+            timeout=600,
+        )
 
 
 def drafted(ended: subprocess.CompletedProcess[str]) -> Any:
