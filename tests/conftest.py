@@ -1,6 +1,7 @@
 """Plugins and settings of the whole test suite."""
 
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -78,16 +79,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session", autouse=True)
-def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What the tests and their processes leave among temporary files goes when pytest's own does.
+def temporary_files() -> Iterator[None]:
+    """What the tests and their processes leave among temporary files goes at the end.
 
-    The name is short because sockets of vLLM's and Ray's are put there, whose paths are bounded.
+    The path is short because sockets of vLLM's and Ray's are put there: a path of theirs may have
+    107 bytes, which the folder that pytest gives each of its two processes would exceed.
     """
-    folder = str(tmp_path_factory.mktemp("t", numbered=False))
+    folder = tempfile.mkdtemp(prefix="t")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(os.environ, "TMPDIR", folder)
         patch.setattr(tempfile, "tempdir", folder)
         yield
+    shutil.rmtree(folder, ignore_errors=True)  # what a dying process still writes may stay
 
 
 @pytest.fixture(scope="session", autouse=True)
