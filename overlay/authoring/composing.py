@@ -183,7 +183,7 @@ def _fits(hunk: Hunk, start: int, old: _Text, new: _Text) -> bool:
     """Whether a hunk lands at the 0-based ``start`` alone, and shows afterwards that it did."""
     if not hunk.pre or not hunk.post:
         return False
-    if not (hunk.pre_unfinished or hunk.post_unfinished) and _stands_in(hunk.post, hunk.pre):
+    if hunk.shows_nothing:
         return False
     placed = match(hunk, old.lines, old.scopes, old.source.final_newline)
     again = match(hunk, new.lines, new.scopes, new.source.final_newline)
@@ -192,8 +192,3 @@ def _fits(hunk: Hunk, start: int, old: _Text, new: _Text) -> bool:
         and placed.line == start + 1
         and again.state is State.UPSTREAMED
     )
-
-
-def _stands_in(image: tuple[str, ...], lines: tuple[str, ...]) -> bool:
-    size = len(image)
-    return any(lines[at : at + size] == image for at in range(len(lines) - size + 1))

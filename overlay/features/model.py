@@ -54,6 +54,18 @@ class Hunk:
         """The post-image: context and added lines."""
         return tuple(text for op, text in self.lines if op != "-")
 
+    @property
+    def shows_nothing(self) -> bool:
+        """Whether its post-image is a part of its pre-image, so that nothing shows it was applied.
+
+        A hunk that speaks of the final newline shows that instead.
+        """
+        if self.pre_unfinished or self.post_unfinished:
+            return False
+        pre, post = self.pre, self.post
+        size = len(post)
+        return any(pre[at : at + size] == post for at in range(len(pre) - size + 1))
+
 
 @dataclass(frozen=True)
 class Patch:

@@ -440,17 +440,10 @@ def _check_images(source: _Source, hunk: Hunk) -> None:
         )
     elif (hunk.pre, hunk.pre_unfinished) == (hunk.post, hunk.post_unfinished):
         problem = "it changes nothing (the ends of lines are no content)"
-    elif not (hunk.pre_unfinished or hunk.post_unfinished) and _stands_in(hunk.post, hunk.pre):
+    elif hunk.shows_nothing:
         problem = (
             "its post-image stands in its pre-image, so nothing could show that it is applied: "
             "give it context on both sides of the lines that it removes"
         )
     if problem is not None:
         source.error(hunk.patch_line, problem)
-
-
-def _stands_in(image: tuple[str, ...], lines: tuple[str, ...]) -> bool:
-    """Whether the lines of an image stand together somewhere in the lines."""
-    # As texts: a search for one is linear, however often the same lines stand there.
-    needle, text = "\n".join(image), "\n".join(lines)
-    return f"\n{needle}\n" in f"\n{text}\n"

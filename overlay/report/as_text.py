@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from overlay.report.codes import Exit
+from overlay.report.imported import ImportReport
+from overlay.report.imported import lines as imported
 from overlay.report.lines import BLANK, MARK, Line, Span, labelled
 from overlay.report.model import (
     CacheReport,
@@ -72,11 +74,8 @@ def _without_target(report: Report) -> Iterator[Line]:
     """The reports of commands that speak neither of targets nor of features at hand."""
     if isinstance(report, CacheReport) and not report.path_only:
         yield from _cache(report)
-    elif report.command == "import":
-        from overlay.report.imported import ImportReport, lines
-
-        if isinstance(report, ImportReport):
-            yield from lines(report)
+    elif isinstance(report, ImportReport):
+        yield from imported(report)
 
 
 def _cache(report: CacheReport) -> Iterator[Line]:
