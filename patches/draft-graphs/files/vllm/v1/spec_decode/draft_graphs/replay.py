@@ -270,6 +270,5 @@ class Replay:
 def _drafts(captured: Captured, k: int, reqs: int) -> torch.Tensor:
     """A copy of the drafts, [reqs, k]: another stream may still read it after the next replay."""
     whole = captured.buffers.whole_drafts
-    if whole is not None:
-        return whole[:reqs].clone()
-    return captured.buffers.drafts[:k, :reqs].t().clone(memory_format=torch.contiguous_format)
+    drafts = captured.buffers.drafts[:k, :reqs].t() if whole is None else whole[:reqs]
+    return drafts.clone(memory_format=torch.contiguous_format)
