@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from overlay.features.model import Feature
     from overlay.processes.live import LiveProcess
     from overlay.report.codes import Code
-    from overlay.report.imported import ImportReport
     from overlay.report.model import (
         AdoptReport,
         ApplyReport,
@@ -354,9 +353,10 @@ def import_change(
     releases: str | None = None,
     checkout: Place | None = None,
     partial: bool = False,
+    each: bool = False,
     update: bool = False,
     progress: Progress | None = None,
-) -> ImportReport:
+) -> Report:
     """What ``overlay import`` does: a feature made of diffs or mails, below ``patches``."""
     from overlay.commands.import_ import import_change as command
 
@@ -367,6 +367,7 @@ def import_change(
         releases=releases,
         checkout=None if checkout is None else Path(checkout).expanduser(),
         partial=partial,
+        each=each,
         update=update,
         progress=progress,
     )
