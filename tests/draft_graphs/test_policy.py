@@ -12,6 +12,7 @@ from tests.draft_graphs.added_modules import added
 policy: Any = added("policy")
 messages: Any = added("messages")
 keys: Any = added("keys")
+drafters: Any = added("drafter")
 
 ALL = frozenset(keys.ROLES)
 ATTENTION = {"FLASH_ATTN": ALL, "TRITON_ATTN": ALL}
@@ -30,12 +31,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "num_speculative_tokens": (0, "num_speculative_tokens"),
     "no_graphs": ("the platform (cpu) has no graphs", "platform"),
     "enforce_eager": (True, "enforce_eager"),
-    "is_eagle_proposer": (False, "EagleProposer"),
+    "drafter": (None, "EagleProposer"),
     "overridden_methods": (("propose",), "propose"),
-    "parallel_drafting": (True, "parallel drafting"),
-    "extra_input_slots": (True, "slots"),
     "constant_draft_positions": (True, "positions"),
-    "heterogeneous_vocab": (True, "vocabularies"),
     "shared_mtp_indices": (True, "indices"),
     "padded_batch_disabled": (True, "disable_padded_drafter_batch"),
     "xdrope": (True, "XD-RoPE"),
@@ -53,6 +51,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "max_capture_tokens": (0, "capture sizes"),
     "attention_backends": (("FLASHINFER",), "FLASHINFER"),
     "kv_cache_groups": (2, "groups"),
+    "unseen_group": (1, "group 1"),
 }
 # Facts that leave something to capture; the tests below say what.
 GRANTED = {
@@ -243,3 +242,47 @@ def test_the_line_of_a_refusal_gives_the_reasons() -> None:
     line = messages.refused_line("auto", decision)
     assert line.startswith("Draft graphs: none (mode auto), the drafter runs as upstream: LoRA is")
     assert "; expert" in line
+
+
+#: draft_model, P-EAGLE, PARD and dflash, all with K=3.
+DRAFTERS = {
+    "draft_model": drafters.Drafter("extended", 1, takes_hidden_states=False, hands_over=False),
+    "P-EAGLE": drafters.Drafter("extended", 2, one_pass=True, combines=True),
+    "PARD": drafters.Drafter(
+        "extended", 3, one_pass=True, takes_hidden_states=False, hands_over=False
+    ),
+    "dflash": drafters.Drafter("context", one_pass=True, hands_over=False, combines=True),
+}
+
+
+@pytest.mark.parametrize("mode", ["step", "loop", "auto"])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_each_kind_of_drafter_gets_graphs(name: str, mode: str) -> None:
+    drafter = DRAFTERS[name]
+    decision = policy.decide(mode, replace(LATE, drafter=drafter), ATTENTION)
+    assert decision.first
+    chain = ("step",) if mode == "step" else ("loop",)
+    assert decision.later == (() if drafter.one_pass else chain)
+    assert decision.notes == ()
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_tokens_that_a_drafter_adds_count_for_the_largest_batch(name: str) -> None:
+    drafter = DRAFTERS[name]
+    decision = policy.decide("auto", replace(LATE, drafter=drafter, max_num_seqs=512), ATTENTION)
+    largest = 512 // (4 + drafter.extra)
+    assert f"first passes over {largest} requests" in decision.notes[0]
+
+
+def test_one_pass_serves_the_configured_k_only() -> None:
+    facts = replace(LATE, drafter=DRAFTERS["PARD"], dynamic_k=True)
+    assert policy.decide("auto", facts, ATTENTION).notes == (
+        "batches with a K below the configured one",
+    )
+
+
+def test_without_its_one_pass_a_drafter_has_no_graphs() -> None:
+    facts = replace(LATE, drafter=DRAFTERS["P-EAGLE"], no_first="the width is not known")
+    decision = policy.decide("auto", facts, ATTENTION)
+    assert not decision.any
+    assert decision.refusals == ("whole: the width is not known",)

@@ -6,6 +6,7 @@ draft_model with another vocabulary than the target's.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -92,6 +93,12 @@ def use_expanding_kernels() -> None:
     setattr(llm_base_proposer, name, getattr(cpu_triton_utils, name))
     name = "copy_and_expand_dflash_inputs_kernel"  # has no stand-in on CPU until 0.24
     setattr(dflash, name, getattr(cpu_triton_utils, name, _AnyGrid()))
+    for module in (llm_base_proposer, dflash):
+        # Functions of Triton's that are host arithmetic, and missing with it.
+        module.triton = SimpleNamespace(
+            next_power_of_2=lambda number: 1 << (number - 1).bit_length(),
+            cdiv=lambda number, by: -(-number // by),
+        )
 
 
 class _AnyGrid:

@@ -110,7 +110,5 @@ class ContextModel(Model):
         """Write the keys and values of `states`, [tokens, hidden], to the KV cache."""
         self.beyond.add_((positions >= LONGEST).sum())
         mixed = torch.tanh(states + torch.sin(positions[:, None].float() * self.places[0]))
-        key, value = (
-            (mixed @ weight.T).view(-1, HEADS, HEAD) for weight in (self.key, self.value)
-        )
+        key, value = ((mixed @ weight.T).view(-1, HEADS, HEAD) for weight in (self.key, self.value))
         self.attention.do_kv_cache_update(self, key, value, self.kv_cache, slots)

@@ -26,6 +26,7 @@ from vllm.forward_context import BatchDescriptor
 from vllm.platforms import current_platform
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.spec_decode.draft_graphs.draft_graphs import DraftGraphs
+from vllm.v1.spec_decode.draft_graphs.drafter import drafter_of
 from vllm.v1.spec_decode.draft_graphs.keys import DraftKeys
 from vllm.v1.spec_decode.draft_graphs.policy import Facts
 
@@ -167,11 +168,11 @@ def make_graphs(shape: Shape, proposer: Any, parts: Parts) -> DraftGraphs:
         mode=shape.mode,
         backend=parts.backend(),
         check=True,
-        facts=Facts(num_speculative_tokens=shape.k),
+        facts=Facts(num_speculative_tokens=shape.k, drafter=drafter_of(proposer)),
     )
     before = proposer.model.kv_cache.clone()
     graphs.capture(runner)
-    assert graphs.captured is not None, "nothing was captured"
+    assert graphs.captured is not None, f"nothing was captured: {graphs.withdrawn}"
     assert torch.equal(proposer.model.kv_cache, before), "the capture wrote the KV cache"
     return graphs
 
@@ -336,6 +337,7 @@ def alone() -> None:
     from vllm.v1.spec_decode.draft_graphs import ranks
 
     ranks.all_ranks_agree = lambda yes: yes  # no process group here
+    ranks.even_out_recorded_all_reduces = lambda backend: None
     ranks.writes_log = lambda: False
     torch.set_num_threads(1)
 

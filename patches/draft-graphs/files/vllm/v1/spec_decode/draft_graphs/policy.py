@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from .drafter import Drafter
 from .keys import ROLES, Role
 
 MODE_VARIABLE = "OVERLAY_DRAFT_GRAPHS"
@@ -14,6 +15,9 @@ CHECK_VARIABLE = "OVERLAY_DRAFT_GRAPHS_CHECK"
 
 Mode = Literal["off", "step", "loop", "auto"]
 MODES: tuple[Mode, ...] = get_args(Mode)
+
+#: The classes of proposers that graphs are for.
+PROPOSERS = ("EagleProposer", "DraftModelProposer", "DFlashProposer")
 
 FULL_MODES = ("FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 
@@ -76,12 +80,10 @@ class Facts:
     no_graphs: str | None = None
     enforce_eager: bool = False
     proposer_class: str = "EagleProposer"
-    is_eagle_proposer: bool = True
+    # The kind of drafter; None for a class of proposers that graphs were not made for.
+    drafter: Drafter | None = field(default_factory=Drafter)
     overridden_methods: tuple[str, ...] = ()
-    parallel_drafting: bool = False
-    extra_input_slots: bool = False
     constant_draft_positions: bool = False
-    heterogeneous_vocab: bool = False
     shared_mtp_indices: bool = False
     padded_batch_disabled: bool = False
     xdrope: bool = False
@@ -106,6 +108,9 @@ class Facts:
     max_capture_tokens: int | None = None
     attention_backends: tuple[str, ...] | None = None
     kv_cache_groups: int | None = None
+    # The KV-cache group of the draft's layers, where vLLM hands the proposer the metadata of
+    # another one; None where it does not.
+    unseen_group: int | None = None
     # The reason why `first` cannot be staged; None where it can.
     no_first: str | None = None
 
@@ -137,10 +142,7 @@ def _yes_no_refusals(facts: Facts) -> list[str]:
             facts.enforce_eager,
             "the drafter has enforce_eager (remove it from speculative_config)",
         ),
-        (facts.parallel_drafting, "parallel drafting drafts all tokens in one pass"),
-        (facts.extra_input_slots, "the drafter needs additional input slots"),
         (facts.constant_draft_positions, "the draft steps do not advance their positions"),
-        (facts.heterogeneous_vocab, "draft and target have different vocabularies"),
         (facts.shared_mtp_indices, "the draft steps share indices through a host flag"),
         (
             facts.padded_batch_disabled,
@@ -189,6 +191,12 @@ def _late_refusals(facts: Facts, attention: AttentionRoles) -> list[str]:
                 f"attention backend {', '.join(unknown)} of the draft is not known to build its "
                 f"metadata inside a graph ({CHOOSE_BACKEND} {', '.join(sorted(attention))})"
             )
+    if facts.unseen_group is not None:
+        reasons.append(
+            f"the draft model's layers lie in KV-cache group {facts.unseen_group}, and vLLM gives "
+            f"{facts.proposer_class} the block table of group 0 (a target and a draft model with "
+            "the same kinds of attention layers share a group)"
+        )
     if facts.kv_cache_groups is not None and facts.kv_cache_groups > 1:
         reasons.append(f"the draft's layers lie in {facts.kv_cache_groups} KV-cache groups")
     if facts.max_num_seqs is not None and (facts.max_capture_tokens or 0) < 1:
@@ -202,8 +210,8 @@ def refusals(facts: Facts, attention: AttentionRoles) -> list[str]:
     attention: the attention backends that are granted; any other is refused.
     """
     reasons = [] if facts.no_graphs is None else [facts.no_graphs]
-    if not facts.is_eagle_proposer:
-        reasons.append(f"{facts.proposer_class} is not EagleProposer itself")
+    if facts.drafter is None:
+        reasons.append(f"{facts.proposer_class} is not one of {', '.join(PROPOSERS)}")
     elif facts.overridden_methods:
         reasons.append(
             f"{facts.proposer_class} has its own {', '.join(sorted(facts.overridden_methods))}"
@@ -228,10 +236,11 @@ def decide(mode: Mode, facts: Facts, attention: AttentionRoles) -> Decision:
     if reasons:
         return Decision(refusals=tuple(reasons))
     barred = _barred_roles(facts, attention)
-    first = "first" not in barred
+    role: Role = "first" if facts.drafter is None else facts.drafter.first_role
+    first = role not in barred
     later, notes = _later_roles(mode, facts, barred)
     if not first:
-        notes.append(f"first: {barred['first']}")
+        notes.append(f"{role}: {barred[role]}")
     if not first and not later:
         return Decision(refusals=tuple(notes))
     if facts.probabilistic:
@@ -250,13 +259,15 @@ def _barred_roles(facts: Facts, attention: AttentionRoles) -> dict[Role, str]:
             if role not in attention[name]:
                 barred[role] = f"attention backend {name} has no metadata for it inside a graph"
     if facts.no_first is not None:
-        barred["first"] = facts.no_first
+        barred["first"] = barred["whole"] = facts.no_first
     return barred
 
 
 def _later_roles(
     mode: Mode, facts: Facts, barred: Mapping[Role, str]
 ) -> tuple[tuple[Role, ...], list[str]]:
+    if facts.drafter is not None and facts.drafter.one_pass:
+        return (), ["batches with a K below the configured one"] if facts.dynamic_k else []
     if facts.num_speculative_tokens == 1:
         return (), []
     wanted: Role = "step" if mode == "step" else "loop"
@@ -279,7 +290,8 @@ def _too_large(facts: Facts, first: bool, later: tuple[Role, ...]) -> list[str]:
     if facts.max_num_seqs is None or facts.max_capture_tokens is None:
         return []
     notes = []
-    largest = facts.max_capture_tokens // (facts.num_speculative_tokens + 1)
+    drafter = facts.drafter or Drafter()
+    largest = facts.max_capture_tokens // drafter.first_tokens(facts.num_speculative_tokens)
     if first and largest < facts.max_num_seqs:
         notes.append(
             f"first passes over {largest} requests, the largest capture size being "
