@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from overlay.features.model import Feature
     from overlay.processes.live import LiveProcess
     from overlay.report.codes import Code
-    from overlay.report.imported import ImportReport
     from overlay.report.model import (
         AdoptReport,
         ApplyReport,
@@ -287,6 +286,7 @@ def check_many(
     targets: Sequence[Place],
     *,
     releases: str | None = None,
+    pre: bool = False,
     python: Place | None = None,
     only: Collection[str] = (),
     patches: Sequence[Place] = (),
@@ -296,7 +296,7 @@ def check_many(
     from overlay.commands.check import check as command
 
     names = [str(target) for target in targets]
-    return command(_request(python, only, patches), names, releases, progress)
+    return command(_request(python, only, patches), names, releases, progress, pre=pre)
 
 
 def adopt(
@@ -325,11 +325,13 @@ def diff_report(
     return command(_request(python, only, patches), _name(target), progress)
 
 
-def catalogue(patches: Sequence[Place] = ()) -> ListReport:
+def catalogue(
+    patches: Sequence[Place] = (), *, releases: bool = False, pre: bool = False
+) -> ListReport:
     """What ``overlay list`` shows."""
     from overlay.commands.list_ import list_ as command
 
-    return command(_request(None, (), patches))
+    return command(_request(None, (), patches), releases=releases, pre=pre)
 
 
 def live() -> ProcessesReport:
@@ -354,9 +356,10 @@ def import_change(
     releases: str | None = None,
     checkout: Place | None = None,
     partial: bool = False,
+    each: bool = False,
     update: bool = False,
     progress: Progress | None = None,
-) -> ImportReport:
+) -> Report:
     """What ``overlay import`` does: a feature made of diffs or mails, below ``patches``."""
     from overlay.commands.import_ import import_change as command
 
@@ -367,6 +370,7 @@ def import_change(
         releases=releases,
         checkout=None if checkout is None else Path(checkout).expanduser(),
         partial=partial,
+        each=each,
         update=update,
         progress=progress,
     )

@@ -28,6 +28,7 @@ class Code(str, Enum):
     CAN_BE_UPDATED = "can-be-updated"
     LEFTOVERS = "leftovers"
     MIXED = "mixed"
+    NOTHING_NEW = "nothing-new"
     ALREADY_APPLIED = "already-applied"
     WOULD_APPLY = "would-apply"
     REMOVED = "removed"
@@ -62,6 +63,7 @@ class Code(str, Enum):
     USAGE = "usage"
     ENVIRONMENT = "environment"
     BUG = "bug"
+    NOT_PLACED = "not-placed"
 
     @property
     def exit(self) -> Exit:
@@ -89,7 +91,7 @@ _ATTENTION = frozenset(
     }
 )
 
-_ERRORS = frozenset({Code.USAGE, Code.ENVIRONMENT, Code.BUG})
+_ERRORS = frozenset({Code.USAGE, Code.ENVIRONMENT, Code.BUG, Code.NOT_PLACED})
 
 
 class Verdict(NamedTuple):
