@@ -376,6 +376,26 @@ def import_change(
     )
 
 
+def history(
+    feature: str | None,
+    *,
+    patches: Sequence[Place] = (),
+    releases: str | None = None,
+    upstream: Place | None = None,
+    progress: Meter | None = None,
+) -> Report:
+    """What ``overlay log`` shows: one feature, or all of them as a matrix."""
+    from overlay.commands.log import log
+
+    request = _request(None, (), patches)
+    if feature is None:
+        from overlay.commands.matrix import matrix
+
+        return matrix(request, releases, progress)
+    checkout = None if upstream is None else Path(upstream).expanduser()
+    return log(request, feature, span=releases, upstream=checkout, meter=progress)
+
+
 def cache(what: str) -> CacheReport:
     """What ``overlay cache`` does: ``dir``, ``size`` or ``clean``."""
     from overlay.commands.cache import cache as command

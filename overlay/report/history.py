@@ -303,8 +303,13 @@ def data(report: LogReport) -> dict[str, Any]:
         "reason": report.reason,
         "releases": [_release_data(entry) for entry in report.releases],
         "edits": [edit._asdict() for edit in report.edits],
-        "merge": None if merge is None else {**merge._asdict(), "others": list(merge.others),
-                                              "difference": list(merge.difference)},
+        "merge": None
+        if merge is None
+        else {
+            **merge._asdict(),
+            "others": list(merge.others),
+            "difference": list(merge.difference),
+        },
         "not_found": report.not_found,
     }
 
