@@ -56,7 +56,7 @@ class Summary:
 
     @property
     def problems(self) -> tuple[FileFate, ...]:
-        """The files that stand in the way of a complete feature."""
+        """The files that prevent a complete feature."""
         return tuple(one for one in self.files if one.problem is not None)
 
 

@@ -95,7 +95,7 @@ def locate(file: IncomingFile, texts: ReleaseTexts, checkout: Path | None = None
         if data is not None and after is not None:
             base = Base(file.path, release, data, after, by_id=False)
             found.append((_moved_lines(data, file.hunks), base))
-    # Of the releases that take every hunk, the one in which they stand nearest to their numbers.
+    # Of the releases that take every hunk, the one in which they are nearest to their numbers.
     return min(found, key=lambda entry: entry[0])[1] if found else None
 
 
@@ -141,7 +141,7 @@ def _nearest(lines: Sequence[str], image: Sequence[str], wanted: int, first: int
 
 
 def _moved_lines(before: bytes, hunks: Sequence[Hunk]) -> int:
-    """How many lines the hunks stand away from their own numbers, in all."""
+    """How many lines the hunks are away from their own numbers, in all."""
     lines = SourceText.from_bytes(before).lines
     total = done = shift = 0
     for hunk in hunks:

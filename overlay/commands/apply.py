@@ -1,6 +1,6 @@
 """``overlay apply``: all of the features that are meant, or nothing.
 
-Load the features, resolve the target, examine how they stand in it, decide, write, report.  Between
+Load the features, resolve the target, examine their state in it, decide, write, report.  Between
 the plan and the transaction another command may apply something of its own; the plan is made again
 then.
 """

@@ -1,6 +1,6 @@
 """Load, resolve, assess, decide: what every command that plans has in common.
 
-``examine`` holds a target still and says how features stand there; ``outlook`` says what an
+``examine`` holds a target still and gives the state of features there; ``outlook`` says what an
 ``apply`` would do about it.  ``check``, ``apply --dry-run`` and ``apply`` all ask the same two, so
 that they cannot disagree.
 """
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Examination:
-    """How features stand in one target.
+    """The state of features in one target.
 
     :ivar features: those that were planned: the ones that are meant, and those that are applied.
     :ivar plan: from the pristine text, whatever the files hold now.
@@ -71,7 +71,7 @@ class Outlook(Enum):
 class Decision:
     """What an ``apply`` would do, and what to show for it.
 
-    :ivar report: the target; where it is refused, with everything that stands in the way.
+    :ivar report: the target; where it is refused, with everything that prevents it.
     :ivar untested: the features that were not tested on this release.
     """
 
@@ -162,7 +162,7 @@ def release_of(target: Target) -> str:
 
 
 def _blocked(examination: Examination) -> TargetReport | None:
-    """The target with everything that stands in the way of applying, or ``None``.
+    """The target with everything that prevents applying, or ``None``.
 
     What is applied and was partly put back counts as something that applying mends; what was
     edited since does not, and neither does a form of a patch that does not fit any more.

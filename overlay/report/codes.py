@@ -16,7 +16,7 @@ class Exit(IntEnum):
 
 
 class Code(str, Enum):
-    """What a command concluded, as one word for programs; the value stands in the JSON."""
+    """What a command concluded, as one word for programs; the JSON has the value."""
 
     # Nothing needs the user.
     CAN_BE_APPLIED = "can-be-applied"

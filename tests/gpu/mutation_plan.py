@@ -111,7 +111,7 @@ ONLY = (
         must=True,
     ),
     GpuMutation(
-        "the result is no copy",
+        "the result is not a copy",
         _CPU["the caller gets a view of what the next replay writes"],
         ("late-reader loop", "late-copies loop"),
         ("late reader", "acceptance"),
@@ -184,7 +184,7 @@ def _also(
 
 ALSO = (
     _also("the largest graph is registered but not captured", "error", says="KeyError"),
-    _also("a graph is captured with a request less than it stands for"),
+    _also("a graph is captured with a request less than its key says"),
     _also("the first pass and the later ones share a key", "acceptance", "error"),
     _also("later passes keep the query offsets of the first", "acceptance", "error"),
     _also(
@@ -194,10 +194,12 @@ ALSO = (
         says="has no attribute|AssertionError",
     ),
     _also(
-        "a static tensor is assigned anew after the capture", "address check", engine="checked loop"
+        "a static tensor is assigned again after the capture",
+        "address check",
+        engine="checked loop",
     ),
     _also(
-        "a static tensor is assigned anew, and no address is checked",
+        "a static tensor is assigned again, and no address is checked",
         "acceptance",
         "error",
         changes=_CPU["the same, without the address check"],
