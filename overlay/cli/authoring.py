@@ -51,15 +51,15 @@ def import_(
       overlay import 49391.diff --id stop-strings --patches ./our-patches
       git -C ~/src/vllm format-patch --stdout main..fix | overlay import - --id our-fix
     """
-    from overlay import api
+    from overlay.api import command_line
 
     folders = patches_of(context)
     if not folders:
         raise click.UsageError(
             "there is no folder to write to: name one with --patches DIR, or in overlay.toml."
         )
-    with api.meter() as progress:
-        report = api.import_change(
+    with command_line.meter() as progress:
+        report = command_line.import_change(
             sources,
             id_,
             folders[-1],

@@ -78,9 +78,9 @@ def complete_releases(
     incomplete: str,
 ) -> list[CompletionItem]:
     """The releases that the shipped features are made for, and ``all``."""
-    from overlay import api
+    from overlay.api import command_line
 
-    known = ("all", *api.known_releases())
+    known = ("all", *command_line.known_releases())
     return [completion_item(release) for release in known if release.startswith(incomplete)]
 
 
@@ -157,11 +157,11 @@ def patches_of(context: click.Context) -> tuple[str | Path, ...]:
 
     :raises OverlayError: if the project's file is malformed.
     """
-    from overlay import api
+    from overlay.api import command_line
 
     inherited = os.environ.get("OVERLAY_PATCHES", "").split(os.pathsep)
     named = context.find_root().meta.get("patches", [])
-    return (*(folder for folder in inherited if folder), *api.project().patches, *named)
+    return (*(folder for folder in inherited if folder), *command_line.project().patches, *named)
 
 
 def target_argument(command: F) -> F:

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import click
 
+from overlay.cli import about as about  # noqa: PLC0414 - adds its commands
 from overlay.cli import authoring as authoring  # noqa: PLC0414 - adds its commands
 from overlay.cli.arguments import cli
 from overlay.cli.options import Answer, Text
@@ -30,7 +31,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _answer(arguments: list[str]) -> Answer | Text | int:
-    from overlay.api import OverlayError, UsageError, described
+    from overlay.api import OverlayError, UsageError
+    from overlay.api.command_line import described
 
     try:
         answer: Answer | Text | int | None = cli.main(
@@ -52,7 +54,7 @@ def _answer(arguments: list[str]) -> Answer | Text | int:
             raise KeyboardInterrupt from error
         import traceback
 
-        from overlay.api import printable
+        from overlay.api.command_line import printable
 
         sys.stderr.write(printable(traceback.format_exc(), lines=True))
         return _failed(
@@ -77,7 +79,8 @@ def _failed(arguments: list[str], error: str, code: str) -> Answer:
 
     :param code: name of the ``Code``, whose module is imported only here.
     """
-    from overlay.api import Code, failure
+    from overlay.api import Code
+    from overlay.api.command_line import failure
 
     report = failure(_command(arguments), error, Code[code])
     return Answer(report, json="--json" in _options(arguments))
@@ -142,7 +145,7 @@ def _write(answer: Answer | Text) -> None:
         sys.stdout.write(answer.text + "\n")
         sys.stdout.flush()
         return
-    from overlay.api import as_json, write_text
+    from overlay.api.command_line import as_json, write_text
 
     report = answer.report
     if answer.json:
