@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from overlay.cli.arguments import cli
-from overlay.cli.options import Answer, Text, common_options, patches_of
+from overlay.cli.options import Answer, common_options, patches_of
 
 
 @cli.command()
@@ -47,7 +47,7 @@ def cache(what: str, as_json: bool, verbose: bool) -> Answer:
 
 @cli.command(short_help="Print what makes your shell complete overlay's words.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> Text:
+def completion(shell: str) -> str:
     """Print the lines that make a shell complete commands, options, features and releases.
 
     \b
@@ -60,13 +60,13 @@ def completion(shell: str) -> Text:
 
     kind = get_completion_class(shell)
     assert kind is not None, "click.Choice lets no other shell through"
-    return Text(kind(cli, {}, "overlay", "_OVERLAY_COMPLETE").source().strip())
+    return kind(cli, {}, "overlay", "_OVERLAY_COMPLETE").source().strip()
 
 
 @cli.command("help", short_help="Show the help of a command.")
 @click.argument("command", required=False)
 @click.pass_context
-def help_(context: click.Context, command: str | None) -> Text:
+def help_(context: click.Context, command: str | None) -> str:
     """Show the help of a command, or this overview.
 
     \b
@@ -75,11 +75,11 @@ def help_(context: click.Context, command: str | None) -> Text:
     """
     root = context.find_root()
     if command is None:
-        return Text(root.get_help())
+        return root.get_help()
     found = cli.get_command(context, command)
     if found is None:
         raise click.UsageError(_unknown(command), root)
-    return Text(found.get_help(click.Context(found, info_name=command, parent=root)))
+    return found.get_help(click.Context(found, info_name=command, parent=root))
 
 
 def _unknown(command: str) -> str:

@@ -14,7 +14,6 @@ from overlay.cli.options import (
     TARGET_HELP,
     WRITABLE_HELP,
     Answer,
-    Text,
     common_options,
     complete_releases,
     complete_target,
@@ -52,7 +51,7 @@ class _Commands(click.Group):
 )
 @patches_option
 @click.pass_context
-def cli(context: click.Context) -> Text | None:
+def cli(context: click.Context) -> str | None:
     """Source patches for an installed vLLM, applied by their anchors.
 
     \b
@@ -61,7 +60,7 @@ def cli(context: click.Context) -> Text | None:
       overlay apply          # patch it
       overlay revert         # put every byte back
     """
-    return Text(context.get_help()) if context.invoked_subcommand is None else None
+    return context.get_help() if context.invoked_subcommand is None else None
 
 
 def _with_progress(work: Callable[..., Report], *arguments: Any, **options: Any) -> Report:

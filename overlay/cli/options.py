@@ -40,12 +40,6 @@ class Answer(NamedTuple):
     verbose: bool = False
 
 
-class Text(NamedTuple):
-    """A text that a command prints as it is, such as its help."""
-
-    text: str
-
-
 def completion_item(value: str, **attributes: str) -> CompletionItem:
     """An item of a shell's completion; what it is made of is imported only where a shell asks."""
     from click.shell_completion import CompletionItem
