@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from overlay.api.calls import Place
     from overlay.commands.project import Project
     from overlay.report.codes import Code
-    from overlay.report.imported import ImportReport
     from overlay.report.model import (
         AdoptReport,
         CacheReport,
@@ -102,9 +101,10 @@ def import_change(
     releases: str | None = None,
     checkout: Place | None = None,
     partial: bool = False,
+    each: bool = False,
     update: bool = False,
     progress: Progress | None = None,
-) -> ImportReport:
+) -> Report:
     """What ``overlay import`` does: a feature made of diffs or mails, below ``patches``."""
     from overlay.commands.import_ import import_change as command
 
@@ -115,6 +115,7 @@ def import_change(
         releases=releases,
         checkout=None if checkout is None else _folder(checkout),
         partial=partial,
+        each=each,
         update=update,
         progress=progress,
     )

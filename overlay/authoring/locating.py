@@ -8,13 +8,13 @@ every hunk of the file is found; a checkout of vLLM serves where no release does
 from __future__ import annotations
 
 import hashlib
-import shutil
-import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from overlay.authoring.git import Checkout
 from overlay.authoring.incoming import IncomingFile
+from overlay.errors import UsageError
 from overlay.features.model import Hunk
 from overlay.package import Tree
 from overlay.planning.text import Edit, SourceText, TextError
@@ -22,9 +22,6 @@ from overlay.untrusted import read_regular
 
 #: The largest source file that is read from a checkout, in bytes.
 _LIMIT = 16 * 1024 * 1024
-
-#: Seconds that git may take to print one file of its history.
-_GIT_SECONDS = 60
 
 
 class ReleaseTexts:
@@ -167,16 +164,8 @@ def _from_checkout(file: IncomingFile, checkout: Path) -> Base | None:
 
 def _blob(checkout: Path, blob: str) -> bytes | None:
     """A file of a repository's history by its id; ``None`` where git or the blob is missing."""
-    git = shutil.which("git")
-    if git is None or not (checkout / ".git").exists():
-        return None
     try:
-        done = subprocess.run(
-            [git, "-C", str(checkout), "cat-file", "blob", blob],
-            capture_output=True,
-            timeout=_GIT_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 and len(done.stdout) <= _LIMIT else None
+        data = Checkout(checkout).blob(blob)
+    except UsageError:
+        return None  # an unpacked sdist serves too: its files are read as they lie there
+    return data if data is not None and len(data) <= _LIMIT else None

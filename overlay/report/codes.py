@@ -62,6 +62,7 @@ class Code(str, Enum):
     USAGE = "usage"
     ENVIRONMENT = "environment"
     BUG = "bug"
+    NOT_PLACED = "not-placed"
 
     @property
     def exit(self) -> Exit:
@@ -89,7 +90,7 @@ _ATTENTION = frozenset(
     }
 )
 
-_ERRORS = frozenset({Code.USAGE, Code.ENVIRONMENT, Code.BUG})
+_ERRORS = frozenset({Code.USAGE, Code.ENVIRONMENT, Code.BUG, Code.NOT_PLACED})
 
 
 class Verdict(NamedTuple):
