@@ -34,6 +34,7 @@ def check_many(
     targets: Sequence[Place],
     *,
     releases: str | None = None,
+    pre: bool = False,
     python: Place | None = None,
     only: Collection[str] = (),
     patches: Sequence[Place] = (),
@@ -43,7 +44,7 @@ def check_many(
     from overlay.commands.check import check as command
 
     names = [str(target) for target in targets]
-    return command(request(python, only, patches), names, releases, progress)
+    return command(request(python, only, patches), names, releases, progress, pre=pre)
 
 
 def adopt(
@@ -72,11 +73,13 @@ def diff_report(
     return command(request(python, only, patches), as_name(target), progress)
 
 
-def catalogue(patches: Sequence[Place] = ()) -> ListReport:
+def catalogue(
+    patches: Sequence[Place] = (), *, releases: bool = False, pre: bool = False
+) -> ListReport:
     """What ``overlay list`` shows."""
     from overlay.commands.list_ import list_ as command
 
-    return command(request(None, (), patches))
+    return command(request(None, (), patches), releases=releases, pre=pre)
 
 
 def live() -> ProcessesReport:

@@ -74,7 +74,7 @@ def complete_releases(
     """The releases that the shipped features are made for, and ``all``."""
     from overlay.api import command_line
 
-    known = ("all", *command_line.known_releases())
+    known = ("all", "new", *command_line.known_releases())
     return [completion_item(release) for release in known if release.startswith(incomplete)]
 
 
