@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from overlay.features.model import Feature
     from overlay.processes.live import LiveProcess
     from overlay.report.codes import Code
-    from overlay.report.imported import ImportReport
     from overlay.report.model import (
         AdoptReport,
         ApplyReport,
@@ -217,7 +216,7 @@ def status(
     require: Collection[str] = (),
     progress: Progress | None = None,
 ) -> StatusReport:
-    """Say what is applied to a vLLM, whether it still stands, and what the next process will run.
+    """Say what is applied to a vLLM, whether it is intact, and what the next process will run.
 
     >>> report = overlay.status(site, require=["demo"])
     >>> int(report.exit), report.target.obstacles[0].reason.next_step
@@ -249,7 +248,7 @@ def diff(
     :param target: as for ``check``; :param python: as for ``check``.
     :param only: ids of the features that are meant; default: all.
     :param patches: folders with features beside those shipped.
-    :raises PatchRefused: if one of them does not fit: a part of a change is no change.
+    :raises PatchRefused: if one of them does not fit: part of a change would mislead.
     :raises OverlayError: if the features or the target cannot be read.
     """
     report = _accepted(diff_report(target, python=python, only=only, patches=patches))
@@ -305,7 +304,7 @@ def adopt(
     python: Place | None = None,
     patches: Sequence[Place] = (),
 ) -> AdoptReport:
-    """Take over patches that stand in a target without a ledger, where RECORD proves them."""
+    """Take over patches that are in a target without a ledger, where RECORD proves them."""
     from overlay.commands.adopt import adopt as command
 
     return _accepted(command(_request(python, (), patches), _name(target)))
@@ -354,9 +353,10 @@ def import_change(
     releases: str | None = None,
     checkout: Place | None = None,
     partial: bool = False,
+    each: bool = False,
     update: bool = False,
     progress: Progress | None = None,
-) -> ImportReport:
+) -> Report:
     """What ``overlay import`` does: a feature made of diffs or mails, below ``patches``."""
     from overlay.commands.import_ import import_change as command
 
@@ -367,6 +367,7 @@ def import_change(
         releases=releases,
         checkout=None if checkout is None else Path(checkout).expanduser(),
         partial=partial,
+        each=each,
         update=update,
         progress=progress,
     )

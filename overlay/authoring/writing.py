@@ -28,7 +28,7 @@ _WIDTH = 78
 class DerivedTest:
     """New lines of a change by which a release that has it is recognised, in one scope.
 
-    :ivar share: how much of the lines must stand in the scope, from 0 to 1.
+    :ivar share: the share of the lines that must be in the scope, from 0 to 1.
     """
 
     path: str

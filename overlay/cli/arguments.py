@@ -222,7 +222,7 @@ def status(
     as_json: bool,
     verbose: bool,
 ) -> Answer:
-    """Say what is applied, whether it still stands, and what the next process will run.
+    """Say what is applied, whether it is intact, and what the next process will run.
 
     \b
     Example:
@@ -256,7 +256,7 @@ def status(
 def adopt(
     context: click.Context, target: str | None, python: str | None, as_json: bool, verbose: bool
 ) -> Answer:
-    """Take over patches that stand in a vLLM without the overlay's ledger.
+    """Take over patches that are in a vLLM without the overlay's ledger.
 
     For a vLLM that was patched with `overlay diff | git apply`, or whose folder .vllm-overlay was
     lost. No file of vLLM changes: only the ledger and the pristine copies are written, and only

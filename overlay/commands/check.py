@@ -35,7 +35,7 @@ def check(
     span: str | None = None,
     meter: Meter | None = None,
 ) -> CheckReport:
-    """How the features stand in every target that is named, and in every release of ``span``.
+    """The state of the features in every target that is named, and in every release of ``span``.
 
     A target that cannot be read is an error of the whole, and the others are answered all the
     same.

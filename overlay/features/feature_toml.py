@@ -22,7 +22,7 @@ else:
     import tomli as tomllib
 
 
-_ID = re.compile(r"^[a-z0-9]+(-[a-z0-9]+)*$")
+_ID = re.compile(r"^[a-z0-9]+(-[a-z0-9]+)*\Z")
 
 #: The keys that a feature.toml has to have; all are texts.
 _REQUIRED = ("id", "title", "why", "releases")
@@ -134,10 +134,15 @@ def _text(document: Document, key: str) -> str:
     return ""
 
 
+def id_problem(text: str) -> str | None:
+    """Why a text cannot be the id of a feature, or ``None`` if it can."""
+    return None if _ID.match(text) else f"{text!r} is not lower-case-with-hyphens"
+
+
 def _id(document: Document) -> str:
     text, folder = _text(document, "id"), document.path.parent.name
-    if text and not _ID.match(text):
-        document.error("id", f"id: {text!r} is not lower-case-with-hyphens")
+    if text and (problem := id_problem(text)) is not None:
+        document.error("id", f"id: {problem}")
     elif text and text != folder:
         document.error("id", f"id: expected the folder's name, {folder!r}, found {text!r}")
     return text

@@ -111,7 +111,7 @@ class UpstreamTest:
     :ivar scope: qualified name of the class or function of ``path`` that holds them.
     :ivar contains: a text that the scope must hold; empty where ``lines`` are given.
     :ivar lines: new lines of the change, without indentation.
-    :ivar share: how much of the lines of all of a feature's tests must stand in their scopes,
+    :ivar share: how much of the lines of all of a feature's tests must be in their scopes,
         from 0 to 1.
     """
 

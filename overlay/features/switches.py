@@ -43,7 +43,7 @@ class Switch(NamedTuple):
     :ivar values: those that it accepts, in the order in which they are told; none, and any text is.
     :ivar default: what an unset or empty variable means.
     :ivar text: one line that says what it does.
-    :ivar deprecated: former spelling and the value that it stands for; accepted with a warning.
+    :ivar deprecated: former spelling and the value that it means; accepted with a warning.
     """
 
     name: str
@@ -196,7 +196,7 @@ class SwitchCheck(NamedTuple):
     """What is to be said of the variables that are set.
 
     :ivar wrong: values that no feature accepts; vLLM must not start with them.
-    :ivar unknown: variables that nobody declares; they do nothing.
+    :ivar unknown: variables that no feature declares; they do nothing.
     :ivar former: values in a former spelling, which are accepted.
     """
 

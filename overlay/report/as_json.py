@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from overlay.report.imported import ImportReport
+from overlay.report.imported import ImportReport, SeriesReport
 from overlay.report.imported import data as imported
 from overlay.report.model import (
     CacheReport,
@@ -61,6 +61,8 @@ def as_data(report: Report) -> dict[str, Any]:
         data["doctor"] = {**report.facts, "problems": list(report.problems)}
     if isinstance(report, ImportReport):
         data["import"] = imported(report)
+    if isinstance(report, SeriesReport):
+        data["imports"] = [imported(entry) for entry in report.imports]
     if isinstance(report, CacheReport):
         data["cache"] = {
             "folder": str(report.folder),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from overlay.report.codes import Exit
-from overlay.report.imported import ImportReport
+from overlay.report.imported import ImportReport, SeriesReport, series_lines
 from overlay.report.imported import lines as imported
 from overlay.report.lines import BLANK, MARK, Line, Span, labelled
 from overlay.report.model import (
@@ -76,6 +76,8 @@ def _without_target(report: Report) -> Iterator[Line]:
         yield from _cache(report)
     elif isinstance(report, ImportReport):
         yield from imported(report)
+    elif isinstance(report, SeriesReport):
+        yield from series_lines(report)
 
 
 def _cache(report: CacheReport) -> Iterator[Line]:

@@ -16,7 +16,7 @@ class Exit(IntEnum):
 
 
 class Code(str, Enum):
-    """What a command concluded, as one word for programs; the value stands in the JSON."""
+    """What a command concluded, as one word for programs; the JSON has the value."""
 
     # Nothing needs the user.
     CAN_BE_APPLIED = "can-be-applied"
@@ -62,6 +62,7 @@ class Code(str, Enum):
     USAGE = "usage"
     ENVIRONMENT = "environment"
     BUG = "bug"
+    NOT_PLACED = "not-placed"
 
     @property
     def exit(self) -> Exit:
@@ -89,7 +90,7 @@ _ATTENTION = frozenset(
     }
 )
 
-_ERRORS = frozenset({Code.USAGE, Code.ENVIRONMENT, Code.BUG})
+_ERRORS = frozenset({Code.USAGE, Code.ENVIRONMENT, Code.BUG, Code.NOT_PLACED})
 
 
 class Verdict(NamedTuple):

@@ -35,13 +35,15 @@ POLICY_MUTATIONS = (
     PolicyMutation("data_parallel", "defect 9", "refusals", "facts.data_parallel is not None"),
     _forgets("extra_input_slots", "hazard 7"),
     _forgets("parallel_drafting", "hazard 7"),
-    PolicyMutation("proposer_class", "hazard 8", "refusals", "drafter is None"),
+    PolicyMutation(
+        "proposer_class", "hazard 8", "refusals", "facts.proposer_class not in DRAFTERS"
+    ),
     PolicyMutation(
         "overridden_methods",
         "hazard 8",
         "refusals",
-        "set(facts.overridden_methods) - (drafter or Drafter()).own_methods",
-        "set()",
+        "if facts.proposer_class not in DRAFTERS:\n    ...\nelif facts.overridden_methods:\n    ...",
+        "if facts.proposer_class not in DRAFTERS:\n    reasons.append('another class')",
     ),
     _forgets("padded_batch_disabled", "hazard 9"),
     _forgets("shared_mtp_indices", "hazard 11"),

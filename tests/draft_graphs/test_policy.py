@@ -100,18 +100,6 @@ def test_every_mode_in_which_vllm_captures_grants(mode: str) -> None:
     assert policy.decide("auto", replace(LATE, cudagraph_mode=mode), ATTENTION).any
 
 
-def test_a_method_that_the_class_may_have_of_its_own_does_not_refuse(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    drafter = policy.Drafter(own_methods=frozenset({"set_inputs_first_pass"}))
-    monkeypatch.setitem(policy.DRAFTERS, "a.Proposer", drafter)
-    own = replace(LATE, proposer_class="a.Proposer", overridden_methods=("set_inputs_first_pass",))
-    assert policy.decide("auto", own, ATTENTION).any
-    more = replace(own, overridden_methods=("propose", "set_inputs_first_pass"))
-    (reason,) = policy.decide("auto", more, ATTENTION).refusals
-    assert "its own propose (" in reason
-
-
 def test_the_builder_of_each_known_attention_backend_is_known() -> None:
     known = policy.GRAPH_ATTENTION_BACKENDS | policy.UNTRIED_ATTENTION_BACKENDS
     assert policy.ATTENTION_BUILDERS.keys() == known.keys()

@@ -19,20 +19,9 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 NO_CAPTURE = "NONE"
 
 
-@dataclass(frozen=True)
-class Drafter:
-    """A proposer class of vLLM whose draft passes the graphs can take over.
-
-    own_methods: methods, of those that the graphs take over or build on, that the class has of its
-        own and that the graphs call or stand for; any other is refused.
-    """
-
-    own_methods: frozenset[str] = frozenset()
-
-
 EAGLE_PROPOSER = "vllm.v1.spec_decode.eagle.EagleProposer"
 #: The proposer classes that get draft graphs, by module and name; a subclass is another class.
-DRAFTERS: Mapping[str, Drafter] = {EAGLE_PROPOSER: Drafter()}
+DRAFTERS = frozenset({EAGLE_PROPOSER})
 
 #: By name of an attention backend: the roles whose graphs can build its metadata inside themselves.
 AttentionRoles = Mapping[str, frozenset[Role]]
@@ -245,14 +234,13 @@ def refusals(facts: Facts, attention: AttentionRoles) -> list[str]:
     """
     reasons = [] if facts.no_graphs is None else [facts.no_graphs]
     name = facts.proposer_class.rpartition(".")[2]
-    drafter = DRAFTERS.get(facts.proposer_class)
-    own = set(facts.overridden_methods) - (drafter or Drafter()).own_methods
-    if drafter is None:
+    if facts.proposer_class not in DRAFTERS:
         reasons.append(
             f"{name} drafts otherwise than the graphs do (methods eagle, eagle3 and mtp get them)"
         )
-    elif own:
-        reasons.append(f"{name} has its own {', '.join(sorted(own))} (remove what replaces them)")
+    elif facts.overridden_methods:
+        own = ", ".join(sorted(facts.overridden_methods))
+        reasons.append(f"{name} has its own {own} (remove what replaces them)")
     if facts.num_speculative_tokens < 1:
         reasons.append(f"num_speculative_tokens is {facts.num_speculative_tokens}")
     reasons += _yes_no_refusals(facts)
