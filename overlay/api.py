@@ -286,6 +286,7 @@ def check_many(
     targets: Sequence[Place],
     *,
     releases: str | None = None,
+    pre: bool = False,
     python: Place | None = None,
     only: Collection[str] = (),
     patches: Sequence[Place] = (),
@@ -295,7 +296,7 @@ def check_many(
     from overlay.commands.check import check as command
 
     names = [str(target) for target in targets]
-    return command(_request(python, only, patches), names, releases, progress)
+    return command(_request(python, only, patches), names, releases, progress, pre=pre)
 
 
 def adopt(
@@ -324,11 +325,13 @@ def diff_report(
     return command(_request(python, only, patches), _name(target), progress)
 
 
-def catalogue(patches: Sequence[Place] = ()) -> ListReport:
+def catalogue(
+    patches: Sequence[Place] = (), *, releases: bool = False, pre: bool = False
+) -> ListReport:
     """What ``overlay list`` shows."""
     from overlay.commands.list_ import list_ as command
 
-    return command(_request(None, (), patches))
+    return command(_request(None, (), patches), releases=releases, pre=pre)
 
 
 def live() -> ProcessesReport:
