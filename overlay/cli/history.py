@@ -52,14 +52,14 @@ def log(
       overlay log stop-strings --upstream ~/src/vllm
       overlay log --matrix --patches ./our-patches
     """
-    from overlay import api
+    from overlay.api import command_line
 
     if (feature is None) is not matrix:
         raise click.UsageError("give the ID of a feature, or --matrix for all of them.")
     if matrix and upstream is not None:
         raise click.UsageError("--upstream speaks of one feature: give its ID, and no --matrix.")
-    with api.meter() as progress:
-        report = api.history(
+    with command_line.meter() as progress:
+        report = command_line.history(
             feature,
             patches=patches_of(context),
             releases=releases,
