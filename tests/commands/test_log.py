@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from overlay.package import KNOWN_RELEASES
-from tests.authoring.test_importing import BASE, LATER, PATCHED, PATH, RELEASES, diff
+from tests.authoring.test_importing import BASE, PATCHED, PATH, RELEASES, diff
 from tests.commands.test_import import SCHEMA
 from tests.support import fake_vllm
 from tests.support.cli import Cli
