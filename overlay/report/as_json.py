@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from overlay.report.history import LogReport, MatrixReport, matrix_data
+from overlay.report.history import data as logged
 from overlay.report.imported import ImportReport, SeriesReport
 from overlay.report.imported import data as imported
 from overlay.report.model import (
@@ -55,12 +57,18 @@ def as_data(report: Report) -> dict[str, Any]:
         data["diff"] = report.diff.decode("utf-8", "backslashreplace")
     if isinstance(report, ListReport):
         data["features"] = [_entry(entry) for entry in report.features]
+        if report.releases is not None:
+            data["releases"] = [entry._asdict() for entry in report.releases]
     if isinstance(report, ProcessesReport | DoctorReport):
         data["processes"] = [_process(process) for process in report.processes]
     if isinstance(report, DoctorReport):
         data["doctor"] = {**report.facts, "problems": list(report.problems)}
     if isinstance(report, ImportReport):
         data["import"] = imported(report)
+    if isinstance(report, LogReport):
+        data["log"] = logged(report)
+    if isinstance(report, MatrixReport):
+        data["matrix"] = matrix_data(report)
     if isinstance(report, SeriesReport):
         data["imports"] = [imported(entry) for entry in report.imports]
     if isinstance(report, CacheReport):
@@ -187,4 +195,6 @@ def _entry(entry: FeatureEntry) -> dict[str, Any]:
         "added": list(entry.added),
         "origin": entry.origin,
         "digest": entry.digest,
+        "reason": entry.reason,
+        "warnings": list(entry.warnings),
     }

@@ -33,20 +33,40 @@ def _forgets(fact: str, stands_for: str) -> PolicyMutation:
 
 POLICY_MUTATIONS = (
     PolicyMutation("data_parallel", "defect 9", "refusals", "facts.data_parallel is not None"),
-    PolicyMutation("unseen_group", "hazard 7", "_late_refusals", "facts.unseen_group is not None"),
-    PolicyMutation("drafter", "hazard 8", "refusals", "facts.drafter is None", "False"),
+    PolicyMutation(
+        "unseen_group",
+        "hazard 7",
+        "_late_refusals",
+        "if facts.unseen_group is not None:\n    ...",
+        "pass",
+    ),
+    PolicyMutation(
+        "proposer_class", "hazard 8", "refusals", "facts.proposer_class not in DRAFTERS"
+    ),
     PolicyMutation(
         "overridden_methods",
         "hazard 8",
         "refusals",
-        "if facts.drafter is None:\n    ...\nelif facts.overridden_methods:\n    ...",
-        "if facts.drafter is None:\n    reasons.append('another class')",
+        "if facts.proposer_class not in DRAFTERS:\n    ...\nelif facts.overridden_methods:\n    ...",
+        "if facts.proposer_class not in DRAFTERS:\n    reasons.append('another class')",
     ),
     _forgets("padded_batch_disabled", "hazard 9"),
     _forgets("shared_mtp_indices", "hazard 11"),
     _forgets("eplb", "hazard 12"),
     _forgets("micro_batching", "policy"),
-    _forgets("lora", "policy"),
+    PolicyMutation(
+        "adapted_layers", "policy", "refusals", "if facts.adapted_layers:\n    ...", "pass"
+    ),
+    PolicyMutation(
+        "derived_builders",
+        "policy",
+        "_late_refusals",
+        "if facts.derived_builders:\n    ...",
+        "pass",
+    ),
+    PolicyMutation(
+        "cudagraph_mode", "policy", "_late_refusals", "facts.cudagraph_mode == NO_CAPTURE"
+    ),
     _forgets("sequence_parallel", "policy"),
     _forgets("enforce_eager", "policy"),
 )
