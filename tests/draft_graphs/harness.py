@@ -150,7 +150,7 @@ class Engine:
     """One engine and what it takes to run it again and again.
 
     Its first run, unless that has a mutation, uses the package as it is installed, and the draft
-    graphs that loading the model made; the later ones a copy of it, and graphs made anew.
+    graphs that loading the model made; the later ones a copy of it, and graphs made again.
     """
 
     def __init__(self, plan: Plan) -> None:
