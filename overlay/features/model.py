@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 
 from packaging.version import Version
 
@@ -19,6 +20,14 @@ MODULE_SCOPE = "<module>"
 
 #: The origin of the features that come with the overlay.
 SHIPPED = "shipped"
+
+
+class UpstreamPlan(str, Enum):
+    """Why a feature is kept as a patch: what upstream is expected to do with it."""
+
+    WAITING = "waiting"
+    LOCAL = "local"
+    NEVER = "never"
 
 
 @dataclass(frozen=True)
@@ -137,6 +146,7 @@ class Feature:
     :ivar switches: the variables that its code reads.
     :ivar model_runner: the only model runner whose code it patches (``v1`` or ``v2``); ``None``
         for a feature that does not depend on it.
+    :ivar reason: why it is kept as a patch; ``None`` where its ``feature.toml`` does not say.
     """
 
     id: str
@@ -156,6 +166,7 @@ class Feature:
     switches: tuple[Switch, ...] = ()
     model_runner: str | None = None
     merged: Version | None = None
+    reason: UpstreamPlan | None = None
 
     @property
     def shipped(self) -> bool:

@@ -55,6 +55,8 @@ def as_data(report: Report) -> dict[str, Any]:
         data["diff"] = report.diff.decode("utf-8", "backslashreplace")
     if isinstance(report, ListReport):
         data["features"] = [_entry(entry) for entry in report.features]
+        if report.releases is not None:
+            data["releases"] = [entry._asdict() for entry in report.releases]
     if isinstance(report, ProcessesReport | DoctorReport):
         data["processes"] = [_process(process) for process in report.processes]
     if isinstance(report, DoctorReport):
@@ -187,4 +189,6 @@ def _entry(entry: FeatureEntry) -> dict[str, Any]:
         "added": list(entry.added),
         "origin": entry.origin,
         "digest": entry.digest,
+        "reason": entry.reason,
+        "warnings": list(entry.warnings),
     }

@@ -28,6 +28,7 @@ class Code(str, Enum):
     CAN_BE_UPDATED = "can-be-updated"
     LEFTOVERS = "leftovers"
     MIXED = "mixed"
+    NOTHING_NEW = "nothing-new"
     ALREADY_APPLIED = "already-applied"
     WOULD_APPLY = "would-apply"
     REMOVED = "removed"
