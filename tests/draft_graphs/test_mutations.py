@@ -40,6 +40,12 @@ from tests.draft_graphs.twin_mutations import TWIN_MUTATIONS
 from tests.support.code_edits import edited
 
 PAGE = Path(__file__).parents[2] / "docs" / "mutations.md"
+#: What has caught a mutation, by the error that ended its run.
+CATCHERS = {
+    "AuditFailed": "audit",
+    "AddressError": "address check",
+    "WrongDraft": "acceptance",
+}
 
 
 #: The engines; the one with most mutations is there twice, so that two cores share them.
@@ -67,6 +73,7 @@ def plan_for(part: str, models: Path) -> Plan:
             check=each.check,
             sabotage=each.sabotage,
             tunes=each.tunes,
+            until_wrong=each.catcher == "acceptance",
         )
         for each in mutations_of(part)
     ]
@@ -112,7 +119,7 @@ def caught_by(outcome: Outcome, sabotage: str | None = None) -> str | None:
         return "graph double"
     if outcome.error is not None:
         kind = outcome.error.partition(":")[0]
-        return {"AuditFailed": "audit", "AddressError": "address check"}.get(kind, "error")
+        return CATCHERS.get(kind, "error")
     if not outcome.tokens_ok or outcome.accepted != outcome.expected:
         return "acceptance"
     if warnings or not outcome.used or sum(outcome.missed.values()):
