@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from tests.draft_graphs.added_modules import added
-from tests.draft_graphs.policy_table import CASES, PAGE, page_with_table
+from tests.draft_graphs.policy_table import CASES, DRAFTERS, PAGE, page_with_table
 
 policy: Any = added("policy")
 messages: Any = added("messages")
 keys: Any = added("keys")
-drafters: Any = added("drafter")
 
 ALL = frozenset(keys.ROLES)
 ATTENTION = {"FLASH_ATTN": ALL, "TRITON_ATTN": ALL}
@@ -254,22 +253,12 @@ def test_the_line_of_a_refusal_gives_the_reasons() -> None:
     assert "; R-SWA" in line
 
 
-#: draft_model, P-EAGLE, PARD and dflash, all with K=3.
-DRAFTERS = {
-    "draft_model": drafters.Drafter("extended", 1, takes_hidden_states=False, hands_over=False),
-    "P-EAGLE": drafters.Drafter("extended", 2, one_pass=True, combines=True),
-    "PARD": drafters.Drafter(
-        "extended", 3, one_pass=True, takes_hidden_states=False, hands_over=False
-    ),
-    "dflash": drafters.Drafter("context", one_pass=True, hands_over=False, combines=True),
-}
-
-
 @pytest.mark.parametrize("mode", ["step", "loop", "auto"])
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_each_kind_of_drafter_gets_graphs(name: str, mode: str) -> None:
     drafter = DRAFTERS[name]
-    decision = policy.decide(mode, replace(LATE, drafter=drafter), ATTENTION)
+    facts = replace(LATE, drafter=drafter, max_num_seqs=64)
+    decision = policy.decide(mode, facts, ATTENTION)
     assert decision.first
     chain = ("step",) if mode == "step" else ("loop",)
     assert decision.later == (() if drafter.one_pass else chain)
@@ -285,7 +274,7 @@ def test_tokens_that_a_drafter_adds_count_for_the_largest_batch(name: str) -> No
 
 
 def test_one_pass_serves_the_configured_k_only() -> None:
-    facts = replace(LATE, drafter=DRAFTERS["PARD"], dynamic_k=True)
+    facts = replace(LATE, drafter=DRAFTERS["PARD"], dynamic_k=True, max_num_seqs=64)
     assert policy.decide("auto", facts, ATTENTION).notes == (
         "batches with a K below the configured one",
     )
