@@ -13,7 +13,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from overlay.authoring.carry import SHARE, Carried, carry
+from overlay.authoring.carry import Carried, carry
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.incoming import Commit, IncomingFile
 from overlay.authoring.locating import Base, ReleaseTexts, locate, replay
@@ -24,6 +24,7 @@ from overlay.package import ReleaseRange
 from overlay.planning.matching import new_lines
 from overlay.planning.scopes import Syntax, UnparsableError, find
 from overlay.planning.text import SourceText, TextError
+from overlay.planning.upstream import SHARE
 from overlay.results import Outcome, whole_outcome
 
 _PULL = re.compile(r"\(#(\d+)\)\s*$")
