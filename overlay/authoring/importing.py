@@ -18,6 +18,7 @@ from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.incoming import Commit, IncomingFile
 from overlay.authoring.locating import Base, ReleaseTexts, locate, replay
 from overlay.authoring.triage import Fate, FileFate, added_content, sort_files
+from overlay.authoring.variants import base_has
 from overlay.authoring.writing import DerivedTest, FeatureFolder, FeatureText, render_patch
 from overlay.features.model import Hunk
 from overlay.package import ReleaseRange
@@ -146,7 +147,7 @@ def prepare(
         own = _hunks_for(topic, chosen, result.after, texts.read(chosen.base, path))
         if chosen.review:
             headers["Ported-From"] = f"{topic.base.release or 'a checkout'} merged"
-        known = _base_has(own, texts.read(chosen.base, path) or topic.base.before)
+        known = base_has(own, texts.read(chosen.base, path) or topic.base.before)
         own_headers = {**headers, **({"Base-Has": "\n".join(known)} if known else {})}
         name = f"{_topic_name(number, len(topics), path)}/{chosen.span}.patch"
         files[name] = render_patch(own_headers, path, own).encode("utf-8", "surrogateescape")
@@ -260,18 +261,6 @@ def _hunks_for(
     if not run.review or text is None or after is None:
         return topic.hunks
     return compose(text, after)
-
-
-def _base_has(hunks: Sequence[Hunk], base: bytes) -> list[str]:
-    """The telling lines that hunks add although their scopes in the base hold them already."""
-    source = SourceText.from_bytes(base)
-    scopes = find(source.lines)
-    known: dict[str, None] = {}
-    for hunk in hunks:
-        for place in scopes.get(hunk.scope, ()):
-            there = {line.strip() for line in source.lines[place.start : place.stop]}
-            known.update(dict.fromkeys(line for line in new_lines(hunk) if line in there))
-    return list(known)
 
 
 def _first_with_it(

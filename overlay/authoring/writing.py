@@ -69,23 +69,23 @@ def render_toml(text: FeatureText) -> str:
     """``feature.toml`` of a feature."""
     why = text.why.strip() or text.title
     lines = [
-        f"id = {_string(text.id)}",
-        f"title = {_string(text.title)}",
+        f"id = {toml_string(text.id)}",
+        f"title = {toml_string(text.title)}",
         f'why = """\n{_multiline(why)}\n"""',
     ]
     if text.upstream:
-        lines.append(f"upstream = {_string(text.upstream)}")
-    lines.append(f"releases = {_string(str(text.releases))}")
+        lines.append(f"upstream = {toml_string(text.upstream)}")
+    lines.append(f"releases = {toml_string(str(text.releases))}")
     if text.merged is not None:
-        lines.append(f"merged = {_string(text.merged)}")
+        lines.append(f"merged = {toml_string(text.merged)}")
     for test in text.tests:
         lines += [
             "",
             "[[upstreamed]]",
-            f"path = {_string(test.path)}",
-            f"scope = {_string(test.scope)}",
+            f"path = {toml_string(test.path)}",
+            f"scope = {toml_string(test.scope)}",
             "lines = [",
-            *(f"    {_string(line)}," for line in test.lines),
+            *(f"    {toml_string(line)}," for line in test.lines),
             "]",
             f"share = {test.share:g}",
         ]
@@ -136,8 +136,8 @@ def _hunk(hunk: Hunk, shift: int) -> list[str]:
     return lines
 
 
-def _string(text: str) -> str:
-    """A basic string of TOML, whose escapes are those of JSON but for a few."""
+def toml_string(text: str) -> str:
+    """A text as a basic string of TOML, whose escapes are those of JSON but for a few."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -153,6 +153,20 @@ def check_folder(folder: FeatureFolder) -> Feature:
     """
     with tempfile.TemporaryDirectory(prefix="overlay-feature-") as place:
         return _read(_lay(folder, Path(place)))
+
+
+def check_files(id_: str, files: Mapping[str, bytes]) -> Feature:
+    """The feature that the files of a folder make, as every command will read it.
+
+    :param files: path below the folder -> bytes, ``feature.toml`` included.
+    :raises PatchFormatErrors: if the reader refuses it.
+    """
+    with tempfile.TemporaryDirectory(prefix="overlay-feature-") as place:
+        for name, data in files.items():
+            file = Path(place, id_, name)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(data)
+        return _read(Path(place, id_))
 
 
 def write_folder(folder: FeatureFolder, patches: Path, *, update: bool = False) -> Path:

@@ -142,6 +142,8 @@ class _Planner:
                 self._add_module(draft, added)
             for topic in feature.topics:
                 self._add_topic(draft, topic)
+            if not draft.files:  # every topic is retired here
+                draft.state = State.UPSTREAMED
 
     def finish(self) -> Plan:
         """The plan of all that was added."""
@@ -240,6 +242,10 @@ class _Planner:
         inside = [
             v for v in topic.variants if self.release is not None and self.release in v.releases
         ]
+        nearest = inside[0] if inside else next(iter(_by_distance(topic, self.release)))
+        if nearest.patch.retired:
+            draft.notes.append(f"upstream has {topic.name} ({nearest.patch.name})")
+            return
         if inside:
             chosen, clashes = self._attempt(draft, inside[0].patch)
         else:
@@ -269,7 +275,7 @@ class _Planner:
 
     def _best(self, draft: _Draft, topic: Topic) -> tuple[Attempt, list[_Step]]:
         """The variant that fits: all of it pristine, all of it there, or the nearest."""
-        attempts = [self._attempt(draft, v.patch) for v in _by_distance(topic, self.release)]
+        attempts = [self._attempt(draft, v.patch) for v in _fitting(topic, self.release)]
         order = {State.PRISTINE: 0, State.UPSTREAMED: 1}
 
         def misfit(tried: tuple[Attempt, list[_Step]]) -> tuple[int, int]:
@@ -382,6 +388,11 @@ class _Planner:
 
 def _drifted(path: str, patch: str | None, reason: Reason) -> FileResult:
     return FileResult(path, State.DRIFTED, patch, (), reason)
+
+
+def _fitting(topic: Topic, release: Version | None) -> Iterable[Variant]:
+    """The variants that are not retired, the most likely first."""
+    return (variant for variant in _by_distance(topic, release) if not variant.patch.retired)
 
 
 def _by_distance(topic: Topic, release: Version | None) -> Iterable[Variant]:

@@ -17,6 +17,8 @@ from overlay.report.model import (
     Report,
     TargetReport,
 )
+from overlay.report.ported import PortReport
+from overlay.report.ported import data as ported
 from overlay.report.problems import explained
 from overlay.results import FeatureResult, FileResult, HunkResult, Reason
 
@@ -61,6 +63,8 @@ def as_data(report: Report) -> dict[str, Any]:
         data["doctor"] = {**report.facts, "problems": list(report.problems)}
     if isinstance(report, ImportReport):
         data["import"] = imported(report)
+    if isinstance(report, PortReport):
+        data["port"] = ported(report)
     if isinstance(report, CacheReport):
         data["cache"] = {
             "folder": str(report.folder),
