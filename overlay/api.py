@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from overlay.features.model import Feature
     from overlay.processes.live import LiveProcess
     from overlay.report.codes import Code
-    from overlay.report.imported import ImportReport
     from overlay.report.model import (
         AdoptReport,
         ApplyReport,
@@ -218,7 +217,7 @@ def status(
     require: Collection[str] = (),
     progress: Progress | None = None,
 ) -> StatusReport:
-    """Say what is applied to a vLLM, whether it still stands, and what the next process will run.
+    """Say what is applied to a vLLM, whether it is intact, and what the next process will run.
 
     >>> report = overlay.status(site, require=["demo"])
     >>> int(report.exit), report.target.obstacles[0].reason.next_step
@@ -250,7 +249,7 @@ def diff(
     :param target: as for ``check``; :param python: as for ``check``.
     :param only: ids of the features that are meant; default: all.
     :param patches: folders with features beside those shipped.
-    :raises PatchRefused: if one of them does not fit: a part of a change is no change.
+    :raises PatchRefused: if one of them does not fit: part of a change would mislead.
     :raises OverlayError: if the features or the target cannot be read.
     """
     report = _accepted(diff_report(target, python=python, only=only, patches=patches))
@@ -288,6 +287,7 @@ def check_many(
     targets: Sequence[Place],
     *,
     releases: str | None = None,
+    pre: bool = False,
     python: Place | None = None,
     only: Collection[str] = (),
     patches: Sequence[Place] = (),
@@ -297,7 +297,7 @@ def check_many(
     from overlay.commands.check import check as command
 
     names = [str(target) for target in targets]
-    return command(_request(python, only, patches), names, releases, progress)
+    return command(_request(python, only, patches), names, releases, progress, pre=pre)
 
 
 def adopt(
@@ -306,7 +306,7 @@ def adopt(
     python: Place | None = None,
     patches: Sequence[Place] = (),
 ) -> AdoptReport:
-    """Take over patches that stand in a target without a ledger, where RECORD proves them."""
+    """Take over patches that are in a target without a ledger, where RECORD proves them."""
     from overlay.commands.adopt import adopt as command
 
     return _accepted(command(_request(python, (), patches), _name(target)))
@@ -326,11 +326,13 @@ def diff_report(
     return command(_request(python, only, patches), _name(target), progress)
 
 
-def catalogue(patches: Sequence[Place] = ()) -> ListReport:
+def catalogue(
+    patches: Sequence[Place] = (), *, releases: bool = False, pre: bool = False
+) -> ListReport:
     """What ``overlay list`` shows."""
     from overlay.commands.list_ import list_ as command
 
-    return command(_request(None, (), patches))
+    return command(_request(None, (), patches), releases=releases, pre=pre)
 
 
 def live() -> ProcessesReport:
@@ -355,9 +357,10 @@ def import_change(
     releases: str | None = None,
     checkout: Place | None = None,
     partial: bool = False,
+    each: bool = False,
     update: bool = False,
     progress: Progress | None = None,
-) -> ImportReport:
+) -> Report:
     """What ``overlay import`` does: a feature made of diffs or mails, below ``patches``."""
     from overlay.commands.import_ import import_change as command
 
@@ -368,6 +371,7 @@ def import_change(
         releases=releases,
         checkout=None if checkout is None else Path(checkout).expanduser(),
         partial=partial,
+        each=each,
         update=update,
         progress=progress,
     )

@@ -45,7 +45,7 @@ class PatchFormatErrors(OverlayError):
 
 
 class TargetError(OverlayError):
-    """The target cannot be found or read, or is no vLLM."""
+    """The target cannot be found or read, or is not a vLLM."""
 
 
 class PackageIndexError(OverlayError):

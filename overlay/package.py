@@ -29,12 +29,12 @@ KNOWN_RELEASES = tuple(
 def parse_release(text: str) -> Version:
     """The release that a version string names, without its local label (``0.26.0+cpu``).
 
-    :raises ValueError: if it is no version.
+    :raises ValueError: if it is not a version.
     """
     try:
         return Version(Version(text).public)
     except InvalidVersion as error:
-        raise ValueError(f"{text!r} is no release number, such as 0.26.0") from error
+        raise ValueError(f"{text!r} is not a release number, such as 0.26.0") from error
 
 
 def same_release(version: Version) -> Version:
@@ -65,11 +65,11 @@ class ReleaseRange:
     def parse(cls, text: str) -> ReleaseRange:
         """Read ``0.20.0..0.23.0``.
 
-        :raises ValueError: if an end is open or missing, is no release, or the ends are swapped.
+        :raises ValueError: if an end is open or missing, is not a release, or the ends are swapped.
         """
         match = _RANGE.match(text)
         if match is None:
-            raise ValueError(f"{text!r} is no closed range of releases, such as 0.20.0..0.23.0")
+            raise ValueError(f"{text!r} is not a closed range of releases, such as 0.20.0..0.23.0")
         first, last = parse_release(match["first"]), parse_release(match["last"])
         if first.is_prerelease or last.is_prerelease:
             raise ValueError(f"{text!r} ends at a pre-release; a range holds releases only")
@@ -139,7 +139,7 @@ LEDGER_PATH = f"{STATE_FOLDER}/ledger.json"
 def inside(path: object) -> str:
     """``path`` itself, if it is plainly inside the target.
 
-    :raises ValueError: if it is absolute, has ``..`` or ``.`` parts, or is no text.
+    :raises ValueError: if it is absolute, has ``..`` or ``.`` parts, or is not text.
     """
     text = require_text(path)
     if "\\" in text or "\0" in text or any(part in ("", ".", "..") for part in text.split("/")):

@@ -167,7 +167,7 @@ class Outcome(Enum):
 def whole_outcome(outcomes: Iterable[Outcome]) -> Outcome:
     """The outcome of a whole from its parts: the worst, and ``PARTLY`` where upstream has some.
 
-    Without any part it is ``EXACT``: nothing stands in the way.
+    Without any part it is ``EXACT``: nothing prevents it.
     """
     parts = set(outcomes)
     worst = max(parts, key=list(Outcome).index, default=Outcome.EXACT)

@@ -61,7 +61,7 @@ class Notes:
         half.replace(self._file)
 
     def forget(self) -> None:
-        """The run is complete: the next one starts anew."""
+        """The run is complete: the next one starts from the beginning."""
         self._file.unlink()
 
 
@@ -108,7 +108,7 @@ def prepare(notes: Notes) -> tuple[Path, PrivateCopy]:
 
 
 def serve(notes: Notes, stage: str, copy: PrivateCopy) -> None:
-    """Serve every case with what stands in the copy now."""
+    """Serve every case with what is in the copy now."""
     say(f"\n[{stage}] serving with each kind of draft, 12 to 30 seconds each")
     for case, spec in CASES.items():
         if notes.get(f"{stage} {case}") is None:

@@ -70,7 +70,7 @@ def asked_for_help(text: str | None) -> bool:
 
 
 def with_supported_python() -> None:
-    """Start this script anew under Python 3.11 or 3.12, unless that is what runs it.
+    """Start this script again under Python 3.11 or 3.12, unless that is what runs it.
 
     :raises EnvironmentFailed: if there is neither.
     """
@@ -197,7 +197,7 @@ def _run(what: str, command: list[str]) -> None:
     if what == "engine torch" and "No matching distribution found for torch" in output:
         raise TorchUnavailable(
             f"pip finds no {TORCH} for Python {sys.version.split()[0]} on this machine. It is "
-            "PyTorch's own CPU build and does not stand in every package index: name PyTorch's "
+            "PyTorch's own CPU build and is not in every package index: name PyTorch's "
             "index of CPU builds (its installation page says where it is) in PIP_EXTRA_INDEX_URL "
             f"or in pip's configuration, and run this again. pip said:\n{tail}"
         )

@@ -1,68 +1,93 @@
-"""Mutate planning and on_disk and say which mutants no test beside them notices.
+"""Mutate planning and on_disk and say which mutants neither mypy nor the tests notice.
 
-``python scripts/mutants.py [MODULE]... [--jobs N] [--work FOLDER]``; without MODULE all of them,
-which takes an hour or two.  mutmut changes one operator, condition, value or call at a time in a
-copy of the tree, and runs the tests that call the changed function: first those of the module's
-own test files, then, for what these let pass, those of its room.
-``tests/mutants.toml`` lists survivors with the reason why they change nothing.
+``python scripts/mutants.py [MODULE | MODULE:FUNCTION]...``; without one of them all modules, which
+takes hours.  mutmut changes one operator, condition, value or call at a time in a copy of the tree.
+A mutant is caught where mypy, as CI calls it, has an error in it, or else where one of the module's
+tests fails.  Mutants that change nothing but the words of a message are not tried.
 
-Exit 0: every mutant is caught or listed, and every listed one survived.  1: some survive that are
-not listed, or some are listed that were caught or no longer exist.  2: mutmut did not run.
+``tests/mutants.toml`` names the tests of each module (quick ones, so that a mutant costs a second
+or two), the functions of which ``--bounded`` tries every mutant, and the survivors that change
+nothing, each with the reason.
+
+Exit 0: every mutant that was tried is caught or listed, and every listed one survived.  1: some
+survive that are not listed, or some are listed that were caught or no longer exist.  2: mutmut did
+not run.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import shutil
-import subprocess
+import random
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts.mutmut_runs import (
+    ROOT,
+    Mutant,
+    MutmutFailed,
+    configure,
+    copy_tree,
+    generate,
+    outcomes,
+    run_mutmut,
+)
+
 LISTED = ROOT / "tests" / "mutants.toml"
-#: room -> its tests, but for those that take minutes or start an installer or a network.
-ROOMS = {
-    "planning": ("tests/planning", ("test_peers.py",)),
-    "on_disk": (
-        "tests/on_disk",
-        ("test_concurrency.py", "test_faults.py", "test_transaction_pip.py"),
-    ),
-}
-#: Exit statuses of pytest by which mutmut says that no test failed, or that none ran.
-SURVIVED, UNTESTED = (0,), (5, 33)
+ROOMS = ("planning", "on_disk")
 
 
-class MutmutFailed(Exception):
-    """mutmut did not come to its end."""
+@dataclass(frozen=True)
+class Figures:
+    """What became of the mutants of one module.
+
+    :ivar all: how many it has; :ivar wording: how many of them change only words of a message.
+    :ivar tried: how many were tried; :ivar typed: how many of those mypy caught.
+    :ivar whole: whether every mutant was tried that is not of wording.
+    """
+
+    all: int
+    wording: int
+    tried: int
+    typed: int
+    whole: bool
 
 
-@dataclass(frozen=True, order=True)
-class Mutant:
-    """One change of one function that no test noticed.
+@dataclass(frozen=True)
+class Choice:
+    """The mutants of a module that are to be tried.
 
-    :ivar module: such as ``planning/matching``.
-    :ivar function: such as ``match`` or ``Site.read``.
-    :ivar old: the changed lines as they are, without their indentation.
-    :ivar new: the same, changed.
+    :ivar functions: only those of these functions; none: of all.
+    :ivar share: of the other functions, the share that is drawn at random (0 to 1).
     """
 
     module: str
-    function: str
-    old: str
-    new: str
+    functions: frozenset[str] = frozenset()
+    share: float = 0.0
 
-    def __str__(self) -> str:
-        return f"{self.module}: {self.function}\n  - {self.old}\n  + {self.new}"
+    def draw(self, mutants: Mapping[str, Mutant], seed: int) -> list[str]:
+        """The names of the chosen mutants.
+
+        :param mutants: by the names that mutmut gives them.
+        """
+        if not self.functions and self.share == 0.0:
+            return list(mutants)
+        chance = random.Random(f"{seed} {self.module}")
+        return [
+            name
+            for name, mutant in mutants.items()
+            if mutant.function in self.functions or chance.random() < self.share
+        ]
 
 
 def modules() -> list[str]:
@@ -75,110 +100,21 @@ def modules() -> list[str]:
     ]
 
 
-def copy_tree(folder: Path) -> None:
-    """Copy the repository as it is, without what git ignores."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-coz", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True
-    ).stdout.decode()
-    for name in filter(None, listed.split("\0")):
-        original, copy = ROOT / name, folder / name
-        if original.is_file():
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(original, copy)
+def _document(path: Path = LISTED) -> dict[str, Any]:
+    document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    return document
 
 
-def files_that_test(module: str, *, own: bool) -> list[str]:
-    """The test files of a module's room, or of those its own; the latter may be none."""
-    room, _, name = module.partition("/")
-    tests, left_out = ROOMS[room]
-    pattern = f"test_{name}*.py" if own else "test_*.py"
-    return [
-        path.relative_to(ROOT).as_posix()
-        for path in sorted((ROOT / tests).glob(pattern))
-        if path.name not in left_out
-    ]
+def judges_of(module: str) -> list[str]:
+    """The test files, or single tests, that are run for the mutants of a module."""
+    named: dict[str, list[str]] = _document()["tests"]
+    return [f"tests/{test}" for test in named[module]]
 
 
-def configure(tree: Path, folder: Path, module: str, selection: Sequence[str]) -> None:
-    """Make a copy of a tree, and tell mutmut what to mutate there and which tests to run."""
-    shutil.copytree(tree, folder, dirs_exist_ok=True)
-    settings = {
-        "source_paths": ["overlay"],
-        "only_mutate": [f"overlay/{module}.py"],
-        "also_copy": ["patches", "scripts", "bench", "setup.py", "README.md"],
-        "pytest_add_cli_args": ["-p", "no:cacheprovider", "--hypothesis-profile=mutants"],
-        "pytest_add_cli_args_test_selection": list(selection),
-        "timeout_multiplier": 10.0,
-    }
-    text = (tree / "pyproject.toml").read_text(encoding="utf-8")
-    lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
-    (folder / "pyproject.toml").write_text(
-        f"{text}\n[tool.mutmut]\n" + "\n".join(lines) + "\n", encoding="utf-8"
-    )
-
-
-def run_mutmut(folder: Path, jobs: int, names: Sequence[str] = ()) -> None:
-    """Let mutmut run in a configured copy of the tree.
-
-    :param names: the mutants to try; none: all.
-    :raises MutmutFailed: if it ends before it has tried the mutants.
-    """
-    ended = subprocess.run(
-        [sys.executable, "-m", "mutmut", "run", "--max-children", str(jobs), *names],
-        cwd=folder,
-        env=_environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        check=False,
-    )
-    if ended.returncode != 0:
-        said = ended.stdout.decode("utf-8", "replace").replace("\r", "\n")
-        raise MutmutFailed(f"mutmut ended with status {ended.returncode}:\n{said[-4000:]}")
-
-
-def _environment() -> dict[str, str]:
-    """This process's variables without those that steer the overlay."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("OVERLAY")}
-
-
-def outcomes(folder: Path, module: str, names: Sequence[str] = ()) -> tuple[int, list[str]]:
-    """How many mutants a module has, and the names that mutmut gave to the survivors.
-
-    :param names: the mutants that were to be tried; none: all.
-    :raises MutmutFailed: if one of them has not been tried.
-    """
-    meta = folder / "mutants" / "overlay" / f"{module}.py.meta"
-    codes: dict[str, int | None] = json.loads(meta.read_text("utf-8"))["exit_code_by_key"]
-    wanted = names or list(codes)
-    untried = [name for name in wanted if codes.get(name) is None]
-    if untried:
-        raise MutmutFailed(f"{len(untried)} mutants of {module} were not tried")
-    return len(codes), [name for name in wanted if codes[name] in SURVIVED + UNTESTED]
-
-
-def describe(folder: Path, module: str, name: str) -> Mutant:
-    """A mutant by what it changes, which a change elsewhere in the file does not alter."""
-    shown = subprocess.run(
-        [sys.executable, "-m", "mutmut", "show", name],
-        cwd=folder,
-        env=_environment(),
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
-    old, new = (
-        " ".join(
-            line[1:].strip()
-            for line in shown.splitlines()
-            if line.startswith(sign) and not line.startswith(sign * 3)
-        )
-        for sign in "-+"
-    )
-    # overlay.room.module.x_function__mutmut_3, or xǁClassǁmethod__mutmut_3
-    mangled = name.rpartition("__mutmut_")[0].rpartition(".")[2]
-    function = ".".join(mangled[2:].split("ǁ")) if mangled.startswith("xǁ") else mangled[2:]
-    return Mutant(module, function, old, new)
+def bounded() -> dict[str, frozenset[str]]:
+    """Module -> its functions of which ``--bounded`` tries every mutant."""
+    named: dict[str, list[str]] = _document()["bounded"]
+    return {module: frozenset(functions) for module, functions in named.items()}
 
 
 def listed(path: Path = LISTED) -> dict[Mutant, str]:
@@ -186,40 +122,45 @@ def listed(path: Path = LISTED) -> dict[Mutant, str]:
 
     :raises ValueError: if an entry has no reason, or is there twice.
     """
-    found: dict[Mutant, str] = {}
-    for entry in tomllib.loads(path.read_text(encoding="utf-8")).get("survivor", []):
+    reasons: dict[Mutant, str] = {}
+    for entry in _document(path).get("survivor", []):
         reason = entry.pop("reason", "").strip()
         mutant = Mutant(**entry)
         if not reason:
             raise ValueError(f"{path}: expected a reason, found none for\n{mutant}")
-        if mutant in found:
+        if mutant in reasons:
             raise ValueError(f"{path}: listed twice:\n{mutant}")
-        found[mutant] = reason
-    return found
+        reasons[mutant] = reason
+    return reasons
 
 
 def report(
-    tried: Mapping[str, int], survivors: Iterable[Mutant], known: Mapping[Mutant, str]
+    figures: Mapping[str, Figures],
+    tried: Iterable[Mutant],
+    survivors: Iterable[Mutant],
+    known: Mapping[Mutant, str],
 ) -> tuple[list[str], int]:
     """The lines to print, and the exit status.
 
-    :param tried: module -> how many mutants it has.
-    :param known: the listed survivors, of any module.
+    :param tried: the mutants that were tried; :param known: the listed survivors, of any module.
     """
     alive = sorted(set(survivors))
     unlisted = [mutant for mutant in alive if mutant not in known]
-    stale = [mutant for mutant in sorted(known) if mutant.module in tried and mutant not in alive]
+    whole = {module for module, figure in figures.items() if figure.whole}
+    looked_at = {mutant for mutant in known if mutant.module in whole} | (set(tried) & set(known))
+    stale = sorted(looked_at - set(alive))
     lines = []
-    for module, count in tried.items():
+    for module, figure in figures.items():
         own = [mutant for mutant in alive if mutant.module == module]
         new = [mutant for mutant in own if mutant in unlisted]
         lines.append(
-            f"{module}: {count} mutants, {count - len(own)} caught, "
+            f"{module}: {figure.all} mutants, {figure.wording} of wording, {figure.tried} tried: "
+            f"{figure.typed} caught by mypy, {figure.tried - figure.typed - len(own)} by tests, "
             f"{len(own) - len(new)} listed as changing nothing, {len(new)} not noticed"
         )
     lines += [f"not noticed: {mutant}" for mutant in unlisted]
     lines += [f"listed, but caught or gone: {mutant}" for mutant in stale]
-    total = sum(tried.values())
+    total = sum(figure.tried for figure in figures.values())
     lines.append(
         f"{total} mutants: every one is caught, or listed with a reason"
         if not unlisted and not stale
@@ -228,56 +169,87 @@ def report(
     return lines, 1 if unlisted or stale else 0
 
 
-def mutate(work: Path, chosen: Sequence[str], jobs: int) -> tuple[dict[str, int], list[Mutant]]:
-    """Try all mutants of the chosen modules.
+@dataclass
+class Results:
+    """What was tried so far: figures by module, the mutants tried, and those that survived."""
 
-    :returns: module -> how many it has; and the survivors.
+    figures: dict[str, Figures]
+    tried: list[Mutant]
+    survivors: list[Mutant]
+
+
+def mutate(work: Path, choices: Sequence[Choice], jobs: int, seed: int) -> Results:
+    """Try the chosen mutants.
+
     :raises MutmutFailed: if mutmut did not try them all.
     """
-    tried: dict[str, int] = {}
-    survivors: list[Mutant] = []
+    results = Results({}, [], [])
     tree = work / "tree"  # one state of the repository for all runs, whatever changes meanwhile
     copy_tree(tree)
-    for number, module in enumerate(chosen, 1):
-        place = f"{module}, {number} of {len(chosen)}"
-        names: list[str] = []
+    for number, choice in enumerate(choices, 1):
+        module = choice.module
         folder = work / module.replace("/", "-")
-        own = files_that_test(module, own=True)
-        if own:
-            print(f"[mutants] {place}: its own tests", flush=True)
-            configure(tree, folder, module, own)
-            run_mutmut(folder, jobs)
-            tried[module], names = outcomes(folder, module)
-        if names or not own:
-            print(f"[mutants] {place}: its room's tests, {len(names) or 'all'} mutants", flush=True)
-            folder = work / f"{module.replace('/', '-')}-room"
-            configure(tree, folder, module, files_that_test(module, own=False))
+        configure(tree, folder, module, judges_of(module))
+        mutants, wording = generate(folder, module)
+        names = choice.draw(mutants, seed)
+        place = f"{module}, {number} of {len(choices)}"
+        print(f"[mutants] {place}: {len(names)} of {len(mutants)} mutants", flush=True)
+        typed, survived = 0, list[str]()
+        if names:
             run_mutmut(folder, jobs, names)
-            tried[module], names = outcomes(folder, module, names)
-        survivors += [describe(folder, module, name) for name in names]
-    return tried, survivors
+            typed, survived = outcomes(folder, module, names)
+        whole = len(names) == len(mutants)
+        figures = Figures(len(mutants) + wording, wording, len(names), typed, whole)
+        results.figures[module] = figures
+        results.tried += [mutants[name] for name in names]
+        results.survivors += [mutants[name] for name in survived]
+        for name in survived:
+            print(f"[mutants] survived: {mutants[name]}", flush=True)
+    return results
+
+
+def choose(arguments: argparse.Namespace) -> list[Choice]:
+    """What to try, by the arguments.
+
+    :raises ValueError: naming what is not a module.
+    """
+    share = 1.0 if arguments.share is None else arguments.share
+    if arguments.bounded:
+        return [Choice(module, functions) for module, functions in bounded().items()]
+    functions: dict[str, set[str]] = {}
+    for place in arguments.module or modules():
+        module, _, function = place.partition(":")
+        if module not in modules():
+            raise ValueError(f"expected {', '.join(modules())}; found {module}")
+        functions.setdefault(module, set()).update({function} if function else ())
+    if arguments.share is None:
+        return [Choice(module, frozenset(named)) for module, named in functions.items()]
+    whole = bounded()
+    return [
+        Choice(module, frozenset(named) | whole.get(module, frozenset()), share)
+        for module, named in functions.items()
+    ]
 
 
 def main() -> int:
     """Run, compare with the list, print; the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("module", nargs="*", help=f"such as {modules()[0]}; default: all")
+    parser.add_argument("--bounded", action="store_true", help="what tests/mutants.toml names")
+    parser.add_argument("--share", type=float, help="of the other functions, the share to draw")
+    parser.add_argument("--seed", type=int, default=1, help="for --share")
     parser.add_argument("--jobs", type=int, default=2, help="tests beside each other")
     parser.add_argument("--work", type=Path, help="keep the copies there, for `mutmut browse`")
     arguments = parser.parse_args()
-    unknown = sorted(set(arguments.module) - set(modules()))
-    if unknown:
-        parser.error(f"expected {', '.join(modules())}; found {', '.join(unknown)}")
-    chosen = arguments.module or modules()
     with tempfile.TemporaryDirectory(prefix="mutants-") as temporary:
         work = arguments.work or Path(temporary)
         try:
             known = listed()
-            tried, survivors = mutate(work, chosen, arguments.jobs)
+            results = mutate(work, choose(arguments), arguments.jobs, arguments.seed)
         except (MutmutFailed, ValueError) as error:
             print(error)
             return 2
-    lines, status = report(tried, survivors, known)
+    lines, status = report(results.figures, results.tried, results.survivors, known)
     print("\n".join(lines))
     return status
 

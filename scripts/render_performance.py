@@ -142,7 +142,7 @@ def step_time_table(sitting: Sitting) -> list[str]:
 
 
 def _against(ours: Row | None, other: Row | None, batch: int) -> str:
-    """How long a step of ours takes compared with another's."""
+    """How long the overlay's step takes compared with another's."""
     if ours is None or other is None or batch not in ours.times or batch not in other.times:
         return ""
     mine, its = ours.times[batch], other.times[batch]

@@ -5,8 +5,8 @@ makes the environments it needs below ``.cache/``.  What is set up and fetched i
 interrupted call goes on there; the checks and the tests themselves always run.
 
 Without pytest's arguments all tests run, in two processes that take one file after the other, for
-two cores.  With ``--thorough`` also those that repeat a proof, with new random examples, and then
-``scripts/mutants.py``; that takes hours.
+two cores; the ten tests that cost most are printed at the end.  With ``--thorough`` also those that
+repeat a proof, with new random examples, and then ``scripts/mutants.py``; that takes hours.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def suites(
     """
     more = ["--thorough"] if thorough else []
     chosen = list(arguments) or list(IN_TWO)
-    found = [("tests", [str(python), "-m", "pytest", "--durations=10", *more, *chosen])]
+    found = [("tests", [str(python), "-m", "pytest", "--costs", *more, *chosen])]
     if thorough and not arguments:
         found.append(("mutants", [str(python), str(ROOT / "scripts" / "mutants.py")]))
     return found

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support import shared_memory
+from tests.support.costs import Costs
 
 pytest_plugins = ["tests.engine.engine_fixtures", "pytester"]
 
@@ -61,9 +62,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--thorough", action="store_true", help="the tests marked so, too (they take long)"
     )
+    parser.addoption("--costs", action="store_true", help="print what the slowest tests cost")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--costs"):
+        config.pluginmanager.register(Costs(), "costs")
     if config.getoption("--hypothesis-profile") is None:
         settings.load_profile("thorough" if config.getoption("--thorough") else "ci")
 

@@ -21,6 +21,8 @@ from overlay.features.folder import load
 pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+#: Beside this interpreter, as in the development environment, or on the PATH.
+UV = shutil.which("uv", path=os.path.dirname(sys.executable)) or shutil.which("uv")
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
@@ -200,6 +202,31 @@ def test_the_sdist_can_run_its_tests(tmp_path: Path) -> None:
     assert not lacking
     collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
     assert " tests collected" in run(*collect, cwd=unpacked).splitlines()[-1]
+
+
+@pytest.mark.skipif(UV is None, reason="uv is not installed")
+def test_the_shipped_patches_are_read_where_uv_installed_them_as_links(
+    wheel: Path, tmp_path: Path
+) -> None:
+    """``UV_LINK_MODE=symlink`` makes a link of every file, which patches folders may not hold."""
+    venv.create(tmp_path / "env", with_pip=False, symlinks=True)
+    python = tmp_path / "env/bin/python"
+    install = [
+        str(UV),
+        "--offline",
+        "--cache-dir",
+        tmp_path / "cache",
+        "pip",
+        "install",
+        "--no-deps",
+    ]
+    run(*install, "--link-mode", "symlink", "--python", python, wheel)
+    packages = next((tmp_path / "env/lib").glob("python*/site-packages"))
+    assert (packages / "overlay/patches/draft-graphs/feature.toml").is_symlink()
+    libraries = sysconfig.get_path("purelib")  # the dependencies
+    code = f"import sys; sys.path.append({libraries!r}); from overlay import features; "
+    code += "print([feature.id for feature in features()])"
+    assert "draft-graphs" in run(python, "-I", "-c", code, cwd=tmp_path)
 
 
 def test_the_metadata_is_what_an_index_takes(wheel: Path) -> None:

@@ -86,7 +86,7 @@ def carry(
             endings = (final_newline_after(h) for h, one in zip(hunks, exact, strict=True) if one)
             text = text.splice(landed, next((end for end in endings if end is not None), None))
             now = syntax.scopes(text.to_bytes(), text.lines)
-    except (TextError, UnparsableError):  # they stand in each other's way: none of them lands
+    except (TextError, UnparsableError):  # they exclude each other: none of them lands
         exact = [one if one is not None and not one.edits else None for one in exact]
     results: list[CarriedHunk] = []
     for hunk, known in zip(hunks, exact, strict=True):

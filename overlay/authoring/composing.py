@@ -1,7 +1,7 @@
 """Compose hunks of the strict format from a text and what it becomes.
 
 Each hunk is named after the innermost scope that holds its change before and after, keeps its
-context inside that scope, and gets as many lines of context as it takes for its pre-image to stand
+context inside that scope, and gets as many lines of context as it takes for its pre-image to occur
 there once and for the result to show that it is applied.
 """
 

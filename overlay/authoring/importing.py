@@ -20,13 +20,14 @@ from overlay.authoring.locating import Base, ReleaseTexts, locate, replay
 from overlay.authoring.triage import Fate, FileFate, added_content, sort_files
 from overlay.authoring.variants import base_has
 from overlay.authoring.writing import DerivedTest, FeatureFolder, FeatureText, render_patch
-from overlay.features.model import Hunk
-from overlay.package import ReleaseRange
+from overlay.features.model import Feature, Hunk
+from overlay.package import ReleaseRange, Tree
 from overlay.planning.matching import new_lines
+from overlay.planning.planner import plan
 from overlay.planning.scopes import Syntax, UnparsableError, find
 from overlay.planning.text import SourceText, TextError
 from overlay.planning.upstream import SHARE
-from overlay.results import Outcome, whole_outcome
+from overlay.results import Change, Outcome, whole_outcome
 
 _PULL = re.compile(r"\(#(\d+)\)\s*$")
 _UPSTREAM = "https://github.com/vllm-project/vllm"
@@ -58,7 +59,7 @@ class Summary:
 
     @property
     def problems(self) -> tuple[FileFate, ...]:
-        """The files that stand in the way of a complete feature."""
+        """The files that prevent a complete feature."""
         return tuple(one for one in self.files if one.problem is not None)
 
 
@@ -71,6 +72,31 @@ class Prepared:
 
     summary: Summary
     folder: FeatureFolder | None
+
+
+@dataclass(frozen=True)
+class _Patched:
+    """A release's files with changes."""
+
+    texts: ReleaseTexts
+    release: str
+    changes: Mapping[str, Change]
+
+    def read(self, path: str) -> bytes | None:
+        """The bytes of a file; see ``Tree``."""
+        change = self.changes.get(path)
+        return self.texts.read(self.release, path) if change is None else change.after
+
+
+def texts_with(features: Sequence[Feature], texts: ReleaseTexts, syntax: Syntax) -> ReleaseTexts:
+    """The files of releases with features applied; as they are where the features do not fit."""
+
+    def tree(release: str) -> Tree:
+        own = _Patched(texts, release, {})
+        planned = plan(features, own, Version(release), syntax=syntax)
+        return _Patched(texts, release, {change.path: change for change in planned.changes})
+
+    return ReleaseTexts(texts.names, tree)
 
 
 @dataclass(frozen=True)
@@ -91,6 +117,7 @@ def prepare(
     today: str,
     checkout: Path | None = None,
     partial: bool = False,
+    upstream: str = "",
     syntax: Syntax | None = None,
 ) -> Prepared:
     """The feature that the commits, laid on each other, make.
@@ -99,13 +126,14 @@ def prepare(
     :param source: what errors and headers call the change; :param verbatim: its own bytes.
     :param today: the date of the import, ``YYYY-MM-DD``.
     :param partial: leave out what Python alone cannot carry, instead of refusing it.
+    :param upstream: the page of the pull request or commit; by default the subject may tell it.
     :param syntax: answers about texts, if they are remembered from elsewhere.
     :raises UsageError: if the change renames, deletes or replaces a file of vLLM, with the line.
     """
-    edits, added, fates = sort_files(commits, source, partial)
+    edits, added, fates = sort_files(commits, partial)
     topics: list[_Topic] = []
     for path, parts in edits.items():
-        fate, topic = _topic(path, parts, texts, source, checkout)
+        fate, topic = _topic(path, parts, texts, checkout)
         fates.append(fate)
         if topic is not None:
             topics.append(topic)
@@ -136,11 +164,12 @@ def prepare(
         title,
         first.message or title,
         chosen.span,
-        _upstream(title),
+        upstream or _upstream(title),
         merged,
         derived_tests((t.base.before, t.base.path, t.hunks) for t in topics),
     )
-    headers = {**_headers(first, title, source, today), "Base": chosen.base}
+    origin = upstream or _upstream(title) or source
+    headers = {**_headers(first, title, origin, today), "Base": chosen.base}
     files = {f"files/{path}": added_content(file) for path, file in added.items()}
     for number, topic in enumerate(sorted(topics, key=lambda one: one.base.path)):
         path, result = topic.base.path, carried[chosen.base][topics.index(topic)]
@@ -159,14 +188,12 @@ def _topic(
     path: str,
     parts: Sequence[IncomingFile],
     texts: ReleaseTexts,
-    source: str,
     checkout: Path | None,
 ) -> tuple[FileFate, _Topic | None]:
     """One edited file, or why it cannot be placed."""
-    line = parts[0].line
 
-    def refused(problem: str) -> tuple[FileFate, None]:
-        return FileFate(path, Fate.EDITED, problem=f"{source}:{line}: {problem}"), None
+    def refused(problem: str, part: IncomingFile = parts[0]) -> tuple[FileFate, None]:
+        return FileFate(path, Fate.EDITED, problem=f"{part.place}: {problem}"), None
 
     base = locate(parts[0], texts, checkout)
     if base is None:
@@ -181,7 +208,11 @@ def _topic(
     for part in parts[1:]:
         following = replay(after, part.hunks)
         if following is None:
-            return refused(f"the commits do not follow each other in {path}")
+            return refused(
+                f"expected {path} as the change before left it, found hunks that do not stand "
+                "there: two changes of the same lines, or not in their order",
+                part,
+            )
         after = following
     try:
         hunks = compose(base.before, after)
@@ -307,9 +338,8 @@ def _upstream(title: str) -> str:
     return f"{_UPSTREAM}/pull/{match[1]}" if match else ""
 
 
-def _headers(commit: Commit, title: str, source: str, today: str) -> dict[str, str]:
-    upstream = _upstream(title)
-    headers = {"Description": title, "Origin": f"other, {upstream or source}"}
+def _headers(commit: Commit, title: str, origin: str, today: str) -> dict[str, str]:
+    headers = {"Description": title, "Origin": f"other, {origin}"}
     if commit.author:
         headers["Author"] = commit.author
     return {**headers, "Last-Update": today}

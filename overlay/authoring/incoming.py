@@ -14,6 +14,7 @@ from email.policy import default as mail_policy
 from email.utils import parsedate_to_datetime
 from enum import Enum
 from io import StringIO
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from overlay.errors import UsageError
@@ -53,6 +54,7 @@ class IncomingFile:
         diff does not say, or there was no file.
     :ivar hunks: in the order of the file; their scopes are not known and read ``<module>``.
     :ivar line: 1-based line of the source at which its part of the diff begins.
+    :ivar source: what errors call the source.
     """
 
     path: str
@@ -62,6 +64,12 @@ class IncomingFile:
     old_path: str | None = None
     old_blob: str | None = None
     new_blob: str | None = None
+    source: str = ""
+
+    @property
+    def place(self) -> str:
+        """Source and line, as errors begin."""
+        return f"{self.source}:{self.line}"
 
 
 @dataclass(frozen=True)
@@ -88,8 +96,7 @@ def read_changes(data: bytes, name: str) -> tuple[Commit, ...]:
     :raises UsageError: if it holds no diff, is larger than ``MAX_BYTES``, or cannot be parsed; with
         the line where that can be told.
     """
-    if len(data) > MAX_BYTES:
-        raise UsageError(f"{name}: expected a diff of at most {MAX_BYTES} bytes, found {len(data)}")
+    _require_whole(data, name)
     if _MAIL.match(data):
         starts = [match.start() for match in _MAIL.finditer(data) if _begins_mail(data, match)]
         pieces = zip(starts, [*starts[1:], len(data)], strict=True)
@@ -102,10 +109,30 @@ def read_changes(data: bytes, name: str) -> tuple[Commit, ...]:
         commits = (Commit(_files(_text(data, name), name, 0)),)
     if not any(commit.files for commit in commits):
         raise UsageError(
-            f"{name}: expected a unified diff or mails of `git format-patch`, found no file that "
+            f"{name}:1: expected a unified diff or mails of `git format-patch`, found no file that "
             "it changes"
         )
     return commits
+
+
+def _require_whole(data: bytes, name: str) -> None:
+    """Refuse what is too large, was cut off, or was saved by an editor that adds to it.
+
+    :raises UsageError: with the line.
+    """
+    if len(data) > MAX_BYTES:
+        raise UsageError(f"{name}: expected a diff of at most {MAX_BYTES} bytes, found {len(data)}")
+    if data.startswith(b"\xef\xbb\xbf"):
+        raise UsageError(
+            f"{name}:1: expected a diff, found a byte-order mark before it; save it as UTF-8 "
+            "without one"
+        )
+    if data and not data.endswith(b"\n"):
+        last = data.count(b"\n") + 1
+        raise UsageError(
+            f"{name}:{last}: expected a newline at the end of the last line, found none: the diff "
+            "may be cut off, so get it again"
+        )
 
 
 def _begins_mail(data: bytes, match: re.Match[bytes]) -> bool:
@@ -122,7 +149,7 @@ def _text(data: bytes, name: str) -> str:
     if b"\0" in data:
         line = data.count(b"\n", 0, data.index(b"\0")) + 1
         raise UsageError(f"{name}:{line}: expected a text, found a NUL byte")
-    return data.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
+    return data.decode("utf-8", "surrogateescape")
 
 
 def _mail(data: bytes, name: str, offset: int) -> Commit:
@@ -180,6 +207,8 @@ def _files(text: str, name: str, offset: int) -> tuple[IncomingFile, ...]:
     from unidiff.errors import UnidiffParseError
     from unidiff.patch import PatchSet
 
+    if all(line.endswith("\r\n") for line in text.splitlines(keepends=True)):
+        text = text.replace("\r\n", "\n")  # the transport did it: git ends its own lines with LF
     lines = _Counted(text)
     try:
         parsed = PatchSet(lines)
@@ -187,15 +216,17 @@ def _files(text: str, name: str, offset: int) -> tuple[IncomingFile, ...]:
         raise UsageError(
             f"{name}:{offset + lines.number}: expected a unified diff: {str(error).strip()}"
         ) from error
-    return tuple(_file(entry, offset) for entry in parsed)
+    return tuple(_file(entry, name, offset) for entry in parsed)
 
 
-def _file(entry: PatchedFile, offset: int) -> IncomingFile:
+def _file(entry: PatchedFile, name: str, offset: int) -> IncomingFile:
     info = [str(line) for line in entry.patch_info or ()]
     source = _path(entry.source_file)
     target = _path(entry.target_file)
     blobs = next((match for line in info if (match := _INDEX.match(line))), None)
     hunks = tuple(_hunk(hunk, offset) for hunk in entry)
+    _require_apart(hunks, f"{name}:", target or source or "")
+    _require_ends(entry, name, offset, source is None)
     renamed = next((line for line in info if line.startswith(("rename from ", "copy from "))), None)
     if entry.is_binary_file or any(line.startswith("GIT binary patch") for line in info):
         kind = Kind.BINARY
@@ -217,7 +248,48 @@ def _file(entry: PatchedFile, offset: int) -> IncomingFile:
         old_path=source if source != target else None,
         old_blob=_blob(blobs and blobs["old"]),
         new_blob=_blob(blobs and blobs["new"]),
+        source=name,
     )
+
+
+def _require_apart(hunks: tuple[Hunk, ...], name: str, path: str) -> None:
+    """Refuse hunks of one file that speak of the same lines.
+
+    :raises UsageError: naming both.
+    """
+    for before, hunk in pairwise(hunks):
+        if hunk.source_line < before.source_line + len(before.pre):
+            raise UsageError(
+                f"{name}{hunk.patch_line}: expected a hunk of {path} behind the one at line "
+                f"{before.patch_line}, found one that changes the same lines or earlier ones"
+            )
+
+
+def _require_ends(entry: PatchedFile, name: str, offset: int, is_new: bool) -> None:
+    """Refuse a change of line ends or of the encoding, which no hunk carries.
+
+    :raises UsageError: at the first line that ends otherwise than those of the file.
+    """
+    wanted = None if not is_new else False
+    for hunk in entry:
+        for line in hunk:
+            if line.line_type == "\\":
+                continue
+            place = f"{name}:{offset + int(line.diff_line_no or 1)}"
+            if line.value.startswith("\ufeff"):
+                raise UsageError(
+                    f"{place}: expected lines of Python, found a byte-order mark; a feature does "
+                    "not change the encoding of a file"
+                )
+            found = line.value.endswith("\r\n")
+            wanted = found if wanted is None else wanted
+            if found is not wanted:
+                ends = ("LF", "CRLF")
+                raise UsageError(
+                    f"{place}: expected lines that end with "
+                    f"{ends[wanted]} in {_path(entry.target_file) or _path(entry.source_file)}, "
+                    f"found one that ends with {ends[found]}; a feature does not change line ends"
+                )
 
 
 def _blob(text: str | None) -> str | None:
@@ -236,11 +308,16 @@ def _path(text: str | None) -> str | None:
 def _hunk(hunk: DiffHunk, offset: int) -> Hunk:
     lines: list[tuple[str, str]] = []
     unfinished = {" ": False, "-": False, "+": False}
+    before = 0
     for line in hunk:
         if line.line_type == "\\":
             unfinished[lines[-1][0]] = True
         else:
             op = line.line_type or " "
+            if op != "+":
+                before += 1
+            if before > hunk.source_length:
+                break  # the empty line that ends a mail without a signature
             lines.append((op, line.value.removesuffix("\n").removesuffix("\r")))
     number = next((line.diff_line_no for line in hunk), None)
     return Hunk(

@@ -8,13 +8,13 @@ every hunk of the file is found; a checkout of vLLM serves where no release does
 from __future__ import annotations
 
 import hashlib
-import shutil
-import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from overlay.authoring.git import Checkout
 from overlay.authoring.incoming import IncomingFile
+from overlay.errors import UsageError
 from overlay.features.model import Hunk
 from overlay.package import Tree
 from overlay.planning.text import Edit, SourceText, TextError
@@ -22,9 +22,6 @@ from overlay.untrusted import read_regular
 
 #: The largest source file that is read from a checkout, in bytes.
 _LIMIT = 16 * 1024 * 1024
-
-#: Seconds that git may take to print one file of its history.
-_GIT_SECONDS = 60
 
 
 class ReleaseTexts:
@@ -95,7 +92,7 @@ def locate(file: IncomingFile, texts: ReleaseTexts, checkout: Path | None = None
         if data is not None and after is not None:
             base = Base(file.path, release, data, after, by_id=False)
             found.append((_moved_lines(data, file.hunks), base))
-    # Of the releases that take every hunk, the one in which they stand nearest to their numbers.
+    # Of the releases that take every hunk, the one in which they are nearest to their numbers.
     return min(found, key=lambda entry: entry[0])[1] if found else None
 
 
@@ -141,7 +138,7 @@ def _nearest(lines: Sequence[str], image: Sequence[str], wanted: int, first: int
 
 
 def _moved_lines(before: bytes, hunks: Sequence[Hunk]) -> int:
-    """How many lines the hunks stand away from their own numbers, in all."""
+    """How many lines the hunks are away from their own numbers, in all."""
     lines = SourceText.from_bytes(before).lines
     total = done = shift = 0
     for hunk in hunks:
@@ -167,16 +164,8 @@ def _from_checkout(file: IncomingFile, checkout: Path) -> Base | None:
 
 def _blob(checkout: Path, blob: str) -> bytes | None:
     """A file of a repository's history by its id; ``None`` where git or the blob is missing."""
-    git = shutil.which("git")
-    if git is None or not (checkout / ".git").exists():
-        return None
     try:
-        done = subprocess.run(
-            [git, "-C", str(checkout), "cat-file", "blob", blob],
-            capture_output=True,
-            timeout=_GIT_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 and len(done.stdout) <= _LIMIT else None
+        data = Checkout(checkout).blob(blob)
+    except UsageError:
+        return None  # an unpacked sdist serves too: its files are read as they lie there
+    return data if data is not None and len(data) <= _LIMIT else None

@@ -128,7 +128,7 @@ def _judged(base: Lines, ours: Lines, theirs: Lines) -> Region:
 def matches(before: Sequence[str], after: Sequence[str]) -> dict[int, int]:
     """The lines that an edit kept: index in ``before`` -> index in ``after``, rising in both.
 
-    What both texts begin and end with is kept; between, the lines that stand once in each are
+    What both texts begin and end with is kept; between, the lines that occur once in each are
     aligned first (patience diff), and what lies between those is compared in full.
     """
     return dict(_matches(before, after, range(len(before)), range(len(after))))
@@ -166,7 +166,7 @@ def _matches(
 def _anchors(
     before: Sequence[str], after: Sequence[str], old: range, new: range
 ) -> list[tuple[int, int]]:
-    """The longest rising row of lines that stand once in both ranges."""
+    """The longest rising row of lines that occur once in both ranges."""
     once_before = _once(before, old)
     once_after = _once(after, new)
     pairs = [(at, once_after[line]) for line, at in once_before.items() if line in once_after]
@@ -192,7 +192,7 @@ def _anchors(
 
 
 def _once(lines: Sequence[str], place: range) -> dict[str, int]:
-    """The telling lines that stand once in a range, with their index."""
+    """The telling lines that occur once in a range, with their index."""
     found: dict[str, int] = {}
     twice: set[str] = set()
     for at in place:
@@ -204,7 +204,7 @@ def _once(lines: Sequence[str], place: range) -> dict[str, int]:
 
 
 def _marked(region: Region, labels: tuple[str, str, str]) -> Lines:
-    """A conflict between markers; what both sides begin or end with stands outside of them."""
+    """A conflict between markers; what both sides begin or end with is outside of them."""
     ours, theirs = region.ours, region.theirs
     shorter = min(len(ours), len(theirs))
     head = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from overlay.authoring.incoming import Commit, IncomingFile, Kind
@@ -46,12 +46,14 @@ class FileFate:
 
 
 def sort_files(
-    commits: Sequence[Commit], source: str, partial: bool
+    commits: Sequence[Commit], partial: bool
 ) -> tuple[dict[str, list[IncomingFile]], dict[str, IncomingFile], list[FileFate]]:
-    """The files to edit and to add, by path, and the fate of those that are left out.
+    """Sort the files into those to edit and to add, by path, and the fate of those left out.
 
+    :param partial: leave out what is not a Python module of vLLM.
     :raises UsageError: naming every file that no feature can carry.
     """
+    _require_vllm(commits)
     edits: dict[str, list[IncomingFile]] = {}
     added: dict[str, IncomingFile] = {}
     fates: list[FileFate] = []
@@ -63,13 +65,18 @@ def sort_files(
                 fates.append(FileFate(file.path, fate))
             elif fate is Fate.OUTSIDE:
                 fates.append(FileFate(file.path, fate))
-                if not partial:
+                if _leaves(file.path):
                     refused.append(
-                        f"{source}:{file.line}: it {file.kind.value} {file.path}, which is no "
-                        "Python module of vllm/: the rest is half a change (--partial takes it)"
+                        f"{file.place}: expected paths inside vllm/, found {file.path!r}, which "
+                        "leaves the folder of the change"
+                    )
+                elif not partial:
+                    refused.append(
+                        f"{file.place}: it {file.kind.value} {file.path}, which is not a Python "
+                        "module of vllm/: the rest is half a change (--partial takes it)"
                     )
             elif file.kind is Kind.MODIFIED and file.path in added:
-                added[file.path] = _laid_on(added[file.path], file, source)
+                added[file.path] = _laid_on(added[file.path], file)
             elif file.kind is Kind.MODIFIED:
                 edits.setdefault(file.path, []).append(file)
             elif file.kind is Kind.ADDED:
@@ -77,7 +84,7 @@ def sort_files(
             else:
                 was = f" (it was {file.old_path})" if file.old_path else ""
                 refused.append(
-                    f"{source}:{file.line}: it {file.kind.value} {file.path}{was}; a feature edits "
+                    f"{file.place}: it {file.kind.value} {file.path}{was}; a feature edits "
                     "modules in place and adds new ones"
                 )
     if refused:
@@ -85,8 +92,29 @@ def sort_files(
     return edits, added, fates
 
 
+def _require_vllm(commits: Sequence[Commit]) -> None:
+    """Refuse a change of another project, none of whose files vLLM could have.
+
+    :raises UsageError: naming its first file.
+    """
+    files = [file for commit in commits for file in commit.files]
+    if all(_fate(file) is Fate.OUTSIDE and "vllm/" not in file.path for file in files):
+        file = files[0]
+        raise UsageError(
+            f"{file.place}: expected a change of vLLM, whose Python lies in vllm/, found one of "
+            f"{file.path}"
+        )
+
+
+def _leaves(path: str) -> bool:
+    """Whether a path leads out of the folder that it is relative to."""
+    return path.startswith(("/", "\\")) or ".." in path.replace("\\", "/").split("/")
+
+
 def _fate(file: IncomingFile) -> Fate:
     path = file.path
+    if path_problem(path) is not None and _leaves(path):
+        return Fate.OUTSIDE
     if path.startswith(_TESTS):
         return Fate.TESTS
     if path.startswith(_DOCS) or ("/" not in path and path.endswith(_DOC_ENDINGS)):
@@ -96,18 +124,18 @@ def _fate(file: IncomingFile) -> Fate:
     return Fate.ADDED if file.kind is Kind.ADDED else Fate.EDITED
 
 
-def _laid_on(first: IncomingFile, then: IncomingFile, source: str) -> IncomingFile:
+def _laid_on(first: IncomingFile, then: IncomingFile) -> IncomingFile:
     """An added file with a later commit's edit of it."""
     after = replay(added_content(first), then.hunks)
     if after is None:
         raise UsageError(
-            f"{source}:{then.line}: its hunks do not stand in {then.path} as the commit before "
+            f"{then.place}: its hunks do not stand in {then.path} as the commit before "
             "left it; import the commits in their order"
         )
     text = SourceText.from_bytes(after)
     lines = tuple(("+", line) for line in text.lines)
     hunk = Hunk(MODULE_SCOPE, lines, 1, then.line, post_unfinished=not text.final_newline)
-    return IncomingFile(first.path, Kind.ADDED, (hunk,), first.line, new_blob=then.new_blob)
+    return replace(first, hunks=(hunk,), new_blob=then.new_blob)
 
 
 def added_content(file: IncomingFile) -> bytes:

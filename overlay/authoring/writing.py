@@ -1,7 +1,8 @@
 """Write a feature's folder: ``feature.toml``, patches of the strict format, added modules, origin.
 
 Everything is rendered first and checked by the reader that every command uses; then the folder
-comes into being by one rename, so that a patches folder never holds half a feature.
+comes, or takes the place of another one, by one switch (``overlay.authoring.disk``), so that a
+patches folder never holds half a feature.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from overlay.authoring import disk
 from overlay.errors import PatchFormatError, PatchFormatErrors, UsageError
 from overlay.features.feature_folder import read_feature
 from overlay.features.model import Feature, Hunk
@@ -28,7 +29,7 @@ _WIDTH = 78
 class DerivedTest:
     """New lines of a change by which a release that has it is recognised, in one scope.
 
-    :ivar share: how much of the lines must stand in the scope, from 0 to 1.
+    :ivar share: the share of the lines that must be in the scope, from 0 to 1.
     """
 
     path: str
@@ -183,22 +184,8 @@ def write_folder(folder: FeatureFolder, patches: Path, *, update: bool = False) 
             f"{final}: expected no feature of that id, found one; choose another --id, or pass "
             "--update to replace it"
         )
-    patches.mkdir(parents=True, exist_ok=True)
-    # A name with a leading dot is none of the features, whatever becomes of this process.
-    place = Path(tempfile.mkdtemp(prefix=f".{folder.text.id}.new-", dir=patches))
-    try:
-        made = _lay(folder, place)
-        _read(made)
-        if os.path.lexists(final):
-            os.replace(final, place / "old")
-        try:
-            os.replace(made, final)
-        except BaseException:
-            if os.path.lexists(place / "old"):
-                os.replace(place / "old", final)
-            raise
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+    check_folder(folder)
+    disk.replace_features(patches, [disk.NewFolder(folder.text.id, folder.all_files())])
     return final
 
 

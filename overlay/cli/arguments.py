@@ -88,9 +88,10 @@ def _refusable(work: Callable[..., Report], *arguments: Any, **options: Any) -> 
     "--releases",
     metavar="RANGE",
     help="Also check these releases of vLLM, fetched into your cache: 0.20.0..0.33.0, one "
-    "release, or all.",
+    "release, all, or new (those on the package index that this overlay does not know).",
     shell_complete=complete_releases,
 )
+@click.option("--pre", is_flag=True, help="With `--releases new`: pre-releases as well.")
 @python_option
 @feature_option(_ONLY)
 @common_options
@@ -99,6 +100,7 @@ def check(
     context: click.Context,
     targets: tuple[str, ...],
     releases: str | None,
+    pre: bool,
     python: str | None,
     only: tuple[str, ...],
     as_json: bool,
@@ -112,6 +114,7 @@ def check(
       overlay check 0.26.0 ./vllm-0.27.0.tar.gz    # a release and a file
       overlay check --python .venv/bin/python      # the vLLM of another environment
       overlay check --releases all                 # every release, as a table
+      overlay check --releases new                 # what came out since this overlay
     """
     from overlay import api
 
@@ -120,6 +123,7 @@ def check(
         api.check_many,
         targets,
         releases=releases,
+        pre=pre,
         python=python,
         only=only,
         patches=patches_of(context),
@@ -222,7 +226,7 @@ def status(
     as_json: bool,
     verbose: bool,
 ) -> Answer:
-    """Say what is applied, whether it still stands, and what the next process will run.
+    """Say what is applied, whether it is intact, and what the next process will run.
 
     \b
     Example:
@@ -256,7 +260,7 @@ def status(
 def adopt(
     context: click.Context, target: str | None, python: str | None, as_json: bool, verbose: bool
 ) -> Answer:
-    """Take over patches that stand in a vLLM without the overlay's ledger.
+    """Take over patches that are in a vLLM without the overlay's ledger.
 
     For a vLLM that was patched with `overlay diff | git apply`, or whose folder .vllm-overlay was
     lost. No file of vLLM changes: only the ledger and the pristine copies are written, and only
@@ -304,19 +308,25 @@ def diff(
 
 
 @cli.command("list", short_help="Show the features and the releases they are made for.")
+@click.option("--releases", is_flag=True, help="Also ask the package index for its releases.")
+@click.option("--pre", is_flag=True, help="With --releases: pre-releases as well.")
 @common_options
 @click.pass_context
-def list_(context: click.Context, as_json: bool, verbose: bool) -> Answer:
+def list_(
+    context: click.Context, releases: bool, pre: bool, as_json: bool, verbose: bool
+) -> Answer:
     """Show the features, the releases they are made for, and what upstream did with them.
 
     \b
     Example:
       overlay list
       overlay list -v --patches ./our-patches
+      overlay list --releases                      # which releases are newer than this overlay?
     """
     from overlay import api
 
-    return Answer(api.catalogue(patches=patches_of(context)), as_json, verbose)
+    report = api.catalogue(patches=patches_of(context), releases=releases, pre=pre)
+    return Answer(report, as_json, verbose)
 
 
 @cli.command()

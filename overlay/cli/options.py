@@ -74,7 +74,7 @@ def complete_releases(
     """The releases that the shipped features are made for, and ``all``."""
     from overlay import api
 
-    known = ("all", *api.known_releases())
+    known = ("all", "new", *api.known_releases())
     return [CompletionItem(release) for release in known if release.startswith(incomplete)]
 
 

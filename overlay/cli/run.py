@@ -20,7 +20,7 @@ ERROR, INTERRUPTED = 2, 130
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; no exception and no traceback leaves here.
 
-    An unexpected exception is a bug of ours: its traceback is shown, and the exit code is 2.
+    An unexpected exception is a bug of the overlay: its traceback is shown, and the exit code is 2.
     """
     try:
         _open_streams()

@@ -1,4 +1,4 @@
-"""``overlay adopt``: take over patches that stand in a target without a ledger.
+"""``overlay adopt``: take over patches that are in a target without a ledger.
 
 No file of vLLM changes.  What is written is what ``apply`` would have left beside them: the ledger,
 the pristine copies and the rows in RECORD.
@@ -58,7 +58,7 @@ def adopt(request: Request, name: str | None = None) -> AdoptReport:
 
 
 def _has_ledger(root: Path) -> bool:
-    """Whether a ledger says already what stands there."""
+    """Whether a ledger already records what is there."""
     with reading(root):
         try:
             return ledgers.load(root) is not None

@@ -1,23 +1,28 @@
 """``overlay apply``: all of the features that are meant, or nothing.
 
-Load the features, resolve the target, examine how they stand in it, decide, write, report.  Between
-the plan and the transaction another command may apply something of its own; the plan is made again
+Load the features, resolve the target, examine their state in it, decide, write, report.  Between
+the plan and the transaction another command may apply or revert something; the plan is made again
 then.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlay.commands.assess import Examination, Outlook, examine, outlook, release_of
+from overlay.commands.assess import (
+    Examination,
+    Outlook,
+    examine,
+    outlook,
+    release_of,
+    until_current,
+)
 from overlay.commands.next_process import with_plugin
 from overlay.commands.request import Request, notices, only, resolve_writable
 from overlay.commands.required import expect_known, with_required
 from overlay.commands.status import by_ledger
-from overlay.errors import PlanOutdated
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.recovery import recover
 from overlay.report.codes import Verdict
@@ -33,10 +38,6 @@ from overlay.report.wording import (
 if TYPE_CHECKING:
     from overlay.features.model import Feature
     from overlay.targets.target import Target
-
-
-#: How often other commands may apply something of theirs between a plan and its transaction.
-_ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
@@ -69,17 +70,14 @@ def apply(
     expect_known(request.require, features)
     job = _Job(request, target, root, features, meant, name is not None, dry_run, untested)
     said = None if dry_run else recover(root)
-    for _ in range(_ATTEMPTS - 1):
-        with suppress(PlanOutdated):
-            return _attempt(job, said)
-    return _attempt(job, said)
+    return until_current(lambda: _attempt(job, said))
 
 
 def _attempt(job: _Job, said: str | None) -> ApplyReport:
     """Plan and apply once.
 
     :param said: what ending an interrupted transaction had to say.
-    :raises PlanOutdated: if another command applied something in between.
+    :raises PlanOutdated: if another command changed what is applied in between.
     """
     found = _noted(examine(job.target, job.features, job.meant), said)
     decision = outlook(found, job.target, untested=job.untested)
@@ -99,7 +97,7 @@ def _attempt(job: _Job, said: str | None) -> ApplyReport:
         found.features,
         release=release_of(job.target),
         record_file=job.target.record_file,
-        known=found.applied,
+        basis=found.basis,
     )
     everything = by_ledger(job.target, job.features)
     everything = everything or examine(job.target, job.features).report

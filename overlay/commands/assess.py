@@ -1,19 +1,21 @@
 """Load, resolve, assess, decide: what every command that plans has in common.
 
-``examine`` holds a target still and says how features stand there; ``outlook`` says what an
+``examine`` holds a target still and gives the state of features there; ``outlook`` says what an
 ``apply`` would do about it.  ``check``, ``apply --dry-run`` and ``apply`` all ask the same two, so
 that they cannot disagree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from overlay.commands.request import report, with_features
 from overlay.commands.unrecorded import recognise
+from overlay.errors import PlanOutdated
 from overlay.features.model import paths_of
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction
@@ -33,16 +35,19 @@ if TYPE_CHECKING:
     from overlay.on_disk.ledger import Ledger
     from overlay.targets.target import Target
 
+Result = TypeVar("Result")
+
 
 @dataclass(frozen=True)
 class Examination:
-    """How features stand in one target.
+    """The state of features in one target.
 
     :ivar features: those that were planned: the ones that are meant, and those that are applied.
     :ivar plan: from the pristine text, whatever the files hold now.
     :ivar report: the features that are meant, in their present state.
     :ivar everything: the same with those that are applied beside them.
     :ivar ledger: what the overlay did to the target, as far as that still holds.
+    :ivar basis: digest of the ledger that was there, whether or not it still holds.
     """
 
     features: tuple[Feature, ...]
@@ -50,12 +55,24 @@ class Examination:
     report: TargetReport
     everything: TargetReport
     ledger: Ledger | None = None
+    basis: str | None = None
 
-    @property
-    def applied(self) -> frozenset[str]:
-        """The ids of what was applied when this was made."""
-        applied = self.ledger.applied if self.ledger is not None else ()
-        return frozenset(entry.result.feature for entry in applied)
+
+#: How often other commands may change a target between a plan and its transaction: as many of
+#: them as may well be started at once on one machine, each of which changes it once.
+_ATTEMPTS = 20
+
+
+def until_current(attempt: Callable[[], Result]) -> Result:
+    """Plan and write, and do so again where another command was faster.
+
+    :param attempt: raises ``PlanOutdated`` where the ledger changed since its plan was made.
+    :raises PlanOutdated: if that happens every time.
+    """
+    for _ in range(_ATTEMPTS - 1):
+        with suppress(PlanOutdated):
+            return attempt()
+    return attempt()
 
 
 class Outlook(Enum):
@@ -71,7 +88,7 @@ class Outlook(Enum):
 class Decision:
     """What an ``apply`` would do, and what to show for it.
 
-    :ivar report: the target; where it is refused, with everything that stands in the way.
+    :ivar report: the target; where it is refused, with everything that prevents it.
     :ivar untested: the features that were not tested on this release.
     """
 
@@ -97,6 +114,7 @@ def examine(
         return Examination(tuple(meant), planned, answer, answer)
     with reading(target.root) as interrupted:
         ledger = ledgers.load(target.root)
+        basis = ledgers.digest(ledger)
         wanted = with_applied(features, meant, ledger)
         view = pristine_view(target, ledger, ledgers.copies(target.root))
         with all_unreadable(needed(target, wanted, ledger), target.read):
@@ -113,7 +131,7 @@ def examine(
         made = replace(report(target, current, asked, interrupted), unrecorded=unrecorded)
         return with_strangers(made, strangers)
 
-    return Examination(wanted, planned, about(meant), about(wanted), ledger)
+    return Examination(wanted, planned, about(meant), about(wanted), ledger, basis)
 
 
 def outlook(examination: Examination, target: Target, *, untested: bool = False) -> Decision:
@@ -162,7 +180,7 @@ def release_of(target: Target) -> str:
 
 
 def _blocked(examination: Examination) -> TargetReport | None:
-    """The target with everything that stands in the way of applying, or ``None``.
+    """The target with everything that prevents applying, or ``None``.
 
     What is applied and was partly put back counts as something that applying mends; what was
     edited since does not, and neither does a form of a patch that does not fit any more.

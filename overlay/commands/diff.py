@@ -19,7 +19,7 @@ from overlay.untrusted import all_unreadable
 def diff(request: Request, name: str | None = None, progress: Progress | None = None) -> DiffReport:
     """The change that the features that are meant make to the pristine text of a target.
 
-    Nothing is printed where one of them needs the user: a part of a change is no change.
+    Nothing is printed where one of them needs the user: part of a change would mislead.
 
     :raises OverlayError: if the features or the target cannot be read.
     """

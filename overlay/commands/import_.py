@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-import sys
+import re
+import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlay.errors import UsageError
+from overlay.errors import OverlayError, UsageError
 from overlay.package import KNOWN_RELEASES
-from overlay.report.imported import ImportedFile, ImportReport, concluded
+from overlay.report.imported import ImportedFile, ImportReport, SeriesReport, concluded, series
 
 if TYPE_CHECKING:
-    from overlay.authoring.importing import Summary
+    from overlay.authoring.importing import Prepared, Summary
+    from overlay.authoring.incoming import Commit
+    from overlay.authoring.locating import ReleaseTexts
+    from overlay.authoring.sources import Source
+    from overlay.features.model import Feature
+    from overlay.planning.scopes import Syntax
     from overlay.targets.target import Progress
+
+#: The most letters of a subject that an id of ``--each`` takes.
+_SLUG = 40
 
 
 def import_change(
@@ -25,51 +35,172 @@ def import_change(
     releases: str | None = None,
     checkout: Path | None = None,
     partial: bool = False,
+    each: bool = False,
     update: bool = False,
     progress: Progress | None = None,
-) -> ImportReport:
+) -> ImportReport | SeriesReport:
     """Make a feature of diffs or mails, and write it below ``patches``.
 
-    :param sources: files, ``-`` for standard input; laid on each other in their order.
+    :param sources: files, ``-`` for standard input, URLs of pull requests or commits, or
+        ``CHECKOUT@A..B``; laid on each other in their order.
     :param releases: as ``--releases`` takes them; default: every known release.
     :param checkout: a checkout of vLLM with the text that the change was made on.
     :param partial: leave out what Python alone cannot carry, instead of refusing it.
+    :param each: make a feature of each commit, on top of those before; ``id_`` begins their ids.
     :param update: replace a feature of that id.
     :raises UsageError: if a source is not a diff, or holds what no feature can carry.
-    :raises OverlayError: if a release cannot be read, or the folder cannot be written.
+    :raises OverlayError: if a source or a release cannot be read, or the folder not be written.
     """
-    from overlay.authoring.importing import prepare
-    from overlay.authoring.incoming import read_changes
     from overlay.authoring.locating import ReleaseTexts
+    from overlay.authoring.sources import read_source
     from overlay.authoring.writing import write_folder
     from overlay.planning.scope_cache import Memo
     from overlay.targets.resolution import releases as named
     from overlay.targets.resolution import resolve
 
-    texts = [(_name(source), _read(source)) for source in sources]
-    commits = [commit for name, data in texts for commit in read_changes(data, name)]
+    _require_free(patches, id_, update=update or each)
+    if checkout is not None and not checkout.is_dir():
+        raise UsageError(f"--base {checkout}: expected a checkout of vLLM, found no such folder")
+    read = [read_source(source, each=each) for source in sources]
     names = KNOWN_RELEASES if releases is None else named(releases)
-    prepared = prepare(
-        commits,
-        id_,
-        ReleaseTexts(names, lambda release: resolve(release, progress=progress)),
-        source=texts[0][0],
-        verbatim=b"".join(data for _, data in texts),
-        today=datetime.now().astimezone().date().isoformat(),
-        checkout=checkout,
-        partial=partial,
-        syntax=Memo(),
-    )
+    texts = ReleaseTexts(names, lambda release: resolve(release, progress=progress))
+    importer = _Importer(Memo(), checkout, partial)
+    if each:
+        return _each(importer, read, id_, texts, patches, update=update)
+    commits = [commit for source in read for commit in source.commits]
+    prepared = importer.prepare(read, commits, id_, texts)
     folder = prepared.folder
     written = None if folder is None else write_folder(folder, patches, update=update)
     return _report(prepared.summary, written)
+
+
+def _require_free(patches: Path, id_: str, *, update: bool) -> None:
+    """Refuse an id that cannot be one, or that exists, before anything is fetched.
+
+    :raises UsageError: naming the folder.
+    """
+    from overlay.features.feature_toml import id_problem
+
+    if (problem := id_problem(id_)) is not None:
+        raise UsageError(f"--id {problem}, as ids of features are")
+    folder = patches / id_
+    if folder.exists() and not update:
+        raise UsageError(
+            f"{folder}: expected no feature of that id, found one; choose another --id, or pass "
+            "--update to replace it"
+        )
+
+
+@dataclass(frozen=True)
+class _Importer:
+    """The arguments that every feature of an import shares."""
+
+    syntax: Syntax
+    checkout: Path | None
+    partial: bool
+
+    def prepare(
+        self,
+        sources: Sequence[Source],
+        commits: Sequence[Commit],
+        id_: str,
+        texts: ReleaseTexts,
+    ) -> Prepared:
+        """The feature that commits of sources make; nothing is written."""
+        from overlay.authoring.importing import prepare
+
+        pages = list(dict.fromkeys(source.upstream for source in sources if source.upstream))
+        return prepare(
+            commits,
+            id_,
+            texts,
+            source=sources[0].name,
+            verbatim=b"".join(source.data for source in sources),
+            today=datetime.now().astimezone().date().isoformat(),
+            checkout=self.checkout,
+            partial=self.partial,
+            upstream=pages[0] if len(pages) == 1 else "",
+            syntax=self.syntax,
+        )
+
+
+# --each
+
+
+def _each(
+    importer: _Importer,
+    sources: Sequence[Source],
+    id_: str,
+    texts: ReleaseTexts,
+    patches: Path,
+    *,
+    update: bool,
+) -> SeriesReport:
+    """Make a feature of each commit; all of them are prepared before one is written.
+
+    :raises UsageError: if one of their ids exists and ``update`` is not set.
+    """
+    from overlay.authoring.importing import texts_with
+    from overlay.authoring.writing import check_folder
+
+    prepared: list[Prepared] = []
+    features: list[Feature] = []
+    commits = [(source, commit) for source in sources for commit in source.commits]
+    for number, (source, commit) in enumerate(commits, 1):
+        name = _id(id_, number, len(commits), commit)
+        _require_free(patches, name, update=update)
+        below = texts_with(features, texts, importer.syntax)
+        prepared.append(importer.prepare([source], [commit], name, below))
+        if (folder := prepared[-1].folder) is not None:
+            features.append(check_folder(folder))
+    complete = all(entry.folder is not None or not _carried(entry.summary) for entry in prepared)
+    written = _write_all(prepared, patches, update=update) if complete and features else {}
+    return series(
+        tuple(_report(entry.summary, written.get(entry.summary.id)) for entry in prepared)
+    )
+
+
+def _write_all(prepared: Sequence[Prepared], patches: Path, *, update: bool) -> dict[str, Path]:
+    """Write every feature; where one cannot be written, those before it are taken away again."""
+    from overlay.authoring.writing import write_folder
+
+    written: dict[str, Path] = {}
+    try:
+        for entry in prepared:
+            if entry.folder is not None:
+                place = write_folder(entry.folder, patches, update=update)
+                written[entry.summary.id] = place
+    except (OSError, OverlayError):
+        if not update:
+            for place in written.values():
+                shutil.rmtree(place, ignore_errors=True)
+        raise
+    return written
+
+
+def _id(prefix: str, number: int, count: int, commit: Commit) -> str:
+    """The id of one feature of a series; its number keeps the order of the commits."""
+    words = re.sub(r"\(#\d+\)\s*$|^(\[[^\]]*\]\s*)+", "", commit.subject).lower()
+    slug = re.sub(r"[^a-z0-9]+", "-", words)[:_SLUG].strip("-")
+    digits = max(2, len(str(count)))
+    return "-".join(part for part in (prefix, f"{number:0{digits}d}", slug) if part)
+
+
+# The report
+
+
+def _carried(summary: Summary) -> int:
+    """How many files are edited or added, or should have been."""
+    from overlay.authoring.triage import Fate
+
+    return sum(entry.fate in (Fate.EDITED, Fate.ADDED) for entry in summary.files)
 
 
 def _report(summary: Summary, folder: Path | None) -> ImportReport:
     span = None if summary.releases is None or folder is None else str(summary.releases)
     problems = len(summary.problems)
     return ImportReport(
-        concluded(summary.id, folder, span, summary.review, problems),
+        concluded(summary.id, folder, span, summary.review, problems, _carried(summary)),
         feature=summary.id,
         title=summary.title,
         commits=summary.commits,
@@ -82,25 +213,3 @@ def _report(summary: Summary, folder: Path | None) -> ImportReport:
         merged=summary.merged,
         folder=folder,
     )
-
-
-def _name(source: str) -> str:
-    return "standard input" if source == "-" else source
-
-
-def _read(source: str) -> bytes:
-    """The bytes of a source.
-
-    :raises UsageError: if it is not a file that can be read.
-    """
-    from overlay.authoring.incoming import MAX_BYTES
-    from overlay.untrusted import read_regular
-
-    if source == "-":
-        return sys.stdin.buffer.read(MAX_BYTES + 1)
-    data = read_regular(source, MAX_BYTES)
-    if data is None:
-        raise UsageError(
-            f"{source}: expected a diff or mails of `git format-patch`, found no such file"
-        )
-    return data

@@ -40,7 +40,7 @@ class Request:
     def resolve(self, name: str | None, progress: Progress | None = None) -> Target:
         """The target that the user named, or that of ``python``.
 
-        :raises TargetError: if there is no such target.
+        :raises TargetError: if the target does not exist.
         :raises PackageIndexError: if a release cannot be fetched.
         """
         if name is None and self.python is not None:
@@ -148,7 +148,7 @@ def resolve_writable(request: Request, name: str | None, command: str) -> tuple[
     A release is refused before anything of it is fetched.
 
     :raises UsageError: if it is a file or a release.
-    :raises TargetError: if there is no such target.
+    :raises TargetError: if the target does not exist.
     """
     from overlay.package import parse_release
 

@@ -36,7 +36,7 @@ def revert(request: Request, name: str | None = None) -> RevertReport:
 
     :raises LedgerError: if it is lost, and cannot be proven what it said.
     :raises UsageError: if the target is a file or a release, or a feature does not exist.
-    :raises TargetError: if there is no such target.
+    :raises TargetError: if the target does not exist.
     :raises TransactionError: if it cannot be written.
     """
     target, root = resolve_writable(request, name, "revert")

@@ -1,4 +1,4 @@
-"""``overlay status``: what is applied, whether it still stands, and what running processes load."""
+"""``overlay status``: what is applied, whether it is intact, and what running processes load."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def live() -> ProcessesReport:
 def status(
     request: Request, name: str | None = None, progress: Progress | None = None
 ) -> StatusReport:
-    """What is applied to a target, whether it still stands, and what the next process will run.
+    """What is applied to a target, whether it is intact, and what the next process will run.
 
     By the ledger alone where that says it all, else by a plan.
 
@@ -121,7 +121,7 @@ def _with_damaged_copies(target: Target, features: tuple[Feature, ...]) -> Targe
 def by_ledger(
     target: Target, features: tuple[Feature, ...], meant: Sequence[Feature] | None = None
 ) -> TargetReport | None:
-    """How a target stands by hashes alone, or ``None`` where only a plan can tell.
+    """The state of a target by hashes alone, or ``None`` where only a plan can tell.
 
     :param features: all features, in order; :param meant: those to report (default: all).
     """

@@ -8,14 +8,13 @@ in the form in which it was applied, and has to fit without the one that goes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from overlay.commands.assess import absent, needed
+from overlay.commands.assess import absent, needed, until_current
 from overlay.commands.next_process import with_plugin
 from overlay.commands.request import notices, report
-from overlay.errors import PlanOutdated, UsageError
+from overlay.errors import UsageError
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.disk_state import Condition, conditions, pristine_view, void
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
     from overlay.on_disk.ledger import Ledger
     from overlay.targets.target import Target
 
-_ATTEMPTS = 5
-
 
 def take_off(
     request: Request, target: Target, root: Path, said: str | None, *, named: bool
@@ -51,10 +48,7 @@ def take_off(
     :raises OverlayError: if the patches or the ledger cannot be read, or the target not written.
     """
     features = request.load()
-    for _ in range(_ATTEMPTS - 1):
-        with suppress(PlanOutdated):
-            return _attempt(request, target, root, features, said, named=named)
-    return _attempt(request, target, root, features, said, named=named)
+    return until_current(lambda: _attempt(request, target, root, features, said, named=named))
 
 
 def _attempt(
@@ -68,10 +62,12 @@ def _attempt(
 ) -> RevertReport:
     """Plan what stays, and apply that.
 
-    :raises PlanOutdated: if another command applied something in between.
+    :raises PlanOutdated: if another command changed what is applied in between.
     """
     with reading(root):
-        ledger = _in_force(target, root)
+        present = ledgers.load(root)
+        ledger = _in_force(present, target)
+        basis = ledgers.digest(present)
         applied = [] if ledger is None else [entry.result.feature for entry in ledger.applied]
         _expect_known(request.features, applied, features)
         going = [name for name in applied if name in request.features]
@@ -94,10 +90,12 @@ def _attempt(
             staying,
             release=public(target) or target.vllm or "unknown",
             record_file=target.record_file,
-            known=frozenset(applied),
+            basis=basis,
         )
     elif going:
-        outcome = commit.revert(root, release=public(target), record_file=target.record_file)
+        outcome = commit.revert(
+            root, release=public(target), record_file=target.record_file, basis=basis
+        )
     kept = tuple(_settled(result) for result in planned.features)
     gone = tuple(FeatureResult(name, State.PRISTINE) for name in going)
     noted = notices(dict.fromkeys((*((said,) if said else ()), *outcome.warnings)))
@@ -107,9 +105,8 @@ def _attempt(
     return RevertReport(verdict, answer, outcome.changed)
 
 
-def _in_force(target: Target, root: Path) -> Ledger | None:
+def _in_force(ledger: Ledger | None, target: Target) -> Ledger | None:
     """The ledger, unless it says nothing about this vLLM any more."""
-    ledger = ledgers.load(root)
     if ledger is None or void(ledger, conditions(ledger, target.read), public(target)):
         return None
     return ledger

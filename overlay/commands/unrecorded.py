@@ -1,4 +1,4 @@
-"""Recognise patches that stand in a target without a ledger, where RECORD proves them.
+"""Recognise patches that are in a target without a ledger, where RECORD proves them.
 
 A vLLM that was patched with ``overlay diff | git apply``, or whose ``.vllm-overlay`` was lost, has
 exactly the bytes that ``apply`` writes.  That is proven by undoing the patches: they are ours
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Unrecorded:
-    """Features whose bytes stand in a target without a ledger.
+    """Features whose bytes are in a target without a ledger.
 
     :ivar features: them, in their own order.
     :ivar plan: made from the pristine text; its changes end in the bytes that are there.
@@ -50,7 +50,7 @@ class _Undone:
 
 
 def prove(features: Sequence[Feature], target: Target) -> Unrecorded:
-    """The features that stand in ``target``, worked out from RECORD.
+    """The features that are in ``target``, worked out from RECORD.
 
     :param features: those at hand, in their order.
     :raises LedgerError: naming every file of which it cannot be proven what it was.
@@ -66,13 +66,13 @@ def prove(features: Sequence[Feature], target: Target) -> Unrecorded:
     pristine = _Undone(target, befores)
     candidates = [feature for feature in features if _may_stand(feature, entries, target)]
     plan = make_plan(candidates, pristine, target.release, target.record, Memo())
-    stands = [
+    present = [
         feature
         for feature, result in zip(candidates, plan.features, strict=True)
         if result.state is State.PRISTINE
     ]
-    if len(stands) != len(candidates):
-        plan = make_plan(stands, pristine, target.release, target.record, Memo())
+    if len(present) != len(candidates):
+        plan = make_plan(present, pristine, target.release, target.record, Memo())
     made = {change.path: change.after for change in plan.changes}
     differ = sorted(
         path for path in {*made, *entries} if made.get(path, b"") != (target.read(path) or b"")
@@ -83,7 +83,7 @@ def prove(features: Sequence[Feature], target: Target) -> Unrecorded:
             "writes, found others. Nothing was changed; name the folder of further patches with "
             "--patches, or run `overlay revert`, which takes out what it can prove to be ours"
         )
-    return Unrecorded(tuple(stands), plan, rebuilt.ledger.folders)
+    return Unrecorded(tuple(present), plan, rebuilt.ledger.folders)
 
 
 def is_changed(features: Sequence[Feature], tree: Tree, record: Mapping[str, str]) -> bool:

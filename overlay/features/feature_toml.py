@@ -11,7 +11,7 @@ from typing import Any
 from packaging.version import Version
 
 from overlay.errors import PatchFormatError
-from overlay.features.model import MODULE_SCOPE, UpstreamTest
+from overlay.features.model import MODULE_SCOPE, UpstreamPlan, UpstreamTest
 from overlay.features.sources import read_text
 from overlay.features.switches import Switch, read_model_runner, read_switches
 from overlay.package import ReleaseRange, parse_release, path_problem
@@ -22,14 +22,23 @@ else:
     import tomli as tomllib
 
 
-_ID = re.compile(r"^[a-z0-9]+(-[a-z0-9]+)*$")
+_ID = re.compile(r"^[a-z0-9]+(-[a-z0-9]+)*\Z")
 
 #: The keys that a feature.toml has to have; all are texts.
 _REQUIRED = ("id", "title", "why", "releases")
 
 _KEYS = (
     *_REQUIRED,
-    *("upstream", "merged", "upstreamed", "needs", "required", "switches", "model_runner"),
+    *(
+        "upstream",
+        "reason",
+        "merged",
+        "upstreamed",
+        "needs",
+        "required",
+        "switches",
+        "model_runner",
+    ),
 )
 
 _TEST_KEYS = ("path", "scope", "contains", "lines", "share")
@@ -53,6 +62,7 @@ class Fields:
     switches: tuple[Switch, ...]
     model_runner: str | None
     merged: Version | None
+    reason: UpstreamPlan | None
 
 
 @dataclass(frozen=True)
@@ -120,6 +130,7 @@ def read_fields(document: Document) -> Fields:
         switches=read_switches(table, document.error),
         model_runner=read_model_runner(table, document.error),
         merged=_merged(document),
+        reason=_reason(document),
     )
 
 
@@ -134,10 +145,15 @@ def _text(document: Document, key: str) -> str:
     return ""
 
 
+def id_problem(text: str) -> str | None:
+    """Why a text cannot be the id of a feature, or ``None`` if it can."""
+    return None if _ID.match(text) else f"{text!r} is not lower-case-with-hyphens"
+
+
 def _id(document: Document) -> str:
     text, folder = _text(document, "id"), document.path.parent.name
-    if text and not _ID.match(text):
-        document.error("id", f"id: {text!r} is not lower-case-with-hyphens")
+    if text and (problem := id_problem(text)) is not None:
+        document.error("id", f"id: {problem}")
     elif text and text != folder:
         document.error("id", f"id: expected the folder's name, {folder!r}, found {text!r}")
     return text
@@ -177,6 +193,19 @@ def _merged(document: Document) -> Version | None:
     except ValueError as error:
         document.error("merged", f"merged: {error}")
         return None
+
+
+def _reason(document: Document) -> UpstreamPlan | None:
+    """Why the feature is kept as a patch; ``None`` where the key is missing."""
+    if "reason" not in document.table:
+        return None
+    text = _text(document, "reason")
+    known = [plan.value for plan in UpstreamPlan]
+    if text in known:
+        return UpstreamPlan(text)
+    if text:
+        document.error("reason", f"reason: expected one of {', '.join(known)}, found {text!r}")
+    return None
 
 
 def _needs(document: Document) -> tuple[str, ...]:

@@ -22,6 +22,14 @@ MODULE_SCOPE = "<module>"
 SHIPPED = "shipped"
 
 
+class UpstreamPlan(str, Enum):
+    """Why a feature is kept as a patch: what upstream is expected to do with it."""
+
+    WAITING = "waiting"
+    LOCAL = "local"
+    NEVER = "never"
+
+
 @dataclass(frozen=True)
 class Hunk:
     """One hunk of a unified diff, without its line numbers' meaning: it lands by its pre-image.
@@ -131,7 +139,7 @@ class UpstreamTest:
     :ivar scope: qualified name of the class or function of ``path`` that holds them.
     :ivar contains: a text that the scope must hold; empty where ``lines`` are given.
     :ivar lines: new lines of the change, without indentation.
-    :ivar share: how much of the lines of all of a feature's tests must stand in their scopes,
+    :ivar share: how much of the lines of all of a feature's tests must be in their scopes,
         from 0 to 1.
     """
 
@@ -157,6 +165,7 @@ class Feature:
     :ivar switches: the variables that its code reads.
     :ivar model_runner: the only model runner whose code it patches (``v1`` or ``v2``); ``None``
         for a feature that does not depend on it.
+    :ivar reason: why it is kept as a patch; ``None`` where its ``feature.toml`` does not say.
     """
 
     id: str
@@ -176,6 +185,7 @@ class Feature:
     switches: tuple[Switch, ...] = ()
     model_runner: str | None = None
     merged: Version | None = None
+    reason: UpstreamPlan | None = None
 
     @property
     def shipped(self) -> bool:

@@ -22,7 +22,7 @@ KNOWN_HEADERS = (
     *("Base", "Base-Has", "Ported-From", "Signed-off-by"),
 )
 
-#: Headers that may stand several times, with a value each.
+#: Headers that may be repeated, with a value each.
 _REPEATED = ("Bug", "Author", "Reviewed-by", "Acked-by", "Base-Has", "Signed-off-by")
 
 _HEADER = re.compile(r"^(?P<name>[A-Za-z][A-Za-z0-9-]*):[ \t]*(?P<value>.*)$")
@@ -90,7 +90,7 @@ class _Source:
         unfinished = pieces[-1] != ""
         if not unfinished:
             pieces.pop()
-        # The end of a line is no content: a patch checked out with CRLF says the same.  A carriage
+        # The end of a line is not content: a patch checked out with CRLF says the same.  A carriage
         # return alone stays, for git does not take it for an empty line of context.
         lines = [piece if piece == "\r" else piece.removesuffix("\r") for piece in pieces]
         text_end = max((index for index, line in enumerate(lines, 1) if line.strip()), default=0)
@@ -117,7 +117,7 @@ class _Source:
         return self.lines[self.at - 1], self.at
 
     def only_blank_from(self, index: int) -> bool:
-        """Whether nothing but blank lines stands from ``index`` on."""
+        """Whether only blank lines follow from ``index`` on."""
         return index >= self.text_end
 
     def error(self, line: int | None, problem: str) -> None:

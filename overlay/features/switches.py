@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from overlay.features.sources import left_behind
+from overlay.features.sources import feature_documents
 from overlay.settings import KNOWN
 from overlay.untrusted import read_regular
 
@@ -43,7 +43,7 @@ class Switch(NamedTuple):
     :ivar values: those that it accepts, in the order in which they are told; none, and any text is.
     :ivar default: what an unset or empty variable means.
     :ivar text: one line that says what it does.
-    :ivar deprecated: former spelling and the value that it stands for; accepted with a warning.
+    :ivar deprecated: former spelling and the value that it means; accepted with a warning.
     """
 
     name: str
@@ -84,9 +84,7 @@ def declarations(folders: Iterable[Path]) -> tuple[Declaration, ...]:
     """
     found: dict[str, Declaration] = {}
     for folder in folders:
-        for document in sorted(folder.glob("*/feature.toml")):
-            if left_behind(document.parent.name):
-                continue
+        for document in feature_documents(folder):
             declared = _declaration(document)
             if declared is not None:
                 found.setdefault(declared.id, declared)
@@ -196,7 +194,7 @@ class SwitchCheck(NamedTuple):
     """What is to be said of the variables that are set.
 
     :ivar wrong: values that no feature accepts; vLLM must not start with them.
-    :ivar unknown: variables that nobody declares; they do nothing.
+    :ivar unknown: variables that no feature declares; they do nothing.
     :ivar former: values in a former spelling, which are accepted.
     """
 

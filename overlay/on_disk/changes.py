@@ -1,4 +1,4 @@
-"""The writes that an apply or a revert needs, computed from the present files; writes nothing."""
+"""Compute the writes that an apply or a revert needs from the present files; write nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from overlay.untrusted import all_unreadable
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """A reconstructed ledger, with the pristine bytes it names, by sha256."""
+    """A reconstructed ledger, with the pristine bytes that it names, by sha256."""
 
     ledger: Ledger
     pristine: Mapping[str, bytes]
@@ -31,32 +31,32 @@ class Rebuilt:
 class Request:
     """Inputs of an apply.
 
-    :ivar known: ids of what was applied when the plan was made; ``None``: whatever is applied by
-        now and not in the plan is to go.
+    :ivar basis: digest of the ledger that the plan was made from (``ledger.digest``); ``None``: the
+        plan is carried out on any ledger, and removes what it does not want.
     """
 
     plan: Plan
     features: Sequence[Feature]
     release: str
     record_file: Path | None
-    known: frozenset[str] | None = None
+    basis: str | None = None
 
 
 def to_apply(site: Site, request: Request) -> Intent:
     """Compute the transaction that brings the present files to what the plan wants.
 
-    :raises PlanOutdated: if something was applied that the plan does not know of.
+    :raises PlanOutdated: if the ledger is not the one that the plan was made from.
     :raises TransactionError: if a file is neither as the plan found it nor as the ledger left it.
     """
     old = ledgers.load(site.root)
-    _expect_known(site, old, request)
+    _require_basis(site, old, request.basis)
     drafts, left_alone = _files(site, old, request.plan.changes, request.release)
     edited = [draft.path for draft in drafts if draft.problem]
     if edited:
         raise _changed_meanwhile(edited)
     if not request.plan.changes:
         if any(result.state is State.APPLIED for result in request.plan.features):
-            raise ValueError("the plan says what is applied, and not how: make it from pristine")
+            raise ValueError("the plan has no changes for what is applied: make it from pristine")
         return _removal("apply", site, old, drafts, left_alone)
     new = new_ledger(
         site, request.plan, request.features, request.release, request.record_file, old
@@ -72,14 +72,14 @@ def to_adopt(site: Site, request: Request, folders: tuple[str, ...]) -> Intent:
     """Compute the transaction that writes the missing ledger of the present bytes.
 
     :param request: its plan's changes end in those bytes.
-    :param folders: those that were made for added modules, outermost first.
+    :param folders: the folders that were made for added modules, outermost first.
     :raises TransactionError: if a file has other bytes.
     """
     try:
         if ledgers.load(site.root) is not None:
             return Intent("apply")
     except LedgerLost:
-        pass  # it is written again
+        pass  # The damaged ledger is replaced.
     other = [
         change.path for change in request.plan.changes if site.read(change.path) != change.after
     ]
@@ -93,16 +93,15 @@ def to_adopt(site: Site, request: Request, folders: tuple[str, ...]) -> Intent:
     return assemble("apply", site, writes, None, new, (), ())
 
 
-def _expect_known(site: Site, old: Ledger | None, request: Request) -> None:
-    if old is None or request.known is None:
-        return
-    planned = {feature.id for feature in request.features}
-    applied = {one.result.feature for one in old.applied}
-    news = sorted(applied - planned - request.known)
-    if news and void(old, conditions(old, site.read), request.release) is None:
+def _require_basis(site: Site, old: Ledger | None, basis: str | None) -> None:
+    """Refuse a plan that was made from another ledger than the present one.
+
+    :raises PlanOutdated: if another command has changed the ledger since.
+    """
+    if basis is not None and basis != ledgers.digest(old):
         raise PlanOutdated(
-            f"{site.root}: another command has applied {', '.join(news)} meanwhile. Nothing was "
-            "changed; run the command again"
+            f"{site.root}: expected the ledger that the plan was made from, found that another "
+            "command has changed what is applied since. Nothing was changed; run the command again"
         )
 
 
@@ -111,13 +110,16 @@ def to_revert(
     release: str | None = None,
     record_file: Path | None = None,
     rebuild: Callable[[], Rebuilt] | None = None,
+    basis: str | None = None,
 ) -> Intent:
     """Compute the transaction that brings the target back to its pristine bytes.
 
     :param release: the installed release, as far as it is known.
     :param record_file: RECORD, where one lies beside ``vllm/``.
     :param rebuild: reconstructs a ledger that is lost.
-    :raises RevertRefused: if somebody edited a file after us.
+    :param basis: digest of the ledger that is to be reverted; ``None``: of any.
+    :raises PlanOutdated: if the ledger is another one.
+    :raises RevertRefused: if somebody edited a file after the overlay applied.
     """
     try:
         old = ledgers.load(site.root)
@@ -127,13 +129,13 @@ def to_revert(
         return _to_revert_without_ledger(site, record_file, rebuild())
     if old is None and rebuild is not None and _is_listed(site, record_file):
         return _to_revert_without_ledger(site, record_file, rebuild())
+    _require_basis(site, old, basis)
     drafts, left_alone = _files(site, old, (), release)
     edited = tuple(draft.path for draft in drafts if draft.problem)
     if edited:
         raise RevertRefused(
             f"edited after the overlay applied: {', '.join(edited)}. Reverting would lose the "
-            "edit, so nothing was changed. Put the edit aside and take it out again, or reinstall "
-            "vLLM",
+            "edit, so nothing was changed. Save the edit elsewhere and undo it, or reinstall vLLM",
             edited,
         )
     return _removal("revert", site, old, drafts, left_alone)
@@ -153,7 +155,7 @@ def _is_listed(site: Site, record_file: Path | None) -> bool:
 
 
 def _to_revert_without_ledger(site: Site, record_file: Path | None, rebuilt: Rebuilt) -> Intent:
-    """As ``to_revert``, by a reconstructed ledger, which has no RECORD in it."""
+    """Compute what ``to_revert`` does from a reconstructed ledger, which does not name RECORD."""
     old = rebuilt.ledger
     writes = []
     for entry in old.entries:
@@ -172,13 +174,17 @@ def _to_revert_without_ledger(site: Site, record_file: Path | None, rebuilt: Reb
             after = without_rows(record, None, [row.path for row in rows])
             writes.append(Write(site.real(path), record, after, site.form(path)))
     intent = _removal("revert", site, old, drafts, [], writes)
-    said = "the ledger was lost: what it said was worked out from RECORD and the patches at hand"
-    return replace(intent, warnings=(said, *intent.warnings))
+    warning = "the ledger was lost: it was reconstructed from RECORD and the patches at hand"
+    return replace(intent, warnings=(warning, *intent.warnings))
 
 
 @dataclass(frozen=True)
 class _Draft:
-    """The write that one file of vLLM needs, or that it cannot be written."""
+    """The write that one file of vLLM needs.
+
+    :ivar write: ``None`` where the file needs none.
+    :ivar problem: whether the file has bytes of somebody else, so that it cannot be written.
+    """
 
     path: str
     write: Write | None = None
@@ -188,7 +194,7 @@ class _Draft:
 def _files(
     site: Site, old: Ledger | None, changes: Iterable[Change], release: str | None
 ) -> tuple[list[_Draft], list[str]]:
-    """The write each file needs, and the files a void ledger no longer owns."""
+    """Compute the write each file needs, and the files that a void ledger no longer owns."""
     wanted = {change.path: change for change in changes}
     listed = [entry.path for entry in old.entries] if old is not None else []
     with all_unreadable({*wanted, *listed}, site.read):
@@ -207,22 +213,23 @@ def _with_listed(
     left_alone: list[str] = []
     if old is None:
         return drafts, left_alone
-    found = conditions(old, site.read)
-    dead = void(old, found, release) is not None
+    present = conditions(old, site.read)
+    dead = void(old, present, release) is not None
     for entry in old.entries:
         if entry.path in wanted:
             continue
-        stand = found[entry.path]
-        if stand is Condition.OURS or (stand is Condition.GONE and not dead):
+        now = present[entry.path]
+        if now is Condition.OURS or (now is Condition.GONE and not dead):
             drafts.append(_Draft(entry.path, _restore(site, entry)))
-        elif stand is Condition.EDITED and not dead:
+        elif now is Condition.EDITED and not dead:
             drafts.append(_Draft(entry.path, problem=True))
-        elif stand is Condition.EDITED:
+        elif now is Condition.EDITED:
             left_alone.append(entry.path)
     return drafts, left_alone
 
 
 def _wanted(site: Site, old: Ledger | None, change: Change) -> _Draft:
+    """Compute the write that one change of a plan needs."""
     if change.after is None:
         raise ValueError(f"{change.path}: a feature patches and adds files, it never removes one")
     now = site.read(change.path)
@@ -239,6 +246,7 @@ def _wanted(site: Site, old: Ledger | None, change: Change) -> _Draft:
 
 
 def _restore(site: Site, entry: Entry) -> Write:
+    """Compute the write that restores a file: its bytes, and its mode where it was removed."""
     after = None if entry.before is None else ledgers.copies(site.root)(entry.before)
     real = site.real(entry.path)
     now = site.read(entry.path)

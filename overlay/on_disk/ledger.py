@@ -49,11 +49,12 @@ def is_pristine_copy(path: str) -> bool:
 
 
 class Entry(NamedTuple):
-    """One file that we changed or added.
+    """One file that the overlay changed or added.
 
-    :ivar before: sha256 of its pristine bytes, which lie in ``pristine/``; ``None`` where we added
-        the file.
-    :ivar after: sha256 of what we wrote; :ivar mode: permission bits; :ivar size: bytes.
+    :ivar before: sha256 of its pristine bytes, which lie in ``pristine/``; ``None`` for an added
+        file.
+    :ivar after: sha256 of the bytes that the overlay wrote.
+    :ivar mode: permission bits; :ivar size: bytes.
     """
 
     path: str
@@ -64,10 +65,10 @@ class Entry(NamedTuple):
 
 
 class LedgerFeature(NamedTuple):
-    """One feature as it stood when we applied.
+    """One feature as it was when the overlay applied.
 
-    :ivar result: what a plan had worked out.
-    :ivar source: fingerprint of the folder it was read from; ``None`` where nobody noted it.
+    :ivar result: the result that its plan had.
+    :ivar source: fingerprint of the folder it was read from; ``None`` where it was not recorded.
     """
 
     digest: str
@@ -77,7 +78,7 @@ class LedgerFeature(NamedTuple):
 
 
 class RecordEntry(NamedTuple):
-    """RECORD, to which we added rows: its path and its sha256 before and after."""
+    """RECORD, to which the overlay added rows: its path, and its sha256 before and after."""
 
     path: str
     before: str
@@ -88,7 +89,7 @@ class Ledger(NamedTuple):
     """What the overlay changed in a target.
 
     :ivar overlay: version of the overlay that wrote it; :ivar release: the vLLM it was written for.
-    :ivar folders: the folders that we made inside ``vllm/``, outermost first.
+    :ivar folders: the folders that were made inside ``vllm/``, outermost first.
     :ivar record: ``None`` where no RECORD lies beside the target.
     """
 
@@ -100,17 +101,17 @@ class Ledger(NamedTuple):
     record: RecordEntry | None
 
     def entry(self, path: str) -> Entry | None:
-        """The entry of ``path``, if it is ours."""
+        """The entry of ``path``; ``None`` where the ledger does not list it."""
         return next((entry for entry in self.entries if entry.path == path), None)
 
     def feature(self, name: str) -> LedgerFeature | None:
-        """The feature called ``name``, if it was there when we applied."""
-        return next((one for one in self.features if one.result.feature == name), None)
+        """The feature called ``name``; ``None`` where it was not among the patches."""
+        return next((entry for entry in self.features if entry.result.feature == name), None)
 
     @property
     def applied(self) -> tuple[LedgerFeature, ...]:
-        """The features that we put into the target."""
-        return tuple(one for one in self.features if one.result.state is State.APPLIED)
+        """The features that were applied to the target."""
+        return tuple(entry for entry in self.features if entry.result.state is State.APPLIED)
 
 
 class LedgerLost(LedgerError):
@@ -128,13 +129,13 @@ def load(root: Path) -> Ledger | None:
         data = read_below(root, LEDGER_PATH, MAX_STATE_BYTES)
     except OSError as error:
         raise LedgerError(
-            f"{path} cannot be read ({error.strerror}): it says what the overlay changed in this "
-            "vLLM. Run the command as a user that may read it; where it is not a plain file, "
+            f"{path} cannot be read ({error.strerror}): it records what the overlay changed in "
+            "this vLLM. Run the command as a user that may read it; where it is not a plain file, "
             f"somebody else put it there: {reinstall()}"
         ) from error
     if data is not None:
         return decode(data, str(path))
-    # While a transaction runs, the copies come first and the ledger last.
+    # While a transaction runs, the pristine copies are written first and the ledger last.
     if _is_folder(root / PRISTINE_FOLDER) and not os.path.lexists(root / JOURNAL_PATH):
         raise LedgerLost(_lost(f"{path} is gone, but its pristine copies are there"))
     return None
@@ -151,7 +152,7 @@ def _is_folder(path: Path) -> bool:
 def copies(root: Path) -> Callable[[str], bytes]:
     """Return a function that reads the pristine copy with a given sha256 in ``root``.
 
-    The function that is returned raises ``LedgerError`` where they are missing or damaged.
+    That function raises ``LedgerError`` where the copy is missing or damaged.
     """
 
     def pristine(digest: str) -> bytes:
@@ -175,7 +176,7 @@ def copies(root: Path) -> Callable[[str], bytes]:
 
 
 def damaged_copies(root: Path, ledger: Ledger) -> tuple[str, ...]:
-    """The files of a ledger whose pristine copy is missing or damaged, so that none can go back."""
+    """The files of a ledger whose pristine copy is missing or damaged; with one, revert fails."""
     read = copies(root)
     damaged = []
     for entry in ledger.entries:
@@ -199,15 +200,21 @@ def reinstall(release: str | None = None) -> str:
 def encode(ledger: Ledger) -> bytes:
     """Encode a ledger as ``ledger.json``; equal bytes for equal ledgers."""
     features = [
-        {"digest": one.digest, "origin": one.origin, "source": one.source, **_plain(one.result)}
-        for one in ledger.features
+        {"digest": entry.digest, "origin": entry.origin, "source": entry.source}
+        | _plain(entry.result)
+        for entry in ledger.features
     ]
     document = {"schema": SCHEMA, **_plain(ledger), "features": features}
     return (json.dumps(document, indent=1, ensure_ascii=True) + "\n").encode()
 
 
+def digest(ledger: Ledger | None) -> str:
+    """The sha256 that tells one ledger from another; that of no bytes for no ledger."""
+    return sha256(b"" if ledger is None else encode(ledger))
+
+
 def _plain(value: Any) -> Any:
-    """A named tuple as an object, and all inside it; to JSON it would be a list."""
+    """Convert named tuples to objects, at every depth; JSON would make lists of them."""
     if not isinstance(value, tuple):
         return value
     if hasattr(value, "_asdict"):
@@ -241,7 +248,7 @@ def decode(data: bytes, where: str) -> Ledger:
 def _lost(found: str) -> str:
     return (
         f"{found}: expected the overlay's record of what it changed in this vLLM. Nothing was "
-        "changed; 'overlay revert' takes out what it can prove to be ours. Otherwise: "
+        "changed; 'overlay revert' removes what it can prove to be the overlay's. Otherwise: "
         f"{reinstall()}"
     )
 
@@ -289,7 +296,7 @@ def _entry(entry: dict[str, Any]) -> Entry:
 
 
 def _folder(folder: object, above: Collection[str]) -> str:
-    """A folder that was made for an added module.
+    """Return a folder that was made for an added module.
 
     :param above: every folder above an added module.
     """
@@ -352,9 +359,9 @@ def _optional_text(value: object) -> str | None:
 
 
 def _number(value: object) -> int:
-    """A count, a line or a mode.
+    """Return a count, a line or a mode.
 
-    :raises TypeError: if it is something else than a whole number that is not negative.
+    :raises TypeError: if it is not a whole number from 0 up to 2**53.
     """
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**53:
         raise TypeError(f"expected a whole number, found {value!r}")
@@ -362,7 +369,7 @@ def _number(value: object) -> int:
 
 
 def require_sha256(value: object) -> str:
-    """``value`` itself, if it is a hexadecimal sha256.
+    """Return ``value`` if it is a hexadecimal sha256.
 
     :raises TypeError: if it is not a text; :raises ValueError: if it is not a sha256.
     """

@@ -1,4 +1,4 @@
-"""Applies and reverts: all or nothing, under the lock of the target."""
+"""Apply and revert: all or nothing, under the lock of the target."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Outcome:
     """What an apply or a revert did.
 
     :ivar changed: the files of vLLM that were written or removed, as ``vllm/...``, sorted.
-    :ivar wrote: whether anything at all was written.
+    :ivar wrote: whether anything was written.
     """
 
     action: str
@@ -38,28 +38,28 @@ def apply(
     *,
     release: str,
     record_file: Path | None = None,
-    known: frozenset[str] | None = None,
+    basis: str | None = None,
     timeout: float = lock.TIMEOUT,
 ) -> Outcome:
-    """Bring the target in ``root`` to what ``plan`` wants; write nothing where it stands already.
+    """Bring the target in ``root`` to what ``plan`` wants; write nothing where it is so already.
 
-    :param plan: made from the pristine view, needing no attention; what the ledger says is
-        applied and the plan does not want any more is taken out.
+    :param plan: made from the pristine view, needing no attention; what the ledger lists as
+        applied and the plan no longer wants is removed.
     :param features: those that the plan was made from.
-    :param release: the public version of the vLLM that stands in ``root``.
+    :param release: the public version of the vLLM in ``root``.
     :param record_file: RECORD, where one lies beside ``vllm/``.
-    :param known: ids of what was applied when the plan was made, so that nothing is taken out
-        that another command has applied since; ``None``: whatever the plan does not want goes.
+    :param basis: digest of the ledger that the plan was made from (``ledger.digest``), so that
+        nothing is undone that another command has done since; ``None``: any ledger will do.
     :param timeout: seconds to wait for other commands.
-    :raises PlanOutdated: if something was applied since that the plan does not know of.
+    :raises PlanOutdated: if the ledger is another one by now.
     :raises TransactionError: if the target cannot be written, or is no longer as the plan found it;
-        it is in one of its two whole states then, or the message says that it is not.
+        it is then in one of its two whole states, or the message says that it is not.
     :raises LedgerError: if the ledger or a pristine copy is damaged.
     :raises ValueError: if the plan needs attention.
     """
     if plan.state.needs_attention:
         raise ValueError(f"a plan that is {plan.state.value} cannot be applied")
-    request = Request(plan, tuple(features), release, record_file, known)
+    request = Request(plan, tuple(features), release, record_file, basis)
     return _run(root, lambda site: to_apply(site, request), timeout)
 
 
@@ -74,12 +74,12 @@ def would_apply(
 ) -> bool:
     """Whether ``apply`` would write anything; nothing is written, and an error is the same error.
 
-    :raises TransactionError: as ``apply``, for what can be told without writing.
+    :raises TransactionError: as ``apply``, for what shows without writing.
     """
     with reading(root, timeout):
         site = Site(root.resolve())
         if plan.changes and ledgers.load(site.root) is None:
-            # Nothing is there yet, so everything is written; RECORD need not be parsed for that.
+            # Nothing is applied yet, so everything is written; RECORD need not be parsed for that.
             for change in plan.changes:
                 site.real(change.path)
             return True
@@ -93,19 +93,22 @@ def revert(
     release: str | None = None,
     record_file: Path | None = None,
     rebuild: Callable[[], Rebuilt] | None = None,
+    basis: str | None = None,
     timeout: float = lock.TIMEOUT,
 ) -> Outcome:
-    """Bring the target in ``root`` back to its pristine bytes, and leave nothing of ours.
+    """Bring the target in ``root`` back to its pristine bytes, and remove all that was added.
 
-    :param release: the public version of the vLLM that stands in ``root``, where it is known.
+    :param release: the public version of the vLLM in ``root``, where it is known.
     :param record_file: RECORD, where one lies beside ``vllm/``; for a ledger that is lost.
-    :param rebuild: how to work out a ledger that is lost (``overlay.on_disk.rebuild.rebuild``).
+    :param rebuild: reconstructs a ledger that is lost (``overlay.on_disk.rebuild.rebuild``).
+    :param basis: as for ``apply``: digest of the ledger that is to be reverted.
     :param timeout: seconds to wait for other commands.
-    :raises RevertRefused: if somebody edited a file after us; nothing was changed.
+    :raises PlanOutdated: if the ledger is another one by now.
+    :raises RevertRefused: if somebody edited a file after the overlay applied; nothing was changed.
     :raises TransactionError: as ``apply``.
     :raises LedgerError: if the ledger or a pristine copy is damaged.
     """
-    return _run(root, lambda site: to_revert(site, release, record_file, rebuild), timeout)
+    return _run(root, lambda site: to_revert(site, release, record_file, rebuild, basis), timeout)
 
 
 def adopt(
@@ -118,11 +121,11 @@ def adopt(
     record_file: Path | None = None,
     timeout: float = lock.TIMEOUT,
 ) -> Outcome:
-    """Write the ledger of what is in the target already; no file of vLLM changes.
+    """Write the ledger of patches that are in the target already; no file of vLLM changes.
 
     :param plan: made from the pristine bytes; its changes end in the bytes that are there.
     :param features: those that the plan was made from.
-    :param folders: those that were made for added modules, outermost first.
+    :param folders: the folders that were made for added modules, outermost first.
     :param release: the public version of the vLLM in ``root``.
     :param record_file: RECORD, where one lies beside ``vllm/``.
     :param timeout: seconds to wait for other commands.
@@ -134,11 +137,11 @@ def adopt(
 
 @contextmanager
 def reading(root: Path, timeout: float = lock.TIMEOUT) -> Iterator[Journal | None]:
-    """Hold the target in ``root`` still while it is read; nothing is written.
+    """Hold the lock of the target in ``root`` while it is read; nothing is written.
 
     A transaction that still runs is waited for.
 
-    :yields: the transaction that was interrupted there, if there is one; the files lie as it left
+    :yields: the transaction that was interrupted there, if there is one; the files are as it left
         them, and the next command that writes ends it.
     :raises TransactionError: if another command holds the target for longer than ``timeout``.
     :raises LedgerError: if the journal is damaged.
@@ -150,27 +153,27 @@ def reading(root: Path, timeout: float = lock.TIMEOUT) -> Iterator[Journal | Non
 
 
 def _run(root: Path, work_out: Callable[[Site], Intent], timeout: float) -> Outcome:
-    said: str | None = None
+    recovered: str | None = None
     with reading(root, timeout):
         site = Site(root)
         unfinished = journal.pending(site.root)
         intent = Intent("") if unfinished else work_out(site)
     if intent.writes or unfinished:
         with lock.exclusive(site.root, timeout):
-            # Another command may have died between our two locks.
-            said = recovery.recover_locked(site.root)
+            # Another command may have died after the shared lock was released.
+            recovered = recovery.recover_locked(site.root)
             intent = work_out(site)
             if intent.writes:
                 execute(site, intent)
-    warnings = (*((said,) if said else ()), *intent.warnings)
+    warnings = (*((recovered,) if recovered else ()), *intent.warnings)
     return Outcome(intent.action, intent.changed, bool(intent.writes), warnings)
 
 
 def execute(site: Site, intent: Intent) -> None:
-    """Write ``intent``; whoever calls holds the target.
+    """Write ``intent``; the caller holds the exclusive lock.
 
-    :raises TransactionError: if the operating system refuses; everything is taken back then, or
-        the message says that it is not.
+    :raises TransactionError: if the operating system refuses; everything is undone then, or the
+        message says that it is not.
     """
     begun = intent.journal()
     try:
@@ -186,11 +189,11 @@ def execute(site: Site, intent: Intent) -> None:
 
 
 def _stage(site: Site, intent: Intent, begun: Journal) -> None:
-    """Lay the new bytes of every file beside it, and keep its old ones."""
+    """Write the new bytes of every file beside it, and keep its old bytes there."""
     root, owner = site.root, site.owner
     for folder in intent.made:
         files.make_folder(root, folder, owner)
-    # The old bytes first: once all the new ones wait, the transaction may go forward.
+    # The old bytes first: once all new bytes are staged, the transaction may be finished.
     for write, step in zip(intent.writes, begun.steps, strict=True):
         if write.before is not None:
             files.keep(root, step.path, step.old, write.before, write.form)
@@ -201,9 +204,9 @@ def _stage(site: Site, intent: Intent, begun: Journal) -> None:
 
 
 def _settle(root: Path, begun: Journal) -> None:
-    """After a failure: back where that is still possible, else forward to the end.
+    """End a transaction that failed: undo it where that is possible, else finish it.
 
-    What fails here too is left to the next command, for the journal stands then.
+    Where that fails, too, the journal remains, and the next command ends the transaction.
     """
     try:
         if not journal.begun(root):

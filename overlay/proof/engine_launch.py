@@ -65,7 +65,7 @@ def write_models(python: Path | str, folder: Path, writer: str = "tiny_models") 
     """Write models into ``folder``, in an environment that has PyTorch.
 
     :param writer: one of ``WRITERS``.
-    :raises ValueError: if there is no such writer.
+    :raises ValueError: if the writer is unknown.
     :raises subprocess.CalledProcessError: if it fails.
     :raises subprocess.TimeoutExpired: if it takes longer than two minutes.
     """

@@ -138,7 +138,7 @@ def in_turns(
     Several turns share out among the engines whatever changes while they measure: the GPU's heat,
     the host's other guests.
     """
-    for size in sizes:  # what is compiled at a first call costs nobody's turn
+    for size in sizes:  # what is compiled at a first call is not counted in any turn
         engine.generate(size, 16)
     blocks: dict[int, list[Block]] = {size: [] for size in sizes}
     for turn in range(turns):

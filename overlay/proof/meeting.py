@@ -1,7 +1,7 @@
 """Processes that measure side by side wait for each other, so that all meet the same noise.
 
 A folder is the meeting place: a process that has reached a point leaves a file there.  Whoever
-started the processes leaves one for each that has ended, so that nobody waits for the dead, and
+started the processes leaves one for each that has ended, so that none waits for a dead one, and
 one for each whose turn it is, where they measure one after the other (:mod:`turns`).
 """
 
@@ -28,7 +28,7 @@ class Meeting:
 
     @property
     def alone(self) -> bool:
-        """Whether there is nobody to wait for."""
+        """Whether no process is left to wait for."""
         return self._folder is None or not self._others
 
     def reach(self, point: str) -> None:
@@ -56,7 +56,7 @@ class Meeting:
         return True
 
     def leave(self) -> None:
-        """Say that nobody need wait for this process any more."""
+        """Say that no other process needs to wait for this one any more."""
         if self._folder is not None:
             leave(self._folder, self._party)
 

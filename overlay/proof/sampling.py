@@ -174,7 +174,7 @@ def sample(
     """Profile ``work``, run again and again, and fold the stacks.
 
     :param sampler: ``py-spy``, ``signal``, or ``auto`` for the first of them that works; what was
-        used, and why not py-spy, stands in the result.
+        used, and why not py-spy, is in the result.
     :param pid: the process to look into; ``None`` for this one.
     :param steps: how many engine steps there were until now.
     """

@@ -178,7 +178,7 @@ def host_functions(engine: Engine) -> dict[str, float]:
 
 
 def prepare(args: argparse.Namespace) -> None:
-    """Everything that must stand before vLLM is imported."""
+    """Everything that must be set before vLLM is imported."""
     if args.cores:
         os.sched_setaffinity(0, {int(core) for core in args.cores.split(",")})
     if args.tensor_parallel == 1:

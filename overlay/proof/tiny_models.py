@@ -83,7 +83,7 @@ def _attention(name: str, distance: int, value: torch.Tensor, *, on: float, loud
     :param value: [HIDDEN, inputs], what is read there.
     :param on: what the ON dimension (of the first HIDDEN inputs) is worth at its input.
 
-    A rotary pair of the key stands at angle ``position * theta``, that of the query at
+    A rotary pair of the key is at angle ``position * theta``, that of the query at
     ``(position - distance) * theta``; their product is greatest where the angles are equal.
     """
     import torch
@@ -263,7 +263,7 @@ def write_checkpoint(folder: Path, weights: Weights, config: dict[str, Any]) -> 
 
 
 def write_models(folder: Path, rule: Rule) -> None:
-    """Write the target, the drafts and ``rule.json``; does nothing where they stand already.
+    """Write the target, the drafts and ``rule.json``; does nothing where they exist already.
 
     :raises ValueError: if the slots of two tokens and ON do not fit into the residual stream.
     """
@@ -290,7 +290,7 @@ def write_models(folder: Path, rule: Rule) -> None:
 
 
 def writer_digest() -> str:
-    """Models of another version of this file are written anew."""
+    """Models of another version of this file are written again."""
     return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 
 

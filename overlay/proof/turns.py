@@ -36,7 +36,7 @@ class Turns:
         """Wait until every engine has started or ended; give turns until none wants a further one.
 
         It ends when all engines have: whoever started them sets the limit (``meeting.leave``).
-        Should it fail, it kills them all: nobody would let the stopped ones go on.
+        Should it fail, it kills them all: the stopped ones would never go on.
 
         :param all_started: is called before the first measures, and may wait for others yet.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from overlay.report.imported import ImportReport
+from overlay.report.imported import ImportReport, SeriesReport
 from overlay.report.imported import data as imported
 from overlay.report.model import (
     CacheReport,
@@ -57,6 +57,8 @@ def as_data(report: Report) -> dict[str, Any]:
         data["diff"] = report.diff.decode("utf-8", "backslashreplace")
     if isinstance(report, ListReport):
         data["features"] = [_entry(entry) for entry in report.features]
+        if report.releases is not None:
+            data["releases"] = [entry._asdict() for entry in report.releases]
     if isinstance(report, ProcessesReport | DoctorReport):
         data["processes"] = [_process(process) for process in report.processes]
     if isinstance(report, DoctorReport):
@@ -65,6 +67,8 @@ def as_data(report: Report) -> dict[str, Any]:
         data["import"] = imported(report)
     if isinstance(report, PortReport):
         data["port"] = ported(report)
+    if isinstance(report, SeriesReport):
+        data["imports"] = [imported(entry) for entry in report.imports]
     if isinstance(report, CacheReport):
         data["cache"] = {
             "folder": str(report.folder),
@@ -189,4 +193,6 @@ def _entry(entry: FeatureEntry) -> dict[str, Any]:
         "added": list(entry.added),
         "origin": entry.origin,
         "digest": entry.digest,
+        "reason": entry.reason,
+        "warnings": list(entry.warnings),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from overlay.report.codes import Exit
-from overlay.report.imported import ImportReport
+from overlay.report.imported import ImportReport, SeriesReport, series_lines
 from overlay.report.imported import lines as imported
 from overlay.report.lines import BLANK, MARK, Line, Span, labelled
 from overlay.report.model import (
@@ -16,6 +16,7 @@ from overlay.report.model import (
     ListReport,
     Obstacle,
     ProcessesReport,
+    ReleaseEntry,
     Report,
     StatusReport,
     TargetReport,
@@ -29,6 +30,13 @@ from overlay.results import FeatureResult, FileResult, Notice, State
 #: How many files or patches of one problem are named, unless all are asked for.
 _MOST_NAMES = 6
 
+#: Why a feature is kept as a patch, in words.
+_REASONS = {
+    "waiting": "waiting for upstream to take it",
+    "local": "local: for this site alone",
+    "never": "never: upstream will not take it",
+}
+
 
 def render(report: Report, *, verbose: bool = False) -> tuple[Line, ...]:
     """The report as lines; the last one is the verdict."""
@@ -40,6 +48,7 @@ def render(report: Report, *, verbose: bool = False) -> tuple[Line, ...]:
         lines += doctor(report.facts)
     if isinstance(report, ListReport):
         lines += _catalogue(report.features, verbose)
+        lines += _releases(report.releases or (), verbose)
     if matrix:
         lines += _matrix(report.targets)
     if matrix and not verbose:
@@ -80,6 +89,8 @@ def _without_target(report: Report) -> Iterator[Line]:
         yield from imported(report)
     elif isinstance(report, PortReport):
         yield from ported(report)
+    elif isinstance(report, SeriesReport):
+        yield from series_lines(report)
 
 
 def _cache(report: CacheReport) -> Iterator[Line]:
@@ -282,6 +293,24 @@ def _shared_problems(targets: tuple[TargetReport, ...]) -> Iterator[Line]:
         yield labelled(0, "warning: ", f"{enumeration(names, most=20)}: {notice}", "warning")
 
 
+def _releases(entries: tuple[ReleaseEntry, ...], verbose: bool) -> Iterator[Line]:
+    """The releases of the index: what is new or withdrawn, and all of them where that is asked."""
+    known = [entry.release for entry in entries if entry.known and not entry.yanked]
+    if known:
+        span = f"{known[0]}..{known[-1]}, {count(len(known), 'release')} that this overlay knows"
+        yield labelled(0, "releases: ", enumeration(known, most=99) if verbose else span)
+    for entry in entries:
+        if entry.known and not entry.yanked:
+            continue
+        notes = [] if entry.known else ["new: not tested with this overlay"]
+        notes += ["a pre-release"] if entry.prerelease else []
+        notes += ["yanked from the index"] if entry.yanked else []
+        style = "warning" if entry.yanked else "heading"
+        yield Line((Span(f"  {entry.release:<10}", style),), (Span("; ".join(notes)),))
+    if entries:
+        yield BLANK
+
+
 def _catalogue(entries: tuple[FeatureEntry, ...], verbose: bool) -> Iterator[Line]:
     for entry in entries:
         yield Line(
@@ -294,7 +323,8 @@ def _catalogue(entries: tuple[FeatureEntry, ...], verbose: bool) -> Iterator[Lin
             for need in entry.needs:
                 yield labelled(2, "needs:    ", need)
         upstream = entry.upstream or "never proposed"
-        yield labelled(2, "upstream: ", upstream)
+        reason = f"  ({_REASONS[entry.reason]})" if entry.reason in _REASONS else ""
+        yield labelled(2, "upstream: ", f"{upstream}{reason}")
         for number, sentence in enumerate(entry.retires):
             yield labelled(2, "     and: " if number else "retires:  ", sentence)
         width = max((len(topic.name) for topic in entry.topics), default=0)
@@ -316,4 +346,6 @@ def _catalogue(entries: tuple[FeatureEntry, ...], verbose: bool) -> Iterator[Lin
                 yield labelled(2, "adds:     ", path)
             yield labelled(2, "from:     ", entry.origin)
             yield labelled(2, "digest:   ", entry.digest)
+        for warning in entry.warnings:
+            yield labelled(2, "warning: ", warning, "warning")
         yield BLANK

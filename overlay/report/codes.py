@@ -16,7 +16,7 @@ class Exit(IntEnum):
 
 
 class Code(str, Enum):
-    """What a command concluded, as one word for programs; the value stands in the JSON."""
+    """What a command concluded, as one word for programs; the JSON has the value."""
 
     # Nothing needs the user.
     CAN_BE_APPLIED = "can-be-applied"
@@ -28,6 +28,7 @@ class Code(str, Enum):
     CAN_BE_UPDATED = "can-be-updated"
     LEFTOVERS = "leftovers"
     MIXED = "mixed"
+    NOTHING_NEW = "nothing-new"
     ALREADY_APPLIED = "already-applied"
     WOULD_APPLY = "would-apply"
     REMOVED = "removed"
@@ -68,6 +69,7 @@ class Code(str, Enum):
     USAGE = "usage"
     ENVIRONMENT = "environment"
     BUG = "bug"
+    NOT_PLACED = "not-placed"
 
     @property
     def exit(self) -> Exit:
@@ -97,7 +99,7 @@ _ATTENTION = frozenset(
     }
 )
 
-_ERRORS = frozenset({Code.USAGE, Code.ENVIRONMENT, Code.BUG})
+_ERRORS = frozenset({Code.USAGE, Code.ENVIRONMENT, Code.BUG, Code.NOT_PLACED})
 
 
 class Verdict(NamedTuple):

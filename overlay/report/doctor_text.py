@@ -68,7 +68,7 @@ def _row(one: LiveProcess) -> tuple[str, ...]:
 
 
 def doctor(data: Mapping[str, Any]) -> Iterator[Line]:
-    """The page, section by section; the features and processes stand behind it."""
+    """The page, section by section; the features and processes follow."""
     yield from _section("overlay", data["overlay"])
     yield from _section("python", data["python"])
     yield from _section("vllm", data["vllm"] or {"version": None})

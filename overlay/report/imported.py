@@ -1,4 +1,4 @@
-"""The report of ``overlay import``: what was read, what became of each file, where it lands."""
+"""Reports of ``overlay import``: what was read, what became of each file, where it lands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from overlay.report.codes import Code, Verdict
-from overlay.report.lines import Line, Span, labelled
+from overlay.report.lines import BLANK, Line, Span, labelled
 from overlay.report.model import Report
 from overlay.report.words import count, enumeration
 from overlay.results import Outcome
@@ -64,10 +64,51 @@ class ImportReport(Report):
     folder: Path | None = None
 
     @property
+    def error(self) -> str | None:
+        """Why files could not be placed, one sentence each."""
+        return "\n".join(entry.problem for entry in self.files if entry.problem) or None
+
+    @property
+    def carried(self) -> tuple[ImportedFile, ...]:
+        """The files that are edited or added, or should have been."""
+        return tuple(entry for entry in self.files if entry.fate in ("edited", "added"))
+
+    @property
     def left_out(self) -> dict[str, int]:
         """How many files were left out, by kind."""
         kinds = [entry.fate for entry in self.files if entry.fate not in ("edited", "added")]
         return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
+
+
+@dataclass(frozen=True)
+class SeriesReport(Report):
+    """What ``import --each`` made of several commits: a feature each, on top of each other.
+
+    :ivar imports: in the order of the commits.
+    """
+
+    _command: ClassVar[str] = "import"
+    imports: tuple[ImportReport, ...]
+
+    @property
+    def error(self) -> str | None:
+        """Why files could not be placed, one sentence each."""
+        return "\n".join(entry.error for entry in self.imports if entry.error) or None
+
+
+def series(imports: tuple[ImportReport, ...]) -> SeriesReport:
+    """The report of a series, which is written as a whole or not at all."""
+    # A commit of tests alone is left out, and nothing is wrong with it.
+    carried = [entry for entry in imports if entry.carried] or list(imports)
+    worst = max(carried, key=lambda entry: int(entry.exit))
+    written = [entry.feature for entry in imports if entry.folder is not None]
+    if written:
+        text = f"Wrote {count(len(written), 'feature')}: {enumeration(written)}."
+        if worst.code is Code.IMPORT_REVIEW:
+            text = f"{text[:-1]}; review what was merged before you apply it."
+    else:
+        text = worst.verdict
+    return SeriesReport(Verdict(worst.code, text), imports)
 
 
 def concluded(
@@ -76,12 +117,20 @@ def concluded(
     releases: str | None,
     review: tuple[str, ...],
     problems: int,
+    carried: int,
 ) -> Verdict:
-    """The verdict of ``import``."""
+    """The verdict of ``import``.
+
+    :param problems: files that could not be placed; :param carried: files edited or added.
+    """
     if problems:
         return Verdict(
-            Code.NOT_IMPORTED,
+            Code.NOT_PLACED,
             f"Nothing was written: {count(problems, 'file')} could not be placed.",
+        )
+    if not carried:
+        return Verdict(
+            Code.NOT_IMPORTED, "Nothing was written: the change has no Python module of vllm/."
         )
     if folder is None:
         return Verdict(
@@ -100,16 +149,14 @@ def concluded(
 
 def lines(report: ImportReport) -> Iterator[Line]:
     """The report for people, the verdict aside."""
-    carried = [entry for entry in report.files if entry.fate in ("edited", "added")]
     read = f"{count(len(report.files), 'file')}, {count(report.commits, 'commit')}: {report.title}"
     yield labelled(0, "read      ", read)
     if report.left_out:
         kinds = [f"{number} {kind}" for kind, number in report.left_out.items()]
         yield labelled(0, "left out  ", enumeration(kinds))
-    for entry in carried:
+    for entry in report.carried:
         if entry.problem is not None:
-            yield Line((Span("! ", "bad"),), (Span(entry.problem),))
-            continue
+            continue  # told as the report's error
         made = "added module" if entry.fate == "added" else count(entry.hunks, "hunk")
         base = f", made on {entry.base}" if entry.base else ""
         yield labelled(0, "carried   ", f"{entry.path}  {made}{base}")
@@ -117,6 +164,14 @@ def lines(report: ImportReport) -> Iterator[Line]:
         names = [release for release, _ in group]
         span = names[0] if len(names) == 1 else f"{names[0]}..{names[-1]}"
         yield Line((Span(f"{span:<18}", "heading"),), (Span(_MEANINGS[outcome]),))
+
+
+def series_lines(report: SeriesReport) -> Iterator[Line]:
+    """The report of a series for people, the verdict aside."""
+    for entry in report.imports:
+        yield Line((Span(entry.feature, "heading"),))
+        yield from lines(entry)
+        yield BLANK
 
 
 def data(report: ImportReport) -> dict[str, Any]:

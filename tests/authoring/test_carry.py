@@ -53,7 +53,7 @@ def test_a_text_that_has_the_change_is_upstream_whatever_stands_around_it() -> N
 
 
 def test_a_change_that_upstream_tore_apart_is_never_made_twice() -> None:
-    """Lines between the new ones and the old context: the pre-image stands once more."""
+    """Lines between the new ones and the old context: the pre-image is there once more."""
     new = b"\n\nclass Second:\n    backend = 'second'\n    frames = 30\n"
     base = b"class First:\n    backend = 'first'\n\n\nclass Last:\n    backend = 'last'\n"
     patched = base.replace(b"\n\nclass Last", new + b"\n\nclass Last")

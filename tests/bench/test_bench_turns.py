@@ -81,7 +81,7 @@ def test_engines_in_turn_measure_while_the_others_are_stopped(
     one.close()
     assert started == [3]
     first, second, third, fourth = one.results
-    assert second["failed"] == 1  # one that does not start holds up nobody
+    assert second["failed"] == 1  # one that does not start holds up no other
     measured = [first, third, fourth]
     assert [one["in_turn"] for one in measured] == [4] * 3
     # All others are stopped; whoever has had its last turn is gone.

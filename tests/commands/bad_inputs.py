@@ -50,7 +50,7 @@ class World:
         return path
 
     def fifo(self, path: Path) -> Path:
-        """A pipe that nobody writes into, in the place of whatever is there."""
+        """A pipe without a writer, in the place of whatever is there."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         os.mkfifo(path)
@@ -520,7 +520,7 @@ def _escape(w: World) -> Arguments:
     return ["check", site]
 
 
-@row("B a module of ours that is not ours", 1, "not overwritten")
+@row("B an added module that the overlay did not write", 1, "not overwritten")
 def _module(w: World) -> Arguments:
     site = w.site()
     (site / "vllm/v1/spec_decode/demo.py").write_text("MINE = 1\n")

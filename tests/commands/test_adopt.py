@@ -1,4 +1,4 @@
-"""Patches that stand in a vLLM without a ledger: recognised, taken over, never guessed."""
+"""Patches that are in a vLLM without a ledger: recognised, taken over, never guessed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_bytes_of_an_apply_are_recognised_and_taken_over(
         0,
         "Took over demo in vLLM 0.26.0: `overlay revert` can take them out now.",
     )
-    assert digest(site) == digest(other)  # the ledger too: nobody could tell the two apart
+    assert digest(site) == digest(other)  # the ledger too: the two are equal byte for byte
     assert cli("status", site).exit == 0
     again = cli("adopt", site)
     assert (again.exit, again.last.split(":")[0]) == (0, "Nothing to adopt in vLLM 0.26.0")

@@ -115,7 +115,7 @@ def test_a_bug_shows_its_traceback_and_where_to_go(
 def test_the_exit_code_outlives_a_reader_that_leaves(
     tmp_path: Path, json_option: list[str]
 ) -> None:
-    # Enough features that their list does not fit into a pipe that nobody reads.
+    # Enough features that their list does not fit into a pipe without a reader.
     for number in range(60):
         topics = {
             f"{topic:02}-t/0.20.0..0.22.1.patch": patch_text(PROPOSER, hunk([" a", f"+{topic}"]))

@@ -93,7 +93,7 @@ def test_a_killed_command_leaves_a_whole_target(
         process = killed.start(*words, site)
         time.sleep(lasts * moment)
         process.send_signal(number)
-        process.communicate(timeout=30)  # nobody else holds its pipes
+        process.communicate(timeout=30)  # no other process holds its pipes
         assert nothing_runs(process.pid)
         if not COMMANDS[words]:
             assert digest(site) == before

@@ -1,4 +1,4 @@
-"""A killed command leaves no process, and holds nobody's pipe."""
+"""A killed command leaves no process, and holds no pipe of another process."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_killed_command_leaves_no_worker(
     ) as process:
         ids = workers(tmp_path)
         process.send_signal(number)
-        out, _ = process.communicate(timeout=10)  # nobody else holds the pipe
+        out, _ = process.communicate(timeout=10)  # no other process holds the pipe
     assert out == b""
     assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
     assert all_end(ids, 5)

@@ -248,15 +248,16 @@ CAPTURE_MUTATIONS = (
         "hazard 5",
         one(
             "passes.py",
-            "Passes._forward",
+            "Passes._run",
             "_, metadata = proposer.build_per_group_and_layer_attn_metadata(...)",
             """
                 made = vars(self).setdefault('made', {})
-                if (reqs, query_len) not in made:
-                    made[reqs, query_len] = proposer.build_per_group_and_layer_attn_metadata(
-                        self.metadata(reqs, query_len, seq_lens), draft_index=draft_index
+                shape = common_metadata.num_reqs, common_metadata.max_query_len
+                if shape not in made:
+                    made[shape] = proposer.build_per_group_and_layer_attn_metadata(
+                        common_metadata, draft_index=draft_index
                     )
-                _, metadata = made[reqs, query_len]
+                _, metadata = made[shape]
             """,
         ),
         "acceptance",

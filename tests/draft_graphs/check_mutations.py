@@ -44,7 +44,7 @@ CHECK_MUTATIONS = (
     Mutation(
         "keyword arguments are not taken down",
         "hazard 15",
-        one("passes.py", "Passes._forward", 'self.observe("keyword argument", inputs)', "None"),
+        one("passes.py", "Passes._run", 'self.observe("keyword argument", inputs)', "None"),
         "sabotage",
         sabotage=_KEYWORDS,
     ),
@@ -63,7 +63,7 @@ CHECK_MUTATIONS = (
     Mutation(
         "metadata is not taken down",
         "hazard 15",
-        one("passes.py", "Passes._forward", 'self.observe("attention metadata", metadata)', "None"),
+        one("passes.py", "Passes._run", 'self.observe("attention metadata", metadata)', "None"),
         "sabotage",
         sabotage=_METADATA,
     ),

@@ -17,7 +17,7 @@ class RecordedBackend:
     whatever else the device may have done there since the last one.
     """
 
-    attention_backends: ClassVar[Any] = {"CPU_ATTN": frozenset({"first", "step", "loop"})}
+    attention_backends: ClassVar[Any] = {"CPU_ATTN": frozenset({"first", "step", "loop", "whole"})}
 
     def __init__(self) -> None:
         self.graphs: list[RecordedGraph] = []

@@ -40,7 +40,7 @@ def test_the_smallest_graph_that_holds_the_batch_is_dispatched(
     captured = keys.DraftKeys()
     for size in sizes:
         captured.add(keys.draft_key(role, size, k))
-    per_request = k + 1 if role == "first" else 1
+    per_request = keys.tokens_per_request(role, k)
     found = captured.dispatch(role, reqs * per_request, reqs, k)
     fitting = [size for size in sizes if size >= reqs]
     expected = keys.draft_key(role, min(fitting), k) if fitting and reqs > 0 else None
@@ -109,7 +109,7 @@ def test_a_plan_holds_every_batch_within_the_limits_and_no_other(
     for key in plan:
         captured.add(key)
     for role in {key.role for key in plan}:
-        per_request = k + 1 if role == "first" else 1
+        per_request = keys.tokens_per_request(role, k)
         limit = min(seqs, tokens // per_request)
         for reqs in (1, 2, 3, 5, limit // 2, limit - 1, limit, limit + 1, seqs):
             if reqs > 0:

@@ -7,15 +7,16 @@ from tests.draft_graphs.mutation_types import TwinMutation, one
 # What a module would do that builds the metadata once and keeps it: a schedule of the warm-up.
 _KEPT = one(
     "passes.py",
-    "Passes._forward",
+    "Passes._run",
     "_, metadata = proposer.build_per_group_and_layer_attn_metadata(...)",
     """
                 kept = vars(self).setdefault('kept', {})
-                if (reqs, query_len) not in kept:
-                    kept[reqs, query_len] = proposer.build_per_group_and_layer_attn_metadata(
-                        self.metadata(reqs, query_len, seq_lens), draft_index=draft_index
+                shape = common_metadata.num_reqs, common_metadata.max_query_len
+                if shape not in kept:
+                    kept[shape] = proposer.build_per_group_and_layer_attn_metadata(
+                        common_metadata, draft_index=draft_index
                     )
-                _, metadata = kept[reqs, query_len]
+                _, metadata = kept[shape]
             """,
 )
 

@@ -1,6 +1,6 @@
-"""A vLLM of one's own: everything else comes from the environment it was taken from.
+"""Make copies of an installed vLLM that tests may patch.
 
-Only ``vllm/`` and its metadata are copied (470 MB); the packages it needs are found in the
+Only ``vllm/`` and its metadata are copied (520 MB); the packages it needs are found in the
 environment's own site-packages, behind the copy on the import path.
 """
 
@@ -45,7 +45,8 @@ def make_private_copy(environment: Path, folder: Path) -> PrivateCopy:
     python = folder / "bin" / "python"
     site = site_packages(python)
     for part in (source / "vllm", *source.glob("vllm*.dist-info")):
-        shutil.copytree(part, site / part.name, ignore=shutil.ignore_patterns(BYTECODE))
+        # With its bytecode, and the times that make it valid: else each process compiles vLLM.
+        shutil.copytree(part, site / part.name)
     (site / "rest-of-the-environment.pth").write_text(f"{source}\n", encoding="utf-8")
     return PrivateCopy(python, site)
 

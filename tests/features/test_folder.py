@@ -124,8 +124,8 @@ def test_an_installation_without_the_shipped_patches_says_so(
             '[[upstreamed]]\npath = "vllm/a.py"\ncontains = "x"\nscpe = "f"',
             "feature.toml:9: unknown key 'scpe'",
         ),
-        ({"01-x/0.20.0.patch": PATCH}, "", "no closed range"),
-        ({"01-x/0.20.0...patch": PATCH}, "", "no closed range"),
+        ({"01-x/0.20.0.patch": PATCH}, "", "not a closed range"),
+        ({"01-x/0.20.0...patch": PATCH}, "", "not a closed range"),
         ({"01-x/0.21.0..0.20.0.patch": PATCH}, "", "ends before it begins"),
         ({"01-x/0.20.0rc1..0.21.0.patch": PATCH}, "", "pre-release"),
         ({"01-x/0.20.0..0.34.0.patch": PATCH}, "", "its range leaves the feature's"),
@@ -164,8 +164,8 @@ def test_malformed_features(
         ('title = "A test"', "title = 3", ":2: title: expected a text, found 3"),
         ('why = "To test."', 'why = " "', ":3: why: expected a text"),
         ('"https://example.invalid/1"', '"pull 1"', ":4: upstream: 'pull 1' is not a URL"),
-        ('"0.20.0..0.33.0"', '"0.20.0.."', ":5: releases: '0.20.0..' is no closed range"),
-        ('"0.20.0..0.33.0"', '"0.20.0..x"', ":5: releases: 'x' is no release"),
+        ('"0.20.0..0.33.0"', '"0.20.0.."', ":5: releases: '0.20.0..' is not a closed range"),
+        ('"0.20.0..0.33.0"', '"0.20.0..x"', ":5: releases: 'x' is not a release"),
     ],
 )
 def test_malformed_feature_toml(tmp_path: Path, old: str, new: str, problem: str) -> None:
@@ -229,7 +229,7 @@ def test_every_error_of_every_folder_is_reported(tmp_path: Path) -> None:
     write_feature(tmp_path / "one", {TOPIC: "", "02-y/x.patch": PATCH})
     write_feature(tmp_path / "two", {"files/vllm/a.txt": ""}, id="other", toml="x = 1")
     found = errors(tmp_path / "one", tmp_path / "two")
-    for expected in ("Description is missing", "no closed range", "'x'", "no Python module"):
+    for expected in ("Description is missing", "not a closed range", "'x'", "no Python module"):
         assert any(expected in error for error in found), expected
 
 

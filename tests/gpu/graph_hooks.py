@@ -1,7 +1,7 @@
 """Hooks for ``run_engine.py``: which draft graphs an engine has, and how often each role ran.
 
 They look into every worker, in whichever process it is, and answer with rank 0's findings; where
-there are more ranks, those of all of them stand under ``ranks``.
+there are more ranks, those of all of them are under ``ranks``.
 """
 
 from __future__ import annotations

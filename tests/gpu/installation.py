@@ -45,7 +45,7 @@ def fingerprint(site: Path) -> dict[str, str]:
 
 
 def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """The paths whose content, mode or time differ, or that stand in one of both only."""
+    """The paths whose content, mode or time differ, or that only one of both has."""
     return sorted(
         path for path in before.keys() | after.keys() if before.get(path) != after.get(path)
     )

@@ -169,7 +169,7 @@ def read_late(llm: Any) -> str:
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 torch.cuda._sleep(CYCLES)
-                # Kept, so that the allocator gives its memory to nobody.
+                # Kept, so that the allocator does not give its memory away.
                 _late.append((result, at_once, result.clone()))
         return result
 

@@ -17,7 +17,7 @@ def judge_mutations(results: list[Result], mutations: dict[str, GpuMutation]) ->
 
     Sets ``ok`` and ``why`` of all; ``mutation``, ``must``, ``expected``, ``signs`` and ``caught``
     of a mutated one; and ``shown``, which is what to print.  ``ok`` of a mutated cell means that it
-    is no failure: it was caught, or need not be.
+    is not a failure: it was caught, or need not be.
 
     :param mutations: by the names of their cells.  A cell without one is a control.
     """
@@ -73,7 +73,7 @@ def _why_unknown(one: Result, mutation: GpuMutation, control: Result | None) -> 
 
 
 def _why_no_control(one: Result) -> str | None:
-    """Why a cell that equals the oracle is no control yet."""
+    """Why a cell that equals the oracle does not serve as a control yet."""
     if one["equals"] != "oracle":
         return f"equals {one['equals']}, not the oracle"
     hooks = one.get("hooks", {})

@@ -72,13 +72,13 @@ ONLY = (
             ),
             (
                 "passes.py",
-                "Passes._forward",
-                "inputs = self.inputs(tokens)",
+                "Passes._run",
+                "if self.observe is not None:\n    ...",
                 """
-                MATCH
                 handed = vars(self).pop('handed', None)
                 if handed is not None:
                     inputs['hidden_states'] = handed
+                MATCH
             """,
             ),
         ),
@@ -111,7 +111,7 @@ ONLY = (
         must=True,
     ),
     GpuMutation(
-        "the result is no copy",
+        "the result is not a copy",
         _CPU["the caller gets a view of what the next replay writes"],
         ("late-reader loop", "late-copies loop"),
         ("late reader", "acceptance"),
@@ -122,7 +122,7 @@ ONLY = (
             (
                 "staging.py",
                 "FirstStaging.stage",
-                "_cut(seq_lens, reqs)",
+                "_cut(batch.seq_lens, reqs)",
                 "MATCH.to('cpu', non_blocking=True).clone()",
             ),
         ),
@@ -135,8 +135,8 @@ ONLY = (
         (
             (
                 "passes.py",
-                "Passes._forward",
-                "inputs = self.inputs(tokens)",
+                "Passes._run",
+                "if self.observe is not None:\n    ...",
                 "for each in metadata.values():\n    each.max_num_splits = 0\nMATCH",
             ),
         ),
@@ -148,17 +148,16 @@ ONLY = (
         (
             (
                 "passes.py",
-                "Passes._forward",
+                "Passes._run",
                 "_, metadata = proposer.build_per_group_and_layer_attn_metadata(...)",
                 """
                 made = vars(self).setdefault('made', {})
-                if (reqs, query_len) not in made:
+                shape = common_metadata.num_reqs, common_metadata.max_query_len
+                if shape not in made:
                     (group,) = proposer.draft_attn_groups
-                    ahead = group.get_metadata_builder().build(
-                        0, self.metadata(reqs, query_len, seq_lens)
-                    )
-                    made[reqs, query_len] = dict.fromkeys(group.layer_names, ahead)
-                metadata = made[reqs, query_len]
+                    ahead = group.get_metadata_builder().build(0, common_metadata)
+                    made[shape] = dict.fromkeys(group.layer_names, ahead)
+                metadata = made[shape]
             """,
             ),
         ),
@@ -184,7 +183,7 @@ def _also(
 
 ALSO = (
     _also("the largest graph is registered but not captured", "error", says="KeyError"),
-    _also("a graph is captured with a request less than it stands for"),
+    _also("a graph is captured with a request less than its key says"),
     _also("the first pass and the later ones share a key", "acceptance", "error"),
     _also("later passes keep the query offsets of the first", "acceptance", "error"),
     _also(
@@ -194,10 +193,12 @@ ALSO = (
         says="has no attribute|AssertionError",
     ),
     _also(
-        "a static tensor is assigned anew after the capture", "address check", engine="checked loop"
+        "a static tensor is assigned again after the capture",
+        "address check",
+        engine="checked loop",
     ),
     _also(
-        "a static tensor is assigned anew, and no address is checked",
+        "a static tensor is assigned again, and no address is checked",
         "acceptance",
         "error",
         changes=_CPU["the same, without the address check"],

@@ -3,7 +3,7 @@
 
     overlay_site.py FOLDER
 
-``FOLDER`` then stands on ``PYTHONPATH`` beside a pristine vLLM: it holds the package, its metadata
+``FOLDER`` is then on ``PYTHONPATH`` beside a pristine vLLM: it holds the package, its metadata
 (by which vLLM finds the plugin) and the two of its dependencies that a vLLM need not have.  Needs
 pip and setuptools 70.1 in the Python that runs it.
 """

@@ -30,7 +30,7 @@ class Slots:
     def room(self, gpus: int, *, alone: bool = False) -> Iterator[tuple[str, ...]]:
         """Wait for room on that many GPUs and hold it; their indices, or none if none are named.
 
-        :param alone: with nobody else on them.
+        :param alone: with no other engine on them.
         :raises ValueError: if there are not so many.
         """
         if gpus > len(self._free):

@@ -123,7 +123,7 @@ def cells(models: str) -> Iterator[tuple[str, int, EngineSpec]]:
 
 
 def further_patches(folder: Path) -> Path:
-    """A patches folder with a feature that adds a module nobody imports."""
+    """A patches folder with a feature that adds a module that is never imported."""
     feature = folder / "further-patches/further"
     module = feature / "files/vllm/further.py"
     module.parent.mkdir(parents=True)

@@ -185,7 +185,7 @@ def test_a_cell_that_hangs_has_failed_and_is_gone_with_its_children(
     assert not found["ok"]
     assert "did not end within" in found["why"][0]
     child = int(found["failed"].split()[1])
-    # Nobody may have waited for it yet, so that it is a name without a process.
+    # It may not have been waited for yet, so that it is a name without a process.
     assert data_parallel.session_of(child) == set()
     state = Path(f"/proc/{child}/stat")
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"

@@ -139,7 +139,7 @@ def failed(raised: str, *log: str) -> dict[str, Any]:
 def judged(
     one: dict[str, Any], mutation: GpuMutation = BUG, **control: Any
 ) -> tuple[bool, bool, str]:
-    """Whether it was caught, whether it is no failure, and what is shown."""
+    """Whether it was caught, whether it is not a failure, and what is shown."""
     results = [result(**control), one]
     judge_mutations(results, {"e~a-bug": mutation})
     return one["caught"], one["ok"], one["shown"]

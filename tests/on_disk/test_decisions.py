@@ -20,7 +20,7 @@ from overlay.on_disk.disk_state import Condition, assess, conditions, from_ledge
 from overlay.on_disk.ledger import Entry, Ledger, LedgerLost
 from overlay.results import Plan, State
 from tests.support.sites import interrupt_in_the_middle
-from tests.support.transactions import ADDED, ONE, PROPOSER, RUNNER, TWO, Site, snapshot
+from tests.support.transactions import ADDED, ONE, PROPOSER, RUNNER, TWO, PatchSet, Site, snapshot
 
 OURS, PRISTINE, EDITED, GONE = Condition
 
@@ -130,57 +130,76 @@ def test_a_plan_without_changes_cannot_say_what_is_applied(site: Site) -> None:
         transaction.apply(site.root, plan, [ONE.feature()], release="0.26.0")
 
 
-# What another command applied since the plan was made
+# What another command did since the plan was made
 
 
-def _apply(site: Site, known: frozenset[str] | None, release: str = "0.26.0") -> object:
+def _other(site: Site, basis: str | None, release: str = "0.26.0") -> transaction.Outcome:
+    """Apply the feature ``other``, by a plan that wants nothing else."""
     other = replace(TWO.feature(), id="other")
     plan = TWO.plan(site.pristine)
     plan = replace(plan, features=(plan.features[0]._replace(feature="other"),))
     return transaction.apply(
-        site.root, plan, [other], release=release, record_file=site.record, known=known
+        site.root, plan, [other], release=release, record_file=site.record, basis=basis
     )
 
 
-def test_a_plan_that_does_not_know_what_is_applied_is_outdated(site: Site) -> None:
-    site.apply()
+def _present(site: Site) -> str:
+    return ledgers.digest(ledgers.load(site.root))
+
+
+def _applied(site: Site) -> list[str]:
+    ledger = ledgers.load(site.root)
+    return [] if ledger is None else [entry.result.feature for entry in ledger.applied]
+
+
+ANOTHER_COMMAND: list[Callable[[Site], object]] = [
+    lambda site: site.apply(),
+    lambda site: site.apply(TWO),
+    lambda site: site.apply(replace(ONE, digest="9" * 64)),
+    Site.revert,
+]
+
+
+@pytest.mark.parametrize("act", ["apply", "revert"])
+@pytest.mark.parametrize("first", [None, ONE], ids=["pristine", "applied"])
+@pytest.mark.parametrize("other", ANOTHER_COMMAND, ids=["apply", "two", "form", "revert"])
+def test_a_plan_is_carried_out_only_on_the_ledger_that_it_was_made_from(
+    site: Site, first: PatchSet | None, other: Callable[[Site], object], act: str
+) -> None:
+    """The law; whatever another command did: what it applied stays, what it took off stays off."""
+    if first is not None:
+        site.apply(first)
+    basis = _present(site)
+    other(site)
     before = snapshot(site.root)
-    with pytest.raises(PlanOutdated, match="has applied draft meanwhile"):
-        _apply(site, frozenset())
+
+    def attempt() -> transaction.Outcome:
+        if act == "apply":
+            return _other(site, basis)
+        return transaction.revert(site.root, record_file=site.record, basis=basis)
+
+    if _present(site) == basis:  # it did nothing
+        attempt()
+        assert _applied(site) == (["other"] if act == "apply" else [])
+        return
+    with pytest.raises(PlanOutdated, match="another command has changed what is applied since"):
+        attempt()
     assert snapshot(site.root) == before
 
 
-@pytest.mark.parametrize("known", [frozenset({"draft"}), None], ids=["known", "whatever"])
-def test_a_plan_that_knows_it_takes_it_out(site: Site, known: frozenset[str] | None) -> None:
+def test_a_plan_for_any_ledger_takes_out_what_it_does_not_want(site: Site) -> None:
     site.apply()
-    _apply(site, known)
+    _other(site, None)
     assert not (site.root / ADDED).exists()
-    ledger = ledgers.load(site.root)
-    assert ledger is not None
-    assert [feature.result.feature for feature in ledger.applied] == ["other"]
+    assert _applied(site) == ["other"]
 
 
-def test_a_void_ledger_outdates_no_plan(site: Site) -> None:
+def test_a_plan_made_from_a_void_ledger_is_carried_out(site: Site) -> None:
     site.apply()
     for path in (PROPOSER, RUNNER):
         (site.root / path).write_bytes(site.pristine[path])
-    _apply(site, frozenset())
-    ledger = ledgers.load(site.root)
-    assert ledger is not None
-    assert [feature.result.feature for feature in ledger.applied] == ["other"]
-
-
-def test_a_plan_that_has_what_is_applied_is_never_outdated(site: Site) -> None:
-    site.apply()
-    outcome = transaction.apply(
-        site.root,
-        ONE.plan(site.pristine),
-        [ONE.feature()],
-        release="0.26.0",
-        record_file=site.record,
-        known=frozenset(),
-    )
-    assert not outcome.wrote
+    _other(site, _present(site))
+    assert _applied(site) == ["other"]
 
 
 def test_the_ledger_follows_patches_that_write_the_same_bytes(site: Site) -> None:

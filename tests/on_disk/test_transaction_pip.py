@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from overlay.errors import TransactionError
 from tests.support import fake_vllm, transactions
-from tests.support.transactions import ADDED, PROPOSER, RELEASE, Site, snapshot
+from tests.support.transactions import ADDED, PROPOSER, RELEASE, TWO, Site, snapshot
 
 pytestmark = pytest.mark.skipif(
     subprocess.run(
@@ -148,3 +149,41 @@ def ours(left: transactions.Snapshot) -> set[str]:
     """What an apply that was finished after all adds."""
     state = {path for path in left if path.startswith(".vllm-overlay")}
     return {*state, ADDED, "vllm/v1/draft", "vllm/v1/draft/parts"}
+
+
+@pytest.mark.skipif(UV is None, reason="uv is not installed")
+def test_the_links_of_uv_s_symlink_mode_are_refused_and_never_written_through(
+    tmp_path: Path,
+) -> None:
+    """With ``--link-mode symlink`` every file is a link into uv's cache, which other
+    environments share: the overlay neither follows nor replaces such a link."""
+    venv.create(tmp_path / "env", with_pip=False, symlinks=True)
+    packages = next((tmp_path / "env/lib").glob("python*/site-packages"))
+    installer = Installer("uv", tmp_path / "env/bin/python", packages, tmp_path / "wheels")
+    site = installer.install(RELEASE, "--link-mode", "symlink")
+    proposer = site.root / PROPOSER
+    assert proposer.is_symlink()
+    before, cache = snapshot(site.root), snapshot(tmp_path / "wheels/cache/archive-v0")
+    for act in (site.apply, lambda: site.apply(TWO)):
+        with pytest.raises(TransactionError, match=r"leads out of the target.*--link-mode copy"):
+            act()
+    assert not site.revert().wrote
+    assert (snapshot(site.root), snapshot(tmp_path / "wheels/cache/archive-v0")) == (before, cache)
+    assert proposer.is_symlink()
+    # What the message says to do helps.
+    site = installer.install(RELEASE, "--link-mode", "copy", "--reinstall")
+    assert site.apply().wrote
+    assert snapshot(tmp_path / "wheels/cache/archive-v0") == cache
+
+
+def test_a_single_link_into_a_cache_is_refused_also_for_record(tmp_path: Path) -> None:
+    """A RECORD that is a link is refused, too: writing its rows would change the cache."""
+    for path in (PROPOSER, "vllm-0.26.0.dist-info/RECORD"):
+        site = transactions.installed(tmp_path / path.replace("/", "-") / "site")
+        kept = tmp_path / path.replace("/", "-") / "kept"
+        (site.root / path).rename(kept)
+        (site.root / path).symlink_to(kept)
+        content, before = kept.read_bytes(), snapshot(site.root)
+        with pytest.raises(TransactionError, match="leads out of the target"):
+            site.apply()
+        assert (kept.read_bytes(), snapshot(site.root)) == (content, before)

@@ -146,7 +146,7 @@ def test_drift_to_another_scope_names_it() -> None:
 
 def test_drift_without_any_likeness_says_so() -> None:
     assert "none of them" in drift(TEXT, hunk([" ", " nothing()", "+z"], "f"))
-    # A blank line is no likeness.
+    # A blank line does not count as likeness.
     assert "none of them" in drift(TEXT, hunk([" ", " nothing()", "+z"], "A"))
 
 

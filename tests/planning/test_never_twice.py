@@ -1,4 +1,4 @@
-"""Law: a hunk that stands in a text is never applied to it again, whatever stands between."""
+"""Law: a hunk that is in a text is never applied to it again, whatever is between its lines."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_what_was_applied_never_matches_again(case: Case, data: st.DataObject) -
         at = data.draw(st.integers(0, len(lines)))
         near = lines[at] if at < len(lines) else ""
         indent = near[: len(near) - len(near.lstrip())]
-        # Lines of upstream's own, or copies of what stands there.
+        # Lines of upstream's own, or copies of what is there.
         line = data.draw(st.sampled_from([f"upstream{number} = {number}", near.strip() or "pass"]))
         lines.insert(at, indent + line)
     try:

@@ -48,7 +48,7 @@ REAL_FILES = """
 
 
 def module(rng: random.Random) -> list[str]:
-    """Lines that compile; some of them stand several times."""
+    """Lines that compile; some of them are repeated."""
     lines: list[str] = []
     for number in range(rng.randint(1, 6)):
         lines += [f"def f{number}(x):"]

@@ -140,7 +140,9 @@ def test_only_the_definitions_are_parsed(monkeypatch: pytest.MonkeyPatch) -> Non
         Edit(16, 17, ("    return '''",)),
         Edit(16, 17, ("    pass", "x = 1")),  # it ends early
         Edit(16, 17, ("    pass", "def k(): pass")),
-        Edit(16, 17, ("    pass\r",)),  # a line of two, and an indentation that counts anew
+        Edit(
+            16, 17, ("    pass\r",)
+        ),  # a line of two, and an indentation that counts from the start
         Edit(16, 17, ("    \x0cpass",)),
     ],
     ids=str,

@@ -38,7 +38,7 @@ def remembered(folder: Path) -> list[Path]:
 
 @pytest.fixture
 def deaf(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody can ask Python any more."""
+    """Python cannot be asked any more."""
 
     def refuse(*_: object) -> None:
         raise AssertionError("Python was asked")

@@ -1,4 +1,4 @@
-"""Qualified names and where they stand."""
+"""Qualified names and where they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Making the test environments: resumed where it stopped, made anew where its ground changed."""
+"""Making the test environments: resumed where it stopped, made again where its ground changed."""
 
 from __future__ import annotations
 

@@ -31,9 +31,9 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_all_tests_run_in_two_processes_and_the_ten_slowest_are_said(script: ModuleType) -> None:
+def test_all_tests_run_in_two_processes_and_the_slowest_are_told(script: ModuleType) -> None:
     ((_, command),) = script.suites(PYTHON, [], thorough=False)
-    assert {"--numprocesses=2", "--dist=loadfile", "--durations=10"} <= set(command)
+    assert {"--numprocesses=2", "--dist=loadfile", "--costs"} <= set(command)
     assert "--thorough" not in command
 
 

@@ -62,7 +62,7 @@ def modules(draw: st.DrawFn, distinct: bool = False) -> tuple[str, ...]:
 def cases(draw: st.DrawFn, distinct: bool = False, inner: bool = False, depth: int = 0) -> Case:
     """A module and a hunk from it that a patch file may hold.
 
-    :param distinct: no line of code stands twice, so that the hunk stands once.
+    :param distinct: no line of code is repeated, so that the hunk fits at one place.
     :param inner: the hunk lies inside the body of a function, header and ``pass`` left out.
     """
     lines = draw(modules(distinct))
@@ -117,7 +117,7 @@ def _indent(line: str) -> str:
 
 
 def places(image: tuple[str, ...], lines: tuple[str, ...], ranges: list[range]) -> list[int]:
-    """Where an image stands inside ranges: the plainest way to say it, to judge the real one by."""
+    """Where an image is inside ranges: the plainest way to say it, to judge the real one by."""
     return [
         at
         for at in range(len(lines) - len(image) + 1)

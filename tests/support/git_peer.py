@@ -135,7 +135,7 @@ class Comparison:
     def _both_know(
         self, name: str, theirs: bytes, ours: bytes | None, state: State, whys: str
     ) -> None:
-        """Git applied each hunk at the only place where its pre-image stands."""
+        """Git applied each hunk at the only place of its pre-image."""
         if ours is not None:
             assert ours == theirs, name
             self._note("same bytes", name, "")

@@ -154,7 +154,7 @@ def outcome(case: Case) -> dict[str, Any]:
     """What `forward` returns, and all that it does on the way that anybody can see.
 
     With it: what `rejection_sample` learns of the target logits, the launches of the kernel for
-    greedy requests with all arguments (the other kernels are given memory that nobody wrote yet),
+    greedy requests with all arguments (the other kernels are given unwritten memory),
     what becomes of the logits, and the state of the random numbers behind it.
     """
     module, learnt = case.world.module(REJECTION), []

@@ -58,7 +58,7 @@ class LowestToken:
 
 
 def without_prompts(logits: Any, prompt_token_ids: Any, *_: Any) -> Any:
-    """Instead of penalties: nothing that stands in the prompt."""
+    """Instead of penalties: nothing that is in the prompt."""
     return logits.scatter(1, prompt_token_ids, float("-inf"))
 
 
@@ -201,7 +201,7 @@ _OF_SAMPLER = ("forward", "apply_logits_processors", "sample", "greedy_sample")
 
 
 def code(release: str) -> tuple[str, str]:
-    """The code of a release that the feature stands for, but for docstrings."""
+    """The code of a release that the feature replaces, but for docstrings."""
     found = []
     for module in (REJECTION, SAMPLER):
         text = resolve(release).read(module.replace(".", "/") + ".py")

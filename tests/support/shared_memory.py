@@ -36,7 +36,7 @@ def mapped(proc: Path = Path("/proc")) -> set[Path]:
 
 
 def remove(files: Iterable[Path], used: set[Path]) -> list[Path]:
-    """Remove those that nobody uses; which they were."""
+    """Remove those that no process uses, and return them."""
     gone = []
     for file in sorted(files):
         if file not in used:

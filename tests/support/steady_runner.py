@@ -187,7 +187,7 @@ def make_runner(release: str, *, patched: bool) -> Any:
     self.input_batch = SimpleNamespace(
         block_table=BlockTable(),
         num_computed_tokens_cpu_tensor=torch.zeros(ROWS, dtype=torch.int32),
-        # Nobody writes anything else without state-space layers.
+        # Nothing else is written without state-space layers.
         num_accepted_tokens_cpu=np.ones(ROWS, dtype=np.int32),
         num_prompt_tokens=np.ones(ROWS, dtype=np.int32),
         token_ids_cpu_tensor=torch.arange(ROWS * 200, dtype=torch.int32).view(ROWS, 200),

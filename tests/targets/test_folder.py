@@ -165,7 +165,7 @@ def test_a_file_that_this_user_may_not_read_is_named(
             raise PermissionError(13, "Permission denied", name)
         return original(name, *arguments, dir_fd=dir_fd)
 
-    monkeypatch.setattr(os, "open", refuse)  # root may read everything: chmod is no test
+    monkeypatch.setattr(os, "open", refuse)  # root may read everything: chmod would not test it
 
     with pytest.raises(TargetError, match="Permission denied; run overlay as a user") as caught:
         resolve(str(site)).read(_PATH)

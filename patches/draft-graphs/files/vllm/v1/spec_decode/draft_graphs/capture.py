@@ -7,7 +7,7 @@ are these lines:
     buffers = DraftBuffers(proposer, ...)           # static memory, outside the pool
     pool = torch.cuda.graph_pool_handle()
     for key in plan:                                # the largest of each role first
-        body = Passes(proposer, buffers).body(key)  # `first`, `step` or `loop`
+        body = passes_of(proposer, ...).body(key)   # `first`, `step`, `loop` or `whole`
         body()                                      # warm-up: compiles and tunes; all rows padded
         torch.cuda.synchronize()
         graphs[key] = torch.cuda.CUDAGraph()
@@ -33,10 +33,11 @@ import torch
 from . import ranks, upstream
 from .address_check import AddressCheck
 from .buffers import DraftBuffers
+from .drafter import drafter_of
+from .extended_passes import passes_of
 from .graph_backend import Graph, GraphBackend
 from .keys import DraftKey, has_padding
 from .messages import reason_of
-from .passes import Passes
 
 T = TypeVar("T")
 
@@ -50,10 +51,11 @@ class Captured:
 
     plan: all keys that the static memory is for.
     attn_groups: the attention groups that the graphs were captured with.
-    hidden_width: columns of the target's hidden states.
+    drafter: the kind of the proposer.
+    hidden_width: columns of the target's hidden states; None where they are not staged.
     blocks: columns of the block table.
     graphs: the captured graphs by key.
-    masked: keys of later passes in which batches with fewer requests run.
+    masked: keys in which batches with fewer requests run, and whose graphs compute slots.
     address_check: the debug mode's record of addresses; None where it is off.
     """
 
@@ -66,26 +68,36 @@ class Captured:
         *,
         check: bool,
     ) -> None:
-        firsts = [key.num_reqs for key in plan if key.role == "first"]
+        drafter = drafter_of(proposer)
+        if drafter is None:
+            raise ValueError(f"{type(proposer).__name__} is not a proposer that graphs are for")
+        firsts = [key.num_reqs for key in plan if key.role in ("first", "whole")]
         self.plan = plan
+        self.drafter = drafter
         self.attn_groups = proposer.draft_attn_groups
-        combines = proposer.method == "eagle3" and bool(firsts)
-        self.hidden_width = (
-            upstream.combine_width(proposer) if combines else int(proposer.hidden_size)
-        )
+        self.hidden_width: int | None = None
+        if drafter.takes_hidden_states:
+            combines = drafter.combines and bool(firsts)
+            width = upstream.combine_width(proposer) if combines else proposer.hidden_size
+            self.hidden_width = None if width is None else int(width)
+        # A shifted first pass reads them where the model does, unless they are combined first.
+        own = drafter.combines or drafter.inputs != "shifted"
         self.buffers = DraftBuffers(
             proposer,
+            drafter,
             max_reqs=max(key.num_reqs for key in plan),
             max_first_reqs=max(firsts, default=0),
             blocks=upstream.block_table_width(runner, proposer.kv_cache_gid),
-            combine_width=self.hidden_width if combines else None,
+            target_width=self.hidden_width if own and firsts else None,
         )
         self.blocks = int(self.buffers.block_table.shape[1])
-        self.passes = Passes(proposer, self.buffers)
+        self.passes = passes_of(proposer, self.buffers, drafter)
         self.passes.keeps_steps = any(key.role == "step" for key in plan)
         self.pool = backend.new_pool()
         self.graphs: dict[DraftKey, Graph] = {}
-        self.masked = {key for key in plan if key.role != "first" and has_padding(key, plan)}
+        # The slots of a shifted first pass are staged, not computed.
+        staged = "first" if drafter.inputs == "shifted" else None
+        self.masked = {key for key in plan if key.role != staged and has_padding(key, plan)}
         self.address_check = AddressCheck(proposer, self.buffers) if check else None
 
     def capture(self, key: DraftKey, backend: GraphBackend) -> None:

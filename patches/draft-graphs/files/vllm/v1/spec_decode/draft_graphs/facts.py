@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from . import ranks, upstream
+from .drafter import Drafter, drafter_of
 from .graph_backend import GraphBackend
 from .policy import FULL_MODES, Facts
 
@@ -23,7 +24,7 @@ def early_facts(proposer: Any, backend: GraphBackend) -> Facts:
         no_graphs=backend.no_graphs(),
         enforce_eager=bool(speculative.enforce_eager),
         proposer_class=type(proposer).__name__,
-        is_eagle_proposer=upstream.is_eagle_proposer(proposer),
+        is_eagle_proposer=drafter_of(proposer) == Drafter(combines=proposer.method == "eagle3"),
         overridden_methods=upstream.overridden_methods(proposer),
         parallel_drafting=bool(proposer.parallel_drafting),
         extra_input_slots=bool(proposer.needs_extra_input_slots),

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 #: The feature's name in `vllm.v1.overlay_effects`.
 FEATURE = "draft-graphs"
 
-Role = Literal["first", "step", "loop"]
+Role = Literal["first", "step", "loop", "whole"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
 
@@ -19,31 +19,44 @@ class DraftKey:
     """Identifies one captured draft graph.
 
     role: `first` is the pass over the K+1 tokens that the target has just verified, `step` one
-        later pass over one token a request, `loop` all K-1 later passes.
+        later pass over one token a request, `loop` all K-1 later passes, `whole` the only pass of
+        a drafter that drafts K tokens at once.
     num_tokens: tokens of one pass, padding included.
     num_reqs: requests, padding included; num_tokens is a multiple of it.
     k: the K (num_speculative_tokens) that the graph was captured for.
+    extra: tokens that the drafter adds to the K+1 of each request in `first` and `whole`.
     """
 
     role: Role
     num_tokens: int
     num_reqs: int
     k: int
+    extra: int = 0
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
             raise ValueError(f"role {self.role!r} is not one of {', '.join(ROLES)}")
-        per_request = self.k + 1 if self.role == "first" else 1
+        per_request = tokens_per_request(self.role, self.k, self.extra)
         if self.num_reqs < 1 or self.num_tokens != self.num_reqs * per_request:
             raise ValueError(
-                f"a {self.role} graph of {self.num_reqs} requests with k={self.k} has "
-                f"{self.num_reqs * per_request} tokens, not {self.num_tokens}"
+                f"a {self.role} graph of {self.num_reqs} requests with k={self.k} and "
+                f"{self.extra} extra tokens for each has {self.num_reqs * per_request} tokens, not "
+                f"{self.num_tokens}"
             )
 
 
-def draft_key(role: Role, num_reqs: int, k: int) -> DraftKey:
+def tokens_per_request(role: Role, k: int, extra: int = 0) -> int:
+    """Tokens of each request in a pass of `role`.
+
+    In `first` and `whole` they are the K+1 tokens that each request of a uniform batch has, and
+    the `extra` ones that the drafter adds.
+    """
+    return k + 1 + extra if role in ("first", "whole") else 1
+
+
+def draft_key(role: Role, num_reqs: int, k: int, extra: int = 0) -> DraftKey:
     """The key of a graph for `num_reqs` requests; its token count follows from the role."""
-    return DraftKey(role, num_reqs * (k + 1) if role == "first" else num_reqs, num_reqs, k)
+    return DraftKey(role, num_reqs * tokens_per_request(role, k, extra), num_reqs, k, extra)
 
 
 class DraftKeys:
@@ -67,8 +80,8 @@ class DraftKeys:
     def dispatch(self, role: str, num_tokens: int, num_reqs: int, k: int) -> DraftKey | None:
         """The smallest graph that holds a uniform batch, or None.
 
-        num_tokens, num_reqs: live tokens and requests. A batch whose token count is not that of
-        a uniform batch of this role has no graph.
+        num_tokens, num_reqs: tokens of the pass, and requests, without padding. A batch whose
+        token count is not that of a uniform batch of this role has no graph.
         """
         fits = self._fits.get((role, k))
         if fits is None:
@@ -113,7 +126,14 @@ def ladder(limit: int) -> list[int]:
 
 
 def plan_keys(
-    *, k: int, max_num_seqs: int, max_capture_tokens: int, first: bool, later: tuple[Role, ...]
+    *,
+    k: int,
+    max_num_seqs: int,
+    max_capture_tokens: int,
+    first: bool,
+    later: tuple[Role, ...],
+    extra: int = 0,
+    one_pass: bool = False,
 ) -> list[DraftKey]:
     """The graphs to capture, the largest of each role first.
 
@@ -122,14 +142,17 @@ def plan_keys(
     max_capture_tokens: the largest number of tokens of one pass; beyond it FlashAttention has no
         bound for its number of splits, and vLLM has no graphs either.
     first, later: the roles that the policy grants.
+    extra: tokens that the drafter adds to each request in its first pass.
+    one_pass: whether the first pass is the only one, which is the role `whole`.
     """
-    later_limit = min(max_num_seqs, max_capture_tokens)
-    first_limit = min(max_num_seqs, max_capture_tokens // (k + 1))
+    role: Role = "whole" if one_pass else "first"
+    later_limit = 0 if one_pass else min(max_num_seqs, max_capture_tokens)
+    first_limit = min(max_num_seqs, max_capture_tokens // tokens_per_request(role, k, extra))
     # One ladder, so that a batch has as many padded rows in its first pass as in the later ones.
     sizes = sorted({*ladder(later_limit), *ladder(first_limit)}, reverse=True)
-    keys = [draft_key("first", size, k) for size in sizes if first and size <= first_limit]
-    if k > 1:
-        keys += [draft_key(role, size, k) for role in later for size in sizes]
+    keys = [draft_key(role, size, k, extra) for size in sizes if first and size <= first_limit]
+    if k > 1 and not one_pass:
+        keys += [draft_key(role, size, k, extra) for role in later for size in sizes]
     return keys
 
 

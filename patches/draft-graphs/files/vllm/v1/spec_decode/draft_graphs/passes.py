@@ -15,30 +15,33 @@ import torch
 from . import upstream
 from .argmax import greedy_sample
 from .buffers import DraftBuffers
+from .drafter import Drafter
 from .keys import DraftKey
 
 
 class Passes:
     """The draft passes of one proposer over one set of buffers.
 
+    The first pass is that of EAGLE, EAGLE3 and MTP; `extended_passes` has those of others.
+
     keeps_steps: whether the first pass also writes step_drafts, for `step` graphs.
     observe: called with (name, value) for everything that a pass hands to the model: the keyword
         arguments and the attention metadata. Set by the address check.
     """
 
-    def __init__(self, proposer: Any, buffers: DraftBuffers) -> None:
+    def __init__(self, proposer: Any, buffers: DraftBuffers, drafter: Drafter) -> None:
         self.proposer = proposer
         self.buffers = buffers
+        self.drafter = drafter
         self.k = int(proposer.speculative_config.num_speculative_tokens)
         self.returns_tuple = bool(proposer.model_returns_tuple())
-        self.combines = proposer.method == "eagle3"
         self.keeps_steps = False
         self.observe: Callable[[str, Any], None] | None = None
 
     def body(self, key: DraftKey, *, mask: bool) -> Callable[[], None]:
         """The function whose work the graph of `key` records.
 
-        mask: whether the slots of padded rows are forced to -1 after every step.
+        mask: whether slots that are computed in the graph are forced to -1 for padded rows.
         """
         reqs = key.num_reqs
         if key.role == "first":
@@ -59,7 +62,7 @@ class Passes:
         tokens = reqs * (self.k + 1)
         indices = buffers.sample_indices[:reqs]
         proposer.input_ids[indices] = buffers.next_tokens[:reqs]
-        if self.combines and buffers.target_hidden is not None:
+        if self.drafter.combines and buffers.target_hidden is not None:
             proposer.hidden_states[:tokens].copy_(
                 proposer.model.combine_hidden_states(buffers.target_hidden[:tokens])
             )
@@ -114,7 +117,7 @@ class Passes:
         proposer, buffers = self.proposer, self.buffers
         slots = proposer._slot_mapping_buffer[:reqs]
         positions = upstream.position_rows(proposer)[:, :reqs]
-        proposer.input_ids[:reqs].copy_(tokens)
+        proposer.input_ids[:reqs].copy_(upstream.draft_token_ids(proposer, tokens))
         upstream.advance(
             positions=positions[0],
             block_table=buffers.block_table[:reqs],
@@ -129,7 +132,7 @@ class Passes:
             slots.bitwise_or_(buffers.padding_bits[:reqs])
         last, hidden = self._forward(reqs, 1, buffers.step_seq_lens, draft_index=draft_index)
         drafts.copy_(greedy_sample(proposer, last))
-        if hand_over:
+        if hand_over and self.drafter.hands_over:
             proposer.hidden_states[:reqs].copy_(hidden)
 
     def _forward(
@@ -141,16 +144,33 @@ class Passes:
 
         Returns the hidden states for the logits and those for the next pass, [tokens, hidden] each.
         """
-        proposer = self.proposer
         tokens = reqs * query_len
+        metadata = self.metadata(reqs, query_len, seq_lens)
+        return self._run(metadata, tokens, self.inputs(tokens), draft_index=draft_index)
+
+    def _run(
+        self,
+        common_metadata: Any,
+        tokens: int,
+        inputs: dict[str, torch.Tensor | None],
+        *,
+        draft_index: int,
+        slots: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Build the attention metadata and run the draft model over `tokens` tokens.
+
+        slots: [tokens] int64, to be copied to the proposer's buffer; None: they are there.
+
+        Returns the hidden states for the logits and those for the next pass, [tokens, hidden] each.
+        """
+        proposer = self.proposer
         _, metadata = proposer.build_per_group_and_layer_attn_metadata(
-            self.metadata(reqs, query_len, seq_lens), draft_index=draft_index
+            common_metadata, draft_index=draft_index
         )
-        inputs = self.inputs(tokens)
         if self.observe is not None:
             self.observe("keyword argument", inputs)
             self.observe("attention metadata", metadata)
-        with upstream.forward_context(proposer, metadata, tokens):
+        with upstream.forward_context(proposer, metadata, tokens, slots):
             result = proposer.model(**inputs)
         if self.returns_tuple:
             last, hidden = result

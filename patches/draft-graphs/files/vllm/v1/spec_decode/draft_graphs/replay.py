@@ -13,7 +13,7 @@ from . import messages, ranks
 from .capture import Captured
 from .keys import FEATURE, ROLES, DraftKey
 from .policy import Facts
-from .staging import FirstStaging, LaterStaging
+from .staging import ExtendedStaging, FirstBatch, FirstStaging, LaterStaging
 
 logger = init_logger(__name__)
 
@@ -31,10 +31,12 @@ class Replay:
 
     def __init__(self, proposer: Any, captured: Captured, facts: Facts) -> None:
         self.captured = captured
-        self.first_staging: dict[tuple[DraftKey, bool, int], FirstStaging] = {}
+        self.first_staging: dict[tuple[DraftKey, bool, int], FirstStaging | ExtendedStaging] = {}
         self.later_staging: dict[tuple[DraftKey, int], LaterStaging] = {}
         self._proposer = proposer
         self._k = facts.num_speculative_tokens
+        self._drafter = captured.drafter
+        self._first_tokens = captured.drafter.first_tokens(self._k)
         self._probabilistic = facts.probabilistic
         # Reasons, unforeseen by the policy, that were logged for batches left to upstream.
         self._logged: set[str] = set()
@@ -72,20 +74,22 @@ class Replay:
         reason = self._not_uniform(reqs, tokens, cad, mm_embed_inputs) or self._mismatch(
             k, cad, sampling_metadata, target_hidden_states
         )
-        first, later = (None, None) if reason else self._dispatch_all(tokens, reqs, k)
+        first, later = (None, None) if reason else self._dispatch_all(reqs, k)
         if first is None:
             self._leave("first passes", reason or NO_GRAPH)
             return None
         self._first_staging(first, later, reqs).stage(
-            target_token_ids=target_token_ids,
-            target_positions=target_positions,
-            target_hidden_states=target_hidden_states,
-            next_token_ids=next_token_ids,
-            token_indices_to_sample=token_indices_to_sample,
-            num_rejected=num_rejected_tokens_gpu,
-            seq_lens=cad.seq_lens,
-            block_table=cad.block_table_tensor,
-            slots=cad.slot_mapping,
+            FirstBatch(
+                target_token_ids=target_token_ids,
+                target_positions=target_positions,
+                target_hidden_states=target_hidden_states,
+                next_token_ids=next_token_ids,
+                token_indices_to_sample=token_indices_to_sample,
+                num_rejected=num_rejected_tokens_gpu,
+                seq_lens=cad.seq_lens,
+                block_table=cad.block_table_tensor,
+                slots=cad.slot_mapping,
+            )
         )
         self.run(first)
         if later is not None:
@@ -182,7 +186,7 @@ class Replay:
             return NO_GRAPH
         width = None if hidden_states is None else hidden_states.shape[-1]
         expected = self.captured.hidden_width
-        if width is not None and width != expected:
+        if width is not None and expected is not None and width != expected:
             return self._log_once(
                 f"the target gives hidden states of {width} columns, not {expected}"
             )
@@ -204,15 +208,15 @@ class Replay:
             key = self._dispatch("step", reqs, reqs)
         return key
 
-    def _dispatch_all(
-        self, tokens: int, reqs: int, k: int
-    ) -> tuple[DraftKey | None, DraftKey | None]:
+    def _dispatch_all(self, reqs: int, k: int) -> tuple[DraftKey | None, DraftKey | None]:
         """The graphs for all passes of a uniform batch; (None, None) unless all of them exist.
 
-        The second is None where k is 1.
+        The second is None where there is one pass.
         """
-        first = self._dispatch("first", tokens, reqs)
-        if first is None or k == 1:
+        if self._drafter.one_pass and k != self._k:
+            return None, None
+        first = self._dispatch(self._drafter.first_role, reqs * self._first_tokens, reqs)
+        if first is None or k == 1 or self._drafter.one_pass:
             return first, None
         later = self._dispatch_later(reqs, k)
         if later is None or later.num_reqs != first.num_reqs:
@@ -221,20 +225,30 @@ class Replay:
 
     # ---- staging
 
-    def _first_staging(self, first: DraftKey, later: DraftKey | None, reqs: int) -> FirstStaging:
-        mask = later in self.captured.masked
+    def _first_staging(
+        self, first: DraftKey, later: DraftKey | None, reqs: int
+    ) -> FirstStaging | ExtendedStaging:
+        masked, buffers = self.captured.masked, self.captured.buffers
+        mask = first in masked or later in masked
         staging = self.first_staging.get((first, mask, reqs))
         if staging is None:
-            staging = self.first_staging[first, mask, reqs] = FirstStaging(
-                self._proposer, self.captured.buffers, first, reqs, mask=mask
-            )
+            if self._drafter.inputs == "shifted":
+                staging = FirstStaging(self._proposer, buffers, first, reqs, mask=mask)
+            else:
+                staging = ExtendedStaging(buffers, self._drafter, first, reqs, mask=mask)
+            self.first_staging[first, mask, reqs] = staging
         return staging
 
     def _later_staging(self, key: DraftKey, reqs: int) -> LaterStaging:
         staging = self.later_staging.get((key, reqs))
         if staging is None:
             staging = self.later_staging[key, reqs] = LaterStaging(
-                self._proposer, self.captured.buffers, key, reqs, mask=key in self.captured.masked
+                self._proposer,
+                self.captured.buffers,
+                self._drafter,
+                key,
+                reqs,
+                mask=key in self.captured.masked,
             )
         return staging
 
@@ -255,4 +269,6 @@ class Replay:
 
 def _drafts(captured: Captured, k: int, reqs: int) -> torch.Tensor:
     """A copy of the drafts, [reqs, k]: another stream may still read it after the next replay."""
-    return captured.buffers.drafts[:k, :reqs].t().clone(memory_format=torch.contiguous_format)
+    whole = captured.buffers.whole_drafts
+    drafts = captured.buffers.drafts[:k, :reqs].t() if whole is None else whole[:reqs]
+    return drafts.clone(memory_format=torch.contiguous_format)

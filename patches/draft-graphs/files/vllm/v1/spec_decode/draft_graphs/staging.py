@@ -8,12 +8,14 @@ is one kernel, and the host's time is what drafting costs.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from . import upstream
 from .buffers import DraftBuffers
+from .drafter import Drafter
 from .keys import DraftKey
 
 # A block table with more elements is copied by a call of its own: the kernel that copies many
@@ -61,6 +63,41 @@ class _Rows:
             self.block_table_padding.zero_()
 
 
+@dataclass
+class FirstBatch:
+    """A uniform batch, as `propose` gets it: `tokens` is K+1 for each of `reqs` requests.
+
+    The one-dimensional tensors but token_indices_to_sample and num_rejected may be longer.
+
+    target_token_ids: [tokens] int32.
+    target_positions: [tokens] int64, or [dimensions, tokens] where the target has M-RoPE; a
+        drafter without it takes the first row.
+    target_hidden_states: [tokens, width] of the model's dtype.
+    next_token_ids: [reqs] int32.
+    token_indices_to_sample: [reqs] int32; None: the last token of each request.
+    num_rejected: [reqs] int32; None: no token was rejected.
+    seq_lens: [reqs] int32, rejected tokens included.
+    block_table: [reqs, blocks] int32.
+    slots: [tokens] int64.
+    """
+
+    target_token_ids: torch.Tensor
+    target_positions: torch.Tensor
+    target_hidden_states: torch.Tensor
+    next_token_ids: torch.Tensor
+    token_indices_to_sample: torch.Tensor | None
+    num_rejected: torch.Tensor | None
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    slots: torch.Tensor
+
+    @property
+    def first_positions(self) -> torch.Tensor:
+        """[tokens] int64: the first row where there are several."""
+        positions = self.target_positions
+        return positions[0] if positions.dim() == 2 else positions
+
+
 class FirstStaging:
     """Copies a uniform batch of `reqs` requests to where the `first` graph of `key` reads it.
 
@@ -99,58 +136,96 @@ class FirstStaging:
             slots = proposer._slot_mapping_buffer[tokens:padded_tokens]
             self.int64_padding += [(slots, buffers.padding_slots[: padded_tokens - tokens])]
 
-    def stage(
-        self,
-        *,
-        # [tokens] int32
-        target_token_ids: torch.Tensor,
-        # [tokens] int64, or [dimensions, tokens] where the target has M-RoPE; a drafter without it
-        # takes the first row
-        target_positions: torch.Tensor,
-        # [tokens, width] of the model's dtype
-        target_hidden_states: torch.Tensor,
-        # [reqs] int32
-        next_token_ids: torch.Tensor,
-        # [reqs] int32; None: the last token of each request
-        token_indices_to_sample: torch.Tensor | None,
-        # [reqs] int32; None: no token was rejected
-        num_rejected: torch.Tensor | None,
-        # [reqs] int32
-        seq_lens: torch.Tensor,
-        # [reqs, blocks] int32
-        block_table: torch.Tensor,
-        # [tokens] int64
-        slots: torch.Tensor,
-    ) -> None:
-        """Copy the live rows and pad the others. None of the arguments is written.
-
-        The one-dimensional arguments but token_indices_to_sample and num_rejected may be longer.
-        """
+    def stage(self, batch: FirstBatch) -> None:
+        """Copy the live rows and pad the others. No tensor of `batch` is written."""
         reqs, tokens = self.reqs, self.tokens
-        indices = self.last_of_each if token_indices_to_sample is None else token_indices_to_sample
-        rejected = self.no_rejected if num_rejected is None else num_rejected
+        indices = batch.token_indices_to_sample
+        indices = self.last_of_each if indices is None else indices
+        rejected = self.no_rejected if batch.num_rejected is None else batch.num_rejected
         int32: list[Copy] = [
-            (self.input_ids, target_token_ids[1:tokens]),
-            (self.next_tokens, _cut(next_token_ids, reqs)),
+            (self.input_ids, batch.target_token_ids[1:tokens]),
+            (self.next_tokens, _cut(batch.next_token_ids, reqs)),
             (self.sample_indices, indices),
-            (self.seq_lens, _cut(seq_lens, reqs)),
+            (self.seq_lens, _cut(batch.seq_lens, reqs)),
             (self.rejected, rejected),
             *self.int32_padding,
         ]
-        int64: list[Copy] = [(self.slots, _cut(slots, tokens)), *self.int64_padding]
+        int64: list[Copy] = [(self.slots, _cut(batch.slots, tokens)), *self.int64_padding]
         if self.position_row is None:
-            self.positions.copy_(target_positions[:, :tokens])
+            self.positions.copy_(batch.target_positions[:, :tokens])
         else:
-            row = target_positions[0] if target_positions.dim() == 2 else target_positions
-            int64.append((self.position_row, _cut(row, tokens)))
+            int64.append((self.position_row, _cut(batch.first_positions, tokens)))
         if self.rows.block_table_is_large:
-            self.rows.copy_block_table(block_table)
+            self.rows.copy_block_table(batch.block_table)
         else:
-            int32.append((self.rows.block_table, block_table))
+            int32.append((self.rows.block_table, batch.block_table))
         _copy(int32)
         _copy(int64)
         self.rows.pad_block_table()
-        self.hidden.copy_(_cut(target_hidden_states, tokens))
+        self.hidden.copy_(_cut(batch.target_hidden_states, tokens))
+
+
+class ExtendedStaging:
+    """Copies a uniform batch of `reqs` requests to where `set_inputs_first_pass` reads it.
+
+    The graph of `key` calls the proposer's own `set_inputs_first_pass`, which computes positions
+    and slots of all rows. So padded rows start at position 0, where nothing that is counted on
+    from there runs past the longest position.
+
+    mask: whether the graph, or that of the later passes, has padded rows.
+    """
+
+    def __init__(
+        self, buffers: DraftBuffers, drafter: Drafter, key: DraftKey, reqs: int, *, mask: bool
+    ) -> None:
+        padded = key.num_reqs
+        per_request = key.k + 1
+        tokens, padded_tokens = reqs * per_request, padded * per_request
+        if buffers.target_tokens is None or buffers.target_positions is None:
+            raise ValueError(f"{drafter} has no static tensors for tokens and positions")
+        self.reqs, self.tokens = reqs, tokens
+        self.rows = _Rows(buffers, key, reqs, mask=mask)
+        self.no_rejected = buffers.none[:reqs]
+        self.target_tokens = buffers.target_tokens[:tokens]
+        self.target_positions = buffers.target_positions[:tokens]
+        self.next_tokens = buffers.next_tokens[:reqs]
+        self.seq_lens = buffers.seq_lens[:reqs]
+        self.rejected = buffers.rejected[:reqs]
+        self.hidden = None if buffers.target_hidden is None else buffers.target_hidden[:tokens]
+        self.int32_padding: list[Copy] = []
+        self.int64_padding: list[Copy] = list(self.rows.padding_bits)
+        if padded > reqs:
+            self.int32_padding += [
+                (buffers.seq_lens[reqs:padded], buffers.young[reqs:padded]),
+                (buffers.rejected[reqs:padded], buffers.none[reqs:padded]),
+            ]
+            positions = buffers.target_positions[tokens:padded_tokens]
+            self.int64_padding += [(positions, buffers.zero_positions[tokens:padded_tokens])]
+
+    def stage(self, batch: FirstBatch) -> None:
+        """Copy the live rows and pad the others. No tensor of `batch` is written."""
+        reqs, tokens = self.reqs, self.tokens
+        rejected = self.no_rejected if batch.num_rejected is None else batch.num_rejected
+        int32: list[Copy] = [
+            (self.target_tokens, _cut(batch.target_token_ids, tokens)),
+            (self.next_tokens, _cut(batch.next_token_ids, reqs)),
+            (self.seq_lens, _cut(batch.seq_lens, reqs)),
+            (self.rejected, rejected),
+            *self.int32_padding,
+        ]
+        int64: list[Copy] = [
+            (self.target_positions, _cut(batch.first_positions, tokens)),
+            *self.int64_padding,
+        ]
+        if self.rows.block_table_is_large:
+            self.rows.copy_block_table(batch.block_table)
+        else:
+            int32.append((self.rows.block_table, batch.block_table))
+        _copy(int32)
+        _copy(int64)
+        self.rows.pad_block_table()
+        if self.hidden is not None:
+            self.hidden.copy_(_cut(batch.target_hidden_states, tokens))
 
 
 class LaterStaging:
@@ -160,13 +235,20 @@ class LaterStaging:
     """
 
     def __init__(
-        self, proposer: Any, buffers: DraftBuffers, key: DraftKey, reqs: int, *, mask: bool
+        self,
+        proposer: Any,
+        buffers: DraftBuffers,
+        drafter: Drafter,
+        key: DraftKey,
+        reqs: int,
+        *,
+        mask: bool,
     ) -> None:
         padded = key.num_reqs
         self.reqs = reqs
         self.rows = _Rows(buffers, key, reqs, mask=mask)
         self.no_rejected = buffers.none[:reqs]
-        self.hidden = proposer.hidden_states[:reqs]
+        self.hidden = proposer.hidden_states[:reqs] if drafter.hands_over else None
         self.seq_lens = buffers.step_seq_lens[:reqs]
         all_positions = upstream.position_rows(proposer)[0]
         self.positions = all_positions[:reqs]
@@ -205,7 +287,8 @@ class LaterStaging:
                 *self.rows.padding_bits,
             ]
         )
-        self.hidden.copy_(hidden_states)
+        if self.hidden is not None:
+            self.hidden.copy_(hidden_states)
         self.rows.copy_block_table(block_table)
         self.rows.pad_block_table()
         if self.seq_lens_padding is not None and self.positions_padding is not None:

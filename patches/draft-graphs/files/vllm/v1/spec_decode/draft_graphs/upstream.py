@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from .drafter import own_methods
 from .ranks import token_counts
 
 # Methods of SpecDecodeBaseProposer whose work the graphs take over or build on. A proposer that
@@ -50,7 +51,11 @@ def common_attention_metadata(**fields: Any) -> Any:
 
 
 def forward_context(
-    proposer: Any, attention_metadata: Any, num_tokens: int
+    proposer: Any,
+    attention_metadata: Any,
+    num_tokens: int,
+    # [num_tokens] int64, to be copied to the proposer's buffer; None: they are there
+    slots: torch.Tensor | None = None,
 ) -> AbstractContextManager[None]:
     """The context of one draft pass of `num_tokens` tokens, padding included.
 
@@ -66,7 +71,7 @@ def forward_context(
         num_tokens=num_tokens,
         num_tokens_across_dp=token_counts(proposer.vllm_config, num_tokens),
         cudagraph_runtime_mode=CUDAGraphMode.NONE,
-        slot_mapping=proposer._get_slot_mapping(num_tokens),
+        slot_mapping=proposer._get_slot_mapping(num_tokens, slots),
     )
     return context
 
@@ -103,23 +108,39 @@ def advance(
     )
 
 
+def draft_token_ids(
+    proposer: Any,
+    # [num_reqs] int64, as they were handed out
+    tokens: torch.Tensor,
+) -> torch.Tensor:
+    """`tokens` in the draft's vocabulary, [num_reqs] int64.
+
+    The same tensor where draft and target have one vocabulary. Where they have two (0.25 and
+    later), drafts are handed out in the target's, and upstream maps them back before each pass.
+    """
+    if not getattr(proposer, "use_heterogeneous_vocab", False):
+        return tokens
+    mapped: torch.Tensor = proposer.vocab_mapping.map_target_to_draft_ids(tokens)
+    return mapped
+
+
 def overridden_methods(proposer: Any) -> tuple[str, ...]:
-    """Names of the methods that the graphs take over and that this proposer overrides."""
+    """Names of the methods that the graphs take over and that this proposer overrides.
+
+    Those of its own class that the graphs call as they are do not count.
+    """
     from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
+    allowed = own_methods(type(proposer))
     return tuple(
         name
         for name in TAKEN_OVER
-        if getattr(type(proposer), name, None) is not getattr(SpecDecodeBaseProposer, name, None)
+        if (
+            getattr(type(proposer), name, None) is not getattr(SpecDecodeBaseProposer, name, None)
+            and name not in allowed
+        )
         or name in vars(proposer)
     )
-
-
-def is_eagle_proposer(proposer: Any) -> bool:
-    """Whether the proposer is EagleProposer itself: eagle, eagle3 and every plain MTP method."""
-    from vllm.v1.spec_decode.eagle import EagleProposer
-
-    return type(proposer) is EagleProposer
 
 
 def weight_offloader() -> str | None:
@@ -148,8 +169,8 @@ def sequence_parallel(vllm_config: Any) -> bool:
 def combine_width(proposer: Any) -> int | None:
     """Columns of the hidden states that `combine_hidden_states` takes; None where not known.
 
-    EAGLE3 concatenates the target's auxiliary hidden states and lets the draft's `fc` reduce
-    them. Without auxiliary hidden states the function returns what it is given.
+    EAGLE3 and dflash concatenate the target's auxiliary hidden states and let the draft's `fc`
+    reduce them. Without auxiliary hidden states the function returns what it is given.
     """
     if not proposer.eagle3_use_aux_hidden_state:
         return int(proposer.hidden_size)
@@ -176,7 +197,25 @@ def proposer_buffers(proposer: Any) -> dict[str, torch.Tensor]:
     names.append("mrope_positions" if proposer.uses_mrope else "positions")
     if proposer.supports_mm_inputs:
         names.append("inputs_embeds")
-    return {name: getattr(proposer, name) for name in names}
+    # Where a drafter makes the inputs of its first pass itself.
+    names += [
+        name
+        for name in (
+            "arange",
+            "is_rejected_token_mask",
+            "is_masked_token_mask",
+            "parallel_drafting_hidden_state_tensor",
+            "_context_positions_buffer",
+            "_context_slot_mapping_buffer",
+        )
+        if isinstance(getattr(proposer, name, None), torch.Tensor)
+    ]
+    tensors = {name: getattr(proposer, name) for name in names}
+    mapping = getattr(proposer, "vocab_mapping", None)
+    for name, value in vars(mapping).items() if mapping is not None else ():
+        if isinstance(value, torch.Tensor):
+            tensors[f"vocab_mapping.{name}"] = value
+    return tensors
 
 
 def draft_layers(proposer: Any) -> dict[str, Any]:

@@ -1,0 +1,118 @@
+"""Read what ``overlay import`` is given: files, standard input, URLs, and ranges of a checkout."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from overlay.authoring.git import Checkout
+from overlay.authoring.incoming import MAX_BYTES, Commit, read_changes
+from overlay.authoring.urls import fetch, is_url, page_of
+from overlay.errors import UsageError
+from overlay.untrusted import read_regular
+
+
+@dataclass(frozen=True)
+class Source:
+    """One source of an import.
+
+    :ivar name: what errors and headers call it.
+    :ivar data: the bytes that ``commits`` were read from, which ``origin/`` keeps.
+    :ivar upstream: the page of the pull request or commit that it is; empty for any other source.
+    """
+
+    name: str
+    data: bytes
+    commits: tuple[Commit, ...]
+    upstream: str = ""
+
+
+def read_source(text: str, *, each: bool = False) -> Source:
+    """The change that a SOURCE of the command line names.
+
+    :param text: a file, ``-``, the URL of a pull request or commit, or ``CHECKOUT@A..B``.
+    :param each: keep commits apart where a source can be had as one diff or as several mails.
+    :raises UsageError: if it is none of these, or what it holds is not a diff.
+    :raises PackageIndexError: if a URL cannot be fetched.
+    """
+    if text == "-":
+        data = sys.stdin.buffer.read(MAX_BYTES + 1)
+        return Source("standard input", data, read_changes(data, "standard input"))
+    if is_url(text):
+        return _from_url(text, each)
+    data_of_file = read_regular(text, MAX_BYTES)
+    if data_of_file is not None:
+        return Source(text, data_of_file, read_changes(data_of_file, text))
+    if (place := _range(text)) is not None:
+        return _from_checkout(text, *place, each)
+    raise UsageError(
+        f"{text}: expected a diff or mails of `git format-patch`, the URL of a pull request or "
+        "commit, or CHECKOUT@A..B; found no such file"
+    )
+
+
+# URLs
+
+
+def _from_url(url: str, each: bool) -> Source:
+    """A pull request as one change: of several commits the sum, with the words of the first."""
+    page = page_of(url)
+    if page.mails is None:
+        assert page.diff is not None, "a page has mails, a diff, or both"
+        data = fetch(page.diff, MAX_BYTES)
+        return Source(page.shown, data, read_changes(data, page.shown), page.shown)
+    data = fetch(page.mails, MAX_BYTES)
+    commits = read_changes(data, page.shown)
+    if len(commits) > 1 and not each and page.diff is not None:
+        # Merges into the branch are in no mail, so that the mails need not follow each other.
+        data = fetch(page.diff, MAX_BYTES)
+        commits = _summed(commits, data, page.shown)
+    return Source(page.shown, data, commits, page.shown)
+
+
+def _summed(mails: tuple[Commit, ...], diff: bytes, name: str) -> tuple[Commit, ...]:
+    """One commit with the words of the first mail and the files of a diff."""
+    (whole,) = read_changes(diff, name)
+    signed = tuple(dict.fromkeys(line for mail in mails for line in mail.signed_off))
+    return (replace(mails[0], files=whole.files, signed_off=signed),)
+
+
+# Checkouts
+
+
+def _range(text: str) -> tuple[Path, str, str] | None:
+    """Folder, ``A`` and ``B`` of ``CHECKOUT@A..B``; ``None`` where it has another form."""
+    at = text.find("@")
+    while at > 0:
+        folder, revisions = Path(text[:at]).expanduser(), text[at + 1 :]
+        if ".." in revisions and folder.is_dir():
+            first, _, last = revisions.partition("..")
+            if not first or last.startswith("."):
+                raise UsageError(
+                    f"{text}: expected CHECKOUT@A..B, the commits behind A up to B (by default up "
+                    f"to HEAD), found {revisions!r}"
+                )
+            return folder, first, last or "HEAD"
+        at = text.find("@", at + 1)
+    return None
+
+
+def _from_checkout(text: str, folder: Path, first: str, last: str, each: bool) -> Source:
+    checkout = Checkout(folder)
+    begins, ends = checkout.commit(first), checkout.commit(last)
+    name = f"{folder.resolve().name}@{first}..{last}"
+    mails = checkout.mails(begins, ends)
+    if not mails.strip():
+        raise UsageError(f"{text}: expected commits behind {first} up to {last}, found none")
+    commits = read_changes(mails, name)
+    merges = checkout.merges(begins, ends)
+    if not merges:
+        return Source(name, mails, commits)
+    if each:
+        raise UsageError(
+            f"{text}: expected commits that follow each other, found {merges} merges among them; "
+            "import the sum without --each"
+        )
+    diff = checkout.diff(begins, ends)
+    return Source(name, diff, _summed(commits, diff, name))

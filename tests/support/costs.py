@@ -1,0 +1,80 @@
+"""What tests cost: seconds on the clock, and of CPU with all processes that they waited for.
+
+A plugin of pytest. On a machine that does other things, too, only the CPU's seconds can be compared
+between two runs. A fixture counts for the test that asked for it first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import pytest
+
+SLOWEST = 10
+_SECONDS_OF_CPU = "seconds_of_cpu"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds that a test took, its fixtures included.
+
+    :ivar clock: on the clock. cpu: of the CPU, in this process and in its children.
+    """
+
+    clock: float = 0.0
+    cpu: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.clock + other.clock, self.cpu + other.cpu)
+
+
+def cpu_seconds() -> float:
+    """Seconds of CPU of this process and of the children that it waited for."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+class Costs:
+    """Adds up what each test costs, in one process or, from its reports, in several."""
+
+    def __init__(self) -> None:
+        self.by_test: dict[str, Cost] = {}
+        self._last = cpu_seconds()
+
+    def pytest_runtest_logstart(self) -> None:
+        """Count from here: collecting and importing belong to no test."""
+        self._last = cpu_seconds()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Iterator[None]:
+        """Note in the report of each phase of a test the CPU's seconds since the one before."""
+        report = yield
+        now = cpu_seconds()
+        setattr(report, _SECONDS_OF_CPU, now - self._last)
+        self._last = now
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Add a phase of a test, from whichever process."""
+        cost = Cost(report.duration, getattr(report, _SECONDS_OF_CPU, 0.0))
+        self.by_test[report.nodeid] = self.by_test.get(report.nodeid, Cost()) + cost
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print the table."""
+        terminalreporter.section(f"the {SLOWEST} slowest tests")
+        for line in table(self.by_test):
+            terminalreporter.line(line)
+
+
+def table(by_test: Mapping[str, Cost], slowest: int = SLOWEST) -> list[str]:
+    """The tests that took most of the CPU, the most first, and the total.
+
+    :returns: lines of seconds of CPU, seconds on the clock, and the test.
+    """
+    ranked = sorted(by_test.items(), key=lambda entry: -entry[1].cpu)
+    lines = ["    CPU s   clock s"]
+    lines += [f"{cost.cpu:9.1f} {cost.clock:9.1f} {name}" for name, cost in ranked[:slowest]]
+    total = sum(by_test.values(), Cost())
+    return [*lines, f"{total.cpu:9.1f} {total.clock:9.1f} in all {len(by_test)} tests"]
