@@ -10,11 +10,12 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from overlay.authoring.carry import _merged, _Text, carry
+from overlay.authoring.carry import _merged, carry
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.importing import derived_tests
 from overlay.authoring.memory import remembered
 from overlay.authoring.porting import Porter
+from overlay.authoring.scoped import ScopedText
 from overlay.authoring.variants import base_has, with_ports
 from overlay.authoring.writing import check_files, render_patch
 from overlay.features.feature_folder import essence
@@ -206,9 +207,9 @@ def test_where_a_hunk_lands_exactly_the_merge_gives_the_same_bytes(
     hunks = read(folder(history)).topics[0].variants[0].patch.hunks
     syntax = Syntax()
 
-    def text(data: bytes) -> _Text:
+    def text(data: bytes) -> ScopedText:
         source = SourceText.from_bytes(data)
-        return _Text(source, syntax.scopes(data, source.lines))
+        return ScopedText(source, syntax.scopes(data, source.lines))
 
     for hunk in hunks:
         carried = carry(base, [hunk], target)

@@ -26,7 +26,7 @@ CAPTURE_MUTATIONS = (
         says="KeyError",
     ),
     Mutation(
-        "a graph is captured with a request less than it stands for",
+        "a graph is captured with a request less than its key says",
         "defect 2",
         one("passes.py", "Passes.body", "key.num_reqs", "max(1, MATCH - 1)"),
         "acceptance",

@@ -35,20 +35,34 @@ POLICY_MUTATIONS = (
     PolicyMutation("data_parallel", "defect 9", "refusals", "facts.data_parallel is not None"),
     _forgets("extra_input_slots", "hazard 7"),
     _forgets("parallel_drafting", "hazard 7"),
-    PolicyMutation("is_eagle_proposer", "hazard 8", "refusals", "facts.is_eagle_proposer", "True"),
+    PolicyMutation(
+        "proposer_class", "hazard 8", "refusals", "facts.proposer_class not in DRAFTERS"
+    ),
     PolicyMutation(
         "overridden_methods",
         "hazard 8",
         "refusals",
-        "if not facts.is_eagle_proposer:\n    ...\nelif facts.overridden_methods:\n    ...",
-        "if not facts.is_eagle_proposer:\n    reasons.append('another class')",
+        "if facts.proposer_class not in DRAFTERS:\n    ...\nelif facts.overridden_methods:\n    ...",
+        "if facts.proposer_class not in DRAFTERS:\n    reasons.append('another class')",
     ),
     _forgets("padded_batch_disabled", "hazard 9"),
     _forgets("shared_mtp_indices", "hazard 11"),
     _forgets("eplb", "hazard 12"),
     _forgets("heterogeneous_vocab", "policy"),
     _forgets("micro_batching", "policy"),
-    _forgets("lora", "policy"),
+    PolicyMutation(
+        "adapted_layers", "policy", "refusals", "if facts.adapted_layers:\n    ...", "pass"
+    ),
+    PolicyMutation(
+        "derived_builders",
+        "policy",
+        "_late_refusals",
+        "if facts.derived_builders:\n    ...",
+        "pass",
+    ),
+    PolicyMutation(
+        "cudagraph_mode", "policy", "_late_refusals", "facts.cudagraph_mode == NO_CAPTURE"
+    ),
     _forgets("sequence_parallel", "policy"),
     _forgets("enforce_eager", "policy"),
 )
