@@ -80,9 +80,7 @@ class Answer:
     twice: bool
 
 
-def changes(
-    texts: ReleaseTexts, paths: Sequence[Sequence[str]], each: int
-) -> Iterator[RealChange]:
+def changes(texts: ReleaseTexts, paths: Sequence[Sequence[str]], each: int) -> Iterator[RealChange]:
     """A sample of the changes between neighbouring releases, always the same one.
 
     :param paths: for each release of ``texts`` the paths of its modules.
@@ -108,7 +106,9 @@ def _change(texts: ReleaseTexts, path: str, older: str, newer: str) -> RealChang
         hunks = compose(before, after)
     except (NotComposable, TextError, UnparsableError):
         return None
-    return RealChange(path, older, newer, before, after, hunks) if len(hunks) <= MOST_HUNKS else None
+    return (
+        RealChange(path, older, newer, before, after, hunks) if len(hunks) <= MOST_HUNKS else None
+    )
 
 
 def imported(change: RealChange, texts: ReleaseTexts, id_: str) -> Feature | None:

@@ -71,12 +71,13 @@ def port(
       overlay port --show                   # ... shown; edit the files; then
       overlay port --continue
     """
-    from overlay import api
+    from overlay.api import command_line
+    from overlay.api import porting as api
 
     actions = [name for name in _ACTIONS if options[name]]
     if len(actions) > 1:
         raise click.UsageError(f"{_option(actions[0])} and {_option(actions[1])}: one of them.")
-    with api.meter() as progress:
+    with command_line.meter() as progress:
         patches = patches_of(context)
         if actions:
             report = _session(words, patches, actions[0], options, progress)
@@ -118,7 +119,7 @@ def _session(
     words: tuple[str, ...], patches: Any, action: str, options: dict[str, Any], progress: Any
 ) -> PortReport:
     """What one of the options of a session does."""
-    from overlay import api
+    from overlay.api import porting as api
 
     if len(words) > 1:
         raise click.UsageError(f"{_option(action)} takes at most the session's folder.")
@@ -135,7 +136,7 @@ _VERBS = {name: name for name in _ACTIONS} | {"go_on": "continue"}
 
 def _ask(file: OpenFile) -> str:
     """Show a file that waits and ask what to do with it; ``e`` edits it first."""
-    from overlay import api
+    from overlay.api import porting as api
 
     api.show_port(file, sys.stdout)
     keys = _KEYS if file.place is not None else {key: _KEYS[key] for key in "sq"}

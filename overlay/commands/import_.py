@@ -15,7 +15,7 @@ from overlay.package import KNOWN_RELEASES
 from overlay.report.imported import ImportedFile, ImportReport, SeriesReport, concluded, series
 
 if TYPE_CHECKING:
-    from overlay.authoring.importing import Prepared, Summary
+    from overlay.authoring.building import Prepared, Summary
     from overlay.authoring.incoming import Commit
     from overlay.authoring.locating import ReleaseTexts
     from overlay.authoring.sources import Source
@@ -140,7 +140,7 @@ def _each(
 
     :raises UsageError: if one of their ids exists and ``update`` is not set.
     """
-    from overlay.authoring.importing import texts_with
+    from overlay.authoring.building import texts_with
     from overlay.authoring.writing import check_folder
 
     prepared: list[Prepared] = []

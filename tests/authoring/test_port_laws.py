@@ -12,7 +12,7 @@ from packaging.version import Version
 
 from overlay.authoring.carry import _merged, carry
 from overlay.authoring.composing import NotComposable, compose
-from overlay.authoring.importing import derived_tests
+from overlay.authoring.building import derived_tests
 from overlay.authoring.memory import remembered
 from overlay.authoring.porting import Porter
 from overlay.authoring.scoped import ScopedText
