@@ -124,6 +124,26 @@ def import_change(
     )
 
 
+def history(
+    feature: str | None,
+    *,
+    patches: Sequence[Place] = (),
+    releases: str | None = None,
+    upstream: Place | None = None,
+    progress: Meter | None = None,
+) -> Report:
+    """What ``overlay log`` shows: one feature, or all of them as a matrix."""
+    asked = request(None, (), patches)
+    if feature is None:
+        from overlay.commands.matrix import matrix
+
+        return matrix(asked, releases, progress)
+    from overlay.commands.log import log
+
+    checkout = None if upstream is None else _folder(upstream)
+    return log(asked, feature, span=releases, upstream=checkout, meter=progress)
+
+
 def cache(what: str) -> CacheReport:
     """What ``overlay cache`` does: ``dir``, ``size`` or ``clean``."""
     from overlay.commands.cache import cache as command

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
 
+from overlay.authoring.building import derived_tests
 from overlay.authoring.carry import _merged, carry
 from overlay.authoring.composing import NotComposable, compose
-from overlay.authoring.building import derived_tests
 from overlay.authoring.memory import remembered
 from overlay.authoring.porting import Porter
 from overlay.authoring.scoped import ScopedText
