@@ -65,14 +65,7 @@ def as_data(report: Report) -> dict[str, Any]:
         data["processes"] = [_process(process) for process in report.processes]
     if isinstance(report, DoctorReport):
         data["doctor"] = {**report.facts, "problems": list(report.problems)}
-    if isinstance(report, ImportReport):
-        data["import"] = imported(report)
-    if isinstance(report, PortReport):
-        data["port"] = ported(report)
-    if isinstance(report, LogReport):
-        data["log"] = logged(report)
-    if isinstance(report, MatrixReport):
-        data["matrix"] = matrix_data(report)
+    data.update(_of_patches(report))
     if isinstance(report, SeriesReport):
         data["imports"] = [imported(entry) for entry in report.imports]
     if isinstance(report, CacheReport):
@@ -84,6 +77,19 @@ def as_data(report: Report) -> dict[str, Any]:
             ],
         }
     return data
+
+
+def _of_patches(report: Report) -> dict[str, Any]:
+    """The part of a command about a patch's life, under its name."""
+    if isinstance(report, ImportReport):
+        return {"import": imported(report)}
+    if isinstance(report, PortReport):
+        return {"port": ported(report)}
+    if isinstance(report, LogReport):
+        return {"log": logged(report)}
+    if isinstance(report, MatrixReport):
+        return {"matrix": matrix_data(report)}
+    return {}
 
 
 def _process(process: LiveProcess) -> dict[str, Any]:
