@@ -20,6 +20,8 @@ from overlay.report.model import (
     TargetReport,
 )
 from overlay.report.problems import explained
+from overlay.report.pruned import PruneReport
+from overlay.report.pruned import data as pruned
 from overlay.results import FeatureResult, FileResult, HunkResult, Reason
 
 if TYPE_CHECKING:
@@ -65,6 +67,8 @@ def as_data(report: Report) -> dict[str, Any]:
         data["doctor"] = {**report.facts, "problems": list(report.problems)}
     if isinstance(report, ImportReport):
         data["import"] = imported(report)
+    if isinstance(report, PruneReport):
+        data["prune"] = pruned(report)
     if isinstance(report, LogReport):
         data["log"] = logged(report)
     if isinstance(report, MatrixReport):

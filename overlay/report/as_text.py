@@ -8,6 +8,8 @@ from overlay.report.codes import Exit
 from overlay.report.history import LogReport, MatrixReport, matrix_lines
 from overlay.report.history import lines as logged
 from overlay.report.imported import ImportReport, SeriesReport, series_lines
+from overlay.report.pruned import PruneReport
+from overlay.report.pruned import lines as pruned
 from overlay.report.imported import lines as imported
 from overlay.report.lines import BLANK, MARK, Line, Span, labelled
 from overlay.report.model import (
@@ -93,6 +95,8 @@ def _without_target(report: Report) -> Iterator[Line]:
         yield from logged(report)
     elif isinstance(report, MatrixReport):
         yield from matrix_lines(report)
+    elif isinstance(report, PruneReport):
+        yield from pruned(report)
 
 
 def _cache(report: CacheReport) -> Iterator[Line]:
