@@ -91,7 +91,9 @@ class Pruner:
             if entry.files is None:
                 continue
             for make in (self._feature, self._merged, self._variants, self._unite):
-                while (proposal := self._first(make, entry.feature.id, present, wanted)) is not None:
+                while (
+                    proposal := self._first(make, entry.feature.id, present, wanted)
+                ) is not None:
                     accepted.append(proposal)
                     present = _after(present, proposal)
                     if proposal.files is None:
@@ -143,9 +145,9 @@ class Pruner:
     def _states(self, feature: Feature) -> dict[str, State]:
         """A feature's state on each release that is served, taken alone."""
         return {
-            name: plan(
-                [feature], _Tree(self.texts, name), Version(name), syntax=self.syntax
-            ).features[0].state
+            name: plan([feature], _Tree(self.texts, name), Version(name), syntax=self.syntax)
+            .features[0]
+            .state
             for name in self.names
         }
 
@@ -211,7 +213,8 @@ class Pruner:
         yield Proposal(
             feature.id,
             Prune.VARIANTS,
-            f"remove {len(old)} variants ({', '.join(gone)}), and begin its range at {span.first}",
+            f"remove {len(old)} {'variant' if len(old) == 1 else 'variants'} ({', '.join(gone)}), "
+            f"and begin its range at {span.first}",
             f"no release from {oldest} on uses them",
             {**clipped, "feature.toml": toml},
         )

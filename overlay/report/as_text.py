@@ -8,8 +8,6 @@ from overlay.report.codes import Exit
 from overlay.report.history import LogReport, MatrixReport, matrix_lines
 from overlay.report.history import lines as logged
 from overlay.report.imported import ImportReport, SeriesReport, series_lines
-from overlay.report.pruned import PruneReport
-from overlay.report.pruned import lines as pruned
 from overlay.report.imported import lines as imported
 from overlay.report.lines import BLANK, MARK, Line, Span, labelled
 from overlay.report.model import (
@@ -28,6 +26,8 @@ from overlay.report.model import (
 from overlay.report.ported import PortReport
 from overlay.report.ported import lines as ported
 from overlay.report.problems import Problem, problems
+from overlay.report.pruned import PruneReport
+from overlay.report.pruned import lines as pruned
 from overlay.report.words import count, enumeration, megabytes
 from overlay.results import FeatureResult, FileResult, Notice, State
 
