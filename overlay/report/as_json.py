@@ -22,6 +22,8 @@ from overlay.report.model import (
 from overlay.report.ported import PortReport
 from overlay.report.ported import data as ported
 from overlay.report.problems import explained
+from overlay.report.pruned import PruneReport
+from overlay.report.pruned import data as pruned
 from overlay.results import FeatureResult, FileResult, HunkResult, Reason
 
 if TYPE_CHECKING:
@@ -66,8 +68,6 @@ def as_data(report: Report) -> dict[str, Any]:
     if isinstance(report, DoctorReport):
         data["doctor"] = {**report.facts, "problems": list(report.problems)}
     data.update(_of_patches(report))
-    if isinstance(report, SeriesReport):
-        data["imports"] = [imported(entry) for entry in report.imports]
     if isinstance(report, CacheReport):
         data["cache"] = {
             "folder": str(report.folder),
@@ -89,6 +89,10 @@ def _of_patches(report: Report) -> dict[str, Any]:
         return {"log": logged(report)}
     if isinstance(report, MatrixReport):
         return {"matrix": matrix_data(report)}
+    if isinstance(report, PruneReport):
+        return {"prune": pruned(report)}
+    if isinstance(report, SeriesReport):
+        return {"imports": [imported(entry) for entry in report.imports]}
     return {}
 
 

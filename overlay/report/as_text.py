@@ -26,6 +26,8 @@ from overlay.report.model import (
 from overlay.report.ported import PortReport
 from overlay.report.ported import lines as ported
 from overlay.report.problems import Problem, problems
+from overlay.report.pruned import PruneReport
+from overlay.report.pruned import lines as pruned
 from overlay.report.words import count, enumeration, megabytes
 from overlay.results import FeatureResult, FileResult, Notice, State
 
@@ -97,6 +99,8 @@ def _without_target(report: Report) -> Iterator[Line]:
         yield from logged(report)
     elif isinstance(report, MatrixReport):
         yield from matrix_lines(report)
+    elif isinstance(report, PruneReport):
+        yield from pruned(report)
 
 
 def _cache(report: CacheReport) -> Iterator[Line]:
