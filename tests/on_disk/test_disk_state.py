@@ -250,8 +250,8 @@ def test_conditions(site: Site, change: Callable[[Site], object], expected: Cond
             State.DRIFTED,
             (),
             (
-                f"{PROPOSER} was edited since vllm-overlay 0.1.0 applied: expected the bytes that it "
-                "wrote"
+                f"{PROPOSER} was edited since vllm-overlay 0.1.0 applied: expected the bytes "
+                "that it wrote"
             ),
             "put the edit aside and undo it, or reinstall vLLM",
         ),
