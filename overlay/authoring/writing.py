@@ -1,7 +1,8 @@
 """Write a feature's folder: ``feature.toml``, patches of the strict format, added modules, origin.
 
 Everything is rendered first and checked by the reader that every command uses; then the folder
-comes into being by one rename, so that a patches folder never holds half a feature.
+comes, or takes the place of another one, by one switch (``overlay.authoring.disk``), so that a
+patches folder never holds half a feature.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from overlay.authoring import disk
 from overlay.errors import PatchFormatError, PatchFormatErrors, UsageError
 from overlay.features.feature_folder import read_feature
 from overlay.features.model import Feature, Hunk
@@ -69,23 +70,23 @@ def render_toml(text: FeatureText) -> str:
     """``feature.toml`` of a feature."""
     why = text.why.strip() or text.title
     lines = [
-        f"id = {_string(text.id)}",
-        f"title = {_string(text.title)}",
+        f"id = {toml_string(text.id)}",
+        f"title = {toml_string(text.title)}",
         f'why = """\n{_multiline(why)}\n"""',
     ]
     if text.upstream:
-        lines.append(f"upstream = {_string(text.upstream)}")
-    lines.append(f"releases = {_string(str(text.releases))}")
+        lines.append(f"upstream = {toml_string(text.upstream)}")
+    lines.append(f"releases = {toml_string(str(text.releases))}")
     if text.merged is not None:
-        lines.append(f"merged = {_string(text.merged)}")
+        lines.append(f"merged = {toml_string(text.merged)}")
     for test in text.tests:
         lines += [
             "",
             "[[upstreamed]]",
-            f"path = {_string(test.path)}",
-            f"scope = {_string(test.scope)}",
+            f"path = {toml_string(test.path)}",
+            f"scope = {toml_string(test.scope)}",
             "lines = [",
-            *(f"    {_string(line)}," for line in test.lines),
+            *(f"    {toml_string(line)}," for line in test.lines),
             "]",
             f"share = {test.share:g}",
         ]
@@ -136,8 +137,8 @@ def _hunk(hunk: Hunk, shift: int) -> list[str]:
     return lines
 
 
-def _string(text: str) -> str:
-    """A basic string of TOML, whose escapes are those of JSON but for a few."""
+def toml_string(text: str) -> str:
+    """A text as a basic string of TOML, whose escapes are those of JSON but for a few."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -155,6 +156,20 @@ def check_folder(folder: FeatureFolder) -> Feature:
         return _read(_lay(folder, Path(place)))
 
 
+def check_files(id_: str, files: Mapping[str, bytes]) -> Feature:
+    """The feature that the files of a folder make, as every command will read it.
+
+    :param files: path below the folder -> bytes, ``feature.toml`` included.
+    :raises PatchFormatErrors: if the reader refuses it.
+    """
+    with tempfile.TemporaryDirectory(prefix="overlay-feature-") as place:
+        for name, data in files.items():
+            file = Path(place, id_, name)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(data)
+        return _read(Path(place, id_))
+
+
 def write_folder(folder: FeatureFolder, patches: Path, *, update: bool = False) -> Path:
     """Write a feature's folder into a folder of patches, whole or not at all.
 
@@ -169,22 +184,8 @@ def write_folder(folder: FeatureFolder, patches: Path, *, update: bool = False) 
             f"{final}: expected no feature of that id, found one; choose another --id, or pass "
             "--update to replace it"
         )
-    patches.mkdir(parents=True, exist_ok=True)
-    # A name with a leading dot is none of the features, whatever becomes of this process.
-    place = Path(tempfile.mkdtemp(prefix=f".{folder.text.id}.new-", dir=patches))
-    try:
-        made = _lay(folder, place)
-        _read(made)
-        if os.path.lexists(final):
-            os.replace(final, place / "old")
-        try:
-            os.replace(made, final)
-        except BaseException:
-            if os.path.lexists(place / "old"):
-                os.replace(place / "old", final)
-            raise
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+    check_folder(folder)
+    disk.replace_features(patches, [disk.NewFolder(folder.text.id, folder.all_files())])
     return final
 
 

@@ -11,8 +11,9 @@ from overlay.commands.assess import examine, outlook
 from overlay.commands.parallel import Step, cores, in_processes, in_threads, no_step, stepped
 from overlay.commands.request import Request
 from overlay.errors import OverlayError, described
+from overlay.package import KNOWN_RELEASES
 from overlay.report.model import CheckReport, TargetFailure, TargetReport
-from overlay.report.wording import checked
+from overlay.report.wording import checked, nothing_new
 from overlay.targets.resolution import releases
 from overlay.targets.target import Progress
 
@@ -34,6 +35,8 @@ def check(
     names: Sequence[str],
     span: str | None = None,
     meter: Meter | None = None,
+    *,
+    pre: bool = False,
 ) -> CheckReport:
     """The state of the features in every target that is named, and in every release of ``span``.
 
@@ -43,18 +46,36 @@ def check(
     :param names: targets; none and no ``span`` is the vLLM that this Python would import.
     :param span: releases as ``--releases`` takes them.
     :param meter: shown how far the check is.
+    :param pre: whether ``new`` in ``span`` holds pre-releases, too.
     :raises UsageError: if ``span`` is none, or a feature that is meant does not exist.
     :raises PatchFormatErrors: if a folder of patches is malformed.
     """
     features = request.load()
     meant = request.select(features)
-    wanted: list[str | None] = [*names, *(releases(span) if span is not None else ())]
-    if not wanted or request.python is not None:
+    wanted: list[str | None] = [*names]
+    if span is not None:
+        wanted += releases(span, pre=pre)
+    if (not wanted and span is None) or request.python is not None:
         wanted.insert(0, None)
+    if not wanted:
+        return CheckReport(nothing_new(KNOWN_RELEASES[-1]), ())
     answers = _answers(request, list(dict.fromkeys(wanted)), features, meant, meter)
     reports = tuple(answer for answer in answers if isinstance(answer, TargetReport))
     failures = tuple(answer for answer in answers if isinstance(answer, TargetFailure))
     return CheckReport(checked(reports, failures), reports, failures)
+
+
+def every_target(
+    request: Request,
+    names: Sequence[str],
+    features: tuple[Feature, ...],
+    meter: Meter | None = None,
+) -> list[TargetReport | TargetFailure]:
+    """How features stand in each of several targets, in their order.
+
+    :param names: targets; :param meter: shown how far this is.
+    """
+    return _answers(request, names, features, features, meter)
 
 
 def _answers(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from overlay.commands.request import Request
-from overlay.report.model import FeatureEntry, ListReport, TopicEntry
+from overlay.report.model import FeatureEntry, ListReport, ReleaseEntry, TopicEntry
 from overlay.report.wording import listed
 
 if TYPE_CHECKING:
@@ -14,18 +14,51 @@ if TYPE_CHECKING:
     from overlay.features.model import Feature
 
 
-def list_(request: Request) -> ListReport:
-    """Describe every feature; a hole needs the user.
+def list_(request: Request, *, releases: bool = False, pre: bool = False) -> ListReport:
+    """Describe every feature, and the releases of the package index; a hole needs the user.
 
+    :param releases: ask the index for its releases; :param pre: for pre-releases as well.
     :raises PatchFormatErrors: if a folder of patches is malformed.
+    :raises PackageIndexError: if the index is asked and does not answer.
     """
     from overlay.features.folder import holes
+
+    offered = _offered(pre) if releases else None
 
     entries = tuple(_entry(feature, holes(feature)) for feature in request.load())
     gaps = [
         (entry.feature, topic.name) for entry in entries for topic in entry.topics if topic.holes
     ]
-    return ListReport(listed(gaps, len(entries)), entries)
+    unknown = [entry.release for entry in offered or () if not entry.known and not entry.yanked]
+    return ListReport(listed(gaps, len(entries), unknown), entries, offered)
+
+
+def _offered(pre: bool) -> tuple[ReleaseEntry, ...]:
+    """The releases on the index from the oldest known one on, oldest first."""
+    from packaging.version import Version
+
+    from overlay.errors import PackageIndexError
+    from overlay.package import KNOWN_RELEASES
+    from overlay.targets.release import offered_releases
+
+    oldest, newest = KNOWN_RELEASES[0], KNOWN_RELEASES[-1]
+    try:
+        offered = offered_releases(pre=pre)
+    except PackageIndexError as error:
+        raise PackageIndexError(
+            f"{error}. Without the index only the releases are known that this overlay was made "
+            f"for: {oldest}..{newest}"
+        ) from error
+    return tuple(
+        ReleaseEntry(
+            str(entry.version),
+            str(entry.version) in KNOWN_RELEASES,
+            entry.yanked,
+            entry.version.is_prerelease,
+        )
+        for entry in offered
+        if entry.version >= Version(oldest)
+    )
 
 
 def _entry(feature: Feature, holes: Sequence[Hole]) -> FeatureEntry:
@@ -60,4 +93,18 @@ def _entry(feature: Feature, holes: Sequence[Hole]) -> FeatureEntry:
         origin=feature.origin,
         digest=feature.digest,
         needs=feature.needs,
+        reason=None if feature.reason is None else feature.reason.value,
+        warnings=tuple(_warnings(feature)),
     )
+
+
+def _warnings(feature: Feature) -> Iterator[str]:
+    """What the user should know about a feature's folder."""
+    from overlay.features.model import UpstreamPlan
+
+    if feature.reason is UpstreamPlan.WAITING and not feature.upstream:
+        yield (
+            "it waits for upstream, and no upstream URL says for what: add upstream to its "
+            "feature.toml, or give it the reason local"
+        )
+    yield from (str(notice) for notice in feature.notices)

@@ -11,7 +11,7 @@ from typing import Any
 from packaging.version import Version
 
 from overlay.errors import PatchFormatError
-from overlay.features.model import MODULE_SCOPE, UpstreamTest
+from overlay.features.model import MODULE_SCOPE, UpstreamPlan, UpstreamTest
 from overlay.features.sources import read_text
 from overlay.features.switches import Switch, read_model_runner, read_switches
 from overlay.package import ReleaseRange, parse_release, path_problem
@@ -29,7 +29,16 @@ _REQUIRED = ("id", "title", "why", "releases")
 
 _KEYS = (
     *_REQUIRED,
-    *("upstream", "merged", "upstreamed", "needs", "required", "switches", "model_runner"),
+    *(
+        "upstream",
+        "reason",
+        "merged",
+        "upstreamed",
+        "needs",
+        "required",
+        "switches",
+        "model_runner",
+    ),
 )
 
 _TEST_KEYS = ("path", "scope", "contains", "lines", "share")
@@ -53,6 +62,7 @@ class Fields:
     switches: tuple[Switch, ...]
     model_runner: str | None
     merged: Version | None
+    reason: UpstreamPlan | None
 
 
 @dataclass(frozen=True)
@@ -120,6 +130,7 @@ def read_fields(document: Document) -> Fields:
         switches=read_switches(table, document.error),
         model_runner=read_model_runner(table, document.error),
         merged=_merged(document),
+        reason=_reason(document),
     )
 
 
@@ -182,6 +193,19 @@ def _merged(document: Document) -> Version | None:
     except ValueError as error:
         document.error("merged", f"merged: {error}")
         return None
+
+
+def _reason(document: Document) -> UpstreamPlan | None:
+    """Why the feature is kept as a patch; ``None`` where the key is missing."""
+    if "reason" not in document.table:
+        return None
+    text = _text(document, "reason")
+    known = [plan.value for plan in UpstreamPlan]
+    if text in known:
+        return UpstreamPlan(text)
+    if text:
+        document.error("reason", f"reason: expected one of {', '.join(known)}, found {text!r}")
+    return None
 
 
 def _needs(document: Document) -> tuple[str, ...]:

@@ -131,8 +131,8 @@ def _read_folder(folder: Path, private: bool) -> Iterator[Feature | Malformed]:
     notices = [] if problem is None else [_open_to_others(folder, problem)]
     notices += [
         ignored(path)
-        for path in folder.iterdir()
-        if sources.stray(path.name) and not path.name.startswith(".")
+        for name, path in sources.entries(folder).items()
+        if sources.stray(name) and not name.startswith(".")
     ]
     for path in _entries(folder):
         if problem is not None and private:
@@ -158,9 +158,9 @@ def _open_to_others(folder: Path, problem: str) -> Notice:
 
 def _entries(folder: Path) -> Iterator[Path]:
     """What has to be a feature in a patches folder, by name."""
-    for path in sorted(folder.iterdir(), key=lambda path: path.name):
-        ignored = sources.stray(path.name) or sources.left_behind(path.name)
-        if not (ignored or path.name == "__init__.py" or is_document(path)):
+    for name, path in sources.entries(folder).items():
+        ignored = sources.stray(name) or sources.left_behind(name)
+        if not (ignored or name == "__init__.py" or is_document(path)):
             yield path
 
 

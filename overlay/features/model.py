@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 
 from packaging.version import Version
 
@@ -19,6 +20,14 @@ MODULE_SCOPE = "<module>"
 
 #: The origin of the features that come with the overlay.
 SHIPPED = "shipped"
+
+
+class UpstreamPlan(str, Enum):
+    """Why a feature is kept as a patch: what upstream is expected to do with it."""
+
+    WAITING = "waiting"
+    LOCAL = "local"
+    NEVER = "never"
 
 
 @dataclass(frozen=True)
@@ -67,17 +76,36 @@ class Hunk:
         return any(pre[at : at + size] == post for at in range(len(pre) - size + 1))
 
 
+class Way(Enum):
+    """How the text of a ported variant came about; the last word of ``Ported-From``."""
+
+    MERGED = "merged"
+    MOVED = "moved"
+    BY_HAND = "by-hand"
+    UPSTREAM = "upstream"
+
+
 @dataclass(frozen=True)
 class Patch:
     """A patch file: DEP-3 headers and the hunks for exactly one path.
 
     :ivar name: the patch file relative to its patches folder, for messages and reports.
+    :ivar ported: how its text came about, where it was ported.
     """
 
     name: str
     path: str
     headers: Mapping[str, str]
     hunks: tuple[Hunk, ...]
+    ported: Way | None = None
+
+    @property
+    def retired(self) -> bool:
+        """Whether upstream has its hunks in all of the variant's releases, so that none is applied.
+
+        Its hunks say what it was that upstream took.
+        """
+        return self.ported is Way.UPSTREAM
 
 
 @dataclass(frozen=True)
@@ -137,6 +165,7 @@ class Feature:
     :ivar switches: the variables that its code reads.
     :ivar model_runner: the only model runner whose code it patches (``v1`` or ``v2``); ``None``
         for a feature that does not depend on it.
+    :ivar reason: why it is kept as a patch; ``None`` where its ``feature.toml`` does not say.
     """
 
     id: str
@@ -156,6 +185,7 @@ class Feature:
     switches: tuple[Switch, ...] = ()
     model_runner: str | None = None
     merged: Version | None = None
+    reason: UpstreamPlan | None = None
 
     @property
     def shipped(self) -> bool:

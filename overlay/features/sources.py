@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -30,6 +31,11 @@ def shipped_folder() -> Path:
     )
 
 
+#: The folder inside a folder of patches that holds the features which are taking the place of
+#: others: ``new/<id>`` are read in the place of ``<id>``, and ``gone/<id>`` are not read.  The
+#: commands that write features make it by one rename (``overlay.authoring.disk``).
+SWITCH = ".overlay-switch"
+
 _LEFT_BEHIND = re.compile(r"__pycache__|\.[a-z]+_cache")
 
 #: Hidden files (.DS_Store, an editor's .swp or lock), backups, and what patch(1) and git leave.
@@ -48,6 +54,59 @@ def stray(name: str) -> bool:
     ['.DS_Store', 'x.patch~', '.x.swp', '#x#']
     """
     return _STRAY.fullmatch(name) is not None
+
+
+def entries(folder: str | os.PathLike[str]) -> dict[str, Path]:
+    """What lies in a folder of patches: name -> where it is read, in the order of the names.
+
+    Features that a switch brings are read where it laid them, wherever it was interrupted.
+
+    :raises OSError: if the folder cannot be listed.
+    """
+    place = Path(folder)
+    switch = place / SWITCH
+    parts = _parts(switch)
+    while True:
+        found = {name: place / name for name in os.listdir(place) if name != SWITCH}
+        now = _parts(switch)
+        if now == parts:  # else a writer is moving them just now
+            break
+        parts = now
+    coming, gone = parts
+    found |= {name: switch / "new" / name for name in coming}
+    return {name: path for name, path in sorted(found.items()) if name not in gone}
+
+
+def feature_documents(folder: Path) -> list[Path]:
+    """The ``feature.toml`` of each feature in a folder of patches, by name; without reading any.
+
+    A folder that cannot be listed has none: loading its features says why.
+    """
+    try:
+        held = entries(folder)
+    except OSError:
+        return []
+    documents = (path / "feature.toml" for name, path in held.items() if not left_behind(name))
+    return [document for document in documents if os.path.lexists(document)]
+
+
+def _parts(switch: Path) -> tuple[list[str], list[str]]:
+    """The names of the features that a switch brings, and of those that it takes away."""
+    new, gone = switch / "new", switch / "gone"
+    if not (_is_folder(switch) and _is_folder(new) and _is_folder(gone)):
+        return [], []
+    try:
+        return sorted(os.listdir(new)), sorted(os.listdir(gone))
+    except FileNotFoundError:
+        return [], []  # it has just ended
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether a folder is there, and not merely a link to one."""
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError:
+        return False
 
 
 def read_bytes(path: Path, errors: list[PatchFormatError]) -> bytes | None:
@@ -144,7 +203,8 @@ def _listed(folder: str, prefix: str) -> list[tuple[str, str, bool]]:
         return []  # not there, or not readable: reading the features reports it
     kept = []
     for entry in entries:
-        if not (stray(entry.name) or left_behind(entry.name)):
+        switch = entry.name == SWITCH and not prefix
+        if switch or not (stray(entry.name) or left_behind(entry.name)):
             # A link to a folder could lead anywhere, and round in a circle.
             is_folder = entry.is_dir(follow_symlinks=False)
             kept.append((f"{prefix}{entry.name}{'/' if is_folder else ''}", entry.path, is_folder))

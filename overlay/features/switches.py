@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from overlay.features.sources import left_behind
+from overlay.features.sources import feature_documents
 from overlay.settings import KNOWN
 from overlay.untrusted import read_regular
 
@@ -84,9 +84,7 @@ def declarations(folders: Iterable[Path]) -> tuple[Declaration, ...]:
     """
     found: dict[str, Declaration] = {}
     for folder in folders:
-        for document in sorted(folder.glob("*/feature.toml")):
-            if left_behind(document.parent.name):
-                continue
+        for document in feature_documents(folder):
             declared = _declaration(document)
             if declared is not None:
                 found.setdefault(declared.id, declared)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import overlay
 from overlay.features import sources as shipped
-from overlay.features.sources import fingerprint, left_behind, stray
+from overlay.features.sources import entries, feature_documents, fingerprint, left_behind, stray
 from overlay.results import State
 from overlay.untrusted import read_regular
 
@@ -55,13 +55,13 @@ def _features(folders: Iterable[Path]) -> Iterator[tuple[str, str]]:
             continue
         seen.add(place)
         try:
-            names = sorted(os.listdir(place))
+            held = entries(place)
         except OSError:
-            names = [""]  # whoever plans says what is wrong with the folder
-        for name in names:
+            held = {"": Path(place)}  # whoever plans says what is wrong with the folder
+        for name, path in held.items():
             beside = stray(name) or name in ("__init__.py", "README.md")
             if not (beside or left_behind(name)):
-                yield name, os.path.join(place, name)
+                yield name, str(path)
 
 
 #: Why a feature is not patched that ``OVERLAY_FEATURES`` leaves out.
@@ -80,7 +80,7 @@ def required_features(switches: Switches) -> frozenset[str]:
     """
     found = set()
     for folder in patches_folders(switches):
-        for document in folder.glob("*/feature.toml"):
+        for document in feature_documents(folder):
             try:
                 text = read_regular(document, follow=False) or b""
             except OSError:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from overlay.report.history import LogReport, MatrixReport, matrix_data
+from overlay.report.history import data as logged
 from overlay.report.imported import ImportReport, SeriesReport
 from overlay.report.imported import data as imported
 from overlay.report.model import (
@@ -17,7 +19,11 @@ from overlay.report.model import (
     Report,
     TargetReport,
 )
+from overlay.report.ported import PortReport
+from overlay.report.ported import data as ported
 from overlay.report.problems import explained
+from overlay.report.pruned import PruneReport
+from overlay.report.pruned import data as pruned
 from overlay.results import FeatureResult, FileResult, HunkResult, Reason
 
 if TYPE_CHECKING:
@@ -55,14 +61,13 @@ def as_data(report: Report) -> dict[str, Any]:
         data["diff"] = report.diff.decode("utf-8", "backslashreplace")
     if isinstance(report, ListReport):
         data["features"] = [_entry(entry) for entry in report.features]
+        if report.releases is not None:
+            data["releases"] = [entry._asdict() for entry in report.releases]
     if isinstance(report, ProcessesReport | DoctorReport):
         data["processes"] = [_process(process) for process in report.processes]
     if isinstance(report, DoctorReport):
         data["doctor"] = {**report.facts, "problems": list(report.problems)}
-    if isinstance(report, ImportReport):
-        data["import"] = imported(report)
-    if isinstance(report, SeriesReport):
-        data["imports"] = [imported(entry) for entry in report.imports]
+    data.update(_of_patches(report))
     if isinstance(report, CacheReport):
         data["cache"] = {
             "folder": str(report.folder),
@@ -72,6 +77,23 @@ def as_data(report: Report) -> dict[str, Any]:
             ],
         }
     return data
+
+
+def _of_patches(report: Report) -> dict[str, Any]:
+    """The part of a command about a patch's life, under its name."""
+    if isinstance(report, ImportReport):
+        return {"import": imported(report)}
+    if isinstance(report, PortReport):
+        return {"port": ported(report)}
+    if isinstance(report, LogReport):
+        return {"log": logged(report)}
+    if isinstance(report, MatrixReport):
+        return {"matrix": matrix_data(report)}
+    if isinstance(report, PruneReport):
+        return {"prune": pruned(report)}
+    if isinstance(report, SeriesReport):
+        return {"imports": [imported(entry) for entry in report.imports]}
+    return {}
 
 
 def _process(process: LiveProcess) -> dict[str, Any]:
@@ -187,4 +209,6 @@ def _entry(entry: FeatureEntry) -> dict[str, Any]:
         "added": list(entry.added),
         "origin": entry.origin,
         "digest": entry.digest,
+        "reason": entry.reason,
+        "warnings": list(entry.warnings),
     }

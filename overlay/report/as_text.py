@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from overlay.report.codes import Exit
+from overlay.report.history import LogReport, MatrixReport, matrix_lines
+from overlay.report.history import lines as logged
 from overlay.report.imported import ImportReport, SeriesReport, series_lines
 from overlay.report.imported import lines as imported
 from overlay.report.lines import BLANK, MARK, Line, Span, labelled
@@ -16,16 +18,28 @@ from overlay.report.model import (
     ListReport,
     Obstacle,
     ProcessesReport,
+    ReleaseEntry,
     Report,
     StatusReport,
     TargetReport,
 )
+from overlay.report.ported import PortReport
+from overlay.report.ported import lines as ported
 from overlay.report.problems import Problem, problems
+from overlay.report.pruned import PruneReport
+from overlay.report.pruned import lines as pruned
 from overlay.report.words import count, enumeration, megabytes
 from overlay.results import FeatureResult, FileResult, Notice, State
 
 #: How many files or patches of one problem are named, unless all are asked for.
 _MOST_NAMES = 6
+
+#: Why a feature is kept as a patch, in words.
+_REASONS = {
+    "waiting": "waiting for upstream to take it",
+    "local": "local: for this site alone",
+    "never": "never: upstream will not take it",
+}
 
 
 def render(report: Report, *, verbose: bool = False) -> tuple[Line, ...]:
@@ -38,6 +52,7 @@ def render(report: Report, *, verbose: bool = False) -> tuple[Line, ...]:
         lines += doctor(report.facts)
     if isinstance(report, ListReport):
         lines += _catalogue(report.features, verbose)
+        lines += _releases(report.releases or (), verbose)
     if matrix:
         lines += _matrix(report.targets)
     if matrix and not verbose:
@@ -76,8 +91,16 @@ def _without_target(report: Report) -> Iterator[Line]:
         yield from _cache(report)
     elif isinstance(report, ImportReport):
         yield from imported(report)
+    elif isinstance(report, PortReport):
+        yield from ported(report)
     elif isinstance(report, SeriesReport):
         yield from series_lines(report)
+    elif isinstance(report, LogReport):
+        yield from logged(report)
+    elif isinstance(report, MatrixReport):
+        yield from matrix_lines(report)
+    elif isinstance(report, PruneReport):
+        yield from pruned(report)
 
 
 def _cache(report: CacheReport) -> Iterator[Line]:
@@ -280,6 +303,24 @@ def _shared_problems(targets: tuple[TargetReport, ...]) -> Iterator[Line]:
         yield labelled(0, "warning: ", f"{enumeration(names, most=20)}: {notice}", "warning")
 
 
+def _releases(entries: tuple[ReleaseEntry, ...], verbose: bool) -> Iterator[Line]:
+    """The releases of the index: what is new or withdrawn, and all of them where that is asked."""
+    known = [entry.release for entry in entries if entry.known and not entry.yanked]
+    if known:
+        span = f"{known[0]}..{known[-1]}, {count(len(known), 'release')} that this overlay knows"
+        yield labelled(0, "releases: ", enumeration(known, most=99) if verbose else span)
+    for entry in entries:
+        if entry.known and not entry.yanked:
+            continue
+        notes = [] if entry.known else ["new: not tested with this overlay"]
+        notes += ["a pre-release"] if entry.prerelease else []
+        notes += ["yanked from the index"] if entry.yanked else []
+        style = "warning" if entry.yanked else "heading"
+        yield Line((Span(f"  {entry.release:<10}", style),), (Span("; ".join(notes)),))
+    if entries:
+        yield BLANK
+
+
 def _catalogue(entries: tuple[FeatureEntry, ...], verbose: bool) -> Iterator[Line]:
     for entry in entries:
         yield Line(
@@ -292,7 +333,8 @@ def _catalogue(entries: tuple[FeatureEntry, ...], verbose: bool) -> Iterator[Lin
             for need in entry.needs:
                 yield labelled(2, "needs:    ", need)
         upstream = entry.upstream or "never proposed"
-        yield labelled(2, "upstream: ", upstream)
+        reason = f"  ({_REASONS[entry.reason]})" if entry.reason in _REASONS else ""
+        yield labelled(2, "upstream: ", f"{upstream}{reason}")
         for number, sentence in enumerate(entry.retires):
             yield labelled(2, "     and: " if number else "retires:  ", sentence)
         width = max((len(topic.name) for topic in entry.topics), default=0)
@@ -314,4 +356,6 @@ def _catalogue(entries: tuple[FeatureEntry, ...], verbose: bool) -> Iterator[Lin
                 yield labelled(2, "adds:     ", path)
             yield labelled(2, "from:     ", entry.origin)
             yield labelled(2, "digest:   ", entry.digest)
+        for warning in entry.warnings:
+            yield labelled(2, "warning: ", warning, "warning")
         yield BLANK

@@ -127,6 +127,8 @@ class FeatureEntry:
     :ivar upstream: the upstream change it goes back to; empty where there is none.
     :ivar retires: how a release is recognised that has the feature itself, one sentence each.
     :ivar added: the modules that it adds to vLLM.
+    :ivar reason: why it is kept as a patch (``waiting``, ``local`` or ``never``), if it says so.
+    :ivar warnings: what the user should know about its folder.
     :ivar needs: what else must hold for it to have an effect, in words.
     """
 
@@ -141,6 +143,8 @@ class FeatureEntry:
     origin: str
     digest: str
     needs: tuple[str, ...] = ()
+    reason: str | None = None
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -302,12 +306,30 @@ class DiffReport(_OneTarget):
         return self.diff
 
 
+class ReleaseEntry(NamedTuple):
+    """A release as ``list --releases`` shows it.
+
+    :ivar known: whether the shipped features are made and tested for it.
+    :ivar yanked: whether the index has withdrawn it.
+    :ivar prerelease: whether it is a pre-release.
+    """
+
+    release: str
+    known: bool
+    yanked: bool = False
+    prerelease: bool = False
+
+
 @dataclass(frozen=True)
 class ListReport(Report):
-    """The features at hand."""
+    """The features at hand.
+
+    :ivar releases: those of the package index, oldest first; ``None`` where nobody asked.
+    """
 
     _command: ClassVar[str] = "list"
     features: tuple[FeatureEntry, ...]
+    releases: tuple[ReleaseEntry, ...] | None = None
 
 
 @dataclass(frozen=True)

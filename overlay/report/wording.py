@@ -118,6 +118,15 @@ def checked(targets: Sequence[TargetReport], failures: Sequence[TargetFailure] =
     return Verdict(code, f"Nothing needs you on {len(targets)} targets: {states}.")
 
 
+def nothing_new(newest: str) -> Verdict:
+    """The verdict of ``check --releases new`` where there is no such release.
+
+    :param newest: the newest release that this overlay knows.
+    """
+    text = f"Nothing needs you: the package index has no release that is newer than vLLM {newest}."
+    return Verdict(Code.NOTHING_NEW, text)
+
+
 def _checked_one(target: TargetReport) -> Verdict:
     if needy := _needs_action(target):
         return needy
@@ -348,17 +357,24 @@ def differs(target: TargetReport, files: int) -> Verdict:
     return Verdict(Code.DIFFERS, text)
 
 
-def listed(holes: Sequence[tuple[str, str]], features: int) -> Verdict:
+def listed(holes: Sequence[tuple[str, str]], features: int, unknown: Sequence[str] = ()) -> Verdict:
     """The verdict of ``list``.
 
     :param holes: feature and topic of each topic that has holes.
+    :param unknown: releases of the index that this overlay does not know.
     """
     if holes:
         names = enumeration([f"{topic} of {feature}" for feature, topic in holes])
         return Verdict(Code.HOLES, f"{count(len(holes), 'topic')} with holes: {names}.")
     if not features:
         return Verdict(Code.LISTED, "There are no features.")
-    return Verdict(Code.LISTED, f"{count(features, 'feature')}, no holes.")
+    text = f"{count(features, 'feature')}, no holes."
+    if unknown:
+        text = (
+            f"{text[:-1]}; {enumeration(unknown)} {'is' if len(unknown) == 1 else 'are'} newer "
+            "than this overlay: `overlay check --releases new` says what fits."
+        )
+    return Verdict(Code.LISTED, text)
 
 
 def cached(folder: Path, parts: Sequence[CachePart], *, cleaned: bool) -> Verdict:

@@ -20,6 +20,7 @@ from packaging.utils import (
 from packaging.version import Version
 
 from overlay.errors import PackageIndexError
+from overlay.package import same_release
 from overlay.targets.http import NotFoundError, Session, local_path, without_password
 
 PROJECT = "vllm"
@@ -52,6 +53,18 @@ class Candidate:
 
 
 @dataclass(frozen=True)
+class OfferedRelease:
+    """A release that an index offers.
+
+    :ivar version: without a local label, with at least three numbers.
+    :ivar yanked: whether every file of it was yanked, so that pip installs it only by its name.
+    """
+
+    version: Version
+    yanked: bool = False
+
+
+@dataclass(frozen=True)
 class Listing:
     """Everything on offer, in the order of the indexes, and what went wrong on the way.
 
@@ -66,6 +79,14 @@ class Listing:
     def versions(self) -> list[Version]:
         """The versions on offer, oldest first."""
         return sorted({candidate.version for candidate in self.candidates})
+
+    def releases(self) -> tuple[OfferedRelease, ...]:
+        """The releases on offer, oldest first, each once whatever local labels its files have."""
+        files: dict[Version, list[bool]] = {}
+        for candidate in self.candidates:
+            release = same_release(Version(candidate.version.public))
+            files.setdefault(release, []).append(candidate.yanked)
+        return tuple(OfferedRelease(each, all(files[each])) for each in sorted(files))
 
     def of(self, wanted: Version) -> list[Candidate]:
         """The files of one release, the one to take first.

@@ -21,6 +21,7 @@ from overlay.untrusted import NotPrivate
 
 if TYPE_CHECKING:
     from overlay.targets.fetch import Fetched
+    from overlay.targets.index import OfferedRelease
 
 
 #: How long one process waits for another one that fetches the same release.
@@ -63,19 +64,18 @@ def _stored(wanted: Version, progress: Progress | None) -> tuple[_StoredRelease,
         return stored, (f"vLLM {plain} was taken for {wanted}: {error}",)
 
 
-def final_releases() -> list[Version]:
-    """The final releases of vLLM on the configured index, oldest first, without yanked ones.
+def offered_releases(*, pre: bool = False) -> tuple[OfferedRelease, ...]:
+    """The releases of vLLM on the configured index, oldest first, yanked ones included.
 
+    :param pre: pre-releases as well as final ones.
     :raises PackageIndexError: if the index does not answer.
     """
     from overlay.targets.http import Session
     from overlay.targets.index import listing
     from overlay.targets.pip_config import read_config
 
-    offers = listing(Session(read_config()))
-    versions = {offer.version for offer in offers.candidates if not offer.yanked}
-    plain = {Version(version.public) for version in versions if not version.is_prerelease}
-    return sorted(plain)
+    offered = listing(Session(read_config())).releases()
+    return tuple(entry for entry in offered if pre or not entry.version.is_prerelease)
 
 
 class _StoredRelease:

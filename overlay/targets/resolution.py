@@ -87,21 +87,36 @@ def resolve(target: str | None, *, progress: Progress | None = None) -> Target:
     return resolve_archive(path, target)
 
 
-def releases(text: str) -> tuple[str, ...]:
+def releases(text: str, *, pre: bool = False) -> tuple[str, ...]:
     """The releases that ``--releases`` names, oldest first, each once.
 
     ``all`` is every release that the shipped features are made for: the answer needs no network
     and is the same every day.  A range within those (``0.20.0..0.33.0``) is too; for a range that
-    reaches beyond them the package index is asked which final releases lie there.  A single
-    release is itself, and commas join several of these.
+    reaches beyond them the package index is asked which final releases lie there.  ``new`` is
+    every release on the index that this overlay does not know, but those older than all that it
+    knows; it may be none.  A single release is itself, and commas join several of these.
+
+    :param pre: whether ``new`` holds pre-releases, too.
 
     :raises UsageError: if it is none of these, or a range that holds no release.
     :raises PackageIndexError: if the index has to be asked and does not answer.
     """
     found: set[Version] = set()
     for part in text.split(","):
-        found.update(_part(part.strip(), text))
+        found.update(_new(pre) if part.strip() == "new" else _part(part.strip(), text))
     return tuple(str(version) for version in sorted(found))
+
+
+def _new(pre: bool) -> Iterable[Version]:
+    """The releases on the index that are not known, without yanked ones."""
+    from overlay.targets.release import offered_releases
+
+    known = [Version(release) for release in KNOWN_RELEASES]
+    return [
+        entry.version
+        for entry in offered_releases(pre=pre)
+        if not entry.yanked and entry.version > known[0] and entry.version not in known
+    ]
 
 
 def _doubted(found: Target) -> Target:
@@ -123,9 +138,10 @@ def _part(part: str, text: str) -> Iterable[Version]:
             raise UsageError(f"--releases {text}: {error}") from error
         candidates = known
         if span.first < known[0] or span.last > known[-1]:
-            from overlay.targets.release import final_releases
+            from overlay.targets.release import offered_releases
 
-            candidates = sorted({*known, *final_releases()})
+            offered = (entry.version for entry in offered_releases() if not entry.yanked)
+            candidates = sorted({*known, *offered})
         inside = [version for version in candidates if version in span]
         if not inside:
             raise UsageError(f"--releases {text}: expected a range that holds releases, found none")
@@ -133,8 +149,8 @@ def _part(part: str, text: str) -> Iterable[Version]:
     if (single := _version(part)) is not None:
         return [single]
     raise UsageError(
-        f"--releases {text}: expected 'all', a closed range such as 0.20.0..0.33.0, or a release "
-        f"such as 0.26.0; found {part!r}"
+        f"--releases {text}: expected 'all', 'new', a closed range such as 0.20.0..0.33.0, or a "
+        f"release such as 0.26.0; found {part!r}"
     )
 
 

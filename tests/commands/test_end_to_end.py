@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from overlay.cli.arguments import cli as group
+from overlay.cli.run import cli as group
 from tests.support import fake_vllm
 from tests.support.cli import ADDED, CAPTURE, PROPOSE, PROPOSER, RUNNER, Cli, digest
 from tests.support.patches import hunk, patch_text, write_feature
@@ -120,6 +120,7 @@ def test_ctrl_c_at_some_moments(command: Command, site: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough  # test_faults.py interrupts at every call, the test above a real process
 def test_ctrl_c_at_many_moments(command: Command, site: Path) -> None:
     assert _interrupt_at_random(command, site, rounds=30, seed=2) == {True, False}
 

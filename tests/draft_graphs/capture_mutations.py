@@ -26,7 +26,7 @@ CAPTURE_MUTATIONS = (
         says="KeyError",
     ),
     Mutation(
-        "a graph is captured with a request less than it stands for",
+        "a graph is captured with a request less than its key says",
         "defect 2",
         one("passes.py", "Passes.body", "key.num_reqs", "max(1, MATCH - 1)"),
         "acceptance",
@@ -158,7 +158,7 @@ CAPTURE_MUTATIONS = (
     ),
     # ---- the hazards of capturing
     Mutation(
-        "a static tensor is assigned anew after the capture",
+        "a static tensor is assigned again after the capture",
         "hazard 1",
         one(
             "draft_graphs.py",

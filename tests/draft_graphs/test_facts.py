@@ -24,14 +24,15 @@ from tests.draft_graphs.added_modules import added
 
 facts: Any = added("facts")
 policy: Any = added("policy")
+drafters: Any = added("drafter")
 upstream: Any = added("upstream")
 
 #: Every one that `early_facts` or `late_facts` reads.
 PROPOSER = {
-    "parallel_drafting": False,
     "needs_extra_input_slots": False,
+    "pass_hidden_states_to_model": True,
+    "kv_cache_gid": 0,
     "constant_draft_positions": False,
-    "use_heterogeneous_vocab": False,
     "_share_mtp_indices": False,
     "_enable_probabilistic_draft_probs": False,
     "supports_mm_inputs": False,
@@ -51,11 +52,14 @@ class Group:
     """An attention group of the draft, as far as facts go."""
 
     def __init__(
-        self, name: str = "FLASH_ATTN", gid: int = 0, *, threshold: int | None = 0
+        self, name: str = "FLASH_ATTN", cls: str | None = None, *, threshold: int | None = 0
     ) -> None:
-        self.kv_cache_group_id = gid
+        """cls: module and name of its metadata builder; None for the backend's own."""
+        path = cls or policy.ATTENTION_BUILDERS.get(name, "a.Builder")
+        module, _, of_class = path.rpartition(".")
         self.backend = SimpleNamespace(get_name=lambda: name, is_mla=lambda: threshold != 0)
-        self.builder = SimpleNamespace(reorder_batch_threshold=threshold)
+        self.builder = type(of_class, (), {"__module__": module})()
+        self.builder.reorder_batch_threshold = threshold
 
     def get_metadata_builder(self) -> Any:
         return self.builder
@@ -105,11 +109,11 @@ def read(proposer: Any, backend: Any = None) -> Any:
 
 PLAIN = policy.Facts(
     num_speculative_tokens=3,
+    drafter=drafters.Drafter(combines=True),
     cudagraph_mode="FULL_AND_PIECEWISE",
     max_num_seqs=128,
     max_capture_tokens=512,
     attention_backends=("FLASH_ATTN",),
-    kv_cache_groups=1,
 )
 
 
@@ -148,31 +152,29 @@ ARCHITECTURE = "vllm_config.model_config.model_arch_config"
 CHANGES: dict[str, tuple[Callable[[Any], None], Any]] = {
     "num_speculative_tokens": (setting(SPECULATIVE, "num_speculative_tokens", 5), 5),
     "enforce_eager": (setting(SPECULATIVE, "enforce_eager", True), True),
-    "parallel_drafting": (setting("", "parallel_drafting", True), True),
-    "extra_input_slots": (setting("", "needs_extra_input_slots", True), True),
+    "drafter": (setting("", "method", "mtp"), drafters.Drafter()),
     "constant_draft_positions": (setting("", "constant_draft_positions", True), True),
-    "heterogeneous_vocab": (setting("", "use_heterogeneous_vocab", True), True),
     "shared_mtp_indices": (setting("", "_share_mtp_indices", True), True),
     "padded_batch_disabled": (setting(SPECULATIVE, "disable_padded_drafter_batch", True), True),
-    "lora": (setting("vllm_config", "lora_config", object()), True),
-    "eplb": (setting(PARALLEL, "enable_eplb", True), True),
     "micro_batching": (setting(PARALLEL, "enable_dbo", True), True),
     "context_parallel_size": (setting(PARALLEL, "decode_context_parallel_size", 2), 2),
     "fast_prefill": (setting("vllm_config.cache_config", "kv_sharing_fast_prefill", True), True),
-    "per_request_attention": (setting(ARCHITECTURE, "rswa_window", 64), True),
+    "rswa": (setting(ARCHITECTURE, "rswa_window", 64), True),
     "dynamic_k": (setting(SPECULATIVE, "num_speculative_tokens_per_batch_size", [(1, 8, 3)]), True),
     "probabilistic": (setting("", "_enable_probabilistic_draft_probs", True), True),
     "multimodal": (setting("", "supports_mm_inputs", True), True),
     "max_num_seqs": (setting("", "max_batch_size", 7), 7),
     "max_capture_tokens": (setting("", "max_num_tokens", 100), 100),
     "attention_backends": (setting("", "draft_attn_groups", [Group("FLEX")]), ("FLEX",)),
-    "kv_cache_groups": (setting("", "draft_attn_groups", [Group(), Group(gid=1)]), 2),
+    "derived_builders": (
+        setting("", "draft_attn_groups", [Group(), Group(cls="a.ChunkedLocalAttentionBuilder")]),
+        ("ChunkedLocalAttentionBuilder",),
+    ),
 }
 #: The same facts, from elsewhere.
 OTHERWISE: dict[str, tuple[Callable[[Any], None], Any]] = {
     "micro_batching": (setting(PARALLEL, "ubatch_size", 2), True),
     "context_parallel_size": (setting(PARALLEL, "prefill_context_parallel_size", 4), 4),
-    "per_request_attention": (setting(ARCHITECTURE, "is_mm_prefix_lm", True), True),
     "max_capture_tokens": (
         setting("vllm_config.compilation_config", "max_cudagraph_capture_size", None),
         0,
@@ -202,8 +204,8 @@ def test_the_mode_of_the_target(mode: str) -> None:
     proposer.vllm_config.compilation_config.cudagraph_mode = CUDAGraphMode[mode]
     assert changed(proposer) == {"cudagraph_mode": mode}
     early = facts.early_facts(proposer, Backend())
-    # What is not FULL from the start never will be, and vLLM need not capture to know it.
-    assert early.cudagraph_mode == (None if "FULL" in mode else mode)
+    # vLLM lowers the mode and never raises it: NONE is known before it captures.
+    assert early.cudagraph_mode == ("NONE" if mode == "NONE" else None)
 
 
 def test_a_proposer_with_a_method_of_its_own() -> None:
@@ -214,10 +216,10 @@ def test_a_proposer_with_a_method_of_its_own() -> None:
 
 
 def subclasses() -> Iterator[type]:
-    """Every proposer of vLLM's that drafts as EagleProposer does, and is another class."""
+    """Every proposer of vLLM's that drafts with a model, and that graphs are not for."""
     from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
-    for name in ("dflash", "draft_model", "gemma4", "step3p5"):
+    for name in ("gemma4", "step3p5"):
         module = importlib.import_module(f"vllm.v1.spec_decode.{name}")
         own = [
             each
@@ -231,9 +233,78 @@ def subclasses() -> Iterator[type]:
 def test_other_proposers_are_refused_by_their_class() -> None:
     for cls in subclasses():
         found = read(make_proposer(cls))
-        assert not found.is_eagle_proposer
+        assert found.proposer_class == f"{cls.__module__}.{cls.__name__}"
+        if found.proposer_class in policy.DRAFTERS:
+            continue
         decision = policy.decide("auto", found, policy.GRAPH_ATTENTION_BACKENDS)
-        assert decision.refusals[0] == f"{cls.__name__} is not EagleProposer itself"
+        assert decision.refusals[0].startswith(f"{cls.__name__} drafts otherwise")
+
+
+def granted_classes() -> Iterator[type]:
+    """The classes that graphs are for."""
+    for name, cls in (
+        ("eagle", "EagleProposer"),
+        ("draft_model", "DraftModelProposer"),
+        ("dflash", "DFlashProposer"),
+    ):
+        yield getattr(importlib.import_module(f"vllm.v1.spec_decode.{name}"), cls)
+
+
+def test_the_classes_that_graphs_are_for_are_vllms() -> None:
+    found = {f"{cls.__module__}.{cls.__name__}" for cls in granted_classes()}
+    assert found == policy.DRAFTERS
+
+
+@pytest.mark.parametrize(
+    ("number", "attributes", "expected"),
+    [
+        (0, {"method": "eagle"}, {}),
+        (0, {"method": "mtp"}, {}),
+        (0, {"method": "eagle3"}, {"combines": True}),
+        # P-EAGLE: one pass over 2K tokens; with K=1 that is EAGLE's own.
+        (
+            0,
+            {"method": "eagle3", "needs_extra_input_slots": True, "parallel_drafting": True}
+            | {"net_num_new_slots_per_request": 2},
+            {"inputs": "extended", "extra": 2, "one_pass": True, "combines": True},
+        ),
+        (0, {"method": "eagle3", "parallel_drafting": True}, {"combines": True}),
+        (
+            1,
+            {"method": "draft_model", "needs_extra_input_slots": True, "parallel_drafting": False}
+            | {"net_num_new_slots_per_request": 1, "pass_hidden_states_to_model": False},
+            {"inputs": "extended", "extra": 1, "takes_hidden_states": False, "hands_over": False},
+        ),
+        (
+            2,
+            {"method": "dflash"},
+            {"inputs": "context", "one_pass": True, "hands_over": False, "combines": True},
+        ),
+    ],
+)
+def test_the_kind_of_a_proposer(
+    number: int, attributes: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    proposer = make_proposer(list(granted_classes())[number])
+    vars(proposer).update(attributes)
+    found = read(proposer)
+    assert found.drafter == drafters.Drafter(**expected)
+    assert found.overridden_methods == ()
+    decision = policy.decide("auto", found, policy.GRAPH_ATTENTION_BACKENDS)
+    assert decision.first
+    # A class that is derived from it may do anything.
+    derived = make_proposer(type("Derived", (type(proposer),), {}))
+    vars(derived).update(attributes)
+    assert read(derived).proposer_class not in policy.DRAFTERS
+
+
+def test_a_draft_model_in_another_group_than_the_metadata_it_gets() -> None:
+    plain, other = make_proposer(), make_proposer(list(granted_classes())[1])
+    plain.kv_cache_gid = other.kv_cache_gid = 1
+    assert read(plain).unseen_group is None
+    assert read(other).unseen_group == 1
+    other.kv_cache_gid = 0
+    assert read(other).unseen_group is None
 
 
 def test_data_parallel_ranks_that_change() -> None:
@@ -242,6 +313,42 @@ def test_data_parallel_ranks_that_change() -> None:
     parallel.data_parallel_size, parallel.enable_elastic_ep = 2, True
     (reason,) = changed(proposer).values()
     assert "elastic" in reason
+
+
+class Experts(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # mypy may see no PyTorch
+    """A layer of experts, as far as the place of its class goes."""
+
+    __module__ = "vllm.model_executor.layers.fused_moe.layer"
+
+
+def test_load_balancing_of_experts_is_the_drafts_business_only_if_it_has_some() -> None:
+    proposer = make_proposer()
+    proposer.vllm_config.parallel_config.enable_eplb = True
+    assert changed(proposer) == {}
+    proposer.model.mlp = Experts()
+    assert changed(proposer) == {"eplb": True}
+    proposer.vllm_config.parallel_config.enable_eplb = False
+    assert changed(proposer) == {}
+
+
+def test_multimodal_prefixes_are_no_fact() -> None:
+    """Their ranges lie before the tokens that are drafted from."""
+    proposer = make_proposer()
+    proposer.vllm_config.model_config.model_arch_config.is_mm_prefix_lm = True
+    assert proposer.vllm_config.model_config.is_mm_prefix_lm
+    assert changed(proposer) == {}
+
+
+def test_layers_that_keep_their_adapter() -> None:
+    from vllm.lora.layers import BaseLayerWithLoRA
+
+    proposer = make_proposer()
+    proposer.model.norm = BaseLayerWithLoRA()
+    proposer.model.embed_tokens = BaseLayerWithLoRA()
+    proposer.model.embed_tokens.base_layer = torch.nn.Embedding(2, 2)
+    assert changed(proposer) == {}, "without LoRA nothing is looked for"
+    object.__setattr__(proposer.vllm_config, "lora_config", object())
+    assert changed(proposer) == {"adapted_layers": ("norm",)}
 
 
 def test_sequence_parallelism_of_experts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +393,8 @@ def test_first_passes_that_cannot_be_captured() -> None:
 
 def test_every_fact_is_read() -> None:
     tested = CHANGES.keys() | {
-        *("no_graphs", "cudagraph_mode", "overridden_methods", "is_eagle_proposer"),
+        *("no_graphs", "cudagraph_mode", "overridden_methods", "adapted_layers", "eplb"),
+        "unseen_group",
         *("proposer_class", "data_parallel", "sequence_parallel", "weight_offloader", "no_first"),
     }
     # Releases have these that the installed one has not: see `test_facts_releases.py`.

@@ -41,7 +41,6 @@ NAMES: dict[tuple[str, str, str], tuple[str, str]] = {
     ("config/compilation.py", "PassConfig", "enable_sp"): ("0", "0.32"),
     ("config/compilation.py", "CompilationConfig", "max_cudagraph_capture_size"): ("0", LAST),
     ("config/vllm.py", "VllmConfig", "lora_config"): ("0", LAST),
-    ("config/model.py", "ModelConfig", "is_mm_prefix_lm"): ("0", LAST),
     ("config/model.py", "ModelConfig", "rswa_window"): ("0.25", LAST),
     ("model_executor/offloader/base.py", "", "get_offloader"): ("0", LAST),
     ("model_executor/offloader/base.py", "", "NoopOffloader"): ("0", LAST),
@@ -157,7 +156,8 @@ BUILDERS = {
     "triton_attn": "TritonAttentionMetadataBuilder",
 }
 #: What a draft's metadata never has, or what is refused: `context_parallel_size`, prefixes that
-#: come from the host (`per_request_attention`), and a prefix that requests have in common.
+#: come from the host (`rswa`, and ranges of multimodal prefixes), and a prefix that requests have
+#: in common.
 NEVER = re.compile(r"dcp_world_size|mm_prefix|rswa|use_cascade")
 HOST = re.compile(r"cpu$|^item$|^tolist$|^numpy$|_np$")
 

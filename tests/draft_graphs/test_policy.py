@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.draft_graphs.added_modules import added
+from tests.draft_graphs.policy_table import CASES, DRAFTERS, PAGE, page_with_table
 
 policy: Any = added("policy")
 messages: Any = added("messages")
@@ -22,7 +23,6 @@ LATE = replace(
     max_num_seqs=128,
     max_capture_tokens=512,
     attention_backends=("FLASH_ATTN",),
-    kv_cache_groups=1,
 )
 
 # Fact -> (a value that must refuse, a word of the reason).
@@ -30,17 +30,14 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "num_speculative_tokens": (0, "num_speculative_tokens"),
     "no_graphs": ("the platform (cpu) has no graphs", "platform"),
     "enforce_eager": (True, "enforce_eager"),
-    "is_eagle_proposer": (False, "EagleProposer"),
+    "proposer_class": ("vllm.v1.spec_decode.gemma4.Gemma4Proposer", "Gemma4Proposer"),
     "overridden_methods": (("propose",), "propose"),
-    "parallel_drafting": (True, "parallel drafting"),
-    "extra_input_slots": (True, "slots"),
     "constant_draft_positions": (True, "positions"),
-    "heterogeneous_vocab": (True, "vocabularies"),
     "shared_mtp_indices": (True, "indices"),
     "padded_batch_disabled": (True, "disable_padded_drafter_batch"),
     "xdrope": (True, "XD-RoPE"),
-    "lora": (True, "LoRA"),
-    "eplb": (True, "expert"),
+    "adapted_layers": (("model.norm",), "model.norm"),
+    "eplb": (True, "enable_eplb"),
     "micro_batching": (True, "micro-batching"),
     "data_parallel": ("2 data-parallel ranks draft in lockstep", "data-parallel"),
     "context_parallel_size": (2, "context parallelism"),
@@ -48,20 +45,21 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "weight_offloader": ("PrefetchOffloader", "PrefetchOffloader"),
     "computes_kv_scales": (True, "KV scales"),
     "fast_prefill": (True, "kv_sharing_fast_prefill"),
-    "per_request_attention": (True, "prefixes"),
-    "cudagraph_mode": ("PIECEWISE", "PIECEWISE"),
+    "rswa": (True, "R-SWA"),
+    "cudagraph_mode": ("NONE", "cudagraph mode is NONE"),
     "max_capture_tokens": (0, "capture sizes"),
     "attention_backends": (("FLASHINFER",), "FLASHINFER"),
-    "kv_cache_groups": (2, "groups"),
+    "unseen_group": (1, "group 1"),
+    "derived_builders": (("ChunkedLocalAttentionBuilder",), "by ChunkedLocalAttentionBuilder"),
 }
 # Facts that leave something to capture; the tests below say what.
 GRANTED = {
+    "drafter",
     "dynamic_k",
     "probabilistic",
     "multimodal",
     "no_first",
     "max_num_seqs",
-    "proposer_class",
 }
 
 
@@ -91,18 +89,28 @@ def test_one_adverse_fact_refuses_everything_and_says_so(fact: str, mode: str) -
 
 
 def test_all_reasons_are_given_at_once() -> None:
-    facts = replace(LATE, lora=True, eplb=True, context_parallel_size=2)
+    facts = replace(LATE, rswa=True, eplb=True, context_parallel_size=2)
     assert len(policy.decide("auto", facts, ATTENTION).refusals) == 3
 
 
-@pytest.mark.parametrize("mode", ["FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"])
-def test_full_modes_of_the_target_grant(mode: str) -> None:
+@pytest.mark.parametrize("mode", ["PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"])
+def test_every_mode_in_which_vllm_captures_grants(mode: str) -> None:
+    """Draft graphs need that `capture_model` runs, and nothing of the target's own graphs."""
     assert policy.decide("auto", replace(LATE, cudagraph_mode=mode), ATTENTION).any
 
 
-@pytest.mark.parametrize("mode", ["PIECEWISE", "NONE"])
-def test_other_modes_of_the_target_refuse(mode: str) -> None:
-    assert not policy.decide("auto", replace(LATE, cudagraph_mode=mode), ATTENTION).any
+def test_the_builder_of_each_known_attention_backend_is_known() -> None:
+    known = policy.GRAPH_ATTENTION_BACKENDS | policy.UNTRIED_ATTENTION_BACKENDS
+    assert policy.ATTENTION_BUILDERS.keys() == known.keys()
+
+
+def test_the_page_has_the_table_of_what_a_configuration_gets() -> None:
+    """`python -m tests.draft_graphs.policy_table` writes it."""
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == page_with_table(page)
+    told = {fact for _, changes in CASES for fact in changes}
+    # What has no row of its own is told beside the table.
+    assert {field.name for field in fields(policy.Facts)} == told
 
 
 def test_no_attention_layers_refuse() -> None:
@@ -239,7 +247,41 @@ def test_the_line_of_a_capture_says_what_was_captured() -> None:
 
 
 def test_the_line_of_a_refusal_gives_the_reasons() -> None:
-    decision = policy.decide("auto", replace(LATE, lora=True, eplb=True), ATTENTION)
+    decision = policy.decide("auto", replace(LATE, rswa=True, eplb=True), ATTENTION)
     line = messages.refused_line("auto", decision)
-    assert line.startswith("Draft graphs: none (mode auto), the drafter runs as upstream: LoRA is")
-    assert "; expert" in line
+    assert line.startswith("Draft graphs: none (mode auto), the drafter runs as upstream: expert")
+    assert "; R-SWA" in line
+
+
+@pytest.mark.parametrize("mode", ["step", "loop", "auto"])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_each_kind_of_drafter_gets_graphs(name: str, mode: str) -> None:
+    drafter = DRAFTERS[name]
+    facts = replace(LATE, drafter=drafter, max_num_seqs=64)
+    decision = policy.decide(mode, facts, ATTENTION)
+    assert decision.first
+    chain = ("step",) if mode == "step" else ("loop",)
+    assert decision.later == (() if drafter.one_pass else chain)
+    assert decision.notes == ()
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_tokens_that_a_drafter_adds_count_for_the_largest_batch(name: str) -> None:
+    drafter = DRAFTERS[name]
+    decision = policy.decide("auto", replace(LATE, drafter=drafter, max_num_seqs=512), ATTENTION)
+    largest = 512 // (4 + drafter.extra)
+    assert f"first passes over {largest} requests" in decision.notes[0]
+
+
+def test_one_pass_serves_the_configured_k_only() -> None:
+    facts = replace(LATE, drafter=DRAFTERS["PARD"], dynamic_k=True, max_num_seqs=64)
+    assert policy.decide("auto", facts, ATTENTION).notes == (
+        "batches with a K below the configured one",
+    )
+
+
+def test_without_its_one_pass_a_drafter_has_no_graphs() -> None:
+    facts = replace(LATE, drafter=DRAFTERS["P-EAGLE"], no_first="the width is not known")
+    decision = policy.decide("auto", facts, ATTENTION)
+    assert not decision.any
+    assert decision.refusals == ("whole: the width is not known",)

@@ -1,4 +1,4 @@
-"""Faults at the system calls of ``overlay.on_disk.files``, one run each."""
+"""Faults at the system calls of the modules that change the disk, one run each."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 from overlay.on_disk import files
@@ -64,13 +65,13 @@ class FaultyOs:
 
 
 @contextmanager
-def faulty(system: FaultyOs) -> Iterator[FaultyOs]:
-    """Let ``overlay.on_disk.files`` see ``system`` as its ``os``."""
-    files.os = system  # type: ignore[assignment, attr-defined]  # no module, and not public
+def faulty(system: FaultyOs, module: ModuleType = files) -> Iterator[FaultyOs]:
+    """Let a module that changes the disk see ``system`` as its ``os``."""
+    module.os = system  # type: ignore[attr-defined]  # no module, and not public
     try:
         yield system
     finally:
-        files.os = os  # type: ignore[attr-defined]  # as above
+        module.os = os  # type: ignore[attr-defined]  # as above
 
 
 def failing(number: int) -> Fault:

@@ -56,6 +56,7 @@ class Captured:
     blocks: columns of the block table.
     graphs: the captured graphs by key.
     masked: keys in which batches with fewer requests run, and whose graphs compute slots.
+    builders: metadata builders of the captures; None for those of the attention groups.
     address_check: the debug mode's record of addresses; None where it is off.
     """
 
@@ -98,6 +99,7 @@ class Captured:
         # The slots of a shifted first pass are staged, not computed.
         staged = "first" if drafter.inputs == "shifted" else None
         self.masked = {key for key in plan if key.role != staged and has_padding(key, plan)}
+        self.builders = upstream.make_builders_of_full_graphs(proposer)
         self.address_check = AddressCheck(proposer, self.buffers) if check else None
 
     def capture(self, key: DraftKey, backend: GraphBackend) -> None:
@@ -105,16 +107,17 @@ class Captured:
 
         In the warm-up every row is padding, so it writes no slot of the KV cache.
         """
-        self.passes.body(key, mask=True)()
-        backend.synchronize()
-        if self.address_check is not None:
-            self.passes.observe = self.address_check.observer(key, self.passes, key.num_tokens)
-        try:
-            self.graphs[key] = backend.capture(
-                self.passes.body(key, mask=key in self.masked), self.pool
-            )
-        finally:
-            self.passes.observe = None
+        with upstream.builders_of_full_graphs(self.passes.proposer, self.builders):
+            self.passes.body(key, mask=True)()
+            backend.synchronize()
+            if self.address_check is not None:
+                self.passes.observe = self.address_check.observer(key, self.passes, key.num_tokens)
+            try:
+                self.graphs[key] = backend.capture(
+                    self.passes.body(key, mask=key in self.masked), self.pool
+                )
+            finally:
+                self.passes.observe = None
 
 
 def capture_keys(

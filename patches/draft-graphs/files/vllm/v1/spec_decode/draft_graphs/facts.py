@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from . import ranks, upstream
+from . import adapters, ranks, upstream
 from .drafter import Drafter, drafter_of
 from .graph_backend import GraphBackend
-from .policy import FULL_MODES, Facts
+from .policy import NO_CAPTURE, Facts
 
 
 def early_facts(proposer: Any, backend: GraphBackend) -> Facts:
@@ -23,23 +23,19 @@ def early_facts(proposer: Any, backend: GraphBackend) -> Facts:
         num_speculative_tokens=int(speculative.num_speculative_tokens),
         no_graphs=backend.no_graphs(),
         enforce_eager=bool(speculative.enforce_eager),
-        proposer_class=type(proposer).__name__,
-        is_eagle_proposer=drafter_of(proposer) == Drafter(combines=proposer.method == "eagle3"),
+        proposer_class=upstream.class_path(proposer),
+        drafter=drafter_of(proposer) or Drafter(),
         overridden_methods=upstream.overridden_methods(proposer),
-        parallel_drafting=bool(proposer.parallel_drafting),
-        extra_input_slots=bool(proposer.needs_extra_input_slots),
         # 0.21 and later
         constant_draft_positions=bool(getattr(proposer, "constant_draft_positions", False)),
-        # 0.25 and later
-        heterogeneous_vocab=bool(getattr(proposer, "use_heterogeneous_vocab", False)),
         # 0.23 and later
         shared_mtp_indices=bool(getattr(proposer, "_share_mtp_indices", False)),
         padded_batch_disabled=bool(speculative.disable_padded_drafter_batch),
         # until 0.29
         xdrope=getattr(proposer, "uses_xdrope_dim", 0) > 0
         and getattr(proposer, "draft_uses_xdrope_dim", 0) > 0,
-        lora=config.lora_config is not None,
-        eplb=bool(parallel.enable_eplb),
+        adapted_layers=adapters.kept(proposer),
+        eplb=bool(parallel.enable_eplb) and ranks.has_experts(proposer.model),
         micro_batching=bool(parallel.use_ubatching),
         data_parallel=ranks.coupling(proposer),
         context_parallel_size=max(
@@ -49,9 +45,10 @@ def early_facts(proposer: Any, backend: GraphBackend) -> Facts:
         weight_offloader=upstream.weight_offloader(),
         computes_kv_scales=bool(getattr(cache, "calculate_kv_scales", False)),
         fast_prefill=bool(getattr(cache, "kv_sharing_fast_prefill", False)),
-        per_request_attention=upstream.per_request_attention(config),
-        # vLLM may still lower a FULL mode for the sake of an attention backend, never raise one.
-        cudagraph_mode=None if mode in FULL_MODES else mode,
+        # 0.25 and later
+        rswa=getattr(config.model_config, "rswa_window", None) is not None,
+        # vLLM may still lower the mode for the sake of an attention backend, never raise it.
+        cudagraph_mode=mode if mode == NO_CAPTURE else None,
         # 0.24 and later
         dynamic_k=getattr(speculative, "num_speculative_tokens_per_batch_size", None) is not None,
         # 0.22 and later
@@ -66,10 +63,13 @@ def late_facts(early: Facts, proposer: Any) -> Facts:
     compilation = config.compilation_config
     groups = proposer.draft_attn_groups
     no_first = None
-    prefills = upstream.prefill_backends(groups, early.num_speculative_tokens + 1)
+    drafter = early.drafter or Drafter()
+    tokens = drafter.first_tokens(early.num_speculative_tokens)
+    prefills = upstream.prefill_backends(groups, tokens)
     if prefills:
-        no_first = f"attention backend {', '.join(prefills)} takes K+1 tokens for a prefill"
-    elif proposer.method == "eagle3" and upstream.combine_width(proposer) is None:
+        name = "K+1" if drafter.extra == 0 else str(tokens)
+        no_first = f"attention backend {', '.join(prefills)} takes {name} tokens for a prefill"
+    elif drafter.combines and upstream.combine_width(proposer) is None:
         no_first = "the width of the target's hidden states is not known from the draft's fc layer"
     return replace(
         early,
@@ -79,6 +79,7 @@ def late_facts(early: Facts, proposer: Any) -> Facts:
             int(compilation.max_cudagraph_capture_size or 0), int(proposer.max_num_tokens)
         ),
         attention_backends=tuple(sorted({group.backend.get_name() for group in groups})),
-        kv_cache_groups=upstream.kv_cache_groups(groups),
+        unseen_group=upstream.unseen_group(proposer),
+        derived_builders=upstream.derived_builders(groups),
         no_first=no_first,
     )

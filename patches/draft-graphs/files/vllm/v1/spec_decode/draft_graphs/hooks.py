@@ -9,7 +9,7 @@ from typing import Any
 from vllm.logger import init_logger
 from vllm.v1 import overlay_effects
 
-from . import graph_backend, messages, ranks
+from . import adapters, graph_backend, messages, ranks
 from .draft_graphs import DraftGraphs
 from .facts import early_facts
 from .keys import FEATURE
@@ -46,6 +46,9 @@ def create_draft_graphs(proposer: Any) -> DraftGraphs | None:
             logger.info("%s", messages.refused_line(mode, decision))
         overlay_effects.idle(FEATURE, "; ".join(decision.refusals))
         return None
+    unadapted = adapters.take_off(proposer)
+    if unadapted and ranks.writes_log():
+        logger.info("%s", messages.unadapted_line(unadapted))
     return DraftGraphs(proposer, mode=mode, backend=backend, check=check, facts=facts)
 
 

@@ -43,6 +43,14 @@ def refused_line(mode: Mode, decision: Decision) -> str:
     )
 
 
+def unadapted_line(layers: Sequence[str]) -> str:
+    """The INFO line where layers that the draft shares with the target lose its LoRA adapters."""
+    return (
+        f"Draft graphs: the draft model's {', '.join(layers)} runs without LoRA adapters, as on "
+        "model runner V2; the target keeps them."
+    )
+
+
 def withdrawn_line(reason: str) -> str:
     """The WARNING line where a capture failed or its graphs can no longer be used."""
     return f"Draft graphs withdrawn, the drafter runs as upstream: {reason}"

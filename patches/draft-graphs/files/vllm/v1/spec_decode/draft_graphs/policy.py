@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from .drafter import Drafter
 from .keys import ROLES, Role
 
 MODE_VARIABLE = "OVERLAY_DRAFT_GRAPHS"
@@ -15,7 +16,19 @@ CHECK_VARIABLE = "OVERLAY_DRAFT_GRAPHS_CHECK"
 Mode = Literal["off", "step", "loop", "auto"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 
-FULL_MODES = ("FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
+#: The cudagraph mode in which vLLM captures nothing; in every other one its `capture_model` runs.
+NO_CAPTURE = "NONE"
+
+
+EAGLE_PROPOSER = "vllm.v1.spec_decode.eagle.EagleProposer"
+#: The proposer classes that get draft graphs, by module and name; a subclass is another class.
+DRAFTERS = frozenset(
+    {
+        EAGLE_PROPOSER,
+        "vllm.v1.spec_decode.draft_model.DraftModelProposer",
+        "vllm.v1.spec_decode.dflash.DFlashProposer",
+    }
+)
 
 #: By name of an attention backend: the roles whose graphs can build its metadata inside themselves.
 AttentionRoles = Mapping[str, frozenset[Role]]
@@ -37,6 +50,16 @@ GRAPH_ATTENTION_BACKENDS: AttentionRoles = {
 UNTRIED_ATTENTION_BACKENDS: AttentionRoles = {
     "TRITON_MLA": _ALL_ROLES,
     "FLASHINFER_MLA": _ALL_ROLES,
+}
+# The metadata builder that was read for each of them. Layers with chunked or sink attention keep
+# the backend's name and derive a builder from its builder, which may read lengths on the host.
+ATTENTION_BUILDERS: Mapping[str, str] = {
+    "FLASH_ATTN": "vllm.v1.attention.backends.flash_attn.FlashAttentionMetadataBuilder",
+    "TRITON_ATTN": "vllm.v1.attention.backends.triton_attn.TritonAttentionMetadataBuilder",
+    "FLASH_ATTN_MLA": "vllm.v1.attention.backends.mla.flashattn_mla.FlashAttnMLAMetadataBuilder",
+    "FLASHMLA": "vllm.v1.attention.backends.mla.flashmla.FlashMLAMetadataBuilder",
+    "TRITON_MLA": "vllm.v1.attention.backends.mla.triton_mla.TritonMLAMetadataBuilder",
+    "FLASHINFER_MLA": "vllm.v1.attention.backends.mla.flashinfer_mla.FlashInferMLAMetadataBuilder",
 }
 
 
@@ -75,17 +98,19 @@ class Facts:
     # The reason why this device cannot make graphs; None where it can.
     no_graphs: str | None = None
     enforce_eager: bool = False
-    proposer_class: str = "EagleProposer"
-    is_eagle_proposer: bool = True
+    # Module and name.
+    proposer_class: str = EAGLE_PROPOSER
+    # What its first pass consists of.
+    drafter: Drafter = field(default_factory=Drafter)
+    # Methods that the graphs take over or build on and that the proposer has of its own.
     overridden_methods: tuple[str, ...] = ()
-    parallel_drafting: bool = False
-    extra_input_slots: bool = False
     constant_draft_positions: bool = False
-    heterogeneous_vocab: bool = False
     shared_mtp_indices: bool = False
     padded_batch_disabled: bool = False
     xdrope: bool = False
-    lora: bool = False
+    # Layers of the draft model from which a LoRA adapter cannot be taken off, by name.
+    adapted_layers: tuple[str, ...] = ()
+    # Whether expert load balancing moves experts of the draft model.
     eplb: bool = False
     micro_batching: bool = False
     # The reason why data-parallel ranks must draft in lockstep; None where they need not.
@@ -96,7 +121,7 @@ class Facts:
     weight_offloader: str | None = None
     computes_kv_scales: bool = False
     fast_prefill: bool = False
-    per_request_attention: bool = False
+    rswa: bool = False
     dynamic_k: bool = False
     probabilistic: bool = False
     multimodal: bool = False
@@ -105,7 +130,11 @@ class Facts:
     max_num_seqs: int | None = None
     max_capture_tokens: int | None = None
     attention_backends: tuple[str, ...] | None = None
-    kv_cache_groups: int | None = None
+    # The KV-cache group of the draft's layers, where vLLM hands the proposer the metadata of
+    # another one; None where it does not.
+    unseen_group: int | None = None
+    # Metadata builders of known backends that are not the ones of `ATTENTION_BUILDERS`, by name.
+    derived_builders: tuple[str, ...] = ()
     # The reason why `first` cannot be staged; None where it can.
     no_first: str | None = None
 
@@ -137,20 +166,25 @@ def _yes_no_refusals(facts: Facts) -> list[str]:
             facts.enforce_eager,
             "the drafter has enforce_eager (remove it from speculative_config)",
         ),
-        (facts.parallel_drafting, "parallel drafting drafts all tokens in one pass"),
-        (facts.extra_input_slots, "the drafter needs additional input slots"),
         (facts.constant_draft_positions, "the draft steps do not advance their positions"),
-        (facts.heterogeneous_vocab, "draft and target have different vocabularies"),
-        (facts.shared_mtp_indices, "the draft steps share indices through a host flag"),
+        (
+            facts.shared_mtp_indices,
+            "the draft steps share indices through a host flag (model runner V2 can do it)",
+        ),
         (
             facts.padded_batch_disabled,
             "disable_padded_drafter_batch makes new inputs on the host (set it to false)",
         ),
-        (facts.xdrope, "the drafter has XD-RoPE positions"),
-        (facts.lora, "LoRA is on"),
-        (facts.eplb, "expert load balancing moves the draft's experts"),
+        (facts.xdrope, "the drafter has XD-RoPE positions (drafts without them get graphs)"),
+        (
+            facts.eplb,
+            "expert load balancing moves the draft's experts between passes (remove enable_eplb)",
+        ),
         (facts.micro_batching, "micro-batching is on (remove enable_dbo)"),
-        (facts.sequence_parallel, "sequence parallelism pads the number of tokens"),
+        (
+            facts.sequence_parallel,
+            "sequence parallelism pads token counts (remove enable_sp, or enable_expert_parallel)",
+        ),
         (
             facts.computes_kv_scales,
             "KV scales are computed in the first forward pass (remove calculate_kv_scales)",
@@ -159,19 +193,18 @@ def _yes_no_refusals(facts: Facts) -> list[str]:
             facts.fast_prefill,
             "kv_sharing_fast_prefill makes other attention metadata (remove it)",
         ),
-        (facts.per_request_attention, "attention takes prefixes or ranges from the host"),
+        (facts.rswa, "R-SWA takes prefix lengths from the host (other models get graphs)"),
     ]
     return [reason for refused, reason in table if refused]
 
 
 def _late_refusals(facts: Facts, attention: AttentionRoles) -> list[str]:
     reasons = []
-    mode = facts.cudagraph_mode
-    if mode is not None and mode not in FULL_MODES:
+    if facts.cudagraph_mode == NO_CAPTURE:
         reasons.append(
-            f"the target's cudagraph mode is {mode} (set cudagraph_mode in compilation_config to "
-            f"one of {', '.join(FULL_MODES)}; vLLM lowers it where the target's attention backend "
-            "needs that)"
+            "vLLM captures no graphs, the target's cudagraph mode is NONE (remove enforce_eager, "
+            "or set cudagraph_mode in compilation_config to another one; with PIECEWISE it wants "
+            "compiled models, so compilation mode VLLM_COMPILE)"
         )
     if facts.attention_backends is not None:
         if not facts.attention_backends:
@@ -189,8 +222,18 @@ def _late_refusals(facts: Facts, attention: AttentionRoles) -> list[str]:
                 f"attention backend {', '.join(unknown)} of the draft is not known to build its "
                 f"metadata inside a graph ({CHOOSE_BACKEND} {', '.join(sorted(attention))})"
             )
-    if facts.kv_cache_groups is not None and facts.kv_cache_groups > 1:
-        reasons.append(f"the draft's layers lie in {facts.kv_cache_groups} KV-cache groups")
+    if facts.unseen_group is not None:
+        reasons.append(
+            f"the draft model's layers lie in KV-cache group {facts.unseen_group}, and vLLM gives "
+            "their proposer the block table of group 0 (a draft model whose attention layers are "
+            "of the kinds of the target's shares its group)"
+        )
+    if facts.derived_builders:
+        reasons.append(
+            f"the draft's attention builds its metadata by {', '.join(facts.derived_builders)}, "
+            "which may read lengths on the host (draft models without chunked or sink attention "
+            "get graphs)"
+        )
     if facts.max_num_seqs is not None and (facts.max_capture_tokens or 0) < 1:
         reasons.append("there are no cudagraph capture sizes (set cudagraph_capture_sizes)")
     return reasons
@@ -202,21 +245,34 @@ def refusals(facts: Facts, attention: AttentionRoles) -> list[str]:
     attention: the attention backends that are granted; any other is refused.
     """
     reasons = [] if facts.no_graphs is None else [facts.no_graphs]
-    if not facts.is_eagle_proposer:
-        reasons.append(f"{facts.proposer_class} is not EagleProposer itself")
-    elif facts.overridden_methods:
+    name = facts.proposer_class.rpartition(".")[2]
+    if facts.proposer_class not in DRAFTERS:
         reasons.append(
-            f"{facts.proposer_class} has its own {', '.join(sorted(facts.overridden_methods))}"
+            f"{name} drafts otherwise than the graphs do (methods eagle, eagle3, mtp, draft_model "
+            "and dflash get them)"
         )
+    elif facts.overridden_methods:
+        own = ", ".join(sorted(facts.overridden_methods))
+        reasons.append(f"{name} has its own {own} (remove what replaces them)")
     if facts.num_speculative_tokens < 1:
         reasons.append(f"num_speculative_tokens is {facts.num_speculative_tokens}")
     reasons += _yes_no_refusals(facts)
+    if facts.adapted_layers:
+        reasons.append(
+            f"LoRA adapters cannot be taken off the draft's {', '.join(facts.adapted_layers)} "
+            "(remove enable_lora)"
+        )
     if facts.data_parallel is not None:
         reasons.append(facts.data_parallel)
     if facts.context_parallel_size > 1:
-        reasons.append("context parallelism computes lengths on the host")
+        reasons.append(
+            "context parallelism computes lengths on the host (set decode_context_parallel_size "
+            "and prefill_context_parallel_size to 1)"
+        )
     if facts.weight_offloader is not None:
-        reasons.append(f"{facts.weight_offloader} moves weights between passes")
+        reasons.append(
+            f"{facts.weight_offloader} moves weights between passes (set offload_group_size to 0)"
+        )
     return reasons + _late_refusals(facts, attention)
 
 
@@ -228,10 +284,11 @@ def decide(mode: Mode, facts: Facts, attention: AttentionRoles) -> Decision:
     if reasons:
         return Decision(refusals=tuple(reasons))
     barred = _barred_roles(facts, attention)
-    first = "first" not in barred
+    role = facts.drafter.first_role
+    first = role not in barred
     later, notes = _later_roles(mode, facts, barred)
     if not first:
-        notes.append(f"first: {barred['first']}")
+        notes.append(f"{role}: {barred[role]}")
     if not first and not later:
         return Decision(refusals=tuple(notes))
     if facts.probabilistic:
@@ -250,13 +307,15 @@ def _barred_roles(facts: Facts, attention: AttentionRoles) -> dict[Role, str]:
             if role not in attention[name]:
                 barred[role] = f"attention backend {name} has no metadata for it inside a graph"
     if facts.no_first is not None:
-        barred["first"] = facts.no_first
+        barred["first"] = barred["whole"] = facts.no_first
     return barred
 
 
 def _later_roles(
     mode: Mode, facts: Facts, barred: Mapping[Role, str]
 ) -> tuple[tuple[Role, ...], list[str]]:
+    if facts.drafter.one_pass:
+        return (), ["batches with a K below the configured one"] if facts.dynamic_k else []
     if facts.num_speculative_tokens == 1:
         return (), []
     wanted: Role = "step" if mode == "step" else "loop"
@@ -279,7 +338,7 @@ def _too_large(facts: Facts, first: bool, later: tuple[Role, ...]) -> list[str]:
     if facts.max_num_seqs is None or facts.max_capture_tokens is None:
         return []
     notes = []
-    largest = facts.max_capture_tokens // (facts.num_speculative_tokens + 1)
+    largest = facts.max_capture_tokens // facts.drafter.first_tokens(facts.num_speculative_tokens)
     if first and largest < facts.max_num_seqs:
         notes.append(
             f"first passes over {largest} requests, the largest capture size being "

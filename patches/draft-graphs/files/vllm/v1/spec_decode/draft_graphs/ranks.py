@@ -108,6 +108,12 @@ def coupling(proposer: Any) -> str | None:
     return None
 
 
+def has_experts(model: Any) -> bool:
+    """Whether a model (torch.nn.Module) has layers of experts."""
+    classes = {type(module) for module in model.modules()}
+    return any(base.__module__.startswith(EXPERTS) for cls in classes for base in cls.__mro__)
+
+
 def looks_beyond_its_rank(cls: type) -> bool:
     """Whether a class of layers is one of experts, or its code names other ranks.
 

@@ -7,14 +7,16 @@ functions: vLLM imports this package while it is itself being imported.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 
 from .drafter import own_methods
+from .policy import ATTENTION_BUILDERS
 from .ranks import token_counts
 
 # Methods of SpecDecodeBaseProposer whose work the graphs take over or build on. A proposer that
@@ -30,6 +32,7 @@ TAKEN_OVER = (
     "_get_slot_mapping",
     "model_returns_tuple",
     "initialize_attn_backend",
+    "validate_same_kv_cache_group",
     "_sample_draft_tokens",  # 0.22 and later
     "_sample_from_logits",  # 0.22 and later
     "_update_positions_dependent_metadata",  # 0.21 and later
@@ -143,6 +146,27 @@ def overridden_methods(proposer: Any) -> tuple[str, ...]:
     )
 
 
+def class_path(value: object) -> str:
+    """Module and name of the class of `value`."""
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def derived_builders(groups: Iterable[Any]) -> tuple[str, ...]:
+    """Names of metadata builders that are not the ones that were read for their backends.
+
+    Layers with chunked or sink attention keep the name of a backend, and derive their builder from
+    its builder.
+    """
+    builders = [(group.backend.get_name(), group.get_metadata_builder()) for group in groups]
+    return tuple(
+        sorted(
+            type(builder).__name__
+            for backend, builder in builders
+            if ATTENTION_BUILDERS.get(backend, class_path(builder)) != class_path(builder)
+        )
+    )
+
+
 def weight_offloader() -> str | None:
     """Name of the offloader that copies weights between passes; None where none does."""
     from vllm.model_executor.offloader.base import NoopOffloader, get_offloader
@@ -236,17 +260,6 @@ def kv_caches(proposer: Any) -> dict[str, torch.Tensor]:
     return caches
 
 
-def per_request_attention(vllm_config: Any) -> bool:
-    """Whether attention takes ranges or prefixes per request from the host.
-
-    R-SWA from 0.25, prefix language models with multimodal prefixes from 0.20.
-    """
-    model = vllm_config.model_config
-    return bool(
-        getattr(model, "rswa_window", None) is not None or getattr(model, "is_mm_prefix_lm", False)
-    )
-
-
 def block_table_width(runner: Any, kv_cache_gid: int) -> int:
     """Blocks in a row of the runner's block table of one KV-cache group."""
     table = runner.input_batch.block_table[kv_cache_gid]
@@ -267,6 +280,55 @@ def prefill_backends(groups: Iterable[Any], query_len: int) -> list[str]:
     )
 
 
-def kv_cache_groups(groups: Iterable[Any]) -> int:
-    """The number of KV-cache groups in which the draft's attention groups lie."""
-    return len({group.kv_cache_group_id for group in groups})
+@contextmanager
+def builders_of_full_graphs(proposer: Any, builders: list[list[Any]] | None) -> Iterator[None]:
+    """Let the draft's attention groups build their metadata with `builders`; None changes nothing.
+
+    builders: as `make_builders_of_full_graphs` returns them.
+    """
+    groups = proposer.draft_attn_groups if builders is not None else []
+    kept = [group.metadata_builders for group in groups]
+    try:
+        for group, own in zip(groups, builders or [], strict=True):
+            group.metadata_builders = own
+        yield
+    finally:
+        for group, before in zip(groups, kept, strict=True):
+            group.metadata_builders = before
+
+
+def make_builders_of_full_graphs(proposer: Any) -> list[list[Any]] | None:
+    """Metadata builders for the captures of draft graphs, a list for each attention group.
+
+    None where the groups' own builders serve: in cudagraph modes with full graphs. In PIECEWISE
+    these have no bound for FlashAttention's number of splits and no buffers for its schedule, and
+    upstream's passes go on with them as they are. The new ones are made as vLLM makes them for
+    FULL_DECODE_ONLY, from the same specification of the KV cache.
+    """
+    from vllm.config import CUDAGraphMode
+
+    config = proposer.vllm_config
+    if config.compilation_config.cudagraph_mode.has_full_cudagraphs():
+        return None
+    full = copy.copy(config)
+    full.compilation_config = copy.copy(config.compilation_config)
+    full.compilation_config.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
+    return [
+        [
+            type(builder)(builder.kv_cache_spec, builder.layer_names, full, builder.device)
+            for builder in group.metadata_builders
+        ]
+        for group in proposer.draft_attn_groups
+    ]
+
+
+def unseen_group(proposer: Any) -> int | None:
+    """The KV-cache group of a draft model whose metadata vLLM does not hand to the proposer.
+
+    The runner looks for the group of EAGLE, MTP and dflash drafts; DraftModelProposer gets group 0
+    in all releases. None where the draft's layers lie in the group whose metadata it gets.
+    """
+    from vllm.v1.spec_decode.draft_model import DraftModelProposer
+
+    gid = int(getattr(proposer, "kv_cache_gid", 0))
+    return gid if isinstance(proposer, DraftModelProposer) and gid > 0 else None

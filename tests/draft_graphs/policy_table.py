@@ -1,0 +1,139 @@
+"""The table of docs/draft-graphs.md that says what a configuration gets, from the policy itself.
+
+``python -m tests.draft_graphs.policy_table`` writes it there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tests.draft_graphs.added_modules import added
+
+policy: Any = added("policy")
+drafters: Any = added("drafter")
+
+PAGE = Path(__file__).parents[2] / "docs" / "draft-graphs.md"
+BEGIN = "<!-- what a configuration gets: tests/draft_graphs/policy_table.py writes this -->\n"
+END = "<!-- end of what a configuration gets -->\n"
+
+PLAIN = policy.Facts(
+    num_speculative_tokens=3,
+    cudagraph_mode="FULL_AND_PIECEWISE",
+    max_num_seqs=128,
+    max_capture_tokens=512,
+    attention_backends=("FLASH_ATTN",),
+)
+DRAFT_MODEL = "vllm.v1.spec_decode.draft_model.DraftModelProposer"
+DFLASH = "vllm.v1.spec_decode.dflash.DFlashProposer"
+#: The kinds of drafters beside EAGLE, with K=3.
+DRAFTERS = {
+    "draft_model": drafters.Drafter("extended", 1, takes_hidden_states=False, hands_over=False),
+    "P-EAGLE": drafters.Drafter("extended", 2, one_pass=True, combines=True),
+    "PARD": drafters.Drafter(
+        "extended", 3, one_pass=True, takes_hidden_states=False, hands_over=False
+    ),
+    "dflash": drafters.Drafter("context", one_pass=True, hands_over=False, combines=True),
+}
+#: So few requests that a pass with additional tokens holds them all.
+SMALL = {"max_num_seqs": 64}
+#: (the configuration in words, how its facts differ from `PLAIN`'s).
+CASES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("eagle, eagle3 or a plain MTP method; K = 3", {}),
+    ("K = 1", {"num_speculative_tokens": 1}),
+    (
+        "draft_model, also with another vocabulary than the target's (from 0.25)",
+        {"proposer_class": DRAFT_MODEL, "drafter": DRAFTERS["draft_model"], **SMALL},
+    ),
+    ("PARD", {"proposer_class": DRAFT_MODEL, "drafter": DRAFTERS["PARD"], **SMALL}),
+    ("P-EAGLE", {"drafter": DRAFTERS["P-EAGLE"], **SMALL}),
+    ("dflash", {"proposer_class": DFLASH, "drafter": DRAFTERS["dflash"]}),
+    (
+        "a draft model in another KV-cache group than 0",
+        {"proposer_class": DRAFT_MODEL, "drafter": DRAFTERS["draft_model"], "unseen_group": 1},
+    ),
+    ("target in PIECEWISE, FULL or FULL_DECODE_ONLY", {"cudagraph_mode": "PIECEWISE"}),
+    (
+        "K by batch size (`num_speculative_tokens_per_batch_size`, from 0.24)",
+        {"dynamic_k": True, "cudagraph_mode": "PIECEWISE"},
+    ),
+    ("`draft_sample_method: probabilistic`", {"probabilistic": True}),
+    ("a draft that takes embeddings of images", {"multimodal": True}),
+    ("at most 256 requests and 512 captured tokens", {"max_num_seqs": 256}),
+    (
+        "EAGLE3 drafts whose `fc` layer does not tell its width",
+        {
+            "no_first": "the width of the target's hidden states is not known from the draft's "
+            "fc layer"
+        },
+    ),
+    ("drafts with an eager setting of their own", {"enforce_eager": True}),
+    ("a target without graphs", {"cudagraph_mode": policy.NO_CAPTURE}),
+    ("no capture sizes", {"max_capture_tokens": 0}),
+    ("no draft tokens", {"num_speculative_tokens": 0}),
+    (
+        "a device without graphs",
+        {"no_graphs": "the platform (cpu) has neither CUDA nor HIP graphs"},
+    ),
+    ("gemma4, step3p5", {"proposer_class": "vllm.v1.spec_decode.step3p5.Step3p5MTPProposer"}),
+    ("a proposer that somebody changed", {"overridden_methods": ("propose",)}),
+    ("drafts whose positions do not advance", {"constant_draft_positions": True}),
+    ("MTP layers that share indices (from 0.23)", {"shared_mtp_indices": True}),
+    ("`disable_padded_drafter_batch`", {"padded_batch_disabled": True}),
+    ("XD-RoPE of the drafter (until 0.29)", {"xdrope": True}),
+    (
+        "LoRA, where a layer of the draft has an adapter and none below it (no layer of vLLM's)",
+        {"adapted_layers": ("model.norm",)},
+    ),
+    ("expert load balancing beside a draft with experts", {"eplb": True}),
+    ("micro-batching", {"micro_batching": True}),
+    (
+        "data parallelism, where a layer of the draft reaches other ranks",
+        {
+            "data_parallel": "2 data-parallel ranks draft in lockstep: layers of the draft model "
+            "reach other ranks (FusedMoE)"
+        },
+    ),
+    ("context parallelism, decode or prefill", {"context_parallel_size": 2}),
+    ("sequence parallelism", {"sequence_parallel": True}),
+    ("an offloader that copies weights", {"weight_offloader": "PrefetchOffloader"}),
+    ("KV scales computed on the fly (until 0.27)", {"computes_kv_scales": True}),
+    ("`kv_sharing_fast_prefill`", {"fast_prefill": True}),
+    ("R-SWA (from 0.25)", {"rswa": True}),
+    (
+        "an attention backend that is not in the table below",
+        {"attention_backends": ("FLASHINFER",)},
+    ),
+    ("one that no GPU has run with graphs", {"attention_backends": ("TRITON_MLA",)}),
+    (
+        "chunked or sink attention in the draft",
+        {"derived_builders": ("ChunkedLocalAttentionBuilder",)},
+    ),
+)
+
+
+def row(words: str, changes: dict[str, Any]) -> str:
+    """One row: what the default mode captures, and what the log says of the rest."""
+    facts = replace(PLAIN, **changes)
+    decision = policy.decide("auto", facts, policy.GRAPH_ATTENTION_BACKENDS)
+    roles = [facts.drafter.first_role] * decision.first + list(decision.later)
+    said = "; ".join([*decision.refusals, *decision.notes])
+    return f"| {words} | {', '.join(f'`{role}`' for role in roles) or 'nothing'} | {said} |"
+
+
+def render() -> str:
+    """The table."""
+    head = "| configuration | graphs by default | what the log says of the rest |\n|---|---|---|\n"
+    return head + "".join(f"{row(*case)}\n" for case in CASES)
+
+
+def page_with_table(page: str) -> str:
+    """The page with the table as it is now."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{render()}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page_with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
