@@ -102,7 +102,7 @@ GPU_ONLY = {
         "there is one stream on CPU; here only that the result is not the graphs' memory. By vLLM 0.26.0's sources each of its own readers has read before the next replay: `_sample` and `take_draft_token_ids` wait for the copy to the host, and `_prepare_input_ids` reads on the stream that drafts",
         "`late-reader` of `tests/gpu/gpu_mutations.py`: of 20 results that the test reads late none has changed",
         _put_in(
-            "the result is no copy",
+            "the result is not a copy",
             "`late-reader`, where the test reads on a stream that sleeps, and `late-copies`, where vLLM's own copy sleeps, which nobody should notice",
             "16 of 20 results that the test read late had changed; vLLM's own copy came in time",
         ),
