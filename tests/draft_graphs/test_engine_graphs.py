@@ -31,6 +31,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 DRAFTS = ("eagle3", "eagle3hid", "eagle1")
 KS = (1, 2, 3, 5)
 OWN = [1, 2, 4, 8]
+PIECEWISE = {"mode": 0, "cudagraph_mode": "PIECEWISE"}
 
 #: The second sizes make every batch but the full one a padded one.
 RUNS = {
@@ -100,6 +101,13 @@ def scenario(models: Path, name: str) -> Plan:
             }
         },
         "the target in FULL": {"compilation": {"mode": 0, "cudagraph_mode": "FULL"}},
+        "the target in PIECEWISE": {"compilation": PIECEWISE},
+        # vLLM itself lowers the target's mode to PIECEWISE then.
+        "K by batch size": {
+            "speculative": {
+                "num_speculative_tokens_per_batch_size": [[1, 2, 3], [3, 5, 2], [6, 8, 1]]
+            }
+        },
         "up to the largest length": {
             "requests": tuple(replace(request, tokens=200) for request in requests[:6]),
             "max_model_len": 80,
@@ -145,6 +153,7 @@ USED = (
     "one request at a time",
     "small capture sizes",
     "the target in FULL",
+    "the target in PIECEWISE",
     "up to the largest length",
     "prefix caching, chunked prefill and prompt logprobs",
     "sampled drafts, all greedy",
@@ -157,7 +166,7 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def scenarios(patched_python: Path, tiny_models: Path) -> dict[str, dict[str, Outcome]]:
-    names = [*USED, *REFUSED, "sampled drafts"]
+    names = [*USED, *REFUSED, "sampled drafts", "K by batch size"]
     plans = [scenario(tiny_models, name) for name in names]
     return dict(zip(names, run_harness(patched_python, plans), strict=True))
 
@@ -176,6 +185,21 @@ def test_drafts_are_those_without_graphs(
         expect_right(outcome)
     expect_graphs(outcome, 3)
     assert not off.used
+
+
+def test_where_k_changes_with_the_batch_the_steps_of_each_k_are_in_graphs(
+    scenarios: dict[str, dict[str, Outcome]],
+) -> None:
+    outcome, off = scenarios["K by batch size"]["auto"], scenarios["K by batch size"]["off"]
+    expect_right(outcome)
+    assert outcome.accepted == off.accepted
+    assert outcome.captured == [f"{role} {size}" for role in ("first", "step") for size in OWN]
+    assert outcome.python_calls == 0
+    # A first pass is captured for the largest K; steps serve any K.
+    assert live_sizes(outcome, "propose") <= {1, 2}
+    assert live_sizes(outcome, "later_steps") == {2, 3, 4, 5}
+    assert not any(outcome.missed[name] for name in outcome.missed if name.startswith("later"))
+    assert {replay.split()[0] for replay in outcome.replays} == {"first", "step"}
 
 
 def test_first_passes_over_the_largest_capture_size_stay_upstreams(
