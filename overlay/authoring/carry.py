@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 
 from overlay.authoring.merge import Merge, merge
+from overlay.authoring.scoped import ScopedText
 from overlay.features.model import MODULE_SCOPE, Hunk
-from overlay.planning.matching import edits, final_newline_after, match, new_lines, share_of
-from overlay.planning.scopes import Scopes, Syntax, UnparsableError, find
+from overlay.planning.matching import edits, final_newline_after, new_lines, share_of
+from overlay.planning.scopes import Syntax, UnparsableError, find
 from overlay.planning.text import Edit, SourceText, TextError
-from overlay.results import HunkResult, Outcome, State, whole_outcome
+from overlay.results import Outcome, State, whole_outcome
 
 #: Upstream has a hunk where at least this share of its new lines stands in its scope
 #: (measured on 300 merged changes: 98 % are recognised in the first release that has them, and
@@ -82,8 +83,8 @@ def carry(
     except (TextError, UnparsableError) as error:
         conflicts = tuple(CarriedHunk(h, Outcome.CONFLICT, h.scope) for h in hunks)
         return Carried(conflicts, target, f"the file cannot be read: {error}")
-    origin_text = _Text(origin, scopes)
-    exact = [_settled(hunk, origin_text, _Text(text, now)) for hunk in hunks]
+    origin_text = ScopedText(origin, scopes)
+    exact = [_settled(hunk, origin_text, ScopedText(text, now)) for hunk in hunks]
     landed = [edit for one in exact if one is not None for edit in one.edits]
     try:
         if landed:
@@ -97,7 +98,7 @@ def carry(
         if known is not None:
             results.append(known.result)
             continue
-        result, changed = _merged(hunk, origin_text, _Text(text, now))
+        result, changed = _merged(hunk, origin_text, ScopedText(text, now))
         if changed is not None:
             try:
                 now, text = find(changed.lines), changed
@@ -109,18 +110,6 @@ def carry(
 
 
 @dataclass(frozen=True)
-class _Text:
-    """A text with its scopes."""
-
-    source: SourceText
-    scopes: Scopes
-
-    def match(self, hunk: Hunk) -> HunkResult:
-        """The state of a hunk in the text."""
-        return match(hunk, self.source.lines, self.scopes, self.source.final_newline)
-
-
-@dataclass(frozen=True)
 class _Settled:
     """A hunk that needs no merge, and the edits by which it lands, if it does."""
 
@@ -128,9 +117,9 @@ class _Settled:
     edits: tuple[Edit, ...] = ()
 
 
-def _settled(hunk: Hunk, origin: _Text, target: _Text) -> _Settled | None:
+def _settled(hunk: Hunk, origin: ScopedText, target: ScopedText) -> _Settled | None:
     """A hunk that upstream has or that lands exactly; ``None`` for any other."""
-    home = _home(hunk, origin)
+    home = origin.home(hunk)
     known = () if home is None else origin.source.lines[home.start : home.stop]
     telling = new_lines(hunk, known)
     for place in target.scopes.get(hunk.scope, ()):
@@ -146,9 +135,11 @@ def _settled(hunk: Hunk, origin: _Text, target: _Text) -> _Settled | None:
     return None
 
 
-def _merged(hunk: Hunk, origin: _Text, target: _Text) -> tuple[CarriedHunk, SourceText | None]:
+def _merged(
+    hunk: Hunk, origin: ScopedText, target: ScopedText
+) -> tuple[CarriedHunk, SourceText | None]:
     """Merge a hunk into its scope in another text, wherever that is now, and the text it leaves."""
-    at_base, home = origin.match(hunk), _home(hunk, origin)
+    at_base, home = origin.match(hunk), origin.home(hunk)
     if at_base.state is not State.PRISTINE or at_base.line is None or home is None:
         return CarriedHunk(hunk, Outcome.CONFLICT, hunk.scope), None
     made = edits(hunk, at_base.line - 1)
@@ -178,17 +169,7 @@ def _merged(hunk: Hunk, origin: _Text, target: _Text) -> tuple[CarriedHunk, Sour
         return replace(result, outcome=Outcome.CONFLICT), None
 
 
-def _home(hunk: Hunk, origin: _Text) -> range | None:
-    """The place of the hunk's scope in its base that holds the hunk."""
-    places = origin.scopes.get(hunk.scope, ())
-    line = origin.match(hunk).line
-    if line is None:
-        return places[0] if len(places) == 1 else None
-    start, stop = line - 1, line - 1 + len(hunk.pre)
-    return next((p for p in places if p.start <= start and stop <= p.stop), None)
-
-
-def _moved(base_lines: Sequence[str], scope: str, target: _Text) -> tuple[str, range | None]:
+def _moved(base_lines: Sequence[str], scope: str, target: ScopedText) -> tuple[str, range | None]:
     """The one scope of a text that is most like the base's, if it is like enough."""
     if scope == MODULE_SCOPE:
         return scope, None

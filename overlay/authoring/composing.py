@@ -7,18 +7,15 @@ there once and for the result to show that it is applied.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from overlay.authoring.merge import matches
+from overlay.authoring.scoped import ScopedText
 from overlay.features.model import MODULE_SCOPE, Hunk
-from overlay.planning.matching import holding_scopes, match
-from overlay.planning.scopes import find
-from overlay.planning.text import SourceText
+from overlay.planning.matching import holding_scopes
 from overlay.results import State
-
-Scopes = Mapping[str, Sequence[range]]
 
 #: Lines of context around a change, from the usual number to all there are.
 CONTEXT = (3, 5, 8, 13, 21, 34, 1_000_000)
@@ -26,18 +23,6 @@ CONTEXT = (3, 5, 8, 13, 21, 34, 1_000_000)
 
 class NotComposable(ValueError):
     """The change cannot be written as hunks of the strict format."""
-
-
-@dataclass(frozen=True)
-class _Text:
-    """A text with its scopes."""
-
-    source: SourceText
-    scopes: Scopes
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        return self.source.lines
 
 
 @dataclass(frozen=True)
@@ -55,7 +40,7 @@ def compose(before: bytes, after: bytes) -> tuple[Hunk, ...]:
     :raises NotComposable: if no amount of context makes a hunk unambiguous, or the change is one of
         line ends, encoding or a byte-order mark alone.
     """
-    old, new = _read(before), _read(after)
+    old, new = ScopedText.read(before), ScopedText.read(after)
     if old.source.encoding != new.source.encoding or old.source.bom != new.source.bom:
         raise NotComposable("it changes the encoding of the file or its byte-order mark")
     groups = _close_together(list(_blocks(old, new)), old, new)
@@ -94,7 +79,9 @@ def _end(hunk: Hunk) -> int:
     return hunk.source_line + len(hunk.pre) - 1
 
 
-def _close_together(blocks: Sequence[_Block], old: _Text, new: _Text) -> list[list[_Block]]:
+def _close_together(
+    blocks: Sequence[_Block], old: ScopedText, new: ScopedText
+) -> list[list[_Block]]:
     """The blocks in groups: those in one scope between which few lines stay are one hunk."""
     groups: list[list[_Block]] = []
     scope = None
@@ -109,12 +96,7 @@ def _close_together(blocks: Sequence[_Block], old: _Text, new: _Text) -> list[li
     return groups
 
 
-def _read(data: bytes) -> _Text:
-    source = SourceText.from_bytes(data)
-    return _Text(source, find(source.lines))
-
-
-def _blocks(old: _Text, new: _Text) -> Iterator[_Block]:
+def _blocks(old: ScopedText, new: ScopedText) -> Iterator[_Block]:
     """What differs; a final newline that comes or goes belongs to the last line."""
     kept = matches(old.lines, new.lines)
     if old.source.final_newline is not new.source.final_newline and old.lines and new.lines:
@@ -127,7 +109,7 @@ def _blocks(old: _Text, new: _Text) -> Iterator[_Block]:
             yield _Block(range(a + 1, next_a), range(b + 1, next_b))
 
 
-def _hunk(group: Sequence[_Block], room: range, old: _Text, new: _Text) -> Hunk | None:
+def _hunk(group: Sequence[_Block], room: range, old: ScopedText, new: ScopedText) -> Hunk | None:
     """The narrowest hunk that holds the blocks; ``None`` where there is none in ``room``."""
     changed = range(group[0].old.start, group[-1].old.stop)
     for scope, inside in _scopes_around(group, old, new):
@@ -142,7 +124,9 @@ def _hunk(group: Sequence[_Block], room: range, old: _Text, new: _Text) -> Hunk 
     return None
 
 
-def _scopes_around(group: Sequence[_Block], old: _Text, new: _Text) -> Iterator[tuple[str, range]]:
+def _scopes_around(
+    group: Sequence[_Block], old: ScopedText, new: ScopedText
+) -> Iterator[tuple[str, range]]:
     """The scopes that hold the blocks before and after, innermost first, with their old place."""
     before = range(group[0].old.start, group[-1].old.stop)
     after = range(group[0].new.start, group[-1].new.stop)
@@ -157,7 +141,9 @@ def _scopes_around(group: Sequence[_Block], old: _Text, new: _Text) -> Iterator[
                 yield name, place
 
 
-def _cut(group: Sequence[_Block], place: range, scope: str, old: _Text, new: _Text) -> Hunk:
+def _cut(
+    group: Sequence[_Block], place: range, scope: str, old: ScopedText, new: ScopedText
+) -> Hunk:
     lines: list[tuple[str, str]] = []
     at = place.start
     for block in group:
@@ -179,14 +165,13 @@ def _cut(group: Sequence[_Block], place: range, scope: str, old: _Text, new: _Te
     )
 
 
-def _fits(hunk: Hunk, start: int, old: _Text, new: _Text) -> bool:
+def _fits(hunk: Hunk, start: int, old: ScopedText, new: ScopedText) -> bool:
     """Whether a hunk lands at the 0-based ``start`` alone, and shows afterwards that it did."""
     if not hunk.pre or not hunk.post:
         return False
     if hunk.shows_nothing:
         return False
-    placed = match(hunk, old.lines, old.scopes, old.source.final_newline)
-    again = match(hunk, new.lines, new.scopes, new.source.final_newline)
+    placed, again = old.match(hunk), new.match(hunk)
     return (
         placed.state is State.PRISTINE
         and placed.line == start + 1

@@ -14,7 +14,6 @@ from overlay.cli.options import (
     TARGET_HELP,
     WRITABLE_HELP,
     Answer,
-    Text,
     common_options,
     complete_releases,
     complete_target,
@@ -52,7 +51,7 @@ class _Commands(click.Group):
 )
 @patches_option
 @click.pass_context
-def cli(context: click.Context) -> Text | None:
+def cli(context: click.Context) -> str | None:
     """Source patches for an installed vLLM, applied by their anchors.
 
     \b
@@ -61,14 +60,14 @@ def cli(context: click.Context) -> Text | None:
       overlay apply          # patch it
       overlay revert         # put every byte back
     """
-    return Text(context.get_help()) if context.invoked_subcommand is None else None
+    return context.get_help() if context.invoked_subcommand is None else None
 
 
 def _with_progress(work: Callable[..., Report], *arguments: Any, **options: Any) -> Report:
     """Run ``work`` with a meter on standard error, for what takes long."""
-    from overlay import api
+    from overlay.api import command_line
 
-    with api.meter() as progress:
+    with command_line.meter() as progress:
         return work(*arguments, progress=progress, **options)
 
 
@@ -116,11 +115,11 @@ def check(
       overlay check --releases all                 # every release, as a table
       overlay check --releases new                 # what came out since this overlay
     """
-    from overlay import api
+    from overlay.api import command_line
 
     refuse_both(targets, python)
     report = _with_progress(
-        api.check_many,
+        command_line.check_many,
         targets,
         releases=releases,
         pre=pre,
@@ -236,6 +235,7 @@ def status(
       overlay status --live                        # what your running vLLM has loaded
     """
     from overlay import api
+    from overlay.api import command_line
 
     refuse_both(target, python)
     if live:
@@ -246,7 +246,7 @@ def status(
                 "--live speaks of running processes, --require of files: give one of them; "
                 "OVERLAY_REQUIRED makes a process refuse to start."
             )
-        return Answer(api.live(), as_json, verbose)
+        return Answer(command_line.live(), as_json, verbose)
     report = _with_progress(
         api.status, target, python=python, patches=patches_of(context), require=require
     )
@@ -271,10 +271,10 @@ def adopt(
       overlay adopt
       overlay adopt /opt/venv/lib/python3.12/site-packages
     """
-    from overlay import api
+    from overlay.api import command_line
 
     refuse_both(target, python)
-    report = _refusable(api.adopt, target, python=python, patches=patches_of(context))
+    report = _refusable(command_line.adopt, target, python=python, patches=patches_of(context))
     return Answer(report, as_json, verbose)
 
 
@@ -298,11 +298,11 @@ def diff(
       overlay diff 0.26.0 > draft-graphs.diff
       overlay diff ./vllm-checkout | git -C ./vllm-checkout apply
     """
-    from overlay import api
+    from overlay.api import command_line
 
     refuse_both(target, python)
     report = _with_progress(
-        api.diff_report, target, python=python, only=only, patches=patches_of(context)
+        command_line.diff_report, target, python=python, only=only, patches=patches_of(context)
     )
     return Answer(report, as_json, verbose)
 
@@ -323,89 +323,7 @@ def list_(
       overlay list -v --patches ./our-patches
       overlay list --releases                      # which releases are newer than this overlay?
     """
-    from overlay import api
+    from overlay.api import command_line
 
-    report = api.catalogue(patches=patches_of(context), releases=releases, pre=pre)
+    report = command_line.catalogue(patches=patches_of(context), releases=releases, pre=pre)
     return Answer(report, as_json, verbose)
-
-
-@cli.command()
-@common_options
-@click.pass_context
-def doctor(context: click.Context, as_json: bool, verbose: bool) -> Answer:
-    """Show everything that a bug report needs, and what needs you.
-
-    \b
-    Example:
-      overlay doctor
-      overlay doctor --json > report.json
-    """
-    from overlay import api
-
-    return Answer(api.doctor(patches=patches_of(context)), as_json, verbose)
-
-
-@cli.command(short_help="Show or empty the cache: dir, size or clean.")
-@click.argument("what", type=click.Choice(["dir", "size", "clean"]))
-@common_options
-def cache(what: str, as_json: bool, verbose: bool) -> Answer:
-    """Say where the cache lies, how large it is, or empty it.
-
-    The cache holds releases that were fetched, modules that were patched in memory and what was
-    learnt of texts. All of it is made again where it is needed; what else lies in the folder is
-    left alone.
-
-    \b
-    Example:
-      overlay cache dir
-      overlay cache size
-      overlay cache clean
-    """
-    from overlay import api
-
-    return Answer(api.cache(what), as_json, verbose)
-
-
-@cli.command(short_help="Print what makes your shell complete overlay's words.")
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> Text:
-    """Print the lines that make a shell complete commands, options, features and releases.
-
-    \b
-    Example:
-      overlay completion bash >> ~/.bashrc
-      overlay completion zsh >> ~/.zshrc
-      overlay completion fish > ~/.config/fish/completions/overlay.fish
-    """
-    from click.shell_completion import get_completion_class
-
-    kind = get_completion_class(shell)
-    assert kind is not None, "click.Choice lets no other shell through"
-    return Text(kind(cli, {}, "overlay", "_OVERLAY_COMPLETE").source().strip())
-
-
-@cli.command("help", short_help="Show the help of a command.")
-@click.argument("command", required=False)
-@click.pass_context
-def help_(context: click.Context, command: str | None) -> Text:
-    """Show the help of a command, or this overview.
-
-    \b
-    Example:
-      overlay help apply
-    """
-    root = context.find_root()
-    if command is None:
-        return Text(root.get_help())
-    found = cli.get_command(context, command)
-    if found is None:
-        raise click.UsageError(_unknown(command), root)
-    return Text(found.get_help(click.Context(found, info_name=command, parent=root)))
-
-
-def _unknown(command: str) -> str:
-    from difflib import get_close_matches
-
-    close = get_close_matches(command, cli.commands)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    return f"No such command {command!r}.{hint}"

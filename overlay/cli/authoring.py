@@ -55,15 +55,15 @@ def import_(
       overlay import https://github.com/vllm-project/vllm/pull/49391 --id stop-strings
       overlay import ~/src/vllm@main..fix --id our-fix --base ~/src/vllm
     """
-    from overlay import api
+    from overlay.api import command_line
 
     folders = patches_of(context)
     if not folders:
         raise click.UsageError(
             "there is no folder to write to: name one with --patches DIR, or in overlay.toml."
         )
-    with api.meter() as progress:
-        report = api.import_change(
+    with command_line.meter() as progress:
+        report = command_line.import_change(
             sources,
             id_,
             folders[-1],

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
-from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from click.shell_completion import CompletionItem
 
     from overlay.api import Report
 
@@ -31,8 +31,8 @@ WRITABLE_HELP = (
 )
 
 
-@dataclass(frozen=True)
-class Answer:
+# Named tuples: a data class would have to be compiled for every command, --help included.
+class Answer(NamedTuple):
     """A report and how the user wants to see it."""
 
     report: Report
@@ -40,11 +40,11 @@ class Answer:
     verbose: bool = False
 
 
-@dataclass(frozen=True)
-class Text:
-    """A text that a command prints as it is, such as its help."""
+def completion_item(value: str, **attributes: str) -> CompletionItem:
+    """An item of a shell's completion; what it is made of is imported only where a shell asks."""
+    from click.shell_completion import CompletionItem
 
-    text: str
+    return CompletionItem(value, **attributes)
 
 
 def complete_features(
@@ -60,7 +60,7 @@ def complete_features(
     except (api.OverlayError, OSError):
         return []  # a shell has no place for the error; the command itself tells it
     return [
-        CompletionItem(feature.id, help=feature.title)
+        completion_item(feature.id, help=feature.title)
         for feature in known
         if feature.id.startswith(incomplete)
     ]
@@ -72,10 +72,10 @@ def complete_releases(
     incomplete: str,
 ) -> list[CompletionItem]:
     """The releases that the shipped features are made for, and ``all``."""
-    from overlay import api
+    from overlay.api import command_line
 
-    known = ("all", "new", *api.known_releases())
-    return [CompletionItem(release) for release in known if release.startswith(incomplete)]
+    known = ("all", "new", *command_line.known_releases())
+    return [completion_item(release) for release in known if release.startswith(incomplete)]
 
 
 def complete_target(
@@ -84,7 +84,7 @@ def complete_target(
     """Releases where a digit was typed, else files and folders."""
     if incomplete[:1].isdigit():
         return complete_releases(context, parameter, incomplete)
-    return [CompletionItem(incomplete, type="file")]
+    return [completion_item(incomplete, type="file")]
 
 
 def feature_option(text: str) -> Callable[[F], F]:
@@ -132,7 +132,7 @@ def patches_option(command: F) -> F:
         callback=_add_patches,
         help="Also use the features in this folder; may be given several times, here or before "
         "the command. An overlay.toml names folders once for a project.",
-        shell_complete=lambda *given: [CompletionItem(given[2], type="dir")],
+        shell_complete=lambda *given: [completion_item(given[2], type="dir")],
     )(command)
 
 
@@ -151,11 +151,11 @@ def patches_of(context: click.Context) -> tuple[str | Path, ...]:
 
     :raises OverlayError: if the project's file is malformed.
     """
-    from overlay import api
+    from overlay.api import command_line
 
     inherited = os.environ.get("OVERLAY_PATCHES", "").split(os.pathsep)
     named = context.find_root().meta.get("patches", [])
-    return (*(folder for folder in inherited if folder), *api.project().patches, *named)
+    return (*(folder for folder in inherited if folder), *command_line.project().patches, *named)
 
 
 def target_argument(command: F) -> F:
@@ -171,7 +171,7 @@ def python_option(command: F) -> F:
         metavar="PATH",
         help="Mean the vLLM that this interpreter, or this virtual environment, would import: "
         "where overlay itself lives elsewhere (uv tool, pipx). Nothing of it is run.",
-        shell_complete=lambda *given: [CompletionItem(given[2], type="file")],
+        shell_complete=lambda *given: [completion_item(given[2], type="file")],
     )(command)
 
 

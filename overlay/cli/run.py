@@ -9,9 +9,11 @@ from contextlib import suppress
 
 import click
 
+from overlay.cli import about as about  # noqa: PLC0414 - adds its commands
 from overlay.cli import authoring as authoring  # noqa: PLC0414 - adds its commands
+from overlay.cli import history as history  # noqa: PLC0414 - adds its commands
 from overlay.cli.arguments import cli
-from overlay.cli.options import Answer, Text
+from overlay.cli.options import Answer
 
 ERROR, INTERRUPTED = 2, 130
 
@@ -29,39 +31,44 @@ def run(arguments: Sequence[str]) -> int:
         return INTERRUPTED
 
 
-def _answer(arguments: list[str]) -> Answer | Text | int:
-    from overlay.api import OverlayError, UsageError, described
-
+def _answer(arguments: list[str]) -> Answer | str | int:
     try:
-        answer: Answer | Text | int | None = cli.main(
+        answer: Answer | str | int | None = cli.main(
             arguments, prog_name="overlay", standalone_mode=False
         )
-        return 0 if answer is None else answer
     except click.Abort:
         raise
-    except click.ClickException as error:
-        return _failed(arguments, _usage(error, _command(arguments)), "USAGE")
-    except UsageError as error:
-        return _failed(arguments, str(error), "USAGE")
-    except OverlayError as error:
-        return _failed(arguments, str(error), "ENVIRONMENT")
-    except OSError as error:
-        return _failed(arguments, described(error), "ENVIRONMENT")
     except Exception as error:  # the last resort: reported in full, never swallowed
         if _was_interrupted(error):
             raise KeyboardInterrupt from error
-        import traceback
+        return _stopped(arguments, error)
+    return 0 if answer is None else answer
 
-        from overlay.api import printable
 
-        sys.stderr.write(printable(traceback.format_exc(), lines=True))
-        return _failed(
-            arguments,
-            f"{type(error).__name__}: {error}\n"
-            "this is a bug in vllm-overlay; please report it with the traceback on standard "
-            "error, the command and the output of `overlay --version`",
-            "BUG",
-        )
+def _stopped(arguments: list[str], error: Exception) -> Answer:
+    """The answer of a command that an exception ended."""
+    from overlay.api import OverlayError, UsageError
+    from overlay.api.command_line import described, printable
+
+    if isinstance(error, click.ClickException):
+        return _failed(arguments, _usage(error, _command(arguments)), "USAGE")
+    if isinstance(error, UsageError):
+        return _failed(arguments, str(error), "USAGE")
+    if isinstance(error, OverlayError):
+        return _failed(arguments, str(error), "ENVIRONMENT")
+    if isinstance(error, OSError):
+        return _failed(arguments, described(error), "ENVIRONMENT")
+    import traceback
+
+    text = "".join(traceback.format_exception(error))
+    sys.stderr.write(printable(text, lines=True))
+    return _failed(
+        arguments,
+        f"{type(error).__name__}: {error}\n"
+        "this is a bug in vllm-overlay; please report it with the traceback on standard "
+        "error, the command and the output of `overlay --version`",
+        "BUG",
+    )
 
 
 def _was_interrupted(error: BaseException) -> bool:
@@ -77,7 +84,8 @@ def _failed(arguments: list[str], error: str, code: str) -> Answer:
 
     :param code: name of the ``Code``, whose module is imported only here.
     """
-    from overlay.api import Code, failure
+    from overlay.api import Code
+    from overlay.api.command_line import failure
 
     report = failure(_command(arguments), error, Code[code])
     return Answer(report, json="--json" in _options(arguments))
@@ -98,7 +106,7 @@ def _usage(error: click.ClickException, command: str) -> str:
     return f"{error.format_message()}\n`{name} --help` shows what is possible, with examples"
 
 
-def _deliver(answer: Answer | Text) -> int:
+def _deliver(answer: Answer | str) -> int:
     """Write the report where it belongs.
 
     A reader that goes away early (``overlay list | head -1``) changes nothing about the answer,
@@ -116,7 +124,7 @@ def _deliver(answer: Answer | Text) -> int:
             )
         _silence()
         return ERROR
-    return 0 if isinstance(answer, Text) else answer.report.exit
+    return 0 if isinstance(answer, str) else answer.report.exit
 
 
 def _silence() -> None:
@@ -137,12 +145,12 @@ def _open_streams() -> None:
             setattr(sys, name, nowhere)
 
 
-def _write(answer: Answer | Text) -> None:
-    if isinstance(answer, Text):
-        sys.stdout.write(answer.text + "\n")
+def _write(answer: Answer | str) -> None:
+    if isinstance(answer, str):
+        sys.stdout.write(answer + "\n")
         sys.stdout.flush()
         return
-    from overlay.api import as_json, write_text
+    from overlay.api.command_line import as_json, write_text
 
     report = answer.report
     if answer.json:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from overlay.report.history import LogReport, MatrixReport, matrix_data
+from overlay.report.history import data as logged
 from overlay.report.imported import ImportReport, SeriesReport
 from overlay.report.imported import data as imported
 from overlay.report.model import (
@@ -63,6 +65,10 @@ def as_data(report: Report) -> dict[str, Any]:
         data["doctor"] = {**report.facts, "problems": list(report.problems)}
     if isinstance(report, ImportReport):
         data["import"] = imported(report)
+    if isinstance(report, LogReport):
+        data["log"] = logged(report)
+    if isinstance(report, MatrixReport):
+        data["matrix"] = matrix_data(report)
     if isinstance(report, SeriesReport):
         data["imports"] = [imported(entry) for entry in report.imports]
     if isinstance(report, CacheReport):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from overlay.report.codes import Exit
+from overlay.report.history import LogReport, MatrixReport, matrix_lines
+from overlay.report.history import lines as logged
 from overlay.report.imported import ImportReport, SeriesReport, series_lines
 from overlay.report.imported import lines as imported
 from overlay.report.lines import BLANK, MARK, Line, Span, labelled
@@ -87,6 +89,10 @@ def _without_target(report: Report) -> Iterator[Line]:
         yield from imported(report)
     elif isinstance(report, SeriesReport):
         yield from series_lines(report)
+    elif isinstance(report, LogReport):
+        yield from logged(report)
+    elif isinstance(report, MatrixReport):
+        yield from matrix_lines(report)
 
 
 def _cache(report: CacheReport) -> Iterator[Line]:

@@ -39,6 +39,7 @@ class Code(str, Enum):
     DIFFERS = "differs"
     EMPTY = "empty"
     LISTED = "listed"
+    LOGGED = "logged"
     RUNNING = "running"
     NOT_RUNNING = "not-running"
     NO_PROBLEM = "no-problem"

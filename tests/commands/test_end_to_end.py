@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from overlay.cli.arguments import cli as group
+from overlay.cli.run import cli as group
 from tests.support import fake_vllm
 from tests.support.cli import ADDED, CAPTURE, PROPOSE, PROPOSER, RUNNER, Cli, digest
 from tests.support.patches import hunk, patch_text, write_feature

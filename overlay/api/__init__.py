@@ -13,21 +13,18 @@ for programs) and ``verdict`` (one sentence for people).  What cannot be answere
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from overlay.api.calls import PatchRefused, accepted, as_name, request
 from overlay.errors import OverlayError, UsageError
 
 if TYPE_CHECKING:
-    from overlay.commands.project import Project
-    from overlay.commands.request import Request
+    from overlay.api.calls import Place
     from overlay.features.model import Feature
     from overlay.processes.live import LiveProcess
     from overlay.report.codes import Code
     from overlay.report.model import (
-        AdoptReport,
         ApplyReport,
-        CacheReport,
         CheckReport,
         DiffReport,
         DoctorReport,
@@ -39,7 +36,6 @@ if TYPE_CHECKING:
         StatusReport,
         TargetReport,
     )
-    from overlay.report.progress import Meter
     from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State
     from overlay.targets.target import Progress
 
@@ -100,23 +96,6 @@ __all__ = [
     "status",
 ]
 
-Place = str | Path
-
-R = TypeVar("R", bound="Report")
-
-
-class PatchRefused(OverlayError):
-    """Something has to be settled first, so nothing was written.
-
-    :ivar report: what it is, and what to do.
-    """
-
-    exit_code = 1
-
-    def __init__(self, report: Report) -> None:
-        self.report = report
-        super().__init__(report.verdict)
-
 
 def check(
     target: Place | None = None,
@@ -139,7 +118,11 @@ def check(
     :param patches: folders with features beside those shipped.
     :raises OverlayError: if the target, the features or the ledger cannot be read.
     """
-    report = check_many(_given(target), python=python, only=only, patches=patches)
+    from overlay.commands.check import check as command
+
+    report = command(
+        request(python, only, patches), () if target is None else (str(target),), None, None
+    )
     if report.error is not None:
         raise OverlayError(report.error)
     return report
@@ -176,8 +159,8 @@ def apply(
     """
     from overlay.commands.apply import apply as command
 
-    request = _request(python, only, patches, require)
-    return _accepted(command(request, _name(target), dry_run=dry_run, untested=untested))
+    asked = request(python, only, patches, require)
+    return accepted(command(asked, as_name(target), dry_run=dry_run, untested=untested))
 
 
 def revert(
@@ -205,7 +188,7 @@ def revert(
     """
     from overlay.commands.revert import revert as command
 
-    return _accepted(command(_request(python, only, patches), _name(target)))
+    return accepted(command(request(python, only, patches), as_name(target)))
 
 
 def status(
@@ -230,7 +213,7 @@ def status(
     """
     from overlay.commands.status import status as command
 
-    return command(_request(python, (), patches, require), _name(target), progress)
+    return command(request(python, (), patches, require), as_name(target), progress)
 
 
 def diff(
@@ -251,8 +234,9 @@ def diff(
     :raises PatchRefused: if one of them does not fit: part of a change would mislead.
     :raises OverlayError: if the features or the target cannot be read.
     """
-    report = _accepted(diff_report(target, python=python, only=only, patches=patches))
-    return report.diff
+    from overlay.commands.diff import diff as command
+
+    return accepted(command(request(python, only, patches), as_name(target), None)).diff
 
 
 def features(patches: Sequence[Place] = ()) -> tuple[Feature, ...]:
@@ -263,7 +247,7 @@ def features(patches: Sequence[Place] = ()) -> tuple[Feature, ...]:
 
     :raises OverlayError: if a folder is not there, or what it holds is malformed.
     """
-    return _request(None, (), patches).load()
+    return request(None, (), patches).load()
 
 
 def processes() -> tuple[LiveProcess, ...]:
@@ -277,197 +261,6 @@ def processes() -> tuple[LiveProcess, ...]:
     from overlay.processes.live import processes as running
 
     return running()
-
-
-# What follows is for the command line, and no promise.
-
-
-def check_many(
-    targets: Sequence[Place],
-    *,
-    releases: str | None = None,
-    pre: bool = False,
-    python: Place | None = None,
-    only: Collection[str] = (),
-    patches: Sequence[Place] = (),
-    progress: Meter | None = None,
-) -> CheckReport:
-    """``check`` of several targets, and of the releases that ``--releases`` names."""
-    from overlay.commands.check import check as command
-
-    names = [str(target) for target in targets]
-    return command(_request(python, only, patches), names, releases, progress, pre=pre)
-
-
-def adopt(
-    target: Place | None = None,
-    *,
-    python: Place | None = None,
-    patches: Sequence[Place] = (),
-) -> AdoptReport:
-    """Take over patches that are in a target without a ledger, where RECORD proves them."""
-    from overlay.commands.adopt import adopt as command
-
-    return _accepted(command(_request(python, (), patches), _name(target)))
-
-
-def diff_report(
-    target: Place | None = None,
-    *,
-    python: Place | None = None,
-    only: Collection[str] = (),
-    patches: Sequence[Place] = (),
-    progress: Progress | None = None,
-) -> DiffReport:
-    """``diff`` with the state of each feature."""
-    from overlay.commands.diff import diff as command
-
-    return command(_request(python, only, patches), _name(target), progress)
-
-
-def catalogue(
-    patches: Sequence[Place] = (), *, releases: bool = False, pre: bool = False
-) -> ListReport:
-    """What ``overlay list`` shows."""
-    from overlay.commands.list_ import list_ as command
-
-    return command(_request(None, (), patches), releases=releases, pre=pre)
-
-
-def live() -> ProcessesReport:
-    """What ``overlay status --live`` shows."""
-    from overlay.commands.status import live as command
-
-    return command()
-
-
-def doctor(patches: Sequence[Place] = ()) -> DoctorReport:
-    """What ``overlay doctor`` shows."""
-    from overlay.commands.doctor import doctor as command
-
-    return command(_request(None, (), patches))
-
-
-def import_change(
-    sources: Sequence[str],
-    id_: str,
-    patches: Place,
-    *,
-    releases: str | None = None,
-    checkout: Place | None = None,
-    partial: bool = False,
-    each: bool = False,
-    update: bool = False,
-    progress: Progress | None = None,
-) -> Report:
-    """What ``overlay import`` does: a feature made of diffs or mails, below ``patches``."""
-    from overlay.commands.import_ import import_change as command
-
-    return command(
-        sources,
-        id_,
-        Path(patches).expanduser(),
-        releases=releases,
-        checkout=None if checkout is None else Path(checkout).expanduser(),
-        partial=partial,
-        each=each,
-        update=update,
-        progress=progress,
-    )
-
-
-def cache(what: str) -> CacheReport:
-    """What ``overlay cache`` does: ``dir``, ``size`` or ``clean``."""
-    from overlay.commands.cache import cache as command
-
-    return command(what)
-
-
-def project() -> Project:
-    """The patches folders that ``overlay.toml`` or pyproject.toml names for the working folder."""
-    from overlay.commands.project import find_project
-
-    return find_project()
-
-
-def known_releases() -> tuple[str, ...]:
-    """The releases that the shipped features are made for, oldest first."""
-    from overlay.package import KNOWN_RELEASES
-
-    return KNOWN_RELEASES
-
-
-def meter() -> Meter:
-    """A context manager that shows on standard error how far something is."""
-    from overlay.report.progress import Meter
-
-    return Meter()
-
-
-def failure(command: str, error: str, code: Code) -> Report:
-    """The report of a command that usage or the environment stopped."""
-    from overlay.report.model import failure as report
-
-    return report(command, error, code)
-
-
-def as_json(report: Report) -> str:
-    """A report as JSON."""
-    from overlay.report.as_json import as_json as reader
-
-    return reader(report)
-
-
-def write_text(report: Report, stream: TextIO, *, verbose: bool) -> None:
-    """Write a report for people: in colour on a terminal, as plain lines elsewhere."""
-    from overlay.report.as_text import render
-    from overlay.report.lines import paint
-
-    paint(render(report, verbose=verbose), stream)
-
-
-def printable(text: str, *, lines: bool = False) -> str:
-    """A text with its control characters escaped."""
-    from overlay.untrusted import printable as escaped
-
-    return escaped(text, lines=lines)
-
-
-def described(error: OSError) -> str:
-    """What the operating system refused, where, and what to do next."""
-    from overlay.errors import described as words
-
-    return words(error)
-
-
-def _request(
-    python: Place | None,
-    only: Collection[str],
-    patches: Sequence[Place],
-    require: Collection[str] = (),
-) -> Request:
-    from overlay.commands.request import Request
-
-    return Request(
-        patches=tuple(str(folder) for folder in patches),
-        features=tuple(only),
-        python=None if python is None else str(python),
-        require=tuple(require),
-    )
-
-
-def _given(target: Place | None) -> tuple[Place, ...]:
-    return () if target is None else (target,)
-
-
-def _name(target: Place | None) -> str | None:
-    return None if target is None else str(target)
-
-
-def _accepted(report: R) -> R:
-    if report.exit == 1:
-        raise PatchRefused(report)
-    return report
 
 
 if not TYPE_CHECKING:  # a type checker would take every name for one that is there

@@ -1,0 +1,214 @@
+"""What the command line asks for beside the public API; none of it is a promise.
+
+Each function imports what it needs when it is called, so that ``--help`` stays fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, TextIO
+
+from overlay.api.calls import accepted, as_name, request
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from overlay.api.calls import Place
+    from overlay.commands.project import Project
+    from overlay.report.codes import Code
+    from overlay.report.model import (
+        AdoptReport,
+        CacheReport,
+        CheckReport,
+        DiffReport,
+        DoctorReport,
+        ListReport,
+        ProcessesReport,
+        Report,
+    )
+    from overlay.report.progress import Meter
+    from overlay.targets.target import Progress
+
+
+def check_many(
+    targets: Sequence[Place],
+    *,
+    releases: str | None = None,
+    pre: bool = False,
+    python: Place | None = None,
+    only: Collection[str] = (),
+    patches: Sequence[Place] = (),
+    progress: Meter | None = None,
+) -> CheckReport:
+    """``check`` of several targets, and of the releases that ``--releases`` names."""
+    from overlay.commands.check import check as command
+
+    names = [str(target) for target in targets]
+    return command(request(python, only, patches), names, releases, progress, pre=pre)
+
+
+def adopt(
+    target: Place | None = None,
+    *,
+    python: Place | None = None,
+    patches: Sequence[Place] = (),
+) -> AdoptReport:
+    """Take over patches that are in a target without a ledger, where RECORD proves them."""
+    from overlay.commands.adopt import adopt as command
+
+    return accepted(command(request(python, (), patches), as_name(target)))
+
+
+def diff_report(
+    target: Place | None = None,
+    *,
+    python: Place | None = None,
+    only: Collection[str] = (),
+    patches: Sequence[Place] = (),
+    progress: Progress | None = None,
+) -> DiffReport:
+    """``diff`` with the state of each feature."""
+    from overlay.commands.diff import diff as command
+
+    return command(request(python, only, patches), as_name(target), progress)
+
+
+def catalogue(
+    patches: Sequence[Place] = (), *, releases: bool = False, pre: bool = False
+) -> ListReport:
+    """What ``overlay list`` shows."""
+    from overlay.commands.list_ import list_ as command
+
+    return command(request(None, (), patches), releases=releases, pre=pre)
+
+
+def live() -> ProcessesReport:
+    """What ``overlay status --live`` shows."""
+    from overlay.commands.status import live as command
+
+    return command()
+
+
+def doctor(patches: Sequence[Place] = ()) -> DoctorReport:
+    """What ``overlay doctor`` shows."""
+    from overlay.commands.doctor import doctor as command
+
+    return command(request(None, (), patches))
+
+
+def import_change(
+    sources: Sequence[str],
+    id_: str,
+    patches: Place,
+    *,
+    releases: str | None = None,
+    checkout: Place | None = None,
+    partial: bool = False,
+    each: bool = False,
+    update: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """What ``overlay import`` does: a feature made of diffs or mails, below ``patches``."""
+    from overlay.commands.import_ import import_change as command
+
+    return command(
+        sources,
+        id_,
+        _folder(patches),
+        releases=releases,
+        checkout=None if checkout is None else _folder(checkout),
+        partial=partial,
+        each=each,
+        update=update,
+        progress=progress,
+    )
+
+
+def history(
+    feature: str | None,
+    *,
+    patches: Sequence[Place] = (),
+    releases: str | None = None,
+    upstream: Place | None = None,
+    progress: Meter | None = None,
+) -> Report:
+    """What ``overlay log`` shows: one feature, or all of them as a matrix."""
+    asked = request(None, (), patches)
+    if feature is None:
+        from overlay.commands.matrix import matrix
+
+        return matrix(asked, releases, progress)
+    from overlay.commands.log import log
+
+    checkout = None if upstream is None else _folder(upstream)
+    return log(asked, feature, span=releases, upstream=checkout, meter=progress)
+
+
+def cache(what: str) -> CacheReport:
+    """What ``overlay cache`` does: ``dir``, ``size`` or ``clean``."""
+    from overlay.commands.cache import cache as command
+
+    return command(what)
+
+
+def project() -> Project:
+    """The patches folders that ``overlay.toml`` or pyproject.toml names for the working folder."""
+    from overlay.commands.project import find_project
+
+    return find_project()
+
+
+def known_releases() -> tuple[str, ...]:
+    """The releases that the shipped features are made for, oldest first."""
+    from overlay.package import KNOWN_RELEASES
+
+    return KNOWN_RELEASES
+
+
+def meter() -> Meter:
+    """A context manager that shows on standard error how far something is."""
+    from overlay.report.progress import Meter
+
+    return Meter()
+
+
+def failure(command: str, error: str, code: Code) -> Report:
+    """The report of a command that usage or the environment stopped."""
+    from overlay.report.model import failure as report
+
+    return report(command, error, code)
+
+
+def as_json(report: Report) -> str:
+    """A report as JSON."""
+    from overlay.report.as_json import as_json as reader
+
+    return reader(report)
+
+
+def write_text(report: Report, stream: TextIO, *, verbose: bool) -> None:
+    """Write a report for people: in colour on a terminal, as plain lines elsewhere."""
+    from overlay.report.as_text import render
+    from overlay.report.lines import paint
+
+    paint(render(report, verbose=verbose), stream)
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    """A text with its control characters escaped."""
+    from overlay.untrusted import printable as escaped
+
+    return escaped(text, lines=lines)
+
+
+def described(error: OSError) -> str:
+    """What the operating system refused, where, and what to do next."""
+    from overlay.errors import described as words
+
+    return words(error)
+
+
+def _folder(place: Place) -> Path:
+    from pathlib import Path
+
+    return Path(place).expanduser()

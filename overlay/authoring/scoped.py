@@ -1,0 +1,49 @@
+"""A source text together with its scopes: what composing and carrying hunks look at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from overlay.features.model import Hunk
+from overlay.planning.matching import match
+from overlay.planning.scopes import find
+from overlay.planning.text import SourceText
+from overlay.results import HunkResult
+
+Scopes = Mapping[str, Sequence[range]]
+
+
+@dataclass(frozen=True)
+class ScopedText:
+    """A source text and the places of its scopes, as 0-based half-open ranges of lines."""
+
+    source: SourceText
+    scopes: Scopes
+
+    @classmethod
+    def read(cls, data: bytes) -> ScopedText:
+        """The text of a file.
+
+        :raises TextError, UnparsableError: if it is not readable, or not Python.
+        """
+        source = SourceText.from_bytes(data)
+        return cls(source, find(source.lines))
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The lines without their ends."""
+        return self.source.lines
+
+    def match(self, hunk: Hunk) -> HunkResult:
+        """The state of a hunk in the text."""
+        return match(hunk, self.source.lines, self.scopes, self.source.final_newline)
+
+    def home(self, hunk: Hunk) -> range | None:
+        """The place of a hunk's scope that holds the hunk; ``None`` where that cannot be told."""
+        places = self.scopes.get(hunk.scope, ())
+        line = self.match(hunk).line
+        if line is None:
+            return places[0] if len(places) == 1 else None
+        start, stop = line - 1, line - 1 + len(hunk.pre)
+        return next((p for p in places if p.start <= start and stop <= p.stop), None)

@@ -1,0 +1,90 @@
+"""The commands about the overlay itself: what is wrong, its cache, completion and help."""
+
+from __future__ import annotations
+
+import click
+
+from overlay.cli.arguments import cli
+from overlay.cli.options import Answer, common_options, patches_of
+
+
+@cli.command()
+@common_options
+@click.pass_context
+def doctor(context: click.Context, as_json: bool, verbose: bool) -> Answer:
+    """Show everything that a bug report needs, and what needs you.
+
+    \b
+    Example:
+      overlay doctor
+      overlay doctor --json > report.json
+    """
+    from overlay.api import command_line
+
+    return Answer(command_line.doctor(patches=patches_of(context)), as_json, verbose)
+
+
+@cli.command(short_help="Show or empty the cache: dir, size or clean.")
+@click.argument("what", type=click.Choice(["dir", "size", "clean"]))
+@common_options
+def cache(what: str, as_json: bool, verbose: bool) -> Answer:
+    """Say where the cache lies, how large it is, or empty it.
+
+    The cache holds releases that were fetched, modules that were patched in memory and what was
+    learnt of texts. All of it is made again where it is needed; what else lies in the folder is
+    left alone.
+
+    \b
+    Example:
+      overlay cache dir
+      overlay cache size
+      overlay cache clean
+    """
+    from overlay.api import command_line
+
+    return Answer(command_line.cache(what), as_json, verbose)
+
+
+@cli.command(short_help="Print what makes your shell complete overlay's words.")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> str:
+    """Print the lines that make a shell complete commands, options, features and releases.
+
+    \b
+    Example:
+      overlay completion bash >> ~/.bashrc
+      overlay completion zsh >> ~/.zshrc
+      overlay completion fish > ~/.config/fish/completions/overlay.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None, "click.Choice lets no other shell through"
+    return kind(cli, {}, "overlay", "_OVERLAY_COMPLETE").source().strip()
+
+
+@cli.command("help", short_help="Show the help of a command.")
+@click.argument("command", required=False)
+@click.pass_context
+def help_(context: click.Context, command: str | None) -> str:
+    """Show the help of a command, or this overview.
+
+    \b
+    Example:
+      overlay help apply
+    """
+    root = context.find_root()
+    if command is None:
+        return root.get_help()
+    found = cli.get_command(context, command)
+    if found is None:
+        raise click.UsageError(_unknown(command), root)
+    return found.get_help(click.Context(found, info_name=command, parent=root))
+
+
+def _unknown(command: str) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(command, cli.commands)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"No such command {command!r}.{hint}"
