@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from overlay.proof.tiny_adapters import ADAPTERS, MAX_RANK
 from tests.draft_graphs.harness_client import (
+    FULL_DECODE_ONLY,
     Outcome,
     Plan,
     Run,
@@ -108,6 +110,16 @@ def scenario(models: Path, name: str) -> Plan:
                 "num_speculative_tokens_per_batch_size": [[1, 2, 3], [3, 5, 2], [6, 8, 1]]
             }
         },
+        "LoRA": {
+            "engine": {"enable_lora": True, "max_loras": 2, "max_lora_rank": MAX_RANK},
+            # vLLM on CPU is wrong about requests without an adapter beside others.
+            "requests": tuple(
+                replace(request, adapter=ADAPTERS[index % 2])
+                for index, request in enumerate(requests)
+            ),
+            # CPU's kernels for adapters want as many rows as there are tokens: no padding.
+            "compilation": {**FULL_DECODE_ONLY, "cudagraph_capture_sizes": [*range(4, 33, 4)]},
+        },
         "up to the largest length": {
             "requests": tuple(replace(request, tokens=200) for request in requests[:6]),
             "max_model_len": 80,
@@ -132,7 +144,9 @@ def scenario(models: Path, name: str) -> Plan:
     runs = [Run("auto"), Run("off", "off")]
     if name == "one request at a time":
         runs += [FAILING, Run("a profile that fails", profile_fails=True)]
-    return Plan(make_spec(models, "eagle3hid", 3, **settings[name]), runs)
+    # Of the drafts, this one reads its tokens through its embedding alone.
+    draft = "eagle3" if name == "LoRA" else "eagle3hid"
+    return Plan(make_spec(models, draft, 3, **settings[name]), runs)
 
 
 #: The host reads a length, which no capture allows.
