@@ -144,10 +144,18 @@ def scenario(models: Path, name: str) -> Plan:
     runs = [Run("auto"), Run("off", "off")]
     if name == "one request at a time":
         runs += [FAILING, Run("a profile that fails", profile_fails=True)]
+    if name == "LoRA":
+        # What is taken off stays off: the runs that need the adapters come first.
+        runs = [Run("off", "off"), ADAPTERS_STAY, Run("auto")]
     # Of the drafts, this one reads its tokens through its embedding alone.
     draft = "eagle3" if name == "LoRA" else "eagle3hid"
     return Plan(make_spec(models, draft, 3, **settings[name]), runs)
 
+
+#: The draft keeps the layers that the target's adapters are around.
+ADAPTERS_STAY = Run(
+    "adapters stay", mutation=(("hooks.py", "create_draft_graphs", "adapters.take_off(...)", "()"),)
+)
 
 #: The host reads a length, which no capture allows.
 FAILING = Run(
@@ -180,7 +188,7 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def scenarios(patched_python: Path, tiny_models: Path) -> dict[str, dict[str, Outcome]]:
-    names = [*USED, *REFUSED, "sampled drafts", "K by batch size"]
+    names = [*USED, *REFUSED, "sampled drafts", "K by batch size", "LoRA"]
     plans = [scenario(tiny_models, name) for name in names]
     return dict(zip(names, run_harness(patched_python, plans), strict=True))
 
@@ -214,6 +222,19 @@ def test_where_k_changes_with_the_batch_the_steps_of_each_k_are_in_graphs(
     assert live_sizes(outcome, "later_steps") == {2, 3, 4, 5}
     assert not any(outcome.missed[name] for name in outcome.missed if name.startswith("later"))
     assert {replay.split()[0] for replay in outcome.replays} == {"first", "step"}
+
+
+def test_the_draft_has_none_of_the_targets_adapters(
+    scenarios: dict[str, dict[str, Outcome]],
+) -> None:
+    outcome = scenarios["LoRA"]["auto"]
+    expect_right(outcome)
+    expect_graphs(outcome, 3)
+    assert any("model.embed_tokens runs without LoRA adapters" in line for line in outcome.log)
+    # Upstream's draft, and one in graphs that keeps them, see other tokens than they were given.
+    for name in ("off", "adapters stay"):
+        other = scenarios["LoRA"][name]
+        assert other.error is not None or other.accepted != other.expected, name
 
 
 def test_first_passes_over_the_largest_capture_size_stay_upstreams(
