@@ -144,6 +144,19 @@ def history(
     return log(asked, feature, span=releases, upstream=checkout, meter=progress)
 
 
+def prune(
+    *,
+    patches: Sequence[Place] = (),
+    oldest: str | None = None,
+    write: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """What ``overlay prune`` does to the last folder of patches."""
+    from overlay.commands.prune import prune as command
+
+    return command(request(None, (), patches), oldest=oldest, write=write, progress=progress)
+
+
 def cache(what: str) -> CacheReport:
     """What ``overlay cache`` does: ``dir``, ``size`` or ``clean``."""
     from overlay.commands.cache import cache as command

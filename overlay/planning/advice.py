@@ -5,6 +5,8 @@ on whether the file is the release's own: reinstalling vLLM helps only where it 
 
 from __future__ import annotations
 
+from packaging.version import Version
+
 from overlay.features.model import Feature, Hunk, Patch
 from overlay.results import Reason, State
 
@@ -53,6 +55,15 @@ def for_hunk(
     if original is False:
         return f"if somebody edited this file, reinstall vLLM; otherwise {step}"
     return step
+
+
+def for_part(feature: Feature, release: Version | None) -> str | None:
+    """What to do where a release has some hunks of a feature and could take the others."""
+    if feature.shipped:
+        return "upgrade vllm-overlay: this version of it has no variant for what is left"
+    if release is None or release.is_prerelease:
+        return None
+    return f"`overlay port {feature.id} {release}` makes a variant of what is left"
 
 
 def for_missing_file(feature: Feature, patch: Patch) -> str | None:

@@ -19,7 +19,11 @@ from overlay.report.model import (
     Report,
     TargetReport,
 )
+from overlay.report.ported import PortReport
+from overlay.report.ported import data as ported
 from overlay.report.problems import explained
+from overlay.report.pruned import PruneReport
+from overlay.report.pruned import data as pruned
 from overlay.results import FeatureResult, FileResult, HunkResult, Reason
 
 if TYPE_CHECKING:
@@ -63,14 +67,7 @@ def as_data(report: Report) -> dict[str, Any]:
         data["processes"] = [_process(process) for process in report.processes]
     if isinstance(report, DoctorReport):
         data["doctor"] = {**report.facts, "problems": list(report.problems)}
-    if isinstance(report, ImportReport):
-        data["import"] = imported(report)
-    if isinstance(report, LogReport):
-        data["log"] = logged(report)
-    if isinstance(report, MatrixReport):
-        data["matrix"] = matrix_data(report)
-    if isinstance(report, SeriesReport):
-        data["imports"] = [imported(entry) for entry in report.imports]
+    data.update(_of_patches(report))
     if isinstance(report, CacheReport):
         data["cache"] = {
             "folder": str(report.folder),
@@ -80,6 +77,23 @@ def as_data(report: Report) -> dict[str, Any]:
             ],
         }
     return data
+
+
+def _of_patches(report: Report) -> dict[str, Any]:
+    """The part of a command about a patch's life, under its name."""
+    if isinstance(report, ImportReport):
+        return {"import": imported(report)}
+    if isinstance(report, PortReport):
+        return {"port": ported(report)}
+    if isinstance(report, LogReport):
+        return {"log": logged(report)}
+    if isinstance(report, MatrixReport):
+        return {"matrix": matrix_data(report)}
+    if isinstance(report, PruneReport):
+        return {"prune": pruned(report)}
+    if isinstance(report, SeriesReport):
+        return {"imports": [imported(entry) for entry in report.imports]}
+    return {}
 
 
 def _process(process: LiveProcess) -> dict[str, Any]:

@@ -23,7 +23,11 @@ from overlay.report.model import (
     StatusReport,
     TargetReport,
 )
+from overlay.report.ported import PortReport
+from overlay.report.ported import lines as ported
 from overlay.report.problems import Problem, problems
+from overlay.report.pruned import PruneReport
+from overlay.report.pruned import lines as pruned
 from overlay.report.words import count, enumeration, megabytes
 from overlay.results import FeatureResult, FileResult, Notice, State
 
@@ -87,12 +91,16 @@ def _without_target(report: Report) -> Iterator[Line]:
         yield from _cache(report)
     elif isinstance(report, ImportReport):
         yield from imported(report)
+    elif isinstance(report, PortReport):
+        yield from ported(report)
     elif isinstance(report, SeriesReport):
         yield from series_lines(report)
     elif isinstance(report, LogReport):
         yield from logged(report)
     elif isinstance(report, MatrixReport):
         yield from matrix_lines(report)
+    elif isinstance(report, PruneReport):
+        yield from pruned(report)
 
 
 def _cache(report: CacheReport) -> Iterator[Line]:

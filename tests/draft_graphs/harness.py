@@ -53,6 +53,7 @@ class Run:
     :ivar profile_fails: whether no graph can be captured for vLLM's profile of their memory.
     :ivar tunes: whether the draft model reads a value at its first call of each size, as a kernel
         does that tunes itself, or one that is loaded when it is first used.
+    :ivar until_wrong: whether the first wrong draft ends it, with the error `WrongDraft`.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Run:
     check: bool = True
     profile_fails: bool = False
     tunes: bool = False
+    until_wrong: bool = False
 
 
 @dataclass
@@ -150,7 +152,7 @@ class Engine:
     """One engine and what it takes to run it again and again.
 
     Its first run, unless that has a mutation, uses the package as it is installed, and the draft
-    graphs that loading the model made; the later ones a copy of it, and graphs made anew.
+    graphs that loading the model made; the later ones a copy of it, and graphs made again.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -271,7 +273,7 @@ class Engine:
                 undo.append(SABOTAGES[run.sabotage](drafter))
             audit.watch()
             with changed_hooks(run.mutation):
-                self.serve(outcome, steps)
+                self.serve(outcome, steps, until_wrong=run.until_wrong)
             outcome.seconds["serve"] = round(time.monotonic() - captured, 2)
         except Exception as error:  # noqa: BLE001 - whatever a mutation does is the outcome
             outcome.error = f"{type(error).__name__}: {error}"
@@ -292,16 +294,24 @@ class Engine:
         outcome.log = log.take()
         return outcome
 
-    def serve(self, outcome: Outcome, steps: dict[str, list[Any]]) -> None:
-        """Serve the plan's requests; what they should be is the oracle's business."""
+    def serve(
+        self, outcome: Outcome, steps: dict[str, list[Any]], *, until_wrong: bool = False
+    ) -> None:
+        """Serve the plan's requests; what they should be is the oracle's business.
+
+        :raises WrongDraft: at the first wrong draft, if that is to end it.
+        """
         from overlay.proof import engine_compat, oracle, run_engine
         from overlay.proof.tiny_models import read_rule
+        from tests.draft_graphs.first_wrong_draft import ending_there
 
+        rule = read_rule(Path(self.spec.models))
+        watched = ending_there(self.llm.llm_engine, self.spec.requests, steps, rule)
         before = engine_compat.read_metrics(self.llm).get("preemptions", 0)
-        outputs, _ = run_engine.serve(self.llm, self.spec.requests, self.spec.models)
+        with watched if until_wrong else contextlib.nullcontext():
+            outputs, _ = run_engine.serve(self.llm, self.spec.requests, self.spec.models)
         after = engine_compat.read_metrics(self.llm).get("preemptions", 0)
         outcome.preemptions = int(after - before)
-        rule = read_rule(Path(self.spec.models))
         wanted = []
         outcome.tokens_ok = True
         for index, request in enumerate(self.spec.requests):

@@ -2,7 +2,7 @@
 
 Only the kernels are replaced: builders, metadata and `forward_mqa` are vLLM's own, whatever the
 release. As the kernels do, the doubles take lengths from the schedule where there is one, so a
-schedule that was not made anew at a replay gives wrong results, and they compute nothing beyond
+schedule that was not made again at a replay gives wrong results, and they compute nothing beyond
 the integers that a capture bakes. Rows for which nothing is to be seen give zeros.
 """
 

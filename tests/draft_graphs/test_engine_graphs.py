@@ -32,6 +32,10 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 DRAFTS = ("eagle3", "eagle3hid", "eagle1")
 KS = (1, 2, 3, 5)
+#: With each K between the least and the most the draft that depends most on what passes hand on,
+#: with the least and the most each draft: the other engines show the same once more.
+CASES = tuple((draft, k) for draft in DRAFTS for k in KS)
+ALWAYS = tuple((draft, k) for draft, k in CASES if draft == "eagle3hid" or k in (KS[0], KS[-1]))
 OWN = [1, 2, 4, 8]
 PIECEWISE = {"mode": 0, "cudagraph_mode": "PIECEWISE"}
 
@@ -50,9 +54,11 @@ def names_for(k: int) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def matrix(patched_python: Path, tiny_models: Path) -> dict[tuple[str, int], dict[str, Outcome]]:
+def matrix(
+    patched_python: Path, tiny_models: Path, pytestconfig: pytest.Config
+) -> dict[tuple[str, int], dict[str, Outcome]]:
     """Every draft and K, each in one engine, and all engines in one process."""
-    cases = [(draft, k) for draft in DRAFTS for k in KS]
+    cases = CASES if pytestconfig.getoption("--thorough") else ALWAYS
     plans = [
         Plan(make_spec(tiny_models, draft, k), [RUNS[name] for name in names_for(k)])
         for draft, k in cases
@@ -62,7 +68,11 @@ def matrix(patched_python: Path, tiny_models: Path) -> dict[tuple[str, int], dic
 
 @pytest.mark.parametrize(
     ("draft", "k", "name"),
-    [(draft, k, name) for draft in DRAFTS for k in KS for name in names_for(k)],
+    [
+        pytest.param(*(draft, k, name), marks=() if (draft, k) in ALWAYS else pytest.mark.thorough)
+        for draft, k in CASES
+        for name in names_for(k)
+    ],
 )
 def test_drafts_are_those_of_the_oracle(
     matrix: dict[tuple[str, int], dict[str, Outcome]], draft: str, k: int, name: str
@@ -231,10 +241,10 @@ def test_the_draft_has_none_of_the_targets_adapters(
     expect_right(outcome)
     expect_graphs(outcome, 3)
     assert any("model.embed_tokens runs without LoRA adapters" in line for line in outcome.log)
-    # Upstream's draft, and one in graphs that keeps them, see other tokens than they were given.
+    # Upstream's later passes want as many rows as the target's batch has tokens: CPU's kernel says
+    # so, where a GPU's writes beyond the rows.
     for name in ("off", "adapters stay"):
-        other = scenarios["LoRA"][name]
-        assert other.error is not None or other.accepted != other.expected, name
+        assert "does not broadcast" in (scenarios["LoRA"][name].error or ""), name
 
 
 def test_first_passes_over_the_largest_capture_size_stay_upstreams(
