@@ -89,7 +89,9 @@ def serve(llm: Any, requests: tuple[Request, ...], models: str) -> tuple[dict[st
                 str(index),
                 list(request.prompt),
                 parameters,
-                name and (name, ADAPTERS.index(name) + 1, adapter_folder(models, name)),
+                None
+                if name is None
+                else (name, ADAPTERS.index(name) + 1, adapter_folder(models, name)),
             )
         for output in llm.llm_engine.step():
             if output.finished:
