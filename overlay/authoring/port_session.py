@@ -202,24 +202,36 @@ def without(session: PortSession, id_: str) -> PortSession:
     return left
 
 
+def check_there(session: PortSession, features: Mapping[str, Feature]) -> None:
+    """Refuse a session whose features are not at hand.
+
+    :raises UsageError: naming the first that is missing.
+    """
+    for id_ in session.features:
+        if id_ not in features:
+            raise UsageError(
+                f"{id_}: expected the feature of {session.folder}, found none of that id; name "
+                "its folder with --patches, or end the session with --abort"
+            )
+
+
+def stale(session: PortSession, features: Mapping[str, Feature]) -> str | None:
+    """The first feature that was changed since a session began; ``None`` where none was."""
+    changed = (e.feature for e in session.waiting if features[e.feature].digest != e.digest)
+    return next(changed, None)
+
+
 def check_digests(session: PortSession, features: Mapping[str, Feature]) -> None:
     """Refuse a session whose features were changed since it began.
 
     :raises UsageError: naming what changed; nothing is lost.
     """
-    for entry in session.waiting:
-        feature = features.get(entry.feature)
-        if feature is None:
-            raise UsageError(
-                f"{entry.feature}: expected the feature of {session.folder}, found none of that "
-                "id; name its folder with --patches, or end the session with --abort"
-            )
-        if feature.digest != entry.digest:
-            raise UsageError(
-                f"{entry.feature}: its patches were changed since {session.folder} began, so its "
-                "files do not follow from them any more. Nothing was written: copy your edits, "
-                "then --abort and port again"
-            )
+    if (id_ := stale(session, features)) is not None:
+        raise UsageError(
+            f"{id_}: its patches were changed since {session.folder} began, so its files do not "
+            "follow from them any more. Nothing was written: copy your edits, then --abort and "
+            "port again"
+        )
 
 
 def resolved(

@@ -6,7 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from overlay.commands.port import described, folder_of, known_names, make_porter, write_ports
+from overlay.commands.port import (
+    described,
+    folder_of,
+    known_names,
+    make_porter,
+    with_gaps,
+    write_ports,
+)
 from overlay.report.ported import OpenFile, PortReport, ended, waiting
 
 if TYPE_CHECKING:
@@ -22,19 +29,28 @@ class Resolving:
     """An open session with its features carried again.
 
     :param folder: as the user named it; ``None``: the only one in the working folder.
+    :param trusting: whether features that were changed meanwhile are carried all the same.
     :raises UsageError: if there is no such session, or its features were changed since it began.
     :raises OverlayError: if the release cannot be read.
     """
 
     def __init__(
-        self, request: Request, folder: str | None, progress: Progress | None = None
+        self,
+        request: Request,
+        folder: str | None,
+        progress: Progress | None = None,
+        *,
+        trusting: bool = False,
     ) -> None:
-        from overlay.authoring.port_session import check_digests, find, load
+        from overlay.authoring.port_session import check_digests, check_there, find, load
 
         self.session: PortSession = load(find(folder))
         named = tuple(dict.fromkeys((*request.patches, *self.session.patches)))
         self.features: tuple[Feature, ...] = replace(request, patches=named).load()
-        check_digests(self.session, {feature.id: feature for feature in self.features})
+        at_hand = {feature.id: feature for feature in self.features}
+        check_there(self.session, at_hand)
+        if not trusting:
+            check_digests(self.session, at_hand)
         self.names = known_names([self.session.release])
         self.porter: Porter = make_porter(self.names, progress)
         self.ports = tuple(self._port(id_) for id_ in self.session.features)
@@ -43,6 +59,15 @@ class Resolving:
         index = next(i for i, feature in enumerate(self.features) if feature.id == id_)
         earlier = self.features[:index]
         return self.porter.port(self.features[index], self.session.release, earlier)
+
+    def between(self) -> tuple[FeaturePort, ...]:
+        """The ports to the releases between a feature's range and the session's release."""
+        return tuple(
+            self.porter.port(port.feature, name, self.features[: self.features.index(port.feature)])
+            for port in self.ports
+            for name in with_gaps(port.feature, [self.session.release], self.names)
+            if name != self.session.release
+        )
 
     def topic(self, entry: Waiting) -> TopicPort | None:
         """The topic that waits; ``None`` where an added module does."""
@@ -166,12 +191,36 @@ def proceed(request: Request, folder: str | None, progress: Progress | None = No
     from overlay.authoring import disk
     from overlay.authoring.port_session import resolved
 
+    if (finished := _finished(request, folder, progress)) is not None:
+        return finished
     resolving = Resolving(request, folder, progress)
     session = resolving.session
     ports = resolved(session, resolving.ports, resolving.porter.syntax)
-    write_ports(resolving.porter, resolving.features, ports, resolving.names)
+    between = resolving.between()
+    landing = [port for port in between if not port.conflicts and not port.review]
+    write_ports(resolving.porter, resolving.features, [*ports, *landing], resolving.names)
     disk.vanish(session.folder)
     entries = tuple(replace(described(port), written=True) for port in ports)
+    beside = tuple(replace(described(port), written=port in landing) for port in between)
+    return PortReport(ended(session.folder, entries), (*entries, *beside))
+
+
+def _finished(request: Request, folder: str | None, progress: Progress | None) -> PortReport | None:
+    """End a session whose ``--continue`` was killed once the patches were written.
+
+    ``None`` where something of it still waits.
+    """
+    from overlay.authoring import disk
+    from overlay.authoring.port_session import stale
+
+    resolving = Resolving(request, folder, progress, trusting=True)
+    session = resolving.session
+    if not stale(session, {feature.id: feature for feature in resolving.features}):
+        return None
+    if not all(port.covered or port.shown for port in resolving.ports):
+        return None
+    disk.vanish(session.folder)
+    entries = tuple(replace(described(port), written=True) for port in resolving.ports)
     return PortReport(ended(session.folder, entries), entries)
 
 

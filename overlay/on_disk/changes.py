@@ -135,7 +135,7 @@ def to_revert(
     if edited:
         raise RevertRefused(
             f"edited after the overlay applied: {', '.join(edited)}. Reverting would lose the "
-            "edit, so nothing was changed. Save the edit elsewhere and undo it, or reinstall vLLM",
+            "edit, so nothing was changed. Put the edit aside and undo it, or reinstall vLLM",
             edited,
         )
     return _removal("revert", site, old, drafts, left_alone)

@@ -94,9 +94,23 @@ def watch_drafts(seen: Callable[[str, int, int, int], None]) -> None:
     Scheduler.make_spec_decoding_stats = watched
 
 
-def add_request(llm: Any, request_id: str, prompt: list[int], parameters: Any) -> None:
-    """Add one request of token ids to a running engine."""
-    llm.llm_engine.add_request(request_id, {"prompt_token_ids": prompt}, parameters)
+def add_request(
+    llm: Any,
+    request_id: str,
+    prompt: list[int],
+    parameters: Any,
+    adapter: tuple[str, int, str] | None = None,
+) -> None:
+    """Add one request of token ids to a running engine.
+
+    :param adapter: name, number (from 1) and folder of its LoRA adapter; None for none.
+    """
+    options: dict[str, Any] = {}
+    if adapter is not None:
+        from vllm.lora.request import LoRARequest
+
+        options["lora_request"] = LoRARequest(*adapter)
+    llm.llm_engine.add_request(request_id, {"prompt_token_ids": prompt}, parameters, **options)
 
 
 def external_id(request_id: str) -> str:

@@ -125,6 +125,7 @@ def test_a_conflict_is_shown_refused_with_markers_and_taken_once_it_is_edited(
     (feature,) = load([ours])
     made = plan([feature], world.Tree("0.24.0"), Version("0.24.0"))
     assert made.changes[0].after == wanted
+    assert state(ours, "0.22.0") is State.PRISTINE  # it lies between, and lands
 
 
 def test_the_releases_own_text_is_a_retirement(cli: Cli, ours: Path) -> None:

@@ -309,7 +309,7 @@ class Engine:
         watched = ending_there(self.llm.llm_engine, self.spec.requests, steps, rule)
         before = engine_compat.read_metrics(self.llm).get("preemptions", 0)
         with watched if until_wrong else contextlib.nullcontext():
-            outputs, _ = run_engine.serve(self.llm, self.spec.requests)
+            outputs, _ = run_engine.serve(self.llm, self.spec.requests, self.spec.models)
         after = engine_compat.read_metrics(self.llm).get("preemptions", 0)
         outcome.preemptions = int(after - before)
         wanted = []
@@ -319,9 +319,10 @@ class Engine:
             judged = run_engine.judge(request, outputs[str(index)], steps[str(index)], rule)
             outcome.tokens_ok &= judged["tokens_ok"] is not False
             outcome.tokens_ok &= judged["prompt_logprobs_ok"] is not False
-            text = prompt + oracle.continuation(rule, prompt, request.tokens)
+            own = oracle.adapted(rule, request.adapter)
+            text = prompt + oracle.continuation(own, prompt, request.tokens)
             for step in steps[str(index)]:
-                right = oracle.accepted(rule, text[: step.known], step.drafted)
+                right = oracle.accepted(own, text[: step.known], step.drafted)
                 wanted.append(oracle.Step(step.known, step.drafted, right))
         seen = [step for each in steps.values() for step in each]
         outcome.accepted = list(oracle.count_steps(seen, self.spec.k).per_position)

@@ -140,6 +140,7 @@ def live_sizes(outcome: Outcome, entry: str) -> set[int]:
 
 
 __all__ = [
+    "FULL_DECODE_ONLY",
     "HarnessFailed",
     "Outcome",
     "Plan",
