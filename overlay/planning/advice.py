@@ -51,13 +51,15 @@ def for_hunk(
     elif state is State.AMBIGUOUS:
         step = f"give the hunk in {place} more context lines, or a narrower scope"
     elif state is State.MISSING or misplaced:
-        port = _port(feature, release)
+        port = _port(feature, patch, release)
         step = f"correct the scope in {place}; where the release has renamed it, {port}"
     else:
-        step = (
-            f"{_port(feature, release)}; where upstream has the change in another form, "
-            f"`overlay port --retire {feature.id}` ends it there"
-        )
+        step = _port(feature, patch, release)
+        if release is not None and not release.is_prerelease:
+            step += (
+                "; where upstream has the change in another form, "
+                f'merged = "{release.public}" in feature.toml retires it'
+            )
     if original is False:
         return f"if somebody edited this file, reinstall vLLM; otherwise {step}"
     return step
@@ -79,15 +81,20 @@ def for_missing_file(feature: Feature, patch: Patch, release: Version | None = N
     """
     if feature.shipped:
         return None
-    step = _port(feature, release)
+    step = _port(feature, patch, release)
     return f"correct the path in {patch.name}; where the release has moved the file, {step}"
 
 
-def _port(feature: Feature, release: Version | None) -> str:
-    """The command that makes a variant for a release."""
+def _port(feature: Feature, patch: Patch, release: Version | None) -> str:
+    """How a variant for a release is made."""
     if release is None or release.is_prerelease:
         return "give the patch a variant for this release"
-    return f"`overlay port {feature.id} {release.public}` carries it there"
+    port = f"`overlay port {feature.id} {release.public}` carries it there"
+    variants = (variant for topic in feature.topics for variant in topic.variants)
+    if any(variant.patch is patch and release in variant.releases for variant in variants):
+        # A port leaves what a range promises already as it is.
+        return f"let the range of {patch.name} end before {release.public}; then {port}"
+    return port
 
 
 def for_module(feature: Feature, path: str) -> str:

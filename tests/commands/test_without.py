@@ -88,7 +88,7 @@ def test_one_cause_is_one_paragraph_whatever_its_line_numbers(
     assert "the nearest place is line" in result.out
     assert f"(lines of {folders[-1]})" in result.out
     assert "`overlay port team-capture 0.28.0` carries it there" in result.out
-    assert "`overlay port --retire team-capture` ends it there" in result.out
+    assert 'merged = "0.28.0" in feature.toml retires it' in result.out
     assert result.out.count("drifted: ") == 1
 
 
@@ -108,4 +108,5 @@ def test_an_ambiguous_hunk_wants_more_context_and_a_renamed_scope_a_port(
     ambiguous = cli("check", site, "--patches", tmp_path / "a", "--feature", "thin")
     assert "more context lines, or a narrower scope" in ambiguous.out
     missing = cli("check", site, "--patches", tmp_path / "b", "--feature", "gone")
-    assert "where the release has renamed it, `overlay port gone 0.26.0` carries it" in missing.out
+    assert "where the release has renamed it, let the range of gone/10-capture" in missing.out
+    assert "`overlay port gone 0.26.0` carries it there" in missing.out
