@@ -118,7 +118,7 @@ def main() -> int:
                 sitting.run(parties, round_)
     finally:
         sitting.close()
-    return int(any("failed" in found for found in sitting.results))
+    return int(any("failed" in result for result in sitting.results))
 
 
 if __name__ == "__main__":

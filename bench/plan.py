@@ -119,7 +119,7 @@ def waves(engines: list[str], where: list[Place], turn: int) -> list[list[tuple[
 
 
 def cores_by_neighbour() -> list[int]:
-    """The cores that this process may use; threads of one physical core stand side by side."""
+    """List the cores that this process may use; threads of one physical core side by side."""
 
     def place(core: int) -> tuple[int, int, int]:
         topology = Path(f"/sys/devices/system/cpu/cpu{core}/topology")
@@ -158,6 +158,6 @@ def side_by_side(args: argparse.Namespace, turn: int) -> list[list[Party]]:
         where = [Place()]
         if args.gpus:
             where = places(args.gpus.split(","), cell.tensor_parallel, cores_by_neighbour())
-        found = waves(args.engines, where, turn + number * args.rotate)
-        groups += [[Party(engine, cell, place) for engine, place in wave] for wave in found]
+        together = waves(args.engines, where, turn + number * args.rotate)
+        groups += [[Party(engine, cell, place) for engine, place in wave] for wave in together]
     return groups

@@ -126,8 +126,8 @@ class Engine:
     def counter(self, name: str) -> float:
         """One of vLLM's counters of speculative decoding."""
         name = f"vllm:spec_decode_{name}"
-        found = (getattr(m, "value", 0) for m in self.llm.get_metrics() if m.name == name)
-        return float(sum(found))
+        values = (getattr(m, "value", 0) for m in self.llm.get_metrics() if m.name == name)
+        return float(sum(values))
 
     def generate(self, size: int, tokens: int) -> float:
         """Seconds to generate that many tokens for each of ``size`` requests."""
@@ -153,19 +153,19 @@ class Engine:
 
 def profiles(engine: Engine, args: argparse.Namespace, pid: int) -> dict[str, Any]:
     """What each of the profilers that were asked for says of batch 1."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     if args.sample:
-        found["sampled"] = sampled(engine, args, pid)
+        result["sampled"] = sampled(engine, args, pid)
     if args.profile or args.trace:
         drafts = engine.counter("num_drafts")
         engine.workers("bench_profile")
         engine.generate(1, 100)
         steps = engine.counter("num_drafts") - drafts
         kept = args.trace and str(args.trace.resolve())
-        found |= engine.workers("bench_profiled", steps, kept)[0]
+        result |= engine.workers("bench_profiled", steps, kept)[0]
     if args.functions:
-        found["host_functions_ms_per_step"] = host_functions(engine)
-    return found
+        result["host_functions_ms_per_step"] = host_functions(engine)
+    return result
 
 
 def sampled(engine: Engine, args: argparse.Namespace, pid: int) -> dict[str, Any]:
@@ -256,7 +256,7 @@ def main() -> None:
         times = measuring.in_turns(engine, batches, *given, args.turns, meeting)
     else:
         times = {size: measuring.side_by_side(engine, size, *given, meeting) for size in batches}
-    result |= {f"batch{size}": found for size, found in times.items()}
+    result |= {f"batch{size}": figures for size, figures in times.items()}
     # Whoever reads takes the last line: a profiler that fails must not cost the times.
     print("RESULT " + json.dumps(result), flush=True)
     result |= profiles(engine, args, workers[0]["pid"])
