@@ -274,10 +274,10 @@ class RecordedGraph:
         self._count_references()
         for memory in self.memory.values():
             if memory.orphaned():
-                found = memory.describe()
+                description = memory.describe()
                 self.reset()
                 raise CaptureRefused(
-                    f"{self.name}: {found}, was made inside the capture by something "
+                    f"{self.name}: {description}, was made inside the capture by something "
                     "that no dispatcher sees (host data, compiled code)"
                 )
         self.captured = True

@@ -252,17 +252,17 @@ def cloned(batch: dict[str, Any]) -> dict[str, Any]:
 def tensors(batch: dict[str, Any]) -> dict[str, torch.Tensor]:
     """All tensors of a batch by name."""
     common = vars(batch["common_attn_metadata"])
-    found = {**batch, **common}
-    return {name: each for name, each in found.items() if isinstance(each, torch.Tensor)}
+    inputs = {**batch, **common}
+    return {name: each for name, each in inputs.items() if isinstance(each, torch.Tensor)}
 
 
 def counted(used: Counter[str], name: str, stock: Callable[..., Any]) -> Callable[..., Any]:
     """`stock`, with its answers counted."""
 
     def call(**kwargs: Any) -> Any:
-        found = stock(**kwargs)
-        used[f"{name} {'used' if found is not None else 'declined'}"] += 1
-        return found
+        result = stock(**kwargs)
+        used[f"{name} {'used' if result is not None else 'declined'}"] += 1
+        return result
 
     return call
 
@@ -301,12 +301,12 @@ def run_shape(
             upstream, _ = cache.clone(), cache.copy_(before)
             proposer.draft_graphs, before_call = graphs, used["propose used"]
             mine = cloned(batch)
-            found = draft(proposer, mine)
+            drafts = draft(proposer, mine)
             where = f"case {case} of {shape}, {batch['next_token_ids'].shape[0]} requests"
             beyond = int(proposer.model.beyond)
             proposer.model.beyond.zero_()
             assert not beyond, f"{where}: {beyond} positions beyond the longest"
-            assert torch.equal(found, expected), f"{where}: {found} is not {expected}"
+            assert torch.equal(drafts, expected), f"{where}: {drafts} is not {expected}"
             assert torch.allclose(cache[1:], upstream[1:], atol=1e-4), f"{where}: KV cache"
             if used["propose used"] > before_call:
                 assert torch.equal(cache[0], before[0]), f"{where}: the null block was written"
