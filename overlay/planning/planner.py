@@ -297,7 +297,7 @@ class _Planner:
             result = self._judge(draft, patch, hunk, data, clashes)
             return self._advised(draft.feature, patch, hunk, data, result)
 
-        missing_step = advice.for_missing_file(draft.feature, patch)
+        missing_step = advice.for_missing_file(draft.feature, patch, self.release)
         data = self.sequence.current(patch.path)
         return attempt(patch, data, self.texts, judge, missing_step), clashes
 
@@ -339,8 +339,9 @@ class _Planner:
             result.state,
             misplaced=self.texts.misplaced(hunk, data),
             original=self.provenance.original(patch.path),
+            release=self.release,
         )
-        return result._replace(reason=Reason(reason.text, next_step))
+        return result._replace(reason=reason._replace(next_step=next_step))
 
     # Keeping
 
