@@ -70,6 +70,7 @@ class Answer:
     :ivar outcome: of the port; :ivar has_it: whether the release's text shows, by itself, that it
         has the change: the file is the very one, or it is the release that the change came with.
     :ivar twice: whether the port makes the change although the file has its lines.
+    :ivar hunks: the outcome of each hunk.
     """
 
     release: str
@@ -78,6 +79,7 @@ class Answer:
     outcome: Outcome
     has_it: bool
     twice: bool
+    hunks: tuple[Outcome, ...] = ()
 
 
 def changes(texts: ReleaseTexts, paths: Sequence[Sequence[str]], each: int) -> Iterator[RealChange]:
@@ -101,6 +103,8 @@ def changes(texts: ReleaseTexts, paths: Sequence[Sequence[str]], each: int) -> I
 def _change(texts: ReleaseTexts, path: str, older: str, newer: str) -> RealChange | None:
     before, after = texts.read(older, path), texts.read(newer, path)
     if before is None or after is None or before == after or before.count(b"\n") > MOST_LINES:
+        return None
+    if path == "vllm/_version.py":  # the build writes it
         return None
     try:
         hunks = compose(before, after)
@@ -172,6 +176,7 @@ def answers(change: RealChange, feature: Feature, porter: Porter) -> list[Answer
                 port.outcome,
                 has_it,
                 _twice(change, port),
+                tuple(hunk.outcome for topic in port.topics for hunk in topic.hunks),
             )
         )
     return found

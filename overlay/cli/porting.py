@@ -77,6 +77,8 @@ def port(
     actions = [name for name in _ACTIONS if options[name]]
     if len(actions) > 1:
         raise click.UsageError(f"{_option(actions[0])} and {_option(actions[1])}: one of them.")
+    if as_json and options["tool"]:
+        raise click.UsageError("--tool needs a terminal: omit --json, or use --resolver CMD.")
     with command_line.meter() as progress:
         patches = patches_of(context)
         if actions:
