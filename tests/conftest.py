@@ -23,8 +23,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 TESTS = Path(__file__).parent
-#: The files that take most of the CPU, the most first: two processes that take one file after the other
-#: then end at about the same time.
+#: The files that take most of the CPU, the most first: two processes that take one file after the
+#: other then end at about the same time.
 LONGEST = {
     name: place
     for place, name in enumerate(
