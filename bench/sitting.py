@@ -77,6 +77,8 @@ class Sitting:
             "overlay.proof.step_time",
             "--shape",
             cell.shape,
+            "--drafter",
+            cell.drafter,
             "--k",
             cell.k,
         ]

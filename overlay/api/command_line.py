@@ -37,6 +37,7 @@ def check_many(
     pre: bool = False,
     python: Place | None = None,
     only: Collection[str] = (),
+    without: Collection[str] = (),
     patches: Sequence[Place] = (),
     progress: Meter | None = None,
 ) -> CheckReport:
@@ -44,7 +45,9 @@ def check_many(
     from overlay.commands.check import check as command
 
     names = [str(target) for target in targets]
-    return command(request(python, only, patches), names, releases, progress, pre=pre)
+    return command(
+        request(python, only, patches, without=without), names, releases, progress, pre=pre
+    )
 
 
 def adopt(
@@ -64,13 +67,14 @@ def diff_report(
     *,
     python: Place | None = None,
     only: Collection[str] = (),
+    without: Collection[str] = (),
     patches: Sequence[Place] = (),
     progress: Progress | None = None,
 ) -> DiffReport:
     """``diff`` with the state of each feature."""
     from overlay.commands.diff import diff as command
 
-    return command(request(python, only, patches), as_name(target), progress)
+    return command(request(python, only, patches, without=without), as_name(target), progress)
 
 
 def catalogue(

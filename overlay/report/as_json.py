@@ -151,6 +151,8 @@ def _target(target: TargetReport) -> dict[str, Any]:
             {"code": obstacle.code.value, **_reason(obstacle.reason)}
             for obstacle in target.obstacles
         ]
+    if target.left_out:
+        data["left_out"] = list(target.left_out)
     if target.in_memory:
         data["in_memory"] = list(target.in_memory)
     return data
