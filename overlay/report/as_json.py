@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from overlay.report.authored import EditReport, NewReport
+from overlay.report.authored import data as authored
 from overlay.report.history import LogReport, MatrixReport, matrix_data
 from overlay.report.history import data as logged
 from overlay.report.imported import ImportReport, SeriesReport
@@ -17,6 +19,7 @@ from overlay.report.model import (
     ListReport,
     ProcessesReport,
     Report,
+    RevertReport,
     TargetReport,
 )
 from overlay.report.problems import explained
@@ -63,14 +66,9 @@ def as_data(report: Report) -> dict[str, Any]:
         data["processes"] = [_process(process) for process in report.processes]
     if isinstance(report, DoctorReport):
         data["doctor"] = {**report.facts, "problems": list(report.problems)}
-    if isinstance(report, ImportReport):
-        data["import"] = imported(report)
-    if isinstance(report, LogReport):
-        data["log"] = logged(report)
-    if isinstance(report, MatrixReport):
-        data["matrix"] = matrix_data(report)
     if isinstance(report, SeriesReport):
         data["imports"] = [imported(entry) for entry in report.imports]
+    data |= _of_a_patch(report)
     if isinstance(report, CacheReport):
         data["cache"] = {
             "folder": str(report.folder),
@@ -80,6 +78,23 @@ def as_data(report: Report) -> dict[str, Any]:
             ],
         }
     return data
+
+
+def _of_a_patch(report: Report) -> dict[str, Any]:
+    """The part that only the commands of a patch's life have."""
+    if isinstance(report, ImportReport):
+        return {"import": imported(report)}
+    if isinstance(report, LogReport):
+        return {"log": logged(report)}
+    if isinstance(report, MatrixReport):
+        return {"matrix": matrix_data(report)}
+    if isinstance(report, NewReport):
+        return {"new": authored(report)}
+    if isinstance(report, EditReport):
+        return {"edit": authored(report)}
+    if isinstance(report, RevertReport) and isinstance(report.kept, NewReport):
+        return {"kept": authored(report.kept)}
+    return {}
 
 
 def _process(process: LiveProcess) -> dict[str, Any]:

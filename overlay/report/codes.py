@@ -46,6 +46,10 @@ class Code(str, Enum):
     CACHE = "cache"
     CACHE_CLEANED = "cache-cleaned"
     IMPORTED = "imported"
+    MADE = "made"
+    SESSION = "session"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
     # Something needs the user.
     NEEDS_ATTENTION = "needs-attention"
     APPLY_COMPLETES = "apply-completes"
@@ -59,6 +63,10 @@ class Code(str, Enum):
     HOLES = "holes"
     IMPORT_REVIEW = "import-review"
     NOT_IMPORTED = "not-imported"
+    NOT_MADE = "not-made"
+    NOTHING_EDITED = "nothing-edited"
+    UNCHANGED = "unchanged"
+    COMMITTED_IN_PART = "committed-in-part"
     PROBLEMS = "problems"
     # Usage or environment.
     USAGE = "usage"
@@ -88,6 +96,10 @@ _ATTENTION = frozenset(
         Code.HOLES,
         Code.IMPORT_REVIEW,
         Code.NOT_IMPORTED,
+        Code.NOT_MADE,
+        Code.NOTHING_EDITED,
+        Code.UNCHANGED,
+        Code.COMMITTED_IN_PART,
         Code.PROBLEMS,
     }
 )

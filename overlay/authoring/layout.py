@@ -1,0 +1,107 @@
+"""Lay out a release's files for an edit session: with a feature, and those before it, applied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from packaging.version import Version
+
+from overlay.errors import UsageError
+from overlay.features.model import Feature, Topic, Variant, paths_of
+from overlay.package import Tree
+from overlay.planning.planner import plan
+from overlay.planning.scopes import Syntax
+from overlay.results import FeatureResult, State
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The files of a session.
+
+    :ivar base: path -> the text with the features before applied; of files of the release only.
+    :ivar laid: path -> the text with the feature applied, too.
+    :ivar below: the features before it whose text that is, in order.
+    """
+
+    base: Mapping[str, bytes]
+    laid: Mapping[str, bytes]
+    below: tuple[Feature, ...]
+
+
+def lay_out(
+    feature: Feature,
+    earlier: Sequence[Feature],
+    tree: Tree,
+    release: Version,
+    more: Sequence[str] = (),
+    syntax: Syntax | None = None,
+) -> Layout:
+    """The files that a session lays out to edit a feature.
+
+    :param earlier: the features before it, in order; those that do not fit the release are left
+        out. :param tree: the release's files; :param more: further files of it.
+    :raises UsageError: if the feature does not land on the release, or it has no such file.
+    """
+    syntax = syntax or Syntax()
+    paths = {*_paths(feature, release), *more}
+    below = [each for each in earlier if paths.intersection(paths_of([each]))]
+    while True:
+        planned = plan(below, tree, release, syntax=syntax)
+        unfit = {result.feature for result in planned.features if result.state.needs_attention}
+        if not unfit:
+            break
+        below = [each for each in below if each.id not in unfit]
+    under = {change.path: change.after for change in planned.changes}
+    whole = plan([*below, feature], tree, release, syntax=syntax)
+    own = whole.features[-1]
+    if own.state is not State.PRISTINE:
+        raise UsageError(not_there(own, release))
+    over = {change.path: change.after for change in whole.changes}
+    added = {each.path for each in feature.added}
+    base: dict[str, bytes] = {}
+    laid: dict[str, bytes] = {}
+    for path in sorted(paths):
+        before = under.get(path, tree.read(path))
+        now = over.get(path, before)
+        if now is None:
+            raise UsageError(f"{path}: vLLM {release} has no such file, so it cannot be edited")
+        laid[path] = now
+        if before is not None and path not in added:
+            base[path] = before
+    return Layout(base, laid, tuple(below))
+
+
+def _paths(feature: Feature, release: Version) -> set[str]:
+    """The files that a feature patches in a release, and those that it adds."""
+    patched = {variant.patch.path for _, variant in variants(feature, release)}
+    return patched | {added.path for added in feature.added}
+
+
+def variants(feature: Feature, release: Version) -> list[tuple[Topic, Variant]]:
+    """Each topic with its variant for a release, in the order in which they are applied."""
+    return [
+        (topic, variant)
+        for topic in feature.topics
+        for variant in topic.variants
+        if release in variant.releases
+    ]
+
+
+def not_there(result: FeatureResult, release: Version) -> str:
+    """Why a feature cannot be edited on a release."""
+    reasons = [
+        str(reason)
+        for reason in (
+            result.reason,
+            *(file.reason for file in result.files),
+            *(hunk.reason for file in result.files for hunk in file.hunks),
+        )
+        if reason is not None
+    ]
+    why = f" ({'; '.join(dict.fromkeys(reasons))})" if reasons else ""
+    return (
+        f"{result.feature} is {result.state.value} on vLLM {release}{why}: expected a release to "
+        f"which it applies. `overlay port {result.feature} {release}` carries it there, "
+        f"`overlay log {result.feature}` lists where it stands"
+    )
