@@ -103,6 +103,7 @@ def check(
     *,
     python: Place | None = None,
     only: Collection[str] = (),
+    without: Collection[str] = (),
     patches: Sequence[Place] = (),
 ) -> CheckReport:
     """Say whether features can be applied to a vLLM; write nothing.
@@ -116,13 +117,17 @@ def check(
         import.  It is never imported.
     :param python: an interpreter or a virtual environment, in the place of ``target``.
     :param only: ids of the features that are meant; default: all.
+    :param without: ids of features that are not meant although they are at hand.
     :param patches: folders with features beside those shipped.
     :raises OverlayError: if the target, the features or the ledger cannot be read.
     """
     from overlay.commands.check import check as command
 
     report = command(
-        request(python, only, patches), () if target is None else (str(target),), None, None
+        request(python, only, patches, without=without),
+        () if target is None else (str(target),),
+        None,
+        None,
     )
     if report.error is not None:
         raise OverlayError(report.error)
@@ -134,6 +139,7 @@ def apply(
     *,
     python: Place | None = None,
     only: Collection[str] = (),
+    without: Collection[str] = (),
     patches: Sequence[Place] = (),
     require: Collection[str] = (),
     dry_run: bool = False,
@@ -149,6 +155,7 @@ def apply(
     :param target: as for ``check``, but a file or a release cannot be written to.
     :param python: as for ``check``.
     :param only: ids of the features to be applied; default: all.
+    :param without: ids of features that are not meant although they are at hand.
     :param patches: folders with features beside those shipped.
     :param require: ids of features that must be applied afterwards, or be in the release itself;
         ``all``: each that is made for the release.
@@ -160,7 +167,7 @@ def apply(
     """
     from overlay.commands.apply import apply as command
 
-    asked = request(python, only, patches, require)
+    asked = request(python, only, patches, require, without)
     return accepted(command(asked, as_name(target), dry_run=dry_run, untested=untested))
 
 
@@ -231,6 +238,7 @@ def diff(
     *,
     python: Place | None = None,
     only: Collection[str] = (),
+    without: Collection[str] = (),
     patches: Sequence[Place] = (),
 ) -> bytes:
     """The change to a pristine vLLM as one unified diff, which ``git apply`` accepts.
@@ -240,13 +248,16 @@ def diff(
 
     :param target: as for ``check``; :param python: as for ``check``.
     :param only: ids of the features that are meant; default: all.
+    :param without: ids of features that are not meant although they are at hand.
     :param patches: folders with features beside those shipped.
     :raises PatchRefused: if one of them does not fit: part of a change would mislead.
     :raises OverlayError: if the features or the target cannot be read.
     """
     from overlay.commands.diff import diff as command
 
-    return accepted(command(request(python, only, patches), as_name(target), None)).diff
+    return accepted(
+        command(request(python, only, patches, without=without), as_name(target), None)
+    ).diff
 
 
 def features(patches: Sequence[Place] = ()) -> tuple[Feature, ...]:

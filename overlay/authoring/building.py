@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 
 from packaging.version import Version
 
-from overlay.authoring.carry import SHARE, Carried, carry
+from overlay.authoring.carry import Carried, carry
 from overlay.authoring.composing import compose
 from overlay.authoring.locating import Base, ReleaseTexts
 from overlay.authoring.triage import Fate, FileFate
+from overlay.authoring.variants import base_has
 from overlay.authoring.writing import DerivedTest, FeatureFolder, FeatureText, render_patch
 from overlay.features.model import Feature, Hunk
 from overlay.package import ReleaseRange, Tree
@@ -23,6 +24,7 @@ from overlay.planning.matching import new_lines
 from overlay.planning.planner import plan
 from overlay.planning.scopes import Syntax, find
 from overlay.planning.text import SourceText
+from overlay.planning.upstream import SHARE
 from overlay.results import Change as TextChange
 from overlay.results import Outcome, whole_outcome
 
@@ -269,18 +271,6 @@ def _hunks_for(
     if not run.review or text is None or after is None:
         return topic.hunks
     return compose(text, after)
-
-
-def base_has(hunks: Sequence[Hunk], base: bytes) -> list[str]:
-    """The telling lines that hunks add although their scopes in the base hold them already."""
-    source = SourceText.from_bytes(base)
-    scopes = find(source.lines)
-    known: dict[str, None] = {}
-    for hunk in hunks:
-        for place in scopes.get(hunk.scope, ()):
-            there = {line.strip() for line in source.lines[place.start : place.stop]}
-            known.update(dict.fromkeys(line for line in new_lines(hunk) if line in there))
-    return list(known)
 
 
 def _first_with_it(

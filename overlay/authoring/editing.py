@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 
 from packaging.version import Version
 
-from overlay.authoring.building import base_has, derived_tests, topic_name
+from overlay.authoring.building import derived_tests, topic_name
 from overlay.authoring.composing import CONTEXT, NotComposable, compose
 from overlay.authoring.layout import not_there, variants
 from overlay.authoring.scoped import ScopedText
+from overlay.authoring.variants import base_has
 from overlay.authoring.writing import DerivedTest, check_files, render_patch, with_tests
 from overlay.errors import UsageError
 from overlay.features.model import Feature, Hunk, Patch, Variant

@@ -67,3 +67,37 @@ def log(
             progress=progress,
         )
     return Answer(report, as_json, verbose)
+
+
+@cli.command(short_help="Propose what a folder of patches no longer needs.")
+@click.option(
+    "--oldest",
+    metavar="RELEASE",
+    help="The oldest release that you still serve; by default the oldest one known.",
+    shell_complete=complete_releases,
+)
+@click.option("--write", is_flag=True, help="Carry out what is proposed, all of it or nothing.")
+@common_options
+@click.pass_context
+def prune(
+    context: click.Context, oldest: str | None, write: bool, as_json: bool, verbose: bool
+) -> Answer:
+    """Propose what a folder of patches no longer needs, with evidence.
+
+    Of the last folder that --patches, overlay.toml or OVERLAY_PATCHES names: features that upstream
+    has in every release you serve, variants for releases that you no longer serve, a merge that is
+    not noted yet, and variants of which one can serve both ranges. What any release from --oldest
+    on would apply stays as it is, byte for byte. Without --write nothing is written.
+
+    \b
+    Example:
+      overlay prune --patches ./our-patches
+      overlay prune --oldest 0.26.0 --write --patches ./our-patches
+    """
+    from overlay.api import command_line
+
+    with command_line.meter() as progress:
+        report = command_line.prune(
+            patches=patches_of(context), oldest=oldest, write=write, progress=progress
+        )
+    return Answer(report, as_json, verbose)

@@ -76,17 +76,36 @@ class Hunk:
         return any(pre[at : at + size] == post for at in range(len(pre) - size + 1))
 
 
+class Way(Enum):
+    """How the text of a ported variant came about; the last word of ``Ported-From``."""
+
+    MERGED = "merged"
+    MOVED = "moved"
+    BY_HAND = "by-hand"
+    UPSTREAM = "upstream"
+
+
 @dataclass(frozen=True)
 class Patch:
     """A patch file: DEP-3 headers and the hunks for exactly one path.
 
     :ivar name: the patch file relative to its patches folder, for messages and reports.
+    :ivar ported: how its text came about, where it was ported.
     """
 
     name: str
     path: str
     headers: Mapping[str, str]
     hunks: tuple[Hunk, ...]
+    ported: Way | None = None
+
+    @property
+    def retired(self) -> bool:
+        """Whether upstream has its hunks in all of the variant's releases, so that none is applied.
+
+        Its hunks say what it was that upstream took.
+        """
+        return self.ported is Way.UPSTREAM
 
 
 @dataclass(frozen=True)

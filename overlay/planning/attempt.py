@@ -1,6 +1,6 @@
 """One patch against one text: where its hunks land, and the text that it leaves.  Pure.
 
-The planner puts attempts in sequence; ``overlay.authoring.port`` tries a patch on a release."""
+The planner puts attempts in sequence; ``overlay.authoring.porting`` tries variants on releases."""
 
 from __future__ import annotations
 

@@ -22,7 +22,11 @@ from overlay.report.model import (
     RevertReport,
     TargetReport,
 )
+from overlay.report.ported import PortReport
+from overlay.report.ported import data as ported
 from overlay.report.problems import explained
+from overlay.report.pruned import PruneReport
+from overlay.report.pruned import data as pruned
 from overlay.results import FeatureResult, FileResult, HunkResult, Reason
 
 if TYPE_CHECKING:
@@ -66,9 +70,7 @@ def as_data(report: Report) -> dict[str, Any]:
         data["processes"] = [_process(process) for process in report.processes]
     if isinstance(report, DoctorReport):
         data["doctor"] = {**report.facts, "problems": list(report.problems)}
-    if isinstance(report, SeriesReport):
-        data["imports"] = [imported(entry) for entry in report.imports]
-    data |= _of_a_patch(report)
+    data.update(_of_patches(report))
     if isinstance(report, CacheReport):
         data["cache"] = {
             "folder": str(report.folder),
@@ -80,10 +82,12 @@ def as_data(report: Report) -> dict[str, Any]:
     return data
 
 
-def _of_a_patch(report: Report) -> dict[str, Any]:
-    """The part that only the commands of a patch's life have."""
+def _of_patches(report: Report) -> dict[str, Any]:
+    """The part of a command about a patch's life, under its name."""
     if isinstance(report, ImportReport):
         return {"import": imported(report)}
+    if isinstance(report, PortReport):
+        return {"port": ported(report)}
     if isinstance(report, LogReport):
         return {"log": logged(report)}
     if isinstance(report, MatrixReport):
@@ -94,6 +98,10 @@ def _of_a_patch(report: Report) -> dict[str, Any]:
         return {"edit": authored(report)}
     if isinstance(report, RevertReport) and isinstance(report.kept, NewReport):
         return {"kept": authored(report.kept)}
+    if isinstance(report, PruneReport):
+        return {"prune": pruned(report)}
+    if isinstance(report, SeriesReport):
+        return {"imports": [imported(entry) for entry in report.imports]}
     return {}
 
 
@@ -152,6 +160,8 @@ def _target(target: TargetReport) -> dict[str, Any]:
             {"code": obstacle.code.value, **_reason(obstacle.reason)}
             for obstacle in target.obstacles
         ]
+    if target.left_out:
+        data["left_out"] = list(target.left_out)
     if target.in_memory:
         data["in_memory"] = list(target.in_memory)
     return data

@@ -40,6 +40,9 @@ class Code(str, Enum):
     EMPTY = "empty"
     LISTED = "listed"
     LOGGED = "logged"
+    CAN_BE_PRUNED = "can-be-pruned"
+    PRUNED = "pruned"
+    NOTHING_TO_PRUNE = "nothing-to-prune"
     RUNNING = "running"
     NOT_RUNNING = "not-running"
     NO_PROBLEM = "no-problem"
@@ -50,6 +53,10 @@ class Code(str, Enum):
     SESSION = "session"
     COMMITTED = "committed"
     ABORTED = "aborted"
+    CAN_BE_PORTED = "can-be-ported"
+    PORTED = "ported"
+    NOTHING_TO_PORT = "nothing-to-port"
+    PORT_ENDED = "port-ended"
     # Something needs the user.
     NEEDS_ATTENTION = "needs-attention"
     APPLY_COMPLETES = "apply-completes"
@@ -67,6 +74,8 @@ class Code(str, Enum):
     NOTHING_EDITED = "nothing-edited"
     UNCHANGED = "unchanged"
     COMMITTED_IN_PART = "committed-in-part"
+    PORT_REVIEW = "port-review"
+    PORT_CONFLICTS = "port-conflicts"
     PROBLEMS = "problems"
     # Usage or environment.
     USAGE = "usage"
@@ -100,6 +109,8 @@ _ATTENTION = frozenset(
         Code.NOTHING_EDITED,
         Code.UNCHANGED,
         Code.COMMITTED_IN_PART,
+        Code.PORT_REVIEW,
+        Code.PORT_CONFLICTS,
         Code.PROBLEMS,
     }
 )

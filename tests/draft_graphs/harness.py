@@ -2,7 +2,7 @@
 
 ``python harness.py PLAN.json --out RESULT.json``. A plan is a list of engines; each engine serves
 its requests once per run of its own, and before each run the draft graphs are made and captured
-anew by the module's own code. See `Plan` and `Run`; what comes back is one `Outcome` a run.
+again by the module's own code. See `Plan` and `Run`; what comes back is one `Outcome` a run.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Run:
     :ivar mode: `OVERLAY_DRAFT_GRAPHS`.
     :ivar ladder: the sizes to capture instead of the module's own.
     :ivar mutation: edits of the package, to be made before anything else;
-        the old text must stand there exactly once.
+        the old text must be there exactly once.
     :ivar sabotage: a name in `sabotage.SABOTAGES`, done after the capture and undone at the end.
     :ivar check: `OVERLAY_DRAFT_GRAPHS_CHECK`.
     :ivar profile_fails: whether no graph can be captured for vLLM's profile of their memory.
@@ -309,7 +309,7 @@ class Engine:
         watched = ending_there(self.llm.llm_engine, self.spec.requests, steps, rule)
         before = engine_compat.read_metrics(self.llm).get("preemptions", 0)
         with watched if until_wrong else contextlib.nullcontext():
-            outputs, _ = run_engine.serve(self.llm, self.spec.requests)
+            outputs, _ = run_engine.serve(self.llm, self.spec.requests, self.spec.models)
         after = engine_compat.read_metrics(self.llm).get("preemptions", 0)
         outcome.preemptions = int(after - before)
         wanted = []
@@ -319,9 +319,10 @@ class Engine:
             judged = run_engine.judge(request, outputs[str(index)], steps[str(index)], rule)
             outcome.tokens_ok &= judged["tokens_ok"] is not False
             outcome.tokens_ok &= judged["prompt_logprobs_ok"] is not False
-            text = prompt + oracle.continuation(rule, prompt, request.tokens)
+            own = oracle.adapted(rule, request.adapter)
+            text = prompt + oracle.continuation(own, prompt, request.tokens)
             for step in steps[str(index)]:
-                right = oracle.accepted(rule, text[: step.known], step.drafted)
+                right = oracle.accepted(own, text[: step.known], step.drafted)
                 wanted.append(oracle.Step(step.known, step.drafted, right))
         seen = [step for each in steps.values() for step in each]
         outcome.accepted = list(oracle.count_steps(seen, self.spec.k).per_position)

@@ -33,8 +33,13 @@ def _forgets(fact: str, stands_for: str) -> PolicyMutation:
 
 POLICY_MUTATIONS = (
     PolicyMutation("data_parallel", "defect 9", "refusals", "facts.data_parallel is not None"),
-    _forgets("extra_input_slots", "hazard 7"),
-    _forgets("parallel_drafting", "hazard 7"),
+    PolicyMutation(
+        "unseen_group",
+        "hazard 7",
+        "_late_refusals",
+        "if facts.unseen_group is not None:\n    ...",
+        "pass",
+    ),
     PolicyMutation(
         "proposer_class", "hazard 8", "refusals", "facts.proposer_class not in DRAFTERS"
     ),
@@ -48,7 +53,6 @@ POLICY_MUTATIONS = (
     _forgets("padded_batch_disabled", "hazard 9"),
     _forgets("shared_mtp_indices", "hazard 11"),
     _forgets("eplb", "hazard 12"),
-    _forgets("heterogeneous_vocab", "policy"),
     _forgets("micro_batching", "policy"),
     PolicyMutation(
         "adapted_layers", "policy", "refusals", "if facts.adapted_layers:\n    ...", "pass"
