@@ -22,11 +22,14 @@ class Layout:
     :ivar base: path -> the text with the features before applied; of files of the release only.
     :ivar laid: path -> the text with the feature applied, too.
     :ivar below: the features before it whose text that is, in order.
+    :ivar without: ids of features before it that touch these files, and do not fit the release or
+        change the same lines.
     """
 
     base: Mapping[str, bytes]
     laid: Mapping[str, bytes]
     below: tuple[Feature, ...]
+    without: tuple[str, ...] = ()
 
 
 def lay_out(
@@ -39,24 +42,26 @@ def lay_out(
 ) -> Layout:
     """The files that a session lays out to edit a feature.
 
-    :param earlier: the features before it, in order; those that do not fit the release are left
-        out. :param tree: the release's files; :param more: further files of it.
+    :param earlier: the features before it, in order; those that do not fit the release, or not
+        beside it, are left out.
+    :param tree: the release's files; :param more: further files of it.
     :raises UsageError: if the feature does not land on the release, or it has no such file.
     """
     syntax = syntax or Syntax()
     paths = {*_paths(feature, release), *more}
-    below = [each for each in earlier if paths.intersection(paths_of([each]))]
-    while True:
-        planned = plan(below, tree, release, syntax=syntax)
-        unfit = {result.feature for result in planned.features if result.state.needs_attention}
-        if not unfit:
-            break
-        below = [each for each in below if each.id not in unfit]
-    under = {change.path: change.after for change in planned.changes}
-    whole = plan([*below, feature], tree, release, syntax=syntax)
-    own = whole.features[-1]
-    if own.state is not State.PRISTINE:
+    touching = [each for each in earlier if paths.intersection(paths_of([each]))]
+    below: list[Feature] = []
+    whole = plan([feature], tree, release, syntax=syntax)
+    if (own := whole.features[-1]).state is not State.PRISTINE:
         raise UsageError(not_there(own, release))
+    for each in touching:
+        tried = plan([*below, each, feature], tree, release, syntax=syntax)
+        if not tried.state.needs_attention:
+            below.append(each)
+            whole = tried
+    under = {
+        change.path: change.after for change in plan(below, tree, release, syntax=syntax).changes
+    }
     over = {change.path: change.after for change in whole.changes}
     added = {each.path for each in feature.added}
     base: dict[str, bytes] = {}
@@ -69,7 +74,8 @@ def lay_out(
         laid[path] = now
         if before is not None and path not in added:
             base[path] = before
-    return Layout(base, laid, tuple(below))
+    without = tuple(each.id for each in touching if each not in below)
+    return Layout(base, laid, tuple(below), without)
 
 
 def _paths(feature: Feature, release: Version) -> set[str]:

@@ -20,7 +20,6 @@ from overlay.authoring.session import BASE, DOCUMENT, Kind, Session, end, read, 
 from overlay.authoring.session import begin as begin_session
 from overlay.commands.new import by_scope
 from overlay.errors import PackageIndexError, UsageError
-from overlay.features.model import paths_of
 from overlay.features.sources import entries, shipped_folder, stray
 from overlay.package import KNOWN_RELEASES, parse_release, path_problem
 from overlay.planning.planner import plan
@@ -91,7 +90,7 @@ def begin(
         action = EditAction.BEGUN
     files = tuple(AuthoredFile(path, "to edit") for path in sorted(session.files))
     verdict = edited(action, id_, folder)
-    return EditReport(verdict, id_, action, wanted, folder, files)
+    return EditReport(verdict, id_, action, wanted, folder, files, without=layout.without)
 
 
 def _named(features: Sequence[Feature], id_: str) -> Feature:
@@ -187,12 +186,11 @@ def commit(request: Request, folder: Path, progress: Progress | None = None) -> 
     trees = _Trees(session, progress)
     place = entries(session.patches)[id_]
     files = {name: (place / name).read_bytes() for name in disk.files_below(place)}
-    earlier = features[: features.index(feature)]
     made = compose_commit(
         feature,
         files,
         present,
-        _fits(trees, earlier, present.changed),
+        _fits(trees, below, present.changed),
         KNOWN_RELEASES,
         datetime.now().astimezone().date().isoformat(),
     )
@@ -286,17 +284,16 @@ class _Trees:
 
 
 def _fits(
-    trees: _Trees, earlier: Sequence[Feature], paths: Sequence[str]
+    trees: _Trees, below: Sequence[Feature], paths: Sequence[str]
 ) -> Callable[[Feature, str], bool]:
     """Whether a form of the feature lands on a release, in the files that were edited."""
-    beside = [each for each in earlier if set(paths).intersection(paths_of([each]))]
     memo = Memo()
 
     def fits(feature: Feature, release: str) -> bool:
         tree = trees.get(release)
         if tree is None:
             return False
-        planned = plan([*beside, feature], tree, Version(release), syntax=memo)
+        planned = plan([*below, feature], tree, Version(release), syntax=memo)
         own = planned.features[-1]
         return not any(file.state.needs_attention for file in own.files if file.path in paths)
 

@@ -83,6 +83,8 @@ class EditReport(Report):
     :ivar left: releases of the feature that keep what they had, because the edit does not land
         there or they could not be read.
     :ivar folder: the feature; ``None`` where nothing was written.
+    :ivar without: ids of features before it that the session's files do not have applied, since
+        they do not fit the release, or not beside it.
     """
 
     _command: ClassVar[str] = "edit"
@@ -95,6 +97,7 @@ class EditReport(Report):
     left: tuple[str, ...] = ()
     unread: tuple[tuple[str, str], ...] = ()
     folder: Path | None = None
+    without: tuple[str, ...] = ()
 
 
 # Verdicts
@@ -171,6 +174,10 @@ def lines(report: NewReport | EditReport) -> Iterator[Line]:
         yield Line((Span(f"{file.path:<{width}}  "),), (Span(_said(file)),))
     if isinstance(report, NewReport):
         yield from landings(report.outcomes)
+    elif report.without:
+        which = enumeration(list(report.without))
+        text = f"these files are without {which}, which changes the same lines or does not fit"
+        yield labelled(0, "warning: ", text, "warning")
     for release, why in report.unread:
         yield labelled(0, f"{release} was not tried: ", why, "warning")
 
@@ -214,4 +221,5 @@ def data(report: NewReport | EditReport) -> dict[str, Any]:
         "action": report.action.value,
         "session": str(report.session),
         "left": list(report.left),
+        "without": list(report.without),
     }

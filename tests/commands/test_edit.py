@@ -12,7 +12,8 @@ import pytest
 
 from overlay.features.folder import load
 from tests.support import releases
-from tests.support.cli import ADDED, PROPOSER, RUNNER, Cli, edit
+from tests.support.cli import ADDED, CAPTURE, PROPOSER, RUNNER, Cli, edit
+from tests.support.patches import write_feature
 from tests.support.releases import Index
 
 SCHEMA = json.loads(
@@ -243,6 +244,15 @@ def test_a_release_on_which_the_feature_does_not_land_is_for_port(team: Cli) -> 
     assert result.exit == 2
     assert "overlay port team-capture 0.26.0" in result.err
     assert not Path(FOLDER).exists()
+
+
+def test_a_feature_before_it_that_changes_the_same_lines_is_left_out_and_named(team: Cli) -> None:
+    write_feature(team.team, {"10-a/0.20.0..0.33.0.patch": CAPTURE}, id="a-capture")
+    result = team("edit", "team-capture", "--release", "0.26.0", "--patches", team.team)
+    assert result.exit == 0
+    assert "without a-capture" in result.out
+    edit(Path(FOLDER), RUNNER, "(1, 2, 4, 8)", "(1, 2)")
+    assert team("edit", "--commit", FOLDER).exit == 0
 
 
 @pytest.mark.parametrize(
