@@ -68,7 +68,7 @@ class Answer:
 
     :ivar state: with what is remembered; :ivar unremembered: by its texts alone.
     :ivar outcome: of the port; :ivar has_it: whether the release's text shows, by itself, that it
-        has the change: the file is the very one, or it is the release that the change came with.
+        has the change, or it is the release that the change came with.
     :ivar twice: whether the port makes the change although the file has its lines.
     :ivar hunks: the outcome of each hunk.
     """
@@ -167,7 +167,7 @@ def answers(change: RealChange, feature: Feature, porter: Porter) -> list[Answer
             for entry in (known, feature)
         )
         port = porter.port(known, name)
-        has_it = name == change.newer or texts.read(name, change.path) == change.after
+        has_it = name == change.newer or _has_it(change, texts.read(name, change.path))
         found.append(
             Answer(
                 name,
@@ -180,6 +180,19 @@ def answers(change: RealChange, feature: Feature, porter: Porter) -> list[Answer
             )
         )
     return found
+
+
+def _has_it(change: RealChange, text: bytes | None) -> bool:
+    """Whether a text shows by itself that it has a change.
+
+    It is the very text that the change left; or the change only removes lines, and the text has
+    what it left in the place of each: the lines had not been put in yet.
+    """
+    if text is None or text == change.after:
+        return text is not None
+    if any(op == "+" for hunk in change.hunks for op, _ in hunk.lines):
+        return False
+    return all("\n".join(hunk.post).encode() in text for hunk in change.hunks)
 
 
 def _twice(change: RealChange, port: FeaturePort) -> bool:
