@@ -17,6 +17,7 @@ from overlay.api import porting
 from overlay.features.folder import load
 from overlay.features.model import Way
 from overlay.planning.planner import plan
+from overlay.report.codes import Code
 from overlay.report.ported import OpenFile, PortReport
 from overlay.results import State
 from tests.support import port_world as world
@@ -124,7 +125,9 @@ def test_a_conflict_is_shown_refused_with_markers_and_taken_once_it_is_edited(
         b"            self.prepare_replay(size)\n            self.run_graph(size, stream=None)\n",
     )
     edited.write_bytes(wanted)
-    assert cli("port", "--continue", "--patches", ours).exit == 0
+    ended = cli("port", "--continue", "--patches", ours)
+    assert ended.exit == 1
+    assert "nothing serves 0.23.0 in between; `overlay port replay 0.23.0` goes on" in ended.last
     (feature,) = load([ours])
     made = plan([feature], world.Tree("0.24.0"), Version("0.24.0"))
     assert made.changes[0].after == wanted
@@ -263,6 +266,7 @@ def waiting(ours: Path) -> PortReport:
 def test_in_a_terminal_each_conflict_is_asked_about(
     waiting: PortReport, ours: Path, keys: str, state_there: State
 ) -> None:
+    """0.23.0 in between waits for a review of its own, where 0.24.0 is served."""
     answers = iter(keys)
     shown: list[OpenFile] = []
 
@@ -271,7 +275,7 @@ def test_in_a_terminal_each_conflict_is_asked_about(
         return next(answers)
 
     report = porting.ask_port(waiting, question, patches=[ours])
-    assert report.exit == 0
+    assert (report.code is Code.HOLES) is (state_there is State.PRISTINE)
     assert len(shown) == len(keys)
     assert shown[0].marked
     assert shown[0].views[0][0] == "Runner.capture"
