@@ -214,3 +214,11 @@ def test_no_edit_is_made_of_context_alone() -> None:
     assert matching.edits(hunk([" a", " b"]), 0) == ()
     (edit,) = matching.edits(hunk([" a", "-b", "+c", " d"]), 4)
     assert (edit.start, edit.stop) == (5, 6)
+
+
+def test_the_cause_of_several_places_leaves_their_lines_out() -> None:
+    """So that one cause in many files is told once."""
+    result = judged("a\nb\na\n", hunk([" a", "+c"]))
+    assert result.reason is not None
+    cause = "expected its 1 lines before the change once in <module>, found them 2 times"
+    assert (result.reason.text, result.reason.cause) == (f"{cause}, at lines 1, 3", cause)
