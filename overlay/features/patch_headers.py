@@ -76,7 +76,7 @@ def _add_header(
     elif name in _REPEATED:
         headers[name] += "\n" + value
     else:
-        source.error(number, f"the header {name} stands twice")
+        source.error(number, f"the header {name} is there twice")
 
 
 def _check_date(source: Source, value: str | None) -> None:

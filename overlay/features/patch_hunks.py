@@ -157,7 +157,7 @@ def _check_counts(source: Source, body: _Body) -> None:
 
 
 def _hunk(source: Source, body: _Body) -> Hunk:
-    """The hunk of a body; marks of an unfinished line have to stand behind its sides' last."""
+    """Build the hunk of a body; a mark of an unfinished line must follow the last of its side."""
     last = {
         side: max((i for i, (op, _) in enumerate(body.lines) if op != other), default=None)
         for side, other in (("pre", "+"), ("post", "-"))
@@ -181,7 +181,7 @@ def _check_images(source: Source, hunk: Hunk) -> None:
     """Refuse a hunk that could not be placed, or of which nothing could show that it is applied."""
     problem = None
     if not hunk.pre:
-        problem = "its pre-image is empty: give it lines of context to stand by"
+        problem = "its pre-image is empty: give it lines of context"
     elif not hunk.post:
         problem = (
             "its post-image is empty, so nothing could show that it is applied: give it lines of "
@@ -191,7 +191,7 @@ def _check_images(source: Source, hunk: Hunk) -> None:
         problem = "it changes nothing (the ends of lines are no content)"
     elif hunk.shows_nothing:
         problem = (
-            "its post-image stands in its pre-image, so nothing could show that it is applied: "
+            "its post-image is part of its pre-image, so nothing could show that it is applied: "
             "give it context on both sides of the lines that it removes"
         )
     if problem is not None:
