@@ -78,7 +78,7 @@ def cluster(ray_python: Path, beside: Path, tiny_models: Path, tmp_path: Path) -
                 start_new_session=True,
             )
             try:
-                process.wait(timeout=280)
+                process.wait(timeout=900)
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
@@ -134,7 +134,7 @@ def test_the_engine_drafts_as_it_should_under_the_ray_executor(
         "VLLM_USE_RAY_V2_EXECUTOR_BACKEND": version,
         **QUIET,
     }
-    result = launch(ray_python, spec, env=environment, timeout=400)
+    result = launch(ray_python, spec, env=environment, timeout=900)
     assert all(request["tokens_ok"] and request["steps_ok"] for request in result["requests"])
     assert result["counts"] == result["oracle"]
     said = result["hooks"]["engine_hooks:live"]
