@@ -1,8 +1,8 @@
-"""Time two commands of a patch's life: an import of 23 hunks, and ``log --matrix`` over 19 releases.
+"""Time an import of 23 hunks, and ``log --matrix`` of 13 features over 19 releases.
 
-``python -m bench.keeping_up_commands`` prints JSON.  Each command runs in a process of its own, with
-the releases in the user's cache; the best of several runs counts, and the processor's time is given
-beside the clock's, since other work on the machine only lengthens the clock's.
+``python -m bench.keeping_up_commands`` prints JSON.  Each command runs in a process of its own,
+with the releases in the user's cache; the best of several runs counts, and the processor's time is
+given beside the clock's, since other work on the machine only lengthens the clock's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Pull requests of upstream, rebuilt out of the releases' sources: imported, on every release.
 
-The history of vLLM is not needed: a pull request is what changed from the last release without it to
-the first release with it, in its files, as far as its own lines tell it from what else changed there.
+The history of vLLM is not needed: a pull request is what changed from the last release without it
+to the first release with it, in its files, as far as its own lines tell it from what else changed.
 """
 
 from __future__ import annotations
