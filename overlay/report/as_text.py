@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from overlay.report.authored import EditReport, NewReport
+from overlay.report.authored import lines as authored
 from overlay.report.codes import Exit
 from overlay.report.history import LogReport, MatrixReport, matrix_lines
 from overlay.report.history import lines as logged
@@ -21,6 +23,7 @@ from overlay.report.model import (
     ProcessesReport,
     ReleaseEntry,
     Report,
+    RevertReport,
     StatusReport,
     TargetReport,
 )
@@ -90,6 +93,10 @@ def _without_target(report: Report) -> Iterator[Line]:
     """The reports of commands that speak neither of targets nor of features at hand."""
     if isinstance(report, CacheReport) and not report.path_only:
         yield from _cache(report)
+    elif isinstance(report, NewReport | EditReport):
+        yield from authored(report)
+    elif isinstance(report, RevertReport) and isinstance(report.kept, NewReport):
+        yield from authored(report.kept)
     elif isinstance(report, ImportReport):
         yield from imported(report)
     elif isinstance(report, PortReport):

@@ -279,10 +279,12 @@ class RevertReport(_OneTarget):
     """What ``revert`` did.
 
     :ivar changed: the files of the package that were written or removed, sorted.
+    :ivar kept: the feature that holds the edits, where there were any and they were to be kept.
     """
 
     _command: ClassVar[str] = "revert"
     changed: tuple[str, ...] = ()
+    kept: Report | None = None
 
 
 @dataclass(frozen=True)
