@@ -22,13 +22,9 @@ NO_CAPTURE = "NONE"
 
 EAGLE_PROPOSER = "vllm.v1.spec_decode.eagle.EagleProposer"
 #: The proposer classes that get draft graphs, by module and name; a subclass is another class.
-DRAFTERS = frozenset(
-    {
-        EAGLE_PROPOSER,
-        "vllm.v1.spec_decode.draft_model.DraftModelProposer",
-        "vllm.v1.spec_decode.dflash.DFlashProposer",
-    }
-)
+DRAFTERS = frozenset({EAGLE_PROPOSER, "vllm.v1.spec_decode.draft_model.DraftModelProposer"})
+#: The same, by reading and beside upstream's code on CPU; refused until a GPU has run them.
+UNTRIED_DRAFTERS = frozenset({"vllm.v1.spec_decode.dflash.DFlashProposer"})
 
 #: By name of an attention backend: the roles whose graphs can build its metadata inside themselves.
 AttentionRoles = Mapping[str, frozenset[Role]]
@@ -246,10 +242,15 @@ def refusals(facts: Facts, attention: AttentionRoles) -> list[str]:
     """
     reasons = [] if facts.no_graphs is None else [facts.no_graphs]
     name = facts.proposer_class.rpartition(".")[2]
-    if facts.proposer_class not in DRAFTERS:
+    if facts.proposer_class in UNTRIED_DRAFTERS:
         reasons.append(
-            f"{name} drafts otherwise than the graphs do (methods eagle, eagle3, mtp, draft_model "
-            "and dflash get them)"
+            f"no graph with {name} has run on a GPU yet (methods eagle, eagle3, mtp and "
+            "draft_model get graphs; model runner V2 has graphs for dflash from 0.24 on)"
+        )
+    elif facts.proposer_class not in DRAFTERS:
+        reasons.append(
+            f"{name} drafts otherwise than the graphs do (methods eagle, eagle3, mtp and "
+            "draft_model get them)"
         )
     elif facts.overridden_methods:
         own = ", ".join(sorted(facts.overridden_methods))
