@@ -65,7 +65,7 @@ def capture_draft_graphs(runner: Any) -> None:
         overlay_effects.idle(FEATURE, "no speculative decoding")
     elif not hasattr(getattr(runner, "drafter", None), "draft_graphs"):
         drafter = type(getattr(runner, "drafter", None)).__name__
-        overlay_effects.idle(FEATURE, f"{drafter} drafts without a model of EAGLE, EAGLE3 or MTP")
+        overlay_effects.idle(FEATURE, f"{drafter} drafts without a draft model")
 
 
 def profile_draft_graphs(runner: Any) -> int:
