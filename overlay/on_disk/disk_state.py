@@ -6,7 +6,6 @@ text, and turns the plan's results into the states of the present files."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -125,7 +124,7 @@ def assess(
     found = conditions(ledger, tree.read)
     reason = void(ledger, found, release)
     if reason is not None:
-        return replace(plan, notices=(*plan.notices, *_void_notices(ledger, found, reason)))
+        return plan._replace(notices=(*plan.notices, *_void_notices(ledger, found, reason)))
     known = {one.result.feature: one for one in ledger.applied}
     results = tuple(
         _judged(known.pop(result.feature), ledger, found) if result.feature in known else result
@@ -141,7 +140,7 @@ def assess(
         )
         for name, one in known.items()
     ]
-    return replace(plan, features=results, notices=tuple(notices))
+    return plan._replace(features=results, notices=tuple(notices))
 
 
 def _of_others(plan: Plan, found: Mapping[str, Condition]) -> list[Notice]:

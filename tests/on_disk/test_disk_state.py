@@ -197,7 +197,7 @@ def test_other_patches_are_applied_with_a_warning(site: Site) -> None:
 
 def test_other_patches_that_do_not_fit_are_said_to(site: Site) -> None:
     plan = TWO.plan(site.pristine)
-    plan = replace(plan, features=(plan.features[0]._replace(state=State.DRIFTED),), changes=())
+    plan = plan._replace(features=(plan.features[0]._replace(state=State.DRIFTED),), changes=())
     found = assess(plan, ledger_of(site), Disk(site.root), [TWO.feature()], "0.26.0")
     assert found.state is State.APPLIED
     assert "the present form is drifted on this vLLM" in found.notices[0].text
