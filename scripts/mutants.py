@@ -105,9 +105,9 @@ def _document(path: Path = LISTED) -> dict[str, Any]:
     return document
 
 
-def judges_of(module: str) -> list[str]:
+def judges_of(module: str, path: Path = LISTED) -> list[str]:
     """The test files, or single tests, that are run for the mutants of a module."""
-    named: dict[str, list[str]] = _document()["tests"]
+    named: dict[str, list[str]] = _document(path)["tests"]
     return [f"tests/{test}" for test in named[module]]
 
 
@@ -189,7 +189,7 @@ def mutate(work: Path, choices: Sequence[Choice], jobs: int, seed: int) -> Resul
     for number, choice in enumerate(choices, 1):
         module = choice.module
         folder = work / module.replace("/", "-")
-        configure(tree, folder, module, judges_of(module))
+        configure(tree, folder, module, judges_of(module, tree / LISTED.relative_to(ROOT)))
         mutants, wording = generate(folder, module)
         names = choice.draw(mutants, seed)
         place = f"{module}, {number} of {len(choices)}"

@@ -1,4 +1,4 @@
-"""Everything that CI runs: style, types, and all tests, those with a real engine included.
+"""Run everything that CI runs: style, types, and all tests, those with a real engine included.
 
 ``python3 scripts/test.py [--thorough] [PYTEST ARGUMENTS]`` needs Python 3.11 or 3.12 and pip, and
 makes the environments it needs below ``.cache/``.  What is set up and fetched is kept, so an
@@ -6,7 +6,11 @@ interrupted call goes on there; the checks and the tests themselves always run.
 
 Without pytest's arguments all tests run, in two processes that take one file after the other, for
 two cores; the ten tests that cost most are printed at the end.  With ``--thorough`` also those that
-repeat a proof, with new random examples, and then ``scripts/mutants.py``; that takes hours.
+repeat a proof, with new random examples, and then ``scripts/mutants.py --bounded``: that takes
+hours.
+
+Exit 0: everything passed.  1: a check or a test failed, and nothing behind it was run.  2: an
+environment could not be made, or pytest did not run.
 """
 
 from __future__ import annotations
@@ -40,10 +44,10 @@ class Check:
 
 
 def checks() -> list[Check]:
-    """What must pass before the tests are worth their time."""
+    """List what must pass before the tests are worth their time."""
     settings = ("--config-file", str(ROOT / "pyproject.toml"))
     strict = ("mypy", "--strict", *settings, "--cache-dir", str(ROOT / ".mypy_cache"))
-    found = [
+    commands = [
         Check("ruff check", ROOT, ("ruff", "check", ".")),
         Check("ruff format --check", ROOT, ("ruff", "format", "--check", ".")),
         Check(f"mypy --strict {' '.join(TYPED)}", ROOT, (*strict, *TYPED)),
@@ -51,12 +55,12 @@ def checks() -> list[Check]:
     for added in sorted((ROOT / "patches").glob("*/files")):
         # Seen from there, as from site-packages, its modules are parts of vllm.
         name = f"mypy --strict {added.relative_to(ROOT)}"
-        found.append(Check(name, added, (*strict, "--explicit-package-bases", "-p", "vllm")))
-    return found
+        commands.append(Check(name, added, (*strict, "--explicit-package-bases", "-p", "vllm")))
+    return commands
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Set up, check, test; the exit status of the first thing that failed."""
+    """Set up, check, test; the exit status."""
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").partition("\n")[0],
         epilog="All other arguments are pytest's; with any of them the tests run in one process.",
@@ -75,36 +79,46 @@ def main(arguments: Sequence[str]) -> int:
         command = [str(python), "-m", *check.arguments]
         status = subprocess.run(command, cwd=check.folder, check=False).returncode
         if status != 0:
-            say(f"[check] {check.name} failed with status {status}; nothing behind it was run")
-            return 1
+            return ended(f"check {check.name}", status, began)
     say(f"[tests] {time.monotonic() - began:.0f} s after the start")
     for name, command in suites(python, others, thorough=asked.thorough):
         say(f"[{name}] {' '.join(command[1:])}")
         status = subprocess.run(command, cwd=ROOT, env=clean(), check=False).returncode
         if status != 0:
-            say(f"[{name}] ended with status {status}; nothing behind it was run")
-            return status
-    say(f"[tests] passed, {time.monotonic() - began:.0f} s after the start")
+            return ended(name, status, began)
+    say(f"[tests] all passed, {time.monotonic() - began:.0f} s after the start")
     return 0
+
+
+def ended(name: str, status: int, began: float) -> int:
+    """Tell what failed, and when; the exit status that says so, too.
+
+    :param status: of its command; 1 where a check or a test failed.
+    """
+    seconds = time.monotonic() - began
+    failed = "failed" if status == 1 else f"did not run to its end (status {status})"
+    say(f"[{name}] {failed}, {seconds:.0f} s after the start; nothing behind it was run")
+    return 1 if status == 1 else 2
 
 
 def suites(
     python: Path, arguments: Sequence[str], *, thorough: bool
 ) -> list[tuple[str, list[str]]]:
-    """The commands that test, each with a name, in the order in which they run.
+    """List the commands that test, each with a name, in the order in which they run.
 
     :param arguments: pytest's; none: all tests.
     """
     more = ["--thorough"] if thorough else []
     chosen = list(arguments) or list(IN_TWO)
-    found = [("tests", [str(python), "-m", "pytest", "--costs", *more, *chosen])]
+    commands = [("tests", [str(python), "-m", "pytest", "--costs", *more, *chosen])]
     if thorough and not arguments:
-        found.append(("mutants", [str(python), str(ROOT / "scripts" / "mutants.py")]))
-    return found
+        mutants = [str(python), str(ROOT / "scripts" / "mutants.py"), "--bounded"]
+        commands.append(("mutants", mutants))
+    return commands
 
 
 def clean() -> dict[str, str]:
-    """The environment without what would steer the overlay."""
+    """Copy the environment without what would steer the overlay."""
     return {name: value for name, value in os.environ.items() if not name.startswith("OVERLAY")}
 
 

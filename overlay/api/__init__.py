@@ -102,6 +102,7 @@ def check(
     *,
     python: Place | None = None,
     only: Collection[str] = (),
+    without: Collection[str] = (),
     patches: Sequence[Place] = (),
 ) -> CheckReport:
     """Say whether features can be applied to a vLLM; write nothing.
@@ -115,13 +116,17 @@ def check(
         import.  It is never imported.
     :param python: an interpreter or a virtual environment, in the place of ``target``.
     :param only: ids of the features that are meant; default: all.
+    :param without: ids of features that are not meant although they are at hand.
     :param patches: folders with features beside those shipped.
     :raises OverlayError: if the target, the features or the ledger cannot be read.
     """
     from overlay.commands.check import check as command
 
     report = command(
-        request(python, only, patches), () if target is None else (str(target),), None, None
+        request(python, only, patches, without=without),
+        () if target is None else (str(target),),
+        None,
+        None,
     )
     if report.error is not None:
         raise OverlayError(report.error)
@@ -133,6 +138,7 @@ def apply(
     *,
     python: Place | None = None,
     only: Collection[str] = (),
+    without: Collection[str] = (),
     patches: Sequence[Place] = (),
     require: Collection[str] = (),
     dry_run: bool = False,
@@ -148,6 +154,7 @@ def apply(
     :param target: as for ``check``, but a file or a release cannot be written to.
     :param python: as for ``check``.
     :param only: ids of the features to be applied; default: all.
+    :param without: ids of features that are not meant although they are at hand.
     :param patches: folders with features beside those shipped.
     :param require: ids of features that must be applied afterwards, or be in the release itself;
         ``all``: each that is made for the release.
@@ -159,7 +166,7 @@ def apply(
     """
     from overlay.commands.apply import apply as command
 
-    asked = request(python, only, patches, require)
+    asked = request(python, only, patches, require, without)
     return accepted(command(asked, as_name(target), dry_run=dry_run, untested=untested))
 
 
@@ -221,6 +228,7 @@ def diff(
     *,
     python: Place | None = None,
     only: Collection[str] = (),
+    without: Collection[str] = (),
     patches: Sequence[Place] = (),
 ) -> bytes:
     """The change to a pristine vLLM as one unified diff, which ``git apply`` accepts.
@@ -230,13 +238,16 @@ def diff(
 
     :param target: as for ``check``; :param python: as for ``check``.
     :param only: ids of the features that are meant; default: all.
+    :param without: ids of features that are not meant although they are at hand.
     :param patches: folders with features beside those shipped.
     :raises PatchRefused: if one of them does not fit: part of a change would mislead.
     :raises OverlayError: if the features or the target cannot be read.
     """
     from overlay.commands.diff import diff as command
 
-    return accepted(command(request(python, only, patches), as_name(target), None)).diff
+    return accepted(
+        command(request(python, only, patches, without=without), as_name(target), None)
+    ).diff
 
 
 def features(patches: Sequence[Place] = ()) -> tuple[Feature, ...]:

@@ -37,6 +37,7 @@ def check_many(
     pre: bool = False,
     python: Place | None = None,
     only: Collection[str] = (),
+    without: Collection[str] = (),
     patches: Sequence[Place] = (),
     progress: Meter | None = None,
 ) -> CheckReport:
@@ -44,7 +45,9 @@ def check_many(
     from overlay.commands.check import check as command
 
     names = [str(target) for target in targets]
-    return command(request(python, only, patches), names, releases, progress, pre=pre)
+    return command(
+        request(python, only, patches, without=without), names, releases, progress, pre=pre
+    )
 
 
 def adopt(
@@ -64,13 +67,14 @@ def diff_report(
     *,
     python: Place | None = None,
     only: Collection[str] = (),
+    without: Collection[str] = (),
     patches: Sequence[Place] = (),
     progress: Progress | None = None,
 ) -> DiffReport:
     """``diff`` with the state of each feature."""
     from overlay.commands.diff import diff as command
 
-    return command(request(python, only, patches), as_name(target), progress)
+    return command(request(python, only, patches, without=without), as_name(target), progress)
 
 
 def catalogue(
@@ -122,6 +126,39 @@ def import_change(
         update=update,
         progress=progress,
     )
+
+
+def history(
+    feature: str | None,
+    *,
+    patches: Sequence[Place] = (),
+    releases: str | None = None,
+    upstream: Place | None = None,
+    progress: Meter | None = None,
+) -> Report:
+    """What ``overlay log`` shows: one feature, or all of them as a matrix."""
+    asked = request(None, (), patches)
+    if feature is None:
+        from overlay.commands.matrix import matrix
+
+        return matrix(asked, releases, progress)
+    from overlay.commands.log import log
+
+    checkout = None if upstream is None else _folder(upstream)
+    return log(asked, feature, span=releases, upstream=checkout, meter=progress)
+
+
+def prune(
+    *,
+    patches: Sequence[Place] = (),
+    oldest: str | None = None,
+    write: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """What ``overlay prune`` does to the last folder of patches."""
+    from overlay.commands.prune import prune as command
+
+    return command(request(None, (), patches), oldest=oldest, write=write, progress=progress)
 
 
 def cache(what: str) -> CacheReport:

@@ -17,12 +17,8 @@ from overlay.features.model import MODULE_SCOPE, Hunk
 from overlay.planning.matching import edits, final_newline_after, new_lines, share_of
 from overlay.planning.scopes import Syntax, UnparsableError, find
 from overlay.planning.text import Edit, SourceText, TextError
+from overlay.planning.upstream import SHARE
 from overlay.results import Outcome, State, whole_outcome
-
-#: Upstream has a hunk where at least this share of its new lines stands in its scope
-#: (measured on 300 merged changes: 98 % are recognised in the first release that has them, and
-#: 0.3 % are before they were merged).
-SHARE = 0.6
 
 #: A scope that shares at least this much of its text with the base's is the same one, moved.
 MOVED = 0.8

@@ -141,6 +141,14 @@ class Checkout:
         )
         return self.ask("format-patch", *_DIFF, *options, f"{first}..{last}", "--")
 
+    def mail(self, commit: str) -> bytes:
+        """One commit as a mail.
+
+        :param commit: its id.
+        """
+        options = ("--stdout", "--no-signature", "--no-attach", "--subject-prefix=PATCH", "-1")
+        return self.ask("format-patch", *_DIFF, *options, commit, "--")
+
     def merges(self, first: str, last: str) -> int:
         """How many merges lie behind ``first`` up to ``last``."""
         return int(self.ask("rev-list", "--count", "--min-parents=2", f"{first}..{last}", "--"))

@@ -156,6 +156,20 @@ def check_folder(folder: FeatureFolder) -> Feature:
         return _read(_lay(folder, Path(place)))
 
 
+def check_files(id_: str, files: Mapping[str, bytes]) -> Feature:
+    """The feature that the files of a folder make, as every command will read it.
+
+    :param files: path below the folder -> bytes, ``feature.toml`` included.
+    :raises PatchFormatErrors: if the reader refuses it.
+    """
+    with tempfile.TemporaryDirectory(prefix="overlay-feature-") as place:
+        for name, data in files.items():
+            file = Path(place, id_, name)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(data)
+        return _read(Path(place, id_))
+
+
 def write_folder(folder: FeatureFolder, patches: Path, *, update: bool = False) -> Path:
     """Write a feature's folder into a folder of patches, whole or not at all.
 

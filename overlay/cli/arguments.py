@@ -24,6 +24,7 @@ from overlay.cli.options import (
     refuse_both,
     require_option,
     target_argument,
+    without_option,
 )
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def _refusable(work: Callable[..., Report], *arguments: Any, **options: Any) -> 
 @click.option("--pre", is_flag=True, help="With `--releases new`: pre-releases as well.")
 @python_option
 @feature_option(_ONLY)
+@without_option
 @common_options
 @click.pass_context
 def check(
@@ -102,6 +104,7 @@ def check(
     pre: bool,
     python: str | None,
     only: tuple[str, ...],
+    without: tuple[str, ...],
     as_json: bool,
     verbose: bool,
 ) -> Answer:
@@ -125,6 +128,7 @@ def check(
         pre=pre,
         python=python,
         only=only,
+        without=without,
         patches=patches_of(context),
     )
     return Answer(report, as_json, verbose)
@@ -133,6 +137,7 @@ def check(
 @cli.command(epilog=WRITABLE_HELP)
 @target_argument
 @feature_option("Apply only this feature, beside those that are applied; may be repeated.")
+@without_option
 @require_option
 @click.option("--dry-run", is_flag=True, help="Do everything but write.")
 @click.option(
@@ -147,6 +152,7 @@ def apply(
     target: str | None,
     python: str | None,
     only: tuple[str, ...],
+    without: tuple[str, ...],
     require: tuple[str, ...],
     dry_run: bool,
     untested: bool,
@@ -171,6 +177,7 @@ def apply(
         target,
         python=python,
         only=only,
+        without=without,
         patches=patches_of(context),
         require=require,
         dry_run=dry_run,
@@ -281,6 +288,7 @@ def adopt(
 @cli.command(epilog=TARGET_HELP, short_help="Print the change as one unified diff.")
 @target_argument
 @feature_option(_ONLY)
+@without_option
 @common_options
 @click.pass_context
 def diff(
@@ -288,6 +296,7 @@ def diff(
     target: str | None,
     python: str | None,
     only: tuple[str, ...],
+    without: tuple[str, ...],
     as_json: bool,
     verbose: bool,
 ) -> Answer:
@@ -302,7 +311,12 @@ def diff(
 
     refuse_both(target, python)
     report = _with_progress(
-        command_line.diff_report, target, python=python, only=only, patches=patches_of(context)
+        command_line.diff_report,
+        target,
+        python=python,
+        only=only,
+        without=without,
+        patches=patches_of(context),
     )
     return Answer(report, as_json, verbose)
 

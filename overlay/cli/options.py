@@ -99,6 +99,15 @@ def feature_option(text: str) -> Callable[[F], F]:
     )
 
 
+#: ``--without ID``, repeatable.
+without_option = click.option(
+    "--without",
+    metavar="ID",
+    multiple=True,
+    help="Leave this feature out; may be given several times. What is applied stays applied.",
+    shell_complete=complete_features,
+)
+
 #: ``--require ID``, repeatable.
 require_option = click.option(
     "--require",

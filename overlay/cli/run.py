@@ -11,6 +11,8 @@ import click
 
 from overlay.cli import about as about  # noqa: PLC0414 - adds its commands
 from overlay.cli import authoring as authoring  # noqa: PLC0414 - adds its commands
+from overlay.cli import history as history  # noqa: PLC0414 - adds its commands
+from overlay.cli import porting as porting  # noqa: PLC0414 - as above
 from overlay.cli.arguments import cli
 from overlay.cli.options import Answer
 

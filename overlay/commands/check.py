@@ -65,6 +65,19 @@ def check(
     return CheckReport(checked(reports, failures), reports, failures)
 
 
+def every_target(
+    request: Request,
+    names: Sequence[str],
+    features: tuple[Feature, ...],
+    meter: Meter | None = None,
+) -> list[TargetReport | TargetFailure]:
+    """How features stand in each of several targets, in their order.
+
+    :param names: targets; :param meter: shown how far this is.
+    """
+    return _answers(request, names, features, features, meter)
+
+
 def _answers(
     request: Request,
     names: Sequence[str | None],

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlay.errors import OverlayError, UsageError
+from overlay.errors import UsageError
 from overlay.package import KNOWN_RELEASES
 from overlay.report.imported import ImportedFile, ImportReport, SeriesReport, concluded, series
 
 if TYPE_CHECKING:
-    from overlay.authoring.importing import Prepared, Summary
+    from overlay.authoring.building import Prepared, Summary
     from overlay.authoring.incoming import Commit
     from overlay.authoring.locating import ReleaseTexts
     from overlay.authoring.sources import Source
@@ -140,7 +139,7 @@ def _each(
 
     :raises UsageError: if one of their ids exists and ``update`` is not set.
     """
-    from overlay.authoring.importing import texts_with
+    from overlay.authoring.building import texts_with
     from overlay.authoring.writing import check_folder
 
     prepared: list[Prepared] = []
@@ -154,28 +153,20 @@ def _each(
         if (folder := prepared[-1].folder) is not None:
             features.append(check_folder(folder))
     complete = all(entry.folder is not None or not _carried(entry.summary) for entry in prepared)
-    written = _write_all(prepared, patches, update=update) if complete and features else {}
+    written = _write_all(prepared, patches) if complete and features else {}
     return series(
         tuple(_report(entry.summary, written.get(entry.summary.id)) for entry in prepared)
     )
 
 
-def _write_all(prepared: Sequence[Prepared], patches: Path, *, update: bool) -> dict[str, Path]:
-    """Write every feature; where one cannot be written, those before it are taken away again."""
-    from overlay.authoring.writing import write_folder
+def _write_all(prepared: Sequence[Prepared], patches: Path) -> dict[str, Path]:
+    """Write every feature, all of them or none; ids to their folders."""
+    from overlay.authoring.disk import NewFolder, replace_features
 
-    written: dict[str, Path] = {}
-    try:
-        for entry in prepared:
-            if entry.folder is not None:
-                place = write_folder(entry.folder, patches, update=update)
-                written[entry.summary.id] = place
-    except (OSError, OverlayError):
-        if not update:
-            for place in written.values():
-                shutil.rmtree(place, ignore_errors=True)
-        raise
-    return written
+    folders = [entry.folder for entry in prepared if entry.folder is not None]
+    new = [NewFolder(folder.text.id, folder.all_files()) for folder in folders]
+    replace_features(patches, new)
+    return {folder.text.id: patches / folder.text.id for folder in folders}
 
 
 def _id(prefix: str, number: int, count: int, commit: Commit) -> str:

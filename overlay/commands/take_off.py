@@ -179,7 +179,7 @@ def _obstacles(
                 "overlay applied",
                 Reason(
                     "taking the feature off would lose the edit",
-                    "put the edit aside and take it out again, or reinstall vLLM",
+                    "put the edit aside and undo it, or reinstall vLLM",
                 ),
             )
         )

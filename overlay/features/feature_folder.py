@@ -206,7 +206,7 @@ def _digest(feature: Feature) -> str:
         {
             "id": feature.id,
             "releases": str(feature.releases),
-            "upstreamed": [vars(test) for test in feature.upstream_tests],
+            "upstreamed": [test._asdict() for test in feature.upstream_tests],
             "merged": None if feature.merged is None else str(feature.merged),
             "topics": [
                 {
@@ -215,16 +215,8 @@ def _digest(feature: Feature) -> str:
                         {
                             "releases": str(variant.releases),
                             "path": variant.patch.path,
-                            "hunks": [
-                                [
-                                    hunk.scope,
-                                    hunk.lines,
-                                    hunk.pre_unfinished,
-                                    hunk.post_unfinished,
-                                    hunk.base_has,
-                                ]
-                                for hunk in variant.patch.hunks
-                            ],
+                            "hunks": [essence(hunk) for hunk in variant.patch.hunks],
+                            **({"retired": True} if variant.patch.retired else {}),
                         }
                         for variant in topic.variants
                     ],
@@ -238,7 +230,7 @@ def _digest(feature: Feature) -> str:
     )
 
 
-def _essence(hunk: Hunk) -> list[object]:
+def essence(hunk: Hunk) -> list[object]:
     """What decides where a hunk lands and what it leaves."""
     return [hunk.scope, hunk.lines, hunk.pre_unfinished, hunk.post_unfinished, hunk.base_has]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from packaging.version import Version
 
@@ -76,45 +77,60 @@ class Hunk:
         return any(pre[at : at + size] == post for at in range(len(pre) - size + 1))
 
 
+class Way(Enum):
+    """How the text of a ported variant came about; the last word of ``Ported-From``."""
+
+    MERGED = "merged"
+    MOVED = "moved"
+    BY_HAND = "by-hand"
+    UPSTREAM = "upstream"
+
+
 @dataclass(frozen=True)
 class Patch:
     """A patch file: DEP-3 headers and the hunks for exactly one path.
 
     :ivar name: the patch file relative to its patches folder, for messages and reports.
+    :ivar ported: how its text came about, where it was ported.
     """
 
     name: str
     path: str
     headers: Mapping[str, str]
     hunks: tuple[Hunk, ...]
+    ported: Way | None = None
+
+    @property
+    def retired(self) -> bool:
+        """Whether upstream has its hunks in all of the variant's releases, so that none is applied.
+
+        Its hunks say what it was that upstream took.
+        """
+        return self.ported is Way.UPSTREAM
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(NamedTuple):
     """The form a topic's patch takes in one closed range of releases."""
 
     releases: ReleaseRange
     patch: Patch
 
 
-@dataclass(frozen=True)
-class Topic:
+class Topic(NamedTuple):
     """One topic of a feature; its variants never overlap."""
 
     name: str
     variants: tuple[Variant, ...]
 
 
-@dataclass(frozen=True)
-class AddedFile:
+class AddedFile(NamedTuple):
     """A module that a feature adds to vLLM."""
 
     path: str
     content: bytes
 
 
-@dataclass(frozen=True)
-class UpstreamTest:
+class UpstreamTest(NamedTuple):
     """A text or lines by which a release shows that it has a feature.
 
     :ivar scope: qualified name of the class or function of ``path`` that holds them.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 
 from overlay.errors import PatchFormatError, PatchFormatErrors
-from overlay.features.model import MODULE_SCOPE, Hunk, Patch
+from overlay.features.model import MODULE_SCOPE, Hunk, Patch, Way
 from overlay.package import parse_release, path_problem
 
 REQUIRED_HEADERS = ("Description", "Origin", "Last-Update")
@@ -65,7 +65,7 @@ def parse_patch(text: str, name: str) -> Patch:
     if source.errors:
         raise PatchFormatErrors(sorted(source.errors, key=lambda error: error.line or 0))
     assert path is not None  # no path is an error
-    return Patch(name, path, headers, hunks)
+    return Patch(name, path, headers, hunks, _way(headers.get("Ported-From")))
 
 
 @dataclass
@@ -158,6 +158,7 @@ def _read_headers(source: _Source) -> dict[str, str]:
             source.error(1, f"the header {required} is missing or empty")
     _check_date(source, headers.get("Last-Update"))
     _check_base(source, headers.get("Base"))
+    _check_way(source, headers.get("Ported-From"))
     return headers
 
 
@@ -212,6 +213,22 @@ def _check_base(source: _Source, value: str | None) -> None:
     except ValueError as error:
         lines = enumerate(source.lines, 1)
         source.error(next(n for n, line in lines if line.startswith("Base:")), f"Base: {error}")
+
+
+def _way(value: str | None) -> Way | None:
+    """How a variant was ported: the last word of its header."""
+    word = (value or "").split()[-1:]
+    return next((way for way in Way if [way.value] == word), None)
+
+
+def _check_way(source: _Source, value: str | None) -> None:
+    """The last word decides whether the patch is applied, so it must be a known one."""
+    if value is not None and _way(value) is None:
+        ways = ", ".join(way.value for way in Way)
+        number = next(
+            index for index, line in enumerate(source.lines, 1) if line.startswith("Ported-From:")
+        )
+        source.error(number, f"Ported-From: expected a release and one of {ways}, found {value!r}")
 
 
 # The diff's own header

@@ -1,4 +1,4 @@
-"""Files that record an apply: the ledger, the pristine copies and the overlay's rows in RECORD."""
+"""Compute the files that record an apply: ledger, pristine copies, the overlay's rows in RECORD."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def state_files(
 
 
 def _records(site: Site, old: Ledger | None, new: Ledger | None) -> dict[str, bytes]:
-    """Map RECORD's path to its bytes: with our rows where there is a new ledger, else without."""
+    """Map the path of RECORD to its bytes: with the overlay's rows where there is a new ledger."""
     wanted: dict[str, bytes] = {}
     if old is not None and old.record is not None:
         now = site.read(old.record.path)
@@ -68,7 +68,9 @@ def _records(site: Site, old: Ledger | None, new: Ledger | None) -> dict[str, by
 def _rows(ledger: Ledger) -> list[Row]:
     copies = sorted({entry.before for entry in ledger.entries if entry.before is not None})
     rows = [Row(f"{PRISTINE_FOLDER}/{copy}", copy) for copy in copies]
-    rows += [Row(e.path, e.after, e.size) for e in ledger.entries if e.before is None]
+    rows += [
+        Row(entry.path, entry.after, entry.size) for entry in ledger.entries if entry.before is None
+    ]
     return rows
 
 
@@ -85,7 +87,7 @@ def new_ledger(
     :param old: the present ledger.
     """
     entries = []
-    for change in sorted(plan.changes, key=lambda one: one.path):
+    for change in sorted(plan.changes, key=lambda change: change.path):
         known = old.entry(change.path) if old else None
         mode = known.mode if known else site.form(site.real(change.path)).mode
         after = change.after or b""
@@ -111,7 +113,7 @@ def new_ledger(
 
 
 def record_path(site: Site, record_file: Path | None) -> str | None:
-    """Path of RECORD in the target, if it lies beside ``vllm/``."""
+    """Path of RECORD in the target; ``None`` where it is not beside ``vllm/``."""
     if record_file is None or record_file.parent.parent.resolve() != site.root:
         return None
     return f"{record_file.parent.name}/{record_file.name}"
@@ -134,7 +136,9 @@ def same(old: Ledger, new: Ledger) -> bool:
     """Whether two ledgers differ in the version of the overlay only."""
 
     def essence(ledger: Ledger) -> tuple[object, ...]:
-        features = [(one.result.feature, one.digest, one.result.state) for one in ledger.features]
+        features = [
+            (entry.result.feature, entry.digest, entry.result.state) for entry in ledger.features
+        ]
         return ledger.entries, ledger.folders, ledger.record, ledger.release, features
 
     return essence(old) == essence(new)

@@ -1,7 +1,7 @@
 """Compare a target's files with its ledger: pure, by hashes only.
 
-A plan is made from the pristine text and knows nothing of the ledger; this module provides that
-text, and turns the plan's results into the states of the present files."""
+A plan is made from the pristine text, without the ledger; this module provides that text, and turns
+the plan's results into the states of the present files."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Reader = Callable[[str], "bytes | None"]
 class Condition(Enum):
     """State of a file that the ledger lists, compared with what the overlay wrote."""
 
-    OURS = "as we wrote it"
-    PRISTINE = "as it was before us"
+    OURS = "as the overlay wrote it"
+    PRISTINE = "as it was before"
     EDITED = "neither"
-    GONE = "not there any more"
+    GONE = "not there"
 
 
 class PristineView:
@@ -39,9 +39,9 @@ class PristineView:
         self.tree, self.ledger, self.copies = tree, ledger, copies
 
     def read(self, path: str) -> bytes | None:
-        """The pristine bytes of ``path``; the present ones where it is not as we wrote it.
+        """The pristine bytes of ``path``; the present ones where the overlay did not write them.
 
-        :raises LedgerError: if the pristine copy that stands in for it is missing or damaged.
+        :raises LedgerError: if the pristine copy of the file is missing or damaged.
         """
         now = self.tree.read(path)
         entry = self.ledger.entry(path) if self.ledger else None
@@ -51,9 +51,9 @@ class PristineView:
 
 
 def pristine_view(tree: Tree, ledger: Ledger | None, copies: Callable[[str], bytes]) -> Tree:
-    """``tree`` as it was before us.
+    """Return ``tree`` as it was before the overlay.
 
-    :param copies: the pristine bytes with a sha256 (``transaction.ledger.copies``).
+    :param copies: returns the pristine bytes with a sha256 (``ledger.copies``).
     """
     return PristineView(tree, ledger, copies)
 
@@ -62,10 +62,10 @@ def condition(entry: Entry, now: bytes | None) -> Condition:
     """Compare the file of ``entry``, which has the bytes ``now``, with its hashes."""
     if now is None:
         return Condition.PRISTINE if entry.before is None else Condition.GONE
-    found = sha256(now)
-    if found == entry.after:
+    present = sha256(now)
+    if present == entry.after:
         return Condition.OURS
-    return Condition.PRISTINE if found == entry.before else Condition.EDITED
+    return Condition.PRISTINE if present == entry.before else Condition.EDITED
 
 
 def conditions(ledger: Ledger, read: Reader) -> dict[str, Condition]:
@@ -73,17 +73,18 @@ def conditions(ledger: Ledger, read: Reader) -> dict[str, Condition]:
     return {entry.path: condition(entry, read(entry.path)) for entry in ledger.entries}
 
 
-def void(ledger: Ledger, found: Mapping[str, Condition], release: str | None) -> str | None:
+def void(ledger: Ledger, present: Mapping[str, Condition], release: str | None) -> str | None:
     """Say why the ledger no longer applies to this vLLM; ``None`` while it does.
 
+    :param present: the condition of every file that the ledger lists.
     :param release: the installed release; ``None``: not known, judge by the files alone.
     """
-    patched = [found[entry.path] for entry in ledger.entries if entry.before is not None]
-    basis = patched or list(found.values())
-    if basis and all(one is Condition.PRISTINE for one in basis):
+    patched = [present[entry.path] for entry in ledger.entries if entry.before is not None]
+    basis = patched or list(present.values())
+    if basis and all(now is Condition.PRISTINE for now in basis):
         return "its files are the release's own again"
     replaced = release is not None and release != ledger.release
-    if replaced and any(one is not Condition.OURS for one in basis):
+    if replaced and any(now is not Condition.OURS for now in basis):
         return f"vLLM {ledger.release} was replaced by {release}"
     return None
 
@@ -96,11 +97,11 @@ def from_ledger(ledger: Ledger, tree: Tree, release: str | None = None) -> Plan 
     """
     from overlay.results import Plan
 
-    found = conditions(ledger, tree.read)
-    if void(ledger, found, release) is not None:
+    present = conditions(ledger, tree.read)
+    if void(ledger, present, release) is not None:
         return None
     return Plan(
-        features=tuple(_judged(one, ledger, found) for one in ledger.features),
+        features=tuple(_judged(entry, ledger, present) for entry in ledger.features),
         notices=_by_another_overlay(ledger, ()),
     )
 
@@ -115,49 +116,52 @@ def assess(
     """Correct a plan's results by what the ledger says was applied.
 
     :param plan: made from the pristine view; its changes are kept.
-    :param tree: the target as it stands.
+    :param tree: the target with its present files.
     :param features: those that the plan was made from.
     :param release: the installed release, as far as it is known.
     """
     if ledger is None:
         return plan
-    found = conditions(ledger, tree.read)
-    reason = void(ledger, found, release)
+    present = conditions(ledger, tree.read)
+    reason = void(ledger, present, release)
     if reason is not None:
-        return plan._replace(notices=(*plan.notices, *_void_notices(ledger, found, reason)))
-    known = {one.result.feature: one for one in ledger.applied}
+        return plan._replace(notices=(*plan.notices, *_void_notices(ledger, present, reason)))
+    known = {entry.result.feature: entry for entry in ledger.applied}
     results = tuple(
-        _judged(known.pop(result.feature), ledger, found) if result.feature in known else result
+        _judged(known.pop(result.feature), ledger, present) if result.feature in known else result
         for result in plan.features
     )
-    notices = [*_of_others(plan, found), *_by_another_overlay(ledger, features, plan.features)]
+    notices = [*_of_others(plan, present), *_by_another_overlay(ledger, features, plan.features)]
     notices += [
         Notice(
             None,
             f"feature {name} was applied by vllm-overlay {ledger.overlay} and is not among these "
-            f"patches: name its folder ({one.origin}) with --patches, or take everything off with "
+            f"patches: name its folder ({entry.origin}) with --patches, or remove everything with "
             "'overlay revert'",
         )
-        for name, one in known.items()
+        for name, entry in known.items()
     ]
     return plan._replace(features=results, notices=tuple(notices))
 
 
-def _of_others(plan: Plan, found: Mapping[str, Condition]) -> list[Notice]:
+def _of_others(plan: Plan, present: Mapping[str, Condition]) -> list[Notice]:
     """A plan's notices, without those of files edited after an apply: their state says more."""
-    edited = {path for path, stand in found.items() if stand is Condition.EDITED}
+    edited = {path for path, now in present.items() if now is Condition.EDITED}
     return [notice for notice in plan.notices if notice.path not in edited]
 
 
-def _judged(one: LedgerFeature, ledger: Ledger, found: Mapping[str, Condition]) -> FeatureResult:
+def _judged(
+    entry: LedgerFeature, ledger: Ledger, present: Mapping[str, Condition]
+) -> FeatureResult:
     """Present state of a feature that the ledger lists."""
+    result = entry.result
     files = tuple(
-        _judged_file(file, found[file.path], ledger) if file.path in found else file
-        for file in one.result.files
+        _judged_file(file, present[file.path], ledger) if file.path in present else file
+        for file in result.files
     )
-    if one.result.state is not State.APPLIED or files == one.result.files:
-        return one.result
-    return one.result._replace(files=files, state=combine(file.state for file in files))
+    if result.state is not State.APPLIED or files == result.files:
+        return result
+    return result._replace(files=files, state=combine(file.state for file in files))
 
 
 def _judged_file(file: FileResult, now: Condition, ledger: Ledger) -> FileResult:
@@ -167,7 +171,7 @@ def _judged_file(file: FileResult, now: Condition, ledger: Ledger) -> FileResult
     if now is Condition.PRISTINE:
         hunks = tuple(hunk._replace(state=State.PRISTINE) for hunk in file.hunks)
         reason = Reason(
-            f"the release's own bytes stand here again since {by}", "'overlay apply' writes it anew"
+            f"the release's own bytes are here again since {by}", "'overlay apply' writes it again"
         )
         return file._replace(state=State.PRISTINE, hunks=hunks, reason=reason)
     if now is Condition.GONE:
@@ -175,24 +179,24 @@ def _judged_file(file: FileResult, now: Condition, ledger: Ledger) -> FileResult
         return file._replace(state=State.MISSING, hunks=(), reason=reason)
     reason = Reason(
         f"{file.path} was edited since {by}: expected the bytes that it wrote",
-        "put the edit aside and take it out again, or reinstall vLLM",
+        "put the edit aside and undo it, or reinstall vLLM",
     )
     return file._replace(state=State.DRIFTED, hunks=(), reason=reason)
 
 
 def _void_notices(
-    ledger: Ledger, found: Mapping[str, Condition], reason: str
+    ledger: Ledger, present: Mapping[str, Condition], reason: str
 ) -> tuple[Notice, ...]:
-    said = Notice(
+    notice = Notice(
         None,
         f"vllm-overlay {ledger.overlay} had patched vLLM {ledger.release} here, but {reason}: "
-        "judged as it stands",
+        "judged by its present files",
     )
-    left = [path for path, stand in found.items() if stand is Condition.OURS]
+    left = [path for path, now in present.items() if now is Condition.OURS]
     if not left:
-        return (said,)
+        return (notice,)
     return (
-        said,
+        notice,
         Notice(
             None,
             f"left over from that: {', '.join(left)}; 'overlay revert' removes what the overlay "
@@ -208,12 +212,12 @@ def _by_another_overlay(
     planned = {plan.feature: plan.state for plan in plans}
     digests = {feature.id: feature.digest for feature in features}
     notices = []
-    for one in ledger.applied:
-        name = one.result.feature
-        if digests.get(name, one.digest) == one.digest:
+    for entry in ledger.applied:
+        name = entry.result.feature
+        if digests.get(name, entry.digest) == entry.digest:
             continue
         state = planned.get(name, State.PRISTINE)
-        what_next = "'overlay apply' writes it anew from the pristine files"
+        what_next = "'overlay apply' writes it again from the pristine files"
         if state.needs_attention:
             what_next = f"the present form is {state.value} on this vLLM, so leave it as it is"
         notices.append(

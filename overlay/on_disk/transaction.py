@@ -84,7 +84,7 @@ def would_apply(
                 site.real(change.path)
             return True
         request = Request(plan, tuple(features), release, record_file)
-        return bool(to_apply(site, request).writes)
+        return bool(_worked_out(site, lambda site: to_apply(site, request)).writes)
 
 
 def revert(
@@ -157,16 +157,28 @@ def _run(root: Path, work_out: Callable[[Site], Intent], timeout: float) -> Outc
     with reading(root, timeout):
         site = Site(root)
         unfinished = journal.pending(site.root)
-        intent = Intent("") if unfinished else work_out(site)
+        intent = Intent("") if unfinished else _worked_out(site, work_out)
     if intent.writes or unfinished:
         with lock.exclusive(site.root, timeout):
             # Another command may have died after the shared lock was released.
             recovered = recovery.recover_locked(site.root)
-            intent = work_out(site)
+            intent = _worked_out(site, work_out)
             if intent.writes:
                 execute(site, intent)
     warnings = (*((recovered,) if recovered else ()), *intent.warnings)
     return Outcome(intent.action, intent.changed, bool(intent.writes), warnings)
+
+
+def _worked_out(site: Site, work_out: Callable[[Site], Intent]) -> Intent:
+    """Compute a transaction.
+
+    :raises TransactionError: also where the system refuses to let the target be looked at, as where
+        somebody exchanges a folder for a link meanwhile.
+    """
+    try:
+        return work_out(site)
+    except OSError as error:
+        raise unwritable(error, "Nothing was changed.") from error
 
 
 def execute(site: Site, intent: Intent) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from packaging.version import Version
 
@@ -25,7 +26,7 @@ from overlay.planning.attempt import Attempt, Texts, attempt
 from overlay.planning.provenance import Provenance
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
-from overlay.planning.upstream import Evidence, evidence
+from overlay.planning.upstream import Evidence, evidence, taken
 from overlay.results import (
     Change,
     FeatureResult,
@@ -77,15 +78,15 @@ class _Draft:
     notes: list[str] = field(default_factory=list)
     untested: bool = False
     state: State | None = None
+    next_step: str | None = None
 
     def result(self) -> FeatureResult:
         state = combine(file.state for file in self.files) if self.state is None else self.state
-        reason = Reason("; ".join(self.notes)) if self.notes else None
+        reason = Reason("; ".join(self.notes), self.next_step) if self.notes else None
         return FeatureResult(self.feature.id, state, tuple(self.files), reason, self.untested)
 
 
-@dataclass(frozen=True)
-class _Step:
+class _Step(NamedTuple):
     """One patch or added module in the sequence: which it is, and what it left of its file."""
 
     feature: int
@@ -141,10 +142,14 @@ class _Planner:
                 self._add_module(draft, added)
             for topic in feature.topics:
                 self._add_topic(draft, topic)
+            if not draft.files:  # every topic is retired here
+                draft.state = State.UPSTREAMED
 
     def finish(self) -> Plan:
         """The plan of all that was added."""
         self._compile()
+        for draft in self.drafts:
+            self._note_taken(draft)
         results = tuple(draft.result() for draft in self.drafts)
         of_features = [notice for draft in self.drafts for notice in draft.feature.notices]
         notices = (*of_features, *self.provenance.notices())
@@ -168,6 +173,24 @@ class _Planner:
         except (TextError, UnparsableError):
             return []
         return [lines[place.start : place.stop] for place in places]
+
+    def _note_taken(self, draft: _Draft) -> None:
+        """Say how many hunks of a feature the release has, where it has some of them."""
+        hunks = [hunk for file in draft.files for hunk in file.hunks]
+        theirs = sum(hunk.state is State.UPSTREAMED for hunk in hunks)
+        if not 0 < theirs < len(hunks):
+            return
+        told = f"upstream took {theirs} of {len(hunks)} hunks"
+        draft.notes.append(told)
+        reason = Reason(f"the release has a part of the change: {told}")
+        reason = reason._replace(next_step=advice.for_part(draft.feature, self.release))
+        draft.files = [
+            file._replace(reason=reason)
+            if file.state is State.PARTIAL and file.reason is None
+            else file
+            for file in draft.files
+        ]
+        draft.next_step = reason.next_step
 
     def _add_unmet(self, draft: _Draft, shown: Evidence) -> None:
         """Give a feature without patches the places where the release should have it."""
@@ -219,6 +242,10 @@ class _Planner:
         inside = [
             v for v in topic.variants if self.release is not None and self.release in v.releases
         ]
+        nearest = inside[0] if inside else next(iter(_by_distance(topic, self.release)))
+        if nearest.patch.retired:
+            draft.notes.append(f"upstream has {topic.name} ({nearest.patch.name})")
+            return
         if inside:
             chosen, clashes = self._attempt(draft, inside[0].patch)
         else:
@@ -248,7 +275,7 @@ class _Planner:
 
     def _best(self, draft: _Draft, topic: Topic) -> tuple[Attempt, list[_Step]]:
         """The variant that fits: all of it pristine, all of it there, or the nearest."""
-        attempts = [self._attempt(draft, v.patch) for v in _by_distance(topic, self.release)]
+        attempts = [self._attempt(draft, v.patch) for v in _fitting(topic, self.release)]
         order = {State.PRISTINE: 0, State.UPSTREAMED: 1}
 
         def misfit(tried: tuple[Attempt, list[_Step]]) -> tuple[int, int]:
@@ -269,7 +296,7 @@ class _Planner:
             result = self._judge(draft, patch, hunk, data, clashes)
             return self._advised(draft.feature, patch, hunk, data, result)
 
-        missing_step = advice.for_missing_file(draft.feature, patch)
+        missing_step = advice.for_missing_file(draft.feature, patch, self.release)
         data = self.sequence.current(patch.path)
         return attempt(patch, data, self.texts, judge, missing_step), clashes
 
@@ -277,6 +304,10 @@ class _Planner:
         self, draft: _Draft, patch: Patch, hunk: Hunk, data: bytes, clashes: list[_Step]
     ) -> HunkResult:
         """The state of one hunk, the release's own text and earlier steps told apart."""
+        shown = taken(hunk, self._scope_lines(patch.path, hunk.scope))
+        if shown.merged and self.provenance.foreign(patch.path) is None:
+            line = self.texts.match(hunk, data).line
+            return HunkResult(hunk.scope, State.UPSTREAMED, line, Reason(shown.text))
         now = self.texts.match(hunk, data)
         steps = self.sequence.steps.get(patch.path, [])
         if now.state is State.PRISTINE:
@@ -307,8 +338,9 @@ class _Planner:
             result.state,
             misplaced=self.texts.misplaced(hunk, data),
             original=self.provenance.original(patch.path),
+            release=self.release,
         )
-        return result._replace(reason=Reason(reason.text, next_step))
+        return result._replace(reason=reason._replace(next_step=next_step))
 
     # Keeping
 
@@ -357,6 +389,11 @@ class _Planner:
 
 def _drifted(path: str, patch: str | None, reason: Reason) -> FileResult:
     return FileResult(path, State.DRIFTED, patch, (), reason)
+
+
+def _fitting(topic: Topic, release: Version | None) -> Iterable[Variant]:
+    """The variants that are not retired, the most likely first."""
+    return (variant for variant in _by_distance(topic, release) if not variant.patch.retired)
 
 
 def _by_distance(topic: Topic, release: Version | None) -> Iterable[Variant]:

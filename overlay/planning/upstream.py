@@ -1,27 +1,31 @@
-"""Whether a release has a feature itself: by memory, by the lines of the change, by texts.
+"""Whether a release has a feature, or one of its hunks, itself: by memory, by lines, by texts.
 
-Memory comes first: a feature that upstream has merged is there in every later release, whatever
-becomes of its lines.  Then the tests of ``feature.toml`` are held against the release's own files:
-a text that a scope must hold, or the new lines of the change, of which a share must stand in their
-scopes (upstream goes on working on what it has merged, so not all of them stay).
+Memory comes first: a feature that upstream has merged is in every later release, whatever becomes
+of its lines.  Then the tests of ``feature.toml`` are compared with the release's own files: a text
+that a scope must hold, or the new lines of the change, a share of which must be in their scopes
+(upstream goes on editing what it has merged, so not all of them last).  A hunk is judged by its own
+new lines, so that "upstream took 21 of 23 hunks" can be told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from packaging.version import Version
 
-from overlay.features.model import Feature, UpstreamTest
-from overlay.planning.matching import share_of
+from overlay.features.model import Feature, Hunk, UpstreamTest
+from overlay.planning.matching import new_lines, share_of
+
+#: Upstream has a change where at least this share of its new lines is in its scope (measured on
+#: 300 merged changes: 98 % are recognised in the first release that has them, and 0.3 % before).
+SHARE = 0.6
 
 #: Gives the lines of each place that a scope has in a file; none where it has no such scope.
 ScopeLines = Callable[[str, str], Sequence[Sequence[str]]]
 
 
-@dataclass(frozen=True)
-class Evidence:
+class Evidence(NamedTuple):
     """What shows that a release has a feature, or what is missing.
 
     :ivar merged: whether the release has it.
@@ -50,11 +54,26 @@ def evidence(feature: Feature, release: Version | None, scope_lines: ScopeLines)
         return Evidence(False, "; ".join(map(_named, missing)))
     found, wanted = _counted(lined, scope_lines)
     if lined and found < wanted * min(test.share for test in lined):
-        return Evidence(False, f"{found} of the {wanted} lines of the change stand in their scopes")
+        return Evidence(False, f"{found} of the {wanted} lines of the change are in their scopes")
     said = [f"{_named(test)}" for test in texts]
     if lined:
-        said.append(f"{found} of the {wanted} lines of the change stand in their scopes")
+        said.append(f"{found} of the {wanted} lines of the change are in their scopes")
     return Evidence(bool(said), "; ".join(said))
+
+
+def taken(hunk: Hunk, places: Iterable[Sequence[str]]) -> Evidence:
+    """Whether a release has one hunk, by the share of its new lines in its scope.
+
+    Nothing is known of a hunk whose base is not known: its lines may have been there before.
+
+    :param places: the lines of each place that the hunk's scope has in the release's own file.
+    """
+    telling = () if hunk.base_has is None else new_lines(hunk)
+    share = max((share_of(telling, lines) for lines in places), default=0.0)
+    if not telling or share < SHARE:
+        return Evidence(False, "")
+    number = round(share * len(telling))
+    return Evidence(True, f"{number} of its {len(telling)} new lines are in {hunk.scope}")
 
 
 def _contains(test: UpstreamTest, scope_lines: ScopeLines) -> bool:

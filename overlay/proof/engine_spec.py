@@ -24,6 +24,7 @@ class Request:
     :ivar temperature: the target is so sure of itself that up to 1.0 the oracle still holds; a
         request above that is not compared with it.  vLLM takes no more than 2.0.
     :ivar prompt_logprobs: ask for that many, and compare the likeliest with the oracle.
+    :ivar adapter: the target's LoRA adapter, one of ``tiny_adapters.ADAPTERS``; None for none.
     """
 
     prompt: tuple[int, ...]
@@ -31,6 +32,7 @@ class Request:
     arrival: int = 0
     temperature: float = 0.0
     prompt_logprobs: int | None = None
+    adapter: str | None = None
 
     @property
     def has_oracle(self) -> bool:

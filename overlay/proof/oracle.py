@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 #: Token ids below this one (padding, begin and end of text) are never produced.
 FIRST_TOKEN = 3
@@ -82,6 +82,22 @@ def make_rule(vocab: int = 192, wrong_every: int = 7, seed: int = 0) -> Rule:
         if wrong_every and token % wrong_every == 0:
             drafted[token] = successor[successor[token]]
     return Rule(tuple(successor), tuple(drafted))
+
+
+def swapped(rule: Rule, adapter: str) -> tuple[tuple[int, int], ...]:
+    """The pairs of tokens that an adapter of this name lets the target take for each other."""
+    ids = random.Random(adapter).sample(range(FIRST_TOKEN, rule.vocab), 8)
+    return tuple(zip(ids[::2], ids[1::2], strict=True))
+
+
+def adapted(rule: Rule, adapter: str | None) -> Rule:
+    """The rule where the target, and not its drafts, has an adapter; the rule itself without."""
+    if adapter is None:
+        return rule
+    successor = list(rule.successor)
+    for one, other in swapped(rule, adapter):
+        successor[one], successor[other] = successor[other], successor[one]
+    return replace(rule, successor=tuple(successor))
 
 
 def _extend(table: Sequence[int], known: Sequence[int], count: int) -> list[int]:

@@ -30,6 +30,7 @@ from typing import Any
 
 from overlay.proof import engine_compat, oracle
 from overlay.proof.engine_spec import EngineSpec, Request
+from overlay.proof.tiny_adapters import ADAPTERS, adapter_folder
 from overlay.proof.tiny_models import read_rule
 
 #: How a process that was spawned from this one finds the spec, and so the hooks it must call.
@@ -60,9 +61,10 @@ def prepare(spec: EngineSpec) -> None:
         call(hook)
 
 
-def serve(llm: Any, requests: tuple[Request, ...]) -> tuple[dict[str, Any], int]:
+def serve(llm: Any, requests: tuple[Request, ...], models: str) -> tuple[dict[str, Any], int]:
     """Add each request at its step and step the engine until all are done.
 
+    :param models: the folder with the models and adapters.
     :returns: the finished outputs by request id, and the number of engine steps.
     """
     from vllm import SamplingParams
@@ -81,7 +83,16 @@ def serve(llm: Any, requests: tuple[Request, ...]) -> tuple[dict[str, Any], int]
                 # No seed of its own: on CPU vLLM cannot rewind a request's generator.
                 detokenize=False,
             )
-            engine_compat.add_request(llm, str(index), list(request.prompt), parameters)
+            name = request.adapter
+            engine_compat.add_request(
+                llm,
+                str(index),
+                list(request.prompt),
+                parameters,
+                None
+                if name is None
+                else (name, ADAPTERS.index(name) + 1, adapter_folder(models, name)),
+            )
         for output in llm.llm_engine.step():
             if output.finished:
                 done[engine_compat.external_id(output.request_id)] = output
@@ -92,7 +103,11 @@ def serve(llm: Any, requests: tuple[Request, ...]) -> tuple[dict[str, Any], int]
 def judge(
     request: Request, output: Any, steps: list[oracle.Step], rule: oracle.Rule
 ) -> dict[str, Any]:
-    """One request's part of the result."""
+    """One request's part of the result.
+
+    :param rule: without any adapter.
+    """
+    rule = oracle.adapted(rule, request.adapter)
     tokens = list(output.outputs[0].token_ids)
     prompt = list(request.prompt)
     tokens_ok = steps_ok = None
@@ -156,7 +171,7 @@ def run(spec: EngineSpec) -> dict[str, Any]:
     llm = vllm.LLM(**engine_compat.with_draft_attention(spec.llm_arguments()))
     loaded = time.monotonic()
     hooks = {short_name(hook): call(hook, llm) for hook in spec.post_load}
-    outputs, engine_steps = serve(llm, spec.requests)
+    outputs, engine_steps = serve(llm, spec.requests, spec.models)
     served = time.monotonic()
     hooks |= {short_name(hook): call(hook, llm) for hook in spec.finish}
     rule = read_rule(Path(spec.models))
@@ -200,7 +215,9 @@ def _compare_counts(
         (
             step
             for request in spec.requests
-            for step in oracle.undisturbed(rule, request.prompt, request.tokens, spec.k)
+            for step in oracle.undisturbed(
+                oracle.adapted(rule, request.adapter), request.prompt, request.tokens, spec.k
+            )
         ),
         spec.k,
     )

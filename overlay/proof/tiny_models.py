@@ -6,7 +6,7 @@ attention layer looks a fixed distance back, by rotary angle alone: queries and 
 but ``ON``, so which key wins is a matter of positions, KV slots and lengths, and of nothing else.
 
 ``python -m overlay.proof.tiny_models FOLDER`` writes ``target``, ``eagle3``, ``eagle3hid``,
-``eagle1`` and, last, ``rule.json``.  10 MB; needs PyTorch and safetensors, no vLLM.
+``eagle1``, ``adapters`` and, last, ``rule.json``.  10 MB; needs PyTorch and safetensors, no vLLM.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from overlay.proof.oracle import Rule, make_rule
+from overlay.proof.tiny_adapters import ADAPTERS, FOLDER, write_adapter
 
 if TYPE_CHECKING:
     import torch
@@ -286,6 +287,8 @@ def write_models(folder: Path, rule: Rule) -> None:
     write_checkpoint(
         folder / "eagle1", eagle1_weights(rule), llama_config(vocab, "LlamaForCausalLM", 1)
     )
+    for name in ADAPTERS:
+        write_adapter(folder / FOLDER / name, rule, name, HIDDEN)
     marker.write_text(wanted, encoding="utf-8")
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from overlay.report.imported import ImportReport, SeriesReport
-from overlay.report.imported import data as imported
 from overlay.report.model import (
     CacheReport,
     DiffReport,
@@ -61,10 +59,7 @@ def as_data(report: Report) -> dict[str, Any]:
         data["processes"] = [_process(process) for process in report.processes]
     if isinstance(report, DoctorReport):
         data["doctor"] = {**report.facts, "problems": list(report.problems)}
-    if isinstance(report, ImportReport):
-        data["import"] = imported(report)
-    if isinstance(report, SeriesReport):
-        data["imports"] = [imported(entry) for entry in report.imports]
+    data.update(report.own_data())
     if isinstance(report, CacheReport):
         data["cache"] = {
             "folder": str(report.folder),
@@ -131,6 +126,8 @@ def _target(target: TargetReport) -> dict[str, Any]:
             {"code": obstacle.code.value, **_reason(obstacle.reason)}
             for obstacle in target.obstacles
         ]
+    if target.left_out:
+        data["left_out"] = list(target.left_out)
     if target.in_memory:
         data["in_memory"] = list(target.in_memory)
     return data

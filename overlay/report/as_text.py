@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from overlay.report.codes import Exit
-from overlay.report.imported import ImportReport, SeriesReport, series_lines
-from overlay.report.imported import lines as imported
 from overlay.report.lines import BLANK, MARK, Line, Span, labelled
 from overlay.report.model import (
     CacheReport,
@@ -21,7 +20,7 @@ from overlay.report.model import (
     StatusReport,
     TargetReport,
 )
-from overlay.report.problems import Problem, problems
+from overlay.report.problems import Problem, problems, same_cause
 from overlay.report.words import count, enumeration, megabytes
 from overlay.results import FeatureResult, FileResult, Notice, State
 
@@ -68,7 +67,9 @@ def render(report: Report, *, verbose: bool = False) -> tuple[Line, ...]:
         from overlay.report.doctor_text import problems as needy
 
         lines += needy(report.facts, report.problems)
-    lines += _without_target(report)
+    if isinstance(report, CacheReport) and not report.path_only:
+        lines += _cache(report)
+    lines += report.own_lines()
     if report.error is not None:
         first, *others = report.error.splitlines() or [""]
         lines.append(labelled(0, "error: ", first, "bad"))
@@ -77,16 +78,6 @@ def render(report: Report, *, verbose: bool = False) -> tuple[Line, ...]:
         lines.append(BLANK)
     style = "good" if report.exit is Exit.OK else "bad"
     return (*lines, Line((), (Span(report.verdict, style),)))
-
-
-def _without_target(report: Report) -> Iterator[Line]:
-    """The reports of commands that speak neither of targets nor of features at hand."""
-    if isinstance(report, CacheReport) and not report.path_only:
-        yield from _cache(report)
-    elif isinstance(report, ImportReport):
-        yield from imported(report)
-    elif isinstance(report, SeriesReport):
-        yield from series_lines(report)
 
 
 def _cache(report: CacheReport) -> Iterator[Line]:
@@ -129,6 +120,9 @@ def _target(target: TargetReport, width: int, verbose: bool) -> Iterator[Line]:
         yield from _problem(problem, 2, verbose=verbose)
     for obstacle in target.obstacles:
         yield from _obstacle(obstacle)
+    if target.left_out:
+        words = " ".join(f"--without {name}" for name in target.left_out)
+        yield labelled(2, "go on: ", f"`overlay apply {words}` applies the others")
     if target.in_memory:
         text = (
             f"{enumeration(target.in_memory)}: the plugin adds what is not on disk to each vLLM "
@@ -274,19 +268,33 @@ def _matrix_cell(feature: FeatureResult) -> tuple[str, str]:
 
 def _shared_problems(targets: tuple[TargetReport, ...]) -> Iterator[Line]:
     """Each problem once, with the releases that have it; the same for the warnings."""
-    found: dict[Problem, list[str]] = {}
+    found: dict[tuple[object, ...], list[tuple[str, Problem]]] = {}
     warned: dict[Notice, list[str]] = {}
     for target in targets:
         for problem in problems(target):
-            found.setdefault(problem, []).append(target.target)
+            found.setdefault(same_cause(problem), []).append((target.target, problem))
         for notice in target.notices:
             warned.setdefault(notice, []).append(target.target)
     if found or warned:
         yield BLANK
-    for problem, names in sorted(found.items(), key=lambda item: -item[0].state.rank):
-        yield from _problem(problem, 0, where=enumeration(names, most=20))
+    for group in sorted(found.values(), key=lambda group: -group[0][1].state.rank):
+        names = [name for name, _ in group]
+        yield from _problem(_shown(group), 0, where=enumeration(names, most=20))
     for notice, names in warned.items():
         yield labelled(0, "warning: ", f"{enumeration(names, most=20)}: {notice}", "warning")
+
+
+def _shown(group: Sequence[tuple[str, Problem]]) -> Problem:
+    """One problem for those of one cause on several targets: that of the last, the newest."""
+    name, newest = group[-1]
+    if len({problem for _, problem in group}) == 1:
+        return newest
+    reason, steps = newest.reason, {problem.reason.next_step for _, problem in group}
+    if len({problem.reason.text for _, problem in group}) > 1:
+        reason = reason._replace(text=f"{reason.text} (lines of {name})")
+    if len(steps) > 1:
+        reason = reason._replace(next_step=f"{reason.next_step}; the same for the others")
+    return replace(newest, reason=reason)
 
 
 def _releases(entries: tuple[ReleaseEntry, ...], verbose: bool) -> Iterator[Line]:

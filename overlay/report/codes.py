@@ -39,12 +39,20 @@ class Code(str, Enum):
     DIFFERS = "differs"
     EMPTY = "empty"
     LISTED = "listed"
+    LOGGED = "logged"
+    CAN_BE_PRUNED = "can-be-pruned"
+    PRUNED = "pruned"
+    NOTHING_TO_PRUNE = "nothing-to-prune"
     RUNNING = "running"
     NOT_RUNNING = "not-running"
     NO_PROBLEM = "no-problem"
     CACHE = "cache"
     CACHE_CLEANED = "cache-cleaned"
     IMPORTED = "imported"
+    CAN_BE_PORTED = "can-be-ported"
+    PORTED = "ported"
+    NOTHING_TO_PORT = "nothing-to-port"
+    PORT_ENDED = "port-ended"
     # Something needs the user.
     NEEDS_ATTENTION = "needs-attention"
     APPLY_COMPLETES = "apply-completes"
@@ -58,6 +66,8 @@ class Code(str, Enum):
     HOLES = "holes"
     IMPORT_REVIEW = "import-review"
     NOT_IMPORTED = "not-imported"
+    PORT_REVIEW = "port-review"
+    PORT_CONFLICTS = "port-conflicts"
     PROBLEMS = "problems"
     # Usage or environment.
     USAGE = "usage"
@@ -87,6 +97,8 @@ _ATTENTION = frozenset(
         Code.HOLES,
         Code.IMPORT_REVIEW,
         Code.NOT_IMPORTED,
+        Code.PORT_REVIEW,
+        Code.PORT_CONFLICTS,
         Code.PROBLEMS,
     }
 )

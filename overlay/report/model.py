@@ -6,7 +6,7 @@ exit status that goes with the code) is computed once, by ``overlay.report.wordi
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -17,6 +17,7 @@ from overlay.results import FeatureResult, Notice, Reason, State, worst
 
 if TYPE_CHECKING:
     from overlay.processes.live import LiveProcess
+    from overlay.report.lines import Line
 
 
 class Obstacle(NamedTuple):
@@ -54,6 +55,7 @@ class TargetReport:
     :ivar package: the package that is patched.
     :ivar obstacles: what needs the user beyond the features' states.
     :ivar in_memory: ids of the features that the plugin would patch in memory in the next process.
+    :ivar left_out: ids of the features without which an ``apply`` of the others would go on.
     :ivar unrecorded: ids of the features whose bytes are there without a ledger.
     :ivar pending: what ``overlay apply`` would do there beside applying what can be applied.
     """
@@ -67,6 +69,7 @@ class TargetReport:
     package: str = "vllm"
     obstacles: tuple[Obstacle, ...] = ()
     in_memory: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     unrecorded: tuple[str, ...] = ()
     pending: Pending | None = None
 
@@ -95,8 +98,7 @@ class TargetReport:
         return State.APPLIED if settled and self.applied else whole
 
 
-@dataclass(frozen=True)
-class TargetFailure:
+class TargetFailure(NamedTuple):
     """A target of which nothing can be said, and why.
 
     :ivar target: what the user named; ``None``: the vLLM that this Python would import.
@@ -107,8 +109,7 @@ class TargetFailure:
     error: str
 
 
-@dataclass(frozen=True)
-class TopicEntry:
+class TopicEntry(NamedTuple):
     """A topic as ``list`` shows it.
 
     :ivar variants: the closed ranges that it has a variant for, oldest first.
@@ -120,8 +121,7 @@ class TopicEntry:
     holes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class FeatureEntry:
+class FeatureEntry(NamedTuple):
     """A feature as ``list`` shows it.
 
     :ivar upstream: the upstream change it goes back to; empty where there is none.
@@ -191,6 +191,17 @@ class Report:
     def body(self) -> bytes | None:
         """What goes to standard output as it is; ``None`` where the text of the report does."""
         return None
+
+    def own_lines(self) -> Iterable[Line]:
+        """The lines for people of a report that speaks of more than targets.
+
+        Each such type brings them itself, so that no command imports the reports of others.
+        """
+        return ()
+
+    def own_data(self) -> dict[str, Any]:
+        """The same for JSON: what is added to the keys that every report has."""
+        return {}
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 Rows are functions that make the input and return the arguments; ``row`` puts them into ``ROWS``.
 The groups are those of the review that asked for the table: A targets, B damaged installations,
-C the environment, D the plugin's settings, F patches folders, G versions.  Group E (killed
-processes and full disks) is in test_orphans.py, test_interrupted.py and tests/on_disk.
+C the environment, D the plugin's settings, F patches folders, G versions.  Group E (processes and
+disks) needs processes of its own: it is in test_bad_processes.py, with limits and outputs that
+cannot be written, in test_killed.py, test_orphans.py, test_interrupted.py and tests/on_disk.
 """
 
 from __future__ import annotations
@@ -223,6 +224,53 @@ def _corrupt(w: World) -> Arguments:
 def _cut_sdist(w: World) -> Arguments:
     whole = fake_vllm.sdist(w.tmp / "whole").read_bytes()
     return ["check", w.file("vllm-0.26.0.tar.gz", whole[: len(whole) // 2])]
+
+
+@row("A wheel whose member unpacks to more than a source file may have", 2, "at most")
+def _zip_bomb(w: World) -> Arguments:
+    path = w.tmp / "vllm-0.26.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in _INSIDE.items():
+            archive.writestr(name, content)
+        archive.writestr(PROPOSER, bytes(64 << 20))
+    return ["check", path]
+
+
+@row("A wheel that lies about the size of a member", 2, "damaged")
+def _lying_bomb(w: World) -> Arguments:
+    (_, path) = _zip_bomb(w)
+    data = bytearray(Path(path).read_bytes())
+    real = (64 << 20).to_bytes(4, "little")
+    assert real in data
+    Path(path).write_bytes(data.replace(real, (100).to_bytes(4, "little")))
+    return ["check", path]
+
+
+@row("A wheel of more members than a build makes", 2, "members")
+def _many_members(w: World) -> Arguments:
+    w.patch.setattr("overlay.targets.wheel.MAX_MEMBERS", 500)
+    return ["check", _wheel(w, {**_INSIDE, **{f"vllm/m{n}.py": b"" for n in range(501)}})]
+
+
+@row("A sdist that unpacks to a thousand times its size", 2, "times its size")
+def _tar_bomb(w: World) -> Arguments:
+    w.patch.setattr("overlay.targets.sdist.RATIO_FREE_BYTES", 1 << 20)
+    zeros = bytes(16 << 20)
+    return ["check", _sdist(w, lambda archive: _member(archive, "vllm-0.26.0/data.bin", zeros))]
+
+
+@row("A sdist whose source file is larger than one may be", 2, "at most")
+def _large_source(w: World) -> Arguments:
+    zeros = bytes(17 << 20)
+    return ["check", _sdist(w, lambda archive: _member(archive, f"vllm-0.26.0/{PROPOSER}", zeros))]
+
+
+@row("A gzip of a gzip of a gzip", 2, "")
+def _nested(w: World) -> Arguments:
+    data = bytes(1 << 20)
+    for _ in range(5):
+        data = gzip.compress(data)
+    return ["check", w.file("vllm-0.26.0.tar.gz", data)]
 
 
 @row("A plain tar", 2, "expected a wheel")

@@ -120,6 +120,7 @@ def test_ctrl_c_at_some_moments(command: Command, site: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough  # test_faults.py interrupts at every call, the test above a real process
 def test_ctrl_c_at_many_moments(command: Command, site: Path) -> None:
     assert _interrupt_at_random(command, site, rounds=30, seed=2) == {True, False}
 

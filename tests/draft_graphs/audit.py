@@ -147,9 +147,9 @@ class Audit:
 
     @staticmethod
     def _expect_no_faults(where: str) -> None:
-        found = graph_safe_attention.faults()
-        if found:
-            raise AuditFailed(f"{where}: {'; '.join(found)}")
+        faults = graph_safe_attention.faults()
+        if faults:
+            raise AuditFailed(f"{where}: {'; '.join(faults)}")
 
     def _foreign(self, kwargs: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
         """Tensors that the graphs may read but not write."""
@@ -202,8 +202,8 @@ class Audit:
         bits = torch.int16 if cache.element_size() == 2 else torch.int32
         changed = (cache.view(bits) != old.view(bits)).any(3).any(1).flatten() & ~allowed
         if changed.any():
-            found = changed.nonzero().flatten().tolist()[:4]
-            raise AuditFailed(f"{where}: wrote KV slots of others: {found}")
+            slots = changed.nonzero().flatten().tolist()[:4]
+            raise AuditFailed(f"{where}: wrote KV slots of others: {slots}")
 
     def _check_result(self, where: str, drafts: torch.Tensor, live: int) -> None:
         shape = (live, self.proposer.num_speculative_tokens)

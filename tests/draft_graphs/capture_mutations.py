@@ -158,7 +158,7 @@ CAPTURE_MUTATIONS = (
     ),
     # ---- the hazards of capturing
     Mutation(
-        "a static tensor is assigned anew after the capture",
+        "a static tensor is assigned again after the capture",
         "hazard 1",
         one(
             "draft_graphs.py",

@@ -49,7 +49,7 @@ CHECK_MUTATIONS = (
         sabotage=_KEYWORDS,
     ),
     Mutation(
-        "keyword arguments are kept, not made anew for each check",
+        "keyword arguments are kept, not made again for each check",
         "hazard 15",
         one(
             "address_check.py",

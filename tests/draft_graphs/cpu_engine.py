@@ -15,7 +15,11 @@ from tests.draft_graphs import graph_safe_attention
 
 
 def prepare() -> None:
-    """Let the CPU platform keep the configured cudagraph mode and its capture sizes."""
+    """Let the CPU platform keep the configured cudagraph mode and its capture sizes.
+
+    Also PIECEWISE, which elsewhere wants compiled models: the target runs eagerly in any mode here.
+    """
+    from vllm.config import CompilationConfig, VllmConfig
     from vllm.platforms.cpu import CpuPlatform
 
     graph_safe_attention.register()
@@ -27,6 +31,8 @@ def prepare() -> None:
         vllm_config.compilation_config.cudagraph_capture_sizes = sizes
 
     CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
+    VllmConfig._normalize_piecewise_cudagraph_mode = lambda self, **_: None
+    CompilationConfig.is_attention_compiled_piecewise = lambda self: True
     CpuPlatform.support_static_graph_mode = classmethod(lambda cls: True)
 
 

@@ -1,4 +1,4 @@
-"""Starts `dp_rank.py` once a rank and takes their outcomes home; the part that pytest imports."""
+"""Starts `dp_rank.py` and takes the outcomes of its ranks home; the part that pytest imports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,11 +17,13 @@ from typing import Any
 
 from overlay.proof.engine_launch import append_path, foreign_environment, link_packages
 from overlay.proof.engine_spec import EngineSpec, Request
-from tests.draft_graphs.dp_rank import DpOutcome, DpRun
+from tests.draft_graphs.dp_rank import DpOutcome, DpRun, Engines
 from tests.draft_graphs.harness_client import FULL_DECODE_ONLY, TESTS
 
 MODULE = "tests.draft_graphs.dp_rank"
 RANKS = 2
+#: Seconds that importing vLLM may take on a busy machine.
+IMPORTING = 300
 
 
 class RanksFailed(AssertionError):
@@ -81,64 +82,75 @@ def dp_run(name: str, *modes: str, requests: Sequence[Sequence[Request]], **more
 
 
 def run_ranks(
-    python: Path, spec: dict[str, Any], runs: Sequence[DpRun], *, timeout: float
-) -> list[dict[str, DpOutcome]]:
-    """The outcomes of each rank by the names of the runs.
+    python: Path, pairs: Sequence[tuple[dict[str, Any], Sequence[DpRun]]], *, seconds: float
+) -> list[list[dict[str, DpOutcome]] | RanksFailed]:
+    """Run pairs of engines one after the other, each an `EngineSpec` and its runs.
 
-    A run that a rank did not come to the end of is missing.
-
-    :param timeout: seconds until all ranks are killed.
-    :raises RanksFailed: if a rank did not even come to the end of the first run.
+    :param seconds: until the ranks of a pair are killed.
+    :returns: for each pair the outcomes of each rank by the names of the runs, without those that
+        the rank did not come to the end of; the failure where a rank finished no run.
     """
-    with tempfile.TemporaryDirectory(prefix="data-parallel-") as name, socket.socket() as probe:
+    with tempfile.TemporaryDirectory(prefix="data-parallel-") as name:
         folder = Path(name)
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
-        plan = folder / "plan.json"
-        plan.write_text(json.dumps({"spec": spec, "runs": [asdict(each) for each in runs]}))
-        link_packages(folder / "code", (TESTS,))
-        processes = [_start(python, plan, rank, port) for rank in range(RANKS)]
-        deadline = time.monotonic() + timeout
-        try:
-            for process in processes:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(max(deadline - time.monotonic(), 0.1))
-        finally:
-            for process in processes:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        found = []
-        for rank in range(RANKS):
-            out = folder / f"out-{rank}.json"
-            if not out.is_file():
-                said = (folder / f"log-{rank}").read_text(encoding="utf-8", errors="replace")
-                raise RanksFailed(f"rank {rank} finished no run:\n{said[-4000:]}")
-            outcomes = json.loads(out.read_text(encoding="utf-8"))
-            found.append({each["name"]: DpOutcome(**each) for each in outcomes})
-    return found
+        engines = []
+        for number, ((spec, runs), port) in enumerate(
+            zip(pairs, free_ports(len(pairs)), strict=True)
+        ):
+            own = folder / str(number)
+            own.mkdir()
+            engines.append(Engines(spec, tuple(runs), str(own), port, seconds))
+        _start(python, folder, engines)
+        return [_outcomes(Path(each.folder)) for each in engines]
 
 
-def _start(python: Path, plan: Path, rank: int, port: int) -> subprocess.Popen[bytes]:
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody uses now, each once."""
+    with contextlib.ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+
+
+def _start(python: Path, folder: Path, engines: Sequence[Engines]) -> None:
+    """Run `dp_rank.py` to its end, which comes within the limits of its engines.
+
+    :raises RanksFailed: if it fails itself.
+    """
+    plan, log = folder / "plan.json", folder / "log"
+    plan.write_text(json.dumps([asdict(each) for each in engines]), encoding="utf-8")
+    link_packages(folder / "code", (TESTS,))
     inherited = {
         name: value for name, value in foreign_environment().items() if not name.startswith("VLLM")
     }
-    identity = {
-        "VLLM_DP_SIZE": str(RANKS),
-        "VLLM_DP_RANK": str(rank),
-        "VLLM_DP_RANK_LOCAL": str(rank),
-        "VLLM_DP_MASTER_IP": "127.0.0.1",
-        "VLLM_DP_MASTER_PORT": str(port),
-    }
-    out = plan.with_name(f"out-{rank}.json")
-    with plan.with_name(f"log-{rank}").open("wb") as stream:
-        return subprocess.Popen(
-            [str(python), "-m", MODULE, str(plan), "--rank", str(rank), "--out", str(out)],
-            cwd=plan.parent,
-            env=append_path({**inherited, **identity}, plan.with_name("code")),
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            [str(python), "-m", MODULE, str(plan)],
+            cwd=folder,
+            env=append_path(inherited, folder / "code"),
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        try:
+            status = process.wait(IMPORTING + sum(each.seconds for each in engines))
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if status != 0:
+        said = log.read_text(encoding="utf-8", errors="replace")
+        raise RanksFailed(f"ended with status {status}:\n{said[-4000:]}")
+
+
+def _outcomes(folder: Path) -> list[dict[str, DpOutcome]] | RanksFailed:
+    by_rank = []
+    for rank in range(RANKS):
+        out = folder / f"out-{rank}.json"
+        if not out.is_file():
+            said = (folder / f"log-{rank}").read_text(encoding="utf-8", errors="replace")
+            return RanksFailed(f"rank {rank} finished no run:\n{said[-4000:]}")
+        outcomes = json.loads(out.read_text(encoding="utf-8"))
+        by_rank.append({each["name"]: DpOutcome(**each) for each in outcomes})
+    return by_rank

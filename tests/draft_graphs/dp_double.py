@@ -37,9 +37,9 @@ def install() -> None:
     stock = CPUWorker.compile_or_warm_up_model
 
     def compile_or_warm_up_model(self: Any) -> Any:
-        found = stock(self)
+        result = stock(self)
         with mock.patch.object(cpu_engine, "runner_of", return_value=self.model_runner):
             cpu_engine.capture_model(SimpleNamespace())
-        return found
+        return result
 
     CPUWorker.compile_or_warm_up_model = compile_or_warm_up_model

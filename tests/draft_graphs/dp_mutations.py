@@ -26,7 +26,6 @@ class DpMutation:
     :ivar mutated: the ranks that have it. modes, fails, reaches: as in `dp_rank.DpRun`.
     :ivar ends: for each rank, what the trace of its error must hold; empty if none may fail.
     :ivar shows: a count or list of `dp_rank.DpOutcome` that must not be empty on some rank.
-    :ivar thorough: whether it runs only on request: each takes two engines of its own.
     """
 
     name: str
@@ -39,7 +38,11 @@ class DpMutation:
     reaches: bool = False
     ends: tuple[tuple[str, ...], ...] = ()
     shows: str = ""
-    thorough: bool = True
+
+    @property
+    def alone(self) -> bool:
+        """Whether it takes engines of its own, which it leaves waiting for each other."""
+        return self.catcher == "lockstep"
 
 
 #: What a rank waits in that nobody joins, or whose other end is gone.
@@ -69,7 +72,6 @@ DP_MUTATIONS = (
         ),
         "audit",
         shows="dummy_replays",
-        thorough=False,
     ),
     DpMutation(
         "upstream's passes still ask the other ranks, on one rank",
@@ -78,7 +80,6 @@ DP_MUTATIONS = (
         "lockstep",
         mutated=(1,),
         ends=(_MIXED_UP, ("in capture_model", "in token_counts", _LEFT_ALONE)),
-        thorough=False,
     ),
     DpMutation(
         "upstream's passes still ask the other ranks, on both ranks",
@@ -86,7 +87,6 @@ DP_MUTATIONS = (
         one("draft_graphs.py", "DraftGraphs.token_counts", "return ...", _AGREED_COUNTS),
         "lockstep",
         ends=_ASKED_IN_VAIN,
-        thorough=False,
     ),
     DpMutation(
         "a rank asks the others where its own capture has failed",

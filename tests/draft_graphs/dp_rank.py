@@ -1,11 +1,12 @@
-"""One of several data-parallel ranks, each a process of its own, in a vLLM with draft graphs.
+"""Runs engines of several data-parallel ranks in a vLLM with draft graphs, a process a rank.
 
-``python dp_rank.py PLAN.json --rank N --out RESULT.json``, one such process a rank, all started
-together, with vLLM's own variables (``VLLM_DP_SIZE`` and so on) telling each which it is. The
-ranks step in lockstep, as vLLM's offline data parallelism does: a rank without requests runs dummy
-batches, and whatever the target's experts exchange goes over gloo. Everything that `audit.py`
-watches is watched, and dummy batches besides. See `DpRun`; what comes back is one `DpOutcome` a
-run, written after each, so that a rank which hangs later has told what it saw.
+``python dp_rank.py PLAN.json``. A plan is a list of `Engines`. vLLM is imported once; for each of
+them the ranks are forked from this process, with vLLM's own variables (``VLLM_DP_SIZE`` and so on)
+telling each which it is. The ranks step in lockstep, as vLLM's offline data parallelism does: a
+rank without requests runs dummy batches, and whatever the target's experts exchange goes over gloo.
+Everything that `audit.py` watches is watched, and dummy batches besides. See `DpRun`; what comes
+back is one `DpOutcome` a run, written after each, so that a rank which hangs later has told what it
+saw.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import contextlib
 import importlib
 import json
 import os
+import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -46,6 +49,23 @@ class DpRun:
     mutated: tuple[int, ...] = ()
     fails: tuple[int, ...] = ()
     reaches: bool = False
+
+
+@dataclass(frozen=True)
+class Engines:
+    """One engine a rank, and what they do together.
+
+    :ivar spec: an `engine_spec.EngineSpec` as a dictionary.
+    :ivar folder: where rank N writes ``out-N.json`` and ``log-N``.
+    :ivar port: where the ranks meet.
+    :ivar seconds: after which all ranks are killed.
+    """
+
+    spec: dict[str, Any]
+    runs: tuple[DpRun, ...]
+    folder: str
+    port: int
+    seconds: float
 
 
 @dataclass
@@ -114,18 +134,18 @@ class DpEngine(harness.Engine):
             mutation=dp_run.mutation if self.rank in dp_run.mutated else (),
             check=False,
         )
-        found = DpOutcome(dp_run.name)
+        own = DpOutcome(dp_run.name)
 
         def serve(llm: Any, requests: Any) -> Any:
-            return lockstep(llm, requests, horizon, found)
+            return lockstep(llm, requests, horizon, own)
 
         with (
             mock.patch.object(run_engine, "serve", serve),
-            watched_drafter(self, found),
-            watched_dummies(self, found),
+            watched_drafter(self, own),
+            watched_dummies(self, own),
         ):
             outcome = self.run(run, scratch, log)
-        return replace(found, trace=self.trace, **vars(outcome))
+        return replace(own, trace=self.trace, **vars(outcome))
 
 
 @contextlib.contextmanager
@@ -169,14 +189,14 @@ def reaching_layer(model: Any, wanted: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def watched_drafter(engine: DpEngine, found: DpOutcome) -> Iterator[None]:
+def watched_drafter(engine: DpEngine, outcome: DpOutcome) -> Iterator[None]:
     """Count how often the drafter's passes ask other ranks."""
     from vllm.v1.spec_decode import llm_base_proposer
 
     stock = llm_base_proposer.coordinate_batch_across_dp
 
     def coordinate(*args: Any, **kwargs: Any) -> Any:
-        found.agreements += 1
+        outcome.agreements += 1
         return stock(*args, **kwargs)
 
     with mock.patch.object(llm_base_proposer, "coordinate_batch_across_dp", coordinate):
@@ -184,7 +204,7 @@ def watched_drafter(engine: DpEngine, found: DpOutcome) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def watched_dummies(engine: DpEngine, found: DpOutcome) -> Iterator[None]:
+def watched_dummies(engine: DpEngine, outcome: DpOutcome) -> Iterator[None]:
     """Look at the KV caches of all layers, and at the replays, around every dummy batch."""
     core = engine.llm.llm_engine.engine_core
     stock = core.execute_dummy_batch
@@ -195,11 +215,11 @@ def watched_dummies(engine: DpEngine, found: DpOutcome) -> Iterator[None]:
         before = {name: cache.clone() for name, cache in caches.items()}
         replays = sum(graph.replays for graph in engine.backend.graphs)
         stock()
-        found.dummy_batches += 1
-        found.dummy_replays += sum(graph.replays for graph in engine.backend.graphs) - replays
+        outcome.dummy_batches += 1
+        outcome.dummy_replays += sum(graph.replays for graph in engine.backend.graphs) - replays
         for name, cache in caches.items():
-            if not same_bits(cache, before[name]) and name not in found.dummy_writes:
-                found.dummy_writes.append(name)
+            if not same_bits(cache, before[name]) and name not in outcome.dummy_writes:
+                outcome.dummy_writes.append(name)
 
     core.execute_dummy_batch = execute_dummy_batch
     try:
@@ -216,7 +236,9 @@ def same_bits(a: Any, b: Any) -> bool:
     return bool(torch.equal(a.view(bits), b.view(bits)))
 
 
-def lockstep(llm: Any, requests: Any, horizon: int, found: DpOutcome) -> tuple[dict[str, Any], int]:
+def lockstep(
+    llm: Any, requests: Any, horizon: int, outcome: DpOutcome
+) -> tuple[dict[str, Any], int]:
     """`run_engine.serve` for one of several ranks: every rank makes every step.
 
     :param horizon: the last step at which any rank still gets a request.
@@ -242,7 +264,7 @@ def lockstep(llm: Any, requests: Any, horizon: int, found: DpOutcome) -> tuple[d
         own = engine.output_processor.has_unfinished_requests()
         anybody = engine.has_unfinished_requests()  # asks all ranks
         doing = "working" if own else "dummy" if anybody else "nothing"
-        found.steps[doing] = found.steps.get(doing, 0) + 1
+        outcome.steps[doing] = outcome.steps.get(doing, 0) + 1
         if anybody:
             for output in engine.step():
                 if output.finished:
@@ -253,41 +275,90 @@ def lockstep(llm: Any, requests: Any, horizon: int, found: DpOutcome) -> tuple[d
 
 
 def main() -> None:
-    """Read the plan, be one rank of it, write what was seen after every run."""
+    """Read the plan, import vLLM, fork the ranks of each of its engines."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("plan", type=Path)
-    parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
+    plan = json.loads(parser.parse_args().plan.read_text(encoding="utf-8"))
     from overlay.proof import engine_compat
 
     os.environ.update(engine_compat.base_environment(workers=1))
     os.environ.update(engine_compat.runner_environment("v1"))
     os.environ.update(harness.ENVIRONMENT)
-    plan = json.loads(arguments.plan.read_text(encoding="utf-8"))
-    runs = [read_run(run) for run in plan["runs"]]
     from tests.draft_graphs import cpu_engine, dp_collectives
 
     cpu_engine.prepare()
     dp_collectives.install()
-    importlib.import_module("vllm.v1.spec_decode.llm_base_proposer")
+    for module in ("spec_decode.llm_base_proposer", "worker.cpu_worker", "worker.cpu_model_runner"):
+        importlib.import_module(f"vllm.v1.{module}")
+    importlib.import_module("vllm.entrypoints.llm")
     INSTALLED.update(loaded_package())
     harness.watch_scheduler()
+    for each in plan:
+        runs = tuple(read_run(run) for run in each["runs"])
+        serve_ranks(Engines(**{**each, "runs": runs}))
+
+
+def serve_ranks(engines: Engines) -> None:
+    """Fork the ranks, and wait until all have ended, or kill them after the limit."""
+    deadline = time.monotonic() + engines.seconds
+    ranks = len(engines.runs[0].modes)
+    running = {fork_rank(engines, rank, ranks) for rank in range(ranks)}
+    while running:
+        if time.monotonic() > deadline:
+            for process in running:
+                os.kill(process, signal.SIGKILL)
+        for process in list(running):
+            if os.waitpid(process, os.WNOHANG)[0]:
+                running.remove(process)
+        time.sleep(0.05)
+
+
+def fork_rank(engines: Engines, rank: int, ranks: int) -> int:
+    """Start one rank in a process of its own, whose output goes to its log; its process id."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    process = os.fork()
+    if process:
+        return process
+    # The other ranks may be gone, or wait for this one: nothing is taken down in order.
+    status = 1
+    try:
+        with Path(engines.folder, f"log-{rank}").open("wb") as log:
+            for stream in (sys.stdout, sys.stderr):
+                os.dup2(log.fileno(), stream.fileno())
+        os.environ.update(
+            VLLM_DP_SIZE=str(ranks),
+            VLLM_DP_RANK=str(rank),
+            VLLM_DP_RANK_LOCAL=str(rank),
+            VLLM_DP_MASTER_IP="127.0.0.1",
+            VLLM_DP_MASTER_PORT=str(engines.port),
+        )
+        run_one_rank(engines, rank)
+        status = 0
+    except BaseException:  # noqa: BLE001 - the log is the only place to tell it
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def run_one_rank(engines: Engines, rank: int) -> None:
+    """Run everything on one rank, and write what was seen after every run."""
     log = harness.Log()
+    out = Path(engines.folder, f"out-{rank}.json")
     # The first graphs are made when the model is loaded; no run uses them.
-    first = harness.Run("loading", runs[0].modes[arguments.rank], mutation=runs[0].mutation)
-    engine = DpEngine(harness.Plan(plan["spec"], [first]))
-    engine.loaded_for, engine.rank = None, arguments.rank
+    runs = engines.runs
+    first = harness.Run("loading", runs[0].modes[rank], mutation=runs[0].mutation)
+    engine = DpEngine(harness.Plan(engines.spec, [first]))
+    engine.loaded_for, engine.rank = None, rank
     outcomes: list[dict[str, Any]] = []
     for number, run in enumerate(runs):
-        outcome = engine.run_rank(run, arguments.out.with_suffix(f".package-{number}"), log)
+        outcome = engine.run_rank(run, out.with_suffix(f".package-{number}"), log)
         outcomes.append(asdict(outcome))
-        arguments.out.write_text(json.dumps(outcomes), encoding="utf-8")
+        out.write_text(json.dumps(outcomes), encoding="utf-8")
         if outcome.error is not None:
             break
-    # The other ranks may be gone, or wait for this one: nothing to be taken down in order.
-    sys.stdout.flush()
-    os._exit(0)
 
 
 def read_run(run: dict[str, Any]) -> DpRun:

@@ -43,9 +43,9 @@ FAULTS = torch.zeros(len(FAULT_NAMES), dtype=torch.int64)
 
 def faults() -> list[str]:
     """What was seen since the last call."""
-    found = [name for name, count in zip(FAULT_NAMES, FAULTS.tolist(), strict=True) if count]
+    names = [name for name, count in zip(FAULT_NAMES, FAULTS.tolist(), strict=True) if count]
     FAULTS.zero_()
-    return found
+    return names
 
 
 @dataclass
@@ -59,6 +59,7 @@ class GraphSafeMetadata:
     seq_lens: torch.Tensor  # [R]
     block_table: torch.Tensor  # [R, blocks]
     slot_mapping: torch.Tensor  # [T]
+    causal: bool = True
 
 
 # The three classes here have bases of vLLM's, and mypy sees no vLLM.
@@ -110,8 +111,6 @@ class GraphSafeBuilder(AttentionMetadataBuilder[GraphSafeMetadata]):  # type: ig
         fast_build: bool = False,
     ) -> GraphSafeMetadata:
         common = common_attn_metadata
-        if not common.causal:
-            raise NotImplementedError("only causal attention")
         return GraphSafeMetadata(
             num_actual_tokens=common.num_actual_tokens,
             max_query_len=common.max_query_len,
@@ -120,6 +119,7 @@ class GraphSafeBuilder(AttentionMetadataBuilder[GraphSafeMetadata]):  # type: ig
             seq_lens=common.seq_lens,
             block_table=common.block_table_tensor,
             slot_mapping=common.slot_mapping,
+            causal=bool(common.causal),
         )
 
     def update_draft_decode_metadata(self, metadata: GraphSafeMetadata) -> None:
@@ -202,7 +202,8 @@ class GraphSafeImpl(AttentionImpl):  # type: ignore[misc]
         owner = owner.clamp(max=requests - 1)
         real &= rows - starts[owner] < meta.max_query_len
         # The last row of a request sees its whole sequence, the one before a token less.
-        seen = meta.seq_lens[owner] - (starts[owner + 1] - 1 - rows)
+        behind = starts[owner + 1] - 1 - rows if meta.causal else 0
+        seen = meta.seq_lens[owner] - behind
         seen = seen.clamp(max=meta.max_seq_len)
 
         table = meta.block_table[:requests].long()

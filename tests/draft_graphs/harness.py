@@ -2,7 +2,7 @@
 
 ``python harness.py PLAN.json --out RESULT.json``. A plan is a list of engines; each engine serves
 its requests once per run of its own, and before each run the draft graphs are made and captured
-anew by the module's own code. See `Plan` and `Run`; what comes back is one `Outcome` a run.
+again by the module's own code. See `Plan` and `Run`; what comes back is one `Outcome` a run.
 """
 
 from __future__ import annotations
@@ -47,12 +47,13 @@ class Run:
     :ivar mode: `OVERLAY_DRAFT_GRAPHS`.
     :ivar ladder: the sizes to capture instead of the module's own.
     :ivar mutation: edits of the package, to be made before anything else;
-        the old text must stand there exactly once.
+        the old text must be there exactly once.
     :ivar sabotage: a name in `sabotage.SABOTAGES`, done after the capture and undone at the end.
     :ivar check: `OVERLAY_DRAFT_GRAPHS_CHECK`.
     :ivar profile_fails: whether no graph can be captured for vLLM's profile of their memory.
     :ivar tunes: whether the draft model reads a value at its first call of each size, as a kernel
         does that tunes itself, or one that is loaded when it is first used.
+    :ivar until_wrong: whether the first wrong draft ends it, with the error `WrongDraft`.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Run:
     check: bool = True
     profile_fails: bool = False
     tunes: bool = False
+    until_wrong: bool = False
 
 
 @dataclass
@@ -150,7 +152,7 @@ class Engine:
     """One engine and what it takes to run it again and again.
 
     Its first run, unless that has a mutation, uses the package as it is installed, and the draft
-    graphs that loading the model made; the later ones a copy of it, and graphs made anew.
+    graphs that loading the model made; the later ones a copy of it, and graphs made again.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -271,7 +273,7 @@ class Engine:
                 undo.append(SABOTAGES[run.sabotage](drafter))
             audit.watch()
             with changed_hooks(run.mutation):
-                self.serve(outcome, steps)
+                self.serve(outcome, steps, until_wrong=run.until_wrong)
             outcome.seconds["serve"] = round(time.monotonic() - captured, 2)
         except Exception as error:  # noqa: BLE001 - whatever a mutation does is the outcome
             outcome.error = f"{type(error).__name__}: {error}"
@@ -292,16 +294,24 @@ class Engine:
         outcome.log = log.take()
         return outcome
 
-    def serve(self, outcome: Outcome, steps: dict[str, list[Any]]) -> None:
-        """Serve the plan's requests; what they should be is the oracle's business."""
+    def serve(
+        self, outcome: Outcome, steps: dict[str, list[Any]], *, until_wrong: bool = False
+    ) -> None:
+        """Serve the plan's requests; what they should be is the oracle's business.
+
+        :raises WrongDraft: at the first wrong draft, if that is to end it.
+        """
         from overlay.proof import engine_compat, oracle, run_engine
         from overlay.proof.tiny_models import read_rule
+        from tests.draft_graphs.first_wrong_draft import ending_there
 
+        rule = read_rule(Path(self.spec.models))
+        watched = ending_there(self.llm.llm_engine, self.spec.requests, steps, rule)
         before = engine_compat.read_metrics(self.llm).get("preemptions", 0)
-        outputs, _ = run_engine.serve(self.llm, self.spec.requests)
+        with watched if until_wrong else contextlib.nullcontext():
+            outputs, _ = run_engine.serve(self.llm, self.spec.requests, self.spec.models)
         after = engine_compat.read_metrics(self.llm).get("preemptions", 0)
         outcome.preemptions = int(after - before)
-        rule = read_rule(Path(self.spec.models))
         wanted = []
         outcome.tokens_ok = True
         for index, request in enumerate(self.spec.requests):
@@ -309,9 +319,10 @@ class Engine:
             judged = run_engine.judge(request, outputs[str(index)], steps[str(index)], rule)
             outcome.tokens_ok &= judged["tokens_ok"] is not False
             outcome.tokens_ok &= judged["prompt_logprobs_ok"] is not False
-            text = prompt + oracle.continuation(rule, prompt, request.tokens)
+            own = oracle.adapted(rule, request.adapter)
+            text = prompt + oracle.continuation(own, prompt, request.tokens)
             for step in steps[str(index)]:
-                right = oracle.accepted(rule, text[: step.known], step.drafted)
+                right = oracle.accepted(own, text[: step.known], step.drafted)
                 wanted.append(oracle.Step(step.known, step.drafted, right))
         seen = [step for each in steps.values() for step in each]
         outcome.accepted = list(oracle.count_steps(seen, self.spec.k).per_position)

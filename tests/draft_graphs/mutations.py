@@ -33,8 +33,13 @@ def _forgets(fact: str, stands_for: str) -> PolicyMutation:
 
 POLICY_MUTATIONS = (
     PolicyMutation("data_parallel", "defect 9", "refusals", "facts.data_parallel is not None"),
-    _forgets("extra_input_slots", "hazard 7"),
-    _forgets("parallel_drafting", "hazard 7"),
+    PolicyMutation(
+        "unseen_group",
+        "hazard 7",
+        "_late_refusals",
+        "if facts.unseen_group is not None:\n    ...",
+        "pass",
+    ),
     PolicyMutation(
         "proposer_class", "hazard 8", "refusals", "facts.proposer_class not in DRAFTERS"
     ),
@@ -48,7 +53,6 @@ POLICY_MUTATIONS = (
     _forgets("padded_batch_disabled", "hazard 9"),
     _forgets("shared_mtp_indices", "hazard 11"),
     _forgets("eplb", "hazard 12"),
-    _forgets("heterogeneous_vocab", "policy"),
     _forgets("micro_batching", "policy"),
     PolicyMutation(
         "adapted_layers", "policy", "refusals", "if facts.adapted_layers:\n    ...", "pass"
@@ -102,7 +106,7 @@ GPU_ONLY = {
         "there is one stream on CPU; here only that the result is not the graphs' memory. By vLLM 0.26.0's sources each of its own readers has read before the next replay: `_sample` and `take_draft_token_ids` wait for the copy to the host, and `_prepare_input_ids` reads on the stream that drafts",
         "`late-reader` of `tests/gpu/gpu_mutations.py`: of 20 results that the test reads late none has changed",
         _put_in(
-            "the result is no copy",
+            "the result is not a copy",
             "`late-reader`, where the test reads on a stream that sleeps, and `late-copies`, where vLLM's own copy sleeps, which nobody should notice",
             "16 of 20 results that the test read late had changed; vLLM's own copy came in time",
         ),
@@ -177,9 +181,6 @@ words say which part of the module it is about. What shows it:
 - *error*: serving failed; *use*: graphs were used for what they must not be;
 - *policy*: the policy's own test, without an engine.
 
-{thorough} of the {two_ranks} mutations with two ranks, those marked *thorough*, take two engines each and run
-only with `.ci/run --thorough`.
-
 | stands for | mutation | shown by |
 |---|---|---|
 """
@@ -197,8 +198,6 @@ the bug would do wrong.
 | bug | why CPU cannot show it | where the module is right on a GPU | where the bug was put in, and what showed it |
 |---|---|---|---|"""
 
-_NUMBERS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-
 
 def _rows() -> list[tuple[str, str, str]]:
     rows: list[tuple[str, str, str]] = [
@@ -207,7 +206,7 @@ def _rows() -> list[tuple[str, str, str]]:
     rows += [
         (
             each.stands_for,
-            f"{each.name} (two ranks{', thorough' if each.thorough else ''})",
+            f"{each.name} (two ranks)",
             each.catcher,
         )
         for each in DP_MUTATIONS
@@ -231,12 +230,8 @@ def render() -> str:
     gpu = [
         f"| {what} | {each.why} | {each.right} | {each.bug} |" for what, each in GPU_ONLY.items()
     ]
-    numbers = {
-        "thorough": _NUMBERS[sum(each.thorough for each in DP_MUTATIONS)].capitalize(),
-        "two_ranks": _NUMBERS[len(DP_MUTATIONS)],
-    }
     gpu_top = GPU_TOP.format(also=len(ALSO), must=sum(each.must for each in ALSO))
-    return "\n".join([PAGE_TOP.format(**numbers) + "\n".join(lines), gpu_top, *gpu, ""])
+    return "\n".join([PAGE_TOP + "\n".join(lines), gpu_top, *gpu, ""])
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import Any
 from tests.draft_graphs.added_modules import added
 
 policy: Any = added("policy")
+drafters: Any = added("drafter")
 
 PAGE = Path(__file__).parents[2] / "docs" / "draft-graphs.md"
 BEGIN = "<!-- what a configuration gets: tests/draft_graphs/policy_table.py writes this -->\n"
@@ -24,10 +25,34 @@ PLAIN = policy.Facts(
     max_capture_tokens=512,
     attention_backends=("FLASH_ATTN",),
 )
+DRAFT_MODEL = "vllm.v1.spec_decode.draft_model.DraftModelProposer"
+DFLASH = "vllm.v1.spec_decode.dflash.DFlashProposer"
+#: The kinds of drafters beside EAGLE, with K=3.
+DRAFTERS = {
+    "draft_model": drafters.Drafter("extended", 1, takes_hidden_states=False, hands_over=False),
+    "P-EAGLE": drafters.Drafter("extended", 2, one_pass=True, combines=True),
+    "PARD": drafters.Drafter(
+        "extended", 3, one_pass=True, takes_hidden_states=False, hands_over=False
+    ),
+    "dflash": drafters.Drafter("context", one_pass=True, hands_over=False, combines=True),
+}
+#: So few requests that a pass with additional tokens holds them all.
+SMALL = {"max_num_seqs": 64}
 #: (the configuration in words, how its facts differ from `PLAIN`'s).
 CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("eagle, eagle3 or a plain MTP method; K = 3", {}),
     ("K = 1", {"num_speculative_tokens": 1}),
+    (
+        "draft_model, also with another vocabulary than the target's (from 0.25)",
+        {"proposer_class": DRAFT_MODEL, "drafter": DRAFTERS["draft_model"], **SMALL},
+    ),
+    ("PARD", {"proposer_class": DRAFT_MODEL, "drafter": DRAFTERS["PARD"], **SMALL}),
+    ("P-EAGLE", {"drafter": DRAFTERS["P-EAGLE"], **SMALL}),
+    ("dflash", {"proposer_class": DFLASH, "drafter": DRAFTERS["dflash"]}),
+    (
+        "a draft model in another KV-cache group than 0",
+        {"proposer_class": DRAFT_MODEL, "drafter": DRAFTERS["draft_model"], "unseen_group": 1},
+    ),
     ("target in PIECEWISE, FULL or FULL_DECODE_ONLY", {"cudagraph_mode": "PIECEWISE"}),
     (
         "K by batch size (`num_speculative_tokens_per_batch_size`, from 0.24)",
@@ -53,10 +78,7 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ),
     ("gemma4, step3p5", {"proposer_class": "vllm.v1.spec_decode.step3p5.Step3p5MTPProposer"}),
     ("a proposer that somebody changed", {"overridden_methods": ("propose",)}),
-    ("parallel drafting (P-EAGLE, PARD)", {"parallel_drafting": True}),
-    ("drafts that need input slots of their own", {"extra_input_slots": True}),
     ("drafts whose positions do not advance", {"constant_draft_positions": True}),
-    ("heterogeneous vocabularies (from 0.25)", {"heterogeneous_vocab": True}),
     ("MTP layers that share indices (from 0.23)", {"shared_mtp_indices": True}),
     ("`disable_padded_drafter_batch`", {"padded_batch_disabled": True}),
     ("XD-RoPE of the drafter (until 0.29)", {"xdrope": True}),
@@ -95,7 +117,7 @@ def row(words: str, changes: dict[str, Any]) -> str:
     """One row: what the default mode captures, and what the log says of the rest."""
     facts = replace(PLAIN, **changes)
     decision = policy.decide("auto", facts, policy.GRAPH_ATTENTION_BACKENDS)
-    roles = ["first"] * decision.first + list(decision.later)
+    roles = [facts.drafter.first_role] * decision.first + list(decision.later)
     said = "; ".join([*decision.refusals, *decision.notes])
     return f"| {words} | {', '.join(f'`{role}`' for role in roles) or 'nothing'} | {said} |"
 

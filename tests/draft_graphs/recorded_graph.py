@@ -194,17 +194,22 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]  # mypy sees no PyTorc
 
 
 @contextlib.contextmanager
-def _refuse_host_sources() -> Iterator[None]:
-    def refuse(name: str) -> Callable[..., Any]:
-        def refused(*args: Any, **kwargs: Any) -> Any:
-            raise CaptureRefused(f"torch.{name}: fresh host data")
+def _know_host_sources(host: dict[int, torch.Tensor]) -> Iterator[None]:
+    """Inside, what is made of host data is host memory, whose use by the device is refused."""
 
-        return refused
+    def know(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def made(*args: Any, **kwargs: Any) -> torch.Tensor:
+            with _disable_current_modes():
+                tensor = original(*args, **kwargs)
+            host[_key(tensor)] = tensor  # kept, so that nothing else gets its key
+            return tensor
+
+        return made
 
     originals = {name: getattr(torch, name) for name in HOST_SOURCES}
     try:
         for name in HOST_SOURCES:
-            setattr(torch, name, refuse(name))
+            setattr(torch, name, know(originals[name]))
         yield
     finally:
         for name, original in originals.items():
@@ -252,7 +257,7 @@ class RecordedGraph:
             # Below autograd, because C++ operators that are registered as composites run at the
             # autograd key, above the mode, which would never see them.
             with (
-                _refuse_host_sources(),
+                _know_host_sources(self._host),
                 torch.no_grad(),
                 torch._C._AutoDispatchBelowAutograd(),
                 _HostEscapes(),
@@ -269,10 +274,10 @@ class RecordedGraph:
         self._count_references()
         for memory in self.memory.values():
             if memory.orphaned():
-                found = memory.describe()
+                description = memory.describe()
                 self.reset()
                 raise CaptureRefused(
-                    f"{self.name}: {found}, was made inside the capture by something "
+                    f"{self.name}: {description}, was made inside the capture by something "
                     "that no dispatcher sees (host data, compiled code)"
                 )
         self.captured = True

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,6 +18,7 @@ from overlay.proof.engine_spec import Request
 from tests.draft_graphs.added_modules import require_fit
 from tests.draft_graphs.dp_client import (
     RANKS,
+    RanksFailed,
     busy,
     dp_run,
     idle,
@@ -59,10 +59,38 @@ def good_runs() -> list[DpRun]:
     ]
 
 
+#: For each mutation that its ranks do not survive its own pair of engines; all others, and what
+#: must succeed, share the pair of this name.
+SHARED = "shared"
+
+
 @pytest.fixture(scope="module")
-def ranks(patched_python: Path, moe_models: Path) -> Ranks:
-    spec = make_dp_spec(moe_models, "eagle3hid", K)
-    return run_ranks(patched_python, spec, good_runs(), timeout=420)
+def pairs(
+    patched_python: Path, moe_models: Path
+) -> dict[str, list[dict[str, DpOutcome]] | RanksFailed]:
+    alone = [each for each in DP_MUTATIONS if each.alone]
+    shared = [*good_runs(), *(run_of(each) for each in DP_MUTATIONS if not each.alone)]
+    plans = [(make_dp_spec(moe_models, "eagle3hid", K), shared)]
+    # A wait that nobody ends is what shows these, so it is short.
+    plans += [(make_dp_spec(moe_models, "eagle3hid", K, patience=15), [run_of(m)]) for m in alone]
+    names = [SHARED, *(each.name for each in alone)]
+    return dict(zip(names, run_ranks(patched_python, plans, seconds=420), strict=True))
+
+
+@pytest.fixture(scope="module")
+def ranks(pairs: dict[str, list[dict[str, DpOutcome]] | RanksFailed]) -> Ranks:
+    return ranks_of(pairs, SHARED)
+
+
+def ranks_of(pairs: dict[str, list[dict[str, DpOutcome]] | RanksFailed], name: str) -> Ranks:
+    """The outcomes of both ranks of a pair.
+
+    :raises RanksFailed: where a rank finished no run.
+    """
+    pair = pairs[name]
+    if isinstance(pair, RanksFailed):
+        raise pair
+    return pair
 
 
 engine_test = [pytest.mark.engine, pytest.mark.slow]
@@ -209,24 +237,14 @@ def test_nothing_is_caught_without_a_bug(ranks: Ranks, name: str) -> None:
     assert caught_by(ranks, name, reaches=name.startswith("a layer")) is None
 
 
-def some_always() -> list[Any]:
-    """The mutations, those that run on request marked."""
-    return [
-        pytest.param(each, id=each.name, marks=pytest.mark.thorough if each.thorough else ())
-        for each in DP_MUTATIONS
-    ]
-
-
 @pytest.mark.engine
 @pytest.mark.slow
-@pytest.mark.parametrize("mutation", some_always())
-def test_mutation_is_caught(patched_python: Path, moe_models: Path, mutation: DpMutation) -> None:
-    """Each in engines of its own, which it may leave waiting; a wait ends after a few seconds.
-
-    A rank that comes to no end at all fails the test: that is no sign of this bug.
-    """
-    spec = make_dp_spec(moe_models, "eagle3hid", K, patience=15)
-    outcomes = run_ranks(patched_python, spec, [run_of(mutation)], timeout=150)
+@pytest.mark.parametrize("mutation", DP_MUTATIONS, ids=lambda each: each.name)
+def test_mutation_is_caught(
+    pairs: dict[str, list[dict[str, DpOutcome]] | RanksFailed], mutation: DpMutation
+) -> None:
+    """A rank that comes to no end at all fails the test: that does not show this bug."""
+    outcomes = ranks_of(pairs, mutation.name if mutation.alone else SHARED)
     caught = caught_by(outcomes, mutation.name, reaches=mutation.reaches, ends=mutation.ends)
     assert caught == mutation.catcher
     seen = [each[mutation.name] for each in outcomes]

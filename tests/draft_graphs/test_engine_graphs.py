@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from overlay.proof.tiny_adapters import ADAPTERS, MAX_RANK
 from tests.draft_graphs.harness_client import (
+    FULL_DECODE_ONLY,
     Outcome,
     Plan,
     Run,
@@ -30,7 +32,12 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 DRAFTS = ("eagle3", "eagle3hid", "eagle1")
 KS = (1, 2, 3, 5)
+#: With each K between the least and the most the draft that depends most on what passes hand on,
+#: with the least and the most each draft: the other engines show the same once more.
+CASES = tuple((draft, k) for draft in DRAFTS for k in KS)
+ALWAYS = tuple((draft, k) for draft, k in CASES if draft == "eagle3hid" or k in (KS[0], KS[-1]))
 OWN = [1, 2, 4, 8]
+PIECEWISE = {"mode": 0, "cudagraph_mode": "PIECEWISE"}
 
 #: The second sizes make every batch but the full one a padded one.
 RUNS = {
@@ -47,9 +54,11 @@ def names_for(k: int) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def matrix(patched_python: Path, tiny_models: Path) -> dict[tuple[str, int], dict[str, Outcome]]:
+def matrix(
+    patched_python: Path, tiny_models: Path, pytestconfig: pytest.Config
+) -> dict[tuple[str, int], dict[str, Outcome]]:
     """Every draft and K, each in one engine, and all engines in one process."""
-    cases = [(draft, k) for draft in DRAFTS for k in KS]
+    cases = CASES if pytestconfig.getoption("--thorough") else ALWAYS
     plans = [
         Plan(make_spec(tiny_models, draft, k), [RUNS[name] for name in names_for(k)])
         for draft, k in cases
@@ -59,7 +68,11 @@ def matrix(patched_python: Path, tiny_models: Path) -> dict[tuple[str, int], dic
 
 @pytest.mark.parametrize(
     ("draft", "k", "name"),
-    [(draft, k, name) for draft in DRAFTS for k in KS for name in names_for(k)],
+    [
+        pytest.param(*(draft, k, name), marks=() if (draft, k) in ALWAYS else pytest.mark.thorough)
+        for draft, k in CASES
+        for name in names_for(k)
+    ],
 )
 def test_drafts_are_those_of_the_oracle(
     matrix: dict[tuple[str, int], dict[str, Outcome]], draft: str, k: int, name: str
@@ -100,6 +113,23 @@ def scenario(models: Path, name: str) -> Plan:
             }
         },
         "the target in FULL": {"compilation": {"mode": 0, "cudagraph_mode": "FULL"}},
+        "the target in PIECEWISE": {"compilation": PIECEWISE},
+        # vLLM itself lowers the target's mode to PIECEWISE then.
+        "K by batch size": {
+            "speculative": {
+                "num_speculative_tokens_per_batch_size": [[1, 2, 3], [3, 5, 2], [6, 8, 1]]
+            }
+        },
+        "LoRA": {
+            "engine": {"enable_lora": True, "max_loras": 2, "max_lora_rank": MAX_RANK},
+            # vLLM on CPU is wrong about requests without an adapter beside others.
+            "requests": tuple(
+                replace(request, adapter=ADAPTERS[index % 2])
+                for index, request in enumerate(requests)
+            ),
+            # CPU's kernels for adapters want as many rows as there are tokens: no padding.
+            "compilation": {**FULL_DECODE_ONLY, "cudagraph_capture_sizes": [*range(4, 33, 4)]},
+        },
         "up to the largest length": {
             "requests": tuple(replace(request, tokens=200) for request in requests[:6]),
             "max_model_len": 80,
@@ -124,8 +154,18 @@ def scenario(models: Path, name: str) -> Plan:
     runs = [Run("auto"), Run("off", "off")]
     if name == "one request at a time":
         runs += [FAILING, Run("a profile that fails", profile_fails=True)]
-    return Plan(make_spec(models, "eagle3hid", 3, **settings[name]), runs)
+    if name == "LoRA":
+        # What is taken off stays off: the runs that need the adapters come first.
+        runs = [Run("off", "off"), ADAPTERS_STAY, Run("auto")]
+    # Of the drafts, this one reads its tokens through its embedding alone.
+    draft = "eagle3" if name == "LoRA" else "eagle3hid"
+    return Plan(make_spec(models, draft, 3, **settings[name]), runs)
 
+
+#: The draft keeps the layers that the target's adapters are around.
+ADAPTERS_STAY = Run(
+    "adapters stay", mutation=(("hooks.py", "create_draft_graphs", "adapters.take_off(...)", "()"),)
+)
 
 #: The host reads a length, which no capture allows.
 FAILING = Run(
@@ -145,6 +185,7 @@ USED = (
     "one request at a time",
     "small capture sizes",
     "the target in FULL",
+    "the target in PIECEWISE",
     "up to the largest length",
     "prefix caching, chunked prefill and prompt logprobs",
     "sampled drafts, all greedy",
@@ -157,7 +198,7 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def scenarios(patched_python: Path, tiny_models: Path) -> dict[str, dict[str, Outcome]]:
-    names = [*USED, *REFUSED, "sampled drafts"]
+    names = [*USED, *REFUSED, "sampled drafts", "K by batch size", "LoRA"]
     plans = [scenario(tiny_models, name) for name in names]
     return dict(zip(names, run_harness(patched_python, plans), strict=True))
 
@@ -176,6 +217,34 @@ def test_drafts_are_those_without_graphs(
         expect_right(outcome)
     expect_graphs(outcome, 3)
     assert not off.used
+
+
+def test_where_k_changes_with_the_batch_the_steps_of_each_k_are_in_graphs(
+    scenarios: dict[str, dict[str, Outcome]],
+) -> None:
+    outcome, off = scenarios["K by batch size"]["auto"], scenarios["K by batch size"]["off"]
+    expect_right(outcome)
+    assert outcome.accepted == off.accepted
+    assert outcome.captured == [f"{role} {size}" for role in ("first", "step") for size in OWN]
+    assert outcome.python_calls == 0
+    # A first pass is captured for the largest K; steps serve any K.
+    assert live_sizes(outcome, "propose") <= {1, 2}
+    assert live_sizes(outcome, "later_steps") == {2, 3, 4, 5}
+    assert not any(outcome.missed[name] for name in outcome.missed if name.startswith("later"))
+    assert {replay.split()[0] for replay in outcome.replays} == {"first", "step"}
+
+
+def test_the_draft_has_none_of_the_targets_adapters(
+    scenarios: dict[str, dict[str, Outcome]],
+) -> None:
+    outcome = scenarios["LoRA"]["auto"]
+    expect_right(outcome)
+    expect_graphs(outcome, 3)
+    assert any("model.embed_tokens runs without LoRA adapters" in line for line in outcome.log)
+    # Upstream's later passes want as many rows as the target's batch has tokens: CPU's kernel says
+    # so, where a GPU's writes beyond the rows.
+    for name in ("off", "adapters stay"):
+        assert "does not broadcast" in (scenarios["LoRA"][name].error or ""), name
 
 
 def test_first_passes_over_the_largest_capture_size_stay_upstreams(

@@ -24,14 +24,15 @@ from tests.draft_graphs.added_modules import added
 
 facts: Any = added("facts")
 policy: Any = added("policy")
+drafters: Any = added("drafter")
 upstream: Any = added("upstream")
 
 #: Every one that `early_facts` or `late_facts` reads.
 PROPOSER = {
-    "parallel_drafting": False,
     "needs_extra_input_slots": False,
+    "pass_hidden_states_to_model": True,
+    "kv_cache_gid": 0,
     "constant_draft_positions": False,
-    "use_heterogeneous_vocab": False,
     "_share_mtp_indices": False,
     "_enable_probabilistic_draft_probs": False,
     "supports_mm_inputs": False,
@@ -108,6 +109,7 @@ def read(proposer: Any, backend: Any = None) -> Any:
 
 PLAIN = policy.Facts(
     num_speculative_tokens=3,
+    drafter=drafters.Drafter(combines=True),
     cudagraph_mode="FULL_AND_PIECEWISE",
     max_num_seqs=128,
     max_capture_tokens=512,
@@ -117,10 +119,10 @@ PLAIN = policy.Facts(
 
 def changed(proposer: Any, backend: Any = None) -> dict[str, Any]:
     """The facts that differ from those of a plain configuration, with their values."""
-    found = read(proposer, backend)
+    facts = read(proposer, backend)
     names = [field.name for field in fields(PLAIN)]
     return {
-        name: getattr(found, name) for name in names if getattr(found, name) != getattr(PLAIN, name)
+        name: getattr(facts, name) for name in names if getattr(facts, name) != getattr(PLAIN, name)
     }
 
 
@@ -150,10 +152,8 @@ ARCHITECTURE = "vllm_config.model_config.model_arch_config"
 CHANGES: dict[str, tuple[Callable[[Any], None], Any]] = {
     "num_speculative_tokens": (setting(SPECULATIVE, "num_speculative_tokens", 5), 5),
     "enforce_eager": (setting(SPECULATIVE, "enforce_eager", True), True),
-    "parallel_drafting": (setting("", "parallel_drafting", True), True),
-    "extra_input_slots": (setting("", "needs_extra_input_slots", True), True),
+    "drafter": (setting("", "method", "mtp"), drafters.Drafter()),
     "constant_draft_positions": (setting("", "constant_draft_positions", True), True),
-    "heterogeneous_vocab": (setting("", "use_heterogeneous_vocab", True), True),
     "shared_mtp_indices": (setting("", "_share_mtp_indices", True), True),
     "padded_batch_disabled": (setting(SPECULATIVE, "disable_padded_drafter_batch", True), True),
     "micro_batching": (setting(PARALLEL, "enable_dbo", True), True),
@@ -216,10 +216,10 @@ def test_a_proposer_with_a_method_of_its_own() -> None:
 
 
 def subclasses() -> Iterator[type]:
-    """Every proposer of vLLM's that drafts as EagleProposer does, and is another class."""
+    """Every proposer of vLLM's that drafts with a model, and that graphs are not for."""
     from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
-    for name in ("dflash", "draft_model", "gemma4", "step3p5"):
+    for name in ("gemma4", "step3p5"):
         module = importlib.import_module(f"vllm.v1.spec_decode.{name}")
         own = [
             each
@@ -232,12 +232,79 @@ def subclasses() -> Iterator[type]:
 
 def test_other_proposers_are_refused_by_their_class() -> None:
     for cls in subclasses():
-        found = read(make_proposer(cls))
-        assert found.proposer_class == f"{cls.__module__}.{cls.__name__}"
-        if found.proposer_class in policy.DRAFTERS:
+        facts = read(make_proposer(cls))
+        assert facts.proposer_class == f"{cls.__module__}.{cls.__name__}"
+        if facts.proposer_class in policy.DRAFTERS:
             continue
-        decision = policy.decide("auto", found, policy.GRAPH_ATTENTION_BACKENDS)
+        decision = policy.decide("auto", facts, policy.GRAPH_ATTENTION_BACKENDS)
         assert decision.refusals[0].startswith(f"{cls.__name__} drafts otherwise")
+
+
+def granted_classes() -> Iterator[type]:
+    """The classes that graphs are for."""
+    for name, cls in (
+        ("eagle", "EagleProposer"),
+        ("draft_model", "DraftModelProposer"),
+        ("dflash", "DFlashProposer"),
+    ):
+        yield getattr(importlib.import_module(f"vllm.v1.spec_decode.{name}"), cls)
+
+
+def test_the_classes_that_graphs_are_for_are_vllms() -> None:
+    found = {f"{cls.__module__}.{cls.__name__}" for cls in granted_classes()}
+    assert found == policy.DRAFTERS
+
+
+@pytest.mark.parametrize(
+    ("number", "attributes", "expected"),
+    [
+        (0, {"method": "eagle"}, {}),
+        (0, {"method": "mtp"}, {}),
+        (0, {"method": "eagle3"}, {"combines": True}),
+        # P-EAGLE: one pass over 2K tokens; with K=1 that is EAGLE's own.
+        (
+            0,
+            {"method": "eagle3", "needs_extra_input_slots": True, "parallel_drafting": True}
+            | {"net_num_new_slots_per_request": 2},
+            {"inputs": "extended", "extra": 2, "one_pass": True, "combines": True},
+        ),
+        (0, {"method": "eagle3", "parallel_drafting": True}, {"combines": True}),
+        (
+            1,
+            {"method": "draft_model", "needs_extra_input_slots": True, "parallel_drafting": False}
+            | {"net_num_new_slots_per_request": 1, "pass_hidden_states_to_model": False},
+            {"inputs": "extended", "extra": 1, "takes_hidden_states": False, "hands_over": False},
+        ),
+        (
+            2,
+            {"method": "dflash"},
+            {"inputs": "context", "one_pass": True, "hands_over": False, "combines": True},
+        ),
+    ],
+)
+def test_the_kind_of_a_proposer(
+    number: int, attributes: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    proposer = make_proposer(list(granted_classes())[number])
+    vars(proposer).update(attributes)
+    found = read(proposer)
+    assert found.drafter == drafters.Drafter(**expected)
+    assert found.overridden_methods == ()
+    decision = policy.decide("auto", found, policy.GRAPH_ATTENTION_BACKENDS)
+    assert decision.first
+    # A class that is derived from it may do anything.
+    derived = make_proposer(type("Derived", (type(proposer),), {}))
+    vars(derived).update(attributes)
+    assert read(derived).proposer_class not in policy.DRAFTERS
+
+
+def test_a_draft_model_in_another_group_than_the_metadata_it_gets() -> None:
+    plain, other = make_proposer(), make_proposer(list(granted_classes())[1])
+    plain.kv_cache_gid = other.kv_cache_gid = 1
+    assert read(plain).unseen_group is None
+    assert read(other).unseen_group == 1
+    other.kv_cache_gid = 0
+    assert read(other).unseen_group is None
 
 
 def test_data_parallel_ranks_that_change() -> None:
@@ -327,6 +394,7 @@ def test_first_passes_that_cannot_be_captured() -> None:
 def test_every_fact_is_read() -> None:
     tested = CHANGES.keys() | {
         *("no_graphs", "cudagraph_mode", "overridden_methods", "adapted_layers", "eplb"),
+        "unseen_group",
         *("proposer_class", "data_parallel", "sequence_parallel", "weight_offloader", "no_first"),
     }
     # Releases have these that the installed one has not: see `test_facts_releases.py`.

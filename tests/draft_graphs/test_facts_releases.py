@@ -86,17 +86,17 @@ def has(release: str, path: str, cls: str, name: str) -> bool:
     if not cls:
         return any(getattr(node, "name", None) == name for node in module.body)
     assert owners, cls
-    found = set()
+    assigned = set()
     for node in ast.walk(owners[0]):
         if isinstance(node, ast.FunctionDef):
-            found.add(node.name)
+            assigned.add(node.name)
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         for target in targets:
             if isinstance(target, ast.Attribute):
-                found.add(target.attr)
+                assigned.add(target.attr)
             elif isinstance(target, ast.Name):
-                found.add(target.id)
-    return name in found
+                assigned.add(target.id)
+    return name in assigned
 
 
 def test_each_name_is_where_it_is_read(release: str) -> None:
@@ -135,7 +135,7 @@ def test_every_proposer_is_refused_by_its_class_but_one(release: str) -> None:
     """Those that come from upstream's base are known; a new one is refused until it is read."""
     resolve(release)  # fetches it where it is not in the cache
     kept = CachedRelease.open(release)
-    found = set()
+    proposers = set()
     for path in kept.paths():
         data = kept.read(path) or b""
         if not path.startswith("vllm/v1/spec_decode/") or b"Proposer(" not in data:
@@ -143,9 +143,9 @@ def test_every_proposer_is_refused_by_its_class_but_one(release: str) -> None:
         for node in ast.parse(data).body:
             bases = {ast.unparse(base).rpartition(".")[2] for base in getattr(node, "bases", ())}
             if bases & {"SpecDecodeBaseProposer", "EagleProposer"}:
-                found.add(getattr(node, "name", ""))
-    assert "EagleProposer" in found
-    assert found - {"EagleProposer"} <= {
+                proposers.add(getattr(node, "name", ""))
+    assert "EagleProposer" in proposers
+    assert proposers - {"EagleProposer"} <= {
         *("DFlashProposer", "DraftModelProposer", "Gemma4Proposer", "Step3p5MTPProposer"),
     }
 
@@ -167,8 +167,8 @@ def named(node: ast.AST) -> set[str]:
     if isinstance(node, (ast.If, ast.IfExp)) and NEVER.search(ast.unparse(node.test)):
         orelse = node.orelse if isinstance(node.orelse, list) else [node.orelse]
         return {name for each in orelse for name in named(each)}
-    found = {node.attr} if isinstance(node, ast.Attribute) else set()
-    return found | {name for each in ast.iter_child_nodes(node) for name in named(each)}
+    attributes = {node.attr} if isinstance(node, ast.Attribute) else set()
+    return attributes | {name for each in ast.iter_child_nodes(node) for name in named(each)}
 
 
 @pytest.mark.parametrize("backend", BUILDERS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -40,6 +40,12 @@ from tests.draft_graphs.twin_mutations import TWIN_MUTATIONS
 from tests.support.code_edits import edited
 
 PAGE = Path(__file__).parents[2] / "docs" / "mutations.md"
+#: What has caught a mutation, by the error that ended its run.
+CATCHERS = {
+    "AuditFailed": "audit",
+    "AddressError": "address check",
+    "WrongDraft": "acceptance",
+}
 
 
 #: The engines; the one with most mutations is there twice, so that two cores share them.
@@ -49,15 +55,18 @@ PARTS = ("eagle3hid", "eagle3hid again", "eagle3", "kernel blocks", "sampled dra
 def mutations_of(part: str) -> list[Mutation]:
     """The mutations that run in one of the engines."""
     engine = part.removesuffix(" again")
-    found = [each for each in MUTATIONS if each.engine == engine]
+    mutations = [each for each in MUTATIONS if each.engine == engine]
     if engine != "eagle3hid":
-        return found
-    half = len(found) // 2
-    return found[:half] if part == engine else found[half:]
+        return mutations
+    half = len(mutations) // 2
+    return mutations[:half] if part == engine else mutations[half:]
 
 
-def plan_for(part: str, models: Path) -> Plan:
-    """One engine with all its mutations, and the module as it is before and after them."""
+def plan_for(part: str, models: Path, wanted: Collection[str]) -> Plan:
+    """One engine with its mutations, and the module as it is before and after them.
+
+    :param wanted: the names of the mutations and sabotages to run.
+    """
     runs = [Run("before", "loop"), Run("before, in steps", "step", tunes=True)]
     runs += [
         Run(
@@ -67,10 +76,13 @@ def plan_for(part: str, models: Path) -> Plan:
             check=each.check,
             sabotage=each.sabotage,
             tunes=each.tunes,
+            until_wrong=each.catcher == "acceptance",
         )
         for each in mutations_of(part)
+        if each.name in wanted
     ]
-    runs += [Run(each, "loop", sabotage=each) for each in SABOTAGES if engine_of(each) == part]
+    sabotages = [each for each in SABOTAGES if engine_of(each) == part and each in wanted]
+    runs += [Run(each, "loop", sabotage=each) for each in sabotages]
     runs.append(Run("after", "loop"))
     if part == "kernel blocks":
         return Plan(make_spec(models, "eagle3hid", 3), runs, kernel_block=8)
@@ -85,10 +97,33 @@ def plan_for(part: str, models: Path) -> Plan:
     return Plan(make_spec(models, part.removesuffix(" again"), 5), runs)
 
 
+def looked_at(items: Iterable[pytest.Item]) -> dict[str, set[str]]:
+    """The engines that tests look at, each with the names of the mutations and sabotages."""
+    runs: dict[str, set[str]] = defaultdict(set)
+    for item in items:
+        if not isinstance(item, pytest.Function) or "outcomes" not in item.fixturenames:
+            continue
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        mutation, name = parameters.get("mutation"), str(parameters.get("name"))
+        if isinstance(mutation, Mutation):
+            runs[part_of(mutation)].add(mutation.name)
+        elif name in SABOTAGES:
+            runs[engine_of(name)].add(name)
+        elif name in PARTS:
+            runs[name].update()
+        else:
+            runs["sampled drafts"].update(names_in(mutations_of("sampled drafts")))
+    return runs
+
+
 @pytest.fixture(scope="module")
-def outcomes(patched_python: Path, tiny_models: Path) -> dict[str, dict[str, Outcome]]:
-    plans = [plan_for(part, tiny_models) for part in PARTS]
-    return dict(zip(PARTS, run_harness(patched_python, plans), strict=True))
+def outcomes(
+    patched_python: Path, tiny_models: Path, request: pytest.FixtureRequest
+) -> dict[str, dict[str, Outcome]]:
+    """What the runs showed that the chosen tests look at, by engine and name."""
+    runs = looked_at(request.session.items)
+    plans = [plan_for(part, tiny_models, wanted) for part, wanted in runs.items()]
+    return dict(zip(runs, run_harness(patched_python, plans), strict=True))
 
 
 def part_of(mutation: Mutation) -> str:
@@ -112,7 +147,7 @@ def caught_by(outcome: Outcome, sabotage: str | None = None) -> str | None:
         return "graph double"
     if outcome.error is not None:
         kind = outcome.error.partition(":")[0]
-        return {"AuditFailed": "audit", "AddressError": "address check"}.get(kind, "error")
+        return CATCHERS.get(kind, "error")
     if not outcome.tokens_ok or outcome.accepted != outcome.expected:
         return "acceptance"
     if warnings or not outcome.used or sum(outcome.missed.values()):

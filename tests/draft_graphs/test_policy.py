@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.draft_graphs.added_modules import added
-from tests.draft_graphs.policy_table import CASES, PAGE, page_with_table
+from tests.draft_graphs.policy_table import CASES, DRAFTERS, PAGE, page_with_table
 
 policy: Any = added("policy")
 messages: Any = added("messages")
@@ -32,10 +32,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "enforce_eager": (True, "enforce_eager"),
     "proposer_class": ("vllm.v1.spec_decode.gemma4.Gemma4Proposer", "Gemma4Proposer"),
     "overridden_methods": (("propose",), "propose"),
-    "parallel_drafting": (True, "parallel drafting"),
-    "extra_input_slots": (True, "slots"),
     "constant_draft_positions": (True, "positions"),
-    "heterogeneous_vocab": (True, "vocabularies"),
     "shared_mtp_indices": (True, "indices"),
     "padded_batch_disabled": (True, "disable_padded_drafter_batch"),
     "xdrope": (True, "XD-RoPE"),
@@ -52,10 +49,12 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "cudagraph_mode": ("NONE", "cudagraph mode is NONE"),
     "max_capture_tokens": (0, "capture sizes"),
     "attention_backends": (("FLASHINFER",), "FLASHINFER"),
+    "unseen_group": (1, "group 1"),
     "derived_builders": (("ChunkedLocalAttentionBuilder",), "by ChunkedLocalAttentionBuilder"),
 }
 # Facts that leave something to capture; the tests below say what.
 GRANTED = {
+    "drafter",
     "dynamic_k",
     "probabilistic",
     "multimodal",
@@ -252,3 +251,37 @@ def test_the_line_of_a_refusal_gives_the_reasons() -> None:
     line = messages.refused_line("auto", decision)
     assert line.startswith("Draft graphs: none (mode auto), the drafter runs as upstream: expert")
     assert "; R-SWA" in line
+
+
+@pytest.mark.parametrize("mode", ["step", "loop", "auto"])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_each_kind_of_drafter_gets_graphs(name: str, mode: str) -> None:
+    drafter = DRAFTERS[name]
+    facts = replace(LATE, drafter=drafter, max_num_seqs=64)
+    decision = policy.decide(mode, facts, ATTENTION)
+    assert decision.first
+    chain = ("step",) if mode == "step" else ("loop",)
+    assert decision.later == (() if drafter.one_pass else chain)
+    assert decision.notes == ()
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_tokens_that_a_drafter_adds_count_for_the_largest_batch(name: str) -> None:
+    drafter = DRAFTERS[name]
+    decision = policy.decide("auto", replace(LATE, drafter=drafter, max_num_seqs=512), ATTENTION)
+    largest = 512 // (4 + drafter.extra)
+    assert f"first passes over {largest} requests" in decision.notes[0]
+
+
+def test_one_pass_serves_the_configured_k_only() -> None:
+    facts = replace(LATE, drafter=DRAFTERS["PARD"], dynamic_k=True, max_num_seqs=64)
+    assert policy.decide("auto", facts, ATTENTION).notes == (
+        "batches with a K below the configured one",
+    )
+
+
+def test_without_its_one_pass_a_drafter_has_no_graphs() -> None:
+    facts = replace(LATE, drafter=DRAFTERS["P-EAGLE"], no_first="the width is not known")
+    decision = policy.decide("auto", facts, ATTENTION)
+    assert not decision.any
+    assert decision.refusals == ("whole: the width is not known",)

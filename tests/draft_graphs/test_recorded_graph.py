@@ -52,7 +52,7 @@ def record(body: Callable[[], Any], **options: Any) -> tuple[RecordedGraph, Any]
         (lambda: VECTOR[:LENGTH], "_local_scalar_dense"),
         (lambda: torch.arange(LENGTH), "_local_scalar_dense"),
         (lambda: VECTOR[:3] + torch.tensor([1.0, 2.0, 3.0]), "torch.tensor"),
-        (lambda: VECTOR[:3] + torch.from_numpy(ARRAY), "from_numpy"),
+        (lambda: VECTOR[:3] + torch.from_numpy(ARRAY), "mixes memory of the host"),
         (lambda: VECTOR[:3] + torch.as_tensor(ARRAY), "as_tensor"),
         (lambda: VECTOR[[0, 1]], "fresh host data"),
         (lambda: OUT.__setitem__([0, 1], 2.0), "fresh host data"),

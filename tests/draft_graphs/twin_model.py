@@ -30,6 +30,9 @@ class Shape:
     target_mrope: bool = False
     multimodal: bool = False
     dynamic_k: bool = False
+    parallel: bool = False
+    vocabularies: bool = False
+    causal: bool = False
     backend: str = "CPU_ATTN"
 
 
@@ -54,6 +57,7 @@ class Model(Eagle3LlamaForCausalLM):  # type: ignore[misc]  # mypy sees no vLLM
         self.model = SimpleNamespace(fc=SimpleNamespace(input_size=3 * HIDDEN))
         self.attention = graph_safe_attention.GraphSafeImpl(HEADS, HEAD, HEAD**-0.5, HEADS)
         self.kv_cache = torch.zeros(BLOCKS, HEADS, BLOCK, 2 * HEAD)
+        self.beyond = torch.zeros((), dtype=torch.int64)
 
     def combine_hidden_states(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """[tokens, 3 * hidden] to [tokens, hidden]."""
@@ -73,11 +77,15 @@ class Model(Eagle3LlamaForCausalLM):  # type: ignore[misc]  # mypy sees no vLLM
         input_ids: torch.Tensor | None,
         positions: torch.Tensor,
         inputs_embeds: torch.Tensor | None,
-        hidden_states: torch.Tensor,
+        hidden_states: torch.Tensor | None = None,
     ) -> Any:
+        # Beyond the longest position a table of cosines ends.
+        self.beyond.add_((positions >= LONGEST).sum())
         context = get_forward_context()
         metadata, slots = context.attn_metadata[LAYER], context.slot_mapping[LAYER]
         embeds = inputs_embeds if input_ids is None else self.embed_input_ids(input_ids)
+        if hidden_states is None:
+            hidden_states = torch.zeros_like(embeds)
         places = positions if positions.dim() == 2 else positions[None].expand(3, -1)
         mixed = torch.cat([embeds, hidden_states], -1) @ self.mix.T
         mixed = torch.tanh(mixed + torch.sin(places.T.float() @ self.places))
@@ -91,3 +99,16 @@ class Model(Eagle3LlamaForCausalLM):  # type: ignore[misc]  # mypy sees no vLLM
         self.attention.forward(self, query, key, value, self.kv_cache, metadata, output)
         last = torch.tanh(mixed + output)
         return (last, torch.tanh(last + mixed)) if self.shape.returns_tuple else last
+
+
+class ContextModel(Model):
+    """The drafter of dflash: the target's hidden states are keys and values of its context."""
+
+    def precompute_and_store_context_kv(
+        self, states: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
+    ) -> None:
+        """Write the keys and values of `states`, [tokens, hidden], to the KV cache."""
+        self.beyond.add_((positions >= LONGEST).sum())
+        mixed = torch.tanh(states + torch.sin(positions[:, None].float() * self.places[0]))
+        key, value = ((mixed @ weight.T).view(-1, HEADS, HEAD) for weight in (self.key, self.value))
+        self.attention.do_kv_cache_update(self, key, value, self.kv_cache, slots)

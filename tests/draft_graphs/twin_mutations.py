@@ -23,7 +23,7 @@ _KEPT = one(
 TWIN_MUTATIONS = (
     *(
         TwinMutation(
-            f"the schedule of {backend} is not made anew",
+            f"the schedule of {backend} is not made again",
             "hazard 5",
             _KEPT,
             "mla_twin.py",

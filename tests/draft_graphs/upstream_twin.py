@@ -26,12 +26,17 @@ from vllm.forward_context import BatchDescriptor
 from vllm.platforms import current_platform
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.spec_decode.draft_graphs.draft_graphs import DraftGraphs
+from vllm.v1.spec_decode.draft_graphs.drafter import drafter_of
 from vllm.v1.spec_decode.draft_graphs.keys import DraftKeys
 from vllm.v1.spec_decode.draft_graphs.policy import Facts
-from vllm.v1.spec_decode.eagle import EagleProposer
 
 from tests.draft_graphs import graph_safe_attention
 from tests.draft_graphs.recorded_backend import RecordedBackend
+from tests.draft_graphs.twin_drafters import (
+    extra_attributes,
+    proposer_class,
+    use_expanding_kernels,
+)
 from tests.draft_graphs.twin_model import (
     BLOCK,
     BLOCKS,
@@ -40,9 +45,11 @@ from tests.draft_graphs.twin_model import (
     LONGEST,
     VOCAB,
     WIDTH,
+    ContextModel,
     Model,
     Shape,
 )
+from tests.draft_graphs.twin_shapes import SHAPES
 
 
 class Dispatcher:
@@ -80,11 +87,16 @@ def drawn_lengths(shape: Shape, dice: random.Random, reqs: int) -> list[int]:
     return [full if uniform else dice.choice([full, dice.randint(1, 9)]) for _ in range(reqs)]
 
 
+def model_of(shape: Shape) -> Any:
+    """The model of a drafter with plain attention."""
+    return ContextModel(shape) if shape.method == "dflash" else Model(shape)
+
+
 @dataclass(frozen=True)
 class Parts:
     """What another kind of attention needs of its own."""
 
-    model: Callable[[Shape], Any] = Model
+    model: Callable[[Shape], Any] = model_of
     group: Callable[[VllmConfig], Any] = lambda config: Group()
     lengths: Callable[[Shape, random.Random, int], list[int]] = drawn_lengths
     backend: Callable[[], RecordedBackend] = RecordedBackend
@@ -92,8 +104,8 @@ class Parts:
 
 
 def make_proposer(shape: Shape, config: VllmConfig, parts: Parts) -> Any:
-    """vLLM's EagleProposer with the attributes that drafting reads, and none of its set-up."""
-    proposer: Any = object.__new__(EagleProposer)
+    """vLLM's proposer with the attributes that drafting reads, and none of its set-up."""
+    proposer: Any = object.__new__(proposer_class(shape))
     tokens = 256
     model = parts.model(shape)
     config.compilation_config.static_forward_context[LAYER] = model
@@ -127,15 +139,11 @@ def make_proposer(shape: Shape, config: VllmConfig, parts: Parts) -> Any:
         "method": shape.method,
         "model": model,
         "mrope_positions": torch.zeros(3, tokens + 1, dtype=torch.int64),
-        "needs_extra_input_slots": False,
         "num_speculative_tokens": shape.k,
-        "parallel_drafting": False,
-        "pass_hidden_states_to_model": True,
         "positions": torch.zeros(tokens, dtype=torch.int64),
         "speculative_config": SimpleNamespace(num_speculative_tokens=shape.k),
         "supports_mm_inputs": shape.multimodal,
         "token_arange_np": torch.arange(tokens, dtype=torch.int32).numpy(),
-        "use_heterogeneous_vocab": False,
         "use_local_argmax_reduction": False,
         "uses_mrope": shape.mrope,
         "uses_xdrope_dim": 0,
@@ -146,7 +154,7 @@ def make_proposer(shape: Shape, config: VllmConfig, parts: Parts) -> Any:
         "_share_mtp_indices": False,
         "_slot_mapping_buffer": torch.zeros(tokens, dtype=torch.int64),
     }
-    vars(proposer).update(attributes)
+    vars(proposer).update(attributes | extra_attributes(shape, tokens))
     proposer.model_returns_tuple = lambda: shape.returns_tuple
     return proposer
 
@@ -160,11 +168,11 @@ def make_graphs(shape: Shape, proposer: Any, parts: Parts) -> DraftGraphs:
         mode=shape.mode,
         backend=parts.backend(),
         check=True,
-        facts=Facts(num_speculative_tokens=shape.k),
+        facts=Facts(num_speculative_tokens=shape.k, drafter=drafter_of(proposer)),
     )
     before = proposer.model.kv_cache.clone()
     graphs.capture(runner)
-    assert graphs.captured is not None, "nothing was captured"
+    assert graphs.captured is not None, f"nothing was captured: {graphs.withdrawn}"
     assert torch.equal(proposer.model.kv_cache, before), "the capture wrote the KV cache"
     return graphs
 
@@ -179,8 +187,10 @@ def make_batch(shape: Shape, dice: random.Random, parts: Parts) -> dict[str, Any
     positions: list[int] = []
     slots: list[int] = []
     for row, length in enumerate(lengths):
-        seen = dice.randint(length, LONGEST - shape.k)
-        blocks = [free.pop() for _ in range(-(-(seen + shape.k) // BLOCK))]
+        # dflash has K+1 queries behind the last token.
+        ahead = shape.k + (shape.method == "dflash")
+        seen = dice.randint(length, LONGEST - ahead)
+        blocks = [free.pop() for _ in range(-(-(seen + ahead) // BLOCK))]
         table[row, : len(blocks)] = torch.tensor(blocks)
         seq_lens.append(seen)
         places = range(seen - length, seen)
@@ -202,7 +212,8 @@ def make_batch(shape: Shape, dice: random.Random, parts: Parts) -> dict[str, Any
     if shape.mrope or shape.target_mrope:
         shift = torch.tensor([[0], [3], [7]])
         places_all = places_all[None] + shift
-    width = 3 * HIDDEN if shape.method == "eagle3" else HIDDEN
+    # What a draft model of its own gets is the target's, of any width, and not used.
+    width = {"eagle3": 3, "dflash": 3, "draft_model": 5}.get(shape.method, 1) * HIDDEN
     generator = torch.Generator().manual_seed(dice.randrange(1 << 30))
     common = CommonAttentionMetadata(
         query_start_loc=ends,
@@ -241,17 +252,17 @@ def cloned(batch: dict[str, Any]) -> dict[str, Any]:
 def tensors(batch: dict[str, Any]) -> dict[str, torch.Tensor]:
     """All tensors of a batch by name."""
     common = vars(batch["common_attn_metadata"])
-    found = {**batch, **common}
-    return {name: each for name, each in found.items() if isinstance(each, torch.Tensor)}
+    inputs = {**batch, **common}
+    return {name: each for name, each in inputs.items() if isinstance(each, torch.Tensor)}
 
 
 def counted(used: Counter[str], name: str, stock: Callable[..., Any]) -> Callable[..., Any]:
     """`stock`, with its answers counted."""
 
     def call(**kwargs: Any) -> Any:
-        found = stock(**kwargs)
-        used[f"{name} {'used' if found is not None else 'declined'}"] += 1
-        return found
+        result = stock(**kwargs)
+        used[f"{name} {'used' if result is not None else 'declined'}"] += 1
+        return result
 
     return call
 
@@ -290,9 +301,12 @@ def run_shape(
             upstream, _ = cache.clone(), cache.copy_(before)
             proposer.draft_graphs, before_call = graphs, used["propose used"]
             mine = cloned(batch)
-            found = draft(proposer, mine)
+            drafts = draft(proposer, mine)
             where = f"case {case} of {shape}, {batch['next_token_ids'].shape[0]} requests"
-            assert torch.equal(found, expected), f"{where}: {found} is not {expected}"
+            beyond = int(proposer.model.beyond)
+            proposer.model.beyond.zero_()
+            assert not beyond, f"{where}: {beyond} positions beyond the longest"
+            assert torch.equal(drafts, expected), f"{where}: {drafts} is not {expected}"
             assert torch.allclose(cache[1:], upstream[1:], atol=1e-4), f"{where}: KV cache"
             if used["propose used"] > before_call:
                 assert torch.equal(cache[0], before[0]), f"{where}: the null block was written"
@@ -301,37 +315,8 @@ def run_shape(
     return dict(used)
 
 
-SHAPES = (
-    Shape(k=1, mode="auto", max_num_seqs=6, max_capture_tokens=64),
-    Shape(k=2, mode="auto", max_num_seqs=9, max_capture_tokens=64),
-    Shape(k=3, mode="auto", max_num_seqs=7, max_capture_tokens=64),
-    Shape(k=3, mode="step", max_num_seqs=7, max_capture_tokens=64),
-    Shape(k=5, mode="loop", max_num_seqs=6, max_capture_tokens=24),
-    Shape(k=3, mode="auto", max_num_seqs=5, max_capture_tokens=64, method="eagle"),
-    Shape(k=4, mode="step", max_num_seqs=5, max_capture_tokens=64, method="mtp"),
-    Shape(
-        k=3, mode="auto", max_num_seqs=5, max_capture_tokens=64, method="mtp", returns_tuple=False
-    ),
-    Shape(k=3, mode="auto", max_num_seqs=6, max_capture_tokens=64, mrope=True, method="mtp"),
-    Shape(k=3, mode="auto", max_num_seqs=6, max_capture_tokens=64, target_mrope=True),
-    Shape(k=4, mode="step", max_num_seqs=6, max_capture_tokens=64, dynamic_k=True),
-    Shape(k=4, mode="loop", max_num_seqs=6, max_capture_tokens=64, dynamic_k=True),
-    Shape(k=3, mode="auto", max_num_seqs=6, max_capture_tokens=64, multimodal=True),
-    Shape(
-        k=3,
-        mode="step",
-        max_num_seqs=6,
-        max_capture_tokens=64,
-        mrope=True,
-        multimodal=True,
-        method="mtp",
-        returns_tuple=False,
-    ),
-)
-
-
 def use_cpu_kernels() -> None:
-    """Let the step kernel run on CPU, as vLLM's worker for CPU does."""
+    """Let the drafters' kernels run on CPU, as vLLM's worker for CPU does."""
     current_platform.import_kernels()
     register = getattr(current_platform, "register_triton_kernel_overrides", None)
     if register is not None:
@@ -343,6 +328,7 @@ def use_cpu_kernels() -> None:
 
     name = "eagle_step_slot_mapping_metadata_kernel"
     setattr(utils, name, getattr(cpu_triton_utils, name))
+    use_expanding_kernels()
 
 
 def alone() -> None:
@@ -351,6 +337,7 @@ def alone() -> None:
     from vllm.v1.spec_decode.draft_graphs import ranks
 
     ranks.all_ranks_agree = lambda yes: yes  # no process group here
+    ranks.even_out_recorded_all_reduces = lambda backend: None
     ranks.writes_log = lambda: False
     torch.set_num_threads(1)
 

@@ -1,6 +1,6 @@
 """Fixtures for tests that need a real engine, and the notice that there was none.
 
-Where ``.cache/engine`` does not stand yet, it is made first (about three minutes).
+Where ``.cache/engine`` is not there yet, it is made first (about three minutes).
 """
 
 from __future__ import annotations

@@ -2,28 +2,29 @@
 
 Before, patched (in its default mode and with the mode off) and reverted, the tokens and the
 accepted counts of every draft position equal the oracle, and reverted it is byte for byte what it
-was.  Each engine run takes 12 to 30 seconds.
+was.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from overlay.proof.engine_launch import launch
 from overlay.proof.engine_spec import EngineSpec, Request, make_requests
 from tests.engine.engine_fixtures import overlay, private_vllm
+from tests.engine.forked_engines import launch_forked
 from tests.engine.private_copy import PrivateCopy, hash_files, orphaned_bytecode, site_packages
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 PROPOSER = "vllm.v1.spec_decode.llm_base_proposer"
+PROPOSER_FILE = "vllm/v1/spec_decode/llm_base_proposer.py"
 ADDED = "vllm.v1.spec_decode.draft_graphs"
 OFF = {"OVERLAY_DRAFT_GRAPHS": "off"}
 
@@ -50,50 +51,72 @@ CASES = {
     "eagle1-k3": EngineSpec("", "eagle1", 3, make_requests(6, seed=2)),
 }
 every_case = pytest.mark.parametrize("case", CASES)
-#: Where the patch is not in play, the widest case stands for the others.
+#: Where the patch is not in play, the widest case does for the others.
+WIDEST = "eagle3hid-k5"
 one_case_always = pytest.mark.parametrize(
     "case",
-    [
-        pytest.param(name, marks=() if name == "eagle3hid-k5" else pytest.mark.thorough)
-        for name in CASES
-    ],
+    [pytest.param(name, marks=() if name == WIDEST else pytest.mark.thorough) for name in CASES],
 )
+#: Drafters broken on purpose, and the case that shows it.
+BROKEN = {"forget_hidden_states": WIDEST, "stand_still": "eagle3-k3"}
+SWITCHED_OFF = "switched off"
+
+Results = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Reverted:
-    """A vLLM that was patched, served with, and reverted."""
+class Life:
+    """A vLLM that was patched, served with, reverted, and served with again.
+
+    :ivar before, after: hashes of its files before the patch and after the revert.
+    :ivar patched, reverted: what its engines gave, by case.
+    """
 
     copy: PrivateCopy
     before: dict[str, str]
-    while_patched: dict[str, Any]
+    patched: Results
     after: dict[str, str]
+    reverted: Results
+
+
+def serve(python: Path, models: Path, specs: Mapping[str, EngineSpec]) -> Results:
+    """Run an engine for each spec, on these models; the results by the same names."""
+    given = [replace(spec, models=str(models)) for spec in specs.values()]
+    return dict(zip(specs, launch_forked(python, given), strict=True))
+
+
+def cases_without_patch(config: pytest.Config) -> dict[str, EngineSpec]:
+    """The cases of `one_case_always` that run."""
+    names = CASES if config.getoption("--thorough") else (WIDEST,)
+    return {name: CASES[name] for name in names}
 
 
 @pytest.fixture(scope="module")
-def patched(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateCopy]:
-    for copy in private_vllm(engine_python, tmp_path_factory.mktemp("patched")):
-        overlay("apply", copy.site)
-        yield copy
+def unpatched(engine_python: Path, tiny_models: Path, pytestconfig: pytest.Config) -> Results:
+    broken = {
+        mutation: replace(CASES[case], post_load=(f"tests.engine.engine_mutations:{mutation}",))
+        for mutation, case in BROKEN.items()
+    }
+    return serve(engine_python, tiny_models, cases_without_patch(pytestconfig) | broken)
 
 
 @pytest.fixture(scope="module")
-def reverted(
-    engine_python: Path, tiny_models: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Reverted]:
-    for copy in private_vllm(engine_python, tmp_path_factory.mktemp("reverted")):
+def life(
+    engine_python: Path,
+    tiny_models: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    pytestconfig: pytest.Config,
+) -> Iterator[Life]:
+    specs = CASES | {SWITCHED_OFF: replace(CASES[WIDEST], env=OFF)}
+    for copy in private_vllm(engine_python, tmp_path_factory.mktemp("life")):
         before = hash_files(copy.site)
         overlay("apply", copy.site)
-        while_patched = serve(copy.python, "eagle3-k3", tiny_models)
+        patched = serve(copy.python, tiny_models, specs)
+        expect_what_is_on_disk(patched, copy.site)
         overlay("revert", copy.site)
-        yield Reverted(copy, before, while_patched, hash_files(copy.site))
-
-
-def serve(
-    python: Path, case: str, models: Path, env: dict[str, str] | None = None
-) -> dict[str, Any]:
-    spec = replace(CASES[case], models=str(models))
-    return launch(python, spec, env=env)
+        after = hash_files(copy.site)
+        reverted = serve(copy.python, tiny_models, cases_without_patch(pytestconfig))
+        yield Life(copy, before, patched, after, reverted)
 
 
 def expect_the_oracle(result: dict[str, Any]) -> None:
@@ -108,63 +131,61 @@ def expect_the_oracle(result: dict[str, Any]) -> None:
     assert result["preemptions"] == 0
 
 
+def proposer_hash(site: Path) -> str:
+    """The sha256 of the file that drafts."""
+    return hashlib.sha256((site / PROPOSER_FILE).read_bytes()).hexdigest()
+
+
+def expect_what_is_on_disk(results: Results, site: Path) -> None:
+    """All engines ran the file that is there now."""
+    for result in results.values():
+        (worker,) = result["workers"]
+        assert worker["modules"][PROPOSER]["sha256"] == proposer_hash(site)
+
+
 def expect_code_of(result: dict[str, Any], site: Path, *, patched: bool) -> None:
-    """What ran came from the files of ``site``, patched or not, and without the overlay."""
+    """What ran came from the files of ``site``, without the overlay.
+
+    :param patched: whether it was patched; by now it is not.
+    """
     (worker,) = result["workers"]
-    file = site / "vllm/v1/spec_decode/llm_base_proposer.py"
-    assert worker["propose"]["file"] == str(file)
-    assert worker["modules"][PROPOSER]["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert worker["propose"]["file"] == str(site / PROPOSER_FILE)
+    assert (worker["modules"][PROPOSER]["sha256"] == proposer_hash(site)) is not patched
     assert (ADDED in worker["modules"]) is patched
     assert worker["overlay_imported"] == []
 
 
 @one_case_always
-def test_before(engine_python: Path, tiny_models: Path, case: str) -> None:
-    result = serve(engine_python, case, tiny_models)
-    expect_the_oracle(result)
-    expect_code_of(result, site_packages(engine_python), patched=False)
+def test_before(unpatched: Results, engine_python: Path, case: str) -> None:
+    expect_the_oracle(unpatched[case])
+    expect_code_of(unpatched[case], site_packages(engine_python), patched=False)
 
 
 @every_case
-def test_patched(patched: PrivateCopy, tiny_models: Path, case: str) -> None:
-    result = serve(patched.python, case, tiny_models)
-    expect_the_oracle(result)
-    expect_code_of(result, patched.site, patched=True)
+def test_patched(life: Life, case: str) -> None:
+    expect_the_oracle(life.patched[case])
+    expect_code_of(life.patched[case], life.copy.site, patched=True)
 
 
-def test_patched_and_switched_off(patched: PrivateCopy, tiny_models: Path) -> None:
-    result = serve(patched.python, "eagle3hid-k5", tiny_models, OFF)
-    expect_the_oracle(result)
-    expect_code_of(result, patched.site, patched=True)
+def test_patched_and_switched_off(life: Life) -> None:
+    expect_the_oracle(life.patched[SWITCHED_OFF])
+    expect_code_of(life.patched[SWITCHED_OFF], life.copy.site, patched=True)
 
 
 @one_case_always
-def test_reverted(reverted: Reverted, tiny_models: Path, case: str) -> None:
-    result = serve(reverted.copy.python, case, tiny_models)
-    expect_the_oracle(result)
-    expect_code_of(result, reverted.copy.site, patched=False)
+def test_reverted(life: Life, case: str) -> None:
+    expect_the_oracle(life.reverted[case])
+    expect_code_of(life.reverted[case], life.copy.site, patched=False)
 
 
-def test_reverted_is_byte_for_byte_what_it_was(reverted: Reverted) -> None:
-    assert ADDED in reverted.while_patched["workers"][0]["modules"]
-    assert reverted.after == reverted.before
-    assert orphaned_bytecode(reverted.copy.site) == []
+def test_reverted_is_byte_for_byte_what_it_was(life: Life) -> None:
+    assert life.after == life.before
+    assert orphaned_bytecode(life.copy.site) == []
 
 
-@pytest.mark.parametrize(
-    ("mutation", "case"),
-    [("forget_hidden_states", "eagle3hid-k5"), ("stand_still", "eagle3-k3")],
-)
-def test_a_broken_drafter_is_noticed(
-    engine_python: Path, tiny_models: Path, mutation: str, case: str
-) -> None:
-    spec = replace(
-        CASES[case],
-        models=str(tiny_models),
-        post_load=(f"tests.engine.engine_mutations:{mutation}",),
-        packages=(str(Path(__file__).resolve().parents[1]),),
-    )
-    result = launch(engine_python, spec)
+@pytest.mark.parametrize("mutation", BROKEN)
+def test_a_broken_drafter_is_noticed(unpatched: Results, mutation: str) -> None:
+    result = unpatched[mutation]
     # Drafts cannot change what the target says, only how many of them are accepted.
     assert all(request["tokens_ok"] for request in result["requests"])
     assert not result["ok"]

@@ -15,12 +15,15 @@ from overlay.proof.oracle import (
     Rule,
     Step,
     accepted,
+    adapted,
     continuation,
     count_steps,
     drafts,
     make_rule,
+    swapped,
     undisturbed,
 )
+from overlay.proof.tiny_adapters import ADAPTERS, MAX_RANK
 
 RULE = make_rule()
 prompts = st.lists(st.integers(FIRST_TOKEN, RULE.vocab - 1), min_size=2, max_size=40)
@@ -145,3 +148,19 @@ def test_waves_arrive_apart_and_change_nothing_else() -> None:
     together, waves = make_requests(5), make_requests(5, wave=2, steps_between=4)
     assert [request.arrival for request in waves] == [0, 0, 4, 4, 8]
     assert tuple(replace(request, arrival=0) for request in waves) == together
+
+
+def test_an_adapter_swaps_what_the_target_makes_of_two_tokens() -> None:
+    rule = RULE
+    assert adapted(rule, None) is rule
+    for name in ADAPTERS:
+        own = adapted(rule, name)
+        pairs = swapped(rule, name)
+        assert len({token for pair in pairs for token in pair}) == 2 * len(pairs) <= 2 * MAX_RANK
+        for one, other in pairs:
+            assert own.successor[one] == rule.successor[other]
+            assert own.successor[other] == rule.successor[one]
+        assert own.draft_successor == rule.draft_successor
+        assert set(own.wrong) - set(rule.wrong), "the draft is wrong more often"
+    first, second = (adapted(rule, name) for name in ADAPTERS)
+    assert first != second

@@ -62,7 +62,8 @@ def session(
     modules = [
         item.callspec.params["module"]
         for item in request.session.items
-        if getattr(item, "originalname", None) == test_a_module_that_imports_vllm.__name__
+        if isinstance(item, pytest.Function)
+        and item.originalname == test_a_module_that_imports_vllm.__name__
     ]
     folder = tmp_path_factory.mktemp("with-vllm")
     report = folder / "report.xml"

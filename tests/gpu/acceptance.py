@@ -30,7 +30,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from overlay.proof.engine_launch import append_path, link_packages, write_models
-from tests.gpu.gpu_cells import Cell, all_cells
+from tests.gpu.cells import Cell
+from tests.gpu.gpu_cells import all_cells
 from tests.gpu.judging import judge
 from tests.gpu.placing import Slots
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from overlay.proof.engine_spec import EngineSpec, Request, make_requests
+from tests.gpu import mode_cells
+from tests.gpu.cells import Cell, expects, falling
 from tests.gpu.every_size import at_every_size
 
 TESTS = str(Path(__file__).resolve().parents[1])
@@ -15,51 +17,6 @@ FULL = {"cudagraph_mode": "FULL_AND_PIECEWISE"}
 #: Bytes of KV cache for an engine, and the share of the GPU that must be free when it starts:
 #: vLLM asks for that share even where it is given the bytes, so neighbours must fit beside it.
 KV_BYTES, FREE_SHARE = 1 << 30, 0.05
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One engine to run.
-
-    :ivar mode: ``off``, ``step``, ``loop``, ``auto``, or ``off again``.
-    :ivar expects: ``graphs`` (they run), ``none`` (there are none), or ``withdrawn`` (they failed
-        on purpose, and nothing is left of them on any rank).
-    :ivar alone: whether the engine must have its GPU for itself, because it measures its memory.
-    :ivar weight: seconds beyond an ordinary cell; those with more begin first.
-    :ivar every_size: whether every graph that was captured must be replayed.
-    """
-
-    name: str
-    mode: str
-    spec: EngineSpec
-    expects: str = "graphs"
-    alone: bool = False
-    weight: int = 0
-    every_size: bool = False
-
-    @property
-    def title(self) -> str:
-        """What ``--only`` is matched with, and the log is named after."""
-        return f"{self.name}-{self.mode.replace(' ', '-')}"
-
-    @property
-    def draft_graphs(self) -> str:
-        """The value of ``OVERLAY_DRAFT_GRAPHS``."""
-        return self.mode.partition(" ")[0]
-
-    @property
-    def gpus(self) -> int:
-        """How many GPUs the engine wants."""
-        return self.spec.tensor_parallel_size
-
-
-def falling(count: int, *, shortest: int = 12, **more: Any) -> tuple[Request, ...]:
-    """Requests of many lengths, so that the batch shrinks through every size."""
-    made = make_requests(count, **more)
-    spread = [shortest + (7 * index) % 61 for index in range(count)]
-    return tuple(
-        replace(request, tokens=tokens) for request, tokens in zip(made, spread, strict=True)
-    )
 
 
 #: Where several requests begin at once, upstream's own drafts share slots up to 0.22.1, by chance.
@@ -101,21 +58,20 @@ def all_cells(models: str) -> list[Cell]:
         *_tensor_parallel(base, eight),
         *_failures(base, eight),
         *_soaks(base),
+        *mode_cells.piecewise(base, eight),
+        *mode_cells.adapters(base, eight),
+        *mode_cells.by_batch_size(base, eight),
     ]
     return sorted(made, key=lambda cell: -cell.weight)
 
 
-def _expects(mode: str) -> str:
-    return "none" if mode.startswith("off") else "graphs"
-
-
 def _drafts(base: EngineSpec, eight: tuple[Request, ...]) -> Iterator[Cell]:
     for mode in ("off", "step", "loop"):
-        expects = _expects(mode)
+        wanted = expects(mode)
         for k in (1, 2, 3, 5, 7):
-            yield Cell(f"k{k}", mode, replace(base, k=k, requests=eight), expects)
+            yield Cell(f"k{k}", mode, replace(base, k=k, requests=eight), wanted)
         for draft in ("eagle3hid", "eagle1"):
-            yield Cell(draft, mode, replace(base, draft=draft, k=5, requests=eight), expects)
+            yield Cell(draft, mode, replace(base, draft=draft, k=5, requests=eight), wanted)
 
 
 def _without_oracle(base: EngineSpec, eight: tuple[Request, ...]) -> Iterator[Cell]:
@@ -127,14 +83,14 @@ def _without_oracle(base: EngineSpec, eight: tuple[Request, ...]) -> Iterator[Ce
     """
     limit = make_requests(16, tokens=200, lengths=(20, 90))
     for mode in ("off", "off again", "step", "loop"):
-        expects = _expects(mode)
+        wanted = expects(mode)
         long = replace(base, max_model_len=128, k=5, requests=limit)
-        yield Cell("max-model-len", mode, long, expects)
+        yield Cell("max-model-len", mode, long, wanted)
         asked = replace(base, requests=mixed(eight))
-        yield Cell("sampled-and-logprobs", mode, asked, expects)
+        yield Cell("sampled-and-logprobs", mode, asked, wanted)
         for name in ("FULL", "FULL_DECODE_ONLY"):
             graphs = replace(asked, compilation={"cudagraph_mode": name})
-            yield Cell(f"sampled-and-logprobs-{name.lower()}", mode, graphs, expects)
+            yield Cell(f"sampled-and-logprobs-{name.lower()}", mode, graphs, wanted)
 
 
 def _many_requests(base: EngineSpec) -> Iterator[Cell]:
@@ -142,10 +98,10 @@ def _many_requests(base: EngineSpec) -> Iterator[Cell]:
         for seqs in (1, 8, 200, 256):
             requests = falling(min(seqs * 3, 300), wave=None if seqs > 8 else 3)
             spec = replace(base, max_num_seqs=seqs, max_num_batched_tokens=2048, requests=requests)
-            expects, weight = _expects(mode), 10 if seqs > 8 else 0
-            yield Cell(f"seqs{seqs}", mode, replace(spec, k=3), expects, weight=weight)
+            wanted, weight = expects(mode), 10 if seqs > 8 else 0
+            yield Cell(f"seqs{seqs}", mode, replace(spec, k=3), wanted, weight=weight)
             hidden = replace(spec, draft="eagle3hid", k=5)
-            yield Cell(f"seqs{seqs}-k5-hid", mode, hidden, expects, weight=weight)
+            yield Cell(f"seqs{seqs}-k5-hid", mode, hidden, wanted, weight=weight)
 
 
 def _every_size(base: EngineSpec) -> Iterator[Cell]:
@@ -163,13 +119,13 @@ def _every_size(base: EngineSpec) -> Iterator[Cell]:
         name, weight = f"every-size{seqs}-{draft}-k{k}", 10 if seqs > 8 else 0
         for mode in ("off", "step", "loop"):
             graphs = mode != "off"
-            yield Cell(name, mode, spec, _expects(mode), weight=weight, every_size=graphs)
+            yield Cell(name, mode, spec, expects(mode), weight=weight, every_size=graphs)
     # Four graphs, and nearly all batches are larger than the largest of them.
     small = {**FULL, "cudagraph_capture_sizes": [1, 2, 4, 8]}
     spec = replace(base, draft="eagle3hid", max_num_seqs=200, requests=falling(300))
     spec = replace(spec, compilation=small)
     for mode in ("off", "step", "loop"):
-        yield Cell("sizes-1248-seqs200", mode, spec, _expects(mode), weight=10)
+        yield Cell("sizes-1248-seqs200", mode, spec, expects(mode), weight=10)
 
 
 def _by_default(base: EngineSpec, eight: tuple[Request, ...]) -> Iterator[Cell]:
@@ -181,36 +137,36 @@ def _by_default(base: EngineSpec, eight: tuple[Request, ...]) -> Iterator[Cell]:
 
 def _settings(base: EngineSpec, eight: tuple[Request, ...]) -> Iterator[Cell]:
     for mode in ("off", "step", "loop"):
-        expects = _expects(mode)
+        wanted = expects(mode)
         small = {**FULL, "cudagraph_capture_sizes": [1, 2, 4, 8]}
-        yield Cell("sizes-1248", mode, replace(base, compilation=small, requests=eight), expects)
+        yield Cell("sizes-1248", mode, replace(base, compilation=small, requests=eight), wanted)
         for name in ("FULL", "FULL_DECODE_ONLY"):
             graphs = replace(base, compilation={"cudagraph_mode": name}, requests=eight)
-            yield Cell(name.lower(), mode, graphs, expects)
+            yield Cell(name.lower(), mode, graphs, wanted)
         triton = replace(base, attention_backend="TRITON_ATTN", requests=eight)
-        yield Cell("triton", mode, triton, expects)
+        yield Cell("triton", mode, triton, wanted)
         triton = replace(triton, draft="eagle3hid")
-        yield Cell("triton-hid-k5", mode, replace(triton, k=5), expects)
+        yield Cell("triton-hid-k5", mode, replace(triton, k=5), wanted)
         long = make_requests(24, tokens=64, lengths=(150, 400), wave=3, steps_between=4)
         hidden = replace(base, draft="eagle3hid")
-        yield Cell("long-prompts", mode, replace(hidden, requests=long), expects)
-        yield Cell("long-prompts-triton", mode, replace(triton, requests=long), expects)
+        yield Cell("long-prompts", mode, replace(hidden, requests=long), wanted)
+        yield Cell("long-prompts-triton", mode, replace(triton, requests=long), wanted)
         scarce: dict[str, Any] = {
             "k": 5,
             "block_size": 16,
             "kv_blocks": 40,
             "requests": falling(24, shortest=80),
         }
-        yield Cell("preempted", mode, replace(hidden, **scarce), expects)
-        yield Cell("preempted-triton", mode, replace(triton, **scarce), expects)
+        yield Cell("preempted", mode, replace(hidden, **scarce), wanted)
+        yield Cell("preempted-triton", mode, replace(triton, **scarce), wanted)
         prefix = tuple(
             replace(request, prompt=tuple(range(3, 103)) + request.prompt) for request in eight
         )
         cached = replace(hidden, prefix_caching=True, requests=prefix)
-        yield Cell("prefix-caching", mode, cached, expects)
+        yield Cell("prefix-caching", mode, cached, wanted)
         # vLLM compares the device's free memory before and after its profile.
         profiled = replace(base, engine={"gpu_memory_utilization": 0.3}, requests=eight)
-        yield Cell("profiled-memory", mode, profiled, expects, alone=True, weight=1000)
+        yield Cell("profiled-memory", mode, profiled, wanted, alone=True, weight=1000)
 
 
 def _tensor_parallel(base: EngineSpec, eight: tuple[Request, ...]) -> Iterator[Cell]:
@@ -220,7 +176,7 @@ def _tensor_parallel(base: EngineSpec, eight: tuple[Request, ...]) -> Iterator[C
                 spec = replace(base, draft=draft, k=k, requests=eight)
                 spec = replace(spec, tensor_parallel_size=workers)
                 name = f"tp{workers}-{draft}-k{k}"
-                yield Cell(name, mode, spec, _expects(mode), weight=20)
+                yield Cell(name, mode, spec, expects(mode), weight=20)
 
 
 def _failures(base: EngineSpec, eight: tuple[Request, ...]) -> Iterator[Cell]:

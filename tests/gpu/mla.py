@@ -28,7 +28,8 @@ sys.path.insert(0, str(Path(TESTS).parent))
 from overlay.proof.engine_launch import write_models
 from overlay.proof.engine_spec import EngineSpec, make_requests
 from tests.gpu.acceptance import run_cells
-from tests.gpu.gpu_cells import FREE_SHARE, FULL, KV_BYTES, Cell, falling
+from tests.gpu.cells import Cell, falling
+from tests.gpu.gpu_cells import FREE_SHARE, FULL, KV_BYTES
 from tests.gpu.judging import judge
 from tests.gpu.placing import Slots
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from overlay.proof.engine_spec import EngineSpec, make_requests
-from tests.gpu.gpu_cells import FREE_SHARE, KV_BYTES, ROOM, Cell, falling
+from tests.gpu.cells import Cell, falling
+from tests.gpu.gpu_cells import FREE_SHARE, KV_BYTES, ROOM
 from tests.gpu.mutation_hooks import MUTATION_VARIABLE
 from tests.gpu.mutation_plan import GPU_MUTATIONS, GpuMutation
 

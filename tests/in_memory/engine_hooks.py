@@ -24,4 +24,8 @@ def live(llm: Any) -> Any:
         timeout=60,
     )
     # Other engines may run on this machine.
-    return [one for one in json.loads(done.stdout)["processes"] if one["engine"] == os.getpid()]
+    return [
+        process
+        for process in json.loads(done.stdout)["processes"]
+        if process["engine"] == os.getpid()
+    ]

@@ -104,17 +104,17 @@ def test_every_process_drafts_as_it_should_with_patched_code(
     result = launch(box.copy.python, replace(spec, models=str(tiny_models)), env=box.environment)
     expect_the_oracle(result)
     said = result["hooks"]["engine_hooks:live"]
-    assert sorted(one["record"]["role"] for one in said) == roles, said
-    assert [one["problem"] for one in said] == [None] * len(roles)
-    for one in said:
-        assert one["record"]["way"] == "memory"
-        assert one["record"]["digest"] == said[0]["record"]["digest"]
+    assert sorted(process["record"]["role"] for process in said) == roles, said
+    assert [process["problem"] for process in said] == [None] * len(roles)
+    for process in said:
+        assert process["record"]["way"] == "memory"
+        assert process["record"]["digest"] == said[0]["record"]["digest"]
     for worker in result["workers"]:
-        record = next(one["record"] for one in said if one["pid"] == worker["pid"])
+        record = next(process["record"] for process in said if process["pid"] == worker["pid"])
         expect_patched(worker, record, box)
         expect_told_effects(record, result["log"])
-    for one in said:
-        assert result["log"].count(f"process {one['pid']} has the patches draft-graphs") == 1
+    for process in said:
+        assert result["log"].count(f"process {process['pid']} has the patches draft-graphs") == 1
     assert hash_files(box.copy.site) == box.before
 
 
@@ -234,7 +234,7 @@ def expect_patched(worker: dict[str, Any], record: dict[str, Any], box: Box) -> 
     """A worker runs the patched copies, whose names its code objects bear."""
     assert worker["propose"]["file"].startswith(box.environment["OVERLAY_CACHE"])
     assert ADDED in worker["modules"]
-    modules = {one["module"]: one for one in record["modules"]}
+    modules = {module["module"]: module for module in record["modules"]}
     assert modules.keys() >= TARGETS
     for name in TARGETS:
         states = set(modules[name]["scopes"].values())

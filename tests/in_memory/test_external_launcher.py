@@ -54,7 +54,7 @@ def run(
         "MASTER_PORT": str(port),
     }
 
-    def one(rank: int) -> Any:
+    def run_rank(rank: int) -> Any:
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), **changes[rank]}
         spec = replace(SPEC, models=str(models))
         try:
@@ -63,7 +63,7 @@ def run(
             return error
 
     with ThreadPoolExecutor(len(changes)) as pool:
-        return list(pool.map(one, range(len(changes))))
+        return list(pool.map(run_rank, range(len(changes))))
 
 
 def test_equal_ranks_draft_as_they_should(

@@ -162,8 +162,8 @@ def test_what_tools_leave_behind_says_nothing(applied: Box, left: str) -> None:
 
 
 def without_sources(ledger: dict[str, object]) -> None:
-    for one in ledger["features"]:  # type: ignore[attr-defined]
-        del one["source"]
+    for feature in ledger["features"]:  # type: ignore[attr-defined]
+        del feature["source"]
 
 
 @pytest.mark.parametrize(

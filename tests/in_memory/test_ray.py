@@ -139,12 +139,12 @@ def test_the_engine_drafts_as_it_should_under_the_ray_executor(
     assert result["counts"] == result["oracle"]
     said = result["hooks"]["engine_hooks:live"]
     assert len(said) == 3, said  # and none of Ray's own processes, which were forked from ours
-    assert [one["problem"] for one in said] == [None] * 3
-    assert {one["record"]["way"] for one in said} == {"memory"}
-    records = {one["pid"]: one["record"] for one in said}
+    assert [process["problem"] for process in said] == [None] * 3
+    assert {process["record"]["way"] for process in said} == {"memory"}
+    records = {process["pid"]: process["record"] for process in said}
     assert [records[worker["pid"]]["rank"] for worker in result["workers"]] == [0, 1]
     for worker in result["workers"]:
-        modules = {one["module"]: one for one in records[worker["pid"]]["modules"]}
+        modules = {process["module"]: process for process in records[worker["pid"]]["modules"]}
         scopes = modules["vllm.v1.worker.gpu_model_runner"]["scopes"]
         assert set(scopes.values()) == {"runs"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -218,6 +219,82 @@ def test_patched_bytes_without_a_ledger_are_not_taken_for_ours(site: Site) -> No
     assert snapshot(site.root) == before
 
 
+def test_files_that_a_new_release_brought_are_left_to_it(site: Site) -> None:
+    """Also by an apply that does not want them: the ledger is void by the release alone."""
+    site.apply()
+    _replaced(site, RUNNER)
+    (site.root / PROPOSER).write_bytes(site.pristine[PROPOSER])
+    outcome = site.apply(TWO, release="0.27.0")
+    assert outcome.action == "apply"
+    assert [warning.partition(" ")[0] for warning in outcome.warnings] == [RUNNER]
+    assert (site.root / RUNNER).read_bytes() == b"of another release\n"
+
+
+def test_a_mode_that_was_changed_since_is_kept(site: Site) -> None:
+    """Only a file that was removed gets back the mode that the ledger noted."""
+    site.apply()
+    (site.root / PROPOSER).chmod(0o600)
+    assert site.revert().action == "revert"
+    assert (site.root / PROPOSER).stat().st_mode & 0o777 == 0o600
+
+
+def test_what_is_so_already_is_an_apply_that_wrote_nothing(site: Site) -> None:
+    site.apply()
+    assert site.apply() == transaction.Outcome("apply")
+
+
+# Patches that are there without a ledger
+
+
+def _without_a_ledger(site: Site) -> tuple[str, ...]:
+    """Remove the state folder; the folders that its ledger listed."""
+    ledger = ledgers.load(site.root)
+    assert ledger is not None
+    shutil.rmtree(site.root / ".vllm-overlay")
+    return ledger.folders
+
+
+def _adopt(site: Site, folders: tuple[str, ...]) -> transaction.Outcome:
+    plan = ONE.plan(site.pristine)
+    features = [ONE.feature()]
+    return transaction.adopt(
+        site.root, plan, features, folders, release="0.26.0", record_file=site.record
+    )
+
+
+def test_adopting_writes_what_apply_would_have_left(site: Site) -> None:
+    """Byte for byte; the second time, nothing."""
+    site.apply()
+    patched = snapshot(site.root)
+    folders = _without_a_ledger(site)
+    outcome = _adopt(site, folders)
+    assert (outcome.action, outcome.changed, outcome.wrote) == ("apply", (), True)
+    assert snapshot(site.root) == patched
+    assert _adopt(site, folders) == transaction.Outcome("apply")
+    site.revert()
+    assert not (site.root / ADDED).parent.exists()
+
+
+def test_adopting_replaces_a_damaged_ledger(site: Site) -> None:
+    site.apply()
+    patched = snapshot(site.root)
+    folders = tuple(ledgers.load(site.root).folders)  # type: ignore[union-attr]  # it was applied
+    (site.root / ".vllm-overlay/ledger.json").write_bytes(b"{")
+    assert _adopt(site, folders).wrote
+    assert snapshot(site.root) == patched
+
+
+@pytest.mark.parametrize("path", [PROPOSER, ADDED])
+def test_nothing_is_adopted_where_a_file_has_other_bytes(site: Site, path: str) -> None:
+    site.apply()
+    folders = _without_a_ledger(site)
+    (site.root / path).write_bytes(b"other\n")
+    before = snapshot(site.root)
+    with pytest.raises(TransactionError, match=f"^{path}: changed by somebody else"):
+        _adopt(site, folders)
+    assert snapshot(site.root) == before
+
+
 # A lost ledger
 
 
@@ -253,6 +330,7 @@ def test_a_lost_ledger_is_rebuilt_where_that_is_offered(installed: Site, lose: s
         installed.root, record_file=installed.record, rebuild=lambda: rebuilt
     )
     assert outcome.warnings[0].startswith("the ledger was lost")
+    assert (outcome.action, outcome.changed) == ("revert", tuple(sorted((ADDED, PROPOSER, RUNNER))))
     assert snapshot(installed.root) == before
 
 

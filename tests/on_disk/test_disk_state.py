@@ -18,7 +18,7 @@ from overlay.on_disk.disk_state import (
     void,
 )
 from overlay.on_disk.ledger import Ledger
-from overlay.results import Plan, State
+from overlay.results import FeatureResult, FileResult, Notice, Plan, State
 from tests.support import transactions
 from tests.support.transactions import ADDED, ONE, PROPOSER, RUNNER, TWO, PatchSet, Site
 
@@ -223,3 +223,106 @@ def test_conditions(site: Site, change: Callable[[Site], object], expected: Cond
     found = conditions(ledger_of(site), Disk(site.root).read)
     assert found == {PROPOSER: expected, RUNNER: Condition.OURS, ADDED: Condition.OURS}
     assert void(ledger_of(site), found, "0.26.0") is None
+
+
+# What is said of each file
+
+
+@pytest.mark.parametrize(
+    ("change", "state", "hunks", "text", "next_step"),
+    [
+        (
+            put_back,
+            State.PRISTINE,
+            (State.PRISTINE,),
+            "the release's own bytes are here again since vllm-overlay 0.1.0 applied",
+            "'overlay apply' writes it again",
+        ),
+        (
+            lambda site, path: (site.root / path).unlink(),
+            State.MISSING,
+            (),
+            "removed since vllm-overlay 0.1.0 applied",
+            "'overlay revert' restores the release's own",
+        ),
+        (
+            edit,
+            State.DRIFTED,
+            (),
+            (
+                f"{PROPOSER} was edited since vllm-overlay 0.1.0 applied: expected the bytes "
+                "that it wrote"
+            ),
+            "put the edit aside and undo it, or reinstall vLLM",
+        ),
+    ],
+)
+def test_a_file_that_changed_says_how_and_what_to_do(
+    site: Site,
+    change: Callable[[Site, str], object],
+    state: State,
+    hunks: tuple[State, ...],
+    text: str,
+    next_step: str,
+) -> None:
+    change(site, PROPOSER)
+    file = assessed(site).features[0].files[0]
+    assert file.path == PROPOSER
+    assert (file.state, tuple(hunk.state for hunk in file.hunks)) == (state, hunks)
+    assert file.reason is not None
+    assert (file.reason.text, file.reason.next_step) == (text, next_step)
+    assert file.patch == "draft/01-x/a.patch"
+
+
+def test_a_feature_that_is_not_applied_is_as_the_plan_says(site: Site) -> None:
+    """Beside one that is, and whatever became of a file that both name."""
+    planned = ONE.plan(site.pristine)
+    file = FileResult(PROPOSER, State.UPSTREAMED)
+    other = FeatureResult("other", State.UPSTREAMED, (file,))
+    plan = planned._replace(features=(other, *planned.features))
+    edit(site, PROPOSER)
+    ledger = ledger_of(site)
+    result = assess(plan, ledger, Disk(site.root), [ONE.feature()], "0.26.0")
+    assert result.features[0] == other
+    assert result.features[1].state is State.DRIFTED
+    entry = ledger.features[0]
+    ledger = ledger._replace(features=(entry._replace(result=other), entry))
+    fast = from_ledger(ledger, Disk(site.root), "0.26.0")
+    assert fast is not None
+    assert fast.features[0] == other
+
+
+def test_a_file_that_the_ledger_does_not_list_stays_as_it_was(site: Site) -> None:
+    """Such as one that upstream has: the overlay wrote nothing there."""
+    ledger = ledger_of(site)
+    (entry,) = ledger.features
+    upstreamed = FileResult("vllm/other.py", State.UPSTREAMED)
+    result = entry.result._replace(files=(*entry.result.files, upstreamed))
+    ledger = ledger._replace(features=(entry._replace(result=result),))
+    edit(site, PROPOSER)
+    plan = from_ledger(ledger, Disk(site.root), "0.26.0")
+    assert plan is not None
+    assert plan.features[0].files[-1] == upstreamed
+    assert plan.features[0].state is State.DRIFTED
+
+
+def test_a_notice_about_an_edited_file_gives_way_to_its_state(site: Site) -> None:
+    kept, dropped = Notice(RUNNER, "about the runner"), Notice(PROPOSER, "about the proposer")
+    plan = ONE.plan(site.pristine)._replace(notices=(dropped, kept))
+    edit(site, PROPOSER)
+    result = assess(plan, ledger_of(site), Disk(site.root), [ONE.feature()], "0.26.0")
+    assert result.notices == (kept,)
+
+
+def test_each_feature_in_another_form_is_named_with_what_apply_would_do(site: Site) -> None:
+    ledger = ledger_of(site)
+    (entry,) = ledger.features
+    second = entry._replace(result=entry.result._replace(feature="second"))
+    ledger = ledger._replace(features=(entry, second))
+    features = [ONE.feature(), replace(TWO.feature(), id="second")]
+    result = assess(ONE.plan(site.pristine), ledger, Disk(site.root), features, "0.26.0")
+    (notice, *_) = result.notices
+    assert notice.text == (
+        "feature second was applied in another form, by vllm-overlay 0.1.0; 'overlay apply' "
+        "writes it again from the pristine files"
+    )

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
+from overlay.authoring.composing import compose
 from overlay.errors import PatchFormatErrors
 from overlay.features.folder import load
 from overlay.features.model import Feature, UpstreamTest
 from overlay.planning.planner import plan
-from overlay.planning.upstream import Evidence, evidence
+from overlay.planning.upstream import Evidence, evidence, taken
 from overlay.results import State
 from tests.support.patches import hunk, patch_text, write_feature
 
@@ -131,4 +132,86 @@ def test_malformed_keys_are_named(tmp_path: Path, keys: str, message: str) -> No
     toml = tmp_path / "demo" / "feature.toml"
     toml.write_text(toml.read_text() + keys + "\n")
     with pytest.raises(PatchFormatErrors, match=message):
+        load([tmp_path])
+
+
+#: Three hunks in three functions; upstream took the changes of two of them, in its own words.
+THREE = b"".join(
+    f"def f{n}():\n    first_{n} = 1\n    second_{n} = 2\n    return first_{n}\n\n\n".encode()
+    for n in range(3)
+)
+MINE = THREE.replace(b"    second_0 = 2\n", b"    second_0 = compute(0)\n    third_0 = 3\n")
+MINE = MINE.replace(b"    second_1 = 2\n", b"    second_1 = compute(1)\n    third_1 = 3\n")
+MINE = MINE.replace(b"    second_2 = 2\n", b"    second_2 = compute(2)\n    third_2 = 3\n")
+TOOK_TWO = MINE.replace(b"    second_2 = compute(2)\n    third_2 = 3\n", b"    second_2 = 2\n")
+TOOK_TWO = TOOK_TWO.replace(b"    first_0 = 1\n", b"    first_0 = 1\n    upstream_0 = 1\n")
+
+
+def three(folder: Path) -> Feature:
+    """The feature of the three hunks, made on 0.25.0."""
+    headers = "Description: A\nOrigin: B\nLast-Update: 2026-11-22\nBase: 0.25.0\n"
+    patch = patch_text(PATH, *compose(THREE, MINE), headers=headers)
+    write_feature(folder, {"10-a/0.25.0..0.25.0.patch": patch}, releases="0.25.0..0.25.0")
+    return load([folder])[0]
+
+
+def test_upstream_took_two_of_three_hunks(tmp_path: Path) -> None:
+    feature = three(tmp_path)
+    result = plan([feature], Tree(TOOK_TWO), Version("0.26.0")).features[0]
+    assert [hunk.state for hunk in result.files[0].hunks] == [
+        State.UPSTREAMED,
+        State.UPSTREAMED,
+        State.PRISTINE,
+    ]
+    assert result.state is State.PARTIAL
+    assert result.reason is not None
+    assert "upstream took 2 of 3 hunks" in result.reason.text
+    reason = result.files[0].reason
+    assert reason is not None
+    assert "upstream took 2 of 3 hunks" in reason.text
+    assert "overlay port demo 0.26.0" in (reason.next_step or "")
+
+
+def test_what_upstream_reworked_around_is_still_its_own(tmp_path: Path) -> None:
+    feature = three(tmp_path)
+    whole = MINE.replace(b"    first_1 = 1\n", b"    first_1 = 10\n")
+    assert plan([feature], Tree(whole), Version("0.26.0")).features[0].state is State.UPSTREAMED
+    assert plan([feature], Tree(THREE), Version("0.26.0")).features[0].state is State.PRISTINE
+
+
+def test_without_a_base_lines_tell_nothing_of_a_hunk(tmp_path: Path) -> None:
+    (first, *_) = three(tmp_path).topics[0].variants[0].patch.hunks
+    lines = [["    second_0 = compute(0)", "    third_0 = 3"]]
+    assert taken(first, lines).merged
+    assert not taken(replace(first, base_has=None), lines).merged
+    assert not taken(first, [["    third_0 = 3"]]).merged
+
+
+def test_a_file_that_is_not_the_releases_own_is_not_upstreams(tmp_path: Path) -> None:
+    record = {PATH: "0" * 64}
+    result = plan([three(tmp_path)], Tree(MINE), Version("0.26.0"), record).features[0]
+    assert result.state is State.DRIFTED
+
+
+def test_a_retired_variant_is_not_applied_and_does_not_count(tmp_path: Path) -> None:
+    feature = three(tmp_path)
+    patch = tmp_path / "demo/10-a/0.25.0..0.25.0.patch"
+    text = patch.read_text()
+    retired = text.replace("Base: 0.25.0\n", "Ported-From: 0.25.0 upstream\n")
+    patch.with_name("0.26.0..0.26.0.patch").write_text(retired)
+    toml = tmp_path / "demo/feature.toml"
+    toml.write_text(toml.read_text().replace("0.25.0..0.25.0", "0.25.0..0.26.0"))
+    (feature,) = load([tmp_path])
+    for release in ("0.26.0", "0.27.0"):
+        result = plan([feature], Tree(THREE), Version(release))
+        assert result.features[0].state is State.UPSTREAMED
+        assert result.changes == ()
+    assert plan([feature], Tree(THREE), Version("0.25.0")).features[0].state is State.PRISTINE
+
+
+def test_how_a_variant_was_ported_must_be_known(tmp_path: Path) -> None:
+    three(tmp_path)
+    patch = tmp_path / "demo/10-a/0.25.0..0.25.0.patch"
+    patch.write_text(patch.read_text().replace("Base:", "Ported-From: 0.24.0 somehow\nBase:"))
+    with pytest.raises(PatchFormatErrors, match="Ported-From: expected a release and one of"):
         load([tmp_path])

@@ -153,7 +153,8 @@ class DraftGraphs:
         """What the policy decides once vLLM captures, and the keys to capture for it."""
         facts = late_facts(self._facts, self._proposer)
         decision = decide(self.mode, facts, self._backend.attention_backends)
-        if not decision.any:
+        drafter = facts.drafter
+        if drafter is None or not decision.any:
             return decision, []
         return decision, plan_keys(
             k=facts.num_speculative_tokens,
@@ -161,6 +162,8 @@ class DraftGraphs:
             max_capture_tokens=facts.max_capture_tokens or 0,
             first=decision.first,
             later=decision.later,
+            extra=drafter.extra,
+            one_pass=drafter.one_pass,
         )
 
     # ---- serving

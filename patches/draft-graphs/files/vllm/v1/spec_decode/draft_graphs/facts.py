@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from . import adapters, ranks, upstream
+from .drafter import Drafter, drafter_of
 from .graph_backend import GraphBackend
 from .policy import NO_CAPTURE, Facts
 
@@ -23,13 +24,10 @@ def early_facts(proposer: Any, backend: GraphBackend) -> Facts:
         no_graphs=backend.no_graphs(),
         enforce_eager=bool(speculative.enforce_eager),
         proposer_class=upstream.class_path(proposer),
+        drafter=drafter_of(proposer) or Drafter(),
         overridden_methods=upstream.overridden_methods(proposer),
-        parallel_drafting=bool(proposer.parallel_drafting),
-        extra_input_slots=bool(proposer.needs_extra_input_slots),
         # 0.21 and later
         constant_draft_positions=bool(getattr(proposer, "constant_draft_positions", False)),
-        # 0.25 and later
-        heterogeneous_vocab=bool(getattr(proposer, "use_heterogeneous_vocab", False)),
         # 0.23 and later
         shared_mtp_indices=bool(getattr(proposer, "_share_mtp_indices", False)),
         padded_batch_disabled=bool(speculative.disable_padded_drafter_batch),
@@ -65,10 +63,13 @@ def late_facts(early: Facts, proposer: Any) -> Facts:
     compilation = config.compilation_config
     groups = proposer.draft_attn_groups
     no_first = None
-    prefills = upstream.prefill_backends(groups, early.num_speculative_tokens + 1)
+    drafter = early.drafter or Drafter()
+    tokens = drafter.first_tokens(early.num_speculative_tokens)
+    prefills = upstream.prefill_backends(groups, tokens)
     if prefills:
-        no_first = f"attention backend {', '.join(prefills)} takes K+1 tokens for a prefill"
-    elif proposer.method == "eagle3" and upstream.combine_width(proposer) is None:
+        name = "K+1" if drafter.extra == 0 else str(tokens)
+        no_first = f"attention backend {', '.join(prefills)} takes {name} tokens for a prefill"
+    elif drafter.combines and upstream.combine_width(proposer) is None:
         no_first = "the width of the target's hidden states is not known from the draft's fc layer"
     return replace(
         early,
@@ -78,6 +79,7 @@ def late_facts(early: Facts, proposer: Any) -> Facts:
             int(compilation.max_cudagraph_capture_size or 0), int(proposer.max_num_tokens)
         ),
         attention_backends=tuple(sorted({group.backend.get_name() for group in groups})),
+        unseen_group=upstream.unseen_group(proposer),
         derived_builders=upstream.derived_builders(groups),
         no_first=no_first,
     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from .drafter import Drafter
 from .keys import ROLES, Role
 
 MODE_VARIABLE = "OVERLAY_DRAFT_GRAPHS"
@@ -21,7 +22,13 @@ NO_CAPTURE = "NONE"
 
 EAGLE_PROPOSER = "vllm.v1.spec_decode.eagle.EagleProposer"
 #: The proposer classes that get draft graphs, by module and name; a subclass is another class.
-DRAFTERS = frozenset({EAGLE_PROPOSER})
+DRAFTERS = frozenset(
+    {
+        EAGLE_PROPOSER,
+        "vllm.v1.spec_decode.draft_model.DraftModelProposer",
+        "vllm.v1.spec_decode.dflash.DFlashProposer",
+    }
+)
 
 #: By name of an attention backend: the roles whose graphs can build its metadata inside themselves.
 AttentionRoles = Mapping[str, frozenset[Role]]
@@ -93,12 +100,11 @@ class Facts:
     enforce_eager: bool = False
     # Module and name.
     proposer_class: str = EAGLE_PROPOSER
+    # What its first pass consists of.
+    drafter: Drafter = field(default_factory=Drafter)
     # Methods that the graphs take over or build on and that the proposer has of its own.
     overridden_methods: tuple[str, ...] = ()
-    parallel_drafting: bool = False
-    extra_input_slots: bool = False
     constant_draft_positions: bool = False
-    heterogeneous_vocab: bool = False
     shared_mtp_indices: bool = False
     padded_batch_disabled: bool = False
     xdrope: bool = False
@@ -124,6 +130,9 @@ class Facts:
     max_num_seqs: int | None = None
     max_capture_tokens: int | None = None
     attention_backends: tuple[str, ...] | None = None
+    # The KV-cache group of the draft's layers, where vLLM hands the proposer the metadata of
+    # another one; None where it does not.
+    unseen_group: int | None = None
     # Metadata builders of known backends that are not the ones of `ATTENTION_BUILDERS`, by name.
     derived_builders: tuple[str, ...] = ()
     # The reason why `first` cannot be staged; None where it can.
@@ -157,10 +166,7 @@ def _yes_no_refusals(facts: Facts) -> list[str]:
             facts.enforce_eager,
             "the drafter has enforce_eager (remove it from speculative_config)",
         ),
-        (facts.parallel_drafting, "parallel drafting drafts all tokens in one pass"),
-        (facts.extra_input_slots, "the drafter needs additional input slots"),
         (facts.constant_draft_positions, "the draft steps do not advance their positions"),
-        (facts.heterogeneous_vocab, "draft and target have different vocabularies"),
         (
             facts.shared_mtp_indices,
             "the draft steps share indices through a host flag (model runner V2 can do it)",
@@ -216,6 +222,12 @@ def _late_refusals(facts: Facts, attention: AttentionRoles) -> list[str]:
                 f"attention backend {', '.join(unknown)} of the draft is not known to build its "
                 f"metadata inside a graph ({CHOOSE_BACKEND} {', '.join(sorted(attention))})"
             )
+    if facts.unseen_group is not None:
+        reasons.append(
+            f"the draft model's layers lie in KV-cache group {facts.unseen_group}, and vLLM gives "
+            "their proposer the block table of group 0 (a draft model whose attention layers are "
+            "of the kinds of the target's shares its group)"
+        )
     if facts.derived_builders:
         reasons.append(
             f"the draft's attention builds its metadata by {', '.join(facts.derived_builders)}, "
@@ -236,7 +248,8 @@ def refusals(facts: Facts, attention: AttentionRoles) -> list[str]:
     name = facts.proposer_class.rpartition(".")[2]
     if facts.proposer_class not in DRAFTERS:
         reasons.append(
-            f"{name} drafts otherwise than the graphs do (methods eagle, eagle3 and mtp get them)"
+            f"{name} drafts otherwise than the graphs do (methods eagle, eagle3, mtp, draft_model "
+            "and dflash get them)"
         )
     elif facts.overridden_methods:
         own = ", ".join(sorted(facts.overridden_methods))
@@ -271,10 +284,11 @@ def decide(mode: Mode, facts: Facts, attention: AttentionRoles) -> Decision:
     if reasons:
         return Decision(refusals=tuple(reasons))
     barred = _barred_roles(facts, attention)
-    first = "first" not in barred
+    role = facts.drafter.first_role
+    first = role not in barred
     later, notes = _later_roles(mode, facts, barred)
     if not first:
-        notes.append(f"first: {barred['first']}")
+        notes.append(f"{role}: {barred[role]}")
     if not first and not later:
         return Decision(refusals=tuple(notes))
     if facts.probabilistic:
@@ -293,13 +307,15 @@ def _barred_roles(facts: Facts, attention: AttentionRoles) -> dict[Role, str]:
             if role not in attention[name]:
                 barred[role] = f"attention backend {name} has no metadata for it inside a graph"
     if facts.no_first is not None:
-        barred["first"] = facts.no_first
+        barred["first"] = barred["whole"] = facts.no_first
     return barred
 
 
 def _later_roles(
     mode: Mode, facts: Facts, barred: Mapping[Role, str]
 ) -> tuple[tuple[Role, ...], list[str]]:
+    if facts.drafter.one_pass:
+        return (), ["batches with a K below the configured one"] if facts.dynamic_k else []
     if facts.num_speculative_tokens == 1:
         return (), []
     wanted: Role = "step" if mode == "step" else "loop"
@@ -322,7 +338,7 @@ def _too_large(facts: Facts, first: bool, later: tuple[Role, ...]) -> list[str]:
     if facts.max_num_seqs is None or facts.max_capture_tokens is None:
         return []
     notes = []
-    largest = facts.max_capture_tokens // (facts.num_speculative_tokens + 1)
+    largest = facts.max_capture_tokens // facts.drafter.first_tokens(facts.num_speculative_tokens)
     if first and largest < facts.max_num_seqs:
         notes.append(
             f"first passes over {largest} requests, the largest capture size being "

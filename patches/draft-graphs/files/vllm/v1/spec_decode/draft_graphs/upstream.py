@@ -320,3 +320,15 @@ def make_builders_of_full_graphs(proposer: Any) -> list[list[Any]] | None:
         ]
         for group in proposer.draft_attn_groups
     ]
+
+
+def unseen_group(proposer: Any) -> int | None:
+    """The KV-cache group of a draft model whose metadata vLLM does not hand to the proposer.
+
+    The runner looks for the group of EAGLE, MTP and dflash drafts; DraftModelProposer gets group 0
+    in all releases. None where the draft's layers lie in the group whose metadata it gets.
+    """
+    from vllm.v1.spec_decode.draft_model import DraftModelProposer
+
+    gid = int(getattr(proposer, "kv_cache_gid", 0))
+    return gid if isinstance(proposer, DraftModelProposer) and gid > 0 else None

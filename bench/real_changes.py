@@ -1,0 +1,207 @@
+"""Real changes: files that upstream changed from one release to the next, each as a feature.
+
+A change is what happened to one file between two neighbouring releases.  It is imported on the
+older one, as a diff that git would write, and then every release is asked about it.  The releases'
+own texts are the truth: the release that the change was taken from has it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from packaging.version import Version
+
+from overlay.authoring.composing import NotComposable, compose
+from overlay.authoring.importing import prepare
+from overlay.authoring.incoming import read_changes
+from overlay.authoring.locating import ReleaseTexts, blob_id
+from overlay.authoring.porting import FeaturePort, Porter
+from overlay.authoring.writing import check_files
+from overlay.errors import UsageError
+from overlay.features.model import Feature, Hunk
+from overlay.planning.matching import TELLING
+from overlay.planning.planner import plan
+from overlay.planning.scopes import UnparsableError
+from overlay.planning.text import SourceText, TextError
+from overlay.results import Outcome, State
+
+#: Larger changes and files take long, and say nothing else.
+MOST_HUNKS = 8
+MOST_LINES = 2500
+
+
+@dataclass(frozen=True)
+class RealChange:
+    """What happened to one file from one release to the next.
+
+    :ivar older: the release before; :ivar newer: the first release that has it.
+    :ivar hunks: the change in the strict format.
+    """
+
+    path: str
+    older: str
+    newer: str
+    before: bytes
+    after: bytes
+    hunks: tuple[Hunk, ...]
+
+    @property
+    def diff(self) -> bytes:
+        """The change as git writes it."""
+        old, new = (
+            text.decode("utf-8").splitlines(keepends=True) for text in (self.before, self.after)
+        )
+        head = [
+            f"diff --git a/{self.path} b/{self.path}\n",
+            f"index {blob_id(self.before)[:12]}..{blob_id(self.after)[:12]} 100644\n",
+        ]
+        body = difflib.unified_diff(old, new, f"a/{self.path}", f"b/{self.path}")
+        return "".join([*head, *body]).encode()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one release says about a change.
+
+    :ivar state: with what is remembered; :ivar unremembered: by its texts alone.
+    :ivar outcome: of the port; :ivar has_it: whether the release's text shows, by itself, that it
+        has the change: the file is the very one, or it is the release that the change came with.
+    :ivar twice: whether the port makes the change although the file has its lines.
+    :ivar hunks: the outcome of each hunk.
+    """
+
+    release: str
+    state: State
+    unremembered: State
+    outcome: Outcome
+    has_it: bool
+    twice: bool
+    hunks: tuple[Outcome, ...] = ()
+
+
+def changes(texts: ReleaseTexts, paths: Sequence[Sequence[str]], each: int) -> Iterator[RealChange]:
+    """A sample of the changes between neighbouring releases, always the same one.
+
+    :param paths: for each release of ``texts`` the paths of its modules.
+    :param each: how many for each step.
+    """
+    for number, (older, newer) in enumerate(zip(texts.names, texts.names[1:], strict=False)):
+        shared = set(paths[number]) & set(paths[number + 1])
+        found = 0
+        for path in sorted(shared, key=lambda path: hashlib.sha256(path.encode()).digest()):
+            change = _change(texts, path, older, newer)
+            if change is not None:
+                found += 1
+                yield change
+            if found == each:
+                break
+
+
+def _change(texts: ReleaseTexts, path: str, older: str, newer: str) -> RealChange | None:
+    before, after = texts.read(older, path), texts.read(newer, path)
+    if before is None or after is None or before == after or before.count(b"\n") > MOST_LINES:
+        return None
+    if path == "vllm/_version.py":  # the build writes it
+        return None
+    try:
+        hunks = compose(before, after)
+    except (NotComposable, TextError, UnparsableError):
+        return None
+    return (
+        RealChange(path, older, newer, before, after, hunks) if len(hunks) <= MOST_HUNKS else None
+    )
+
+
+def imported(change: RealChange, texts: ReleaseTexts, id_: str) -> Feature | None:
+    """The feature that an import of the change makes, by what the older release knows.
+
+    ``None`` where the import refuses it: a diff of lines cannot say everything.
+    """
+    known = [name for name in texts.names if Version(name) <= Version(change.older)]
+    try:
+        prepared = prepare(
+            read_changes(change.diff, "change.diff"),
+            id_,
+            ReleaseTexts(known, lambda name: _Tree(texts, name)),
+            source="change.diff",
+            verbatim=change.diff,
+            today="2026-11-22",
+        )
+    except UsageError:
+        return None
+    folder = prepared.folder
+    return None if folder is None else check_files(id_, folder.all_files())
+
+
+@dataclass(frozen=True)
+class _Tree:
+    """One release."""
+
+    texts: ReleaseTexts
+    release: str
+
+    def read(self, path: str) -> bytes | None:
+        return self.texts.read(self.release, path)
+
+
+def answers(change: RealChange, feature: Feature, porter: Porter) -> list[Answer]:
+    """What every release says, oldest first.
+
+    The change is remembered from the first release that is asked, in order, and has it.
+    """
+    texts = porter.texts
+    merged: Version | None = None
+    found = []
+    for name in texts.names:
+        plain = porter.port(feature, name)
+        version = Version(name)
+        if merged is None and version > Version(change.older) and plain.shown:
+            merged = version
+        known = replace(feature, merged=merged)
+        tree = _Tree(texts, name)
+        remembered, unremembered = (
+            plan([entry], tree, version, syntax=porter.syntax).features[0].state
+            for entry in (known, feature)
+        )
+        port = porter.port(known, name)
+        has_it = name == change.newer or texts.read(name, change.path) == change.after
+        found.append(
+            Answer(
+                name,
+                remembered,
+                unremembered,
+                port.outcome,
+                has_it,
+                _twice(change, port),
+                tuple(hunk.outcome for topic in port.topics for hunk in topic.hunks),
+            )
+        )
+    return found
+
+
+def _twice(change: RealChange, port: FeaturePort) -> bool:
+    """Whether a port that lands makes a hunk whose lines are all in the release's file already.
+
+    Lines that the base's file has say nothing, wherever they are.
+    """
+    if port.conflicts or port.shown or port.covered or not port.topics:
+        return False
+    there = _lines(port.topics[0].before)
+    base = _lines(change.before)
+    for hunk in port.topics[0].hunks:
+        if hunk.outcome not in (Outcome.EXACT, Outcome.MERGED, Outcome.MOVED):
+            continue
+        added = {text.strip() for op, text in hunk.hunk.lines if op == "+"} - base
+        telling = {line for line in added if len("".join(line.split())) >= TELLING}
+        if telling and telling <= there:
+            return True
+    return False
+
+
+def _lines(data: bytes | None) -> set[str]:
+    if data is None:
+        return set()
+    return {line.strip() for line in SourceText.from_bytes(data).lines}

@@ -1,0 +1,84 @@
+"""What the command line asks for to port features; none of it is a promise.
+
+Each function imports what it needs when it is called, so that ``--help`` stays fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TextIO
+
+from overlay.api.calls import request
+
+if TYPE_CHECKING:
+    from overlay.api.calls import Place
+    from overlay.report.ported import OpenFile, PortReport
+    from overlay.targets.target import Progress
+
+
+def port(
+    ids: Sequence[str],
+    releases: str,
+    *,
+    patches: Sequence[Place] = (),
+    write: bool = False,
+    accept_merged: bool = False,
+    progress: Progress | None = None,
+) -> PortReport:
+    """What ``overlay port`` does: features carried to releases; no ids mean all features."""
+    from overlay.commands.port import port as command
+
+    return command(
+        request(None, ids, patches),
+        releases,
+        write=write,
+        accept_merged=accept_merged,
+        progress=progress,
+    )
+
+
+def port_session(
+    action: str,
+    folder: str | None = None,
+    *,
+    patches: Sequence[Place] = (),
+    id_: str = "",
+    command: str | None = None,
+    progress: Progress | None = None,
+) -> PortReport:
+    """What ``overlay port`` does with an open session.
+
+    :param action: ``show``, ``continue``, ``abort``, ``retire``, ``skip``, ``tool`` or
+        ``resolver``.
+    :param folder: the session; default: the only one in the working folder.
+    :param id_: the feature to retire or skip; :param command: the resolver.
+    """
+    from overlay.commands import port_session as commands
+
+    asked = request(None, (), patches)
+    if action == "abort":
+        return commands.abort(folder)
+    if action in ("retire", "skip"):
+        change = commands.retire if action == "retire" else commands.skip
+        return change(asked, folder, id_, progress)
+    if action in ("tool", "resolver"):
+        return commands.resolve(asked, folder, command, progress)
+    step = commands.proceed if action == "continue" else commands.show
+    return step(asked, folder, progress)
+
+
+def ask_port(
+    report: PortReport, question: Callable[[OpenFile], str], patches: Sequence[Place] = ()
+) -> PortReport:
+    """Ask a person about each file of a port's session, and do what the answers say."""
+    from overlay.commands.port_session import ask
+
+    return ask(request(None, (), patches), report, question)
+
+
+def show_port(file: OpenFile, stream: TextIO) -> None:
+    """Write what waits in one file of a port's session, for people."""
+    from overlay.report.lines import paint
+    from overlay.report.ported import open_lines
+
+    paint(open_lines(file), stream)

@@ -1,0 +1,311 @@
+"""Make a feature of edited and added files: its hunks tried on every release, its variants, tests.
+
+Nothing is written here: ``build`` gives the folder that would be written, and a summary of how the
+change lands on each release.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from packaging.version import Version
+
+from overlay.authoring.carry import Carried, carry
+from overlay.authoring.composing import compose
+from overlay.authoring.locating import Base, ReleaseTexts
+from overlay.authoring.triage import Fate, FileFate
+from overlay.authoring.variants import base_has
+from overlay.authoring.writing import DerivedTest, FeatureFolder, FeatureText, render_patch
+from overlay.features.model import Feature, Hunk
+from overlay.package import ReleaseRange, Tree
+from overlay.planning.matching import new_lines
+from overlay.planning.planner import plan
+from overlay.planning.scopes import Syntax, find
+from overlay.planning.text import SourceText
+from overlay.planning.upstream import SHARE
+from overlay.results import Change as TextChange
+from overlay.results import Outcome, whole_outcome
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What an import found and made.
+
+    :ivar outcomes: release -> the worst outcome of its files, oldest first.
+    :ivar review: releases whose variant was merged, and wants a person's eyes.
+    """
+
+    id: str
+    title: str
+    commits: int
+    files: tuple[FileFate, ...]
+    outcomes: Mapping[str, Outcome] = field(default_factory=dict)
+    releases: ReleaseRange | None = None
+    merged: str | None = None
+    review: tuple[str, ...] = ()
+
+    @property
+    def left_out(self) -> dict[Fate, int]:
+        """How many files were left out, by kind."""
+        kinds = (Fate.TESTS, Fate.DOCS)
+        counts = {kind: sum(one.fate is kind for one in self.files) for kind in kinds}
+        return {kind: count for kind, count in counts.items() if count}
+
+    @property
+    def problems(self) -> tuple[FileFate, ...]:
+        """The files that prevent a complete feature."""
+        return tuple(one for one in self.files if one.problem is not None)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An import, ready to be written.
+
+    :ivar folder: ``None`` where nothing can be written; the summary says why.
+    """
+
+    summary: Summary
+    folder: FeatureFolder | None
+
+
+@dataclass(frozen=True)
+class _Patched:
+    """A release's files with changes."""
+
+    texts: ReleaseTexts
+    release: str
+    changes: Mapping[str, TextChange]
+
+    def read(self, path: str) -> bytes | None:
+        """The bytes of a file; see ``Tree``."""
+        change = self.changes.get(path)
+        return self.texts.read(self.release, path) if change is None else change.after
+
+
+def texts_with(features: Sequence[Feature], texts: ReleaseTexts, syntax: Syntax) -> ReleaseTexts:
+    """The files of releases with features applied; as they are where the features do not fit."""
+
+    def tree(release: str) -> Tree:
+        own = _Patched(texts, release, {})
+        planned = plan(features, own, Version(release), syntax=syntax)
+        return _Patched(texts, release, {change.path: change for change in planned.changes})
+
+    return ReleaseTexts(texts.names, tree)
+
+
+@dataclass(frozen=True)
+class EditedFile:
+    """One edited file: the text that the change was made on, and its hunks in the strict format."""
+
+    base: Base
+    hunks: tuple[Hunk, ...]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a feature is to do: the files that it edits and adds.
+
+    :ivar added: path -> bytes; :ivar fates: what became of each file of the change.
+    :ivar commits: how many commits it was.
+    """
+
+    topics: tuple[EditedFile, ...]
+    added: Mapping[str, bytes]
+    fates: tuple[FileFate, ...]
+    commits: int = 1
+
+
+@dataclass(frozen=True)
+class Words:
+    """What a new feature says about itself.
+
+    :ivar origin: where it comes from, as DEP-3 writes it; :ivar date: ``YYYY-MM-DD``.
+    """
+
+    id: str
+    title: str
+    why: str
+    upstream: str
+    origin: str
+    author: str
+    date: str
+
+    def headers(self) -> dict[str, str]:
+        """The headers of each of its patches."""
+        author = {"Author": self.author} if self.author else {}
+        return {
+            "Description": self.title,
+            "Origin": self.origin,
+            **author,
+            "Last-Update": self.date,
+        }
+
+
+def build(
+    change: Change,
+    words: Words,
+    texts: ReleaseTexts,
+    beside: Mapping[str, bytes],
+    syntax: Syntax | None = None,
+) -> Prepared:
+    """The feature that makes a change, for every release on which it lands.
+
+    :param texts: the releases that it may serve.
+    :param beside: further files of the folder; :param syntax: as for ``prepare``.
+    """
+    topics = change.topics
+    summary = Summary(words.id, words.title, change.commits, change.fates)
+    if summary.problems or not (topics or change.added):
+        return Prepared(summary, None)
+    carried = _carried(topics, texts, syntax or Syntax())
+    outcomes = {
+        release: whole_outcome(result.outcome for result in results)
+        for release, results in carried.items()
+    }
+    chosen = _run(outcomes, topics, texts.names)
+    merged = _first_with_it(outcomes, topics, texts.names)
+    if merged is not None:  # by memory: what upstream makes of it later does not count
+        outcomes |= {
+            name: Outcome.UPSTREAM for name in texts.names if Version(name) >= Version(merged)
+        }
+    summary = replace(
+        summary, outcomes=outcomes, releases=chosen.span, merged=merged, review=chosen.review
+    )
+    if chosen.span is None:
+        return Prepared(summary, None)
+    text = FeatureText(
+        words.id,
+        words.title,
+        words.why,
+        chosen.span,
+        words.upstream,
+        merged,
+        derived_tests((t.base.before, t.base.path, t.hunks) for t in topics),
+    )
+    headers = {**words.headers(), "Base": chosen.base}
+    files = {f"files/{path}": data for path, data in change.added.items()}
+    for number, topic in enumerate(sorted(topics, key=lambda topic: topic.base.path)):
+        path, result = topic.base.path, carried[chosen.base][topics.index(topic)]
+        own = _hunks_for(topic, chosen, result.after, texts.read(chosen.base, path))
+        if chosen.review:
+            headers["Ported-From"] = f"{topic.base.release or 'a checkout'} merged"
+        known = base_has(own, texts.read(chosen.base, path) or topic.base.before)
+        own_headers = {**headers, **({"Base-Has": "\n".join(known)} if known else {})}
+        name = f"{_topic_name(number, len(topics), path)}/{chosen.span}.patch"
+        files[name] = render_patch(own_headers, path, own).encode("utf-8", "surrogateescape")
+    return Prepared(summary, FeatureFolder(text, {**files, **beside}))
+
+
+def _carried(
+    topics: Sequence[EditedFile], texts: ReleaseTexts, syntax: Syntax
+) -> dict[str, list[Carried]]:
+    """Each topic carried to each release; releases with the same text are judged once."""
+    known: dict[tuple[int, bytes | None], Carried] = {}
+    carried: dict[str, list[Carried]] = {}
+    for release in texts.names:
+        results = []
+        for number, topic in enumerate(topics):
+            key = (number, texts.read(release, topic.base.path))
+            if key not in known:
+                known[key] = carry(topic.base.before, topic.hunks, key[1], syntax)
+            results.append(known[key])
+        carried[release] = results
+    return carried
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The releases that a new feature's variants serve.
+
+    :ivar base: the release that the hunks are made on.
+    """
+
+    span: ReleaseRange | None
+    base: str = ""
+    review: tuple[str, ...] = ()
+
+
+def _run(
+    outcomes: Mapping[str, Outcome], topics: Sequence[EditedFile], names: Sequence[str]
+) -> _Run:
+    """The longest run of releases around the base on which every hunk lands exactly.
+
+    Where there is none, the newest release on which a merge is clean, for review.
+    """
+    if not topics:
+        return _Run(ReleaseRange(Version(names[0]), Version(names[-1])), names[-1])
+    bases = {topic.base.release for topic in topics} - {None}
+    runs: list[list[str]] = []
+    for name in names:
+        if outcomes[name] is not Outcome.EXACT:
+            continue
+        if runs and names.index(name) == names.index(runs[-1][-1]) + 1:
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+    if runs:
+        best = max(runs, key=lambda run: (len(bases & set(run)), len(run), Version(run[-1])))
+        held = [name for name in best if name in bases]
+        span = ReleaseRange(Version(best[0]), Version(best[-1]))
+        return _Run(span, held[-1] if held else best[-1])
+    clean = [name for name in names if outcomes[name].wants_review]
+    if not clean:
+        return _Run(None)
+    newest = clean[-1]
+    return _Run(ReleaseRange(Version(newest), Version(newest)), newest, (newest,))
+
+
+def _hunks_for(
+    topic: EditedFile, run: _Run, after: bytes | None, text: bytes | None
+) -> tuple[Hunk, ...]:
+    """A topic's hunks for the run's variant; those of a merge are made from its result.
+
+    :raises NotComposable: if the merged text cannot be said in hunks.
+    """
+    if not run.review or text is None or after is None:
+        return topic.hunks
+    return compose(text, after)
+
+
+def _first_with_it(
+    outcomes: Mapping[str, Outcome], topics: Sequence[EditedFile], names: Sequence[str]
+) -> str | None:
+    """The first release, behind every base, that has all of the change itself."""
+    if not topics:
+        return None
+    known = [Version(t.base.release) for t in topics if t.base.release is not None]
+    behind = max(known, default=Version("0"))
+    later = [name for name in names if Version(name) > behind]
+    return next((name for name in later if outcomes[name] is Outcome.UPSTREAM), None)
+
+
+def derived_tests(
+    parts: Iterable[tuple[bytes, str, Sequence[Hunk]]],
+) -> tuple[DerivedTest, ...]:
+    """The tests by which a release that has a change is recognised: its new lines, by scope.
+
+    :param parts: for each file the text that its hunks were made on, its path, and the hunks.
+    """
+    found: dict[tuple[str, str], list[str]] = {}
+    for before, path, hunks in parts:
+        source = SourceText.from_bytes(before)
+        scopes = find(source.lines)
+        for hunk in hunks:
+            places = scopes.get(hunk.scope, ())
+            known = [line for place in places for line in source.lines[place.start : place.stop]]
+            lines = found.setdefault((path, hunk.scope), [])
+            lines += [line for line in new_lines(hunk, known) if line not in lines]
+    return tuple(
+        DerivedTest(path, scope, tuple(lines), SHARE)
+        for (path, scope), lines in found.items()
+        if lines
+    )
+
+
+def _topic_name(number: int, count: int, path: str) -> str:
+    step = 10 if count <= 9 else 1
+    stem = path.removesuffix("/__init__.py").removesuffix(".py").rsplit("/", 1)[-1]
+    slug = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-") or "module"
+    return f"{(number + 1) * step:02d}-{slug}"

@@ -1,0 +1,140 @@
+"""Warnings about a port that lands: what a merge of lines cannot see.
+
+Landing is not being right: of what lands exactly 5 % is not what the people who ported it wrote.
+These warnings refuse nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from overlay.authoring.carry import CarriedHunk
+from overlay.features.model import MODULE_SCOPE
+from overlay.planning.attempt import Texts
+from overlay.planning.scopes import Scopes, UnparsableError
+from overlay.planning.text import TextError
+from overlay.results import Outcome
+
+_NAME = re.compile(r"[^\W\d]\w*")
+
+
+def port_warnings(
+    origin: bytes, before: bytes, hunks: Sequence[CarriedHunk], texts: Texts
+) -> tuple[str, ...]:
+    """What to look at although the hunks land.
+
+    Names that the added lines use, the base has and the release lacks; scopes whose parameters or
+    whose number of returned values changed since the base.
+
+    :param origin: the text of the base; :param before: the text of the release.
+    """
+    try:
+        base, release = texts.source(origin).lines, texts.source(before).lines
+        base_scopes, release_scopes = texts.scopes(origin), texts.scopes(before)
+    except (TextError, UnparsableError):
+        return ()
+    landed = [hunk for hunk in hunks if hunk.outcome is not Outcome.UPSTREAM]
+    return tuple(
+        dict.fromkeys(
+            (
+                *_lost_names(landed, base, release),
+                *_changed_scopes(landed, (base, base_scopes), (release, release_scopes)),
+            )
+        )
+    )
+
+
+def _lost_names(
+    hunks: Sequence[CarriedHunk], base: Sequence[str], release: Sequence[str]
+) -> Iterator[str]:
+    known, now = _names(base), _names(release)
+    for hunk in hunks:
+        added = [text for op, text in hunk.hunk.lines if op == "+"]
+        for name in sorted(_names(added) & known - now):
+            yield f"{hunk.scope}: the release's file does not have the name {name}, the base's did"
+
+
+def _names(lines: Sequence[str]) -> set[str]:
+    """The identifiers in lines of code, comments aside."""
+    return {name for line in lines for name in _NAME.findall(line.split("#", 1)[0])}
+
+
+def _changed_scopes(
+    hunks: Sequence[CarriedHunk],
+    base: tuple[Sequence[str], Scopes],
+    release: tuple[Sequence[str], Scopes],
+) -> Iterator[str]:
+    for hunk in hunks:
+        if MODULE_SCOPE in (hunk.hunk.scope, hunk.scope):
+            continue
+        was = _function(*base, hunk.hunk.scope)
+        now = _function(*release, hunk.scope)
+        if was is None or now is None:
+            continue
+        if ast.dump(was.args) != ast.dump(now.args):
+            yield f"{hunk.scope}: its parameters changed since the base{_difference(was, now)}"
+        if _returned(was) != _returned(now):
+            yield (
+                f"{hunk.scope}: it returned {_counts(_returned(was))} in the base, and now "
+                f"{_counts(_returned(now))}"
+            )
+
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _function(lines: Sequence[str], scopes: Scopes, scope: str) -> _Function | None:
+    """The one function of a name; ``None`` for a class, or where there are several."""
+    places = scopes.get(scope, ())
+    if len(places) != 1:
+        return None
+    text = textwrap.dedent("\n".join(lines[places[0].start : places[0].stop]))
+    try:
+        body = ast.parse(text).body
+    except (SyntaxError, ValueError):  # a string over several lines that dedenting does not suit
+        return None
+    first = body[0] if body else None
+    return first if isinstance(first, _Function) else None
+
+
+def _difference(was: _Function, now: _Function) -> str:
+    """The names of the parameters that came and went."""
+    before, after = _parameters(was), _parameters(now)
+    came = [f"+{name}" for name in after if name not in before]
+    went = [f"-{name}" for name in before if name not in after]
+    return f": {', '.join(went + came)}" if came or went else ""
+
+
+def _parameters(function: _Function) -> list[str]:
+    given = function.args
+    every = (*given.posonlyargs, *given.args, given.vararg, *given.kwonlyargs, given.kwarg)
+    return [parameter.arg for parameter in every if parameter is not None]
+
+
+def _returned(function: _Function) -> frozenset[int]:
+    """How many values its own return statements give: 0 for none, 2 for a pair."""
+    counts: set[int] = set()
+    pending: list[ast.AST] = [*function.body]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, _Function | ast.ClassDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.Return):
+            value = node.value
+            if value is None:
+                counts.add(0)
+            else:
+                counts.add(len(value.elts) if isinstance(value, ast.Tuple) else 1)
+        pending += ast.iter_child_nodes(node)
+    return frozenset(counts)
+
+
+def _counts(numbers: frozenset[int]) -> str:
+    if not numbers:
+        return "nothing"
+    return " or ".join(map(str, sorted(numbers))) + (
+        " value" if numbers == frozenset({1}) else " values"
+    )

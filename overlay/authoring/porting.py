@@ -1,0 +1,376 @@
+"""Plan a port: carry each topic of a feature to a release, from the variant nearest to it.
+
+Nothing is written here.  Every release is answered from the variants that the feature has, never
+from the result for another release, so that the answers do not depend on the order of ports.  The
+text that a topic meets is the release's own with the topics before it, and, where a feature was
+made on top of others, with those too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from packaging.version import Version
+
+from overlay.authoring.carry import Carried, CarriedHunk, carry
+from overlay.authoring.composing import NotComposable, compose
+from overlay.authoring.locating import ReleaseTexts
+from overlay.authoring.port_warnings import port_warnings
+from overlay.features.model import Feature, Hunk, Patch, Topic, Variant, Way
+from overlay.planning.attempt import Texts, attempt
+from overlay.planning.scopes import Syntax, UnparsableError
+from overlay.planning.text import TextError
+from overlay.planning.upstream import evidence
+from overlay.results import Outcome, whole_outcome
+
+
+@dataclass(frozen=True)
+class TopicPort:
+    """How one topic is carried to one release.
+
+    :ivar variant: the variant that it is carried from; :ivar base: the release of its text.
+    :ivar origin: the text of the base that the hunks are made on.
+    :ivar before: the text of the release that they meet; ``None`` where there is no such file.
+    :ivar after: that text with every hunk that could be carried.
+    :ivar made: the hunks for the release; ``None`` where a conflict is left or upstream has all.
+    :ivar problem: why nothing can be made of it although no hunk conflicts.
+    :ivar covered: whether the release lies in the variant's range already.
+    :ivar by_hand: whether a person resolved or reviewed it.
+    """
+
+    topic: str
+    variant: Variant
+    base: str
+    hunks: tuple[CarriedHunk, ...]
+    origin: bytes | None = None
+    before: bytes | None = None
+    after: bytes | None = None
+    made: tuple[Hunk, ...] | None = None
+    warnings: tuple[str, ...] = ()
+    problem: str | None = None
+    covered: bool = False
+    by_hand: bool = False
+
+    @property
+    def way(self) -> Way | None:
+        """How the text came about; ``None`` where it is the variant's own, or a part of it."""
+        if self.by_hand:
+            return Way.BY_HAND
+        outcomes = {hunk.outcome for hunk in self.hunks}
+        if Outcome.MOVED in outcomes:
+            return Way.MOVED
+        return Way.MERGED if Outcome.MERGED in outcomes else None
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        return self.variant.patch.path
+
+    @property
+    def outcome(self) -> Outcome:
+        """The outcome of the whole topic."""
+        if self.problem is not None:
+            return Outcome.CONFLICT
+        return whole_outcome(hunk.outcome for hunk in self.hunks)
+
+    @property
+    def review(self) -> bool:
+        """Whether a person has to look at what was merged."""
+        return any(hunk.outcome.wants_review for hunk in self.hunks)
+
+    @property
+    def conflicts(self) -> bool:
+        """Whether a person has to resolve something."""
+        return self.outcome in (Outcome.CONFLICT, Outcome.MISSING)
+
+
+@dataclass(frozen=True)
+class FeaturePort:
+    """How one feature is carried to one release.
+
+    :ivar covered: whether the release lies in its range already, so that there is nothing to do.
+    :ivar shown: what shows that the release has the feature itself; empty where it does not.
+    :ivar problem: why no topic can help, such as an added module whose name is taken.
+    :ivar by_hand: whether a person retired it.
+    """
+
+    feature: Feature
+    release: str
+    topics: tuple[TopicPort, ...] = ()
+    covered: bool = False
+    shown: str = ""
+    problem: str | None = None
+    by_hand: bool = False
+
+    @property
+    def outcome(self) -> Outcome:
+        """The outcome of the whole feature."""
+        if self.shown:
+            return Outcome.UPSTREAM
+        if self.problem is not None or any(topic.problem for topic in self.topics):
+            return Outcome.CONFLICT
+        return whole_outcome(hunk.outcome for topic in self.topics for hunk in topic.hunks)
+
+    @property
+    def review(self) -> bool:
+        """Whether a person has to look at what was merged."""
+        return not self.conflicts and any(topic.review for topic in self.topics)
+
+    @property
+    def conflicts(self) -> bool:
+        """Whether a person has to resolve something."""
+        return not self.shown and (
+            self.problem is not None or any(topic.conflicts for topic in self.topics)
+        )
+
+
+@dataclass
+class Porter:
+    """Ports features to releases.
+
+    :param texts: the releases, oldest first; :param syntax: answers about texts.
+    """
+
+    texts: ReleaseTexts
+    syntax: Syntax = field(default_factory=Syntax)
+
+    def __post_init__(self) -> None:
+        self._answers = Texts(self.syntax)
+        self._carried: dict[tuple[bytes, tuple[Hunk, ...], bytes | None], Carried] = {}
+
+    def port(self, feature: Feature, release: str, earlier: Sequence[Feature] = ()) -> FeaturePort:
+        """Carry a feature to a release.
+
+        :param earlier: the features that are applied before it, in order.
+        :raises OverlayError: if a release cannot be read.
+        """
+        version = Version(release)
+        covered = self._covers(feature, version)
+        shown = evidence(feature, version, lambda path, scope: self._lines(release, path, scope))
+        if shown.merged or covered:
+            return FeaturePort(
+                feature, release, covered=covered, shown=shown.text if shown.merged else ""
+            )
+        topics: list[TopicPort] = []
+        laid: dict[str, bytes] = {}
+        for topic in feature.topics:
+            ported = self._topic(feature, topic, release, earlier, laid)
+            topics.append(ported)
+            if ported.after is not None:
+                laid[ported.path] = ported.after
+        hunks = [hunk for topic in topics for hunk in topic.hunks]
+        told = ""
+        if hunks and all(hunk.outcome is Outcome.UPSTREAM for hunk in hunks):
+            told = f"all {len(hunks)} hunks are in it"
+        return FeaturePort(
+            feature,
+            release,
+            tuple(topics),
+            shown=told,
+            problem=None if told else self._taken_name(feature, release),
+        )
+
+    def _covers(self, feature: Feature, release: Version) -> bool:
+        return release in feature.releases and all(
+            any(release in variant.releases for variant in topic.variants)
+            for topic in feature.topics
+        )
+
+    def _taken_name(self, feature: Feature, release: str) -> str | None:
+        """Why an added module cannot be added, or ``None``."""
+        for added in feature.added:
+            there = self.texts.read(release, added.path)
+            if there is not None and there != added.content:
+                return f"{added.path}: the release has another file of that name"
+        return None
+
+    def _lines(self, release: str, path: str, scope: str) -> list[Sequence[str]]:
+        """The lines of each place that a scope has in a release's own file."""
+        data = self.texts.read(release, path)
+        try:
+            places = () if data is None else self._answers.scopes(data).get(scope, ())
+            lines = () if data is None else self._answers.source(data).lines
+        except (TextError, UnparsableError):
+            return []
+        return [lines[place.start : place.stop] for place in places]
+
+    # One topic
+
+    def _topic(
+        self,
+        feature: Feature,
+        topic: Topic,
+        release: str,
+        earlier: Sequence[Feature],
+        laid: Mapping[str, bytes],
+    ) -> TopicPort:
+        own = next((v for v in topic.variants if Version(release) in v.releases), None)
+        if own is not None:
+            return self._covered(topic, own, release, laid)
+        tried: list[TopicPort] = []
+        for variant in sorted(topic.variants, key=lambda v: self._distance(v, release)):
+            tried.append(self._from(feature, topic, variant, release, earlier, laid))
+            if tried[-1].outcome is Outcome.EXACT:
+                break
+        chosen = min(tried, key=_rank)
+        warnings = list(chosen.warnings)
+        for other in tried:
+            clean = not other.conflicts and other.outcome is not Outcome.UPSTREAM
+            if clean and other.before == chosen.before and other.after != chosen.after:
+                warnings.append(
+                    f"{other.variant.patch.name} gives another text here "
+                    f"({other.outcome.value}): compare both"
+                )
+        return replace(chosen, warnings=tuple(warnings))
+
+    def _covered(
+        self, topic: Topic, variant: Variant, release: str, laid: Mapping[str, bytes]
+    ) -> TopicPort:
+        """A topic that has a variant for the release already."""
+        patch = variant.patch
+        before = laid.get(patch.path, self.texts.read(release, patch.path))
+        after = None if variant.patch.retired else attempt(patch, before, self._answers).after
+        way = Outcome.UPSTREAM if patch.retired else Outcome.EXACT
+        hunks = tuple(CarriedHunk(hunk, way, hunk.scope) for hunk in patch.hunks)
+        made = None if patch.retired else patch.hunks
+        return TopicPort(
+            topic.name,
+            variant,
+            release,
+            hunks,
+            before=before,
+            after=after or before,
+            made=made,
+            covered=True,
+        )
+
+    def _from(
+        self,
+        feature: Feature,
+        topic: Topic,
+        variant: Variant,
+        release: str,
+        earlier: Sequence[Feature],
+        laid: Mapping[str, bytes],
+    ) -> TopicPort:
+        """A topic carried from one of its variants."""
+        patch = variant.patch
+        base = self._nearest(variant, release)
+        pristine = self.texts.read(release, patch.path)
+        before = laid.get(patch.path, pristine)
+        if patch.retired:
+            hunks = tuple(CarriedHunk(hunk, Outcome.UPSTREAM, hunk.scope) for hunk in patch.hunks)
+            return TopicPort(topic.name, variant, base, hunks, None, before, before)
+        origin = self._series(feature, topic, base, self.texts.read(base, patch.path))
+        if attempt(patch, origin, self._answers).after is None and earlier:
+            # It was made on top of other features: so it is carried on top of them.
+            below = self._below(earlier, base, patch.path)
+            stacked = self._series(feature, topic, base, below)
+            if attempt(patch, stacked, self._answers).after is not None:
+                origin = stacked
+                before = laid.get(patch.path, self._below(earlier, release, patch.path))
+        if origin is None:
+            hunks = tuple(CarriedHunk(hunk, Outcome.MISSING, hunk.scope) for hunk in patch.hunks)
+            return TopicPort(topic.name, variant, base, hunks, None, before, before)
+        return self._made(topic, variant, base, origin, before)
+
+    def _made(
+        self, topic: Topic, variant: Variant, base: str, origin: bytes, before: bytes | None
+    ) -> TopicPort:
+        """What becomes of a variant's hunks, made on ``origin``, in the text ``before``."""
+        hunks = variant.patch.hunks
+        key = origin, hunks, before
+        if key not in self._carried:
+            self._carried[key] = carry(origin, hunks, before, self.syntax)
+        carried = self._carried[key]
+        port = TopicPort(
+            topic.name,
+            variant,
+            base,
+            carried.hunks,
+            origin,
+            before,
+            carried.after,
+            problem=carried.problem,
+        )
+        if port.conflicts or before is None or carried.after is None:
+            return port
+        warnings = port_warnings(origin, before, carried.hunks, self._answers)
+        port = replace(port, warnings=warnings)
+        kept = tuple(hunk.hunk for hunk in carried.hunks if hunk.outcome is Outcome.EXACT)
+        if not port.review:
+            return replace(port, made=kept or None)
+        try:
+            made = compose(before, carried.after)
+        except NotComposable as error:
+            return replace(port, problem=f"the merged text cannot be written as hunks: {error}")
+        again = attempt(replace(variant.patch, hunks=made), before, self._answers)
+        if again.after != carried.after:
+            return replace(port, problem="the merged text cannot be written as hunks")
+        return replace(port, made=made)
+
+    # Texts
+
+    def _below(self, earlier: Sequence[Feature], release: str, path: str) -> bytes | None:
+        """A release's file with the features applied that have a variant for the release."""
+        data = self.texts.read(release, path)
+        for feature in earlier:
+            for topic in feature.topics:
+                data = self._laid(topic, release, path, data)
+        return data
+
+    def _series(
+        self, feature: Feature, topic: Topic, release: str, data: bytes | None
+    ) -> bytes | None:
+        """A text with the topics of a feature that come before one."""
+        for before in feature.topics:
+            if before.name == topic.name:
+                break
+            data = self._laid(before, release, topic.variants[0].patch.path, data)
+        return data
+
+    def _laid(self, topic: Topic, release: str, path: str, data: bytes | None) -> bytes | None:
+        for variant in topic.variants:
+            patch = variant.patch
+            if patch.path == path and Version(release) in variant.releases and not patch.retired:
+                return attempt(patch, data, self._answers).after or data
+        return data
+
+    def _nearest(self, variant: Variant, release: str) -> str:
+        """The release of a variant's range that is nearest to another one."""
+        inside = [name for name in self.texts.names if Version(name) in variant.releases]
+        if not inside:
+            return str(variant.releases.last)
+        return inside[-1] if Version(release) > variant.releases.last else inside[0]
+
+    def _distance(self, variant: Variant, release: str) -> tuple[int, int]:
+        """How far a variant is from a release; of two as far, the older one first."""
+        names = self.texts.names
+        near = self._nearest(variant, release)
+        steps = abs(_place(names, near) - _place(names, release))
+        return steps, _place(names, near)
+
+
+def _place(names: Sequence[str], release: str) -> int:
+    version = Version(release)
+    return sum(Version(name) < version for name in names)
+
+
+def _rank(port: TopicPort) -> int:
+    """The order in which the results from several variants are preferred."""
+    if port.outcome is Outcome.EXACT:
+        return 0
+    if port.conflicts:
+        return 3
+    return 2 if port.review else 1
+
+
+def as_patch(port: TopicPort) -> Patch:
+    """The patch of the hunks that were made for the release.
+
+    :raises ValueError: if none were made.
+    """
+    if port.made is None:
+        raise ValueError(f"{port.topic}: no hunks were made")
+    return replace(port.variant.patch, hunks=port.made)

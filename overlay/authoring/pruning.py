@@ -1,0 +1,338 @@
+"""Propose what a folder of patches no longer needs, with evidence, and prove that nothing changes.
+
+A proposal stands only if planning the features with it and without it gives the same states and the
+same bytes on every release that is still served.  That something does not apply is never a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from itertools import pairwise
+
+from packaging.version import Version
+
+from overlay.authoring.locating import ReleaseTexts
+from overlay.authoring.variants import with_merged, with_releases
+from overlay.authoring.writing import check_files
+from overlay.errors import PatchFormatErrors, UsageError
+from overlay.features.model import Feature, Topic, Variant
+from overlay.package import ReleaseRange
+from overlay.planning.planner import plan
+from overlay.planning.scopes import Syntax
+from overlay.results import Change, State
+
+#: Path below a feature's folder -> its bytes; ``None``: the file goes.
+Files = Mapping[str, bytes | None]
+
+
+class Prune(Enum):
+    """What a proposal does."""
+
+    FEATURE = "remove the feature"
+    MERGED = "note the merge"
+    VARIANTS = "remove variants"
+    UNITE = "unite variants"
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """One thing that a folder of patches no longer needs.
+
+    :ivar text: what is done; :ivar evidence: why nothing is lost by it.
+    :ivar files: what changes in the feature's folder; ``None``: the whole folder goes.
+    """
+
+    feature: str
+    kind: Prune
+    text: str
+    evidence: str
+    files: Files | None
+
+
+@dataclass(frozen=True)
+class Served:
+    """A feature with the files of its folder.
+
+    :ivar files: path below its folder -> bytes; ``None`` for a feature of another folder, which is
+        planned with the others and never changed.
+    """
+
+    feature: Feature
+    files: Mapping[str, bytes] | None = None
+
+
+#: Makes the proposals of one kind for a feature.
+_Maker = Callable[[Served], Iterator[Proposal]]
+
+
+@dataclass
+class Pruner:
+    """Proposes what can go while a range of releases is served.
+
+    :param texts: the releases; :param names: those that are still served, oldest first.
+    """
+
+    texts: ReleaseTexts
+    names: Sequence[str]
+    syntax: Syntax = field(default_factory=Syntax)
+
+    def propose(self, served: Sequence[Served]) -> tuple[Proposal, ...]:
+        """Everything that can go, in an order in which it can be done.
+
+        :param served: every feature, in the order in which they are applied.
+        :raises OverlayError: if a release cannot be read.
+        """
+        present = list(served)
+        wanted = self._answers(present)
+        accepted: list[Proposal] = []
+        for entry in served:
+            if entry.files is None:
+                continue
+            for make in (self._feature, self._merged, self._variants, self._unite):
+                while (
+                    proposal := self._first(make, entry.feature.id, present, wanted)
+                ) is not None:
+                    accepted.append(proposal)
+                    present = _after(present, proposal)
+                    if proposal.files is None:
+                        break
+        return tuple(accepted)
+
+    def _first(
+        self,
+        make: _Maker,
+        id_: str,
+        present: Sequence[Served],
+        wanted: Mapping[str, _Answer],
+    ) -> Proposal | None:
+        """The first proposal of a kind under which nothing changes."""
+        entry = next((each for each in present if each.feature.id == id_), None)
+        if entry is None:
+            return None
+        for proposal in make(entry):
+            try:
+                after = _after(present, proposal)
+            except (PatchFormatErrors, UsageError):
+                continue  # it would leave a hole, or a range that its feature.toml cannot say
+            if self._same(wanted, self._answers(after)):
+                return proposal
+        return None
+
+    # What is compared
+
+    def _answers(self, present: Sequence[Served]) -> dict[str, _Answer]:
+        features = [entry.feature for entry in present]
+        return {name: self._answer(features, name) for name in self.names}
+
+    def _answer(self, features: Sequence[Feature], release: str) -> _Answer:
+        tree = _Tree(self.texts, release)
+        version = Version(release)
+        joint = plan(features, tree, version, syntax=self.syntax)
+        alone = {
+            feature.id: plan([feature], tree, version, syntax=self.syntax) for feature in features
+        }
+        return _Answer(
+            {result.feature: result.state for result in joint.features},
+            joint.changes,
+            {id_: (each.features[0].state, each.changes) for id_, each in alone.items()},
+        )
+
+    def _same(self, wanted: Mapping[str, _Answer], found: Mapping[str, _Answer]) -> bool:
+        return all(wanted[name].kept_by(found[name]) for name in self.names)
+
+    def _states(self, feature: Feature) -> dict[str, State]:
+        """A feature's state on each release that is served, taken alone."""
+        return {
+            name: plan([feature], _Tree(self.texts, name), Version(name), syntax=self.syntax)
+            .features[0]
+            .state
+            for name in self.names
+        }
+
+    # Proposals
+
+    def _feature(self, entry: Served) -> Iterator[Proposal]:
+        """A feature that every release has."""
+        states = self._states(entry.feature)
+        if states and set(states.values()) == {State.UPSTREAMED}:
+            first, last = self.names[0], self.names[-1]
+            yield Proposal(
+                entry.feature.id,
+                Prune.FEATURE,
+                f"remove {entry.feature.id}",
+                f"upstream has it in every release of {first}..{last}",
+                None,
+            )
+
+    def _merged(self, entry: Served) -> Iterator[Proposal]:
+        """A feature that every release from one on has: it is remembered, and its range ends."""
+        feature, files = entry.feature, entry.files
+        if feature.merged is not None or files is None:
+            return
+        states = self._states(feature)
+        has = [name for name in self.names if states[name] is State.UPSTREAMED]
+        since = next(
+            (name for name in has if has[has.index(name) :] == _from(self.names, name)), None
+        )
+        before = [name for name in self.names if since is None or Version(name) < Version(since)]
+        if since is None or not before:
+            return
+        evidence = f"{since} and every later release up to {self.names[-1]} has it"
+        noted = with_merged(files["feature.toml"], since)
+        text = f'note merged = "{since}"'
+        last = min(feature.releases.last, Version(before[-1]))
+        if last < feature.releases.last and last >= feature.releases.first:
+            span = ReleaseRange(feature.releases.first, last)
+            clipped = _clipped(feature, files, span)
+            if clipped is not None:
+                made = {**clipped, "feature.toml": with_releases(noted, span)}
+                ends = f"{text}, and end its range at {last}"
+                yield Proposal(feature.id, Prune.MERGED, ends, evidence, made)
+        yield Proposal(feature.id, Prune.MERGED, text, evidence, {"feature.toml": noted})
+
+    def _variants(self, entry: Served) -> Iterator[Proposal]:
+        """Variants for releases that are not served any more."""
+        feature, files = entry.feature, entry.files
+        oldest = Version(self.names[0])
+        old = [
+            variant
+            for topic in feature.topics
+            for variant in topic.variants
+            if variant.releases.last < oldest
+        ]
+        if not old or files is None or feature.releases.last < oldest:
+            return
+        span = ReleaseRange(max(feature.releases.first, oldest), feature.releases.last)
+        clipped = _clipped(feature, files, span)
+        if clipped is None:
+            return
+        toml = with_releases(files["feature.toml"], span)
+        gone = sorted({str(variant.releases) for variant in old})
+        yield Proposal(
+            feature.id,
+            Prune.VARIANTS,
+            f"remove {len(old)} {'variant' if len(old) == 1 else 'variants'} ({', '.join(gone)}), "
+            f"and begin its range at {span.first}",
+            f"no release from {oldest} on uses them",
+            {**clipped, "feature.toml": toml},
+        )
+
+    def _unite(self, entry: Served) -> Iterator[Proposal]:
+        """Neighbouring variants of a topic of which one can serve both ranges."""
+        feature, files = entry.feature, entry.files
+        if files is None:
+            return
+        for topic in feature.topics:
+            for older, newer in pairwise(topic.variants):
+                if not self._adjacent(older, newer):
+                    continue
+                span = ReleaseRange(older.releases.first, newer.releases.last)
+                for kept in (newer, older):
+                    yield Proposal(
+                        feature.id,
+                        Prune.UNITE,
+                        f"unite {topic.name} {older.releases} and {newer.releases}",
+                        "both leave the same text on every release that is served",
+                        {
+                            _file(topic, older): None,
+                            _file(topic, newer): None,
+                            f"{topic.name}/{span}.patch": files[_file(topic, kept)],
+                        },
+                    )
+
+    def _adjacent(self, older: Variant, newer: Variant) -> bool:
+        """Whether both are served, no known release is between them, and neither is retired."""
+        if older.patch.path != newer.patch.path or older.patch.retired or newer.patch.retired:
+            return False
+        if not all(self._serves(variant) for variant in (older, newer)):
+            return False
+        first, last = older.releases.last, newer.releases.first
+        return not any(first < Version(name) < last for name in self.texts.names)
+
+    def _serves(self, variant: Variant) -> bool:
+        """Whether every known release of a variant's range is one that is still served."""
+        inside = [name for name in self.texts.names if Version(name) in variant.releases]
+        return bool(inside) and set(inside) <= set(self.names)
+
+
+@dataclass(frozen=True)
+class _Tree:
+    """The files of one release."""
+
+    texts: ReleaseTexts
+    release: str
+
+    def read(self, path: str) -> bytes | None:
+        """The bytes of a file; see ``Tree``."""
+        return self.texts.read(self.release, path)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What features do on one release: all together, and each alone."""
+
+    states: Mapping[str, State]
+    changes: tuple[Change, ...]
+    alone: Mapping[str, tuple[State, tuple[Change, ...]]]
+
+    def kept_by(self, after: _Answer) -> bool:
+        """Whether nothing changes but that features which the release has are not named."""
+        gone = self.states.keys() - after.states.keys()
+        return (
+            all(self.states[id_] is State.UPSTREAMED for id_ in gone)
+            and all(after.states[id_] is self.states[id_] for id_ in after.states)
+            and all(after.alone[id_] == self.alone[id_] for id_ in after.alone)
+            and after.changes == self.changes
+        )
+
+
+def _after(present: Sequence[Served], proposal: Proposal) -> list[Served]:
+    """The features once a proposal is carried out.
+
+    :raises PatchFormatErrors: if what is left of the feature cannot be read.
+    """
+    made: list[Served] = []
+    for entry in present:
+        if entry.feature.id != proposal.feature:
+            made.append(entry)
+        elif proposal.files is not None:
+            left = {**(entry.files or {}), **proposal.files}
+            files = {path: data for path, data in left.items() if data is not None}
+            feature = check_files(entry.feature.id, files)
+            made.append(Served(replace(feature, origin=entry.feature.origin), files))
+    return made
+
+
+def _from(names: Sequence[str], name: str) -> list[str]:
+    return list(names[list(names).index(name) :])
+
+
+def _clipped(feature: Feature, files: Mapping[str, bytes], span: ReleaseRange) -> Files | None:
+    """The patch files once no variant reaches out of a range.
+
+    :returns: ``None`` where a variant would lose the release that its text was made on.
+    """
+    made: dict[str, bytes | None] = {}
+    for topic in feature.topics:
+        for variant in topic.variants:
+            inside = variant.releases.overlaps(span)
+            first = max(variant.releases.first, span.first)
+            last = min(variant.releases.last, span.last)
+            base = variant.patch.headers.get("Base")
+            if inside and (first, last) == (variant.releases.first, variant.releases.last):
+                continue
+            made[_file(topic, variant)] = None
+            if not inside:
+                continue
+            if base is not None and not first <= Version(base) <= last:
+                return None
+            data = files[_file(topic, variant)]
+            made[f"{topic.name}/{ReleaseRange(first, last)}.patch"] = data
+    return made
+
+
+def _file(topic: Topic, variant: Variant) -> str:
+    """A variant's file below its feature's folder."""
+    return f"{topic.name}/{variant.patch.name.rsplit('/', 1)[-1]}"

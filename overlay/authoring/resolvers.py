@@ -1,0 +1,196 @@
+"""Programs that propose how to resolve a conflict: git's merge tool, or a command of the user's.
+
+A proposal is never trusted: it is taken over only if it has no markers and compiles, and it waits
+for a person like any merge.  The program gets copies of the four texts in a folder of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from overlay.authoring.port_views import Conflict, marker_lines
+from overlay.errors import UsageError
+from overlay.planning.scopes import Syntax
+from overlay.untrusted import read_regular, sha256
+
+#: Seconds that a command may take for one file.
+SECONDS = 120.0
+
+#: The largest text that is taken over, in bytes.
+_LIMIT = 16 * 1024 * 1024
+
+
+def propose(
+    command: str, texts: Conflict, path: str, watched: Iterable[Path], seconds: float = SECONDS
+) -> bytes:
+    """What a command makes of a conflict.
+
+    It is called with four files: the base, yours, the release's, and the one to write to, which
+    holds the merge with markers.
+
+    :param path: the file of vLLM, whose name the copies have.
+    :param watched: folders that it must not change.
+    :raises UsageError: if it cannot be run, fails, takes too long, changes what is not its own, or
+        gives what is not a resolution.
+    """
+    watched = tuple(watched)
+    before = _state(watched)
+    with tempfile.TemporaryDirectory(prefix="overlay-resolve-") as folder:
+        files = _laid(Path(folder), texts, Path(path).name)
+        inputs = _state([Path(folder)], without=files[3])
+        _run([*_words(command), *map(str, files)], Path(folder), command, seconds)
+        if _state(watched) != before:
+            raise UsageError(
+                f"{command}: it changed files of the session or of the patches, which it was not "
+                "given: nothing of it is taken over; look at `git status` there, or restore them"
+            )
+        if _state([Path(folder)], without=files[3]) != inputs:
+            raise UsageError(
+                f"{command}: expected it to write {files[3].name} alone, found other changes; "
+                "nothing of it is taken over"
+            )
+        data = read_regular(files[3], _LIMIT, follow=False)
+    return checked(data, command, path)
+
+
+def checked(data: bytes | None, command: str, path: str) -> bytes:
+    """A proposal, if it could be one.
+
+    :raises UsageError: if it has markers, or is not Python.
+    """
+    if data is None:
+        raise UsageError(f"{command}: expected a result for {path}, found none")
+    if lines := marker_lines(data):
+        raise UsageError(
+            f"{command}: its result for {path} still has the markers of a conflict, at line "
+            f"{lines[0]}"
+        )
+    if (error := Syntax().compile_error(data, path)) is not None:
+        raise UsageError(f"{command}: its result for {path} is not Python: {error}")
+    return data
+
+
+def merge_tool(texts: Conflict, path: str) -> bytes:
+    """What a person makes of a conflict in git's ``merge.tool``.
+
+    The tool runs in a repository of its own, in which the file has the three texts as its stages.
+
+    :raises UsageError: if git or its ``merge.tool`` is missing, or the result is not one.
+    """
+    git = shutil.which("git")
+    if git is None:
+        raise UsageError("--tool needs git, and there is none: edit the file, or use --resolver")
+    chosen = subprocess.run(
+        [git, "config", "merge.tool"], capture_output=True, text=True, check=False, timeout=10
+    ).stdout.strip()
+    if not chosen:
+        raise UsageError(
+            "--tool needs git's merge.tool, which is not set: `git config --global merge.tool "
+            "vimdiff`, for example"
+        )
+    with tempfile.TemporaryDirectory(prefix="overlay-merge-") as folder:
+        _stage(git, Path(folder), texts, path)
+        subprocess.run(
+            [git, "-C", folder, "mergetool", "--no-prompt", f"--tool={chosen}", "--", path],
+            check=False,
+        )
+        data = read_regular(Path(folder) / path, _LIMIT, follow=False)
+    return checked(data, f"merge.tool {chosen}", path)
+
+
+def _stage(git: str, folder: Path, texts: Conflict, path: str) -> None:
+    """Make a repository in which a file is in conflict."""
+    calm = ["-c", "core.autocrlf=false", "-c", "core.hooksPath=/dev/null"]
+
+    def call(*words: str, data: bytes = b"") -> str:
+        done = subprocess.run(
+            [git, "-C", str(folder), *calm, *words],
+            input=data,
+            capture_output=True,
+            check=True,
+            timeout=30,
+        )
+        return done.stdout.decode().strip()
+
+    call("init", "-q")
+    blobs = [
+        call("hash-object", "-w", "--stdin", data=data)
+        for data in (texts.base, texts.yours, texts.release)
+    ]
+    stages = "".join(f"100644 {blob} {stage}\t{path}\n" for stage, blob in enumerate(blobs, 1))
+    call("update-index", "--index-info", data=stages.encode())
+    (folder / path).parent.mkdir(parents=True, exist_ok=True)
+    (folder / path).write_bytes(texts.merged)
+
+
+def _words(command: str) -> list[str]:
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise UsageError(f"--resolver {command}: expected a command: {error}") from error
+    if not words:
+        raise UsageError("--resolver: expected a command, found nothing")
+    return words
+
+
+def _laid(folder: Path, texts: Conflict, name: str) -> tuple[Path, Path, Path, Path]:
+    files = []
+    for part, data in (
+        ("base", texts.base),
+        ("yours", texts.yours),
+        ("release", texts.release),
+        ("result", texts.merged),
+    ):
+        file = folder / f"{part}-{name}"
+        file.write_bytes(data)
+        files.append(file)
+    first, second, third, fourth = files
+    return first, second, third, fourth
+
+
+def _run(words: list[str], folder: Path, command: str, seconds: float) -> None:
+    """Run a command in a process group of its own, which ends with it.
+
+    :raises UsageError: if it cannot be run, fails or takes too long.
+    """
+    try:
+        process = subprocess.Popen(
+            words,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise UsageError(f"--resolver {command}: it cannot be run: {error.strerror}") from error
+    try:
+        _, said = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired as error:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise UsageError(
+            f"--resolver {command}: it took longer than {seconds:g} s and was ended"
+        ) from error
+    if process.returncode:
+        last = (said.decode("utf-8", "replace").strip().splitlines() or [""])[-1]
+        raise UsageError(
+            f"--resolver {command}: expected exit status 0, found {process.returncode}: {last}"
+        )
+
+
+def _state(folders: Iterable[Path], without: Path | None = None) -> Mapping[str, str]:
+    """The sha256 of every file below folders."""
+    return {
+        str(path): sha256(path.read_bytes()) if path.is_file() else "folder"
+        for folder in folders
+        for path in sorted(folder.rglob("*"))
+        if path != without
+    }

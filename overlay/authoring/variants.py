@@ -1,0 +1,201 @@
+"""Give ported topics to a feature's folder: its variants, their ranges, and ``feature.toml``.
+
+Ranges follow from what each release gets: neighbours with the same hunks are one range, and a
+variant is split only where the texts differ, whatever was ported first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from packaging.version import Version
+
+from overlay.authoring.porting import FeaturePort, TopicPort
+from overlay.authoring.writing import render_patch
+from overlay.errors import UsageError
+from overlay.features.feature_folder import essence
+from overlay.features.model import Feature, Hunk, Topic, Variant, Way
+from overlay.package import ReleaseRange
+from overlay.planning.matching import new_lines
+from overlay.planning.scopes import find
+from overlay.planning.text import SourceText
+
+_RELEASES = re.compile(r'^(releases\s*=\s*")[^"]*(".*)$', re.MULTILINE)
+_MERGED = re.compile(r"^merged\s*=.*\n", re.MULTILINE)
+
+#: What tells two texts of a variant apart.
+_Key = tuple[bool, str]
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """What one release gets of a topic.
+
+    :ivar existing: whether a patch file of the folder says so already.
+    """
+
+    key: _Key
+    data: bytes
+    existing: bool
+
+
+def with_ports(
+    feature: Feature,
+    files: Mapping[str, bytes],
+    ports: Iterable[FeaturePort],
+    names: Sequence[str],
+    today: str,
+    *,
+    merged: str | None = None,
+) -> dict[str, bytes]:
+    """The files of a feature's folder once it serves further releases.
+
+    :param files: path below the folder -> bytes; :param ports: without conflicts, one a release.
+    :param names: the known releases, oldest first.
+    :param today: ``YYYY-MM-DD``.
+    :param merged: the first release that is known to have the feature, if that is to be noted.
+    :raises UsageError: if ``feature.toml`` has no range on a line of its own.
+    """
+    made = dict(files)
+    landed = [port for port in ports if not port.covered and not port.shown]
+    if landed:
+        made = _with_variants(feature, files, landed, names, today)
+    if merged is not None:
+        made["feature.toml"] = with_merged(made["feature.toml"], merged)
+    return made
+
+
+def _with_variants(
+    feature: Feature,
+    files: Mapping[str, bytes],
+    landed: Sequence[FeaturePort],
+    names: Sequence[str],
+    today: str,
+) -> dict[str, bytes]:
+    ends = {str(end) for t in feature.topics for v in t.variants for end in _ends(v.releases)}
+    every = sorted({*names, *ends, *(port.release for port in landed)}, key=Version)
+    made = {path: data for path, data in files.items() if not _is_variant(path, feature)}
+    for topic in feature.topics:
+        cells = _existing(topic, files, every)
+        for port in landed:
+            part = next(part for part in port.topics if part.topic == topic.name)
+            if not part.covered:
+                cells[port.release] = _new(part, port.release, today)
+        made |= _compressed(topic, cells, every)
+    span = feature.releases
+    releases = [Version(port.release) for port in landed]
+    grown = ReleaseRange(min(span.first, *releases), max(span.last, *releases))
+    made["feature.toml"] = with_releases(files["feature.toml"], grown)
+    return made
+
+
+def with_releases(toml: bytes, span: ReleaseRange) -> bytes:
+    """``feature.toml`` with another range; everything else stays as it is.
+
+    :raises UsageError: if it has no range on a line of its own.
+    """
+    text, number = _RELEASES.subn(rf"\g<1>{span}\g<2>", toml.decode("utf-8"), count=1)
+    if not number:
+        raise UsageError('feature.toml: expected a line releases = "first..last", found none')
+    return text.encode()
+
+
+def with_merged(toml: bytes, release: str) -> bytes:
+    """``feature.toml`` with the memory that upstream has the feature from a release on.
+
+    :raises UsageError: if it has no range on a line of its own, behind which that is written.
+    """
+    text = _MERGED.sub("", toml.decode("utf-8"))
+    text, number = _RELEASES.subn(rf'\g<0>\nmerged = "{release}"', text, count=1)
+    if not number:
+        raise UsageError('feature.toml: expected a line releases = "first..last", found none')
+    return text.encode()
+
+
+def base_has(hunks: Sequence[Hunk], base: bytes) -> list[str]:
+    """The telling lines that hunks add although their scopes in the base have them already.
+
+    :raises TextError, UnparsableError: if the base is not Python that can be read.
+    """
+    source = SourceText.from_bytes(base)
+    scopes = find(source.lines)
+    known: dict[str, None] = {}
+    for hunk in hunks:
+        for place in scopes.get(hunk.scope, ()):
+            there = {line.strip() for line in source.lines[place.start : place.stop]}
+            known.update(dict.fromkeys(line for line in new_lines(hunk) if line in there))
+    return list(known)
+
+
+def _ends(span: ReleaseRange) -> tuple[Version, Version]:
+    return span.first, span.last
+
+
+def _is_variant(path: str, feature: Feature) -> bool:
+    folder, _, name = path.partition("/")
+    return name.endswith(".patch") and any(topic.name == folder for topic in feature.topics)
+
+
+def _key(hunks: Sequence[Hunk], *, retired: bool) -> _Key:
+    # What the base had does not change where the hunks land.
+    return retired, repr([essence(hunk)[:-1] for hunk in hunks])
+
+
+def _existing(topic: Topic, files: Mapping[str, bytes], every: Sequence[str]) -> dict[str, _Cell]:
+    cells: dict[str, _Cell] = {}
+    for variant in topic.variants:
+        key = _key(variant.patch.hunks, retired=variant.patch.retired)
+        cell = _Cell(key, files[_file(topic, variant)], existing=True)
+        cells |= {name: cell for name in every if Version(name) in variant.releases}
+    return cells
+
+
+def _file(topic: Topic, variant: Variant) -> str:
+    return f"{topic.name}/{variant.patch.name.rsplit('/', 1)[-1]}"
+
+
+def _new(part: TopicPort, release: str, today: str) -> _Cell:
+    """What a release gets that no variant serves yet."""
+    patch = part.variant.patch
+    headers = {**patch.headers, "Last-Update": today}
+    if part.made is None:
+        headers.pop("Base", None)
+        headers.pop("Base-Has", None)
+        headers["Ported-From"] = f"{part.base} {Way.UPSTREAM.value}"
+        data = render_patch(headers, patch.path, patch.hunks)
+        return _Cell(_key(patch.hunks, retired=True), _encoded(data), existing=False)
+    key = _key(part.made, retired=False)
+    headers["Base"] = release
+    headers.pop("Base-Has", None)
+    if part.before is not None and (known := base_has(part.made, part.before)):
+        headers["Base-Has"] = "\n".join(known)
+    if part.way is not None:
+        headers["Ported-From"] = f"{part.base} {part.way.value}"
+    return _Cell(key, _encoded(render_patch(headers, patch.path, part.made)), existing=False)
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _compressed(topic: Topic, cells: Mapping[str, _Cell], every: Sequence[str]) -> dict[str, bytes]:
+    """The patch files: a range for each run of neighbours with the same hunks."""
+    runs: list[list[str]] = []
+    for name in every:
+        cell = cells.get(name)
+        if cell is None:
+            runs.append([])
+        elif runs and runs[-1] and cells[runs[-1][-1]].key == cell.key:
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+    made: dict[str, bytes] = {}
+    for run in runs:
+        if run:
+            # A text that was there before stays: its base lies in the wider range too.
+            newest_first = [cells[name] for name in reversed(run)]
+            chosen = next((cell for cell in newest_first if cell.existing), newest_first[-1])
+            made[f"{topic.name}/{run[0]}..{run[-1]}.patch"] = chosen.data
+    return made

@@ -1,0 +1,103 @@
+"""The commands that look at a feature over releases: log and prune."""
+
+from __future__ import annotations
+
+import click
+
+from overlay.cli.arguments import cli
+from overlay.cli.options import (
+    Answer,
+    common_options,
+    complete_features,
+    complete_releases,
+    patches_of,
+)
+
+
+@cli.command(short_help="Show a feature from release to release, or all as a matrix.")
+@click.argument("feature", metavar="[ID]", required=False, shell_complete=complete_features)
+@click.option(
+    "--releases",
+    metavar="RANGE",
+    help="Only these releases: a closed range, one release, new, or all (the default).",
+    shell_complete=complete_releases,
+)
+@click.option("--matrix", is_flag=True, help="Show every feature on every release, by letters.")
+@click.option(
+    "--upstream",
+    metavar="CHECKOUT",
+    help="Look for the feature's pull request in a git checkout of vLLM: when it was merged, the "
+    "first release with it, and which lines upstream merged otherwise.",
+)
+@common_options
+@click.pass_context
+def log(
+    context: click.Context,
+    feature: str | None,
+    releases: str | None,
+    matrix: bool,
+    upstream: str | None,
+    as_json: bool,
+    verbose: bool,
+) -> Answer:
+    """Show how a feature stands on each release: by which means, with which variant, by whom.
+
+    An upstreamed feature is known by memory (`merged` in feature.toml), by the lines of the
+    change, or by its whole images. With --matrix, all features as letters, and where one does not
+    apply, how a port would land.
+
+    \b
+    Example:
+      overlay log stop-strings --patches ./our-patches
+      overlay log stop-strings --upstream ~/src/vllm
+      overlay log --matrix --patches ./our-patches
+    """
+    from overlay.api import command_line
+
+    if (feature is None) is not matrix:
+        raise click.UsageError("give the ID of a feature, or --matrix for all of them.")
+    if matrix and upstream is not None:
+        raise click.UsageError("--upstream speaks of one feature: give its ID, and no --matrix.")
+    with command_line.meter() as progress:
+        report = command_line.history(
+            feature,
+            patches=patches_of(context),
+            releases=releases,
+            upstream=upstream,
+            progress=progress,
+        )
+    return Answer(report, as_json, verbose)
+
+
+@cli.command(short_help="Propose what a folder of patches no longer needs.")
+@click.option(
+    "--oldest",
+    metavar="RELEASE",
+    help="The oldest release that you still serve; by default the oldest one known.",
+    shell_complete=complete_releases,
+)
+@click.option("--write", is_flag=True, help="Carry out what is proposed, all of it or nothing.")
+@common_options
+@click.pass_context
+def prune(
+    context: click.Context, oldest: str | None, write: bool, as_json: bool, verbose: bool
+) -> Answer:
+    """Propose what a folder of patches no longer needs, with evidence.
+
+    Of the last folder that --patches, overlay.toml or OVERLAY_PATCHES names: features that upstream
+    has in every release you serve, variants for releases that you no longer serve, a merge that is
+    not noted yet, and variants of which one can serve both ranges. What any release from --oldest
+    on would apply stays as it is, byte for byte. Without --write nothing is written.
+
+    \b
+    Example:
+      overlay prune --patches ./our-patches
+      overlay prune --oldest 0.26.0 --write --patches ./our-patches
+    """
+    from overlay.api import command_line
+
+    with command_line.meter() as progress:
+        report = command_line.prune(
+            patches=patches_of(context), oldest=oldest, write=write, progress=progress
+        )
+    return Answer(report, as_json, verbose)

@@ -1,0 +1,150 @@
+"""``overlay port``: carry features to other releases; in a terminal, resolve conflicts by a key."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from overlay.cli.arguments import cli
+from overlay.cli.options import Answer, common_options, patches_of
+
+if TYPE_CHECKING:
+    from overlay.report.ported import OpenFile, PortReport
+
+#: The keys of the prompt, and what they do.
+_KEYS = {
+    "p": "place mine before upstream's lines",
+    "e": "edit",
+    "k": "keep the file as it is now",
+    "t": "git's merge tool",
+    "u": "upstream's side: retire this hunk here",
+    "s": "skip the feature",
+    "q": "stop here; the session stays",
+}
+
+
+@cli.command("port", short_help="Carry features to another release.")
+@click.argument("words", metavar="ID... RELEASE|all", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="Port every feature at hand.")
+@click.option("--write", is_flag=True, help="Write what lands exactly into the patches folders.")
+@click.option(
+    "--accept",
+    type=click.Choice(["merged"]),
+    help="With --write: write what was merged, too, without reviewing it first.",
+)
+@click.option("--show", is_flag=True, help="Show what waits in a session: three views of a scope.")
+@click.option(
+    "--continue", "go_on", is_flag=True, help="Write what the edited files say; end the session."
+)
+@click.option("--abort", is_flag=True, help="Remove a session; the patches stay as they are.")
+@click.option("--retire", metavar="ID", help="Upstream has this feature: note it, and go on.")
+@click.option("--skip", metavar="ID", help="Leave this feature as it is, and go on.")
+@click.option("--tool", is_flag=True, help="Resolve conflicts in git's merge.tool.")
+@click.option(
+    "--resolver",
+    metavar="CMD",
+    help="Let a command propose: it gets the base, yours, the release's and the result as files.",
+)
+@common_options
+@click.pass_context
+def port(
+    context: click.Context,
+    /,
+    words: tuple[str, ...],
+    as_json: bool,
+    verbose: bool,
+    **options: Any,
+) -> Answer:
+    """Carry features to a release, hunk by hunk, in the safest way that holds.
+
+    In this order: upstream has it; it lands exactly; a three-way merge in its scope is clean; the
+    scope moved and the merge is clean there; else it is a conflict. Nothing merged is written
+    before a person looked at it. What waits is laid out in ./port-RELEASE: edit the files there,
+    then --continue; or --retire ID, --skip ID, --abort. In a terminal each conflict is asked about.
+
+    \b
+    Example:
+      overlay port --all 0.34.0             # what would become of every feature
+      overlay port our-fix 0.34.0 --write   # write what lands; the rest waits in ./port-0.34.0
+      overlay port --show                   # ... shown; edit the files; then
+      overlay port --continue
+    """
+    from overlay.api import command_line
+    from overlay.api import porting as api
+
+    actions = [name for name in _ACTIONS if options[name]]
+    if len(actions) > 1:
+        raise click.UsageError(f"{_option(actions[0])} and {_option(actions[1])}: one of them.")
+    if as_json and options["tool"]:
+        raise click.UsageError("--tool needs a terminal: omit --json, or use --resolver CMD.")
+    with command_line.meter() as progress:
+        patches = patches_of(context)
+        if actions:
+            report = _session(words, patches, actions[0], options, progress)
+        else:
+            ids, release = _named(words, everything=options["everything"])
+            report = api.port(
+                ids,
+                release,
+                patches=patches,
+                write=options["write"],
+                accept_merged=options["accept"] is not None,
+                progress=progress,
+            )
+    if not as_json and not options["show"] and sys.stdin.isatty() and sys.stdout.isatty():
+        report = api.ask_port(report, _ask, patches=patches_of(context))
+    return Answer(report, as_json, verbose)
+
+
+_ACTIONS = ("show", "go_on", "abort", "retire", "skip", "tool", "resolver")
+
+
+def _option(name: str) -> str:
+    return "--continue" if name == "go_on" else f"--{name}"
+
+
+def _named(words: tuple[str, ...], *, everything: bool) -> tuple[tuple[str, ...], str]:
+    """The ids and the releases that the arguments name.
+
+    :raises click.UsageError: if they name none.
+    """
+    if not words or (everything and len(words) > 1) or (not everything and len(words) < 2):
+        raise click.UsageError(
+            "expected ID... RELEASE, or --all RELEASE; `overlay port --help` has examples."
+        )
+    return words[:-1], words[-1]
+
+
+def _session(
+    words: tuple[str, ...], patches: Any, action: str, options: dict[str, Any], progress: Any
+) -> PortReport:
+    """What one of the options of a session does."""
+    from overlay.api import porting as api
+
+    if len(words) > 1:
+        raise click.UsageError(f"{_option(action)} takes at most the session's folder.")
+    folder = words[0] if words else None
+    command = options[action] if action == "resolver" else None
+    id_ = str(options[action]) if action in ("retire", "skip") else ""
+    return api.port_session(
+        _VERBS[action], folder, patches=patches, id_=id_, command=command, progress=progress
+    )
+
+
+_VERBS = {name: name for name in _ACTIONS} | {"go_on": "continue"}
+
+
+def _ask(file: OpenFile) -> str:
+    """Show a file that waits and ask what to do with it; ``e`` edits it first."""
+    from overlay.api import porting as api
+
+    api.show_port(file, sys.stdout)
+    keys = _KEYS if file.place is not None else {key: _KEYS[key] for key in "sq"}
+    for key, meaning in keys.items():
+        click.echo(f"  [{key}] {meaning}", err=True)
+    key = str(click.prompt("what", type=click.Choice(list(keys)), show_choices=False, err=True))
+    if key == "e" and file.place is not None:
+        click.edit(filename=str(file.place))
+    return key

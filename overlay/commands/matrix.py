@@ -1,0 +1,112 @@
+"""``overlay log --matrix``: every feature on every release, and how a port would land elsewhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from packaging.version import Version
+
+from overlay.commands.assess import examine
+from overlay.commands.parallel import cores, in_processes, no_step
+from overlay.commands.request import Request
+from overlay.package import KNOWN_RELEASES
+from overlay.report.history import Cell, MatrixReport, Row, matrix_of
+from overlay.results import Outcome, State, whole_outcome
+from overlay.targets.resolution import releases, resolve
+
+if TYPE_CHECKING:
+    from overlay.authoring.locating import ReleaseTexts
+    from overlay.features.model import Feature, Topic, Variant
+    from overlay.planning.scopes import Syntax
+    from overlay.report.progress import Meter
+
+#: The states in which it is of interest how a port would land.
+_CARRIED = (State.INAPPLICABLE, State.PARTIAL, State.DRIFTED, State.MISSING)
+
+
+def matrix(request: Request, span: str | None = None, meter: Meter | None = None) -> MatrixReport:
+    """Every feature on every release.
+
+    :param span: releases as ``--releases`` takes them; default: all.
+    :param meter: shown how far this is.
+    :raises OverlayError: if a release cannot be read.
+    """
+    from overlay.authoring.locating import ReleaseTexts
+    from overlay.planning.scope_cache import Memo
+
+    features = request.load()
+    names = releases(span) if span is not None else KNOWN_RELEASES
+    bases = tuple(dict.fromkeys((*KNOWN_RELEASES, *names)))
+    texts = ReleaseTexts(bases, lambda release: resolve(release, progress=meter))
+    column = _Column(features, texts, Memo())
+    workers = min(cores(), len(names))
+    if workers < 2 or not hasattr(os, "fork"):
+        columns = [column.cells(name) for name in names]
+    elif meter is None:
+        columns = in_processes(column.cells, names, workers, no_step)
+    else:
+        with meter.counting("read", len(names), "release") as counting:
+            columns = in_processes(column.cells, names, workers, counting.step)
+    rows = tuple(
+        Row(feature.id, tuple(cells[at] for cells in columns))
+        for at, feature in enumerate(features)
+    )
+    return MatrixReport(matrix_of(rows), tuple(names), rows)
+
+
+@dataclass(frozen=True)
+class _Column:
+    """What is the same for every release."""
+
+    features: tuple[Feature, ...]
+    texts: ReleaseTexts
+    syntax: Syntax
+
+    def cells(self, release: str) -> list[Cell]:
+        """Each feature on one release.
+
+        :raises OverlayError: if the release cannot be read.
+        """
+        found = examine(resolve(release), self.features)
+        return [
+            Cell(
+                release,
+                result.state,
+                self._outcome(feature, release) if result.state in _CARRIED else None,
+            )
+            for feature, result in zip(self.features, found.report.features, strict=True)
+        ]
+
+    def _outcome(self, feature: Feature, release: str) -> Outcome | None:
+        """How a port of a feature would land, judged topic by topic from the variant nearest to it.
+
+        :returns: ``None`` where no variant tells the text that it was made on.
+        """
+        outcomes = [self._carried(topic, release) for topic in feature.topics]
+        known = [outcome for outcome in outcomes if outcome is not None]
+        return whole_outcome(known) if known and len(known) == len(outcomes) else None
+
+    def _carried(self, topic: Topic, release: str) -> Outcome | None:
+        from overlay.authoring.carry import carry
+
+        variant = _nearest(topic.variants, Version(release))
+        patch = variant.patch
+        base = patch.headers.get("Base", str(variant.releases.last))
+        if base not in self.texts.names:
+            return None
+        before = self.texts.read(base, patch.path)
+        if before is None:
+            return None
+        there = self.texts.read(release, patch.path)
+        return carry(before, patch.hunks, there, self.syntax).outcome
+
+
+def _nearest(variants: Sequence[Variant], release: Version) -> Variant:
+    """The variant whose range is nearest: the newest that is not newer, else the oldest."""
+    older = [variant for variant in variants if variant.releases.first <= release]
+    if older:
+        return max(older, key=lambda variant: variant.releases)
+    return min(variants, key=lambda variant: variant.releases)

@@ -1,0 +1,248 @@
+"""``overlay port``: carry features to other releases, and write what nobody has to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from packaging.version import Version
+
+from overlay.authoring.writing import check_files
+from overlay.errors import UsageError
+from overlay.package import KNOWN_RELEASES
+from overlay.report.ported import (
+    PortedFeature,
+    PortedHunk,
+    PortReport,
+    concluded,
+    counted,
+)
+from overlay.results import Outcome
+from overlay.untrusted import read_regular
+
+if TYPE_CHECKING:
+    from overlay.authoring.porting import FeaturePort, Porter
+    from overlay.commands.request import Request
+    from overlay.features.model import Feature
+    from overlay.targets.target import Progress
+
+
+def port(
+    request: Request,
+    releases: str,
+    *,
+    write: bool = False,
+    accept_merged: bool = False,
+    session: Path | None = None,
+    progress: Progress | None = None,
+) -> PortReport:
+    """Carry the features that are meant to releases.
+
+    :param releases: as ``--releases`` takes them.
+    :param write: write what lands exactly, and what upstream has, into the patches folders.
+    :param accept_merged: write what was merged, too.
+    :param session: the folder to be made for what waits for a person, where one release is named;
+        default: ``port-RELEASE`` in the working folder.
+    :raises UsageError: if an id is not known, or a session is open already.
+    :raises OverlayError: if a release cannot be read or a folder cannot be written.
+    """
+    from overlay.authoring.port_session import create, session_folder
+    from overlay.targets.resolution import releases as named
+
+    asked = named(releases)
+    place = session or (session_folder(asked[0]) if len(asked) == 1 else None)
+    if place is not None and place.exists():
+        raise UsageError(
+            f"{place}: expected no such folder, found a session of an earlier port: end it with "
+            f"`overlay port --continue {place}` or `overlay port --abort {place}`"
+        )
+    features = request.load()
+    meant = request.select(features)
+    if not request.features:  # those of an installed overlay change with its next version
+        meant = tuple(feature for feature in meant if not feature.shipped or _in_checkout())
+    names = known_names(asked)
+    porter = make_porter(names, progress)
+    ports = [
+        port
+        for feature in meant
+        for port in _carried(porter, feature, features, with_gaps(feature, asked, names))
+    ]
+    ready = [port for port in ports if not port.conflicts and (accept_merged or not port.review)]
+    written = write_ports(porter, features, ready, names) if write else frozenset()
+    reported = tuple(
+        replace(described(port), written=(port.feature.id, port.release) in written)
+        for port in ports
+    )
+    waits = [port for port in ports if port.conflicts or (port.review and port not in ready)]
+    folder = None
+    ids = {port.feature.id for port in waits if port.release == asked[0]}
+    if ids and place is not None:
+        features = request.load() if written else features  # as they are now
+        again = [
+            porter.port(feature, asked[0], features[:index])
+            for index, feature in enumerate(features)
+            if feature.id in ids
+        ]
+        folder = create(place, asked[0], again, request.patches)
+    notable = () if write else _notable(porter, features, ports, names)
+    verdict = concluded(reported, asked, folder, write=write, notable=notable)
+    return PortReport(verdict, reported, folder)
+
+
+def _notable(
+    porter: Porter, features: Sequence[Feature], ports: Sequence[FeaturePort], names: Sequence[str]
+) -> tuple[str, ...]:
+    """The ids of the features of which it would be noted that upstream has them."""
+    by_id = {feature.id: feature for feature in features}
+    return tuple(
+        id_
+        for id_ in dict.fromkeys(port.feature.id for port in ports)
+        if _memory(
+            porter,
+            [port for port in ports if port.feature.id == id_],
+            features[: features.index(by_id[id_])],
+            names,
+        )
+    )
+
+
+def _carried(
+    porter: Porter, feature: Feature, features: Sequence[Feature], releases: Sequence[str]
+) -> Iterator[FeaturePort]:
+    """A feature carried to releases, oldest first; what one of them has, the later ones have."""
+    from overlay.authoring.memory import remembered
+
+    earlier = features[: features.index(feature)]
+    known = feature
+    for release in releases:
+        port = porter.port(known, release, earlier)
+        if known.merged is None and (
+            since := remembered(porter, port, earlier, porter.texts.names)
+        ):
+            known = replace(known, merged=Version(since))
+        yield replace(port, feature=feature)
+
+
+def make_porter(names: Sequence[str], progress: Progress | None = None) -> Porter:
+    """A porter that reads the named releases from the cache or the package index."""
+    from overlay.authoring.locating import ReleaseTexts
+    from overlay.authoring.porting import Porter
+    from overlay.planning.scope_cache import Memo
+    from overlay.targets.resolution import resolve
+
+    texts = ReleaseTexts(names, lambda release: resolve(release, progress=progress))
+    return Porter(texts, Memo())
+
+
+def known_names(asked: Sequence[str]) -> tuple[str, ...]:
+    """The known releases and those that are asked about, oldest first."""
+    return tuple(sorted({*KNOWN_RELEASES, *asked}, key=Version))
+
+
+def with_gaps(feature: Feature, asked: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    """The releases that are asked about, and those between them and a feature's range.
+
+    A range is closed and has no holes: what serves 0.33.0 and 0.35.0 serves 0.34.0.
+    """
+    span = feature.releases
+    wanted = set(asked)
+    for name in asked:
+        low, high = sorted((Version(name), span.last if Version(name) > span.last else span.first))
+        if Version(name) not in span:
+            wanted |= {other for other in names if low < Version(other) < high}
+    return tuple(name for name in names if name in wanted)
+
+
+def write_ports(
+    porter: Porter, features: Sequence[Feature], ports: Sequence[FeaturePort], names: Sequence[str]
+) -> frozenset[tuple[str, str]]:
+    """Give the patches folders what was ported: all features of a folder in one transaction.
+
+    :param features: all, in the order of the series; :param ports: without conflicts.
+    :returns: (id, release) of what is served, or known to be upstream, since then.
+    :raises OverlayError, OSError: if a folder cannot be written.
+    """
+    from overlay.authoring import disk
+    from overlay.authoring.variants import with_ports
+
+    today = datetime.now().astimezone().date().isoformat()
+    changed: dict[Path, list[disk.NewFolder]] = {}
+    done: set[tuple[str, str]] = set()
+    for id_ in dict.fromkeys(port.feature.id for port in ports):
+        own = [port for port in ports if port.feature.id == id_]
+        feature, folder = own[0].feature, folder_of(own[0].feature)
+        before = {
+            name: data
+            for name in disk.files_below(folder)
+            if (data := read_regular(folder / name, follow=False)) is not None
+        }
+        known = _memory(porter, own, features[: features.index(feature)], names)
+        after = with_ports(feature, before, own, names, today, merged=known)
+        if after != before:
+            check_files(id_, after)
+            changed.setdefault(folder.parent, []).append(disk.NewFolder(id_, after))
+            done |= {(id_, port.release) for port in own if not port.covered}
+    for place, folders in changed.items():
+        disk.replace_features(place, folders)
+    return frozenset(done)
+
+
+def _memory(
+    porter: Porter, own: Sequence[FeaturePort], earlier: Sequence[Feature], names: Sequence[str]
+) -> str | None:
+    """The first release from which on upstream is known to have a feature, if that is new."""
+    from overlay.authoring.memory import remembered
+
+    known = [name for port in own if (name := remembered(porter, port, earlier, names))]
+    return min(known, key=Version) if known else None
+
+
+def folder_of(feature: Feature) -> Path:
+    """The folder of a feature that may be written.
+
+    :raises UsageError: if it came with an installed overlay, where an upgrade would undo it.
+    """
+    from overlay.features.sources import shipped_folder
+
+    if not feature.shipped:
+        return Path(feature.origin).expanduser() / feature.id
+    if not _in_checkout():
+        raise UsageError(
+            f"{feature.id} comes with the installed vllm-overlay: upgrade that, or port it in a "
+            "checkout of vllm-overlay"
+        )
+    return shipped_folder() / feature.id
+
+
+def _in_checkout() -> bool:
+    """Whether the shipped features lie in a checkout of the overlay, and may be written."""
+    from overlay.features.sources import shipped_folder
+
+    return (shipped_folder().parent / "setup.py").is_file()
+
+
+def described(port: FeaturePort) -> PortedFeature:
+    """A port as it is reported."""
+    hunks = [
+        PortedHunk(topic.topic, topic.path, hunk.scope, hunk.outcome, hunk.line)
+        for topic in port.topics
+        for hunk in topic.hunks
+        if hunk.outcome not in (Outcome.EXACT, Outcome.UPSTREAM) and not port.shown
+    ]
+    problems = [topic.problem for topic in port.topics if topic.problem is not None]
+    return PortedFeature(
+        port.feature.id,
+        port.release,
+        port.outcome,
+        base=tuple(dict.fromkeys(topic.base for topic in port.topics)),
+        counts=counted(hunk.outcome for topic in port.topics for hunk in topic.hunks),
+        hunks=tuple(hunks),
+        warnings=tuple(dict.fromkeys(w for topic in port.topics for w in topic.warnings)),
+        shown=port.shown,
+        covered=port.covered,
+        review=port.review,
+        problem=port.problem or next(iter(problems), None),
+    )

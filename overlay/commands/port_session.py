@@ -1,0 +1,322 @@
+"""``overlay port --show``, ``--continue`` and the rest: what ends and changes a port's session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from overlay.commands.port import (
+    described,
+    folder_of,
+    known_names,
+    make_porter,
+    with_gaps,
+    write_ports,
+)
+from overlay.report.ported import OpenFile, PortReport, ended, waiting
+
+if TYPE_CHECKING:
+    from overlay.authoring.port_session import PortSession, Waiting
+    from overlay.authoring.port_views import Conflict
+    from overlay.authoring.porting import FeaturePort, Porter, TopicPort
+    from overlay.commands.request import Request
+    from overlay.features.model import Feature
+    from overlay.targets.target import Progress
+
+
+class Resolving:
+    """An open session with its features carried again.
+
+    :param folder: as the user named it; ``None``: the only one in the working folder.
+    :param trusting: whether features that were changed meanwhile are carried all the same.
+    :raises UsageError: if there is no such session, or its features were changed since it began.
+    :raises OverlayError: if the release cannot be read.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        folder: str | None,
+        progress: Progress | None = None,
+        *,
+        trusting: bool = False,
+    ) -> None:
+        from overlay.authoring.port_session import check_digests, check_there, find, load
+
+        self.session: PortSession = load(find(folder))
+        named = tuple(dict.fromkeys((*request.patches, *self.session.patches)))
+        self.features: tuple[Feature, ...] = replace(request, patches=named).load()
+        at_hand = {feature.id: feature for feature in self.features}
+        check_there(self.session, at_hand)
+        if not trusting:
+            check_digests(self.session, at_hand)
+        self.names = known_names([self.session.release])
+        self.porter: Porter = make_porter(self.names, progress)
+        self.ports = tuple(self._port(id_) for id_ in self.session.features)
+
+    def _port(self, id_: str) -> FeaturePort:
+        index = next(i for i, feature in enumerate(self.features) if feature.id == id_)
+        earlier = self.features[:index]
+        return self.porter.port(self.features[index], self.session.release, earlier)
+
+    def between(self) -> tuple[FeaturePort, ...]:
+        """The ports to the releases between a feature's range and the session's release."""
+        return tuple(
+            self.porter.port(port.feature, name, self.features[: self.features.index(port.feature)])
+            for port in self.ports
+            for name in with_gaps(port.feature, [self.session.release], self.names)
+            if name != self.session.release
+        )
+
+    def topic(self, entry: Waiting) -> TopicPort | None:
+        """The topic that waits; ``None`` where an added module does."""
+        port = next(port for port in self.ports if port.feature.id == entry.feature)
+        return next((topic for topic in port.topics if topic.topic == entry.topic), None)
+
+    def texts(self, entry: Waiting) -> Conflict | None:
+        """The texts of what waits, with the result as it is now; ``None`` without a file."""
+        from overlay.authoring.port_views import conflict
+
+        topic, data = self.topic(entry), self.session.text(entry)
+        texts = None if topic is None else conflict(topic, self.session.release)
+        return None if texts is None or data is None else replace(texts, merged=data)
+
+    def open_file(self, entry: Waiting) -> OpenFile:
+        """What waits, as it is shown."""
+        from overlay.authoring.port_views import hunk_view, marker_lines, merge_view, upstream_view
+        from overlay.results import Outcome
+
+        topic, data = self.topic(entry), self.session.text(entry)
+        hunks = [] if topic is None else [h for h in topic.hunks if h.outcome is not Outcome.EXACT]
+        return OpenFile(
+            entry.feature,
+            entry.topic,
+            entry.path,
+            entry.base,
+            None if data is None else self.session.folder / entry.name,
+            () if data is None else tuple(marker_lines(data)),
+            tuple(
+                (hunk.scope, hunk_view(hunk.hunk), upstream_view(topic, hunk.scope))
+                for hunk in hunks
+                if topic is not None
+            ),
+            () if data is None else merge_view(data),
+        )
+
+    def report(self) -> PortReport:
+        """What waits in the session."""
+        files = tuple(map(self.open_file, self.session.waiting))
+        return PortReport(
+            waiting(self.session.folder, files),
+            tuple(map(described, self.ports)),
+            self.session.folder,
+            files,
+        )
+
+    # What a person decides about one file
+
+    def write(self, entry: Waiting, data: bytes) -> None:
+        """Give a file of the session other bytes.
+
+        :raises OSError: if it cannot be written.
+        """
+        from overlay.authoring.disk import write_over
+
+        write_over(self.session.folder / entry.name, data)
+
+    def place(self, entry: Waiting) -> bool:
+        """Put the added lines before upstream's; whether there is a file for that."""
+        from overlay.authoring.port_views import placed_before
+
+        topic = self.topic(entry)
+        data = None if topic is None else placed_before(topic, self.session.release)
+        if data is not None:
+            self.write(entry, data)
+        return data is not None
+
+    def take_upstream(self, entry: Waiting) -> bool:
+        """Take the release's own text, which retires the topic there; whether it has a file."""
+        topic = self.topic(entry)
+        if topic is None or topic.before is None:
+            return False
+        self.write(entry, topic.before)
+        return True
+
+    def resolve(self, entry: Waiting, command: str | None) -> bool:
+        """Let a command, or git's merge tool, propose a text; whether there is a file for that.
+
+        :raises UsageError: if what it gives cannot be a resolution.
+        """
+        from overlay.authoring.resolvers import merge_tool, propose
+
+        texts = self.texts(entry)
+        if texts is None:
+            return False
+        if command is None:
+            data = merge_tool(texts, entry.path)
+        else:
+            watched = [self.session.folder, *(folder_of(port.feature) for port in self.ports)]
+            data = propose(command, texts, entry.path, watched)
+        self.write(entry, data)
+        return True
+
+
+def show(request: Request, folder: str | None, progress: Progress | None = None) -> PortReport:
+    """What waits in a session: for each scope the hunk, what upstream changed, and the merge."""
+    return Resolving(request, folder, progress).report()
+
+
+def resolve(
+    request: Request, folder: str | None, command: str | None, progress: Progress | None = None
+) -> PortReport:
+    """Let a command, or git's merge tool, propose a text for every file with markers.
+
+    :raises UsageError: if what it gives cannot be a resolution; those before are kept.
+    """
+    resolving = Resolving(request, folder, progress)
+    for entry in resolving.session.waiting:
+        texts = resolving.texts(entry)
+        if texts is not None and texts.marked:
+            resolving.resolve(entry, command)
+    return resolving.report()
+
+
+def proceed(request: Request, folder: str | None, progress: Progress | None = None) -> PortReport:
+    """Write what the edited files say into the patches, and end the session.
+
+    :raises UsageError: if markers are left, or a file cannot be carried; nothing is written then.
+    :raises OSError: if the patches cannot be written.
+    """
+    from overlay.authoring import disk
+    from overlay.authoring.port_session import resolved
+
+    if (finished := _finished(request, folder, progress)) is not None:
+        return finished
+    resolving = Resolving(request, folder, progress)
+    session = resolving.session
+    ports = resolved(session, resolving.ports, resolving.porter.syntax)
+    between = resolving.between()
+    landing = [port for port in between if not port.conflicts and not port.review]
+    write_ports(resolving.porter, resolving.features, [*ports, *landing], resolving.names)
+    disk.vanish(session.folder)
+    entries = tuple(replace(described(port), written=True) for port in ports)
+    beside = tuple(replace(described(port), written=port in landing) for port in between)
+    return PortReport(ended(session.folder, entries), (*entries, *beside))
+
+
+def _finished(request: Request, folder: str | None, progress: Progress | None) -> PortReport | None:
+    """End a session whose ``--continue`` was killed once the patches were written.
+
+    ``None`` where something of it still waits.
+    """
+    from overlay.authoring import disk
+    from overlay.authoring.port_session import stale
+
+    resolving = Resolving(request, folder, progress, trusting=True)
+    session = resolving.session
+    if not stale(session, {feature.id: feature for feature in resolving.features}):
+        return None
+    if not all(port.covered or port.shown for port in resolving.ports):
+        return None
+    disk.vanish(session.folder)
+    entries = tuple(replace(described(port), written=True) for port in resolving.ports)
+    return PortReport(ended(session.folder, entries), entries)
+
+
+def retire(
+    request: Request, folder: str | None, id_: str, progress: Progress | None = None
+) -> PortReport:
+    """Note that upstream has a feature from the session's release on; the others still wait.
+
+    :raises UsageError: if the session does not wait for it.
+    """
+    from overlay.authoring.port_session import retired, without
+
+    resolving = Resolving(request, folder, progress)
+    port = next((port for port in resolving.ports if port.feature.id == id_), None)
+    if port is not None:
+        write_ports(resolving.porter, resolving.features, [retired(port)], resolving.names)
+    return _left(resolving, without(resolving.session, id_))
+
+
+def skip(
+    request: Request, folder: str | None, id_: str, progress: Progress | None = None
+) -> PortReport:
+    """Leave a feature as it is: it does not serve the release; the others still wait.
+
+    :raises UsageError: if the session does not wait for it.
+    """
+    from overlay.authoring.port_session import without
+
+    resolving = Resolving(request, folder, progress)
+    return _left(resolving, without(resolving.session, id_))
+
+
+def _left(resolving: Resolving, session: PortSession) -> PortReport:
+    if not session.waiting:
+        return PortReport(ended(session.folder, ()))
+    resolving.session = session
+    resolving.ports = tuple(p for p in resolving.ports if p.feature.id in session.features)
+    return resolving.report()
+
+
+def abort(folder: str | None) -> PortReport:
+    """Remove a session with its files; the patches stay as they are.
+
+    :raises UsageError: if there is no such session.
+    """
+    from overlay.authoring import disk
+    from overlay.authoring.port_session import find, load
+
+    session = load(find(folder))
+    disk.vanish(session.folder)
+    return PortReport(ended(session.folder, ()))
+
+
+def ask(
+    request: Request,
+    report: PortReport,
+    question: Callable[[OpenFile], str],
+    progress: Progress | None = None,
+) -> PortReport:
+    """Ask about each file of a session, and write what the answers make, once nothing is left.
+
+    :param question: shows a file and gives one of ``p`` (place mine before upstream's lines), ``e``
+        (it was edited), ``k`` (keep it as it is), ``t`` (git's merge tool), ``u`` (upstream's
+        side), ``s`` (skip the feature) and ``q`` (stop).
+    :returns: ``report`` itself where it has no session.
+    """
+    if report.session is None:
+        return report
+    folder = str(report.session)
+    resolving = Resolving(request, folder, progress)
+    for entry in resolving.session.waiting:
+        answer = "" if entry.feature in resolving.session.features else "gone"
+        while not answer:
+            answer = question(resolving.open_file(entry))
+            if not _answered(resolving, entry, answer):
+                answer = ""
+        if answer == "q":
+            return resolving.report()
+        if answer == "s":
+            left = skip(request, folder, entry.feature, progress)
+            if left.session is None:
+                return left
+            resolving = Resolving(request, folder, progress)
+    return proceed(request, folder, progress)
+
+
+def _answered(resolving: Resolving, entry: Waiting, key: str) -> bool:
+    """Do what a key says; whether the file is settled by it."""
+    if key == "p":
+        resolving.place(entry)
+        return False  # it is a proposal: shown again, without markers
+    if key == "t":
+        resolving.resolve(entry, None)
+        return False
+    if key == "u":
+        return resolving.take_upstream(entry)
+    if key in ("e", "k"):
+        return not resolving.open_file(entry).marked
+    return key in ("s", "q")

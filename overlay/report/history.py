@@ -1,0 +1,361 @@
+"""Reports of ``overlay log``: one feature from release to release, and all of them as a matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, ClassVar, NamedTuple
+
+from overlay.report.codes import Code, Verdict
+from overlay.report.lines import BLANK, MARK, Line, Span, labelled
+from overlay.report.model import Report
+from overlay.report.words import count, enumeration
+from overlay.results import Outcome, State
+
+#: How many lines of the difference between a change as carried and as merged are shown.
+_MOST_LINES = 40
+
+
+class Means(str, Enum):
+    """By what a release is known to have a feature itself."""
+
+    MEMORY = "memory"
+    LINES = "lines"
+    IMAGES = "images"
+
+
+class Release(NamedTuple):
+    """How a feature stands on one release.
+
+    :ivar means: by what upstream is known to have it; ``None`` in every other state.
+    :ivar variants: the ranges of the variants that serve it, each once; of several topics there can
+        be several.
+    :ivar bases: the releases on which their texts were made.
+    :ivar authors: who wrote them, and ``dates`` when they were last changed, by their headers.
+    :ivar why: what prevents it, or what is to be known of it.
+    """
+
+    release: str
+    state: State
+    means: Means | None
+    variants: tuple[str, ...] = ()
+    bases: tuple[str, ...] = ()
+    authors: tuple[str, ...] = ()
+    dates: tuple[str, ...] = ()
+    why: str | None = None
+
+
+class Edit(NamedTuple):
+    """A commit that changed the feature's folder."""
+
+    commit: str
+    date: str
+    author: str
+    subject: str
+
+
+class Merge(NamedTuple):
+    """What a checkout of vLLM knows of the upstream change.
+
+    :ivar pull: the number of the pull request; :ivar commit: the commit that merged it.
+    :ivar first: the first release that has that commit; ``None`` where no tag tells.
+    :ivar others: subjects of further commits that name the pull request, such as reverts.
+    :ivar difference: a diff of the changed lines, as carried and as merged.
+    :ivar differing: how many changed lines only one of them has.
+    """
+
+    pull: int
+    commit: str
+    date: str
+    first: str | None
+    others: tuple[str, ...]
+    difference: tuple[str, ...]
+    differing: int
+
+
+@dataclass(frozen=True)
+class LogReport(Report):
+    """One feature from release to release.
+
+    :ivar edits: the history of its folder, the newest first; empty where there is none.
+    :ivar merge: what a checkout knows of it; ``None`` where none was asked, or it has no merge.
+    :ivar not_found: the pull request that a checkout was asked for and does not have.
+    """
+
+    _command: ClassVar[str] = "log"
+    feature: str
+    title: str
+    upstream: str
+    reason: str | None
+    releases: tuple[Release, ...]
+    edits: tuple[Edit, ...] = ()
+    merge: Merge | None = None
+    not_found: int | None = None
+
+    def own_lines(self) -> Iterator[Line]:
+        """The text of the report."""
+        return lines(self)
+
+    def own_data(self) -> dict[str, Any]:
+        """The report's own part of the JSON."""
+        return {"log": data(self)}
+
+
+class Cell(NamedTuple):
+    """A feature on one release in the matrix.
+
+    :ivar outcome: how a port would land there, where it does not apply or is not made for it.
+    """
+
+    release: str
+    state: State
+    outcome: Outcome | None = None
+
+    @property
+    def letter(self) -> str:
+        """The letter of the matrix."""
+        if self.state in _LETTERS:
+            return _LETTERS[self.state]
+        if self.outcome is Outcome.EXACT:
+            # It lands outside its range; inside, something else prevents it.
+            return "p" if self.state is State.INAPPLICABLE else "d"
+        return _CARRIED[self.outcome] if self.outcome is not None else "-"
+
+
+_LETTERS = {State.APPLIED: "P", State.PRISTINE: "P", State.UPSTREAMED: "U", State.AMBIGUOUS: "a"}
+
+_CARRIED = {
+    Outcome.UPSTREAM: "U",
+    Outcome.MERGED: "3",
+    Outcome.MOVED: "3",
+    Outcome.PARTLY: "h",
+    Outcome.CONFLICT: "c",
+    Outcome.MISSING: "M",
+}
+
+_LEGEND = (
+    ("P", "applies"),
+    ("U", "upstream has it"),
+    ("p", "would land, outside its range"),
+    ("3", "merges, for review"),
+    ("h", "upstream has a part"),
+    ("c", "conflict"),
+    ("M", "a file or scope is missing"),
+    ("a", "ambiguous"),
+    ("d", "does not apply"),
+    ("-", "not made for it"),
+)
+
+
+class Row(NamedTuple):
+    """A feature on every release, oldest first."""
+
+    feature: str
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class MatrixReport(Report):
+    """Every feature on every release."""
+
+    _command: ClassVar[str] = "log"
+    releases: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    def own_lines(self) -> Iterator[Line]:
+        """The text of the report."""
+        return matrix_lines(self)
+
+    def own_data(self) -> dict[str, Any]:
+        """The report's own part of the JSON."""
+        return {"matrix": matrix_data(self)}
+
+
+# Verdicts
+
+
+def logged(feature: str, releases: Sequence[Release]) -> Verdict:
+    """The verdict of ``log ID``."""
+    needy = [entry.release for entry in releases if entry.state.needs_attention]
+    if needy:
+        text = f"Action needed: {feature} does not apply to {enumeration(needy)}."
+        return Verdict(Code.NEEDS_ATTENTION, text)
+    said = []
+    if fits := _spans(releases, State.PRISTINE):
+        said.append(f"applies to {fits}")
+    if has := _spans(releases, State.UPSTREAMED):
+        said.append(f"upstream has it in {has}")
+    text = f"{feature}: {'; '.join(said) or 'it is made for none of these releases'}."
+    return Verdict(Code.LOGGED, text)
+
+
+def _spans(releases: Sequence[Release], state: State) -> str:
+    """The runs of neighbouring releases in a state, as ranges in words."""
+    runs: list[list[str]] = []
+    before: State | None = None
+    for entry in releases:
+        if entry.state is state and before is state:
+            runs[-1].append(entry.release)
+        elif entry.state is state:
+            runs.append([entry.release])
+        before = entry.state
+    return enumeration([run[0] if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs])
+
+
+def matrix_of(rows: Sequence[Row]) -> Verdict:
+    """The verdict of ``log --matrix``."""
+    needy = [row.feature for row in rows if any(cell.state.needs_attention for cell in row.cells)]
+    releases = len(rows[0].cells) if rows else 0
+    if needy:
+        cells = sum(cell.state.needs_attention for row in rows for cell in row.cells)
+        text = f"Action needed on {enumeration(needy)}: {cells} of {len(rows) * releases} cells."
+        return Verdict(Code.NEEDS_ATTENTION, text)
+    what = f"{count(len(rows), 'feature')} on {count(releases, 'release')}"
+    return Verdict(Code.LOGGED, f"Nothing needs you: {what}.")
+
+
+# Text
+
+
+def lines(report: LogReport) -> Iterator[Line]:
+    """``log ID`` for people, the verdict aside."""
+    yield Line((Span(report.feature, "heading"), Span("  ")), (Span(report.title, "muted"),))
+    reason = f"  ({report.reason})" if report.reason else ""
+    yield labelled(2, "upstream: ", f"{report.upstream or 'never proposed'}{reason}")
+    yield BLANK
+    yield from _table(report.releases)
+    if report.edits:
+        yield BLANK
+        for edit in report.edits:
+            head = f"{edit.commit[:9]}  {edit.date}  {edit.author}  "
+            yield Line((Span(head, "muted"),), (Span(edit.subject),))
+    if report.not_found is not None:
+        yield BLANK
+        text = f"no commit of the checkout ends with (#{report.not_found}): it is not merged there"
+        yield labelled(0, "merged:   ", text)
+    if report.merge is not None:
+        yield BLANK
+        yield from _merge(report.merge)
+
+
+def _table(releases: Sequence[Release]) -> Iterator[Line]:
+    cells = [_cells(entry) for entry in releases]
+    titles = ("release", "state", "means", "variant", "base", "by", "on")
+    rows = [titles, *cells]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(titles))]
+    yield Line(tuple(_padded(titles, widths, ["heading"] * len(titles))))
+    for entry, row in zip(releases, cells, strict=True):
+        styles = ["", entry.state.value, *[""] * 5]
+        why = f"  {entry.why}" if entry.why and entry.state.needs_attention else ""
+        yield Line(tuple(_padded(row, widths, styles)), (Span(why, "muted"),))
+
+
+def _padded(row: Sequence[str], widths: Sequence[int], styles: Sequence[str]) -> Iterator[Span]:
+    for text, width, style in zip(row, widths, styles, strict=True):
+        yield Span(f"{text:<{width}}", style)
+        yield Span("  ")
+
+
+def _cells(entry: Release) -> tuple[str, ...]:
+    mark = f" {MARK}" if entry.state.needs_attention else ""
+    means = entry.means.value if entry.means is not None else ""
+    return (
+        entry.release,
+        entry.state.value + mark,
+        means,
+        enumeration(entry.variants, most=2),
+        enumeration(entry.bases, most=2),
+        enumeration(entry.authors, most=2),
+        max(entry.dates, default=""),
+    )
+
+
+def _merge(merge: Merge) -> Iterator[Line]:
+    since = f", first in {merge.first}" if merge.first else ""
+    yield labelled(0, "merged:   ", f"#{merge.pull} as {merge.commit[:9]} on {merge.date}{since}")
+    for subject in merge.others:
+        yield labelled(0, "also:     ", subject)
+    if not merge.differing:
+        yield labelled(0, "as it is: ", "upstream merged the lines that this feature carries")
+        return
+    yield labelled(0, "otherwise:", f" {count(merge.differing, 'line')} differ")
+    for text in merge.difference[:_MOST_LINES]:
+        yield Line((Span("  "),), (Span(text),))
+    if (more := len(merge.difference) - _MOST_LINES) > 0:
+        yield labelled(2, "", f"and {more} more; --json has all of them")
+
+
+def matrix_lines(report: MatrixReport) -> Iterator[Line]:
+    """``log --matrix`` for people, the verdict aside: releases as columns of one letter."""
+    width = max((len(row.feature) for row in report.rows), default=0)
+    height = max((len(name) for name in report.releases), default=0)
+    padded = [name.ljust(height) for name in report.releases]
+    for at in range(height):
+        yield Line((Span(" " * (width + 2)), Span("".join(name[at] for name in padded), "muted")))
+    used: set[str] = set()
+    for row in report.rows:
+        spans = [Span(f"{row.feature:<{width}}  ")]
+        for cell in row.cells:
+            used.add(cell.letter)
+            spans.append(Span(cell.letter, cell.state.value))
+        yield Line(tuple(spans))
+    yield BLANK
+    for letter, meaning in _LEGEND:
+        if letter in used:
+            yield labelled(2, f"{letter}  ", meaning)
+
+
+# JSON
+
+
+def data(report: LogReport) -> dict[str, Any]:
+    """The part of the JSON of ``log ID``."""
+    merge = report.merge
+    return {
+        "feature": report.feature,
+        "title": report.title,
+        "upstream": report.upstream,
+        "reason": report.reason,
+        "releases": [_release_data(entry) for entry in report.releases],
+        "edits": [edit._asdict() for edit in report.edits],
+        "merge": None
+        if merge is None
+        else {
+            **merge._asdict(),
+            "others": list(merge.others),
+            "difference": list(merge.difference),
+        },
+        "not_found": report.not_found,
+    }
+
+
+def _release_data(entry: Release) -> dict[str, Any]:
+    return {
+        "release": entry.release,
+        "state": entry.state.value,
+        "means": None if entry.means is None else entry.means.value,
+        "variants": list(entry.variants),
+        "bases": list(entry.bases),
+        "authors": list(entry.authors),
+        "dates": list(entry.dates),
+        "why": entry.why,
+    }
+
+
+def matrix_data(report: MatrixReport) -> dict[str, Any]:
+    """The part of the JSON of ``log --matrix``."""
+    return {
+        "releases": list(report.releases),
+        "features": [
+            {
+                "feature": row.feature,
+                "letters": "".join(cell.letter for cell in row.cells),
+                "states": [cell.state.value for cell in row.cells],
+                "outcomes": [
+                    None if cell.outcome is None else cell.outcome.value for cell in row.cells
+                ],
+            }
+            for row in report.rows
+        ],
+    }

@@ -1,0 +1,300 @@
+"""The report of ``overlay port``: how each feature is carried, and what waits for a person."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from overlay.report.codes import Code, Verdict
+from overlay.report.lines import BLANK, Line, Span, labelled
+from overlay.report.model import Report
+from overlay.report.words import count, enumeration
+from overlay.results import Outcome
+
+
+class PortedHunk(NamedTuple):
+    """One hunk that wants a person: merged, moved or in conflict.
+
+    :ivar line: 1-based first line of the scope in the release; ``None`` where it is not known.
+    """
+
+    topic: str
+    path: str
+    scope: str
+    outcome: Outcome
+    line: int | None = None
+
+
+@dataclass(frozen=True)
+class PortedFeature:
+    """One feature carried to one release.
+
+    :ivar base: the releases of the texts that it was carried from.
+    :ivar counts: how many hunks have each outcome.
+    :ivar hunks: those that a person has to look at.
+    :ivar shown: what shows that the release has the feature; empty where it does not.
+    :ivar covered: whether the release was in its range before.
+    :ivar written: whether its folder serves the release now.
+    """
+
+    feature: str
+    release: str
+    outcome: Outcome
+    base: tuple[str, ...] = ()
+    counts: tuple[tuple[Outcome, int], ...] = ()
+    hunks: tuple[PortedHunk, ...] = ()
+    warnings: tuple[str, ...] = ()
+    shown: str = ""
+    covered: bool = False
+    review: bool = False
+    problem: str | None = None
+    written: bool = False
+
+    @property
+    def conflicts(self) -> bool:
+        """Whether somebody has to resolve something."""
+        return self.outcome in (Outcome.CONFLICT, Outcome.MISSING)
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is left to do: it is served, or the release has it."""
+        return self.written or self.covered or self.outcome is Outcome.UPSTREAM
+
+
+@dataclass(frozen=True)
+class OpenFile:
+    """A file of a session that waits for a person.
+
+    :ivar place: the file to edit; ``None`` where the release has no such file.
+    :ivar marked: 1-based lines of markers that are left in it.
+    :ivar views: for each scope its name, the hunk, and what upstream changed there.
+    :ivar merge: the regions between markers.
+    """
+
+    feature: str
+    topic: str
+    path: str
+    base: str
+    place: Path | None
+    marked: tuple[int, ...] = ()
+    views: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = ()
+    merge: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PortReport(Report):
+    """What ``port`` found, wrote, and left for a person.
+
+    :ivar features: by release, in the order of the series.
+    :ivar session: the folder in which conflicts are resolved; ``None`` where there is none.
+    :ivar open: the files of the session that wait.
+    """
+
+    _command: ClassVar[str] = "port"
+    features: tuple[PortedFeature, ...] = ()
+    session: Path | None = None
+    open: tuple[OpenFile, ...] = ()
+
+    def own_lines(self) -> Iterator[Line]:
+        """The text of the report."""
+        return lines(self)
+
+    def own_data(self) -> dict[str, Any]:
+        """The report's own part of the JSON."""
+        return {"port": data(self)}
+
+
+def concluded(
+    features: tuple[PortedFeature, ...],
+    asked: Sequence[str],
+    session: Path | None,
+    *,
+    write: bool,
+    notable: Sequence[str] = (),
+) -> Verdict:
+    """The verdict of ``port``.
+
+    :param asked: the releases that were asked for; others lie between them and a range.
+    :param notable: the features of which ``--write`` would note that upstream has them.
+    """
+    stuck = [entry for entry in features if entry.conflicts and entry.release in asked]
+    review = [entry for entry in features if entry.review and not entry.settled]
+    review = [entry for entry in review if entry.release in asked]
+    if stuck or review:
+        waits = [f"{len(review)} to review"] * bool(review)
+        waits += [f"{len(stuck)} to resolve"] * bool(stuck)
+        code = Code.PORT_CONFLICTS if stuck else Code.PORT_REVIEW
+        if session is None:
+            step = "name one release to open a session" if stuck else "--write --accept merged"
+            return Verdict(code, f"Action needed: {enumeration(waits)}; {step}.")
+        step = f"`overlay port --show {session}`, edit, `overlay port --continue {session}`"
+        return Verdict(code, f"Action needed: {enumeration(waits)} in {session}: {step}.")
+    waiting = [entry for entry in features if not entry.settled and entry.release in asked]
+    written = [entry for entry in features if entry.written]
+    if (waiting or notable) and not write:
+        names = enumeration(list(dict.fromkeys(entry.feature for entry in waiting)))
+        told = [f"{names} can be ported"] * bool(waiting)
+        told += [f"upstream has {enumeration(list(notable))}"] * bool(notable)
+        text = f"Nothing needs you: {' and '.join(told)}; `--write` writes that."
+        return Verdict(Code.CAN_BE_PORTED, text)
+    if written:
+        names = enumeration(list(dict.fromkeys(entry.feature for entry in written)))
+        releases = enumeration(list(dict.fromkeys(entry.release for entry in written)))
+        return Verdict(Code.PORTED, f"Ported {names} to {releases}; `overlay check` tries it.")
+    return Verdict(Code.NOTHING_TO_PORT, "Nothing to port: every feature serves these releases.")
+
+
+def waiting(session: Path, files: tuple[OpenFile, ...]) -> Verdict:
+    """The verdict of ``port --show`` and of what leaves a session open."""
+    marked = sum(bool(entry.marked) for entry in files)
+    if marked:
+        return Verdict(
+            Code.PORT_CONFLICTS,
+            f"Action needed: {count(marked, 'file')} with conflicts in {session}: edit, then "
+            f"`overlay port --continue {session}`.",
+        )
+    return Verdict(
+        Code.PORT_REVIEW,
+        f"Action needed: review {count(len(files), 'file')} in {session}, then `overlay port "
+        f"--continue {session}` takes them as they are.",
+    )
+
+
+def ended(session: Path, features: tuple[PortedFeature, ...]) -> Verdict:
+    """The verdict of ``port --continue`` and of what ends a session."""
+    if not features:
+        return Verdict(Code.PORT_ENDED, f"Nothing waits any more; removed {session}.")
+    names = enumeration([entry.feature for entry in features])
+    return Verdict(
+        Code.PORTED, f"Ported {names} to {features[0].release}; `overlay check` tries it."
+    )
+
+
+_STYLES = {
+    Outcome.UPSTREAM: "upstreamed",
+    Outcome.EXACT: "pristine",
+    Outcome.MERGED: "warning",
+    Outcome.MOVED: "warning",
+    Outcome.PARTLY: "warning",
+    Outcome.CONFLICT: "bad",
+    Outcome.MISSING: "bad",
+}
+
+
+def lines(report: PortReport) -> Iterator[Line]:
+    """The report for people, the verdict aside."""
+    several = len({entry.release for entry in report.features}) > 1
+    width = max((len(entry.feature) for entry in report.features), default=0)
+    for _, group in groupby(report.features, key=_alike):
+        entries = list(group)
+        entry = entries[0]
+        label = f"{entry.feature:<{width}}  "
+        if several:
+            last = f"..{entries[-1].release}" if len(entries) > 1 else ""
+            label += f"{entry.release + last:<16}  "
+        head = Span(f"{_word(entry):<16}", _STYLES[entry.outcome])
+        yield Line((Span(label, "heading"), head), (Span(_told(entry)),))
+        for hunk in entry.hunks:
+            place = f"{hunk.path} {hunk.scope}" + (f", line {hunk.line}" if hunk.line else "")
+            yield labelled(4, f"{hunk.outcome.value}  ", f"{place} ({hunk.topic})")
+        if entry.problem is not None:
+            yield labelled(4, "why  ", entry.problem)
+        for warning in entry.warnings:
+            yield labelled(4, "look at  ", warning, "warning")
+    for file in report.open:
+        yield BLANK
+        yield from open_lines(file)
+
+
+def _alike(entry: PortedFeature) -> tuple[object, ...]:
+    """What releases have in common that are shown in one line; lines differ everywhere."""
+    hunks = tuple(hunk._replace(line=None) for hunk in entry.hunks)
+    return entry.feature, _word(entry), _told(entry), hunks, entry.warnings, entry.problem
+
+
+def _word(entry: PortedFeature) -> str:
+    if entry.covered and entry.outcome is not Outcome.UPSTREAM:
+        return "in its range"
+    return entry.outcome.value
+
+
+def _told(entry: PortedFeature) -> str:
+    if entry.shown:
+        return entry.shown
+    if entry.covered:
+        return ""
+    total = sum(number for _, number in entry.counts)
+    parts = [f"{number} {outcome.value}" for outcome, number in entry.counts]
+    said = f"{total} of {total} hunks" if len(parts) == 1 else f"{enumeration(parts)} of {total}"
+    if not total:
+        said = "added modules only"
+    base = f", from {enumeration(list(entry.base))}" if entry.base else ""
+    return f"{said}{base}{'; written' if entry.written else ''}"
+
+
+def open_lines(file: OpenFile) -> Iterator[Line]:
+    """What waits in one file, for people."""
+    place = "the release has no such file" if file.place is None else str(file.place)
+    yield Line((Span(f"{file.feature}  {file.path}  ", "heading"),), (Span(place),))
+    for scope, yours, upstream in file.views:
+        yield labelled(2, "scope     ", f"{scope}, base {file.base}")
+        yield from _block("upstream  ", upstream or ("nothing changed there",))
+        yield from _block("yours     ", yours)
+    if file.merge:
+        yield from _block("merge     ", file.merge)
+
+
+def _block(label: str, texts: tuple[str, ...]) -> Iterator[Line]:
+    for number, text in enumerate(texts):
+        yield labelled(2, label if number == 0 else " " * len(label), text)
+
+
+def data(report: PortReport) -> dict[str, Any]:
+    """The report's part of the JSON."""
+    return {
+        "features": [_feature(entry) for entry in report.features],
+        "session": None if report.session is None else str(report.session),
+        "open": [
+            {
+                "feature": file.feature,
+                "topic": file.topic,
+                "path": file.path,
+                "base": file.base,
+                "file": None if file.place is None else str(file.place),
+                "markers": list(file.marked),
+                "scopes": [
+                    {"scope": scope, "yours": list(yours), "upstream": list(upstream)}
+                    for scope, yours, upstream in file.views
+                ],
+                "merge": list(file.merge),
+            }
+            for file in report.open
+        ],
+    }
+
+
+def _feature(entry: PortedFeature) -> dict[str, Any]:
+    return {
+        "feature": entry.feature,
+        "release": entry.release,
+        "outcome": entry.outcome.value,
+        "base": list(entry.base),
+        "counts": {outcome.value: number for outcome, number in entry.counts},
+        "hunks": [{**hunk._asdict(), "outcome": hunk.outcome.value} for hunk in entry.hunks],
+        "warnings": list(entry.warnings),
+        "shown": entry.shown,
+        "covered": entry.covered,
+        "review": entry.review,
+        "problem": entry.problem,
+        "written": entry.written,
+    }
+
+
+def counted(outcomes: Iterator[Outcome]) -> tuple[tuple[Outcome, int], ...]:
+    """How often each outcome occurs, from best to worst."""
+    tally = Counter(outcomes)
+    return tuple((outcome, tally[outcome]) for outcome in Outcome if tally[outcome])

@@ -1,0 +1,77 @@
+"""The report of ``overlay prune``: what a folder of patches no longer needs, with evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from overlay.report.codes import Code, Verdict
+from overlay.report.lines import Line, Span, labelled
+from overlay.report.model import Report
+from overlay.report.words import count
+
+
+class PruneEntry(NamedTuple):
+    """One proposal.
+
+    :ivar kind: what it does, as one of a few fixed texts; :ivar text: the same in full.
+    """
+
+    feature: str
+    kind: str
+    text: str
+    evidence: str
+
+
+@dataclass(frozen=True)
+class PruneReport(Report):
+    """What ``prune`` proposes, or did.
+
+    :ivar folder: the folder of patches; :ivar releases: the range that is still served.
+    :ivar written: whether it was carried out.
+    """
+
+    _command: ClassVar[str] = "prune"
+    folder: Path
+    releases: str
+    entries: tuple[PruneEntry, ...]
+    written: bool
+
+    def own_lines(self) -> Iterator[Line]:
+        """The text of the report."""
+        return lines(self)
+
+    def own_data(self) -> dict[str, Any]:
+        """The report's own part of the JSON."""
+        return {"prune": data(self)}
+
+
+def concluded(entries: Sequence[PruneEntry], folder: Path, *, written: bool) -> Verdict:
+    """The verdict of ``prune``."""
+    if not entries:
+        return Verdict(Code.NOTHING_TO_PRUNE, f"Nothing to prune in {folder}.")
+    number = count(len(entries), "proposal")
+    if written:
+        return Verdict(Code.PRUNED, f"Carried out {number} in {folder}.")
+    text = f"Nothing was written: {number}, which `overlay prune --write` carries out."
+    return Verdict(Code.CAN_BE_PRUNED, text)
+
+
+def lines(report: PruneReport) -> Iterator[Line]:
+    """The report for people, the verdict aside."""
+    yield labelled(0, "serves:   ", f"{report.releases}; {report.folder}")
+    for entry in report.entries:
+        yield Line((Span(f"{entry.feature}  ", "heading"),), (Span(entry.text),))
+        yield labelled(2, "evidence: ", entry.evidence)
+
+
+def data(report: PruneReport) -> dict[str, Any]:
+    """The report's part of the JSON."""
+    return {
+        "folder": str(report.folder),
+        "releases": report.releases,
+        "written": report.written,
+        "proposals": [entry._asdict() for entry in report.entries],
+    }

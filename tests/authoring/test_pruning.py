@@ -1,0 +1,201 @@
+"""Law 10: prune removes nothing that a release which is still served would apply."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from packaging.version import Version
+
+from overlay.authoring.locating import ReleaseTexts
+from overlay.authoring.pruning import Proposal, Prune, Pruner, Served
+from overlay.features.folder import load
+from overlay.features.model import Feature
+from overlay.planning.planner import plan
+from overlay.results import Change, State
+from tests.support.patches import hunk, patch_text
+
+NAMES = ("0.20.0", "0.21.0", "0.22.0", "0.23.0", "0.24.0", "0.25.0")
+PATH = "vllm/v1/a.py"
+HEADERS = "Description: A test\nOrigin: the tests\nLast-Update: 2026-11-20\nBase: {base}\n\n"
+
+
+@dataclass(frozen=True)
+class World:
+    """Releases and features over them.
+
+    :ivar versions: function -> the number in its text on each release.
+    :ivar upstream: function -> the index of the first release that has its change, or ``None``.
+    :ivar features: function -> the ranges of its variants, as indices with the kind of context; and
+        whether its feature.toml holds tests.
+    :ivar oldest: index of the oldest release that is still served.
+    """
+
+    versions: tuple[tuple[int, ...], ...]
+    upstream: tuple[int | None, ...]
+    features: tuple[tuple[tuple[tuple[int, int, bool], ...], bool], ...]
+    oldest: int
+
+    def read(self, release: str) -> bytes:
+        """The file of a release."""
+        at = NAMES.index(release)
+        text = []
+        for number, versions in enumerate(self.versions):
+            since = self.upstream[number]
+            has = [added(number)] if since is not None and at >= since else []
+            text += [f"def f{number}():", f"    base = {versions[at]}", *has]
+            text += ["    return base", ""]
+        return ("\n".join(text) + "\n").encode()
+
+    def write(self, folder: Path) -> None:
+        """The features' folders."""
+        for number, (variants, tested) in enumerate(self.features):
+            place = folder / f"f{number}"
+            first, last = variants[0][0], variants[-1][1]
+            toml = f'id = "f{number}"\ntitle = "t"\nwhy = "w"\n'
+            toml += f'releases = "{NAMES[first]}..{NAMES[last]}"\n'
+            if tested:
+                toml += f'[[upstreamed]]\npath = "{PATH}"\nscope = "f{number}"\n'
+                toml += f'lines = ["{added(number).strip()}"]\nshare = 0.6\n'
+            (place / "10-a").mkdir(parents=True)
+            (place / "feature.toml").write_text(toml)
+            for begin, end, wide in variants:
+                context = f"     base = {self.versions[number][begin]}" if wide else None
+                lines = [f"+{added(number)}", "     return base"]
+                text = patch_text(
+                    PATH,
+                    hunk([context, *lines] if context else lines, f"f{number}"),
+                    headers=HEADERS.format(base=NAMES[begin]),
+                )
+                (place / f"10-a/{NAMES[begin]}..{NAMES[end]}.patch").write_text(text)
+
+
+def added(number: int) -> str:
+    return f"    worked_more_often({number})"
+
+
+@dataclass(frozen=True)
+class Tree:
+    """One release."""
+
+    world: World
+    release: str
+
+    def read(self, path: str) -> bytes | None:
+        return self.world.read(self.release) if path == PATH else None
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    count = draw(st.integers(1, 3))
+    versions, upstream, features = [], [], []
+    for _ in range(count):
+        steps = draw(st.lists(st.booleans(), min_size=len(NAMES), max_size=len(NAMES)))
+        versions.append(tuple(sum(steps[: at + 1]) for at in range(len(NAMES))))
+        upstream.append(draw(st.none() | st.integers(0, len(NAMES))))
+        ends = sorted(draw(st.sets(st.integers(0, len(NAMES) - 1), min_size=1, max_size=4)))
+        begins = [draw(st.integers(0, ends[0])), *(end + 1 for end in ends[:-1])]
+        variants = tuple((b, e, draw(st.booleans())) for b, e in zip(begins, ends, strict=True))
+        features.append((variants, draw(st.booleans())))
+    oldest = draw(st.integers(0, len(NAMES) - 1))
+    return World(tuple(versions), tuple(upstream), tuple(features), oldest)
+
+
+Applied = dict[str, tuple[State, tuple[Change, ...]]]
+
+
+def applied(features: Sequence[Feature], world: World, release: str) -> Applied:
+    """What each feature does on a release, alone and with the others."""
+    tree, version = Tree(world, release), Version(release)
+    found: Applied = {}
+    for feature in features:
+        alone = plan([feature], tree, version)
+        found[feature.id] = alone.features[0].state, alone.changes
+    joint = plan(features, tree, version)
+    found["all"] = State.PRISTINE, joint.changes
+    return found
+
+
+def files(folder: Path, feature: Feature) -> dict[str, bytes]:
+    place = folder / feature.id
+    return {
+        p.relative_to(place).as_posix(): p.read_bytes() for p in place.rglob("*") if p.is_file()
+    }
+
+
+def proposals(world: World, folder: Path) -> tuple[Proposal, ...]:
+    texts = ReleaseTexts(NAMES, lambda name: Tree(world, name))
+    served = [Served(feature, files(folder, feature)) for feature in load([folder])]
+    return Pruner(texts, NAMES[world.oldest :]).propose(served)
+
+
+def carry_out(made: Sequence[Proposal], folder: Path) -> None:
+    from overlay.commands.prune import _carry_out
+
+    _carry_out(folder, tuple(made))
+
+
+#: Variants for two old releases, two of the same text, and a merge in 0.24.0.
+TYPICAL = World(
+    versions=((0, 0, 1, 1, 1, 1),),
+    upstream=(4,),
+    features=((((0, 1, True), (2, 2, False), (3, 3, False)), True),),
+    oldest=2,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(worlds())
+@example(TYPICAL)
+def test_nothing_that_a_served_release_applies_is_removed(world: World) -> None:
+    with TemporaryDirectory() as place:
+        folder = Path(place)
+        world.write(folder)
+        names = NAMES[world.oldest :]
+        before = {name: applied(load([folder]), world, name) for name in names}
+        made = proposals(world, folder)
+        carry_out(made, folder)
+        left = load([folder])
+        for name in names:
+            after = applied(left, world, name)
+            for id_, was in before[name].items():
+                if id_ in after:
+                    assert after[id_] == was
+                else:
+                    assert was == (State.UPSTREAMED, ())
+        assert proposals(world, folder) == ()
+
+
+def test_what_is_proposed_has_evidence(tmp_path: Path) -> None:
+    TYPICAL.write(tmp_path)
+    made = proposals(TYPICAL, tmp_path)
+    assert [(proposal.kind, proposal.text) for proposal in made] == [
+        (Prune.MERGED, 'note merged = "0.24.0"'),
+        (Prune.VARIANTS, "remove 1 variant (0.20.0..0.21.0), and begin its range at 0.22.0"),
+        (Prune.UNITE, "unite 10-a 0.22.0..0.22.0 and 0.23.0..0.23.0"),
+    ]
+    assert made[0].evidence == "0.24.0 and every later release up to 0.25.0 has it"
+    carry_out(made, tmp_path)
+    (feature,) = load([tmp_path])
+    assert (str(feature.releases), str(feature.merged)) == ("0.22.0..0.23.0", "0.24.0")
+    assert sorted(path.name for path in (tmp_path / "f0/10-a").iterdir()) == [
+        "0.22.0..0.23.0.patch"
+    ]
+
+
+def test_what_upstream_has_everywhere_goes_and_what_drifts_stays(tmp_path: Path) -> None:
+    world = World(
+        versions=((0, 0, 0, 0, 0, 0), (0, 1, 2, 3, 4, 5)),
+        upstream=(2, None),
+        features=((((0, 1, True),), True), (((0, 0, True), (1, 5, True)), False)),
+        oldest=2,
+    )
+    world.write(tmp_path)
+    made = proposals(world, tmp_path)
+    assert [(p.feature, p.kind) for p in made if p.kind is Prune.FEATURE] == [("f0", Prune.FEATURE)]
+    carry_out(made, tmp_path)
+    assert [feature.id for feature in load([tmp_path])] == ["f1"]

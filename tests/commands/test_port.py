@@ -1,0 +1,312 @@
+"""``overlay port``, as a user calls it: what it says, writes, lays out, and ends with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from packaging.version import Version
+
+from overlay.api import porting
+from overlay.features.folder import load
+from overlay.features.model import Way
+from overlay.planning.planner import plan
+from overlay.report.ported import OpenFile, PortReport
+from overlay.results import State
+from tests.support import port_world as world
+from tests.support.cli import Cli
+
+SCHEMA = json.loads(
+    resources.files("overlay.report").joinpath("schema-2.json").read_text(encoding="utf-8")
+)
+
+
+@pytest.fixture(autouse=True)
+def releases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Releases that are small and need no network; a working folder of the test's own."""
+    monkeypatch.setattr("overlay.commands.port.KNOWN_RELEASES", world.NAMES)
+    monkeypatch.setattr("overlay.targets.resolution.KNOWN_RELEASES", world.NAMES)
+    monkeypatch.setattr("overlay.targets.resolution.resolve", lambda name, **_: world.Tree(name))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> Path:
+    world.write(tmp_path / "ours")
+    return tmp_path / "ours"
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def state(ours: Path, release: str) -> State:
+    (feature,) = load([ours])
+    return plan([feature], world.Tree(release), Version(release)).features[0].state
+
+
+def test_what_lands_is_written_only_when_asked(cli: Cli, ours: Path) -> None:
+    before = files(ours)
+    result = cli("port", "replay", "0.22.0", "--patches", ours)
+    assert result.exit == 0
+    assert "can be ported" in result.last
+    assert files(ours) == before
+    written = cli("port", "replay", "0.22.0", "--write", "--patches", ours)
+    assert written.exit == 0
+    assert "Ported replay to 0.22.0" in written.last
+    assert (ours / "replay/10-runner/0.21.0..0.22.0.patch").is_file()
+    assert 'releases = "0.21.0..0.22.0"' in (ours / "replay/feature.toml").read_text()
+    assert state(ours, "0.22.0") is State.PRISTINE
+
+
+def test_a_second_port_writes_nothing(cli: Cli, ours: Path) -> None:
+    cli("port", "replay", "0.22.0", "--write", "--patches", ours)
+    before = files(ours)
+    again = cli("port", "replay", "0.22.0", "--write", "--patches", ours)
+    assert again.exit == 0
+    assert "Nothing to port" in again.last
+    assert files(ours) == before
+
+
+def test_what_was_merged_waits_for_review_and_continue_takes_it(cli: Cli, ours: Path) -> None:
+    result = cli("port", "replay", "0.23.0", "--write", "--patches", ours)
+    assert result.exit == 1
+    assert "1 to review" in result.last
+    edited = Path("port-0.23.0/replay/10-runner", world.PATH)
+    assert b"prepare_replay" in edited.read_bytes()
+    assert state(ours, "0.23.0") is State.DRIFTED
+    ended = cli("port", "--continue", "--patches", ours)
+    assert ended.exit == 0, ended.err
+    assert not Path("port-0.23.0").exists()
+    assert state(ours, "0.23.0") is State.PRISTINE
+    (feature,) = load([ours])
+    made = [v.patch for v in feature.topics[0].variants if Version("0.23.0") in v.releases]
+    assert made[0].headers["Base"] == "0.23.0"
+    assert made[0].ported is Way.BY_HAND
+
+
+def test_accept_writes_a_merge_at_once(cli: Cli, ours: Path) -> None:
+    result = cli("port", "replay", "0.23.0", "--write", "--accept", "merged", "--patches", ours)
+    assert result.exit == 0
+    assert state(ours, "0.23.0") is State.PRISTINE
+    assert b"Ported-From: 0.22.0 merged" in b"".join(files(ours).values()) or (
+        b"Ported-From: 0.21.0 merged" in b"".join(files(ours).values())
+    )
+
+
+def test_a_conflict_is_shown_refused_with_markers_and_taken_once_it_is_edited(
+    cli: Cli, ours: Path
+) -> None:
+    before = files(ours)
+    assert cli("port", "replay", "0.24.0", "--patches", ours).exit == 1
+    shown = cli("port", "--show", "--patches", ours)
+    assert shown.exit == 1
+    for text in ("upstream", "stream=None", "yours", "prepare_replay", "<<<<<<<", "|||||||"):
+        assert text in shown.out
+    edited = Path("port-0.24.0/replay/10-runner", world.PATH)
+    refused = cli("port", "--continue", "--patches", ours)
+    assert refused.exit == 2
+    assert "expected no markers" in refused.err
+    assert files(ours) == before
+    wanted = world.IN_THE_WAY.replace(
+        b"            self.run_graph(size, stream=None)\n",
+        b"            self.prepare_replay(size)\n            self.run_graph(size, stream=None)\n",
+    )
+    edited.write_bytes(wanted)
+    assert cli("port", "--continue", "--patches", ours).exit == 0
+    (feature,) = load([ours])
+    made = plan([feature], world.Tree("0.24.0"), Version("0.24.0"))
+    assert made.changes[0].after == wanted
+    assert state(ours, "0.22.0") is State.PRISTINE  # it lies between, and lands
+
+
+def test_the_releases_own_text_is_a_retirement(cli: Cli, ours: Path) -> None:
+    cli("port", "replay", "0.24.0", "--patches", ours)
+    Path("port-0.24.0/replay/10-runner", world.PATH).write_bytes(world.IN_THE_WAY)
+    assert cli("port", "--continue", "--patches", ours).exit == 0
+    assert 'merged = "0.24.0"' in (ours / "replay/feature.toml").read_text()
+    assert state(ours, "0.24.0") is state(ours, "0.26.0") is State.UPSTREAMED
+
+
+def test_on_an_older_release_only_that_release_is_retired(cli: Cli, ours: Path) -> None:
+    cli("port", "replay", "0.20.0", "--patches", ours)
+    assert cli("port", "--retire", "replay", "--patches", ours).exit == 0
+    assert "merged" not in (ours / "replay/feature.toml").read_text()
+    assert state(ours, "0.20.0") is State.UPSTREAMED
+    assert state(ours, "0.21.0") is State.PRISTINE
+
+
+def test_upstream_is_remembered(cli: Cli, ours: Path) -> None:
+    result = cli("port", "--all", "0.25.0", "--write", "--patches", ours)
+    assert "upstream" in result.out
+    assert state(ours, "0.26.0") is State.UPSTREAMED
+    assert 'merged = "0.25.0"' in (ours / "replay/feature.toml").read_text()
+
+
+@pytest.mark.parametrize("action", ["--skip", "--abort"])
+def test_what_is_left_out_changes_nothing(cli: Cli, ours: Path, action: str) -> None:
+    before = files(ours)
+    cli("port", "replay", "0.24.0", "--patches", ours)
+    words = [action, "replay"] if action == "--skip" else [action]
+    assert cli("port", *words, "--patches", ours).exit == 0
+    assert not Path("port-0.24.0").exists()
+    assert files(ours) == before
+    nothing = cli("port", "--continue", "--patches", ours)
+    assert nothing.exit == 2
+    assert "found none" in nothing.err
+
+
+def test_a_session_is_not_overwritten(cli: Cli, ours: Path) -> None:
+    cli("port", "replay", "0.24.0", "--patches", ours)
+    before = files(Path("port-0.24.0"))
+    again = cli("port", "replay", "0.24.0", "--patches", ours)
+    assert again.exit == 2
+    assert "--continue" in again.err
+    assert files(Path("port-0.24.0")) == before
+
+
+def test_patches_that_were_edited_meanwhile_end_nothing(cli: Cli, ours: Path) -> None:
+    cli("port", "replay", "0.24.0", "--patches", ours)
+    patch = ours / "replay/10-runner/0.21.0..0.21.0.patch"
+    patch.write_text(patch.read_text().replace("warm=True", "warm=False"))
+    session = files(Path("port-0.24.0"))
+    refused = cli("port", "--continue", "--patches", ours)
+    assert refused.exit == 2
+    assert "were changed since" in refused.err
+    assert files(Path("port-0.24.0")) == session
+
+
+@pytest.mark.parametrize("words", [("0.24.0", "--show"), ("--show",), ("--all", "all")])
+def test_the_json_is_as_the_schema_says(cli: Cli, ours: Path, words: tuple[str, ...]) -> None:
+    cli("port", "replay", "0.24.0", "--patches", ours)
+    if words[0] == "0.24.0":
+        words = ("port-0.24.0", "--show")
+    result: Any = cli("port", *words, "--json", "--patches", ours)
+    jsonschema.Draft202012Validator(SCHEMA).validate(result.json)
+    assert result.json["port"]["features"]
+
+
+RESOLVERS = {
+    "takes yours": (
+        "import sys; open(sys.argv[4], 'wb').write(open(sys.argv[2], 'rb').read())",
+        "",
+    ),
+    "keeps the markers": ("pass", "markers"),
+    "is not Python": ("import sys; open(sys.argv[4], 'w').write('def (')", "not Python"),
+    "fails": ("raise SystemExit('no idea')", "no idea"),
+    "hangs": ("import time; time.sleep(60)", "longer than"),
+    "writes elsewhere": ("open({outside!r}, 'a').write('#')", "which it was not given"),
+    "edits its inputs": ("import sys; open(sys.argv[1], 'w').write('')", "alone"),
+    "removes its result": ("import os, sys; os.remove(sys.argv[4])", "found none"),
+}
+
+
+@pytest.mark.parametrize("kind", RESOLVERS)
+def test_a_resolver_only_proposes(
+    cli: Cli, ours: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("overlay.authoring.resolvers.propose.__defaults__", (2.0,))
+    code, refusal = RESOLVERS[kind]
+    program = tmp_path / "resolver.py"
+    program.write_text(code.format(outside=str(ours / "replay/feature.toml")))
+    cli("port", "replay", "0.24.0", "--patches", ours)
+    edited = Path("port-0.24.0/replay/10-runner", world.PATH)
+    laid, patches = edited.read_bytes(), files(ours / "replay/10-runner")
+    result = cli("port", "--resolver", f"{sys.executable} {program}", "--patches", ours)
+    if refusal:
+        assert result.exit == 2
+        assert refusal in result.err
+        assert edited.read_bytes() == laid
+    else:
+        assert result.exit == 1
+        assert "review" in result.last
+        assert edited.read_bytes() == world.PATCHED
+    assert files(ours / "replay/10-runner") == patches
+
+
+def test_what_it_is_given_must_name_features_and_releases(cli: Cli, ours: Path) -> None:
+    assert cli("port", "--patches", ours).exit == 2
+    assert cli("port", "replay", "--patches", ours).exit == 2
+    assert "expected one of" in cli("port", "nothing", "0.22.0", "--patches", ours).err
+    assert cli("port", "replay", "soon", "--patches", ours).exit == 2
+    both = cli("port", "--show", "--abort", "--patches", ours)
+    assert both.exit == 2
+    assert "one of them" in both.err
+
+
+@pytest.fixture
+def waiting(ours: Path) -> PortReport:
+    """A port of which one file waits."""
+    return porting.port(["replay"], "0.24.0", patches=[ours])
+
+
+@pytest.mark.parametrize(
+    ("keys", "state_there"),
+    [
+        ("pk", State.PRISTINE),
+        ("u", State.UPSTREAMED),
+        ("kpk", State.PRISTINE),
+        ("s", State.DRIFTED),
+    ],
+)
+def test_in_a_terminal_each_conflict_is_asked_about(
+    waiting: PortReport, ours: Path, keys: str, state_there: State
+) -> None:
+    answers = iter(keys)
+    shown: list[OpenFile] = []
+
+    def question(file: OpenFile) -> str:
+        shown.append(file)
+        return next(answers)
+
+    report = porting.ask_port(waiting, question, patches=[ours])
+    assert report.exit == 0
+    assert len(shown) == len(keys)
+    assert shown[0].marked
+    assert shown[0].views[0][0] == "Runner.capture"
+    assert not Path("port-0.24.0").exists()
+    assert state(ours, "0.24.0") is state_there
+
+
+def test_placing_mine_puts_it_before_upstreams_lines(waiting: PortReport, ours: Path) -> None:
+    answers = iter("pq")
+    report = porting.ask_port(waiting, lambda file: next(answers), patches=[ours])
+    assert report.exit == 1
+    text = Path("port-0.24.0/replay/10-runner", world.PATH).read_text()
+    mine, theirs = text.index("replay_graph"), text.index("stream=None")
+    assert mine < theirs
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="--tool is git's merge tool")
+def test_the_merge_tool_of_git_gets_the_three_texts(
+    cli: Cli, ours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tmp_path / "gitconfig"
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
+    monkeypatch.setenv("GIT_CONFIG_SYSTEM", "/dev/null")
+    settings.write_text("")
+    cli("port", "replay", "0.24.0", "--patches", ours)
+    unset = cli("port", "--tool", "--patches", ours)
+    assert unset.exit == 2
+    assert "merge.tool" in unset.err
+    seen = tmp_path / "seen"
+    settings.write_text(
+        '[merge]\ntool = mine\n[mergetool "mine"]\n'
+        f'cmd = "cat $BASE $REMOTE > {seen} && cp $LOCAL $MERGED"\n'
+        "trustExitCode = true\n"
+    )
+    result = cli("port", "--tool", "--patches", ours)
+    assert result.exit == 1, result.err
+    assert seen.read_bytes() == world.BASE + world.IN_THE_WAY
+    assert Path("port-0.24.0/replay/10-runner", world.PATH).read_bytes() == world.PATCHED

@@ -1,0 +1,113 @@
+"""Law: a port killed at any call leaves the patches as before or as after, and no edit is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from overlay.authoring import disk
+from overlay.commands.port import port
+from overlay.commands.port_session import abort, proceed
+from overlay.commands.request import Request
+from overlay.features.folder import load
+from tests.support import port_world as world
+from tests.support.faults import FaultyOs, faulty, in_child, killing
+
+#: More calls than any of these commands makes.
+MOST = 400
+
+
+@pytest.fixture(autouse=True)
+def releases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Releases that are small and need no network; a working folder of the test's own."""
+    monkeypatch.setattr("overlay.commands.port.KNOWN_RELEASES", world.NAMES)
+    monkeypatch.setattr("overlay.targets.resolution.KNOWN_RELEASES", world.NAMES)
+    monkeypatch.setattr("overlay.targets.resolution.resolve", lambda name, **_: world.Tree(name))
+    shipped = tmp_path / "shipped"
+    shipped.mkdir()
+    monkeypatch.setattr("overlay.features.sources.shipped_folder", lambda: shipped)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+
+
+def at_every_call(
+    tmp_path: Path, prepare: Callable[[Request], object], work: Callable[[Request], object]
+) -> list[tuple[Path, Request]]:
+    """A folder of patches for each call at which a child was killed while it did the work."""
+    left = []
+    for at in range(1, MOST):
+        place = tmp_path / f"at-{at}"
+        world.write(place / "ours")
+        (place / "work").mkdir()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(place / "work")
+            request = Request(patches=(str(place / "ours"),), features=("replay",))
+            prepare(request)
+
+            def child(at: int = at, request: Request = request) -> None:
+                with faulty(FaultyOs(at, killing), disk):
+                    work(request)
+
+            status = in_child(child)
+        left.append((place, request))
+        if status == 0:
+            return left
+        assert status < 0
+    raise AssertionError("it makes more calls than MOST")
+
+
+def served(request: Request) -> tuple[str, int]:
+    """The range of the feature, and how many variants it has."""
+    (feature,) = load([Path(request.patches[0])])
+    return str(feature.releases), len(feature.topics[0].variants)
+
+
+def test_killed_while_it_writes_the_features_are_as_before_or_as_after(tmp_path: Path) -> None:
+    left = at_every_call(
+        tmp_path, lambda request: None, lambda request: port(request, "0.22.0", write=True)
+    )
+    assert len(left) > 10
+    for place, request in left:
+        assert served(request) in (("0.21.0..0.21.0", 1), ("0.21.0..0.22.0", 1))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(place / "work")
+            port(request, "0.22.0", write=True)
+        assert served(request) == ("0.21.0..0.22.0", 1)
+
+
+def test_killed_while_a_session_ends_it_can_be_continued(tmp_path: Path) -> None:
+    loop = b"        for size in sizes:\n"
+    wanted = world.IN_THE_WAY.replace(loop, loop + b"            self.first(size)\n")
+
+    def prepare(request: Request) -> None:
+        port(request, "0.24.0")
+        Path("port-0.24.0/replay/10-runner", world.PATH).write_bytes(wanted)
+
+    left = at_every_call(tmp_path, prepare, lambda request: proceed(request, None))
+    assert len(left) > 10
+    for place, request in left:
+        before = served(request)
+        assert before in (("0.21.0..0.21.0", 1), ("0.21.0..0.24.0", 2))
+        session = place / "work/port-0.24.0"
+        if session.exists():
+            assert (session / "replay/10-runner" / world.PATH).read_bytes() == wanted
+            with pytest.MonkeyPatch.context() as patch:
+                patch.chdir(place / "work")
+                proceed(request, None)
+        assert served(request) == ("0.21.0..0.24.0", 2)
+        assert not session.exists()
+
+
+def test_killed_while_a_session_begins_or_is_aborted_it_is_whole_or_gone(tmp_path: Path) -> None:
+    def begin_and_abort(request: Request) -> None:
+        port(request, "0.24.0")
+        abort(None)
+
+    for place, request in at_every_call(tmp_path, lambda request: None, begin_and_abort):
+        assert served(request) == ("0.21.0..0.21.0", 1)
+        session = place / "work/port-0.24.0"
+        if session.exists():
+            assert (session / "session.toml").is_file()
+            assert b"<<<<<<<" in (session / "replay/10-runner" / world.PATH).read_bytes()

@@ -1,0 +1,67 @@
+"""The drafters of `upstream_twin.py`, and what each is captured for."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+from tests.draft_graphs.twin_model import Shape
+
+#: Whether this release maps between vocabularies: 0.25 and later.
+HAS_MAPPING = find_spec("vllm.v1.spec_decode.vocab_mapping") is not None
+
+#: Drafters whose first pass is not EAGLE's.
+OTHER_DRAFTERS: tuple[dict[str, Any], ...] = (
+    {"method": "draft_model", "returns_tuple": False},
+    {"method": "draft_model", "returns_tuple": False, "parallel": True},  # PARD
+    {"method": "eagle3", "parallel": True},  # P-EAGLE
+    {"method": "eagle", "parallel": True},
+    {"method": "dflash", "returns_tuple": False, "parallel": True},
+    {"method": "dflash", "returns_tuple": False, "parallel": True, "causal": True},
+)
+
+SHAPES = (
+    Shape(k=1, mode="auto", max_num_seqs=6, max_capture_tokens=64),
+    Shape(k=2, mode="auto", max_num_seqs=9, max_capture_tokens=64),
+    Shape(k=3, mode="auto", max_num_seqs=7, max_capture_tokens=64),
+    Shape(k=3, mode="step", max_num_seqs=7, max_capture_tokens=64),
+    Shape(k=5, mode="loop", max_num_seqs=6, max_capture_tokens=24),
+    Shape(k=3, mode="auto", max_num_seqs=5, max_capture_tokens=64, method="eagle"),
+    Shape(k=4, mode="step", max_num_seqs=5, max_capture_tokens=64, method="mtp"),
+    Shape(
+        k=3, mode="auto", max_num_seqs=5, max_capture_tokens=64, method="mtp", returns_tuple=False
+    ),
+    Shape(k=3, mode="auto", max_num_seqs=6, max_capture_tokens=64, mrope=True, method="mtp"),
+    Shape(k=3, mode="auto", max_num_seqs=6, max_capture_tokens=64, target_mrope=True),
+    Shape(k=4, mode="step", max_num_seqs=6, max_capture_tokens=64, dynamic_k=True),
+    Shape(k=4, mode="loop", max_num_seqs=6, max_capture_tokens=64, dynamic_k=True),
+    Shape(k=3, mode="auto", max_num_seqs=6, max_capture_tokens=64, multimodal=True),
+    Shape(
+        k=3,
+        mode="step",
+        max_num_seqs=6,
+        max_capture_tokens=64,
+        mrope=True,
+        multimodal=True,
+        method="mtp",
+        returns_tuple=False,
+    ),
+    *(
+        Shape(k=k, mode=mode, max_num_seqs=6, max_capture_tokens=tokens, **drafter)
+        for drafter in OTHER_DRAFTERS
+        for k, mode, tokens in ((1, "auto", 64), (3, "auto", 24), (4, "step", 64))
+    ),
+    *(
+        Shape(
+            k=k,
+            mode=mode,
+            max_num_seqs=6,
+            max_capture_tokens=64,
+            method="draft_model",
+            returns_tuple=False,
+            vocabularies=True,
+        )
+        for k, mode in ((1, "auto"), (3, "loop"), (4, "step"))
+        if HAS_MAPPING
+    ),
+)

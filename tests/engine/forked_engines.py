@@ -1,0 +1,128 @@
+"""Run several engines of one environment, each in a process forked from one that imported vLLM.
+
+``python -m tests.engine.forked_engines SPEC.json...`` writes for each spec ``SPEC.result``, unless
+it fails, and ``SPEC.log``.  Importing vLLM takes twice as long as a small engine does; a process
+for each keeps whatever one engine does from the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from overlay.proof import engine_compat, run_engine
+from overlay.proof.engine_launch import (
+    EngineFailed,
+    append_path,
+    foreign_environment,
+    link_packages,
+)
+from overlay.proof.engine_spec import EngineSpec
+
+TESTS = Path(__file__).resolve().parents[1]
+#: What an engine imports late, beside what ``vllm.LLM`` does.
+LATE = (
+    "vllm.entrypoints.llm",
+    "vllm.v1.engine.llm_engine",
+    "vllm.v1.spec_decode.llm_base_proposer",
+    "vllm.v1.worker.cpu_model_runner",
+    "vllm.v1.worker.cpu_worker",
+)
+
+
+def launch_forked(
+    python: Path,
+    specs: Sequence[EngineSpec],
+    *,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 1200,
+) -> list[dict[str, Any]]:
+    """Run specs one after the other, as ``engine_launch.launch`` runs one.
+
+    :param specs: engines whose worker is in their own process.
+    :param env: further environment variables of all of them; those of one are in its spec.
+    :param timeout: seconds for all of them.
+    :raises EngineFailed: at the first that ends without a result.
+    """
+    with tempfile.TemporaryDirectory(prefix="engines-") as work:
+        files = [Path(work, f"{number}.json") for number in range(len(specs))]
+        for file, spec in zip(files, specs, strict=True):
+            file.write_text(spec.to_json(), encoding="utf-8")
+        code = link_packages(Path(work, "code"), (TESTS,))
+        with Path(work, "log").open("w+b") as log:
+            process = subprocess.Popen(
+                [str(python), "-m", "tests.engine.forked_engines", *map(str, files)],
+                cwd=work,
+                env=append_path({**foreign_environment(), **(env or {})}, code),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                status: int | str = process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                status = f"killed after {timeout:.0f} seconds"
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            log.seek(0)
+            said = log.read().decode("utf-8", "replace")
+        return [_result(file, f"{said}(status {status})") for file in files]
+
+
+def _result(spec: Path, said: str) -> dict[str, Any]:
+    result, log = spec.with_suffix(".result"), spec.with_suffix(".log")
+    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else said
+    if not result.is_file():
+        raise EngineFailed("the engine ended without a result", text)
+    return {**json.loads(result.read_text(encoding="utf-8")), "log": text}
+
+
+def main(specs: Sequence[Path]) -> None:
+    """Import vLLM, and run each spec in a fork."""
+    for name, value in engine_compat.base_environment(workers=1).items():
+        os.environ.setdefault(name, value)
+    os.environ.update(engine_compat.runner_environment("v1"))
+    for module in LATE:
+        importlib.import_module(module)
+    for spec in specs:
+        process = os.fork()
+        if not process:
+            _run(spec)
+        os.waitpid(process, 0)
+
+
+def _run(file: Path) -> None:
+    """Run one spec in this process, and end it."""
+    status = 1
+    try:
+        with file.with_suffix(".log").open("wb") as log:
+            for stream in (sys.stdout, sys.stderr):
+                os.dup2(log.fileno(), stream.fileno())
+        spec = EngineSpec.from_json(file.read_text(encoding="utf-8"))
+        run_engine.prepare(spec)
+        result = json.dumps(run_engine.run(spec))
+        file.with_suffix(".result").write_text(result, encoding="utf-8")
+        status = 0
+    except BaseException:  # noqa: BLE001 - the log is the only place to tell it
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    main([Path(name) for name in sys.argv[1:]])

@@ -1,0 +1,58 @@
+"""One cell of the GPU scripts: an engine, what it serves and what is expected of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from overlay.proof.engine_spec import EngineSpec, Request, make_requests
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One engine to run.
+
+    :ivar mode: ``off``, ``step``, ``loop``, ``auto``, or ``off again``.
+    :ivar expects: ``graphs`` (they run), ``none`` (there are none), or ``withdrawn`` (they failed
+        on purpose, and nothing is left of them on any rank).
+    :ivar alone: whether the engine must have its GPU for itself, because it measures its memory.
+    :ivar weight: seconds beyond an ordinary cell; those with more begin first.
+    :ivar every_size: whether every graph that was captured must be replayed.
+    """
+
+    name: str
+    mode: str
+    spec: EngineSpec
+    expects: str = "graphs"
+    alone: bool = False
+    weight: int = 0
+    every_size: bool = False
+
+    @property
+    def title(self) -> str:
+        """What ``--only`` is matched with, and the log is named after."""
+        return f"{self.name}-{self.mode.replace(' ', '-')}"
+
+    @property
+    def draft_graphs(self) -> str:
+        """The value of ``OVERLAY_DRAFT_GRAPHS``."""
+        return self.mode.partition(" ")[0]
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs the engine wants."""
+        return self.spec.tensor_parallel_size
+
+
+def falling(count: int, *, shortest: int = 12, **more: Any) -> tuple[Request, ...]:
+    """Requests of many lengths, so that the batch shrinks through every size."""
+    made = make_requests(count, **more)
+    spread = [shortest + (7 * index) % 61 for index in range(count)]
+    return tuple(
+        replace(request, tokens=tokens) for request, tokens in zip(made, spread, strict=True)
+    )
+
+
+def expects(mode: str) -> str:
+    """What is expected of an engine in a mode: graphs, or none."""
+    return "none" if mode.startswith("off") else "graphs"

@@ -1,0 +1,234 @@
+"""Which way an interrupted transaction goes, whatever lies on the disk, and what recovery says."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from overlay.errors import LedgerError, TransactionError
+from overlay.on_disk import journal as journals
+from overlay.on_disk import lock, recovery
+from overlay.on_disk.journal import Journal, Step
+from overlay.on_disk.recovery import recover
+from overlay.untrusted import sha256
+from tests.support.faults import FaultyOs, faulty
+from tests.support.sites import interrupt_in_the_middle
+from tests.support.transactions import PROPOSER, Site, memory_folder
+
+FOREIGN = b"of somebody else"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One file of a transaction, and what lies on the disk.
+
+    :ivar before: its bytes before and ``after`` the transaction; ``None`` for no file.
+    :ivar now: which of both it has (``before``, ``after``), or bytes of somebody else.
+    :ivar new: whether its new bytes wait beside it; :ivar old: whether its old ones are kept there.
+    """
+
+    before: bytes | None
+    after: bytes | None
+    now: str
+    new: bool
+    old: bool
+
+    @property
+    def present(self) -> bytes | None:
+        return {"before": self.before, "after": self.after}.get(self.now, FOREIGN)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether this file is no hindrance to finishing."""
+        return self.now != "before" or self.after is None or self.new
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether this file is no hindrance to undoing."""
+        return self.now != "after" or self.before is None or self.old
+
+
+def case(
+    now: str, *, new: bool = True, old: bool = True, kinds: tuple[bytes | None, bytes | None]
+) -> Case:
+    return Case(*kinds, now, new, old)
+
+
+CHANGED, ADDED, REMOVED = (b"1", b"2"), (None, b"2"), (b"1", None)
+cases = st.builds(
+    case,
+    st.sampled_from(["before", "after", "foreign"]),
+    new=st.booleans(),
+    old=st.booleans(),
+    kinds=st.sampled_from([CHANGED, ADDED, REMOVED]),
+)
+
+
+@contextmanager
+def interrupted(files: list[Case]) -> Iterator[tuple[Path, Journal]]:
+    """A target in which a transaction of these files was interrupted."""
+    with (
+        memory_folder(Path(tempfile.gettempdir())) as memory,
+        tempfile.TemporaryDirectory(dir=memory) as folder,
+        faulty(FaultyOs()),  # fsync is left out
+    ):
+        root = Path(folder).resolve()
+        (root / "vllm").mkdir()
+        steps = [
+            Step(
+                f"vllm/m{number}.py",
+                None if file.before is None else sha256(file.before),
+                None if file.after is None else sha256(file.after),
+            )
+            for number, file in enumerate(files)
+        ]
+        begun = Journal("apply", "0.1.0", tuple(steps))
+        journals.write(root, begun, None)
+        for step, file in zip(steps, files, strict=True):
+            if file.present is not None:
+                (root / step.path).write_bytes(file.present)
+            if file.new and file.after is not None:
+                (root / step.new).write_bytes(file.after)
+            if file.old and file.before is not None:
+                (root / step.old).write_bytes(file.before)
+        yield root, begun
+
+
+@example([case("before", new=False, kinds=CHANGED), case("after", kinds=ADDED)])
+@example([case("after", old=False, kinds=CHANGED), case("before", kinds=REMOVED)])
+@example([case("foreign", kinds=CHANGED), case("after", old=False, kinds=CHANGED)])
+@example([case("foreign", kinds=ADDED), case("after", kinds=CHANGED)])
+@given(st.lists(cases, min_size=1, max_size=3))
+def test_it_is_finished_where_it_can_be_and_else_undone(files: list[Case]) -> None:
+    """The law of docs/architecture.md; bytes of somebody else are left, and turn it back."""
+    forward = all(file.goes_on for file in files)
+    back = all(file.goes_back for file in files)
+    foreign = [n for n, file in enumerate(files) if file.now == "foreign"]
+    with interrupted(files) as (root, begun):
+        stands = recovery.survey(root, begun)
+        assert [stand.value for stand in stands.values()] == [file.now for file in files]
+        assert recovery.can_finish(root, begun, stands) is forward
+        assert recovery.can_undo(root, begun, stands) is back
+        if not forward and not back:
+            with pytest.raises(TransactionError, match="can neither be finished nor undone"):
+                recover(root)
+            assert journals.begun(root)
+            return
+        way = "finished" if forward and (not foreign or not back) else "undone"
+        said = f"an interrupted apply was {way} in {root}"
+        if foreign:
+            paths = ", ".join(f"vllm/m{number}.py" for number in foreign)
+            said += f"; changed by others since, and left alone: {paths}"
+        assert recover(root) == said
+        for number, file in enumerate(files):
+            expected = file.after if way == "finished" else file.before
+            if file.now == "foreign":
+                expected = FOREIGN
+            place = root / f"vllm/m{number}.py"
+            assert (place.read_bytes() if place.exists() else None) == expected
+        assert sorted(os.listdir(root)) == ["vllm"]
+        assert not [name for name in os.listdir(root / "vllm") if "overlay" in name]
+        assert recover(root) is None
+
+
+@given(st.lists(st.sampled_from(["before", "after"]), min_size=1, max_size=3), st.booleans())
+def test_the_state_of_a_stopped_transaction_is_told_as_it_is(nows: list[str], left: bool) -> None:
+    """By the files; what is left to clean up is told, too."""
+    with interrupted([case(now, kinds=CHANGED) for now in nows]) as (root, begun):
+        if not left:
+            (root / journals.JOURNAL_PATH).unlink()
+            (root / journals.JOURNAL_PATH).parent.rmdir()
+        rest = "; the next overlay command cleans up" if left else ""
+        expected = {
+            ("after",): f"The apply is complete{rest}.",
+            ("before",): f"The target is as it was before the apply{rest}.",
+        }.get(
+            tuple(sorted(set(nows))),
+            "The target is between two states; the next overlay command that can write there "
+            "ends the apply or takes it back.",
+        )
+        assert recovery.state(root, begun) == expected
+        assert recovery.state(root) == (expected if left else "The target is whole.")
+
+
+def test_a_state_that_cannot_be_read_is_said_to(installed: Site) -> None:
+    interrupt_in_the_middle(installed)
+    (installed.root / journals.JOURNAL_PATH).write_bytes(b"{")
+    assert "cannot be told" in recovery.state(installed.root)
+
+
+def test_whoever_holds_the_target_is_waited_for_as_long_as_was_said(installed: Site) -> None:
+    interrupt_in_the_middle(installed)
+    with (
+        lock.shared(installed.root),
+        pytest.raises(TransactionError, match=r"waited 0\.05 s"),
+    ):
+        recover(installed.root, timeout=0.05)
+
+
+@pytest.mark.parametrize("place", ["", "/journal.json"], ids=["folder", "journal"])
+def test_a_journal_that_others_could_have_written_is_not_followed(
+    installed: Site, place: str
+) -> None:
+    interrupt_in_the_middle(installed)
+    path = Path(f"{installed.root}/.vllm-overlay{place}")
+    mode = path.stat().st_mode
+    path.chmod(0o777)
+    with pytest.raises(TransactionError) as caught:
+        recover(installed.root)
+    said = str(caught.value)
+    assert f"{path} can be written by others (mode 0777)" in said
+    assert f"as the user who owns {installed.root / 'vllm'}, and" in said
+    path.chmod(mode)
+    assert recover(installed.root)
+
+
+def test_the_private_group_of_a_user_is_no_stranger(
+    installed: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with umask 002, where every file of a user may be written by the user's own group."""
+    interrupt_in_the_middle(installed)
+    (installed.root / ".vllm-overlay").chmod(0o775)
+    monkeypatch.setattr("overlay.untrusted._private_group", lambda status: True)
+    assert recover(installed.root)
+
+
+@pytest.mark.parametrize("named", ["made", "dropped"])
+def test_a_folder_behind_a_link_is_refused_where_a_journal_would_make_or_remove_it(
+    installed: Site, named: str
+) -> None:
+    """Also where a folder that is named before it is not there at all."""
+    folders = {named: ("vllm/a/gone/x", "vllm/b/link/x")}
+    begun = Journal("apply", "0.1.0", (Step("vllm/new.py", None, "0" * 64),), **folders)
+    journals.write(installed.root, begun, None)
+    (installed.root / "vllm/b").mkdir()
+    (installed.root / "vllm/b/link").symlink_to(installed.root.parent)
+    with pytest.raises(TransactionError, match=r"vllm/b/link, which is a symbolic link"):
+        recover(installed.root)
+
+
+def test_recovery_that_fails_tells_the_state_of_the_journal_s_transaction(installed: Site) -> None:
+    interrupt_in_the_middle(installed)
+    system = FaultyOs(never={"replace": 5, "unlink": 5})
+    with faulty(system), pytest.raises(TransactionError) as caught:
+        recover(installed.root)
+    assert "The interrupted apply could not be ended here" in str(caught.value)
+    assert "The target is between two states" in str(caught.value)
+    assert recover(installed.root)
+
+
+def test_a_journal_names_what_it_was_told(installed: Site) -> None:
+    begun = Journal("revert", "0.1.0", (Step(PROPOSER, "1" * 64, None),), ("vllm/x",), ("vllm/y",))
+    journals.write(installed.root, begun, None)
+    assert journals.read(installed.root) == begun
+    (installed.root / journals.JOURNAL_PATH).write_bytes(b"[" * 100_000)
+    with pytest.raises(LedgerError, match="nested too deeply"):
+        journals.read(installed.root)
