@@ -9,7 +9,7 @@ from urllib.error import URLError
 import pytest
 
 from overlay.errors import PackageIndexError
-from overlay.targets import http_errors
+from overlay.targets import http, http_errors
 from overlay.targets.pip_config import IndexConfig
 from overlay.targets.release_archive import archive_path
 from overlay.targets.resolution import resolve
