@@ -63,12 +63,14 @@ def releases() -> ReleaseTexts:
 
 def module_paths(texts: ReleaseTexts) -> list[list[str]]:
     """For each release the paths of its modules."""
-    found = []
+    modules = []
     for name in texts.names:
         resolve(name)  # fetches it where it is not in the cache
         paths = CachedRelease.open(name).paths()
-        found.append([path for path in paths if path.startswith("vllm/") and path.endswith(".py")])
-    return found
+        modules.append(
+            [path for path in paths if path.startswith("vllm/") and path.endswith(".py")]
+        )
+    return modules
 
 
 def judge(sample: Sequence[RealChange], texts: ReleaseTexts) -> dict[str, Any]:
@@ -149,13 +151,21 @@ def _rates(counts: Counter[str], later: int) -> dict[str, float | int]:
     }
 
 
-def replay(texts: ReleaseTexts) -> dict[str, Any]:
-    """Carry the shipped hunks from each release to the next; what does not land is named."""
+def replay(texts: ReleaseTexts, only: Sequence[str] = ()) -> dict[str, Any]:
+    """Carry the shipped hunks from each release to the next; what does not land is named.
+
+    :param only: the newer releases of the steps to take; default: all.
+    """
     porter = Porter(texts, Memo())
     outcomes: Counter[str] = Counter()
     stuck: list[str] = []
     warned: list[str] = []
-    for older, newer in zip(texts.names, texts.names[1:], strict=False):
+    steps = [
+        step
+        for step in zip(texts.names, texts.names[1:], strict=False)
+        if not only or step[1] in only
+    ]
+    for older, newer in steps:
         for feature in load([shipped_folder()]):
             port = porter.port(only_at(feature, older), newer)
             for topic in port.topics:
@@ -167,7 +177,7 @@ def replay(texts: ReleaseTexts) -> dict[str, Any]:
                 warned += [f"{label}: {warning}" for warning in topic.warnings]
     total = sum(outcomes.values())
     return {
-        "steps": len(texts.names) - 1,
+        "steps": len(steps),
         "hunks": total,
         "landed": round(outcomes[Outcome.EXACT.value] / total, 4),
         "outcomes": dict(outcomes),

@@ -13,6 +13,7 @@ for programs) and ``verdict`` (one sentence for people).  What cannot be answere
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from overlay.api.calls import PatchRefused, accepted, as_name, request
@@ -176,6 +177,7 @@ def revert(
     python: Place | None = None,
     only: Collection[str] = (),
     patches: Sequence[Place] = (),
+    keep_as: str | None = None,
 ) -> RevertReport:
     """Put back the exact bytes that ``apply`` found, and remove what it added.
 
@@ -189,13 +191,21 @@ def revert(
         left is byte for byte what applying the others alone makes.
     :param patches: folders with features beside those shipped; needed with ``only`` where features
         of other folders stay, and where the ledger is lost.
+    :param keep_as: id of a feature to make of what was edited since, in the last folder of
+        ``patches``; the edits are taken out as well.
     :raises PatchRefused: if a file was edited since, or the other features do not fit without
         those in ``only``; nothing was written.
     :raises OverlayError: if the target or its ledger cannot be read or written.
     """
+    from overlay.commands.revert import Keep
     from overlay.commands.revert import revert as command
 
-    return accepted(command(request(python, only, patches), as_name(target)))
+    keep = None
+    if keep_as is not None:
+        if not patches:
+            raise UsageError("keep_as: expected a folder of patches to write to, found none")
+        keep = Keep(keep_as, Path(patches[-1]).expanduser())
+    return accepted(command(request(python, only, patches), as_name(target), keep))
 
 
 def status(

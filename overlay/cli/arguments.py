@@ -18,6 +18,7 @@ from overlay.cli.options import (
     complete_releases,
     complete_target,
     feature_option,
+    folder_to_write,
     patches_of,
     patches_option,
     python_option,
@@ -189,6 +190,11 @@ def apply(
 @cli.command(short_help="Put every byte back.", epilog=WRITABLE_HELP)
 @target_argument
 @feature_option("Take off only this feature and leave the others; may be repeated.")
+@click.option(
+    "--keep-as",
+    metavar="ID",
+    help="Make a feature of what was edited since, in the last folder of patches; take it out too.",
+)
 @common_options
 @click.pass_context
 def revert(
@@ -196,12 +202,14 @@ def revert(
     target: str | None,
     python: str | None,
     only: tuple[str, ...],
+    keep_as: str | None,
     as_json: bool,
     verbose: bool,
 ) -> Answer:
     """Put back the exact bytes that apply found, and remove what it added.
 
-    Refused where somebody edited a patched file since. With --feature, what is left is byte for
+    Refused where somebody edited a patched file since, unless --keep-as ID makes a feature of the
+    edits first. With --feature, what is left is byte for
     byte what applying the other features alone would have made.
 
     \b
@@ -209,11 +217,17 @@ def revert(
       overlay revert
       overlay revert --feature steady-inputs       # and leave the others
       overlay revert /opt/venv/lib/python3.12/site-packages
+      overlay revert --keep-as my-fix --patches ./our-patches
     """
     from overlay import api
 
     refuse_both(target, python)
-    report = _refusable(api.revert, target, python=python, only=only, patches=patches_of(context))
+    folders = patches_of(context)
+    if keep_as is not None:
+        folder_to_write(folders)
+    report = _refusable(
+        api.revert, target, python=python, only=only, patches=folders, keep_as=keep_as
+    )
     return Answer(report, as_json, verbose)
 
 

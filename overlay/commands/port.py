@@ -1,4 +1,4 @@
-"""``overlay port``: carry features to other releases, and write what nobody has to look at."""
+"""``overlay port``: carry features to other releases, and write what needs no review."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from packaging.version import Version
 
 from overlay.authoring.writing import check_files
 from overlay.errors import UsageError
+from overlay.features.folder import holes as holes_of
 from overlay.package import KNOWN_RELEASES
 from overlay.report.ported import (
     PortedFeature,
@@ -113,7 +114,7 @@ def _carried(
     porter: Porter, feature: Feature, features: Sequence[Feature], releases: Sequence[str]
 ) -> Iterator[FeaturePort]:
     """A feature carried to releases, oldest first; what one of them has, the later ones have."""
-    from overlay.authoring.memory import remembered
+    from overlay.authoring.variants import remembered
 
     earlier = features[: features.index(feature)]
     known = feature
@@ -179,22 +180,38 @@ def write_ports(
             for name in disk.files_below(folder)
             if (data := read_regular(folder / name, follow=False)) is not None
         }
-        known = _memory(porter, own, features[: features.index(feature)], names)
+        earlier = features[: features.index(feature)]
+        known = _memory(porter, own, earlier, names)
         after = with_ports(feature, before, own, names, today, merged=known)
         if after != before:
+            made = check_files(id_, after)
+            between = _between(porter, made, earlier, names)
+            after = with_ports(made, after, between, names, today)
             check_files(id_, after)
             changed.setdefault(folder.parent, []).append(disk.NewFolder(id_, after))
-            done |= {(id_, port.release) for port in own if not port.covered}
+            done |= {(id_, port.release) for port in (*own, *between) if not port.covered}
     for place, folders in changed.items():
         disk.replace_features(place, folders)
     return frozenset(done)
+
+
+def _between(
+    porter: Porter, feature: Feature, earlier: Sequence[Feature], names: Sequence[str]
+) -> list[FeaturePort]:
+    """The ports to releases inside a feature's range that no variant serves, as far as they land.
+
+    What a person made for a later release often lands exactly on those before it.
+    """
+    holes = {hole.release for hole in holes_of(feature, names)}
+    ports = [porter.port(feature, name, earlier) for name in names if name in holes]
+    return [port for port in ports if not port.conflicts and not port.review]
 
 
 def _memory(
     porter: Porter, own: Sequence[FeaturePort], earlier: Sequence[Feature], names: Sequence[str]
 ) -> str | None:
     """The first release from which on upstream is known to have a feature, if that is new."""
-    from overlay.authoring.memory import remembered
+    from overlay.authoring.variants import remembered
 
     known = [name for port in own if (name := remembered(porter, port, earlier, names))]
     return min(known, key=Version) if known else None

@@ -288,10 +288,22 @@ class RevertReport(_OneTarget):
     """What ``revert`` did.
 
     :ivar changed: the files of the package that were written or removed, sorted.
+    :ivar kept: the feature that holds the edits, where there were any and they were to be kept.
     """
 
     _command: ClassVar[str] = "revert"
     changed: tuple[str, ...] = ()
+    kept: Report | None = None
+
+    def own_lines(self) -> Iterable[Line]:
+        """The text of the feature that holds the edits."""
+        return () if self.kept is None else self.kept.own_lines()
+
+    def own_data(self) -> dict[str, Any]:
+        """The feature that holds the edits, under ``kept``."""
+        return {
+            "kept": data for data in ({} if self.kept is None else self.kept.own_data()).values()
+        }
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,12 @@ def concluded(
     if written:
         names = enumeration(list(dict.fromkeys(entry.feature for entry in written)))
         releases = enumeration(list(dict.fromkeys(entry.release for entry in written)))
-        return Verdict(Code.PORTED, f"Ported {names} to {releases}; `overlay check` tries it.")
+        left = [
+            (entry.feature, entry.release)
+            for entry in features
+            if not entry.settled and entry.release not in asked
+        ]
+        return _ported(names, releases, left)
     return Verdict(Code.NOTHING_TO_PORT, "Nothing to port: every feature serves these releases.")
 
 
@@ -157,6 +162,13 @@ def waiting(session: Path, files: tuple[OpenFile, ...]) -> Verdict:
             f"Action needed: {count(marked, 'file')} with conflicts in {session}: edit, then "
             f"`overlay port --continue {session}`.",
         )
+    if gone := [entry for entry in files if entry.place is None]:
+        ids = enumeration(list(dict.fromkeys(entry.feature for entry in gone)))
+        return Verdict(
+            Code.PORT_CONFLICTS,
+            f"Action needed: the release lacks what {ids} changes: `overlay port --retire ID` or "
+            f"`--skip ID` {session}.",
+        )
     return Verdict(
         Code.PORT_REVIEW,
         f"Action needed: review {count(len(files), 'file')} in {session}, then `overlay port "
@@ -164,13 +176,31 @@ def waiting(session: Path, files: tuple[OpenFile, ...]) -> Verdict:
     )
 
 
-def ended(session: Path, features: tuple[PortedFeature, ...]) -> Verdict:
-    """The verdict of ``port --continue`` and of what ends a session."""
+def ended(
+    session: Path,
+    features: tuple[PortedFeature, ...],
+    holes: Sequence[tuple[str, str]] = (),
+) -> Verdict:
+    """The verdict of ``port --continue`` and of what ends a session.
+
+    :param holes: id and release of each hole that is left inside a feature's range.
+    """
     if not features:
         return Verdict(Code.PORT_ENDED, f"Nothing waits any more; removed {session}.")
     names = enumeration([entry.feature for entry in features])
+    return _ported(names, features[0].release, holes)
+
+
+def _ported(names: str, releases: str, holes: Sequence[tuple[str, str]]) -> Verdict:
+    """The verdict of what was written, with what it left between."""
+    if not holes:
+        return Verdict(Code.PORTED, f"Ported {names} to {releases}; `overlay check` tries it.")
+    left = enumeration(list(dict.fromkeys(release for _, release in holes)))
+    id_, release = holes[0]
     return Verdict(
-        Code.PORTED, f"Ported {names} to {features[0].release}; `overlay check` tries it."
+        Code.HOLES,
+        f"Action needed: ported {names} to {releases}, but nothing serves {left} in between; "
+        f"`overlay port {id_} {release}` goes on.",
     )
 
 

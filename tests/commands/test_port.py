@@ -17,6 +17,7 @@ from overlay.api import porting
 from overlay.features.folder import load
 from overlay.features.model import Way
 from overlay.planning.planner import plan
+from overlay.report.codes import Code
 from overlay.report.ported import OpenFile, PortReport
 from overlay.results import State
 from tests.support import port_world as world
@@ -124,7 +125,9 @@ def test_a_conflict_is_shown_refused_with_markers_and_taken_once_it_is_edited(
         b"            self.prepare_replay(size)\n            self.run_graph(size, stream=None)\n",
     )
     edited.write_bytes(wanted)
-    assert cli("port", "--continue", "--patches", ours).exit == 0
+    ended = cli("port", "--continue", "--patches", ours)
+    assert ended.exit == 1
+    assert "nothing serves 0.23.0 in between; `overlay port replay 0.23.0` goes on" in ended.last
     (feature,) = load([ours])
     made = plan([feature], world.Tree("0.24.0"), Version("0.24.0"))
     assert made.changes[0].after == wanted
@@ -257,12 +260,14 @@ def waiting(ours: Path) -> PortReport:
         ("pk", State.PRISTINE),
         ("u", State.UPSTREAMED),
         ("kpk", State.PRISTINE),
+        ("r", State.UPSTREAMED),
         ("s", State.DRIFTED),
     ],
 )
 def test_in_a_terminal_each_conflict_is_asked_about(
     waiting: PortReport, ours: Path, keys: str, state_there: State
 ) -> None:
+    """0.23.0 in between waits for a review of its own, where 0.24.0 is served."""
     answers = iter(keys)
     shown: list[OpenFile] = []
 
@@ -271,7 +276,7 @@ def test_in_a_terminal_each_conflict_is_asked_about(
         return next(answers)
 
     report = porting.ask_port(waiting, question, patches=[ours])
-    assert report.exit == 0
+    assert (report.code is Code.HOLES) is (state_there is State.PRISTINE)
     assert len(shown) == len(keys)
     assert shown[0].marked
     assert shown[0].views[0][0] == "Runner.capture"
@@ -310,3 +315,20 @@ def test_the_merge_tool_of_git_gets_the_three_texts(
     assert result.exit == 1, result.err
     assert seen.read_bytes() == world.BASE + world.IN_THE_WAY
     assert Path("port-0.24.0/replay/10-runner", world.PATH).read_bytes() == world.PATCHED
+
+
+def test_a_file_that_the_release_lacks_can_be_retired_or_skipped(
+    cli: Cli, ours: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = {name: text for name, text in world.RELEASES.items() if name < "0.24.0"}
+    monkeypatch.setattr(
+        "overlay.targets.resolution.resolve", lambda name, **_: world.Tree(name, gone)
+    )
+    assert cli("port", "replay", "0.24.0", "--patches", ours).exit == 1
+    shown = cli("port", "--show", "--patches", ours)
+    assert "the release has no such file" in shown.out
+    assert "--retire" in shown.last
+    refused = cli("port", "--continue", "--patches", ours)
+    assert refused.exit == 2
+    assert "--retire or --skip replay" in refused.err
+    assert cli("port", "--skip", "replay", "--patches", ours).exit == 0

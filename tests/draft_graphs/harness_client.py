@@ -1,4 +1,4 @@
-"""Calls `harness.py` in the environment of a patched vLLM; the part that pytest imports."""
+"""Call `harness.py` in the environment of a patched vLLM; the part that pytest imports."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def make_spec(models: Path, draft: str, k: int, **more: Any) -> dict[str, Any]:
 
 
 def run_harness(
-    python: Path, plans: Sequence[Plan], *, processes: int = 2, timeout: float = 900
+    python: Path, plans: Sequence[Plan], *, processes: int = 2, timeout: float = 3600
 ) -> list[dict[str, Outcome]]:
     """The outcomes of every plan, by the names of its runs.
 

@@ -31,7 +31,7 @@ def written_rows(tokens: int, rows: int) -> list[int]:
         text=True,
         capture_output=True,
         check=False,
-        timeout=120,
+        timeout=600,
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
     written: list[int] = json.loads(ended.stdout.splitlines()[-1])["written"]

@@ -25,7 +25,7 @@ def test_the_rank_with_fewer_records_the_rest(patched_python: Path) -> None:
         [str(patched_python), str(SCRIPT), port, "5", "3"],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

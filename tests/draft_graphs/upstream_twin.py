@@ -33,6 +33,7 @@ from vllm.v1.spec_decode.draft_graphs.policy import Facts
 from tests.draft_graphs import graph_safe_attention
 from tests.draft_graphs.recorded_backend import RecordedBackend
 from tests.draft_graphs.twin_drafters import (
+    AnyGrid,
     extra_attributes,
     proposer_class,
     use_expanding_kernels,
@@ -327,7 +328,7 @@ def use_cpu_kernels() -> None:
     from vllm.v1.spec_decode import utils
 
     name = "eagle_step_slot_mapping_metadata_kernel"
-    setattr(utils, name, getattr(cpu_triton_utils, name))
+    setattr(utils, name, AnyGrid(getattr(cpu_triton_utils, f"_{name}_impl")))
     use_expanding_kernels()
 
 

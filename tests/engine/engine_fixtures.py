@@ -42,7 +42,7 @@ def overlay(*arguments: str | Path, expect: int = 0) -> str:
         text=True,
         capture_output=True,
         check=False,
-        timeout=120,
+        timeout=600,
     )
     if ended.returncode != expect:
         raise OverlayFailed(

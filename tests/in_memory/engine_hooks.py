@@ -21,7 +21,7 @@ def live(llm: Any) -> Any:
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     # Other engines may run on this machine.
     return [

@@ -42,7 +42,7 @@ def install_beside(folder: Path) -> Path:
     subprocess.run(
         [*pip, "--no-build-isolation", "--target", str(beside), str(source)],
         check=True,
-        timeout=120,
+        timeout=600,
     )
     for name in NEEDED:
         package = importlib.util.find_spec(name)

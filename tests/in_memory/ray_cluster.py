@@ -88,7 +88,7 @@ def run(plan: dict[str, Any]) -> list[dict[str, Any]]:
     workers: list[dict[str, Any]] = []
     for rank, (actor, task) in enumerate(zip(actors, made, strict=True)):
         try:
-            ray.get(task, timeout=150)
+            ray.get(task, timeout=300)
             said = ray.get(actor.execute_method.remote(describe))
             workers.append({"rank": rank, "error": None, **said})
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the result

@@ -141,7 +141,12 @@ def load_plugins(box: Box, **switches: str) -> subprocess.CompletedProcess[str]:
     """vLLM's own loading of its plugins, in a process of its own."""
     environment = os.environ | box.environment | switches
     return subprocess.run(
-        [box.copy.python, "-c", LOAD], env=environment, capture_output=True, text=True, check=False
+        [box.copy.python, "-c", LOAD],
+        cwd=box.beside,  # not the checkout, from which "-c" would import
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -188,10 +193,11 @@ def test_the_model_info_cache_of_vllm_sees_the_patched_text(box: Box, tmp_path: 
     for mode in ("off", "auto", "off", "auto"):
         done = subprocess.run(
             [str(box.copy.python), "-c", INSPECT],
+            cwd=box.beside,  # not the checkout, from which "-c" would import
             env={"PATH": os.environ["PATH"], **box.environment, **own, "OVERLAY": mode},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
             check=False,
         )
         assert done.returncode == 0, done.stderr

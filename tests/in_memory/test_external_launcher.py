@@ -58,7 +58,7 @@ def run(
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), **changes[rank]}
         spec = replace(SPEC, models=str(models))
         try:
-            return launch(python, spec, env=environment | own, timeout=300)
+            return launch(python, spec, env=environment | own, timeout=900)
         except EngineFailed as error:
             return error
 

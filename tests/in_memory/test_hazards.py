@@ -213,7 +213,7 @@ def test_without_its_remedy_a_hazard_is_seen(hazard: Hazard, copy: Path) -> None
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=600,
         )
     finally:
         file.write_text(text)

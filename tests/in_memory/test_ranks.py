@@ -119,7 +119,7 @@ def run(
     ]
     done = []
     for process in started:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=600)
         done.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
     return done
 

@@ -78,7 +78,7 @@ def cluster(ray_python: Path, beside: Path, tiny_models: Path, tmp_path: Path) -
                 start_new_session=True,
             )
             try:
-                process.wait(timeout=280)
+                process.wait(timeout=900)
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
@@ -105,6 +105,7 @@ def test_equal_nodes_pass_and_have_the_drivers_switches(cluster: Any) -> None:
     "version",
     [
         pytest.param("1", id="executor"),
+        # Its workers load the plugin as those of the cluster in the tests above.
         pytest.param("0", id="older executor", marks=pytest.mark.thorough),
     ],
 )
@@ -134,7 +135,7 @@ def test_the_engine_drafts_as_it_should_under_the_ray_executor(
         "VLLM_USE_RAY_V2_EXECUTOR_BACKEND": version,
         **QUIET,
     }
-    result = launch(ray_python, spec, env=environment, timeout=400)
+    result = launch(ray_python, spec, env=environment, timeout=900)
     assert all(request["tokens_ok"] and request["steps_ok"] for request in result["requests"])
     assert result["counts"] == result["oracle"]
     said = result["hooks"]["engine_hooks:live"]

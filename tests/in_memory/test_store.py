@@ -234,7 +234,7 @@ def test_many_processes_share_one_cache_while_one_is_killed_in_the_middle(cache:
             worker.stdin.write("\n")
             worker.stdin.flush()
         halted.send_signal(signal.SIGKILL)
-        said = [worker.communicate(timeout=120)[1] for worker in workers]
+        said = [worker.communicate(timeout=600)[1] for worker in workers]
         assert [worker.returncode for worker in workers] == [0] * 4, said
         # Nothing half made but what the killed one left, and its key is free for the next.
         keys = {f"key{number}" for number in range(10)}
