@@ -301,9 +301,8 @@ class RevertReport(_OneTarget):
 
     def own_data(self) -> dict[str, Any]:
         """The feature that holds the edits, under ``kept``."""
-        return {
-            "kept": data for data in ({} if self.kept is None else self.kept.own_data()).values()
-        }
+        made = {} if self.kept is None else self.kept.own_data()
+        return {"kept": made["new"]} if "new" in made else {}
 
 
 @dataclass(frozen=True)
