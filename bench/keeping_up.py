@@ -63,12 +63,14 @@ def releases() -> ReleaseTexts:
 
 def module_paths(texts: ReleaseTexts) -> list[list[str]]:
     """For each release the paths of its modules."""
-    found = []
+    modules = []
     for name in texts.names:
         resolve(name)  # fetches it where it is not in the cache
         paths = CachedRelease.open(name).paths()
-        found.append([path for path in paths if path.startswith("vllm/") and path.endswith(".py")])
-    return found
+        modules.append(
+            [path for path in paths if path.startswith("vllm/") and path.endswith(".py")]
+        )
+    return modules
 
 
 def judge(sample: Sequence[RealChange], texts: ReleaseTexts) -> dict[str, Any]:

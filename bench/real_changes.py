@@ -90,13 +90,13 @@ def changes(texts: ReleaseTexts, paths: Sequence[Sequence[str]], each: int) -> I
     """
     for number, (older, newer) in enumerate(zip(texts.names, texts.names[1:], strict=False)):
         shared = set(paths[number]) & set(paths[number + 1])
-        found = 0
+        taken = 0
         for path in sorted(shared, key=lambda path: hashlib.sha256(path.encode()).digest()):
             change = _change(texts, path, older, newer)
             if change is not None:
-                found += 1
+                taken += 1
                 yield change
-            if found == each:
+            if taken == each:
                 break
 
 
@@ -154,7 +154,7 @@ def answers(change: RealChange, feature: Feature, porter: Porter) -> list[Answer
     """
     texts = porter.texts
     merged: Version | None = None
-    found = []
+    given = []
     for name in texts.names:
         plain = porter.port(feature, name)
         version = Version(name)
@@ -168,7 +168,7 @@ def answers(change: RealChange, feature: Feature, porter: Porter) -> list[Answer
         )
         port = porter.port(known, name)
         has_it = name == change.newer or _has_it(change, texts.read(name, change.path))
-        found.append(
+        given.append(
             Answer(
                 name,
                 remembered,
@@ -179,7 +179,7 @@ def answers(change: RealChange, feature: Feature, porter: Porter) -> list[Answer
                 tuple(hunk.outcome for topic in port.topics for hunk in topic.hunks),
             )
         )
-    return found
+    return given
 
 
 def _has_it(change: RealChange, text: bytes | None) -> bool:

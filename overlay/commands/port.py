@@ -1,4 +1,4 @@
-"""``overlay port``: carry features to other releases, and write what nobody has to look at."""
+"""``overlay port``: carry features to other releases, and write what needs no review."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _carried(
     porter: Porter, feature: Feature, features: Sequence[Feature], releases: Sequence[str]
 ) -> Iterator[FeaturePort]:
     """A feature carried to releases, oldest first; what one of them has, the later ones have."""
-    from overlay.authoring.memory import remembered
+    from overlay.authoring.variants import remembered
 
     earlier = features[: features.index(feature)]
     known = feature
@@ -211,7 +211,7 @@ def _memory(
     porter: Porter, own: Sequence[FeaturePort], earlier: Sequence[Feature], names: Sequence[str]
 ) -> str | None:
     """The first release from which on upstream is known to have a feature, if that is new."""
-    from overlay.authoring.memory import remembered
+    from overlay.authoring.variants import remembered
 
     known = [name for port in own if (name := remembered(porter, port, earlier, names))]
     return min(known, key=Version) if known else None

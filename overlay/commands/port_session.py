@@ -285,7 +285,7 @@ def ask(
 
     :param question: shows a file and gives one of ``p`` (place mine before upstream's lines), ``e``
         (it was edited), ``k`` (keep it as it is), ``t`` (git's merge tool), ``u`` (upstream's
-        side), ``s`` (skip the feature) and ``q`` (stop).
+        side), ``r`` (retire the feature), ``s`` (skip it) and ``q`` (stop).
     :returns: ``report`` itself where it has no session.
     """
     if report.session is None:
@@ -300,8 +300,9 @@ def ask(
                 answer = ""
         if answer == "q":
             return resolving.report()
-        if answer == "s":
-            left = skip(request, folder, entry.feature, progress)
+        if answer in ("r", "s"):
+            leave = retire if answer == "r" else skip
+            left = leave(request, folder, entry.feature, progress)
             if left.session is None:
                 return left
             resolving = Resolving(request, folder, progress)
@@ -320,4 +321,4 @@ def _answered(resolving: Resolving, entry: Waiting, key: str) -> bool:
         return resolving.take_upstream(entry)
     if key in ("e", "k"):
         return not resolving.open_file(entry).marked
-    return key in ("s", "q")
+    return key in ("r", "s", "q")

@@ -1,26 +1,15 @@
-"""Read one ``.patch`` file: DEP-3 headers, then a unified diff of one path.
-
-Line numbers in it are hints.  What places a hunk is its section heading (the scope) and its
-pre-image, so both are checked here, and every error is given its line.
-"""
+"""Read one ``.patch`` file: DEP-3 headers, then a unified diff of one path."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from overlay.errors import PatchFormatErrors
-from overlay.features.model import MODULE_SCOPE, Hunk, Patch
-from overlay.features.patch_headers import read_headers, way_of
-from overlay.features.patch_lines import FORBIDDEN, Source
+from overlay.features.model import Patch
+from overlay.features.patch_headers import read_headers, way
+from overlay.features.patch_hunks import read_hunks
+from overlay.features.patch_source import FORBIDDEN, Source
 from overlay.package import path_problem
-
-_HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(?:[ \t](?P<heading>.*))?$")
-
-_SCOPE = re.compile(r"^[^\W\d]\w*(\.[^\W\d]\w*)*$")
-
-#: What git format-patch writes behind the last hunk: a mark, and the version of git.
-_SIGNATURE = re.compile(r"^\d+(\.\w+)+.*$")
 
 
 def parse_patch(text: str, name: str) -> Patch:
@@ -33,17 +22,14 @@ def parse_patch(text: str, name: str) -> Patch:
     source = Source.of(text, name)
     headers = read_headers(source)
     path = _read_file_header(source)
-    hunks = _read_hunks(source) if path is not None else ()
+    hunks = read_hunks(source) if path is not None else ()
     if "Base" in headers:
         base_has = tuple(line for line in headers.get("Base-Has", "").split("\n") if line)
         hunks = tuple(replace(hunk, base_has=base_has) for hunk in hunks)
     if source.errors:
         raise PatchFormatErrors(sorted(source.errors, key=lambda error: error.line or 0))
     assert path is not None  # no path is an error
-    return Patch(name, path, headers, hunks, way_of(headers.get("Ported-From")))
-
-
-# The diff's own header
+    return Patch(name, path, headers, hunks, way(headers.get("Ported-From")))
 
 
 def _read_file_header(source: Source) -> str | None:
@@ -95,184 +81,3 @@ def _read_side(source: Source, sign: str, prefix: str) -> str | None:
     else:
         return path[len(prefix) :]
     return None
-
-
-# Hunks
-
-
-@dataclass
-class _Body:
-    """The lines of one hunk while they are read, with the numbers that its header promises.
-
-    :ivar counts: how many lines of the pre-image and of the post-image were read.
-    :ivar unfinished: index of a line without a line end -> the line number of its mark.
-    """
-
-    line: int
-    scope: str
-    source_line: int
-    promised: tuple[int, int]
-    lines: list[tuple[str, str]] = field(default_factory=list)
-    counts: tuple[int, int] = (0, 0)
-    unfinished: dict[int, int] = field(default_factory=dict)
-
-    def add(self, op: str, text: str) -> None:
-        """Take one more line."""
-        pre, post = self.counts
-        self.lines.append((op, text))
-        self.counts = pre + (op != "+"), post + (op != "-")
-
-
-def _read_hunks(source: Source) -> tuple[Hunk, ...]:
-    """The hunks, up to the end of the file."""
-    hunks: list[Hunk] = []
-    while not source.ended:
-        line, number = source.take()
-        if line.startswith("@@"):
-            hunk = _read_hunk(source, line, number)
-            if hunk is not None:
-                hunks.append(hunk)
-        elif line.startswith(("diff --git ", "--- ")):
-            source.error(number, "a second file begins; a patch is for one path")
-            return ()
-        elif _signature_begins(source, number - 1):
-            break
-        elif not source.only_blank_from(number - 1):
-            source.error(number, f"expected '@@ -... +... @@ scope', found {line!r}")
-            return ()
-    if not hunks and not source.errors:
-        source.error(source.at, "it holds no hunk: expected '@@ -... +... @@ scope'")
-    return tuple(hunks)
-
-
-def _signature_begins(source: Source, index: int) -> bool:
-    """Whether the rest of the file is the signature of git format-patch."""
-    if source.lines[index] not in ("-- ", "--"):
-        return False
-    version = source.lines[index + 1 : index + 2]
-    return bool(version and _SIGNATURE.match(version[0])) and source.only_blank_from(index + 2)
-
-
-def _read_hunk(source: Source, line: str, number: int) -> Hunk | None:
-    match = _HUNK.match(line)
-    if match is None:
-        source.error(number, f"expected '@@ -line,count +line,count @@ scope', found {line!r}")
-        _skip_hunk(source)
-        return None
-    promised = (int(match[2] or 1), int(match[4] or 1))
-    body = _Body(number, (match["heading"] or "").strip(), int(match[1]), promised)
-    _check_scope(source, body)
-    _read_body(source, body)
-    if body.counts != body.promised and not source.ended and source.line.startswith("\t"):
-        source.error(
-            source.at + 1,
-            "the line begins with a tab: expected ' ', '+' or '-' before the text of a line (an "
-            "editor or a terminal replaced the blank of a line of context)",
-        )
-        _skip_hunk(source)
-        return None
-    known = len(source.errors)
-    _check_counts(source, body)
-    hunk = _hunk(source, body)
-    _check_images(source, hunk)
-    return hunk if len(source.errors) == known else None
-
-
-def _skip_hunk(source: Source) -> None:
-    while not source.ended and not source.line.startswith(("@@", "diff ")):
-        source.at += 1
-
-
-def _check_scope(source: Source, body: _Body) -> None:
-    if body.scope == MODULE_SCOPE or _SCOPE.match(body.scope):
-        return
-    found = f"found {body.scope!r}" if body.scope else "found nothing"
-    source.error(
-        body.line,
-        "expected the scope behind the second @@ (a qualified name such as "
-        f"Class.method, or {MODULE_SCOPE} for anywhere in the file), {found}",
-    )
-
-
-def _read_body(source: Source, body: _Body) -> None:
-    while not source.ended and not _body_ends(source, body):
-        line, number = source.take()
-        if line.startswith("\\"):
-            if not body.lines or len(body.lines) - 1 in body.unfinished:
-                source.error(number, f"{line!r} follows no line of the hunk")
-            else:
-                body.unfinished[len(body.lines) - 1] = number
-        else:
-            # Editors that strip trailing blanks leave an empty context line empty.
-            body.add(line[:1] or " ", line[1:])
-
-
-def _body_ends(source: Source, body: _Body) -> bool:
-    """Whether the next line is no longer a line of the hunk."""
-    line = source.line
-    if line.startswith(("@@", "diff --git ")):
-        return True
-    if body.counts != body.promised:
-        return line[:1] not in (" ", "+", "-", "\\", "")
-    following = source.lines[source.at + 1 : source.at + 2]
-    second_file = line.startswith("--- ") and (following or [""])[0].startswith("+++ ")
-    return (
-        second_file
-        or source.only_blank_from(source.at)
-        or _signature_begins(source, source.at)
-        or line[:1] not in (" ", "+", "-", "\\")
-    )
-
-
-def _check_counts(source: Source, body: _Body) -> None:
-    """Compare the numbers of the hunk's header with its lines."""
-    if body.counts == body.promised:
-        return
-    (said_pre, said_post), (pre, post) = body.promised, body.counts
-    source.error(
-        body.line,
-        f"the header promises {said_pre} lines before and {said_post} after, the hunk "
-        f"has {pre} and {post}: @@ -{body.source_line},{pre} +...,{post} @@",
-    )
-
-
-def _hunk(source: Source, body: _Body) -> Hunk:
-    """The hunk of a body; marks of an unfinished line have to stand behind its sides' last."""
-    last = {
-        side: max((i for i, (op, _) in enumerate(body.lines) if op != other), default=None)
-        for side, other in (("pre", "+"), ("post", "-"))
-    }
-    for index, number in body.unfinished.items():
-        op = body.lines[index][0]
-        sides = {" ": ("pre", "post"), "-": ("pre",), "+": ("post",)}[op]
-        if any(last[side] != index for side in sides):
-            source.error(number, "the line before it is not the last of its side of the hunk")
-    return Hunk(
-        body.scope,
-        tuple(body.lines),
-        body.source_line,
-        body.line,
-        pre_unfinished=last["pre"] in body.unfinished,
-        post_unfinished=last["post"] in body.unfinished,
-    )
-
-
-def _check_images(source: Source, hunk: Hunk) -> None:
-    """Refuse a hunk that could not be placed, or of which nothing could show that it is applied."""
-    problem = None
-    if not hunk.pre:
-        problem = "its pre-image is empty: give it lines of context to stand by"
-    elif not hunk.post:
-        problem = (
-            "its post-image is empty, so nothing could show that it is applied: give it lines of "
-            "context"
-        )
-    elif (hunk.pre, hunk.pre_unfinished) == (hunk.post, hunk.post_unfinished):
-        problem = "it changes nothing (the ends of lines are no content)"
-    elif hunk.shows_nothing:
-        problem = (
-            "its post-image stands in its pre-image, so nothing could show that it is applied: "
-            "give it context on both sides of the lines that it removes"
-        )
-    if problem is not None:
-        source.error(hunk.patch_line, problem)

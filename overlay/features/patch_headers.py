@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from datetime import date
 
 from overlay.features.model import Way
-from overlay.features.patch_lines import FORBIDDEN, Source
+from overlay.features.patch_source import Source, diff_begins
 from overlay.package import parse_release
 
 REQUIRED_HEADERS = ("Description", "Origin", "Last-Update")
@@ -92,7 +92,7 @@ def read_headers(source: Source) -> dict[str, str]:
     current: str | None = None
     if not source.ended and _MAIL.match(source.line):
         source.take()
-    while not source.ended and not _diff_begins(source.line):
+    while not source.ended and not diff_begins(source.line):
         line, number = source.take()
         match = _HEADER.match(line)
         if line[:1] in (" ", "\t") and line.strip() and current is not None:
@@ -161,12 +161,6 @@ def _file_begins(source: Source) -> bool:
     )
 
 
-def _diff_begins(line: str) -> bool:
-    return line.startswith(("diff --git ", "--- ", "+++ ", "@@ ")) or any(
-        line.startswith(start) for start, _ in FORBIDDEN
-    )
-
-
 def _check_header(source: Source, name: str, number: int) -> str | None:
     """The known header that ``name`` misspells, after an error; ``None`` for any other."""
     proper = {known.lower(): known for known in KNOWN_HEADERS}.get(name.lower())
@@ -186,7 +180,7 @@ def _add_header(
     elif name in REPEATED:
         headers[name] += "\n" + value
     else:
-        source.error(number, f"the header {name} stands twice")
+        source.error(number, f"the header {name} is there twice")
 
 
 def _check_required(source: Source, headers: Mapping[str, str], misspelt: set[str]) -> None:
@@ -239,16 +233,16 @@ def _check_base(source: Source, value: str | None) -> None:
         source.error(_line_of(source, "Base"), f"Base: {error}")
 
 
-def way_of(value: str | None) -> Way | None:
+def way(value: str | None) -> Way | None:
     """How a variant was ported: the last word of its header ``Ported-From``."""
     word = (value or "").split()[-1:]
-    return next((way for way in Way if [way.value] == word), None)
+    return next((known for known in Way if [known.value] == word), None)
 
 
 def _check_way(source: Source, value: str | None) -> None:
     """The last word decides whether the patch is applied, so it must be a known one."""
-    if value is not None and way_of(value) is None:
-        ways = ", ".join(way.value for way in Way)
+    if value is not None and way(value) is None:
+        ways = ", ".join(known.value for known in Way)
         source.error(
             _line_of(source, "Ported-From"),
             f"Ported-From: expected a release and one of {ways}, found {value!r}",

@@ -154,6 +154,13 @@ def waiting(session: Path, files: tuple[OpenFile, ...]) -> Verdict:
             f"Action needed: {count(marked, 'file')} with conflicts in {session}: edit, then "
             f"`overlay port --continue {session}`.",
         )
+    if gone := [entry for entry in files if entry.place is None]:
+        ids = enumeration(list(dict.fromkeys(entry.feature for entry in gone)))
+        return Verdict(
+            Code.PORT_CONFLICTS,
+            f"Action needed: the release lacks what {ids} changes: `overlay port --retire ID` or "
+            f"`--skip ID` {session}.",
+        )
     return Verdict(
         Code.PORT_REVIEW,
         f"Action needed: review {count(len(files), 'file')} in {session}, then `overlay port "

@@ -13,10 +13,9 @@ from packaging.version import Version
 from overlay.authoring.building import derived_tests
 from overlay.authoring.carry import _merged, carry
 from overlay.authoring.composing import NotComposable, compose
-from overlay.authoring.memory import remembered
 from overlay.authoring.porting import Porter
 from overlay.authoring.scoped import ScopedText
-from overlay.authoring.variants import base_has, with_ports
+from overlay.authoring.variants import base_has, remembered, with_ports
 from overlay.authoring.writing import check_files, render_patch
 from overlay.features.feature_folder import essence
 from overlay.features.model import Feature, UpstreamTest, Variant

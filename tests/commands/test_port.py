@@ -260,6 +260,7 @@ def waiting(ours: Path) -> PortReport:
         ("pk", State.PRISTINE),
         ("u", State.UPSTREAMED),
         ("kpk", State.PRISTINE),
+        ("r", State.UPSTREAMED),
         ("s", State.DRIFTED),
     ],
 )
@@ -314,3 +315,20 @@ def test_the_merge_tool_of_git_gets_the_three_texts(
     assert result.exit == 1, result.err
     assert seen.read_bytes() == world.BASE + world.IN_THE_WAY
     assert Path("port-0.24.0/replay/10-runner", world.PATH).read_bytes() == world.PATCHED
+
+
+def test_a_file_that_the_release_lacks_can_be_retired_or_skipped(
+    cli: Cli, ours: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = {name: text for name, text in world.RELEASES.items() if name < "0.24.0"}
+    monkeypatch.setattr(
+        "overlay.targets.resolution.resolve", lambda name, **_: world.Tree(name, gone)
+    )
+    assert cli("port", "replay", "0.24.0", "--patches", ours).exit == 1
+    shown = cli("port", "--show", "--patches", ours)
+    assert "the release has no such file" in shown.out
+    assert "--retire" in shown.last
+    refused = cli("port", "--continue", "--patches", ours)
+    assert refused.exit == 2
+    assert "--retire or --skip replay" in refused.err
+    assert cli("port", "--skip", "replay", "--patches", ours).exit == 0

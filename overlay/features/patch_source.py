@@ -1,4 +1,4 @@
-"""The lines of a patch file, read once from the first to the last, and what is wrong with them."""
+"""The lines of a ``.patch`` file while they are read, and what may not be in one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from overlay.errors import PatchFormatError
 
-#: How lines begin by which git says what a patch may not do, and what that is.
+#: Beginnings of lines of git that no patch may have -> why.
 FORBIDDEN = (
     ("rename ", "it renames a file"),
     ("copy ", "it copies a file"),
@@ -76,3 +76,10 @@ class Source:
     def error(self, line: int | None, problem: str) -> None:
         """Note an error at a 1-based line."""
         self.errors.append(PatchFormatError(self.name, line, problem))
+
+
+def diff_begins(line: str) -> bool:
+    """Whether a line belongs to the diff, so that the headers have ended."""
+    return line.startswith(("diff --git ", "--- ", "+++ ", "@@ ")) or any(
+        line.startswith(start) for start, _ in FORBIDDEN
+    )
