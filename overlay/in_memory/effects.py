@@ -15,14 +15,17 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from overlay.errors import OverlayError
-from overlay.features.switches import EFFECTS_MODULE, Declaration
+from overlay.features.sources import EFFECTS_MODULE
 from overlay.in_memory import log
 from overlay.in_memory.import_watch import when_imported
 from overlay.processes.counts import COUNTS_NAME
 from overlay.processes.records import Effect, EffectRecord
+
+if TYPE_CHECKING:
+    from overlay.features.switches import Declaration
 
 _WORKER_MODULE = "vllm.v1.worker.worker_base"
 
@@ -133,7 +136,7 @@ class EffectWatch:
         self._publisher.publish(Published(self.effects(), counters, self._counts_fd))
 
     def effects(self) -> tuple[EffectRecord, ...]:
-        """How each feature of this process stands now."""
+        """Say what each feature of this process does now."""
         reported = {} if self._module is None else self._module.effects()
         features = self._publisher.features()
         further = [name for name in reported if name not in features and reported[name]["state"]]

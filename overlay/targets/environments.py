@@ -12,8 +12,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from overlay.errors import TargetError
 from overlay.targets.folder import build
@@ -30,8 +30,7 @@ _VERSION = re.compile(r"(\d+)\.(\d+)")
 _SCRIPT = b"#!"
 
 
-@dataclass(frozen=True)
-class Environment:
+class Environment(NamedTuple):
     """A Python environment on disk.
 
     :ivar name: what the user named.
@@ -59,7 +58,7 @@ def resolve_environment(place: Path, name: str) -> Target:
 
     :param place: a virtual environment, or an interpreter, such as ``.venv/bin/python``.
     :param name: what the user called it.
-    :raises TargetError: if it is no environment, or has no vLLM.
+    :raises TargetError: if it is not an environment, or has no vLLM.
     """
     environment = environment_at(place, name)
     found = find(
@@ -146,7 +145,7 @@ def _prefix(place: Path, name: str) -> Path:
 
 
 def _require_program(place: Path, name: str) -> None:
-    """Refuse what is no program.
+    """Refuse what is not a program.
 
     :raises TargetError: where nothing, a folder or a script is found in its place.
     """
@@ -247,7 +246,7 @@ def _editable_packages(path: tuple[str, ...]) -> list[Path]:
 
 
 def _mapping(text: str) -> dict[str, str]:
-    """What ``MAPPING`` is set to at the top of a module; empty where it is no literal."""
+    """What ``MAPPING`` is set to at the top of a module; empty where it is not a literal."""
     import ast
 
     try:

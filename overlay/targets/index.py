@@ -21,7 +21,8 @@ from packaging.version import Version
 
 from overlay.errors import PackageIndexError
 from overlay.package import same_release
-from overlay.targets.http import NotFoundError, Session, local_path, without_password
+from overlay.targets.http import Session
+from overlay.targets.http_errors import NotFoundError, local_path, without_password
 
 PROJECT = "vllm"
 
@@ -95,13 +96,13 @@ class Listing:
         before one with a local label, and wheels of the commonest platform before others.
         """
         return sorted(
-            (one for one in self.candidates if _matches(one.version, wanted)),
-            key=lambda one: (
-                not one.is_sdist,
-                one.yanked,
-                one.version.local is not None,
-                one.hash is None,
-                "x86_64" not in one.filename,
+            (offer for offer in self.candidates if _matches(offer.version, wanted)),
+            key=lambda offer: (
+                not offer.is_sdist,
+                offer.yanked,
+                offer.version.local is not None,
+                offer.hash is None,
+                "x86_64" not in offer.filename,
             ),
         )
 
