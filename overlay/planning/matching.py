@@ -9,7 +9,8 @@ from overlay.planning.scopes import Scopes
 from overlay.planning.text import Edit
 from overlay.results import HunkResult, Reason, State
 
-#: Characters without blanks that make a line tell something: shorter ones stand everywhere.
+#: Least number of characters, blanks aside, of a line that identifies a change: shorter lines are
+#: in every file.
 TELLING = 6
 
 
@@ -21,8 +22,8 @@ def match(
     It matches where its whole pre-image is inside its scope, white space included, at any
     line.  A pre-image that lies inside a post-image is the applied hunk's own context and does
     not count, otherwise an insertion at the edge of a hunk would be applied again and again.  Nor
-    does it match where every line that it adds to its base stands in the scope already: upstream
-    has the change, with lines between, and it would be made twice.
+    does it match where every line that it adds to its base is in the scope already: upstream has
+    the change, with lines between, and it would be made twice.
 
     :param lines: the lines of the text without their ends.
     :param scopes: the places of its scopes (``overlay.planning.scopes.find``).
@@ -77,15 +78,15 @@ def new_lines(hunk: Hunk, known: Iterable[str] = ()) -> tuple[str, ...]:
 
 
 def share_of(wanted: Sequence[str], lines: Iterable[str]) -> float:
-    """How much of ``wanted`` stands among ``lines``, indentation aside: 0 to 1; 0 of nothing."""
+    """Share of ``wanted`` that is among ``lines``, indentation aside: 0 to 1; 0 of nothing."""
     there = {line.strip() for line in lines}
     return sum(line in there for line in wanted) / len(wanted) if wanted else 0.0
 
 
 def _torn_apart(hunk: Hunk, lines: Sequence[str], ranges: Sequence[range]) -> Reason | None:
-    """Why a hunk whose pre-image stands may be in the text already, or ``None``.
+    """Why a hunk whose pre-image is there may be in the text already, or ``None``.
 
-    Where its base is not known, its lines may have stood there before: they tell nothing then.
+    Where its base is not known, its lines may have been there before, and prove nothing.
     """
     if hunk.base_has is None:
         return None
@@ -143,11 +144,11 @@ def _places(
     A hunk that mentions the newline at the end of the file lands there or nowhere, with the
     newline as it says.
     """
-    found = {start for scope in ranges for start in _occurrences(image, lines, scope)}
+    starts = {start for scope in ranges for start in _occurrences(image, lines, scope)}
     if hunk.pre_unfinished or hunk.post_unfinished:
         at_end = len(lines) - len(image)
-        found &= {at_end} if final_newline is not unfinished else set()
-    return sorted(found)
+        starts &= {at_end} if final_newline is not unfinished else set()
+    return sorted(starts)
 
 
 def _occurrences(image: Sequence[str], lines: Sequence[str], scope: range) -> Iterator[int]:

@@ -38,7 +38,7 @@ def _timed(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _remember_capture() -> None:
-    """From now on, keep what ``capture_model`` says that the graphs took."""
+    """Keep what ``capture_model`` says that the graphs took, from now on."""
     stock = gpu_worker.Worker.compile_or_warm_up_model
 
     def compile_or_warm_up_model(self: Any) -> Any:

@@ -130,7 +130,7 @@ def with_py_spy(
 
 
 def with_signal(out: Path, seconds: float, rate: int, work: Callable[[], object]) -> None:
-    """The same for the main thread of this process, by ``SIGALRM``."""
+    """Sample the main thread of this process, by ``SIGALRM``; as ``with_py_spy`` otherwise."""
     stacks: Counter[tuple[CodeType, ...]] = Counter()
 
     def take(_number: int, frame: FrameType | None) -> None:

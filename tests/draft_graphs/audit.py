@@ -51,7 +51,7 @@ class Audit:
 
     @contextlib.contextmanager
     def untouched_by_capture(self) -> Iterator[None]:
-        """Inside, no KV cell but those of the null block may change."""
+        """Demand that inside no KV cell changes but those of the null block."""
         before = [cache.clone() for cache in self._caches]
         yield
         allowed = self._null_block()
@@ -59,7 +59,7 @@ class Audit:
             self._check_slots("capture", cache, old, allowed)
 
     def watch(self) -> None:
-        """From now on, look at every call."""
+        """Look at every call from now on."""
         graphs = self.proposer.draft_graphs
         if graphs is None:
             return

@@ -1,4 +1,4 @@
-"""Starts `dp_rank.py` and takes the outcomes of its ranks home; the part that pytest imports."""
+"""Start `dp_rank.py` and take the outcomes of its ranks home; the part that pytest imports."""
 
 from __future__ import annotations
 

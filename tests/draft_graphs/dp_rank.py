@@ -1,4 +1,4 @@
-"""Runs engines of several data-parallel ranks in a vLLM with draft graphs, a process a rank.
+"""Run engines of several data-parallel ranks in a vLLM with draft graphs, a process a rank.
 
 ``python dp_rank.py PLAN.json``. A plan is a list of `Engines`. vLLM is imported once; for each of
 them the ranks are forked from this process, with vLLM's own variables (``VLLM_DP_SIZE`` and so on)
@@ -150,7 +150,7 @@ class DpEngine(harness.Engine):
 
 @contextlib.contextmanager
 def no_capture(fails: bool) -> Iterator[None]:
-    """Inside, a backend that is made refuses to capture if `fails`."""
+    """Let backends that are made inside refuse to capture if `fails`."""
     if not fails:
         yield
         return
@@ -171,7 +171,7 @@ def no_capture(fails: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reaching_layer(model: Any, wanted: bool) -> Iterator[None]:
-    """Inside, the model has a layer that reaches other ranks, if `wanted`."""
+    """Give the model inside a layer that reaches other ranks, if `wanted`."""
     if not wanted:
         yield
         return

@@ -1,4 +1,4 @@
-"""Runs in a vLLM on CPU that has the draft graphs: real engines, real replays, everything watched.
+"""Run real engines in a vLLM on CPU that has the draft graphs, and watch every replay.
 
 ``python harness.py PLAN.json --out RESULT.json``. A plan is a list of engines; each engine serves
 its requests once per run of its own, and before each run the draft graphs are made and captured

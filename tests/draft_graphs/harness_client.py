@@ -1,4 +1,4 @@
-"""Calls `harness.py` in the environment of a patched vLLM; the part that pytest imports."""
+"""Call `harness.py` in the environment of a patched vLLM; the part that pytest imports."""
 
 from __future__ import annotations
 

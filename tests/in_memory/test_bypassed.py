@@ -1,4 +1,4 @@
-"""Another tool's finder that never asks ours: pristine code must not pass for patched code."""
+"""Another tool's finder that never asks the overlay: pristine code must not pass for patched."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def decorators() -> types.ModuleType:
 
 
 def forward() -> None:
-    """Stands for a model's forward."""
+    """A model's forward, as far as its key goes."""
 
 
 @pytest.fixture

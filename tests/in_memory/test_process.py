@@ -69,7 +69,7 @@ def test_disk_and_memory_work_together(box: Box) -> None:
 
 
 def second_feature(box: Box) -> None:
-    """Beside demo, a feature that adds a module."""
+    """Add a feature beside demo that adds a module."""
     other = box.patches / "second/files/vllm/second.py"
     other.parent.mkdir(parents=True)
     other.write_text("MARK = 'second'\n")

@@ -105,6 +105,7 @@ def test_equal_nodes_pass_and_have_the_drivers_switches(cluster: Any) -> None:
     "version",
     [
         pytest.param("1", id="executor"),
+        # Its workers load the plugin as those of the cluster in the tests above.
         pytest.param("0", id="older executor", marks=pytest.mark.thorough),
     ],
 )
