@@ -11,6 +11,7 @@ the modes and the date; nothing is compared across sittings.
 
     compare.py --stock /site --patched /patched --out result.json --cells 1b:3:FULL_AND_PIECEWISE
     compare.py ... --gpus 0,1,2,3 --rotate --cells 1b:3:FULL_AND_PIECEWISE 8b:3:FULL_AND_PIECEWISE:2
+    compare.py ... --cells 1b+draft-model:3:FULL_AND_PIECEWISE 1b+lora:3:FULL_AND_PIECEWISE
     compare.py ... --in-turn 4 --more '--engine {"kv_cache_memory_bytes":4000000000}' --cells ...
 """
 
@@ -52,7 +53,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--overlay-site", type=Path, help="folder with the overlay (auto-loop)")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
-        "--cells", nargs="+", required=True, metavar="SHAPE:K:MODE[:TP]", type=Cell.parse
+        "--cells", nargs="+", required=True, metavar="SHAPE[+DRAFTER]:K:MODE[:TP]", type=Cell.parse
     )
     parser.add_argument("--engines", nargs="+", choices=ENGINES, help="default: all there are")
     parser.add_argument("--batch", default="1,8,32")
@@ -117,7 +118,7 @@ def main() -> int:
                 sitting.run(parties, round_)
     finally:
         sitting.close()
-    return int(any("failed" in found for found in sitting.results))
+    return int(any("failed" in result for result in sitting.results))
 
 
 if __name__ == "__main__":

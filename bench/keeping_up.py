@@ -49,6 +49,9 @@ from overlay.targets.resolution import resolve
 #: How many releases after the first one that has a change it is asked again.
 LATER = (0, 1, 2, 3, 5, 7, 9)
 
+#: A port over at most so many releases is a near one.
+NEAR = 3
+
 #: How many features the timed port carries.
 FEATURES = 13
 
@@ -60,12 +63,14 @@ def releases() -> ReleaseTexts:
 
 def module_paths(texts: ReleaseTexts) -> list[list[str]]:
     """For each release the paths of its modules."""
-    found = []
+    modules = []
     for name in texts.names:
         resolve(name)  # fetches it where it is not in the cache
         paths = CachedRelease.open(name).paths()
-        found.append([path for path in paths if path.startswith("vllm/") and path.endswith(".py")])
-    return found
+        modules.append(
+            [path for path in paths if path.startswith("vllm/") and path.endswith(".py")]
+        )
+    return modules
 
 
 def judge(sample: Sequence[RealChange], texts: ReleaseTexts) -> dict[str, Any]:
@@ -73,7 +78,11 @@ def judge(sample: Sequence[RealChange], texts: ReleaseTexts) -> dict[str, Any]:
     porter = Porter(texts, Memo())
     names = texts.names
     counts: Counter[str] = Counter()
-    outcomes: dict[str, Counter[str]] = {"before": Counter(), "refused by images": Counter()}
+    outcomes: dict[str, Counter[str]] = {
+        "before": Counter(),
+        "refused by images": Counter(),
+        "refused by images, near": Counter(),
+    }
     named: dict[str, list[str]] = {"missed": [], "too early": [], "twice": [], "silent": []}
     for number, change in enumerate(sample):
         feature = imported(change, texts, f"change-{number}")
@@ -94,7 +103,10 @@ def judge(sample: Sequence[RealChange], texts: ReleaseTexts) -> dict[str, Any]:
             "outcomes": dict(outcomes["before"]),
         },
         "applied_twice": len(named["twice"]),
-        "refused_by_images": dict(outcomes["refused by images"]),
+        "hunks_refused_by_images": {
+            "all": dict(outcomes["refused by images"]),
+            f"up_to_{NEAR}_releases": dict(outcomes["refused by images, near"]),
+        },
         "named": named,
     }
 
@@ -118,11 +130,14 @@ def _count(
     elif not answer.has_it:
         counts["before"] += 1
         outcomes["before"][answer.outcome.value] += 1
-        if answer.state is State.UPSTREAMED:
+        if State.UPSTREAMED is answer.state or answer.outcome is Outcome.UPSTREAM:
             counts["early"] += 1
             named["too early"].append(label)
-        if answer.outcome is not Outcome.EXACT:
-            outcomes["refused by images"][answer.outcome.value] += 1
+        for hunk in answer.hunks if answer.outcome is not Outcome.EXACT else ():
+            if hunk is not Outcome.EXACT:
+                outcomes["refused by images"][hunk.value] += 1
+                if distance >= -NEAR:
+                    outcomes["refused by images, near"][hunk.value] += 1
     if answer.twice:
         named["twice"].append(label)
 
@@ -136,13 +151,21 @@ def _rates(counts: Counter[str], later: int) -> dict[str, float | int]:
     }
 
 
-def replay(texts: ReleaseTexts) -> dict[str, Any]:
-    """Carry the shipped hunks from each release to the next; what does not land is named."""
+def replay(texts: ReleaseTexts, only: Sequence[str] = ()) -> dict[str, Any]:
+    """Carry the shipped hunks from each release to the next; what does not land is named.
+
+    :param only: the newer releases of the steps to take; default: all.
+    """
     porter = Porter(texts, Memo())
     outcomes: Counter[str] = Counter()
     stuck: list[str] = []
     warned: list[str] = []
-    for older, newer in zip(texts.names, texts.names[1:], strict=False):
+    steps = [
+        step
+        for step in zip(texts.names, texts.names[1:], strict=False)
+        if not only or step[1] in only
+    ]
+    for older, newer in steps:
         for feature in load([shipped_folder()]):
             port = porter.port(only_at(feature, older), newer)
             for topic in port.topics:
@@ -154,7 +177,7 @@ def replay(texts: ReleaseTexts) -> dict[str, Any]:
                 warned += [f"{label}: {warning}" for warning in topic.warnings]
     total = sum(outcomes.values())
     return {
-        "steps": len(texts.names) - 1,
+        "steps": len(steps),
         "hunks": total,
         "landed": round(outcomes[Outcome.EXACT.value] / total, 4),
         "outcomes": dict(outcomes),
@@ -193,8 +216,8 @@ def timed(sample: Sequence[RealChange], texts: ReleaseTexts) -> dict[str, float]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         words = ["port", "--all", target, "--patches", str(patches), "--json"]
 
-        def run() -> float:
-            begun = time.perf_counter()
+        def run() -> tuple[float, float]:
+            begun, used = time.perf_counter(), _children()
             subprocess.run(
                 [sys.executable, "-m", "overlay", *words],
                 cwd=folder,
@@ -204,10 +227,18 @@ def timed(sample: Sequence[RealChange], texts: ReleaseTexts) -> dict[str, float]
             )
             for session in Path(folder).glob("port-*"):
                 shutil.rmtree(session)
-            return time.perf_counter() - begun
+            return time.perf_counter() - begun, _children() - used
 
-        run()
-        return {f"port --all of {made} features to {target}": round(min(run(), run()), 2)}
+        run()  # fills the caches
+        elapsed, used = min(run() for _ in range(3))
+        label = f"port --all of {made} features to {target}"
+        return {label: round(elapsed, 2), f"{label}, of CPU": round(used, 2)}
+
+
+def _children() -> float:
+    """Seconds of CPU that ended child processes took."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def _import_into(change: RealChange, texts: ReleaseTexts, id_: str, patches: Path) -> bool:

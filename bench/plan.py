@@ -10,6 +10,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from overlay.proof.shapes import DRAFTERS
+
 _V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0", "OVERLAY": "off"}
 
 #: Engine name -> (which folder, environment).
@@ -29,9 +31,10 @@ ENGINES: dict[str, tuple[str, dict[str, str]]] = {
 
 @dataclass(frozen=True)
 class Cell:
-    """``shape:K:mode[:tensor parallel]``."""
+    """``shape[+drafter]:K:mode[:tensor parallel]``."""
 
     shape: str
+    drafter: str
     k: str
     mode: str
     tensor_parallel: int
@@ -45,8 +48,14 @@ class Cell:
         """
         parts = text.split(":")
         if len(parts) not in (3, 4) or not all(part.isdigit() for part in (parts[1], *parts[3:])):
-            raise argparse.ArgumentTypeError(f"{text} is not SHAPE:K:MODE[:TP]")
-        return cls(parts[0], parts[1], parts[2], int(parts[3]) if parts[3:] else 1, text)
+            raise argparse.ArgumentTypeError(f"{text} is not SHAPE[+DRAFTER]:K:MODE[:TP]")
+        shape, _, drafter = parts[0].partition("+")
+        drafter = drafter or "eagle3"
+        if drafter not in DRAFTERS:
+            known = ", ".join(DRAFTERS)
+            raise argparse.ArgumentTypeError(f"{text}: {drafter} is none of the drafters: {known}")
+        parallel = int(parts[3]) if parts[3:] else 1
+        return cls(shape, drafter, parts[1], parts[2], parallel, text)
 
 
 @dataclass(frozen=True)
@@ -110,7 +119,7 @@ def waves(engines: list[str], where: list[Place], turn: int) -> list[list[tuple[
 
 
 def cores_by_neighbour() -> list[int]:
-    """The cores that this process may use; threads of one physical core stand side by side."""
+    """List the cores that this process may use; threads of one physical core side by side."""
 
     def place(core: int) -> tuple[int, int, int]:
         topology = Path(f"/sys/devices/system/cpu/cpu{core}/topology")
@@ -149,6 +158,6 @@ def side_by_side(args: argparse.Namespace, turn: int) -> list[list[Party]]:
         where = [Place()]
         if args.gpus:
             where = places(args.gpus.split(","), cell.tensor_parallel, cores_by_neighbour())
-        found = waves(args.engines, where, turn + number * args.rotate)
-        groups += [[Party(engine, cell, place) for engine, place in wave] for wave in found]
+        together = waves(args.engines, where, turn + number * args.rotate)
+        groups += [[Party(engine, cell, place) for engine, place in wave] for wave in together]
     return groups

@@ -68,8 +68,9 @@ class Answer:
 
     :ivar state: with what is remembered; :ivar unremembered: by its texts alone.
     :ivar outcome: of the port; :ivar has_it: whether the release's text shows, by itself, that it
-        has the change: the file is the very one, or it is the release that the change came with.
+        has the change, or it is the release that the change came with.
     :ivar twice: whether the port makes the change although the file has its lines.
+    :ivar hunks: the outcome of each hunk.
     """
 
     release: str
@@ -78,6 +79,7 @@ class Answer:
     outcome: Outcome
     has_it: bool
     twice: bool
+    hunks: tuple[Outcome, ...] = ()
 
 
 def changes(texts: ReleaseTexts, paths: Sequence[Sequence[str]], each: int) -> Iterator[RealChange]:
@@ -88,19 +90,21 @@ def changes(texts: ReleaseTexts, paths: Sequence[Sequence[str]], each: int) -> I
     """
     for number, (older, newer) in enumerate(zip(texts.names, texts.names[1:], strict=False)):
         shared = set(paths[number]) & set(paths[number + 1])
-        found = 0
+        taken = 0
         for path in sorted(shared, key=lambda path: hashlib.sha256(path.encode()).digest()):
             change = _change(texts, path, older, newer)
             if change is not None:
-                found += 1
+                taken += 1
                 yield change
-            if found == each:
+            if taken == each:
                 break
 
 
 def _change(texts: ReleaseTexts, path: str, older: str, newer: str) -> RealChange | None:
     before, after = texts.read(older, path), texts.read(newer, path)
     if before is None or after is None or before == after or before.count(b"\n") > MOST_LINES:
+        return None
+    if path == "vllm/_version.py":  # the build writes it
         return None
     try:
         hunks = compose(before, after)
@@ -150,7 +154,7 @@ def answers(change: RealChange, feature: Feature, porter: Porter) -> list[Answer
     """
     texts = porter.texts
     merged: Version | None = None
-    found = []
+    given = []
     for name in texts.names:
         plain = porter.port(feature, name)
         version = Version(name)
@@ -163,8 +167,8 @@ def answers(change: RealChange, feature: Feature, porter: Porter) -> list[Answer
             for entry in (known, feature)
         )
         port = porter.port(known, name)
-        has_it = name == change.newer or texts.read(name, change.path) == change.after
-        found.append(
+        has_it = name == change.newer or _has_it(change, texts.read(name, change.path))
+        given.append(
             Answer(
                 name,
                 remembered,
@@ -172,9 +176,23 @@ def answers(change: RealChange, feature: Feature, porter: Porter) -> list[Answer
                 port.outcome,
                 has_it,
                 _twice(change, port),
+                tuple(hunk.outcome for topic in port.topics for hunk in topic.hunks),
             )
         )
-    return found
+    return given
+
+
+def _has_it(change: RealChange, text: bytes | None) -> bool:
+    """Whether a text shows by itself that it has a change.
+
+    It is the very text that the change left; or the change only removes lines, and the text has
+    what it left in the place of each: the lines had not been put in yet.
+    """
+    if text is None or text == change.after:
+        return text is not None
+    if any(op == "+" for hunk in change.hunks for op, _ in hunk.lines):
+        return False
+    return all("\n".join(hunk.post).encode() in text for hunk in change.hunks)
 
 
 def _twice(change: RealChange, port: FeaturePort) -> bool:

@@ -59,14 +59,14 @@ class Sitting:
     def environment(self, engine: str, place: Place, cache: Path) -> dict[str, str]:
         """Environment of an engine."""
         folder, own = ENGINES[engine]
-        found = os.environ | own | {"PYTHONPATH": self.python_path(folder)}
-        found = append_path(found, self._code)
-        found |= {"VLLM_CACHE_ROOT": str(cache), "OVERLAY_CACHE": str(cache / "overlay")}
+        variables = os.environ | own | {"PYTHONPATH": self.python_path(folder)}
+        variables = append_path(variables, self._code)
+        variables |= {"VLLM_CACHE_ROOT": str(cache), "OVERLAY_CACHE": str(cache / "overlay")}
         # Each takes whatever port the kernel gives it, so that none takes another's.
-        found.pop("VLLM_PORT", None)
+        variables.pop("VLLM_PORT", None)
         if place.gpus:
-            found["CUDA_VISIBLE_DEVICES"] = ",".join(place.gpus)
-        return found
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(place.gpus)
+        return variables
 
     def command(self, party: Party, cache: Path) -> list[str]:
         """Command line of an engine."""
@@ -77,6 +77,8 @@ class Sitting:
             "overlay.proof.step_time",
             "--shape",
             cell.shape,
+            "--drafter",
+            cell.drafter,
             "--k",
             cell.k,
         ]
@@ -141,11 +143,11 @@ class Sitting:
             command = self.command(party, cache) + self.meeting_arguments(parties, number, meet)
             environment = self.environment(party.engine, party.place, cache)
             log = self.logs / f"{party.title}.log"
-            found = run_child(command, environment, log, self.args.timeout, tell)
+            result = run_child(command, environment, log, self.args.timeout, tell)
         finally:
             meeting.leave(meet, number)  # whatever happened: nobody may wait for it
         together = len(parties)
-        return found | {
+        return result | {
             "engine": party.engine,
             "cell": party.cell.name,
             "gpus": list(party.place.gpus),
@@ -164,11 +166,11 @@ class Sitting:
             return [*mine, "--turns", str(self.args.turns)]
         return [*mine, "--parties", str(len(parties))] if len(parties) > 1 else []
 
-    def _keep(self, found: dict[str, Any]) -> None:
+    def _keep(self, result: dict[str, Any]) -> None:
         with self._lock:
-            self.results.append(found)
+            self.results.append(result)
             date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
             document = {"date": date, "results": self.results}
             self.args.out.write_text(json.dumps(document, indent=1) + "\n")
-        shown = {key: value for key, value in found.items() if key != "sampled"}
+        shown = {key: value for key, value in result.items() if key != "sampled"}
         print(json.dumps(shown), flush=True)

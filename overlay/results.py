@@ -60,10 +60,17 @@ class Reason(NamedTuple):
 
     :ivar text: what was expected and what was found, as the part of a sentence.
     :ivar next_step: what to do, where the cause tells it better than the state alone.
+    :ivar cause: the text without line numbers, where it has some; see ``common``.
     """
 
     text: str
     next_step: str | None = None
+    cause: str = ""
+
+    @property
+    def common(self) -> str:
+        """What the same cause has in common on every release: the text without line numbers."""
+        return self.cause or self.text
 
     def __str__(self) -> str:
         return self.text if self.next_step is None else f"{self.text}; {self.next_step}"

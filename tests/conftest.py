@@ -23,28 +23,29 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 TESTS = Path(__file__).parent
-#: The files that take longest, longest first: two processes that take one file after the other
-#: then end at about the same time.
+#: The files that take most of the CPU, the most first: two processes that take one file after the
+#: other then end at about the same time.
 LONGEST = {
     name: place
     for place, name in enumerate(
         (
             "draft_graphs/test_mutations.py",
-            "draft_graphs/test_data_parallel.py",
             "draft_graphs/test_engine_graphs.py",
-            "engine/test_engine_unchanged.py",
-            "draft_graphs/test_same_as_upstream.py",
             "in_memory/test_engine_memory.py",
-            "in_memory/test_ray.py",
-            "in_memory/test_external_launcher.py",
+            "draft_graphs/test_data_parallel.py",
             "engine/test_with_vllm.py",
-            "engine/test_first_drafts.py",
-            "engine/test_steady_engine.py",
+            "draft_graphs/test_same_as_upstream.py",
+            "in_memory/test_ray.py",
             "on_disk/test_faults.py",
+            "engine/test_engine_unchanged.py",
             "test_all_releases.py",
+            "in_memory/test_external_launcher.py",
+            "engine/test_first_drafts.py",
+            "in_memory/test_hazards.py",
+            "commands/test_killed.py",
+            "engine/test_steady_engine.py",
             "planning/test_peers.py",
             "commands/test_end_to_end.py",
-            "in_memory/test_hazards.py",
         )
     )
 }

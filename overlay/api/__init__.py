@@ -13,6 +13,7 @@ for programs) and ``verdict`` (one sentence for people).  What cannot be answere
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from overlay.api.calls import PatchRefused, accepted, as_name, request
@@ -102,6 +103,7 @@ def check(
     *,
     python: Place | None = None,
     only: Collection[str] = (),
+    without: Collection[str] = (),
     patches: Sequence[Place] = (),
 ) -> CheckReport:
     """Say whether features can be applied to a vLLM; write nothing.
@@ -115,13 +117,17 @@ def check(
         import.  It is never imported.
     :param python: an interpreter or a virtual environment, in the place of ``target``.
     :param only: ids of the features that are meant; default: all.
+    :param without: ids of features that are not meant although they are at hand.
     :param patches: folders with features beside those shipped.
     :raises OverlayError: if the target, the features or the ledger cannot be read.
     """
     from overlay.commands.check import check as command
 
     report = command(
-        request(python, only, patches), () if target is None else (str(target),), None, None
+        request(python, only, patches, without=without),
+        () if target is None else (str(target),),
+        None,
+        None,
     )
     if report.error is not None:
         raise OverlayError(report.error)
@@ -133,6 +139,7 @@ def apply(
     *,
     python: Place | None = None,
     only: Collection[str] = (),
+    without: Collection[str] = (),
     patches: Sequence[Place] = (),
     require: Collection[str] = (),
     dry_run: bool = False,
@@ -148,6 +155,7 @@ def apply(
     :param target: as for ``check``, but a file or a release cannot be written to.
     :param python: as for ``check``.
     :param only: ids of the features to be applied; default: all.
+    :param without: ids of features that are not meant although they are at hand.
     :param patches: folders with features beside those shipped.
     :param require: ids of features that must be applied afterwards, or be in the release itself;
         ``all``: each that is made for the release.
@@ -159,7 +167,7 @@ def apply(
     """
     from overlay.commands.apply import apply as command
 
-    asked = request(python, only, patches, require)
+    asked = request(python, only, patches, require, without)
     return accepted(command(asked, as_name(target), dry_run=dry_run, untested=untested))
 
 
@@ -169,6 +177,7 @@ def revert(
     python: Place | None = None,
     only: Collection[str] = (),
     patches: Sequence[Place] = (),
+    keep_as: str | None = None,
 ) -> RevertReport:
     """Put back the exact bytes that ``apply`` found, and remove what it added.
 
@@ -182,13 +191,21 @@ def revert(
         left is byte for byte what applying the others alone makes.
     :param patches: folders with features beside those shipped; needed with ``only`` where features
         of other folders stay, and where the ledger is lost.
+    :param keep_as: id of a feature to make of what was edited since, in the last folder of
+        ``patches``; the edits are taken out as well.
     :raises PatchRefused: if a file was edited since, or the other features do not fit without
         those in ``only``; nothing was written.
     :raises OverlayError: if the target or its ledger cannot be read or written.
     """
+    from overlay.commands.revert import Keep
     from overlay.commands.revert import revert as command
 
-    return accepted(command(request(python, only, patches), as_name(target)))
+    keep = None
+    if keep_as is not None:
+        if not patches:
+            raise UsageError("keep_as: expected a folder of patches to write to, found none")
+        keep = Keep(keep_as, Path(patches[-1]).expanduser())
+    return accepted(command(request(python, only, patches), as_name(target), keep))
 
 
 def status(
@@ -221,6 +238,7 @@ def diff(
     *,
     python: Place | None = None,
     only: Collection[str] = (),
+    without: Collection[str] = (),
     patches: Sequence[Place] = (),
 ) -> bytes:
     """The change to a pristine vLLM as one unified diff, which ``git apply`` accepts.
@@ -230,13 +248,16 @@ def diff(
 
     :param target: as for ``check``; :param python: as for ``check``.
     :param only: ids of the features that are meant; default: all.
+    :param without: ids of features that are not meant although they are at hand.
     :param patches: folders with features beside those shipped.
     :raises PatchRefused: if one of them does not fit: part of a change would mislead.
     :raises OverlayError: if the features or the target cannot be read.
     """
     from overlay.commands.diff import diff as command
 
-    return accepted(command(request(python, only, patches), as_name(target), None)).diff
+    return accepted(
+        command(request(python, only, patches, without=without), as_name(target), None)
+    ).diff
 
 
 def features(patches: Sequence[Place] = ()) -> tuple[Feature, ...]:

@@ -38,6 +38,7 @@ def request(
     only: Collection[str],
     patches: Sequence[Place],
     require: Collection[str] = (),
+    without: Collection[str] = (),
 ) -> Request:
     """Gather what every command takes, as texts."""
     from overlay.commands.request import Request
@@ -47,6 +48,7 @@ def request(
         features=tuple(only),
         python=None if python is None else str(python),
         require=tuple(require),
+        without=tuple(without),
     )
 
 

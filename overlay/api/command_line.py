@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from overlay.api.calls import Place
     from overlay.commands.project import Project
+    from overlay.report.authored import EditReport, NewReport
     from overlay.report.codes import Code
     from overlay.report.model import (
         AdoptReport,
@@ -37,6 +38,7 @@ def check_many(
     pre: bool = False,
     python: Place | None = None,
     only: Collection[str] = (),
+    without: Collection[str] = (),
     patches: Sequence[Place] = (),
     progress: Meter | None = None,
 ) -> CheckReport:
@@ -44,7 +46,9 @@ def check_many(
     from overlay.commands.check import check as command
 
     names = [str(target) for target in targets]
-    return command(request(python, only, patches), names, releases, progress, pre=pre)
+    return command(
+        request(python, only, patches, without=without), names, releases, progress, pre=pre
+    )
 
 
 def adopt(
@@ -64,13 +68,14 @@ def diff_report(
     *,
     python: Place | None = None,
     only: Collection[str] = (),
+    without: Collection[str] = (),
     patches: Sequence[Place] = (),
     progress: Progress | None = None,
 ) -> DiffReport:
     """``diff`` with the state of each feature."""
     from overlay.commands.diff import diff as command
 
-    return command(request(python, only, patches), as_name(target), progress)
+    return command(request(python, only, patches, without=without), as_name(target), progress)
 
 
 def catalogue(
@@ -122,6 +127,61 @@ def import_change(
         update=update,
         progress=progress,
     )
+
+
+def new_from_edits(
+    id_: str,
+    target: Place | None = None,
+    *,
+    python: Place | None = None,
+    patches: Sequence[Place],
+    title: str = "",
+    releases: str | None = None,
+    update: bool = False,
+    progress: Progress | None = None,
+) -> NewReport:
+    """What ``overlay new`` does: a feature made of edits, in the last folder of ``patches``."""
+    from overlay.commands.new import new_from_edits as command
+
+    return command(
+        request(python, (), patches),
+        as_name(target),
+        id_,
+        _folder(patches[-1]),
+        title=title,
+        releases=releases,
+        update=update,
+        progress=progress,
+    )
+
+
+def edit(
+    id_: str,
+    *,
+    patches: Sequence[Place] = (),
+    release: str | None = None,
+    files: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> EditReport:
+    """What ``overlay edit ID`` does: a session is begun, or gets further files."""
+    from overlay.commands.edit import begin as command
+
+    return command(request(None, (), patches), id_, release, files, progress)
+
+
+def end_edit(
+    folder: Place,
+    *,
+    commit: bool,
+    patches: Sequence[Place] = (),
+    progress: Progress | None = None,
+) -> EditReport:
+    """What ``overlay edit --commit FOLDER`` and ``--abort FOLDER`` do."""
+    from overlay.commands import edit as commands
+
+    if not commit:
+        return commands.abort(_folder(folder))
+    return commands.commit(request(None, (), patches), _folder(folder), progress)
 
 
 def history(

@@ -31,7 +31,7 @@ from overlay.results import Outcome, whole_outcome
 
 @dataclass(frozen=True)
 class Summary:
-    """What an import found and made.
+    """What became of a change, file by file and release by release.
 
     :ivar outcomes: release -> the worst outcome of its files, oldest first.
     :ivar review: releases whose variant was merged, and wants a person's eyes.
@@ -61,13 +61,15 @@ class Summary:
 
 @dataclass(frozen=True)
 class Prepared:
-    """An import, ready to be written.
+    """A feature of a change, ready to be written.
 
     :ivar folder: ``None`` where nothing can be written; the summary says why.
+    :ivar hunks: path -> the hunks of the change in that file, as they were made.
     """
 
     summary: Summary
     folder: FeatureFolder | None
+    hunks: Mapping[str, tuple[Hunk, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -157,8 +159,9 @@ def build(
     """
     topics = change.topics
     summary = Summary(words.id, words.title, change.commits, change.fates)
+    hunks = {topic.base.path: topic.hunks for topic in topics}
     if summary.problems or not (topics or change.added):
-        return Prepared(summary, None)
+        return Prepared(summary, None, hunks)
     carried = _carried(topics, texts, syntax or Syntax())
     outcomes = {
         release: whole_outcome(result.outcome for result in results)
@@ -174,7 +177,7 @@ def build(
         summary, outcomes=outcomes, releases=chosen.span, merged=merged, review=chosen.review
     )
     if chosen.span is None:
-        return Prepared(summary, None)
+        return Prepared(summary, None, hunks)
     text = FeatureText(
         words.id,
         words.title,
@@ -193,9 +196,10 @@ def build(
             headers["Ported-From"] = f"{topic.base.release or 'a checkout'} merged"
         known = base_has(own, texts.read(chosen.base, path) or topic.base.before)
         own_headers = {**headers, **({"Base-Has": "\n".join(known)} if known else {})}
-        name = f"{_topic_name(number, len(topics), path)}/{chosen.span}.patch"
+        place = (number + 1) * (10 if len(topics) <= 9 else 1)
+        name = f"{topic_name(place, path)}/{chosen.span}.patch"
         files[name] = render_patch(own_headers, path, own).encode("utf-8", "surrogateescape")
-    return Prepared(summary, FeatureFolder(text, {**files, **beside}))
+    return Prepared(summary, FeatureFolder(text, {**files, **beside}), hunks)
 
 
 def _carried(
@@ -304,8 +308,8 @@ def derived_tests(
     )
 
 
-def _topic_name(number: int, count: int, path: str) -> str:
-    step = 10 if count <= 9 else 1
+def topic_name(place: int, path: str) -> str:
+    """The name of a topic: its place in the series, from 1 to 99, and the module it patches."""
     stem = path.removesuffix("/__init__.py").removesuffix(".py").rsplit("/", 1)[-1]
     slug = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-") or "module"
-    return f"{(number + 1) * step:02d}-{slug}"
+    return f"{place:02d}-{slug}"

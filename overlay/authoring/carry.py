@@ -20,7 +20,7 @@ from overlay.planning.text import Edit, SourceText, TextError
 from overlay.planning.upstream import SHARE
 from overlay.results import Outcome, State, whole_outcome
 
-#: A scope that shares at least this much of its text with the base's is the same one, moved.
+#: A scope that shares at least this much of its text with the base's scope is that scope, moved.
 MOVED = 0.8
 
 
@@ -57,7 +57,7 @@ class Carried:
         """The outcome of the whole file."""
         if self.problem is not None:
             return Outcome.CONFLICT
-        return whole_outcome(one.outcome for one in self.hunks)
+        return whole_outcome(hunk.outcome for hunk in self.hunks)
 
 
 def carry(
@@ -81,14 +81,14 @@ def carry(
         return Carried(conflicts, target, f"the file cannot be read: {error}")
     origin_text = ScopedText(origin, scopes)
     exact = [_settled(hunk, origin_text, ScopedText(text, now)) for hunk in hunks]
-    landed = [edit for one in exact if one is not None for edit in one.edits]
+    landed = [edit for known in exact if known is not None for edit in known.edits]
     try:
         if landed:
             endings = (final_newline_after(h) for h, one in zip(hunks, exact, strict=True) if one)
             text = text.splice(landed, next((end for end in endings if end is not None), None))
             now = syntax.scopes(text.to_bytes(), text.lines)
     except (TextError, UnparsableError):  # they exclude each other: none of them lands
-        exact = [one if one is not None and not one.edits else None for one in exact]
+        exact = [known if known is not None and not known.edits else None for known in exact]
     results: list[CarriedHunk] = []
     for hunk, known in zip(hunks, exact, strict=True):
         if known is not None:
@@ -122,12 +122,12 @@ def _settled(hunk: Hunk, origin: ScopedText, target: ScopedText) -> _Settled | N
         lines = target.source.lines[place.start : place.stop]
         if telling and share_of(telling, lines) >= SHARE:
             return _Settled(CarriedHunk(hunk, Outcome.UPSTREAM, hunk.scope, place.start + 1))
-    found = target.match(hunk)
-    if found.state is State.UPSTREAMED:
-        return _Settled(CarriedHunk(hunk, Outcome.UPSTREAM, hunk.scope, found.line))
-    if found.state is State.PRISTINE and found.line is not None:
-        result = CarriedHunk(hunk, Outcome.EXACT, hunk.scope, found.line)
-        return _Settled(result, edits(hunk, found.line - 1))
+    placed = target.match(hunk)
+    if placed.state is State.UPSTREAMED:
+        return _Settled(CarriedHunk(hunk, Outcome.UPSTREAM, hunk.scope, placed.line))
+    if placed.state is State.PRISTINE and placed.line is not None:
+        result = CarriedHunk(hunk, Outcome.EXACT, hunk.scope, placed.line)
+        return _Settled(result, edits(hunk, placed.line - 1))
     return None
 
 

@@ -33,9 +33,10 @@ class _Block:
     new: range
 
 
-def compose(before: bytes, after: bytes) -> tuple[Hunk, ...]:
+def compose(before: bytes, after: bytes, contexts: Sequence[int] = CONTEXT) -> tuple[Hunk, ...]:
     """The hunks that make ``after`` of ``before``, in the order of the file.
 
+    :param contexts: numbers of lines of context to try, in this order.
     :raises TextError, UnparsableError: if one of the texts is not readable, or not Python.
     :raises NotComposable: if no amount of context makes a hunk unambiguous, or the change is one of
         line ends, encoding or a byte-order mark alone.
@@ -54,7 +55,7 @@ def compose(before: bytes, after: bytes) -> tuple[Hunk, ...]:
             groups[at - 1][-1].old.stop if at else 0,
             groups[at + 1][0].old.start if at + 1 < len(groups) else len(old.lines),
         )
-        hunk = _hunk(groups[at], room, old, new)
+        hunk = _hunk(groups[at], room, old, new, contexts)
         overlaps = bool(hunks) and hunk is not None and _end(hunks[-1]) >= hunk.source_line
         if hunk is not None and not overlaps:
             hunks.append(hunk)
@@ -109,12 +110,18 @@ def _blocks(old: ScopedText, new: ScopedText) -> Iterator[_Block]:
             yield _Block(range(a + 1, next_a), range(b + 1, next_b))
 
 
-def _hunk(group: Sequence[_Block], room: range, old: ScopedText, new: ScopedText) -> Hunk | None:
+def _hunk(
+    group: Sequence[_Block],
+    room: range,
+    old: ScopedText,
+    new: ScopedText,
+    contexts: Sequence[int],
+) -> Hunk | None:
     """The narrowest hunk that holds the blocks; ``None`` where there is none in ``room``."""
     changed = range(group[0].old.start, group[-1].old.stop)
     for scope, inside in _scopes_around(group, old, new):
         first, last = max(inside.start, room.start), min(inside.stop, room.stop)
-        for context in CONTEXT:
+        for context in contexts:
             start, stop = max(first, changed.start - context), min(last, changed.stop + context)
             hunk = _cut(group, range(start, stop), scope, old, new)
             if _fits(hunk, start, old, new):

@@ -151,9 +151,9 @@ def find(named: str | None) -> Path:
     there = sorted(path.parent for path in Path().glob(f"port-*/{DOCUMENT}"))
     if len(there) == 1:
         return there[0]
-    found = ", ".join(map(str, there)) or "none"
+    names = ", ".join(map(str, there)) or "none"
     raise UsageError(
-        f"expected one session port-RELEASE/ in this folder, found {found}; name its folder"
+        f"expected one session port-RELEASE/ in this folder, found {names}; name its folder"
     )
 
 

@@ -81,10 +81,10 @@ def with_hunks(text: bytes, hunks: Sequence[Hunk]) -> bytes | None:
     made: list[Edit] = []
     ending: bool | None = None
     for hunk in hunks:
-        found = texts.match(hunk, text)
-        if found.state is not State.PRISTINE or found.line is None:
+        match = texts.match(hunk, text)
+        if match.state is not State.PRISTINE or match.line is None:
             return None
-        made += edits(hunk, found.line - 1)
+        made += edits(hunk, match.line - 1)
         ending = final_newline_after(hunk) if ending is None else ending
     try:
         return texts.source(text).splice(made, ending).to_bytes()
@@ -120,7 +120,9 @@ def hunk_view(hunk: Hunk) -> tuple[str, ...]:
 
 def upstream_view(port: TopicPort, scope: str) -> tuple[str, ...]:
     """What upstream changed in a scope since the base, as the lines of a diff."""
-    if port.origin is None or port.before is None:
+    if port.before is None:
+        return ("the release has no such file",)
+    if port.origin is None:
         return ()
     base, release = _scope_lines(port.origin, scope), _scope_lines(port.before, scope)
     if not release:

@@ -187,10 +187,19 @@ def _run(words: list[str], folder: Path, command: str, seconds: float) -> None:
 
 
 def _state(folders: Iterable[Path], without: Path | None = None) -> Mapping[str, str]:
-    """The sha256 of every file below folders."""
+    """The sha256 of every file below folders; where a link leads is part of it."""
     return {
-        str(path): sha256(path.read_bytes()) if path.is_file() else "folder"
+        str(path): _contents(path)
         for folder in folders
         for path in sorted(folder.rglob("*"))
         if path != without
     }
+
+
+def _contents(path: Path) -> str:
+    if path.is_symlink():
+        return f"link to {os.readlink(path)}"
+    if path.is_dir():
+        return "folder"
+    data = read_regular(path, _LIMIT, follow=False)
+    return "gone" if data is None else sha256(data)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
-from overlay.authoring.porting import FeaturePort, TopicPort
+from overlay.authoring.porting import FeaturePort, Porter, TopicPort
 from overlay.authoring.writing import render_patch
 from overlay.errors import UsageError
 from overlay.features.feature_folder import essence
@@ -21,6 +21,7 @@ from overlay.package import ReleaseRange
 from overlay.planning.matching import new_lines
 from overlay.planning.scopes import find
 from overlay.planning.text import SourceText
+from overlay.results import Outcome
 
 _RELEASES = re.compile(r'^(releases\s*=\s*")[^"]*(".*)$', re.MULTILINE)
 _MERGED = re.compile(r"^merged\s*=.*\n", re.MULTILINE)
@@ -89,6 +90,33 @@ def _with_variants(
     grown = ReleaseRange(min(span.first, *releases), max(span.last, *releases))
     made["feature.toml"] = with_releases(files["feature.toml"], grown)
     return made
+
+
+def remembered(
+    porter: Porter, port: FeaturePort, earlier: Sequence[Feature], names: Sequence[str]
+) -> str | None:
+    """The release to write as ``merged`` because a port found upstream to have the feature.
+
+    Upstream's later work on the change does not count against it.  What counts is that the feature
+    applies to a later release again, or has a variant there: then upstream took the change back.
+
+    :param names: the known releases, oldest first.
+    :returns: ``None`` where it is remembered already, or must not be.
+    """
+    feature, release = port.feature, Version(port.release)
+    if not port.shown or (feature.merged is not None and feature.merged <= release):
+        return None
+    spans = [variant.releases for topic in feature.topics for variant in topic.variants]
+    if any(span.last >= release for span in spans) or feature.releases.last >= release:
+        return None
+    if port.by_hand:
+        return port.release
+    for name in names:
+        if Version(name) > release:
+            later = porter.port(feature, name, earlier)
+            if later.outcome is Outcome.EXACT and not later.covered:
+                return None
+    return port.release
 
 
 def with_releases(toml: bytes, span: ReleaseRange) -> bytes:

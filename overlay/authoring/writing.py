@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,14 @@ from overlay.errors import PatchFormatError, PatchFormatErrors, UsageError
 from overlay.features.feature_folder import read_feature
 from overlay.features.model import Feature, Hunk
 from overlay.package import ReleaseRange
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+#: A table of a derived test in ``feature.toml``.
+_DERIVED = re.compile(r"\[\[\s*upstreamed\s*\]\](?s:.*?)^lines\s*=", re.MULTILINE)
 
 #: Columns at which the lines of a header are folded.
 _WIDTH = 78
@@ -79,7 +88,13 @@ def render_toml(text: FeatureText) -> str:
     lines.append(f"releases = {toml_string(str(text.releases))}")
     if text.merged is not None:
         lines.append(f"merged = {toml_string(text.merged)}")
-    for test in text.tests:
+    return "\n".join([*lines, *_tests(text.tests)]) + "\n"
+
+
+def _tests(tests: Sequence[DerivedTest]) -> list[str]:
+    """The tables of derived tests."""
+    lines: list[str] = []
+    for test in tests:
         lines += [
             "",
             "[[upstreamed]]",
@@ -90,7 +105,28 @@ def render_toml(text: FeatureText) -> str:
             "]",
             f"share = {test.share:g}",
         ]
-    return "\n".join(lines) + "\n"
+    return lines
+
+
+def with_tests(toml: bytes, tests: Sequence[DerivedTest]) -> bytes:
+    """``feature.toml`` with other derived tests; the rest, tests by hand too, stays as it is.
+
+    :raises UsageError: if its tables are written in a way in which they cannot be told apart.
+    """
+    text = toml.decode("utf-8")
+    tables = re.split(r"(?m)^(?=\[)", text)
+    kept = [part for part in tables if not _DERIVED.match(part)]
+    made = "".join(kept).rstrip("\n") + "\n" + "".join(f"{line}\n" for line in _tests(tests))
+    before, after = tomllib.loads(text), tomllib.loads(made)
+    by_hand = [test for test in before.pop("upstreamed", []) if "lines" not in test]
+    if before != {key: value for key, value in after.items() if key != "upstreamed"} or (
+        [test for test in after.get("upstreamed", []) if "lines" not in test] != by_hand
+    ):
+        raise UsageError(
+            "feature.toml: expected each [[upstreamed]] with lines as a table of its own, whose "
+            "lines are indented; write it so, since the edit changes them"
+        )
+    return made.encode()
 
 
 def render_patch(headers: Mapping[str, str], path: str, hunks: Sequence[Hunk]) -> str:

@@ -18,12 +18,14 @@ from overlay.cli.options import (
     complete_releases,
     complete_target,
     feature_option,
+    folder_to_write,
     patches_of,
     patches_option,
     python_option,
     refuse_both,
     require_option,
     target_argument,
+    without_option,
 )
 
 if TYPE_CHECKING:
@@ -93,6 +95,7 @@ def _refusable(work: Callable[..., Report], *arguments: Any, **options: Any) -> 
 @click.option("--pre", is_flag=True, help="With `--releases new`: pre-releases as well.")
 @python_option
 @feature_option(_ONLY)
+@without_option
 @common_options
 @click.pass_context
 def check(
@@ -102,6 +105,7 @@ def check(
     pre: bool,
     python: str | None,
     only: tuple[str, ...],
+    without: tuple[str, ...],
     as_json: bool,
     verbose: bool,
 ) -> Answer:
@@ -125,6 +129,7 @@ def check(
         pre=pre,
         python=python,
         only=only,
+        without=without,
         patches=patches_of(context),
     )
     return Answer(report, as_json, verbose)
@@ -133,6 +138,7 @@ def check(
 @cli.command(epilog=WRITABLE_HELP)
 @target_argument
 @feature_option("Apply only this feature, beside those that are applied; may be repeated.")
+@without_option
 @require_option
 @click.option("--dry-run", is_flag=True, help="Do everything but write.")
 @click.option(
@@ -147,6 +153,7 @@ def apply(
     target: str | None,
     python: str | None,
     only: tuple[str, ...],
+    without: tuple[str, ...],
     require: tuple[str, ...],
     dry_run: bool,
     untested: bool,
@@ -171,6 +178,7 @@ def apply(
         target,
         python=python,
         only=only,
+        without=without,
         patches=patches_of(context),
         require=require,
         dry_run=dry_run,
@@ -182,6 +190,11 @@ def apply(
 @cli.command(short_help="Put every byte back.", epilog=WRITABLE_HELP)
 @target_argument
 @feature_option("Take off only this feature and leave the others; may be repeated.")
+@click.option(
+    "--keep-as",
+    metavar="ID",
+    help="Make a feature of what was edited since, in the last folder of patches; take it out too.",
+)
 @common_options
 @click.pass_context
 def revert(
@@ -189,12 +202,14 @@ def revert(
     target: str | None,
     python: str | None,
     only: tuple[str, ...],
+    keep_as: str | None,
     as_json: bool,
     verbose: bool,
 ) -> Answer:
     """Put back the exact bytes that apply found, and remove what it added.
 
-    Refused where somebody edited a patched file since. With --feature, what is left is byte for
+    Refused where somebody edited a patched file since, unless --keep-as ID makes a feature of the
+    edits first. With --feature, what is left is byte for
     byte what applying the other features alone would have made.
 
     \b
@@ -202,11 +217,17 @@ def revert(
       overlay revert
       overlay revert --feature steady-inputs       # and leave the others
       overlay revert /opt/venv/lib/python3.12/site-packages
+      overlay revert --keep-as my-fix --patches ./our-patches
     """
     from overlay import api
 
     refuse_both(target, python)
-    report = _refusable(api.revert, target, python=python, only=only, patches=patches_of(context))
+    folders = patches_of(context)
+    if keep_as is not None:
+        folder_to_write(folders)
+    report = _refusable(
+        api.revert, target, python=python, only=only, patches=folders, keep_as=keep_as
+    )
     return Answer(report, as_json, verbose)
 
 
@@ -281,6 +302,7 @@ def adopt(
 @cli.command(epilog=TARGET_HELP, short_help="Print the change as one unified diff.")
 @target_argument
 @feature_option(_ONLY)
+@without_option
 @common_options
 @click.pass_context
 def diff(
@@ -288,6 +310,7 @@ def diff(
     target: str | None,
     python: str | None,
     only: tuple[str, ...],
+    without: tuple[str, ...],
     as_json: bool,
     verbose: bool,
 ) -> Answer:
@@ -302,7 +325,12 @@ def diff(
 
     refuse_both(target, python)
     report = _with_progress(
-        command_line.diff_report, target, python=python, only=only, patches=patches_of(context)
+        command_line.diff_report,
+        target,
+        python=python,
+        only=only,
+        without=without,
+        patches=patches_of(context),
     )
     return Answer(report, as_json, verbose)
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 import click
 
 from overlay.cli.arguments import cli
-from overlay.cli.options import Answer, common_options, complete_releases, patches_of
+from overlay.cli.options import (
+    WRITABLE_HELP,
+    Answer,
+    common_options,
+    complete_features,
+    complete_releases,
+    folder_to_write,
+    patches_of,
+    refuse_both,
+    target_argument,
+)
 
 
 @cli.command("import", short_help="Make a feature of a diff, of mails, or of a pull request.")
@@ -57,16 +67,12 @@ def import_(
     """
     from overlay.api import command_line
 
-    folders = patches_of(context)
-    if not folders:
-        raise click.UsageError(
-            "there is no folder to write to: name one with --patches DIR, or in overlay.toml."
-        )
+    folder = folder_to_write(patches_of(context))
     with command_line.meter() as progress:
         report = command_line.import_change(
             sources,
             id_,
-            folders[-1],
+            folder,
             releases=releases,
             checkout=base,
             partial=partial,
@@ -74,4 +80,132 @@ def import_(
             update=update,
             progress=progress,
         )
+    return Answer(report, as_json, verbose)
+
+
+@cli.command(short_help="Make a feature of edits in an installed vLLM.", epilog=WRITABLE_HELP)
+@click.argument("id_", metavar="ID")
+@target_argument
+@click.option(
+    "--from-edits", is_flag=True, help="Take what differs from the release or from the patches."
+)
+@click.option("--title", default="", help="What the change does, in a line.")
+@click.option(
+    "--releases",
+    metavar="RANGE",
+    help="The releases that it may serve: a closed range, one release, or all (the default).",
+    shell_complete=complete_releases,
+)
+@click.option("--update", is_flag=True, help="Replace the feature of that id.")
+@common_options
+@click.pass_context
+def new(
+    context: click.Context,
+    id_: str,
+    target: str | None,
+    python: str | None,
+    from_edits: bool,
+    title: str,
+    releases: str | None,
+    update: bool,
+    as_json: bool,
+    verbose: bool,
+) -> Answer:
+    """Make a feature of what somebody edited in an installed vLLM.
+
+    Edited is what is neither the release's own (by RECORD) nor what the overlay wrote; a module
+    that was put there becomes an added module. Edits of a file that the overlay patched stack on
+    those patches. The feature is written to the last folder that --patches, overlay.toml or
+    OVERLAY_PATCHES names; the edits stay in place.
+
+    \b
+    Example:
+      overlay new stop-fix --from-edits --patches ./our-patches
+      overlay revert --keep-as stop-fix --patches ./our-patches     # and take them out
+    """
+    from overlay.api import command_line
+
+    refuse_both(target, python)
+    if not from_edits:
+        raise click.UsageError(
+            "say what the feature is made of: --from-edits takes what was edited in an installed "
+            "vLLM; `overlay import` takes a diff."
+        )
+    folders = patches_of(context)
+    folder_to_write(folders)
+    with command_line.meter() as progress:
+        report = command_line.new_from_edits(
+            id_,
+            target,
+            python=python,
+            patches=folders,
+            title=title,
+            releases=releases,
+            update=update,
+            progress=progress,
+        )
+    return Answer(report, as_json, verbose)
+
+
+@cli.command(short_help="Edit a feature as files, in a session's folder.")
+@click.argument("id_", metavar="ID", required=False, shell_complete=complete_features)
+@click.option(
+    "--release",
+    metavar="RELEASE",
+    help="The release whose files are edited (default: the newest that the feature serves).",
+    shell_complete=complete_releases,
+)
+@click.option(
+    "--file",
+    "files",
+    metavar="PATH",
+    multiple=True,
+    help="Also lay out this file, such as vllm/v1/utils.py; may be repeated, and given later.",
+)
+@click.option("--commit", metavar="FOLDER", help="Make the feature of the files as edited.")
+@click.option("--abort", metavar="FOLDER", help="Remove a session with all edits in it.")
+@common_options
+@click.pass_context
+def edit(
+    context: click.Context,
+    id_: str | None,
+    release: str | None,
+    files: tuple[str, ...],
+    commit: str | None,
+    abort: str | None,
+    as_json: bool,
+    verbose: bool,
+) -> Answer:
+    """Edit a feature as files of vLLM instead of as diffs.
+
+    A folder ./ID@RELEASE gets the release's files with the feature, and those before it, applied.
+    Edit them, add modules, remove added ones; --commit makes the hunks again, and checks that
+    applying them gives these files byte for byte. The session stays until it is committed or
+    aborted; a commit without a change keeps it.
+
+    \b
+    Example:
+      overlay edit stop-fix --release 0.28.0 --patches ./our-patches
+      overlay edit --commit ./stop-fix@0.28.0
+      overlay edit --abort ./stop-fix@0.28.0
+    """
+    from overlay.api import command_line
+
+    if sum(given is not None for given in (id_, commit, abort)) != 1:
+        raise click.UsageError("give one of: ID, --commit FOLDER, --abort FOLDER.")
+    if id_ is None and (release is not None or files):
+        raise click.UsageError("--release and --file begin a session: name the feature's ID.")
+    folders = patches_of(context)
+    with command_line.meter() as progress:
+        if id_ is not None:
+            report = command_line.edit(
+                id_, patches=folders, release=release, files=files, progress=progress
+            )
+        else:
+            report = command_line.end_edit(
+                commit or abort or "",
+                commit=commit is not None,
+                patches=folders,
+                progress=progress,
+            )
     return Answer(report, as_json, verbose)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
@@ -99,6 +99,15 @@ def feature_option(text: str) -> Callable[[F], F]:
     )
 
 
+#: ``--without ID``, repeatable.
+without_option = click.option(
+    "--without",
+    metavar="ID",
+    multiple=True,
+    help="Leave this feature out; may be given several times. What is applied stays applied.",
+    shell_complete=complete_features,
+)
+
 #: ``--require ID``, repeatable.
 require_option = click.option(
     "--require",
@@ -156,6 +165,18 @@ def patches_of(context: click.Context) -> tuple[str | Path, ...]:
     inherited = os.environ.get("OVERLAY_PATCHES", "").split(os.pathsep)
     named = context.find_root().meta.get("patches", [])
     return (*(folder for folder in inherited if folder), *command_line.project().patches, *named)
+
+
+def folder_to_write(folders: Sequence[str | Path]) -> str | Path:
+    """The folder of patches that a command writes to: the last one that was named.
+
+    :raises click.UsageError: if none was.
+    """
+    if not folders:
+        raise click.UsageError(
+            "there is no folder to write to: name one with --patches DIR, or in overlay.toml."
+        )
+    return folders[-1]
 
 
 def target_argument(command: F) -> F:

@@ -20,6 +20,7 @@ _KEYS = {
     "k": "keep the file as it is now",
     "t": "git's merge tool",
     "u": "upstream's side: retire this hunk here",
+    "r": "upstream has the whole feature: retire it",
     "s": "skip the feature",
     "q": "stop here; the session stays",
 }
@@ -77,6 +78,8 @@ def port(
     actions = [name for name in _ACTIONS if options[name]]
     if len(actions) > 1:
         raise click.UsageError(f"{_option(actions[0])} and {_option(actions[1])}: one of them.")
+    if as_json and options["tool"]:
+        raise click.UsageError("--tool needs a terminal: omit --json, or use --resolver CMD.")
     with command_line.meter() as progress:
         patches = patches_of(context)
         if actions:
@@ -139,7 +142,7 @@ def _ask(file: OpenFile) -> str:
     from overlay.api import porting as api
 
     api.show_port(file, sys.stdout)
-    keys = _KEYS if file.place is not None else {key: _KEYS[key] for key in "sq"}
+    keys = _KEYS if file.place is not None else {key: _KEYS[key] for key in "rsq"}
     for key, meaning in keys.items():
         click.echo(f"  [{key}] {meaning}", err=True)
     key = str(click.prompt("what", type=click.Choice(list(keys)), show_choices=False, err=True))

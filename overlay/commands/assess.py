@@ -109,8 +109,14 @@ def examine(
     """
     meant = features if meant is None else meant
     if target.root is None:
-        planned = make_plan(meant, target, target.release, target.record, Memo())
-        answer = report(target, planned, meant)
+        memo = Memo()
+
+        def try_on(some: Sequence[Feature]) -> Plan:
+            return make_plan(some, target, target.release, target.record, memo)
+
+        planned = try_on(meant)
+        left_out = _left_out(meant, planned, try_on)
+        answer = replace(report(target, planned, meant), left_out=left_out)
         return Examination(tuple(meant), planned, answer, answer)
     with reading(target.root) as interrupted:
         ledger = ledgers.load(target.root)
@@ -125,13 +131,43 @@ def examine(
             current = assess(planned, ledger, target, wanted, public(target))
         if ledger is not None and void(ledger, conditions(ledger, target.read), public(target)):
             ledger = None
+        left_out = _left_out(
+            wanted,
+            planned,
+            lambda some: make_plan(some, view, target.release, target.record, Memo()),
+            ledger,
+        )
     strangers = absent(ledger, features)
 
     def about(asked: Sequence[Feature]) -> TargetReport:
-        made = replace(report(target, current, asked, interrupted), unrecorded=unrecorded)
+        made = replace(
+            report(target, current, asked, interrupted), unrecorded=unrecorded, left_out=left_out
+        )
         return with_strangers(made, strangers)
 
     return Examination(wanted, planned, about(meant), about(wanted), ledger, basis)
+
+
+def _left_out(
+    features: Sequence[Feature],
+    planned: Plan,
+    try_on: Callable[[Sequence[Feature]], Plan],
+    ledger: Ledger | None = None,
+) -> tuple[str, ...]:
+    """The features without which an ``apply`` of the others would go on; empty where none would.
+
+    What is applied stays applied, and what vLLM must not start without is not left out.
+    """
+    needy = {entry.feature for entry in planned.features if entry.state.needs_attention}
+    applied = {entry.result.feature for entry in (ledger.applied if ledger is not None else ())}
+    bound = applied | {feature.id for feature in features if feature.required}
+    others = [feature for feature in features if feature.id not in needy]
+    if not needy or needy & bound or not others:
+        return ()
+    again = try_on(others)
+    fits = any(entry.state is State.PRISTINE for entry in again.features)
+    settled = not any(entry.state.needs_attention for entry in again.features)
+    return tuple(each.id for each in features if each.id in needy) if fits and settled else ()
 
 
 def outlook(examination: Examination, target: Target, *, untested: bool = False) -> Decision:

@@ -1,8 +1,8 @@
-"""``overlay port``: carry features to other releases, and write what nobody has to look at."""
+"""``overlay port``: carry features to other releases, and write what needs no review."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -12,6 +12,7 @@ from packaging.version import Version
 
 from overlay.authoring.writing import check_files
 from overlay.errors import UsageError
+from overlay.features.folder import holes as holes_of
 from overlay.package import KNOWN_RELEASES
 from overlay.report.ported import (
     PortedFeature,
@@ -66,9 +67,9 @@ def port(
     names = known_names(asked)
     porter = make_porter(names, progress)
     ports = [
-        porter.port(feature, release, features[: features.index(feature)])
+        port
         for feature in meant
-        for release in with_gaps(feature, asked, names)
+        for port in _carried(porter, feature, features, with_gaps(feature, asked, names))
     ]
     ready = [port for port in ports if not port.conflicts and (accept_merged or not port.review)]
     written = write_ports(porter, features, ready, names) if write else frozenset()
@@ -80,14 +81,50 @@ def port(
     folder = None
     ids = {port.feature.id for port in waits if port.release == asked[0]}
     if ids and place is not None:
-        features = request.load()  # as they are now
+        features = request.load() if written else features  # as they are now
         again = [
             porter.port(feature, asked[0], features[:index])
             for index, feature in enumerate(features)
             if feature.id in ids
         ]
         folder = create(place, asked[0], again, request.patches)
-    return PortReport(concluded(reported, folder, write=write), reported, folder)
+    notable = () if write else _notable(porter, features, ports, names)
+    verdict = concluded(reported, asked, folder, write=write, notable=notable)
+    return PortReport(verdict, reported, folder)
+
+
+def _notable(
+    porter: Porter, features: Sequence[Feature], ports: Sequence[FeaturePort], names: Sequence[str]
+) -> tuple[str, ...]:
+    """The ids of the features of which it would be noted that upstream has them."""
+    by_id = {feature.id: feature for feature in features}
+    return tuple(
+        id_
+        for id_ in dict.fromkeys(port.feature.id for port in ports)
+        if _memory(
+            porter,
+            [port for port in ports if port.feature.id == id_],
+            features[: features.index(by_id[id_])],
+            names,
+        )
+    )
+
+
+def _carried(
+    porter: Porter, feature: Feature, features: Sequence[Feature], releases: Sequence[str]
+) -> Iterator[FeaturePort]:
+    """A feature carried to releases, oldest first; what one of them has, the later ones have."""
+    from overlay.authoring.variants import remembered
+
+    earlier = features[: features.index(feature)]
+    known = feature
+    for release in releases:
+        port = porter.port(known, release, earlier)
+        if known.merged is None and (
+            since := remembered(porter, port, earlier, porter.texts.names)
+        ):
+            known = replace(known, merged=Version(since))
+        yield replace(port, feature=feature)
 
 
 def make_porter(names: Sequence[str], progress: Progress | None = None) -> Porter:
@@ -143,22 +180,38 @@ def write_ports(
             for name in disk.files_below(folder)
             if (data := read_regular(folder / name, follow=False)) is not None
         }
-        known = _memory(porter, own, features[: features.index(feature)], names)
+        earlier = features[: features.index(feature)]
+        known = _memory(porter, own, earlier, names)
         after = with_ports(feature, before, own, names, today, merged=known)
         if after != before:
+            made = check_files(id_, after)
+            between = _between(porter, made, earlier, names)
+            after = with_ports(made, after, between, names, today)
             check_files(id_, after)
             changed.setdefault(folder.parent, []).append(disk.NewFolder(id_, after))
-            done |= {(id_, port.release) for port in own if not port.covered}
+            done |= {(id_, port.release) for port in (*own, *between) if not port.covered}
     for place, folders in changed.items():
         disk.replace_features(place, folders)
     return frozenset(done)
+
+
+def _between(
+    porter: Porter, feature: Feature, earlier: Sequence[Feature], names: Sequence[str]
+) -> list[FeaturePort]:
+    """The ports to releases inside a feature's range that no variant serves, as far as they land.
+
+    What a person made for a later release often lands exactly on those before it.
+    """
+    holes = {hole.release for hole in holes_of(feature, names)}
+    ports = [porter.port(feature, name, earlier) for name in names if name in holes]
+    return [port for port in ports if not port.conflicts and not port.review]
 
 
 def _memory(
     porter: Porter, own: Sequence[FeaturePort], earlier: Sequence[Feature], names: Sequence[str]
 ) -> str | None:
     """The first release from which on upstream is known to have a feature, if that is new."""
-    from overlay.authoring.memory import remembered
+    from overlay.authoring.variants import remembered
 
     known = [name for port in own if (name := remembered(porter, port, earlier, names))]
     return min(known, key=Version) if known else None

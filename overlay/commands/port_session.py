@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,9 +11,9 @@ from overlay.commands.port import (
     folder_of,
     known_names,
     make_porter,
-    with_gaps,
     write_ports,
 )
+from overlay.features.folder import holes as holes_of
 from overlay.report.ported import OpenFile, PortReport, ended, waiting
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ class Resolving:
 
         self.session: PortSession = load(find(folder))
         named = tuple(dict.fromkeys((*request.patches, *self.session.patches)))
-        self.features: tuple[Feature, ...] = replace(request, patches=named).load()
+        self.request = replace(request, patches=named)
+        self.features: tuple[Feature, ...] = self.request.load()
         at_hand = {feature.id: feature for feature in self.features}
         check_there(self.session, at_hand)
         if not trusting:
@@ -59,15 +60,6 @@ class Resolving:
         index = next(i for i, feature in enumerate(self.features) if feature.id == id_)
         earlier = self.features[:index]
         return self.porter.port(self.features[index], self.session.release, earlier)
-
-    def between(self) -> tuple[FeaturePort, ...]:
-        """The ports to the releases between a feature's range and the session's release."""
-        return tuple(
-            self.porter.port(port.feature, name, self.features[: self.features.index(port.feature)])
-            for port in self.ports
-            for name in with_gaps(port.feature, [self.session.release], self.names)
-            if name != self.session.release
-        )
 
     def topic(self, entry: Waiting) -> TopicPort | None:
         """The topic that waits; ``None`` where an added module does."""
@@ -196,13 +188,23 @@ def proceed(request: Request, folder: str | None, progress: Progress | None = No
     resolving = Resolving(request, folder, progress)
     session = resolving.session
     ports = resolved(session, resolving.ports, resolving.porter.syntax)
-    between = resolving.between()
-    landing = [port for port in between if not port.conflicts and not port.review]
-    write_ports(resolving.porter, resolving.features, [*ports, *landing], resolving.names)
+    write_ports(resolving.porter, resolving.features, ports, resolving.names)
     disk.vanish(session.folder)
+    return _ended(resolving, ports)
+
+
+def _ended(resolving: Resolving, ports: Sequence[FeaturePort]) -> PortReport:
+    """The report of a session that wrote its ports, with the releases that are left between."""
     entries = tuple(replace(described(port), written=True) for port in ports)
-    beside = tuple(replace(described(port), written=port in landing) for port in between)
-    return PortReport(ended(session.folder, entries), (*entries, *beside))
+    ids = {port.feature.id for port in ports}
+    now = resolving.request.load()
+    holes = [
+        (feature.id, hole.release)
+        for feature in now
+        if feature.id in ids
+        for hole in holes_of(feature, resolving.names)
+    ]
+    return PortReport(ended(resolving.session.folder, entries, holes), entries)
 
 
 def _finished(request: Request, folder: str | None, progress: Progress | None) -> PortReport | None:
@@ -220,8 +222,7 @@ def _finished(request: Request, folder: str | None, progress: Progress | None) -
     if not all(port.covered or port.shown for port in resolving.ports):
         return None
     disk.vanish(session.folder)
-    entries = tuple(replace(described(port), written=True) for port in resolving.ports)
-    return PortReport(ended(session.folder, entries), entries)
+    return _ended(resolving, resolving.ports)
 
 
 def retire(
@@ -284,7 +285,7 @@ def ask(
 
     :param question: shows a file and gives one of ``p`` (place mine before upstream's lines), ``e``
         (it was edited), ``k`` (keep it as it is), ``t`` (git's merge tool), ``u`` (upstream's
-        side), ``s`` (skip the feature) and ``q`` (stop).
+        side), ``r`` (retire the feature), ``s`` (skip it) and ``q`` (stop).
     :returns: ``report`` itself where it has no session.
     """
     if report.session is None:
@@ -299,8 +300,9 @@ def ask(
                 answer = ""
         if answer == "q":
             return resolving.report()
-        if answer == "s":
-            left = skip(request, folder, entry.feature, progress)
+        if answer in ("r", "s"):
+            leave = retire if answer == "r" else skip
+            left = leave(request, folder, entry.feature, progress)
             if left.session is None:
                 return left
             resolving = Resolving(request, folder, progress)
@@ -319,4 +321,4 @@ def _answered(resolving: Resolving, entry: Waiting, key: str) -> bool:
         return resolving.take_upstream(entry)
     if key in ("e", "k"):
         return not resolving.open_file(entry).marked
-    return key in ("s", "q")
+    return key in ("r", "s", "q")

@@ -30,12 +30,14 @@ class Request:
     :ivar python: the interpreter or virtual environment whose vLLM is meant, where no target is
         named.
     :ivar require: ids of features that must be applied, or ``all``.
+    :ivar without: ids of features that are not meant although they are at hand.
     """
 
     patches: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     python: str | None = None
     require: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
 
     def resolve(self, name: str | None, progress: Progress | None = None) -> Target:
         """The target that the user named, or that of ``python``.
@@ -77,15 +79,21 @@ class Request:
         :raises UsageError: naming every id that there is not, and those that there are.
         """
         known = [feature.id for feature in features]
-        unknown = [name for name in dict.fromkeys(self.features) if name not in known]
-        if unknown:
+        for option, ids in (("--feature", self.features), ("--without", self.without)):
+            if unknown := [name for name in dict.fromkeys(ids) if name not in known]:
+                raise UsageError(
+                    f"{option} {', '.join(unknown)}: expected one of {', '.join(known) or 'none'}; "
+                    "name the folder of a further feature with --patches DIR"
+                )
+        if both := sorted({*self.features} & {*self.without}):
             raise UsageError(
-                f"--feature {', '.join(unknown)}: expected one of {', '.join(known) or 'none'}; "
-                "name the folder of a further feature with --patches DIR"
+                f"--without {', '.join(both)}: expected features other than those of --feature"
             )
-        if not self.features:
-            return features
-        return tuple(feature for feature in features if feature.id in self.features)
+        return tuple(
+            feature
+            for feature in features
+            if (not self.features or feature.id in self.features) and feature.id not in self.without
+        )
 
 
 def report(

@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
+from overlay.commands.edits import Workshop, feature_of, saved, survey
+from overlay.commands.new import found, require_free, written
 from overlay.commands.next_process import with_plugin
 from overlay.commands.request import notices, resolve_writable
 from overlay.commands.take_off import take_off
-from overlay.errors import LedgerError, OverlayError, RevertRefused
+from overlay.errors import LedgerError, OverlayError, RevertRefused, UsageError
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.disk_state import from_ledger
 from overlay.on_disk.recovery import recover
 from overlay.report.model import RevertReport, TargetReport
-from overlay.report.wording import not_reverted, reverted
-from overlay.results import FeatureResult, FileResult, Plan, State
+from overlay.report.wording import also_kept, not_kept, not_reverted, reverted
+from overlay.results import Change, FeatureResult, FileResult, Plan, State
 from overlay.targets.target import public
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from overlay.commands.request import Request
     from overlay.features.model import Feature
     from overlay.on_disk.changes import Rebuilt
     from overlay.on_disk.ledger import Ledger
+    from overlay.report.authored import NewReport
     from overlay.targets.target import Target
 
 
-def revert(request: Request, name: str | None = None) -> RevertReport:
+def revert(request: Request, name: str | None = None, keep_as: Keep | None = None) -> RevertReport:
     """Take everything off, or only the features of ``request`` while the others stay.
 
     To take everything off no patches are needed: the ledger knows what was done.  Only where it is
     lost, it is worked out again from the patches and RECORD.
 
+    :param keep_as: make a feature of what was edited since, and take the edits out as well.
     :raises LedgerError: if it is lost, and cannot be proven what it said.
     :raises UsageError: if the target is a file or a release, or a feature does not exist.
     :raises TargetError: if the target does not exist.
@@ -42,17 +46,56 @@ def revert(request: Request, name: str | None = None) -> RevertReport:
     target, root = resolve_writable(request, name, "revert")
     said = recover(root)
     named = name is not None or request.python is not None
+    if request.features and keep_as is not None:
+        raise UsageError("--keep-as takes everything off, the edits included: omit --feature")
     if request.features:
         return take_off(request, target, root, said, named=named)
-    return _everything(request, target, root, said, named=named)
+    if keep_as is None:
+        return _everything(request, target, root, said, named=named)
+    surveyed = survey(request, target, root)
+    if not surveyed.edits:
+        nothing = "nothing was edited there, so no feature was made"
+        said = f"{said}; {nothing}" if said else nothing
+        return _everything(request, target, root, said, named=named)
+    kept = _keep(surveyed, keep_as)
+    if kept.folder is None:
+        answer = _report(target, Plan(()))
+        return RevertReport(not_kept(answer, kept.verdict), answer, kept=kept)
+    edits = [Change(edit.path, edit.now, edit.pristine) for edit in surveyed.edits]
+    report = _everything(request, target, root, said, named=named, edits=edits)
+    verdict = replace(report, kept=kept)
+    return verdict if report.exit else replace(verdict, conclusion=also_kept(report, kept.folder))
+
+
+class Keep(NamedTuple):
+    """How edits are kept: the id of their feature, and the folder of patches that it is in."""
+
+    id: str
+    patches: Path
+
+
+def _keep(surveyed: Workshop, keep_as: Keep) -> NewReport:
+    """The feature that holds the edits: the one that does already, or else a new one."""
+    known = saved(surveyed, keep_as.id)
+    if known is not None:
+        return found(surveyed, known)
+    require_free(keep_as.patches, keep_as.id, update=False)
+    return written(surveyed, feature_of(surveyed, *keep_as), keep_as.patches)
 
 
 def _everything(
-    request: Request, target: Target, root: Path, said: str | None, *, named: bool
+    request: Request,
+    target: Target,
+    root: Path,
+    said: str | None,
+    *,
+    named: bool,
+    edits: Sequence[Change] = (),
 ) -> RevertReport:
     """Take everything off.
 
     :param said: what ending an interrupted transaction had to say.
+    :param edits: edits that are kept elsewhere, and taken out too.
     """
     before = _ledger(root)
 
@@ -63,7 +106,11 @@ def _everything(
 
     try:
         outcome = commit.revert(
-            root, release=public(target), record_file=target.record_file, rebuild=rebuild
+            root,
+            release=public(target),
+            record_file=target.record_file,
+            rebuild=rebuild,
+            edits=edits,
         )
     except RevertRefused as refusal:
         return _refused(target, before, refusal)

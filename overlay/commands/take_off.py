@@ -17,7 +17,7 @@ from overlay.commands.request import notices, report
 from overlay.errors import UsageError
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
-from overlay.on_disk.disk_state import Condition, conditions, pristine_view, void
+from overlay.on_disk.disk_state import KEEP_EDIT, Condition, conditions, pristine_view, void
 from overlay.on_disk.transaction import reading
 from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
@@ -179,7 +179,7 @@ def _obstacles(
                 "overlay applied",
                 Reason(
                     "taking the feature off would lose the edit",
-                    "put the edit aside and undo it, or reinstall vLLM",
+                    KEEP_EDIT,
                 ),
             )
         )

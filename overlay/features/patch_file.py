@@ -1,51 +1,15 @@
-"""Read one ``.patch`` file: DEP-3 headers, then a unified diff of one path.
-
-Line numbers in it are hints.  What places a hunk is its section heading (the scope) and its
-pre-image, so both are checked here, and every error is given its line.
-"""
+"""Read one ``.patch`` file: DEP-3 headers, then a unified diff of one path."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field, replace
-from datetime import date
+from dataclasses import replace
 
-from overlay.errors import PatchFormatError, PatchFormatErrors
-from overlay.features.model import MODULE_SCOPE, Hunk, Patch, Way
-from overlay.package import parse_release, path_problem
-
-REQUIRED_HEADERS = ("Description", "Origin", "Last-Update")
-
-KNOWN_HEADERS = (
-    *REQUIRED_HEADERS,
-    *("Bug", "Forwarded", "Applied-Upstream", "Author", "Reviewed-by", "Acked-by"),
-    *("Base", "Base-Has", "Ported-From", "Signed-off-by"),
-)
-
-#: Headers that may be repeated, with a value each.
-_REPEATED = ("Bug", "Author", "Reviewed-by", "Acked-by", "Base-Has", "Signed-off-by")
-
-_HEADER = re.compile(r"^(?P<name>[A-Za-z][A-Za-z0-9-]*):[ \t]*(?P<value>.*)$")
-
-_HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(?:[ \t](?P<heading>.*))?$")
-
-_SCOPE = re.compile(r"^[^\W\d]\w*(\.[^\W\d]\w*)*$")
-
-_FORBIDDEN = (
-    ("rename ", "it renames a file"),
-    ("copy ", "it copies a file"),
-    ("similarity index", "it renames or copies a file"),
-    ("dissimilarity index", "it rewrites a file"),
-    ("old mode", "it changes a file's mode"),
-    ("new mode", "it changes a file's mode"),
-    ("new file mode", "it creates a file; put the module under files/ instead"),
-    ("deleted file mode", "it deletes a file"),
-    ("GIT binary patch", "it is binary"),
-    ("Binary files ", "it is binary"),
-)
-
-#: What git format-patch writes behind the last hunk: a mark, and the version of git.
-_SIGNATURE = re.compile(r"^\d+(\.\w+)+.*$")
+from overlay.errors import PatchFormatErrors
+from overlay.features.model import Patch
+from overlay.features.patch_headers import read_headers, way
+from overlay.features.patch_hunks import read_hunks
+from overlay.features.patch_source import FORBIDDEN, Source
+from overlay.package import path_problem
 
 
 def parse_patch(text: str, name: str) -> Patch:
@@ -55,191 +19,25 @@ def parse_patch(text: str, name: str) -> Patch:
     :param name: the file relative to its patches folder, for messages and reports.
     :raises PatchFormatErrors: with every malformed place.
     """
-    source = _Source.of(text, name)
-    headers = _read_headers(source)
+    source = Source.of(text, name)
+    headers = read_headers(source)
     path = _read_file_header(source)
-    hunks = _read_hunks(source) if path is not None else ()
+    hunks = read_hunks(source) if path is not None else ()
     if "Base" in headers:
         base_has = tuple(line for line in headers.get("Base-Has", "").split("\n") if line)
         hunks = tuple(replace(hunk, base_has=base_has) for hunk in hunks)
     if source.errors:
         raise PatchFormatErrors(sorted(source.errors, key=lambda error: error.line or 0))
     assert path is not None  # no path is an error
-    return Patch(name, path, headers, hunks, _way(headers.get("Ported-From")))
+    return Patch(name, path, headers, hunks, way(headers.get("Ported-From")))
 
 
-@dataclass
-class _Source:
-    """The lines of a patch, read once from the first to the last.
-
-    :ivar text_end: the index behind the last line that is not blank.
-    :ivar at: the index of the next line; :ivar errors: every malformed place so far.
-    """
-
-    name: str
-    lines: list[str]
-    text_end: int
-    at: int = 0
-    errors: list[PatchFormatError] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, text: str, name: str) -> _Source:
-        """Split the text of a patch into lines."""
-        bom = "\N{BYTE ORDER MARK}"
-        pieces = text.removeprefix(bom).split("\n")
-        unfinished = pieces[-1] != ""
-        if not unfinished:
-            pieces.pop()
-        # The end of a line is not content: a patch checked out with CRLF says the same.  A carriage
-        # return alone stays, for git does not take it for an empty line of context.
-        lines = [piece if piece == "\r" else piece.removesuffix("\r") for piece in pieces]
-        text_end = max((index for index, line in enumerate(lines, 1) if line.strip()), default=0)
-        source = cls(name, lines, text_end)
-        if text.startswith(bom):
-            source.error(1, "it begins with a byte-order mark: save it as UTF-8 without one")
-        if unfinished:
-            source.error(len(pieces), "its last line has no newline; git refuses such a patch")
-        return source
-
-    @property
-    def ended(self) -> bool:
-        """Whether every line was read."""
-        return self.at >= len(self.lines)
-
-    @property
-    def line(self) -> str:
-        """The next line; only where there is one."""
-        return self.lines[self.at]
-
-    def take(self) -> tuple[str, int]:
-        """The next line and its 1-based number; it counts as read."""
-        self.at += 1
-        return self.lines[self.at - 1], self.at
-
-    def only_blank_from(self, index: int) -> bool:
-        """Whether only blank lines follow from ``index`` on."""
-        return index >= self.text_end
-
-    def error(self, line: int | None, problem: str) -> None:
-        """Note an error at a 1-based line."""
-        self.errors.append(PatchFormatError(self.name, line, problem))
-
-
-# Headers
-
-
-def _read_headers(source: _Source) -> dict[str, str]:
-    """The DEP-3 fields, up to the diff."""
-    headers: dict[str, str] = {}
-    misspelt: set[str] = set()
-    current: str | None = None
-    while not source.ended and not _diff_begins(source.line):
-        line, number = source.take()
-        match = _HEADER.match(line)
-        if line[:1] in (" ", "\t") and line.strip() and current is not None:
-            headers[current] += "\n" + line.strip()
-        elif match is not None:
-            current = match["name"]
-            proper = _check_header(source, current, number)
-            if proper is not None:
-                misspelt.add(proper)
-            _add_header(source, headers, current, match["value"].strip(), number)
-        elif line.strip() not in ("", "---"):
-            source.error(
-                number,
-                f"{line!r} is neither a header (Name: value), the continuation of one "
-                "(indented), nor the beginning of the diff (--- a/vllm/...)",
-            )
-        else:
-            current = None
-    for required in REQUIRED_HEADERS:
-        missing = required not in headers and required not in misspelt
-        if missing or not headers.get(required, "-").strip():
-            source.error(1, f"the header {required} is missing or empty")
-    _check_date(source, headers.get("Last-Update"))
-    _check_base(source, headers.get("Base"))
-    _check_way(source, headers.get("Ported-From"))
-    return headers
-
-
-def _diff_begins(line: str) -> bool:
-    return line.startswith(("diff --git ", "--- ", "+++ ", "@@ ")) or any(
-        line.startswith(start) for start, _ in _FORBIDDEN
-    )
-
-
-def _check_header(source: _Source, name: str, number: int) -> str | None:
-    """The known header that ``name`` misspells, after an error; ``None`` for any other."""
-    proper = {known.lower(): known for known in KNOWN_HEADERS}.get(name.lower())
-    if proper is None and not name.startswith("Bug-"):
-        source.error(number, f"unknown header {name}; known are {', '.join(KNOWN_HEADERS)}")
-    if proper is None or proper == name:
-        return None
-    source.error(number, f"the header {name} is spelt otherwise: write {proper}:")
-    return proper
-
-
-def _add_header(
-    source: _Source, headers: dict[str, str], name: str, value: str, number: int
-) -> None:
-    if name not in headers:
-        headers[name] = value
-    elif name in _REPEATED:
-        headers[name] += "\n" + value
-    else:
-        source.error(number, f"the header {name} stands twice")
-
-
-def _check_date(source: _Source, value: str | None) -> None:
-    if not value:
-        return
-    try:
-        well_formed = date.fromisoformat(value).isoformat() == value
-    except ValueError:
-        well_formed = False
-    if not well_formed:
-        number = next(
-            index for index, line in enumerate(source.lines, 1) if line.startswith("Last-Update:")
-        )
-        source.error(number, f"Last-Update is {value!r}, which is not a date (YYYY-MM-DD)")
-
-
-def _check_base(source: _Source, value: str | None) -> None:
-    """A base is a release, so that its text can be had again."""
-    if value is None:
-        return
-    try:
-        parse_release(value)
-    except ValueError as error:
-        lines = enumerate(source.lines, 1)
-        source.error(next(n for n, line in lines if line.startswith("Base:")), f"Base: {error}")
-
-
-def _way(value: str | None) -> Way | None:
-    """How a variant was ported: the last word of its header."""
-    word = (value or "").split()[-1:]
-    return next((way for way in Way if [way.value] == word), None)
-
-
-def _check_way(source: _Source, value: str | None) -> None:
-    """The last word decides whether the patch is applied, so it must be a known one."""
-    if value is not None and _way(value) is None:
-        ways = ", ".join(way.value for way in Way)
-        number = next(
-            index for index, line in enumerate(source.lines, 1) if line.startswith("Ported-From:")
-        )
-        source.error(number, f"Ported-From: expected a release and one of {ways}, found {value!r}")
-
-
-# The diff's own header
-
-
-def _read_file_header(source: _Source) -> str | None:
+def _read_file_header(source: Source) -> str | None:
     """The path that the patch is for; ``None`` if it cannot be told."""
     git_line: tuple[int, str] | None = None
     while not source.ended and not source.line.startswith(("--- ", "+++ ", "@@ ")):
         line, number = source.take()
-        forbidden = next((why for start, why in _FORBIDDEN if line.startswith(start)), None)
+        forbidden = next((why for start, why in FORBIDDEN if line.startswith(start)), None)
         if forbidden is not None:
             source.error(number, f"a patch only edits one file, and {forbidden}")
         elif line.startswith("diff --git ") and git_line is None:
@@ -265,7 +63,7 @@ def _read_file_header(source: _Source) -> str | None:
     return before
 
 
-def _read_side(source: _Source, sign: str, prefix: str) -> str | None:
+def _read_side(source: Source, sign: str, prefix: str) -> str | None:
     """The path behind ``---`` or ``+++``, without its prefix; ``None`` after an error."""
     number = source.at + 1
     line = "" if source.ended else source.line
@@ -283,184 +81,3 @@ def _read_side(source: _Source, sign: str, prefix: str) -> str | None:
     else:
         return path[len(prefix) :]
     return None
-
-
-# Hunks
-
-
-@dataclass
-class _Body:
-    """The lines of one hunk while they are read, with the numbers that its header promises.
-
-    :ivar counts: how many lines of the pre-image and of the post-image were read.
-    :ivar unfinished: index of a line without a line end -> the line number of its mark.
-    """
-
-    line: int
-    scope: str
-    source_line: int
-    promised: tuple[int, int]
-    lines: list[tuple[str, str]] = field(default_factory=list)
-    counts: tuple[int, int] = (0, 0)
-    unfinished: dict[int, int] = field(default_factory=dict)
-
-    def add(self, op: str, text: str) -> None:
-        """Take one more line."""
-        pre, post = self.counts
-        self.lines.append((op, text))
-        self.counts = pre + (op != "+"), post + (op != "-")
-
-
-def _read_hunks(source: _Source) -> tuple[Hunk, ...]:
-    """The hunks, up to the end of the file."""
-    hunks: list[Hunk] = []
-    while not source.ended:
-        line, number = source.take()
-        if line.startswith("@@"):
-            hunk = _read_hunk(source, line, number)
-            if hunk is not None:
-                hunks.append(hunk)
-        elif line.startswith(("diff --git ", "--- ")):
-            source.error(number, "a second file begins; a patch is for one path")
-            return ()
-        elif _signature_begins(source, number - 1):
-            break
-        elif not source.only_blank_from(number - 1):
-            source.error(number, f"expected '@@ -... +... @@ scope', found {line!r}")
-            return ()
-    if not hunks and not source.errors:
-        source.error(source.at, "it holds no hunk: expected '@@ -... +... @@ scope'")
-    return tuple(hunks)
-
-
-def _signature_begins(source: _Source, index: int) -> bool:
-    """Whether the rest of the file is the signature of git format-patch."""
-    if source.lines[index] not in ("-- ", "--"):
-        return False
-    version = source.lines[index + 1 : index + 2]
-    return bool(version and _SIGNATURE.match(version[0])) and source.only_blank_from(index + 2)
-
-
-def _read_hunk(source: _Source, line: str, number: int) -> Hunk | None:
-    match = _HUNK.match(line)
-    if match is None:
-        source.error(number, f"expected '@@ -line,count +line,count @@ scope', found {line!r}")
-        _skip_hunk(source)
-        return None
-    promised = (int(match[2] or 1), int(match[4] or 1))
-    body = _Body(number, (match["heading"] or "").strip(), int(match[1]), promised)
-    _check_scope(source, body)
-    _read_body(source, body)
-    if body.counts != body.promised and not source.ended and source.line.startswith("\t"):
-        source.error(
-            source.at + 1,
-            "the line begins with a tab: expected ' ', '+' or '-' before the text of a line (an "
-            "editor or a terminal replaced the blank of a line of context)",
-        )
-        _skip_hunk(source)
-        return None
-    known = len(source.errors)
-    _check_counts(source, body)
-    hunk = _hunk(source, body)
-    _check_images(source, hunk)
-    return hunk if len(source.errors) == known else None
-
-
-def _skip_hunk(source: _Source) -> None:
-    while not source.ended and not source.line.startswith(("@@", "diff ")):
-        source.at += 1
-
-
-def _check_scope(source: _Source, body: _Body) -> None:
-    if body.scope == MODULE_SCOPE or _SCOPE.match(body.scope):
-        return
-    found = f"found {body.scope!r}" if body.scope else "found nothing"
-    source.error(
-        body.line,
-        "expected the scope behind the second @@ (a qualified name such as "
-        f"Class.method, or {MODULE_SCOPE} for anywhere in the file), {found}",
-    )
-
-
-def _read_body(source: _Source, body: _Body) -> None:
-    while not source.ended and not _body_ends(source, body):
-        line, number = source.take()
-        if line.startswith("\\"):
-            if not body.lines or len(body.lines) - 1 in body.unfinished:
-                source.error(number, f"{line!r} follows no line of the hunk")
-            else:
-                body.unfinished[len(body.lines) - 1] = number
-        else:
-            # Editors that strip trailing blanks leave an empty context line empty.
-            body.add(line[:1] or " ", line[1:])
-
-
-def _body_ends(source: _Source, body: _Body) -> bool:
-    """Whether the next line is no longer a line of the hunk."""
-    line = source.line
-    if line.startswith(("@@", "diff --git ")):
-        return True
-    if body.counts != body.promised:
-        return line[:1] not in (" ", "+", "-", "\\", "")
-    following = source.lines[source.at + 1 : source.at + 2]
-    second_file = line.startswith("--- ") and (following or [""])[0].startswith("+++ ")
-    return (
-        second_file
-        or source.only_blank_from(source.at)
-        or _signature_begins(source, source.at)
-        or line[:1] not in (" ", "+", "-", "\\")
-    )
-
-
-def _check_counts(source: _Source, body: _Body) -> None:
-    """Compare the numbers of the hunk's header with its lines."""
-    if body.counts == body.promised:
-        return
-    (said_pre, said_post), (pre, post) = body.promised, body.counts
-    source.error(
-        body.line,
-        f"the header promises {said_pre} lines before and {said_post} after, the hunk "
-        f"has {pre} and {post}: @@ -{body.source_line},{pre} +...,{post} @@",
-    )
-
-
-def _hunk(source: _Source, body: _Body) -> Hunk:
-    """The hunk of a body; marks of an unfinished line have to stand behind its sides' last."""
-    last = {
-        side: max((i for i, (op, _) in enumerate(body.lines) if op != other), default=None)
-        for side, other in (("pre", "+"), ("post", "-"))
-    }
-    for index, number in body.unfinished.items():
-        op = body.lines[index][0]
-        sides = {" ": ("pre", "post"), "-": ("pre",), "+": ("post",)}[op]
-        if any(last[side] != index for side in sides):
-            source.error(number, "the line before it is not the last of its side of the hunk")
-    return Hunk(
-        body.scope,
-        tuple(body.lines),
-        body.source_line,
-        body.line,
-        pre_unfinished=last["pre"] in body.unfinished,
-        post_unfinished=last["post"] in body.unfinished,
-    )
-
-
-def _check_images(source: _Source, hunk: Hunk) -> None:
-    """Refuse a hunk that could not be placed, or of which nothing could show that it is applied."""
-    problem = None
-    if not hunk.pre:
-        problem = "its pre-image is empty: give it lines of context to stand by"
-    elif not hunk.post:
-        problem = (
-            "its post-image is empty, so nothing could show that it is applied: give it lines of "
-            "context"
-        )
-    elif (hunk.pre, hunk.pre_unfinished) == (hunk.post, hunk.post_unfinished):
-        problem = "it changes nothing (the ends of lines are no content)"
-    elif hunk.shows_nothing:
-        problem = (
-            "its post-image stands in its pre-image, so nothing could show that it is applied: "
-            "give it context on both sides of the lines that it removes"
-        )
-    if problem is not None:
-        source.error(hunk.patch_line, problem)

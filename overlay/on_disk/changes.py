@@ -10,7 +10,7 @@ from overlay.errors import PlanOutdated, RevertRefused, TransactionError
 from overlay.features.model import Feature
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.bookkeeping import new_ledger, record_path, same, state_files
-from overlay.on_disk.disk_state import Condition, condition, conditions, void
+from overlay.on_disk.disk_state import KEEP_EDIT, Condition, condition, conditions, void
 from overlay.on_disk.ledger import Entry, Ledger, LedgerLost
 from overlay.on_disk.site import Site
 from overlay.on_disk.writes import Intent, Write, assemble, hash_of
@@ -111,6 +111,7 @@ def to_revert(
     record_file: Path | None = None,
     rebuild: Callable[[], Rebuilt] | None = None,
     basis: str | None = None,
+    edits: Sequence[Change] = (),
 ) -> Intent:
     """Compute the transaction that brings the target back to its pristine bytes.
 
@@ -118,8 +119,10 @@ def to_revert(
     :param record_file: RECORD, where one lies beside ``vllm/``.
     :param rebuild: reconstructs a ledger that is lost.
     :param basis: digest of the ledger that is to be reverted; ``None``: of any.
+    :param edits: edited files that are saved elsewhere, from their present bytes to the pristine
+        ones; they are put back too.
     :raises PlanOutdated: if the ledger is another one.
-    :raises RevertRefused: if somebody edited a file after the overlay applied.
+    :raises RevertRefused: if somebody edited another file, or one of these once more.
     """
     try:
         old = ledgers.load(site.root)
@@ -131,14 +134,30 @@ def to_revert(
         return _to_revert_without_ledger(site, record_file, rebuild())
     _require_basis(site, old, basis)
     drafts, left_alone = _files(site, old, (), release)
+    saved = {change.path for change in edits}
+    drafts = [
+        *(draft for draft in drafts if draft.path not in saved),
+        *(_put_back(site, change) for change in edits),
+    ]
     edited = tuple(draft.path for draft in drafts if draft.problem)
     if edited:
         raise RevertRefused(
             f"edited after the overlay applied: {', '.join(edited)}. Reverting would lose the "
-            "edit, so nothing was changed. Put the edit aside and undo it, or reinstall vLLM",
+            f"edit, so nothing was changed. {KEEP_EDIT[0].upper()}{KEEP_EDIT[1:]}",
             edited,
         )
     return _removal("revert", site, old, drafts, left_alone)
+
+
+def _put_back(site: Site, change: Change) -> _Draft:
+    """The write that takes an edit out; a problem where the file was edited once more."""
+    now = site.read(change.path)
+    if now == change.after:
+        return _Draft(change.path)
+    if now != change.before:
+        return _Draft(change.path, problem=True)
+    real = site.real(change.path)
+    return _Draft(change.path, Write(real, now, change.after, site.form(real)))
 
 
 def _changed_meanwhile(paths: Sequence[str]) -> TransactionError:
@@ -263,11 +282,12 @@ def _removal(
     writes: Sequence[Write] | None = None,
 ) -> Intent:
     """Build the transaction that removes everything of the overlay."""
-    if old is None:
-        return Intent(action)
     if writes is None:
         writes = [draft.write for draft in drafts if draft.write]
-    writes = [*writes, *state_files(site, old, None, ())]
+    if old is not None:
+        writes = [*writes, *state_files(site, old, None, ())]
+    elif not writes:
+        return Intent(action)
     return assemble(action, site, writes, old, None, _changed(drafts), left_alone)
 
 

@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 Reader = Callable[[str], "bytes | None"]
 
 
+#: What to do about an edited file: the part of a sentence.
+KEEP_EDIT = (
+    "run `overlay revert --keep-as ID`, which makes a feature of the edit and takes everything "
+    "off, or reinstall vLLM"
+)
+
+
 class Condition(Enum):
     """State of a file that the ledger lists, compared with what the overlay wrote."""
 
@@ -180,7 +187,7 @@ def _judged_file(file: FileResult, now: Condition, ledger: Ledger) -> FileResult
         return file._replace(state=State.MISSING, hunks=(), reason=reason)
     reason = Reason(
         f"{file.path} was edited since {by}: expected the bytes that it wrote",
-        "put the edit aside and undo it, or reinstall vLLM",
+        KEEP_EDIT,
     )
     return file._replace(state=State.DRIFTED, hunks=(), reason=reason)
 

@@ -1,11 +1,11 @@
-"""The system calls that change a target; nothing else in the overlay writes into one.
+"""System calls that change a target; no other module of the overlay writes into one.
 
 Every call names a file by the target's ``root`` and a ``path`` below it, and works in the opened
 folder that holds the file, reached through no symbolic link (``untrusted.parent_below``): whatever
-links lie below a target, and whoever exchanges folders for links meanwhile, nothing outside it can
+links are below a target, and whoever exchanges folders for links meanwhile, nothing outside it can
 be changed from here.  The calls are written ``os.<name>``, so that the fault tests can fail or kill
-at each of them.  All functions raise ``OSError`` with the full path: what the target's state is
-after one, only the transaction knows."""
+at each of them.  All functions raise ``OSError`` with the full path; which state an error leaves
+the target in, only the transaction knows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Owner:
 
 @dataclass(frozen=True)
 class Form:
-    """What a file has beside its bytes: its permission bits and, where we may set it, its owner."""
+    """Permission bits of a file and, for root, who may set it, its owner."""
 
     mode: int = FILE_MODE
     owner: Owner | None = None
@@ -74,17 +74,18 @@ def form(root: Path, path: str) -> Form | None:
 
 
 def inherited(root: Path, folder: str) -> Form:
-    """The form of a file that is added to ``folder``: only root may give it another's owner."""
+    """The form of a file that is added to ``folder``: that folder's owner, where root adds it."""
     while folder and not os.path.lexists(os.path.join(root, folder)):
         folder = folder.rpartition("/")[0]
     return Form(FILE_MODE, _owner(os.lstat(os.path.join(root, folder))))
 
 
 def create(root: Path, path: str, data: bytes, wanted: Form) -> None:
-    """Write a new file and bring it to the disk.
+    """Write a new file and sync it.
 
     The mode and the owner are set before the bytes are written: a file with the right hash is
-    right in everything.  What already has this name is a leftover of ours, and makes room.
+    right in everything.  What already has this name is left over from an interrupted transaction,
+    and is removed.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW
     with _folder_of(root, path) as (folder, name):
@@ -108,8 +109,8 @@ def create(root: Path, path: str, data: bytes, wanted: Form) -> None:
 def keep(root: Path, source: str, kept: str, data: bytes, wanted: Form) -> None:
     """Make ``kept``, in the same folder, a second name of ``source``.
 
-    A second name costs no space, and gives back the very file that was there; falls back to a copy
-    where hard links are not supported.
+    A hard link costs no space, and is the very file that was there; falls back to a copy where hard
+    links are not supported.
     """
     with _folder_of(root, source) as (folder, name):
         second = kept.rpartition("/")[2]
@@ -155,7 +156,7 @@ def remove(root: Path, path: str) -> None:
 
 
 def make_folder(root: Path, path: str, owner: Owner | None = None) -> None:
-    """Make one folder, readable for everybody whatever the umask, if it is not there."""
+    """Make a folder, readable for everybody whatever the umask, if it is not there."""
     with _folder_of(root, path) as (above, name):
         try:
             os.mkdir(name, FOLDER_MODE, dir_fd=above)
@@ -174,7 +175,10 @@ def make_folder(root: Path, path: str, owner: Owner | None = None) -> None:
 
 
 def remove_folder(root: Path, path: str) -> bool:
-    """Remove a folder if it is there and empty; whether it is gone now."""
+    """Remove a folder if it is there and empty.
+
+    :returns: whether no folder is there now.
+    """
     try:
         with _folder_of(root, path) as (above, name):
             os.rmdir(name, dir_fd=above)
@@ -188,7 +192,7 @@ def remove_folder(root: Path, path: str) -> bool:
 
 
 def sync_folder(root: Path, path: str) -> None:
-    """Bring a folder's names to the disk, if the folder is there.
+    """Sync a folder, if it is there, so that the names in it are on the disk.
 
     :param path: empty for ``root`` itself.
     """
@@ -202,16 +206,16 @@ def sync_folder(root: Path, path: str) -> None:
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
-        # Some network file systems do not know how to sync a folder.
+        # Some network file systems cannot sync a folder.
         if error.errno != errno.EINVAL or isinstance(error, UnfitFile):
             raise
 
 
 def remove_bytecode(root: Path, source: str, coming: str | None) -> None:
-    """Remove what Python compiled from ``source``, and its ``__pycache__`` if that leaves it empty.
+    """Remove the bytecode of ``source``, and its ``__pycache__`` if that leaves it empty.
 
     Bytecode that cannot be deleted is left if Python will reject it as stale; so is bytecode in a
-    ``__pycache__`` that is a symbolic link, for what lies there may be outside the target.
+    ``__pycache__`` that is a symbolic link, because it may be outside the target.
 
     :param coming: the file that takes the place of ``source``; ``None`` for no file.
     :raises OSError: if it cannot be removed and would be run, or will have no source any more.
@@ -234,7 +238,7 @@ def remove_bytecode(root: Path, source: str, coming: str | None) -> None:
 
 
 def _names(folder: int) -> list[str]:
-    """What an opened folder holds."""
+    """The names in an opened folder."""
     listing = os.open(".", _FOLDER, dir_fd=folder)
     try:
         return os.listdir(listing)
@@ -243,7 +247,7 @@ def _names(folder: int) -> list[str]:
 
 
 def _compiled(names: list[str], module: str) -> list[str]:
-    """The names of what Python compiled from a module."""
+    """The names of a module's bytecode files."""
     stem = module.removesuffix(".py") + "."
     return [name for name in names if name.startswith(stem) and name.endswith(".pyc")]
 
@@ -280,7 +284,7 @@ def _believed(bytecode: bytes | None, root: Path, source: str) -> bool:
     status = os.stat(os.path.join(root, source))
     flags = int.from_bytes(bytecode[4:8], "little")
     if flags & 1:
-        # By hash: with the second bit Python compares the source's hash before it believes.
+        # By hash: with the second bit Python compares the hash of the source before it runs it.
         return not flags & 2
     stamp = int.from_bytes(bytecode[8:12], "little"), int.from_bytes(bytecode[12:16], "little")
     return stamp == (int(status.st_mtime) & 0xFFFFFFFF, status.st_size & 0xFFFFFFFF)

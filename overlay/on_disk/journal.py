@@ -1,8 +1,8 @@
-"""The journal: what a transaction is about to do, written before it does it.
+"""The journal: the changes of a transaction, written before the first of them is made.
 
-The journal needs no phases: for every file it says which bytes were there and which shall be, and
-both are kept beside the file (``new`` and ``old``) until all is done.  Which way an interrupted
-transaction can go follows from what lies on the disk, however often it was interrupted."""
+The journal needs no phases: for every file it lists the hashes before and after, and both contents
+are kept beside the file (``new`` and ``old``) until all is done.  Which way an interrupted
+transaction can go follows from the files on the disk, however often it was interrupted."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class Step:
 
     @property
     def new(self) -> str:
-        """Where the bytes to come wait until they take the file's place."""
+        """Where the new bytes are staged until they take the file's place."""
         return _beside(self.path, "new")
 
     @property
     def old(self) -> str:
-        """Where the bytes that were there are kept until all is done."""
+        """Where the old bytes are kept until all is done."""
         return _beside(self.path, "old")
 
 
@@ -80,7 +80,7 @@ class Journal:
 
 
 def write(root: Path, journal: Journal, owner: files.Owner | None) -> None:
-    """Begin a transaction: from here on, an interruption is noticed."""
+    """Begin a transaction: from now on, an interruption is noticed."""
     files.make_folder(root, STATE_FOLDER, owner)
     files.sync_folder(root, "")
     document = {"schema": SCHEMA, **asdict(journal)}
@@ -93,8 +93,8 @@ def write(root: Path, journal: Journal, owner: files.Owner | None) -> None:
 def read(root: Path) -> Journal | None:
     """The journal of an interrupted transaction, or ``None``.
 
-    What it says is believed only as far as an apply or a revert could have written it: it names
-    Python modules in ``vllm/``, RECORD, and the overlay's own files, each by a plain path.
+    It is accepted only as far as an apply or a revert could have written it: it names modules
+    in ``vllm/``, RECORD, and the overlay's own files, each by a plain path.
 
     :raises LedgerError: if it is damaged, names anything else, or a newer overlay wrote it.
     """
@@ -110,8 +110,8 @@ def read(root: Path) -> Journal | None:
 
 def _unreadable(path: Path, problem: str) -> LedgerError:
     return LedgerError(
-        f"{path} cannot be read ({problem}): it describes a transaction that was interrupted, and "
-        "only with it can that be ended. Nothing was changed; use the overlay that wrote it, or "
+        f"{path} cannot be read ({problem}): it describes a transaction that was interrupted, "
+        "which cannot be ended without it. Nothing was changed; use the overlay that wrote it, or "
         f"reinstall vLLM and remove the folder {path.parent}"
     )
 
@@ -164,14 +164,14 @@ def _folder(folder: object) -> str:
 
 
 def remove(root: Path) -> None:
-    """End a transaction: what lies on the disk now is the target."""
+    """Remove the journal, which ends a transaction."""
     files.remove(root, JOURNAL_PATH)
     files.sync_folder(root, STATE_FOLDER)
     sweep(root)
 
 
 def sweep(root: Path) -> None:
-    """Remove what is of no use without a journal: a draft of one, and an empty state folder."""
+    """Remove what has no use without a journal: a draft of it, and an empty state folder."""
     files.remove(root, DRAFT_PATH)
     if not os.path.lexists(root / LEDGER_PATH):
         files.remove_folder(root, STATE_FOLDER)
@@ -179,12 +179,12 @@ def sweep(root: Path) -> None:
 
 
 def begun(root: Path) -> bool:
-    """Whether a transaction runs, or was interrupted."""
+    """Whether a transaction is running, or was interrupted."""
     return os.path.lexists(root / JOURNAL_PATH)
 
 
 def pending(root: Path) -> bool:
-    """Whether something waits to be ended or swept; a few looks at the disk."""
+    """Whether a transaction has to be ended, or its leftovers removed."""
     if begun(root) or os.path.lexists(root / DRAFT_PATH):
         return True
     try:

@@ -33,7 +33,7 @@ def exclusive(root: Path, timeout: float = TIMEOUT) -> Iterator[None]:
     """Hold the target in ``root`` as its only user.
 
     :param timeout: seconds to wait.
-    :raises TransactionError: if it cannot be had in that time, or not at all.
+    :raises TransactionError: if the lock is not free in that time, or cannot be taken at all.
     """
     with _locked(root, writer=True, timeout=timeout):
         yield
@@ -105,7 +105,7 @@ def _acquire(handle: int, mode: int, folder: Path, timeout: float) -> bool:
 def _beside(root: Path, timeout: float) -> Iterator[None]:
     """Hold a lock file in the user's cache, for file systems that cannot lock a folder.
 
-    It knows no readers, and keeps apart only what this user runs on this machine.
+    It does not admit several readers, and separates only processes of this user on this machine.
     """
     import hashlib
 
@@ -145,12 +145,12 @@ def _busy(folder: Path, inode: int, timeout: float) -> TransactionError:
 
 
 def _holders(inode: int) -> list[str]:
-    """The processes that hold a flock on ``inode``, as far as the kernel tells."""
+    """The processes that hold a flock on ``inode``, as far as the kernel lists them."""
     try:
         lines = Path("/proc/locks").read_text().splitlines()
     except OSError:
         return []
-    found = []
+    holders = []
     for line in lines:
         fields = line.split()
         if len(fields) < 6 or fields[1] != "FLOCK" or not fields[5].endswith(f":{inode}"):
@@ -160,5 +160,5 @@ def _holders(inode: int) -> list[str]:
         except OSError:
             command = b""
         words = command.decode("utf-8", "replace").strip()[:120]
-        found.append(f"{fields[4]}: {words}" if words else fields[4])
-    return found
+        holders.append(f"{fields[4]}: {words}" if words else fields[4])
+    return holders

@@ -1,7 +1,7 @@
 """Reconstruct a lost ledger from the patches and RECORD, where it can be proven; pure.
 
 The patches are matched backwards: where undoing them gives a file whose hash the release's RECORD
-lists, that file was ours and nothing else was done to it.  Nothing is guessed."""
+lists, the overlay patched that file and nothing else changed it.  Nothing is guessed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rebuild(
 
     :param features: all that may have been applied, in their order.
     :param record: sha256 (hex) of the release's own files by path.
-    :raises LedgerError: naming every file of which it cannot be proven what it was before us.
+    :raises LedgerError: naming every file whose pristine bytes cannot be proven.
     """
     if record is None:
         raise LedgerError(
@@ -40,8 +40,8 @@ def rebuild(
             "checkout -- vllm), and remove the folder .vllm-overlay beside it"
         )
     changed = _changed(features, tree, record)
-    suspects = [one for one in features if changed & _patched_paths(one)]
-    undone = plan([_reversed(one) for one in reversed(suspects)], tree, release)
+    suspects = [feature for feature in features if changed & _patched_paths(feature)]
+    undone = plan([_reversed(feature) for feature in reversed(suspects)], tree, release)
     befores = {change.path: change.after or b"" for change in undone.changes}
     added, foreign = _added(features, tree, record)
     unproven = {path for path, data in befores.items() if record.get(path) != sha256(data)}
@@ -66,9 +66,9 @@ def rebuild(
 def _changed(features: Sequence[Feature], tree: Tree, record: Mapping[str, str]) -> set[str]:
     """Files that some feature patches and that differ from the release's own."""
     paths = {path for feature in features for path in _patched_paths(feature)}
-    found = {path: tree.read(path) for path in paths if path in record}
+    present = {path: tree.read(path) for path in paths if path in record}
     return {
-        path for path, data in found.items() if data is not None and sha256(data) != record[path]
+        path for path, data in present.items() if data is not None and sha256(data) != record[path]
     }
 
 
@@ -103,7 +103,10 @@ def _reversed(feature: Feature) -> Feature:
         topics=tuple(
             Topic(
                 topic.name,
-                tuple(Variant(one.releases, _reversed_patch(one.patch)) for one in topic.variants),
+                tuple(
+                    Variant(variant.releases, _reversed_patch(variant.patch))
+                    for variant in topic.variants
+                ),
             )
             for topic in reversed(feature.topics)
         ),
@@ -122,7 +125,7 @@ def _reversed_hunk(hunk: Hunk) -> Hunk:
         lines=tuple((swapped[op], text) for op, text in hunk.lines),
         pre_unfinished=hunk.post_unfinished,
         post_unfinished=hunk.pre_unfinished,
-        # What it puts back may well stand elsewhere too: RECORD proves the result.
+        # The lines that it puts back may be elsewhere too: RECORD proves the result.
         base_has=tuple(text for op, text in hunk.lines if op == "-"),
     )
 
@@ -139,7 +142,9 @@ def _folders(added: Sequence[str], record: Mapping[str, str]) -> tuple[str, ...]
         parts = folder.split("/")
         above |= {"/".join(parts[:depth]) for depth in range(1, len(parts))}
     return tuple(
-        sorted(one for one in above if not any(path.startswith(one + "/") for path in record))
+        sorted(
+            folder for folder in above if not any(path.startswith(folder + "/") for path in record)
+        )
     )
 
 

@@ -1,7 +1,7 @@
-"""Ends an interrupted transaction: finishes it, or undoes it.
+"""End an interrupted transaction: finish it, or undo it.
 
 Both directions replace each file atomically, can be interrupted themselves, and decide by the
-hashes of what lies on the disk:
+hashes of the files on the disk:
 
 * it can be *finished* where every file has its new bytes, or its old bytes while the new ones wait
   beside it;
@@ -26,8 +26,8 @@ from overlay.package import STATE_FOLDER
 from overlay.untrusted import UnfitFile, problem_of_owner, read_below, sha256
 
 
-class Stand(Enum):
-    """Which bytes a file has."""
+class Content(Enum):
+    """Bytes that a file of a transaction has."""
 
     BEFORE = "before"
     AFTER = "after"
@@ -54,7 +54,7 @@ def recover(root: Path, timeout: float = lock.TIMEOUT) -> str | None:
 
 
 def recover_locked(root: Path) -> str | None:
-    """As ``recover``, for whoever holds the target."""
+    """End an interrupted transaction, as ``recover`` does; the caller holds the exclusive lock."""
     begun = journal.read(root)
     if begun is None:
         try:
@@ -68,19 +68,20 @@ def recover_locked(root: Path) -> str | None:
     try:
         return _ended(root, begun)
     except OSError as error:
-        said = f"The interrupted {begun.action} could not be ended here. {state(root, begun)}"
-        raise unwritable(error, said) from error
+        outcome = f"The interrupted {begun.action} could not be ended here. {state(root, begun)}"
+        raise unwritable(error, outcome) from error
 
 
 def _ended(root: Path, begun: Journal) -> str:
-    """Finish or undo a transaction; what was done.
+    """Finish or undo a transaction.
 
+    :returns: what was done, in a sentence.
     :raises OSError: if the target cannot be written.
     """
-    stands = survey(root, begun)
-    foreign = [path for path, stand in stands.items() if stand is Stand.FOREIGN]
-    forward = can_finish(root, begun, stands)
-    back = can_undo(root, begun, stands)
+    contents = survey(root, begun)
+    foreign = [path for path, content in contents.items() if content is Content.FOREIGN]
+    forward = can_finish(root, begun, contents)
+    back = can_undo(root, begun, contents)
     if forward and (not foreign or not back):
         try:
             finish(root, begun)
@@ -96,7 +97,7 @@ def _ended(root: Path, begun: Journal) -> str:
     else:
         raise TransactionError(
             f"an interrupted {begun.action} can neither be finished nor undone: {root} is patched "
-            "in part, and what was kept beside its files is gone. Reinstall vLLM (pip install "
+            "in part, and the bytes kept beside its files are gone. Reinstall vLLM (pip install "
             f"--force-reinstall --no-deps ...) and remove {root / STATE_FOLDER}"
         )
     message = f"an interrupted {begun.action} was {done} in {root}"
@@ -149,44 +150,44 @@ def _require_plain(root: Path, begun: Journal) -> None:
                 )
 
 
-def survey(root: Path, begun: Journal) -> dict[str, Stand]:
-    """Which bytes every file of a transaction has."""
-    return {step.path: _stand(root, step) for step in begun.steps}
+def survey(root: Path, begun: Journal) -> dict[str, Content]:
+    """Find out which bytes every file of a transaction has, by path."""
+    return {step.path: _content(root, step) for step in begun.steps}
 
 
-def can_finish(root: Path, begun: Journal, stands: dict[str, Stand]) -> bool:
+def can_finish(root: Path, begun: Journal, contents: dict[str, Content]) -> bool:
     """Whether the new bytes of every file that still has its old ones wait beside it."""
     return all(
         step.after is None or _digest(root, step.new) == step.after
         for step in begun.steps
-        if stands[step.path] is Stand.BEFORE
+        if contents[step.path] is Content.BEFORE
     )
 
 
-def can_undo(root: Path, begun: Journal, stands: dict[str, Stand]) -> bool:
+def can_undo(root: Path, begun: Journal, contents: dict[str, Content]) -> bool:
     """Whether the old bytes of every file that has its new ones are kept beside it."""
     return all(
         step.before is None or _digest(root, step.old) == step.before
         for step in begun.steps
-        if stands[step.path] is Stand.AFTER
+        if contents[step.path] is Content.AFTER
     )
 
 
 def finish(root: Path, begun: Journal) -> None:
-    """Bring every file to its new bytes, then forget the old ones."""
-    stands = survey(root, begun)
-    # Bytecode goes first: where it cannot, nothing was touched yet, and undoing is easy.
+    """Give every file its new bytes, then remove what was kept beside it, and the journal."""
+    contents = survey(root, begun)
+    # Bytecode goes first: where it cannot be removed, no file was replaced yet.
     for step in begun.steps:
-        if stands[step.path] is Stand.BEFORE:
+        if contents[step.path] is Content.BEFORE:
             _drop_bytecode(root, step, step.new if step.after else None)
-        elif stands[step.path] is Stand.AFTER:
+        elif contents[step.path] is Content.AFTER:
             _drop_bytecode(root, step, step.path if step.after else None)
     for step in begun.steps:
-        if _stand(root, step) is not Stand.BEFORE:
+        if _content(root, step) is not Content.BEFORE:
             continue
         if step.after is None:
             files.remove(root, step.path)
-            # Once more, for somebody may have imported it meanwhile.
+            # Once more: somebody may have imported the module meanwhile.
             _drop_bytecode(root, step, None)
         else:
             files.replace(root, step.new, step.path)
@@ -201,9 +202,9 @@ def finish(root: Path, begun: Journal) -> None:
 
 
 def undo(root: Path, begun: Journal) -> None:
-    """Bring every file back to its old bytes, then forget the new ones."""
-    stands = survey(root, begun)
-    taken = [step for step in reversed(begun.steps) if stands[step.path] is Stand.AFTER]
+    """Give every file its old bytes back, then remove the journal."""
+    contents = survey(root, begun)
+    taken = [step for step in reversed(begun.steps) if contents[step.path] is Content.AFTER]
     # Delete the staged files first, so that a crash here can only be rolled back.
     for step in begun.steps:
         files.remove(root, step.new)
@@ -225,21 +226,21 @@ def undo(root: Path, begun: Journal) -> None:
 
 
 def state(root: Path, begun: Journal | None = None) -> str:
-    """Say in a sentence which state ``root`` is in now that a transaction stopped.
+    """Describe the state of ``root`` after a transaction stopped, in a sentence.
 
-    :param begun: the transaction; the one that the journal tells of, if left out.
+    :param begun: the transaction; default: that of the journal.
     """
     try:
         begun = begun or journal.read(root)
-        stands = set() if begun is None else set(survey(root, begun).values())
+        contents = set() if begun is None else set(survey(root, begun).values())
     except (OSError, LedgerError):
-        return "What stands there cannot be told, for it cannot be read."
+        return "The state of the target is unknown, because it cannot be read."
     if begun is None:
         return "The target is whole."
     rest = "; the next overlay command cleans up" if journal.pending(root) else ""
-    if stands == {Stand.AFTER}:
+    if contents == {Content.AFTER}:
         return f"The {begun.action} is complete{rest}."
-    if stands == {Stand.BEFORE}:
+    if contents == {Content.BEFORE}:
         return f"The target is as it was before the {begun.action}{rest}."
     return (
         "The target is between two states; the next overlay command that can write there ends "
@@ -247,15 +248,15 @@ def state(root: Path, begun: Journal | None = None) -> str:
     )
 
 
-def _stand(root: Path, step: Step) -> Stand:
+def _content(root: Path, step: Step) -> Content:
     digest = _digest(root, step.path)
     if digest == step.after:
-        return Stand.AFTER
-    return Stand.BEFORE if digest == step.before else Stand.FOREIGN
+        return Content.AFTER
+    return Content.BEFORE if digest == step.before else Content.FOREIGN
 
 
 def _digest(root: Path, path: str) -> str | None:
-    """The sha256 of a file; ``None`` where there is none, and no sha256 of anything else."""
+    """The sha256 of a file; ``None`` for no file, and words for anything that is not a file."""
     try:
         data = read_below(root, path)
     except UnfitFile:
@@ -264,7 +265,7 @@ def _digest(root: Path, path: str) -> str | None:
 
 
 def sync(root: Path, begun: Journal) -> None:
-    """Bring the names in every folder that a transaction touches to the disk."""
+    """Sync every folder in which a transaction changes names."""
     for folder in sorted({step.path.rpartition("/")[0] for step in begun.steps}):
         files.sync_folder(root, folder)
 

@@ -1,4 +1,4 @@
-"""The files of a target as a transaction sees them: where they really lie, and their forms."""
+"""Resolve and read the files of a target for a transaction, refusing links that leave it."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Site:
 
     @property
     def owner(self) -> files.Owner | None:
-        """Whom new files of the overlay belong to: the owner of ``vllm/``, where we may say so."""
-        found = files.form(self.root, "vllm")
-        return found.owner if found else None
+        """Owner of new files: that of ``vllm/``, where this process may set it."""
+        package = files.form(self.root, "vllm")
+        return package.owner if package else None
 
     def real(self, path: str) -> str:
         """``path`` with the links inside the target resolved.
@@ -84,7 +84,7 @@ class Site:
     def state_files(self) -> set[str]:
         """The overlay's own files that are there: ledger, ``.gitignore`` and pristine copies.
 
-        What else lies in the folder is somebody else's and is left alone.
+        Anything else in the folder is somebody else's and is left alone.
         """
         paths = {LEDGER_PATH, IGNORE_PATH} | {
             path
@@ -109,13 +109,13 @@ class Site:
         return None if folder_problem(real) else real
 
     def form(self, path: str) -> files.Form:
-        """The form that ``path``, which holds no link, has, or shall have where it is new."""
+        """The form of ``path``, which holds no link; where it is new, the form that it will get."""
         return files.form(self.root, path) or files.inherited(self.root, path.rpartition("/")[0])
 
     def missing_folders(self, path: str) -> list[str]:
         """The folders above ``path`` that are not there, outermost first.
 
-        :raises TransactionError: if something else than a folder stands in their place.
+        :raises TransactionError: if something other than a folder is in their place.
         """
         missing: list[str] = []
         folder = path.rpartition("/")[0]
@@ -158,20 +158,20 @@ def foreign_state(root: Path) -> str | None:
         owner = os.lstat(root / "vllm").st_uid
         problem = problem_of_owner(root / STATE_FOLDER, allow_group=True, trusted=(owner,))
     except OSError:
-        return None  # nothing is there, or what is there is told by whoever reads it
+        return None  # nothing is there, or whoever reads it reports the error
     return problem and f"{problem}; what it says of this vLLM may not be true"
 
 
 def unwritable(error: OSError, state: str) -> TransactionError:
     """The error to end a command with where the operating system refused something.
 
-    :param state: in a sentence, what stands in the target now.
+    :param state: the state of the target now, in a sentence.
     """
     return TransactionError(f"{described(error)}. {state}{_belongs(error)}")
 
 
 def _belongs(error: OSError) -> str:
-    """Whose the place is where permission is missing."""
+    """Name the owner of the place where permission is missing."""
     if error.errno not in (errno.EACCES, errno.EPERM) or error.filename is None:
         return ""
     place = Path(os.fsdecode(error.filename))

@@ -14,7 +14,7 @@ from overlay.on_disk.changes import Rebuilt, Request, to_adopt, to_apply, to_rev
 from overlay.on_disk.journal import Journal
 from overlay.on_disk.site import Site, require_plain_state, unwritable
 from overlay.on_disk.writes import Intent
-from overlay.results import Plan
+from overlay.results import Change, Plan
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,7 @@ def revert(
     record_file: Path | None = None,
     rebuild: Callable[[], Rebuilt] | None = None,
     basis: str | None = None,
+    edits: Sequence[Change] = (),
     timeout: float = lock.TIMEOUT,
 ) -> Outcome:
     """Bring the target in ``root`` back to its pristine bytes, and remove all that was added.
@@ -102,13 +103,19 @@ def revert(
     :param record_file: RECORD, where one lies beside ``vllm/``; for a ledger that is lost.
     :param rebuild: reconstructs a ledger that is lost (``overlay.on_disk.rebuild.rebuild``).
     :param basis: as for ``apply``: digest of the ledger that is to be reverted.
+    :param edits: edited files that are saved elsewhere, from their present bytes to the pristine
+        ones, which are put back as well.
     :param timeout: seconds to wait for other commands.
     :raises PlanOutdated: if the ledger is another one by now.
     :raises RevertRefused: if somebody edited a file after the overlay applied; nothing was changed.
     :raises TransactionError: as ``apply``.
     :raises LedgerError: if the ledger or a pristine copy is damaged.
     """
-    return _run(root, lambda site: to_revert(site, release, record_file, rebuild, basis), timeout)
+
+    def compute(site: Site) -> Intent:
+        return to_revert(site, release, record_file, rebuild, basis, edits)
+
+    return _run(root, compute, timeout)
 
 
 def adopt(

@@ -1,4 +1,4 @@
-"""A transaction that is ready to be written: every write, in order."""
+"""Order the writes of a transaction, and build its journal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Write:
 class Intent:
     """A transaction that is ready to be written.
 
-    :ivar writes: in the order in which they are taken; none, and there is nothing to do.
+    :ivar writes: in the order in which they are made; none: there is nothing to do.
     :ivar changed: the files of vLLM among them, as the ledger calls them.
     """
 
@@ -60,7 +60,7 @@ def assemble(
 
     :param old: the present ledger; :param new: the next one, ``None``: everything is removed.
     :param changed: the files of vLLM among the writes, as the ledger calls them.
-    :param left_alone: files that the ledger lists and has no claim on.
+    :param left_alone: files that a void ledger lists and no longer owns.
     :raises TransactionError: if two writes are to one file.
     """
     counted = Counter(write.path for write in writes)
@@ -77,7 +77,7 @@ def assemble(
             made |= dict.fromkeys(site.missing_folders(write.path))
     kept = set(new.folders) if new else set()
     left = [folder for folder in (old.folders if old else ()) if folder not in kept]
-    # Links inside the target are resolved; a folder that leads out of it is not ours to remove.
+    # Links inside the target are resolved; a folder that leads out of it is not removed.
     dropped = [real for folder in left if (real := site.real_folder(folder))]
     return Intent(
         action=action,

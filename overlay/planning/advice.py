@@ -32,11 +32,16 @@ def for_hunk(
     *,
     misplaced: bool,
     original: bool | None,
+    release: Version | None = None,
 ) -> str | None:
     """What to do about a hunk that does not fit; ``None`` where its state alone tells it.
 
+    More context ends an ambiguity; a port finds what was renamed, merges what was edited, and
+    retires what upstream has in another form.
+
     :param misplaced: its lines are in the file, but in another scope.
     :param original: whether the file is the release's own; ``None`` where that is not known.
+    :param release: the release of the target; ``None`` where it is not known.
     """
     place = f"{patch.name}:{hunk.patch_line}"
     if feature.shipped:
@@ -46,12 +51,15 @@ def for_hunk(
     elif state is State.AMBIGUOUS:
         step = f"give the hunk in {place} more context lines, or a narrower scope"
     elif state is State.MISSING or misplaced:
-        step = (
-            f"correct the scope in {place}; where the release has renamed it, give the patch a "
-            "variant for this release"
-        )
+        port = _port(feature, patch, release)
+        step = f"correct the scope in {place}; where the release has renamed it, {port}"
     else:
-        step = f"give the patch a variant for this release, or correct the hunk in {place}"
+        step = _port(feature, patch, release)
+        if release is not None and not release.is_prerelease:
+            step += (
+                "; where upstream has the change in another form, "
+                f'merged = "{release.public}" in feature.toml retires it'
+            )
     if original is False:
         return f"if somebody edited this file, reinstall vLLM; otherwise {step}"
     return step
@@ -66,11 +74,27 @@ def for_part(feature: Feature, release: Version | None) -> str | None:
     return f"`overlay port {feature.id} {release}` makes a variant of what is left"
 
 
-def for_missing_file(feature: Feature, patch: Patch) -> str | None:
-    """What to do about a patch of a file that is not there."""
+def for_missing_file(feature: Feature, patch: Patch, release: Version | None = None) -> str | None:
+    """What to do about a patch of a file that is not there.
+
+    :param release: the release of the target; ``None`` where it is not known.
+    """
     if feature.shipped:
         return None
-    return f"correct the path in {patch.name}, or give the patch a variant for this release"
+    step = _port(feature, patch, release)
+    return f"correct the path in {patch.name}; where the release has moved the file, {step}"
+
+
+def _port(feature: Feature, patch: Patch, release: Version | None) -> str:
+    """How a variant for a release is made."""
+    if release is None or release.is_prerelease:
+        return "give the patch a variant for this release"
+    port = f"`overlay port {feature.id} {release.public}` carries it there"
+    variants = (variant for topic in feature.topics for variant in topic.variants)
+    if any(variant.patch is patch and release in variant.releases for variant in variants):
+        # A port leaves what a range promises already as it is.
+        return f"let the range of {patch.name} end before {release.public}; then {port}"
+    return port
 
 
 def for_module(feature: Feature, path: str) -> str:

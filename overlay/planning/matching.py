@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from overlay.features.model import MODULE_SCOPE, Hunk
 from overlay.planning.scopes import Scopes
 from overlay.planning.text import Edit
 from overlay.results import HunkResult, Reason, State
 
-#: Characters without blanks that make a line tell something: shorter ones stand everywhere.
+#: Least number of characters, blanks aside, of a line that identifies a change: shorter lines are
+#: in every file.
 TELLING = 6
 
 
@@ -21,8 +22,8 @@ def match(
     It matches where its whole pre-image is inside its scope, white space included, at any
     line.  A pre-image that lies inside a post-image is the applied hunk's own context and does
     not count, otherwise an insertion at the edge of a hunk would be applied again and again.  Nor
-    does it match where every line that it adds to its base stands in the scope already: upstream
-    has the change, with lines between, and it would be made twice.
+    does it match where every line that it adds to its base is in the scope already: upstream has
+    the change, with lines between, and it would be made twice.
 
     :param lines: the lines of the text without their ends.
     :param scopes: the places of its scopes (``overlay.planning.scopes.find``).
@@ -33,9 +34,7 @@ def match(
     """
     ranges = scopes.get(hunk.scope)
     if not ranges:
-        return HunkResult(
-            hunk.scope, State.MISSING, reason=Reason(_why_missing(hunk, lines, scopes))
-        )
+        return HunkResult(hunk.scope, State.MISSING, reason=_why_missing(hunk, lines, scopes))
     pre, post = hunk.pre, hunk.post
     posts = _places(hunk, post, hunk.post_unfinished, lines, ranges, final_newline)
     pres = [
@@ -52,13 +51,14 @@ def match(
         candidates = tuple(start + 1 for start in pres)
         why = (
             f"expected its {len(pre)} lines before the change once in {hunk.scope}, found them "
-            f"{len(pres)} times, at lines {', '.join(map(str, candidates))}"
+            f"{len(pres)} times"
         )
-        return HunkResult(hunk.scope, State.AMBIGUOUS, candidates[0], Reason(why), candidates)
+        reason = Reason(f"{why}, at lines {', '.join(map(str, candidates))}", cause=why)
+        return HunkResult(hunk.scope, State.AMBIGUOUS, candidates[0], reason, candidates)
     if posts:
         return HunkResult(hunk.scope, State.UPSTREAMED, line=posts[0] + 1)
-    line, why = _why_drifted(hunk, lines, scopes, final_newline)
-    return HunkResult(hunk.scope, State.DRIFTED, line=line, reason=Reason(why))
+    line, reason = _why_drifted(hunk, lines, scopes, final_newline)
+    return HunkResult(hunk.scope, State.DRIFTED, line=line, reason=reason)
 
 
 def new_lines(hunk: Hunk, known: Iterable[str] = ()) -> tuple[str, ...]:
@@ -78,15 +78,15 @@ def new_lines(hunk: Hunk, known: Iterable[str] = ()) -> tuple[str, ...]:
 
 
 def share_of(wanted: Sequence[str], lines: Iterable[str]) -> float:
-    """How much of ``wanted`` stands among ``lines``, indentation aside: 0 to 1; 0 of nothing."""
+    """Share of ``wanted`` that is among ``lines``, indentation aside: 0 to 1; 0 of nothing."""
     there = {line.strip() for line in lines}
     return sum(line in there for line in wanted) / len(wanted) if wanted else 0.0
 
 
 def _torn_apart(hunk: Hunk, lines: Sequence[str], ranges: Sequence[range]) -> Reason | None:
-    """Why a hunk whose pre-image stands may be in the text already, or ``None``.
+    """Why a hunk whose pre-image is there may be in the text already, or ``None``.
 
-    Where its base is not known, its lines may have stood there before: they tell nothing then.
+    Where its base is not known, its lines may have been there before, and prove nothing.
     """
     if hunk.base_has is None:
         return None
@@ -144,11 +144,11 @@ def _places(
     A hunk that mentions the newline at the end of the file lands there or nowhere, with the
     newline as it says.
     """
-    found = {start for scope in ranges for start in _occurrences(image, lines, scope)}
+    starts = {start for scope in ranges for start in _occurrences(image, lines, scope)}
     if hunk.pre_unfinished or hunk.post_unfinished:
         at_end = len(lines) - len(image)
-        found &= {at_end} if final_newline is not unfinished else set()
-    return sorted(found)
+        starts &= {at_end} if final_newline is not unfinished else set()
+    return sorted(starts)
 
 
 def _occurrences(image: Sequence[str], lines: Sequence[str], scope: range) -> Iterator[int]:
@@ -187,17 +187,31 @@ def misplaced(hunk: Hunk, lines: Sequence[str], scopes: Scopes) -> bool:
     return next(inside, None) is None and _elsewhere(hunk, lines, scopes) is not None
 
 
-def _elsewhere(hunk: Hunk, lines: Sequence[str], scopes: Scopes) -> str | None:
+def _numbered(words: Callable[[Callable[[int], str]], str]) -> Reason:
+    """The reason that ``words`` gives with line numbers, and without them for its cause.
+
+    :param words: makes the text; it is given what writes a line number.
+    """
+    return Reason(words(str), cause=words(lambda _: "..."))
+
+
+def _elsewhere(hunk: Hunk, lines: Sequence[str], scopes: Scopes) -> Reason | None:
     """Where the pre-image is outside the scope, in words."""
-    found = list(_occurrences(hunk.pre, lines, range(len(lines))))
-    if not found:
+    places = list(_occurrences(hunk.pre, lines, range(len(lines))))
+    if not places:
         return None
-    places = [f"line {at + 1}, in {innermost_scope(at, len(hunk.pre), scopes)}" for at in found[:3]]
-    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-    return f"its lines are at {'; '.join(places)}{more}"
+    named = [(at, innermost_scope(at, len(hunk.pre), scopes)) for at in places[:3]]
+    more = f" and {len(places) - 3} more" if len(places) > 3 else ""
+    return _numbered(
+        lambda line: (
+            "its lines are at "
+            + "; ".join(f"line {line(at + 1)}, in {scope}" for at, scope in named)
+            + more
+        )
+    )
 
 
-def _why_missing(hunk: Hunk, lines: Sequence[str], scopes: Scopes) -> str:
+def _why_missing(hunk: Hunk, lines: Sequence[str], scopes: Scopes) -> Reason:
     """Why a scope is missing, with the names that it may have now."""
     from difflib import get_close_matches  # only where something is wrong
 
@@ -209,33 +223,40 @@ def _why_missing(hunk: Hunk, lines: Sequence[str], scopes: Scopes) -> str:
     if similar:
         why += f"; similar ones are {', '.join(similar)}"
     elsewhere = _elsewhere(hunk, lines, scopes)
-    return f"{why}; {elsewhere}" if elsewhere else why
+    if elsewhere is None:
+        return Reason(why)
+    return Reason(f"{why}; {elsewhere.text}", cause=f"{why}; {elsewhere.common}")
 
 
 def _why_drifted(
     hunk: Hunk, lines: Sequence[str], scopes: Scopes, final_newline: bool
-) -> tuple[int | None, str]:
+) -> tuple[int | None, Reason]:
     """The nearest place (1-based line) and what differs there."""
     if hunk.pre_unfinished or hunk.post_unfinished:
         ends = "with" if final_newline else "without"
         expected = "without" if hunk.pre_unfinished else "with"
         if tuple(lines[-len(hunk.pre) :]) == hunk.pre:
-            return (
-                len(lines),
-                f"expected a file that ends {expected} a newline, found one that ends {ends} one",
-            )
-        for at in _occurrences(hunk.pre, lines, range(len(lines))):
-            return at + 1, (
-                "expected its lines at the end of the file, because it says whether that has a "
-                f"newline; found them at line {at + 1}, before the end"
+            why = f"expected a file that ends {expected} a newline, found one that ends {ends} one"
+            return len(lines), Reason(why)
+        early = next(_occurrences(hunk.pre, lines, range(len(lines))), None)
+        if early is not None:
+            place = early + 1
+            return place, _numbered(
+                lambda line: (
+                    "expected its lines at the end of the file, because it says whether that has "
+                    f"a newline; found them at line {line(place)}, before the end"
+                )
             )
     elsewhere = _elsewhere(hunk, lines, scopes)
     if elsewhere is not None and hunk.scope != MODULE_SCOPE:
-        return None, f"expected its lines in {hunk.scope}, but {elsewhere}"
+        why = f"expected its lines in {hunk.scope}, but "
+        return None, Reason(f"{why}{elsewhere.text}", cause=f"{why}{elsewhere.common}")
     return _nearest(hunk, lines, scopes[hunk.scope])
 
 
-def _nearest(hunk: Hunk, lines: Sequence[str], ranges: Sequence[range]) -> tuple[int | None, str]:
+def _nearest(
+    hunk: Hunk, lines: Sequence[str], ranges: Sequence[range]
+) -> tuple[int | None, Reason]:
     """The alignment of the pre-image that shares most lines with a scope, and where it breaks."""
     pre = hunk.pre
     positions: dict[str, list[int]] = {}
@@ -254,7 +275,7 @@ def _nearest(hunk: Hunk, lines: Sequence[str], ranges: Sequence[range]) -> tuple
 
     start = max(hits, key=value, default=None)
     if start is None or value(start)[0] == 0:
-        return None, (
+        return None, Reason(
             f"expected {len(pre)} lines, such as {_first_telling(pre)!r}, in {hunk.scope}, found "
             "none of them there: the code was rewritten or moved"
         )
@@ -267,9 +288,13 @@ def _nearest(hunk: Hunk, lines: Sequence[str], ranges: Sequence[range]) -> tuple
         if "".join(lines[place].split()) == "".join(pre[leading].split()):
             found += " (only white space differs)"
     first = next(start + index for index in sorted(hits[start])) + 1
-    return first, (
-        f"the nearest place is line {first}: {len(hits[start])} of {len(pre)} lines stand there, "
-        f"the first {leading} without a gap; expected {pre[leading]!r} at line {place + 1}, {found}"
+    there = len(hits[start])
+    return first, _numbered(
+        lambda line: (
+            f"the nearest place is line {line(first)}: {there} of {len(pre)} lines stand there, "
+            f"the first {leading} without a gap; expected {pre[leading]!r} at line "
+            f"{line(place + 1)}, {found}"
+        )
     )
 
 

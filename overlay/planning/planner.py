@@ -182,15 +182,15 @@ class _Planner:
             return
         told = f"upstream took {theirs} of {len(hunks)} hunks"
         draft.notes.append(told)
-        reason = Reason(f"the release has a part of the change: {told}")
-        reason = reason._replace(next_step=advice.for_part(draft.feature, self.release))
+        next_step = advice.for_part(draft.feature, self.release)
+        reason = Reason(f"the release has a part of the change: {told}", next_step)
         draft.files = [
             file._replace(reason=reason)
             if file.state is State.PARTIAL and file.reason is None
             else file
             for file in draft.files
         ]
-        draft.next_step = reason.next_step
+        draft.next_step = next_step
 
     def _add_unmet(self, draft: _Draft, shown: Evidence) -> None:
         """Give a feature without patches the places where the release should have it."""
@@ -275,7 +275,8 @@ class _Planner:
 
     def _best(self, draft: _Draft, topic: Topic) -> tuple[Attempt, list[_Step]]:
         """The variant that fits: all of it pristine, all of it there, or the nearest."""
-        attempts = [self._attempt(draft, v.patch) for v in _fitting(topic, self.release)]
+        variants = _by_distance(topic, self.release)
+        attempts = [self._attempt(draft, v.patch) for v in variants if not v.patch.retired]
         order = {State.PRISTINE: 0, State.UPSTREAMED: 1}
 
         def misfit(tried: tuple[Attempt, list[_Step]]) -> tuple[int, int]:
@@ -296,7 +297,7 @@ class _Planner:
             result = self._judge(draft, patch, hunk, data, clashes)
             return self._advised(draft.feature, patch, hunk, data, result)
 
-        missing_step = advice.for_missing_file(draft.feature, patch)
+        missing_step = advice.for_missing_file(draft.feature, patch, self.release)
         data = self.sequence.current(patch.path)
         return attempt(patch, data, self.texts, judge, missing_step), clashes
 
@@ -338,8 +339,9 @@ class _Planner:
             result.state,
             misplaced=self.texts.misplaced(hunk, data),
             original=self.provenance.original(patch.path),
+            release=self.release,
         )
-        return result._replace(reason=Reason(reason.text, next_step))
+        return result._replace(reason=reason._replace(next_step=next_step))
 
     # Keeping
 
@@ -388,11 +390,6 @@ class _Planner:
 
 def _drifted(path: str, patch: str | None, reason: Reason) -> FileResult:
     return FileResult(path, State.DRIFTED, patch, (), reason)
-
-
-def _fitting(topic: Topic, release: Version | None) -> Iterable[Variant]:
-    """The variants that are not retired, the most likely first."""
-    return (variant for variant in _by_distance(topic, release) if not variant.patch.retired)
 
 
 def _by_distance(topic: Topic, release: Version | None) -> Iterable[Variant]:

@@ -16,7 +16,7 @@ _MARKS = (("Genesis", re.compile(rb"#[ \t]*\[Genesis\b[^\]\n]*\]")),)
 class Provenance:
     """Origin of the files of a tree.
 
-    :param tree: the tree without our patches.
+    :param tree: the tree without the overlay's patches.
     :param record: sha256 (hex) of the release's own files by path; ``None`` where there is none,
         and then every file counts as its own.
     """
@@ -31,13 +31,13 @@ class Provenance:
         self._used.add(path)
 
     def foreign(self, path: str) -> str | None:
-        """Why a file is not the release's own; ``None`` where it is, or no RECORD can tell."""
+        """Why a file is not the release's own; ``None`` where it is, or without a RECORD."""
         if path not in self._foreign:
             self._foreign[path] = self._look(path)
         return self._foreign[path]
 
     def original(self, path: str) -> bool | None:
-        """Whether a file is the release's own; ``None`` where there is no RECORD to tell."""
+        """Whether a file is the release's own; ``None`` where there is no RECORD."""
         return None if self._record is None else self.foreign(path) is None
 
     def notices(self) -> tuple[Notice, ...]:
@@ -54,14 +54,14 @@ class Provenance:
         data = self._tree.read(path)
         if data is None:
             return None
-        expected, found = self._record.get(path), sha256(data)
-        if expected == found:
+        expected, present = self._record.get(path), sha256(data)
+        if expected == present:
             return None
         what = (
             "it is not the release's own file: the RECORD does not list it"
             if expected is None
             else "it is not the release's own file: expected the sha256 "
-            f"{expected[:12]}... of the RECORD, found {found[:12]}..."
+            f"{expected[:12]}... of the RECORD, found {present[:12]}..."
         )
         patcher = other_patcher(data)
         return f"{what}, with {patcher}" if patcher else what
@@ -70,8 +70,8 @@ class Provenance:
 def other_patcher(data: bytes) -> str | None:
     """The known patcher whose mark is in a file, with the line, in words."""
     for name, mark in _MARKS:
-        found = mark.search(data)
-        if found is not None:
-            line = data.count(b"\n", 0, found.start()) + 1
+        match = mark.search(data)
+        if match is not None:
+            line = data[: match.start()].count(b"\n") + 1
             return f"a mark of {name} at line {line}"
     return None

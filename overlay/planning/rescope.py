@@ -36,7 +36,7 @@ def rescope(
     ordered = sorted(edits, key=lambda edit: (edit.start, edit.stop))
     if list(after) != _edited(before, ordered) or _odd(before) or _odd(after):
         return None
-    places = [(name, place) for name, found in scopes.items() for place in found]
+    places = [(name, place) for name, ranges in scopes.items() for place in ranges]
     chosen = _definitions_around(ordered, places)
     if chosen is None or not all(_stands_alone(before, place, places) for _, place in chosen):
         return None
@@ -49,10 +49,10 @@ def rescope(
             moved += parsed
     except UnparsableError:
         return None  # parsing the whole text gives the better error
-    found: dict[str, list[range]] = {}
-    for name, place in sorted(moved, key=lambda one: (one[0] != MODULE_SCOPE, one[1].start)):
-        found.setdefault(name, []).append(place)
-    return found
+    derived: dict[str, list[range]] = {}
+    for name, place in sorted(moved, key=lambda entry: (entry[0] != MODULE_SCOPE, entry[1].start)):
+        derived.setdefault(name, []).append(place)
+    return derived
 
 
 def _odd(lines: Sequence[str]) -> bool:
@@ -83,16 +83,16 @@ def _definitions_around(edits: Sequence[Edit], places: Sequence[_Place]) -> list
         ]
         if not around:
             return None
-        chosen.append(min(around, key=lambda one: len(one[1])))
+        chosen.append(min(around, key=lambda place: len(place[1])))
     return [
-        one
-        for one in dict.fromkeys(chosen)
-        if not any(other != one and _inside(one, other) for other in chosen)
+        place
+        for place in dict.fromkeys(chosen)
+        if not any(other != place and _inside(place, other) for other in chosen)
     ]
 
 
-def _inside(one: _Place, other: _Place) -> bool:
-    return other[1].start <= one[1].start and one[1].stop <= other[1].stop
+def _inside(place: _Place, other: _Place) -> bool:
+    return other[1].start <= place[1].start and place[1].stop <= other[1].stop
 
 
 def _stands_alone(lines: Sequence[str], chosen: range, places: Sequence[_Place]) -> bool:
@@ -118,7 +118,7 @@ def _moved(
     return [
         (name, _shifted(place, edits))
         for name, place in places
-        if name == MODULE_SCOPE or not any(_inside((name, place), one) for one in chosen)
+        if name == MODULE_SCOPE or not any(_inside((name, place), other) for other in chosen)
     ]
 
 
@@ -135,16 +135,16 @@ def _parsed(name: str, place: range, lines: Sequence[str]) -> list[_Place] | Non
     text = list(lines[place.start : place.stop])
     indented = text[0][:1].isspace()
     offset = place.start - indented
-    found = find(["if 1:", *text] if indented else text)
+    scopes = find(["if 1:", *text] if indented else text)
     outer, _, last = name.rpartition(".")
-    if list(found.get(last, ())) != [range(indented, indented + len(text))]:
+    if list(scopes.get(last, ())) != [range(indented, indented + len(text))]:
         return None
     prefix = f"{outer}." if outer else ""
-    return list(_named(prefix, offset, found))
+    return list(_named(prefix, offset, scopes))
 
 
-def _named(prefix: str, offset: int, found: Scopes) -> Iterator[_Place]:
-    for name, places in found.items():
+def _named(prefix: str, offset: int, scopes: Scopes) -> Iterator[_Place]:
+    for name, places in scopes.items():
         if name != MODULE_SCOPE:
             for place in places:
                 yield prefix + name, range(place.start + offset, place.stop + offset)

@@ -38,7 +38,7 @@ def find(lines: Sequence[str]) -> dict[str, list[range]]:
     to_ours = [
         index for index, line in enumerate(python_lines) for _ in range(line.count("\n") + 1)
     ]
-    found: dict[str, list[range]] = {MODULE_SCOPE: [range(len(lines))]}
+    places: dict[str, list[range]] = {MODULE_SCOPE: [range(len(lines))]}
     for name, node in _definitions(tree, ""):
         start = to_ours[node.lineno - 1]
         if node.decorator_list:
@@ -48,8 +48,8 @@ def find(lines: Sequence[str]) -> dict[str, list[range]]:
         assert node.end_lineno is not None  # the parser sets it, only hand-made trees lack it
         header = lines[to_ours[node.lineno - 1]]
         stop = _reach(lines, to_ours[node.end_lineno - 1] + 1, _indent(header))
-        found.setdefault(name, []).append(range(start, stop))
-    return found
+        places.setdefault(name, []).append(range(start, stop))
+    return places
 
 
 class Syntax:
@@ -159,14 +159,14 @@ def _blocks(node: ast.AST) -> list[ast.AST]:
 
     Expressions hold no definitions; leaving them out is what makes the walk cheap.
     """
-    found: list[ast.AST] = []
+    nodes: list[ast.AST] = []
     kind = type(node)
     if kind not in _FIELDS:
         _FIELDS[kind] = _fields(kind)
     for field in _FIELDS[kind]:
-        found += getattr(node, field)
-    found.reverse()
-    return found
+        nodes += getattr(node, field)
+    nodes.reverse()
+    return nodes
 
 
 def _fields(kind: type[ast.AST]) -> tuple[str, ...]:

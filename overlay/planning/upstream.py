@@ -53,12 +53,12 @@ def evidence(feature: Feature, release: Version | None, scope_lines: ScopeLines)
     missing = [test for test in texts if not _contains(test, scope_lines)]
     if missing:
         return Evidence(False, "; ".join(map(_named, missing)))
-    found, wanted = _counted(lined, scope_lines)
-    if lined and found < wanted * min(test.share for test in lined):
-        return Evidence(False, f"{found} of the {wanted} lines of the change are in their scopes")
+    there, wanted = _counted(lined, scope_lines)
+    if lined and there < wanted * min(test.share for test in lined):
+        return Evidence(False, f"{there} of the {wanted} lines of the change are in their scopes")
     said = [f"{_named(test)}" for test in texts]
     if lined:
-        said.append(f"{found} of the {wanted} lines of the change are in their scopes")
+        said.append(f"{there} of the {wanted} lines of the change are in their scopes")
     return Evidence(bool(said), "; ".join(said))
 
 
@@ -82,13 +82,13 @@ def _contains(test: UpstreamTest, scope_lines: ScopeLines) -> bool:
 
 
 def _counted(tests: Sequence[UpstreamTest], scope_lines: ScopeLines) -> tuple[int, int]:
-    """How many lines of the tests stand in their scopes, and how many there are."""
-    found = wanted = 0
+    """How many lines of the tests are in their scopes, and how many lines the tests have."""
+    there = wanted = 0
     for test in tests:
         wanted += len(test.lines)
         shares = (share_of(test.lines, lines) for lines in scope_lines(test.path, test.scope))
-        found += round(max(shares, default=0.0) * len(test.lines))
-    return found, wanted
+        there += round(max(shares, default=0.0) * len(test.lines))
+    return there, wanted
 
 
 def _named(test: UpstreamTest) -> str:

@@ -29,7 +29,7 @@ for group in alive:
 
 
 class Guard:
-    """Sees to it that no engine outlives this process, however that ends.
+    """Ends all engines with this process, however that ends.
 
     An engine that was stopped while another measures would otherwise keep its GPU for ever.
     """
@@ -52,7 +52,7 @@ class Guard:
             self._process.stdin.flush()
 
     def close(self) -> None:
-        """End it; whoever has not ended is killed."""
+        """End it; engines that have not ended are killed."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
@@ -89,19 +89,19 @@ def run_child(
         said = output.read()
     with log.open("a") as stream:  # vLLM logs to standard output
         stream.write(said)
-    found = last_result(said)
-    if found is None:
+    result = last_result(said)
+    if result is None:
         return {"failed": status, "output": (log.read_text(errors="replace"))[-1500:]}
-    return found if status == 0 else found | {"ended": status}
+    return result if status == 0 else result | {"ended": status}
 
 
 def last_result(said: str) -> dict[str, Any] | None:
-    """The last RESULT that is whole; an engine may be killed while it writes one."""
+    """Find the last RESULT that is whole; an engine may be killed while it writes one."""
     for line in reversed(said.splitlines()):
         if line.startswith("RESULT "):
             with contextlib.suppress(json.JSONDecodeError):
-                found: dict[str, Any] = json.loads(line[7:])
-                return found
+                result: dict[str, Any] = json.loads(line[7:])
+                return result
     return None
 
 

@@ -38,7 +38,7 @@ def runner_environment(runner: str | None) -> dict[str, str]:
 
 
 def base_environment(workers: int) -> dict[str, str]:
-    """What every run wants, unless its spec or its surroundings say otherwise.
+    """Environment variables of every run, unless its spec or its surroundings say otherwise.
 
     The engine core stays in the main process, where its scheduler can be watched; of the CPU's
     memory it takes 1 GiB for the KV cache instead of a share of all there is.
@@ -120,15 +120,15 @@ def external_id(request_id: str) -> str:
 
 def read_metrics(llm: Any) -> dict[str, Any]:
     """The engine's counters, summed over data-parallel ranks."""
-    found: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
     for metric in llm.get_metrics():
         name = COUNTERS.get(metric.name.partition(":")[2])
         if name == "per_position":
-            old = found.get(name, [0] * len(metric.values))
-            found[name] = [a + b for a, b in zip(old, metric.values, strict=True)]
+            old = metrics.get(name, [0] * len(metric.values))
+            metrics[name] = [a + b for a, b in zip(old, metric.values, strict=True)]
         elif name:
-            found[name] = found.get(name, 0) + metric.value
-    return found
+            metrics[name] = metrics.get(name, 0) + metric.value
+    return metrics
 
 
 def drafter_of(runner: Any) -> Any:
@@ -137,10 +137,10 @@ def drafter_of(runner: Any) -> Any:
 
 
 def describe_worker(worker: Any) -> dict[str, Any]:
-    """What one worker runs.  Called in the worker's own process."""
+    """Describe what one worker runs.  Called in the worker's own process."""
     runner = worker.model_runner
     drafter = drafter_of(runner)
-    found: dict[str, Any] = {
+    description: dict[str, Any] = {
         "pid": os.getpid(),
         "rank": worker.rank,
         "runner": _name(type(runner)),
@@ -155,19 +155,19 @@ def describe_worker(worker: Any) -> dict[str, Any]:
     }
     if drafter is not None:
         propose = type(drafter).propose
-        found["drafter"] = _name(type(drafter))
-        found["propose"] = {
+        description["drafter"] = _name(type(drafter))
+        description["propose"] = {
             "name": f"{propose.__module__}.{propose.__qualname__}",
             "file": propose.__code__.co_filename,
             "line": propose.__code__.co_firstlineno,
         }
-    return found
+    return description
 
 
 def describe_engine(llm: Any) -> list[dict[str, Any]]:
     """``describe_worker`` for every worker, by rank."""
-    found: list[dict[str, Any]] = llm.collective_rpc(describe_worker)
-    return sorted(found, key=lambda worker: int(worker["rank"]))
+    descriptions: list[dict[str, Any]] = llm.collective_rpc(describe_worker)
+    return sorted(descriptions, key=lambda worker: int(worker["rank"]))
 
 
 def _name(cls: type) -> str:
@@ -175,10 +175,10 @@ def _name(cls: type) -> str:
 
 
 def _watched_modules() -> dict[str, dict[str, str]]:
-    found = {}
+    watched = {}
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if name.startswith(WATCHED_MODULES) and file:
             digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()
-            found[name] = {"file": file, "sha256": digest}
-    return found
+            watched[name] = {"file": file, "sha256": digest}
+    return watched

@@ -16,7 +16,7 @@ from overlay.proof.engine_spec import EngineSpec
 
 PACKAGE = Path(__file__).resolve().parents[1]
 #: Modules that write models; see their docstrings.
-WRITERS = ("tiny_models", "tiny_moe", "tiny_mla")
+WRITERS = ("tiny_models", "tiny_moe", "tiny_mla", "tiny_drafters")
 
 
 class EngineFailed(Exception):
@@ -67,7 +67,7 @@ def write_models(python: Path | str, folder: Path, writer: str = "tiny_models") 
     :param writer: one of ``WRITERS``.
     :raises ValueError: if the writer is unknown.
     :raises subprocess.CalledProcessError: if it fails.
-    :raises subprocess.TimeoutExpired: if it takes longer than two minutes.
+    :raises subprocess.TimeoutExpired: if it takes longer than ten minutes.
     """
     if writer not in WRITERS:
         raise ValueError(f"expected a writer of models ({', '.join(WRITERS)}), found {writer!r}")
@@ -78,7 +78,7 @@ def write_models(python: Path | str, folder: Path, writer: str = "tiny_models") 
             cwd=work,
             env=append_path(foreign_environment(), code),
             check=True,
-            timeout=120,
+            timeout=600,
         )
 
 

@@ -38,7 +38,7 @@ def _timed(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _remember_capture() -> None:
-    """From now on, keep what ``capture_model`` says that the graphs took."""
+    """Keep what ``capture_model`` says that the graphs took, from now on."""
     stock = gpu_worker.Worker.compile_or_warm_up_model
 
     def compile_or_warm_up_model(self: Any) -> Any:
@@ -66,7 +66,7 @@ def _tensors(held: Any) -> list[torch.Tensor]:
         return [held]
     if isinstance(held, dict):
         held = list(held.values())
-    return [tensor for one in held or () for tensor in _tensors(one)]
+    return [tensor for part in held or () for tensor in _tensors(part)]
 
 
 def _private_pool_bytes() -> int:
@@ -93,16 +93,16 @@ class BenchExtension:
             for name in names:
                 if hasattr(owner, name):
                     setattr(owner, name, _timed(name, getattr(owner, name)))
-        found: dict[str, Any] = {"runner": type(runner).__module__, "pid": os.getpid()}
+        description: dict[str, Any] = {"runner": type(runner).__module__, "pid": os.getpid()}
         graphs = getattr(drafter, "draft_graphs", None)
         if graphs is not None:
             keys = [key.role for key in drafter.cudagraph_dispatcher.draft_keys]
-            found["draft_graphs"] = {
+            description["draft_graphs"] = {
                 "mode": graphs.mode,
                 "keys": dict(collections.Counter(keys)),
                 "withdrawn": graphs.withdrawn,
             }
-        return found
+        return description
 
     def bench_forget(self) -> None:
         """Drop the times taken so far."""
@@ -134,7 +134,7 @@ class BenchExtension:
             tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
             for tensor in _tensors(getattr(runner, "kv_caches", None))
         }
-        found: dict[str, Any] = {
+        memory: dict[str, Any] = {
             "kv_blocks": getattr(config, "num_blocks", None),
             "kv_tensors": sum(
                 tensor.size for tensor in getattr(config, "kv_cache_tensors", None) or ()
@@ -149,14 +149,14 @@ class BenchExtension:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
             free, total = torch.cuda.mem_get_info()
-            found |= {
+            memory |= {
                 "graph_pools": _private_pool_bytes(),
                 "reserved": torch.cuda.memory_reserved(),
                 "allocated": torch.cuda.memory_allocated(),
                 "in_use": total - free,
                 "total": total,
             }
-        return found
+        return memory
 
     def bench_profile(self) -> None:
         """Begin to record what the host launches and what the GPU does."""

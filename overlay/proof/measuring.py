@@ -77,15 +77,16 @@ def measure(engine: Engine, size: int, tokens: int, count: int) -> Block:
 
 def figures(blocks: Sequence[Block], size: int, tokens: int) -> dict[str, Any]:
     """All that is told of a batch size; the host's times are those of the last block."""
-    found = summary([one for block in blocks for one in block.repeats], size, tokens)
-    drafts, accepted = sum(one.drafts for one in blocks), sum(one.accepted for one in blocks)
-    found["mean_acceptance_length"] = round(1 + accepted / drafts, 3)
-    found["host_ms"] = host = blocks[-1].host
+    result = summary([repeat for block in blocks for repeat in block.repeats], size, tokens)
+    drafts = sum(block.drafts for block in blocks)
+    accepted = sum(block.accepted for block in blocks)
+    result["mean_acceptance_length"] = round(1 + accepted / drafts, 3)
+    result["host_ms"] = host = blocks[-1].host
     if "propose" in host:
-        found["propose_host_ms"] = host["propose"]["median_ms"]
-        found["propose_host_mean_ms"] = host["propose"]["mean_ms"]
-        found["propose_host_max_ms"] = host["propose"]["max_ms"]
-    return found
+        result["propose_host_ms"] = host["propose"]["median_ms"]
+        result["propose_host_mean_ms"] = host["propose"]["mean_ms"]
+        result["propose_host_max_ms"] = host["propose"]["max_ms"]
+    return result
 
 
 def summary(repeats: Sequence[tuple[float, float]], size: int, tokens: int) -> dict[str, Any]:
@@ -101,7 +102,7 @@ def summary(repeats: Sequence[tuple[float, float]], size: int, tokens: int) -> d
         "spread": round((max(each) - min(each)) / median, 3),
         "best_ms_per_step": round(min(each), 3),
         "p10_ms_per_step": round(percentile(each, 0.1), 3),
-        "repeats_ms_per_step": [round(one, 3) for one in each],
+        "repeats_ms_per_step": [round(milliseconds, 3) for milliseconds in each],
     }
 
 
@@ -120,14 +121,14 @@ def side_by_side(
     """Time one batch size, while the engines beside this one, if any, time it as well."""
     warm_up(engine, size, tokens)
     together = meeting.wait(f"warm-{size}", 200)
-    found = figures([measure(engine, size, tokens, repeats)], size, tokens)
+    result = figures([measure(engine, size, tokens, repeats)], size, tokens)
     meeting.reach(f"done-{size}")
     last = time.monotonic() + _KEEP_BUSY_SECONDS
     while not meeting.all_at(f"done-{size}") and time.monotonic() < last:
         engine.generate(size, tokens)
     if not meeting.alone:
-        found["all_together"] = together and meeting.all_at(f"done-{size}")
-    return found
+        result["all_together"] = together and meeting.all_at(f"done-{size}")
+    return result
 
 
 def in_turns(
@@ -148,4 +149,4 @@ def in_turns(
             blocks[size].append(measure(engine, size, tokens, -(-repeats // turns)))
         if turn + 1 < turns:
             meeting.end_turn(turn)
-    return {size: figures(found, size, tokens) for size, found in blocks.items()}
+    return {size: figures(own, size, tokens) for size, own in blocks.items()}

@@ -23,10 +23,13 @@ class Rule:
 
     :ivar successor: the token that follows two positions after each token.
     :ivar draft_successor: the same as the drafts believe it.
+    :ivar answers: for drafts that are all made in one pass, what is drafted where each token is
+        right; empty where each draft follows from the ones before it.
     """
 
     successor: tuple[int, ...]
     draft_successor: tuple[int, ...]
+    answers: tuple[int, ...] = ()
 
     @property
     def vocab(self) -> int:
@@ -121,6 +124,8 @@ def continuation(rule: Rule, prompt: Sequence[int], count: int) -> list[int]:
 
 def drafts(rule: Rule, known: Sequence[int], k: int) -> list[int]:
     """The ``k`` tokens that the drafts propose after the ``known`` ones."""
+    if rule.answers:
+        return [rule.answers[token] for token in continuation(rule, known, k)]
     return _extend(rule.draft_successor, known, k)
 
 

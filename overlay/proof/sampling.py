@@ -37,7 +37,7 @@ def fold(raw: str, ms_per_step: float, top: int = 60) -> dict[str, Any]:
         only the main thread counts.
     :param ms_per_step: wall time of a step while the samples were taken, which they share out.
     :param top: how many functions by either measure.
-    :raises ValueError: if there is no sample.
+    :raises ValueError: if nothing was sampled.
     """
     stacks = [(frames.split(";"), int(count)) for frames, _, count in _lines(raw)]
     if any(_is_thread(frames[0]) for frames, _ in stacks):
@@ -86,8 +86,8 @@ def _function(frame: str) -> str:
         return frame
     file = match["file"]
     for mark in ("/site-packages/", "/vllm/"):
-        _, found, tail = file.rpartition(mark)
-        if found:
+        _, package, tail = file.rpartition(mark)
+        if package:
             file = tail if mark == "/site-packages/" else f"vllm/{tail}"
     return f"{file}:{match['name']}"
 
@@ -130,7 +130,7 @@ def with_py_spy(
 
 
 def with_signal(out: Path, seconds: float, rate: int, work: Callable[[], object]) -> None:
-    """The same for the main thread of this process, by ``SIGALRM``."""
+    """Sample the main thread of this process, by ``SIGALRM``; as ``with_py_spy`` otherwise."""
     stacks: Counter[tuple[CodeType, ...]] = Counter()
 
     def take(_number: int, frame: FrameType | None) -> None:
@@ -178,7 +178,7 @@ def sample(
     :param pid: the process to look into; ``None`` for this one.
     :param steps: how many engine steps there were until now.
     """
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     program = None if sampler == "signal" else find_py_spy(py_spy)
     if sampler == "py-spy" and program is None:
         raise FileNotFoundError("there is no py-spy on the path; name it with --py-spy")
@@ -187,14 +187,14 @@ def sample(
         let_others_read_us()
         try:
             with_py_spy(program, pid or os.getpid(), out, seconds, rate, work)
-            found["sampler"] = "py-spy"
+            result["sampler"] = "py-spy"
         except RuntimeError as error:
             if sampler == "py-spy" or pid is not None:
                 raise
-            found["not_py_spy"] = str(error)
+            result["not_py_spy"] = str(error)
             begun, before = time.perf_counter(), steps()
-    if "sampler" not in found:
+    if "sampler" not in result:
         with_signal(out, seconds, rate, work)
-        found["sampler"] = "signal"
+        result["sampler"] = "signal"
     ms_per_step = 1000 * (time.perf_counter() - begun) / (steps() - before)
-    return found | {"rate": rate, **fold(out.read_text(encoding="utf-8"), ms_per_step)}
+    return result | {"rate": rate, **fold(out.read_text(encoding="utf-8"), ms_per_step)}

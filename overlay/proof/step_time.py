@@ -22,7 +22,7 @@ from typing import Any
 
 from overlay.proof import measuring, sampling
 from overlay.proof.meeting import Meeting
-from overlay.proof.shapes import SHAPES, write_configs
+from overlay.proof.shapes import ADAPTER_RANK, DRAFTERS, SHAPES, write_adapters, write_configs
 
 _PROMPT_TOKENS = 128
 
@@ -31,6 +31,7 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--shape", choices=SHAPES, default="1b")
+    parser.add_argument("--drafter", choices=DRAFTERS, default="eagle3")
     parser.add_argument("--k", type=int, default=3, help="draft tokens per step")
     parser.add_argument("--batch", default="1,8,32")
     parser.add_argument("--mode", default="FULL_AND_PIECEWISE", help="target's cudagraph mode")
@@ -41,6 +42,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--engine", default="{}", help="further LLM arguments, JSON")
+    parser.add_argument("--speculative", default="{}", help="further speculative_config, JSON")
     parser.add_argument("--profile", action="store_true", help="GPU time and launches, batch 1")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="keep the profile's trace (gz)")
     parser.add_argument("--memory", action="store_true", help="what graphs and KV cache take")
@@ -62,7 +64,8 @@ def arguments() -> argparse.Namespace:
 def llm_arguments(args: argparse.Namespace, batches: list[int]) -> dict[str, Any]:
     """The keyword arguments of ``vllm.LLM``."""
     folder = args.configs / args.shape if args.configs else Path(tempfile.mkdtemp())
-    target, draft = write_configs(args.shape, folder)
+    target, draft = write_configs(args.shape, folder, args.drafter)
+    drafter = DRAFTERS[args.drafter]
     options: dict[str, Any] = {
         "model": str(target),
         "load_format": "dummy",
@@ -75,7 +78,7 @@ def llm_arguments(args: argparse.Namespace, batches: list[int]) -> dict[str, Any
         "compilation_config": {"cudagraph_mode": args.mode},
         "worker_extension_cls": "overlay.proof.engine_side.BenchExtension",
         "speculative_config": {
-            "method": "eagle3",
+            **drafter.speculative,
             "model": str(draft),
             "num_speculative_tokens": args.k,
         },
@@ -85,24 +88,46 @@ def llm_arguments(args: argparse.Namespace, batches: list[int]) -> dict[str, Any
             "rejection_sample_method": "synthetic",
             "synthetic_acceptance_length": args.accept,
         }
+    if drafter.adapters:
+        options |= {
+            "enable_lora": True,
+            "max_loras": drafter.adapters,
+            "max_lora_rank": ADAPTER_RANK,
+        }
+    options["speculative_config"] |= json.loads(args.speculative)
     options.update(json.loads(args.engine))
     return options
 
 
 class Engine:
-    """A running engine with its counters."""
+    """A running engine with its counters.
 
-    def __init__(self, options: dict[str, Any]) -> None:
+    :param adapters: folders of LoRA adapters, which the requests take in turn.
+    :param temperature: of the requests.
+    """
+
+    def __init__(
+        self, options: dict[str, Any], adapters: list[Path], temperature: float = 0.0
+    ) -> None:
         from vllm import LLM, SamplingParams
 
         self.llm = LLM(**options)
         self._sampling_params = SamplingParams
+        self._temperature = temperature
+        self._adapters: list[Any] = []
+        if adapters:
+            from vllm.lora.request import LoRARequest
+
+            self._adapters = [
+                LoRARequest(place.name, number, str(place))
+                for number, place in enumerate(adapters, 1)
+            ]
 
     def counter(self, name: str) -> float:
         """One of vLLM's counters of speculative decoding."""
         name = f"vllm:spec_decode_{name}"
-        found = (getattr(m, "value", 0) for m in self.llm.get_metrics() if m.name == name)
-        return float(sum(found))
+        values = (getattr(m, "value", 0) for m in self.llm.get_metrics() if m.name == name)
+        return float(sum(values))
 
     def generate(self, size: int, tokens: int) -> float:
         """Seconds to generate that many tokens for each of ``size`` requests."""
@@ -111,10 +136,13 @@ class Engine:
             for i in range(size)
         ]
         params = self._sampling_params(
-            temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False
+            temperature=self._temperature, max_tokens=tokens, ignore_eos=True, detokenize=False
         )
+        adapters = self._adapters
+        chosen = [adapters[i % len(adapters)] for i in range(size)] if adapters else None
         begun = time.perf_counter()
-        self.llm.generate(prompts, params, use_tqdm=False)  # ends with the tokens on the host
+        # Ends with the tokens on the host.
+        self.llm.generate(prompts, params, use_tqdm=False, lora_request=chosen)
         return time.perf_counter() - begun
 
     def workers(self, method: str, *args: Any) -> list[Any]:
@@ -125,19 +153,19 @@ class Engine:
 
 def profiles(engine: Engine, args: argparse.Namespace, pid: int) -> dict[str, Any]:
     """What each of the profilers that were asked for says of batch 1."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     if args.sample:
-        found["sampled"] = sampled(engine, args, pid)
+        result["sampled"] = sampled(engine, args, pid)
     if args.profile or args.trace:
         drafts = engine.counter("num_drafts")
         engine.workers("bench_profile")
         engine.generate(1, 100)
         steps = engine.counter("num_drafts") - drafts
         kept = args.trace and str(args.trace.resolve())
-        found |= engine.workers("bench_profiled", steps, kept)[0]
+        result |= engine.workers("bench_profiled", steps, kept)[0]
     if args.functions:
-        found["host_functions_ms_per_step"] = host_functions(engine)
-    return found
+        result["host_functions_ms_per_step"] = host_functions(engine)
+    return result
 
 
 def sampled(engine: Engine, args: argparse.Namespace, pid: int) -> dict[str, Any]:
@@ -195,7 +223,12 @@ def main() -> None:
     import vllm
 
     batches = [int(size) for size in args.batch.split(",")]
-    engine = Engine(llm_arguments(args, batches))
+    drafter = DRAFTERS[args.drafter]
+    options = llm_arguments(args, batches)
+    adapters: list[Path] = []
+    if drafter.adapters:
+        adapters = write_adapters(args.shape, Path(options["model"]).parent, drafter.adapters)
+    engine = Engine(options, adapters, drafter.temperature)
     workers = engine.workers("bench_watch")
     on_gpu = torch.cuda.is_available()
     result: dict[str, Any] = {
@@ -203,6 +236,7 @@ def main() -> None:
         "torch": torch.__version__,
         "gpu": torch.cuda.get_device_name(0) if on_gpu else "none",
         "shape": args.shape,
+        "drafter": args.drafter,
         "k": args.k,
         "cudagraph_mode": args.mode,
         "tensor_parallel": args.tensor_parallel,
@@ -222,7 +256,7 @@ def main() -> None:
         times = measuring.in_turns(engine, batches, *given, args.turns, meeting)
     else:
         times = {size: measuring.side_by_side(engine, size, *given, meeting) for size in batches}
-    result |= {f"batch{size}": found for size, found in times.items()}
+    result |= {f"batch{size}": figures for size, figures in times.items()}
     # Whoever reads takes the last line: a profiler that fails must not cost the times.
     print("RESULT " + json.dumps(result), flush=True)
     result |= profiles(engine, args, workers[0]["pid"])

@@ -300,7 +300,8 @@ def writer_digest() -> str:
 def read_rule(folder: Path) -> Rule:
     """The rule that the models of a folder follow."""
     tables = json.loads((folder / "rule.json").read_text(encoding="utf-8"))
-    return Rule(tuple(tables["successor"]), tuple(tables["draft_successor"]))
+    answers = tuple(tables.get("answers", ()))
+    return Rule(tuple(tables["successor"]), tuple(tables["draft_successor"]), answers)
 
 
 def write_as_told(write: Callable[[Path, Rule], None], about: str | None) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from overlay.report.authored import EditReport, NewReport
+from overlay.report.authored import data as authored
 from overlay.report.history import LogReport, MatrixReport, matrix_data
 from overlay.report.history import data as logged
 from overlay.report.imported import ImportReport, SeriesReport
@@ -17,6 +19,7 @@ from overlay.report.model import (
     ListReport,
     ProcessesReport,
     Report,
+    RevertReport,
     TargetReport,
 )
 from overlay.report.ported import PortReport
@@ -89,6 +92,12 @@ def _of_patches(report: Report) -> dict[str, Any]:
         return {"log": logged(report)}
     if isinstance(report, MatrixReport):
         return {"matrix": matrix_data(report)}
+    if isinstance(report, NewReport):
+        return {"new": authored(report)}
+    if isinstance(report, EditReport):
+        return {"edit": authored(report)}
+    if isinstance(report, RevertReport) and isinstance(report.kept, NewReport):
+        return {"kept": authored(report.kept)}
     if isinstance(report, PruneReport):
         return {"prune": pruned(report)}
     if isinstance(report, SeriesReport):
@@ -151,6 +160,8 @@ def _target(target: TargetReport) -> dict[str, Any]:
             {"code": obstacle.code.value, **_reason(obstacle.reason)}
             for obstacle in target.obstacles
         ]
+    if target.left_out:
+        data["left_out"] = list(target.left_out)
     if target.in_memory:
         data["in_memory"] = list(target.in_memory)
     return data

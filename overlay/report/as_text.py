@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
+from overlay.report.authored import EditReport, NewReport
+from overlay.report.authored import lines as authored
 from overlay.report.codes import Exit
 from overlay.report.history import LogReport, MatrixReport, matrix_lines
 from overlay.report.history import lines as logged
@@ -20,12 +23,13 @@ from overlay.report.model import (
     ProcessesReport,
     ReleaseEntry,
     Report,
+    RevertReport,
     StatusReport,
     TargetReport,
 )
 from overlay.report.ported import PortReport
 from overlay.report.ported import lines as ported
-from overlay.report.problems import Problem, problems
+from overlay.report.problems import Problem, problems, same_cause
 from overlay.report.pruned import PruneReport
 from overlay.report.pruned import lines as pruned
 from overlay.report.words import count, enumeration, megabytes
@@ -89,6 +93,10 @@ def _without_target(report: Report) -> Iterator[Line]:
     """The reports of commands that speak neither of targets nor of features at hand."""
     if isinstance(report, CacheReport) and not report.path_only:
         yield from _cache(report)
+    elif isinstance(report, NewReport | EditReport):
+        yield from authored(report)
+    elif isinstance(report, RevertReport) and isinstance(report.kept, NewReport):
+        yield from authored(report.kept)
     elif isinstance(report, ImportReport):
         yield from imported(report)
     elif isinstance(report, PortReport):
@@ -143,6 +151,9 @@ def _target(target: TargetReport, width: int, verbose: bool) -> Iterator[Line]:
         yield from _problem(problem, 2, verbose=verbose)
     for obstacle in target.obstacles:
         yield from _obstacle(obstacle)
+    if target.left_out:
+        words = " ".join(f"--without {name}" for name in target.left_out)
+        yield labelled(2, "go on: ", f"`overlay apply {words}` applies the others")
     if target.in_memory:
         text = (
             f"{enumeration(target.in_memory)}: the plugin adds what is not on disk to each vLLM "
@@ -288,19 +299,33 @@ def _matrix_cell(feature: FeatureResult) -> tuple[str, str]:
 
 def _shared_problems(targets: tuple[TargetReport, ...]) -> Iterator[Line]:
     """Each problem once, with the releases that have it; the same for the warnings."""
-    found: dict[Problem, list[str]] = {}
+    found: dict[tuple[object, ...], list[tuple[str, Problem]]] = {}
     warned: dict[Notice, list[str]] = {}
     for target in targets:
         for problem in problems(target):
-            found.setdefault(problem, []).append(target.target)
+            found.setdefault(same_cause(problem), []).append((target.target, problem))
         for notice in target.notices:
             warned.setdefault(notice, []).append(target.target)
     if found or warned:
         yield BLANK
-    for problem, names in sorted(found.items(), key=lambda item: -item[0].state.rank):
-        yield from _problem(problem, 0, where=enumeration(names, most=20))
+    for group in sorted(found.values(), key=lambda group: -group[0][1].state.rank):
+        names = [name for name, _ in group]
+        yield from _problem(_shown(group), 0, where=enumeration(names, most=20))
     for notice, names in warned.items():
         yield labelled(0, "warning: ", f"{enumeration(names, most=20)}: {notice}", "warning")
+
+
+def _shown(group: Sequence[tuple[str, Problem]]) -> Problem:
+    """One problem for those of one cause on several targets: that of the last, the newest."""
+    name, newest = group[-1]
+    if len({problem for _, problem in group}) == 1:
+        return newest
+    reason, steps = newest.reason, {problem.reason.next_step for _, problem in group}
+    if len({problem.reason.text for _, problem in group}) > 1:
+        reason = reason._replace(text=f"{reason.text} (lines of {name})")
+    if len(steps) > 1:
+        reason = reason._replace(next_step=f"{reason.next_step}; the same for the others")
+    return replace(newest, reason=reason)
 
 
 def _releases(entries: tuple[ReleaseEntry, ...], verbose: bool) -> Iterator[Line]:

@@ -49,6 +49,10 @@ class Code(str, Enum):
     CACHE = "cache"
     CACHE_CLEANED = "cache-cleaned"
     IMPORTED = "imported"
+    MADE = "made"
+    SESSION = "session"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
     CAN_BE_PORTED = "can-be-ported"
     PORTED = "ported"
     NOTHING_TO_PORT = "nothing-to-port"
@@ -66,6 +70,10 @@ class Code(str, Enum):
     HOLES = "holes"
     IMPORT_REVIEW = "import-review"
     NOT_IMPORTED = "not-imported"
+    NOT_MADE = "not-made"
+    NOTHING_EDITED = "nothing-edited"
+    UNCHANGED = "unchanged"
+    COMMITTED_IN_PART = "committed-in-part"
     PORT_REVIEW = "port-review"
     PORT_CONFLICTS = "port-conflicts"
     PROBLEMS = "problems"
@@ -97,6 +105,10 @@ _ATTENTION = frozenset(
         Code.HOLES,
         Code.IMPORT_REVIEW,
         Code.NOT_IMPORTED,
+        Code.NOT_MADE,
+        Code.NOTHING_EDITED,
+        Code.UNCHANGED,
+        Code.COMMITTED_IN_PART,
         Code.PORT_REVIEW,
         Code.PORT_CONFLICTS,
         Code.PROBLEMS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -160,7 +160,15 @@ def lines(report: ImportReport) -> Iterator[Line]:
         made = "added module" if entry.fate == "added" else count(entry.hunks, "hunk")
         base = f", made on {entry.base}" if entry.base else ""
         yield labelled(0, "carried   ", f"{entry.path}  {made}{base}")
-    for outcome, group in groupby(report.outcomes, key=lambda entry: entry[1]):
+    yield from landings(report.outcomes)
+
+
+def landings(outcomes: Iterable[tuple[str, Outcome]]) -> Iterator[Line]:
+    """A line for each run of releases on which a change lands alike.
+
+    :param outcomes: by release, oldest first.
+    """
+    for outcome, group in groupby(outcomes, key=lambda entry: entry[1]):
         names = [release for release, _ in group]
         span = names[0] if len(names) == 1 else f"{names[0]}..{names[-1]}"
         yield Line((Span(f"{span:<18}", "heading"),), (Span(_MEANINGS[outcome]),))

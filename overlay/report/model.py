@@ -54,6 +54,7 @@ class TargetReport:
     :ivar package: the package that is patched.
     :ivar obstacles: what needs the user beyond the features' states.
     :ivar in_memory: ids of the features that the plugin would patch in memory in the next process.
+    :ivar left_out: ids of the features without which an ``apply`` of the others would go on.
     :ivar unrecorded: ids of the features whose bytes are there without a ledger.
     :ivar pending: what ``overlay apply`` would do there beside applying what can be applied.
     """
@@ -67,6 +68,7 @@ class TargetReport:
     package: str = "vllm"
     obstacles: tuple[Obstacle, ...] = ()
     in_memory: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     unrecorded: tuple[str, ...] = ()
     pending: Pending | None = None
 
@@ -277,10 +279,12 @@ class RevertReport(_OneTarget):
     """What ``revert`` did.
 
     :ivar changed: the files of the package that were written or removed, sorted.
+    :ivar kept: the feature that holds the edits, where there were any and they were to be kept.
     """
 
     _command: ClassVar[str] = "revert"
     changed: tuple[str, ...] = ()
+    kept: Report | None = None
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -99,10 +100,22 @@ class PortReport(Report):
     open: tuple[OpenFile, ...] = ()
 
 
-def concluded(features: tuple[PortedFeature, ...], session: Path | None, *, write: bool) -> Verdict:
-    """The verdict of ``port``."""
-    stuck = [entry for entry in features if entry.conflicts]
+def concluded(
+    features: tuple[PortedFeature, ...],
+    asked: Sequence[str],
+    session: Path | None,
+    *,
+    write: bool,
+    notable: Sequence[str] = (),
+) -> Verdict:
+    """The verdict of ``port``.
+
+    :param asked: the releases that were asked for; others lie between them and a range.
+    :param notable: the features of which ``--write`` would note that upstream has them.
+    """
+    stuck = [entry for entry in features if entry.conflicts and entry.release in asked]
     review = [entry for entry in features if entry.review and not entry.settled]
+    review = [entry for entry in review if entry.release in asked]
     if stuck or review:
         waits = [f"{len(review)} to review"] * bool(review)
         waits += [f"{len(stuck)} to resolve"] * bool(stuck)
@@ -112,16 +125,23 @@ def concluded(features: tuple[PortedFeature, ...], session: Path | None, *, writ
             return Verdict(code, f"Action needed: {enumeration(waits)}; {step}.")
         step = f"`overlay port --show {session}`, edit, `overlay port --continue {session}`"
         return Verdict(code, f"Action needed: {enumeration(waits)} in {session}: {step}.")
-    waiting = [entry for entry in features if not entry.settled]
+    waiting = [entry for entry in features if not entry.settled and entry.release in asked]
     written = [entry for entry in features if entry.written]
-    if waiting and not write:
+    if (waiting or notable) and not write:
         names = enumeration(list(dict.fromkeys(entry.feature for entry in waiting)))
-        text = f"Nothing needs you: {names} can be ported; `--write` writes it."
+        told = [f"{names} can be ported"] * bool(waiting)
+        told += [f"upstream has {enumeration(list(notable))}"] * bool(notable)
+        text = f"Nothing needs you: {' and '.join(told)}; `--write` writes that."
         return Verdict(Code.CAN_BE_PORTED, text)
     if written:
         names = enumeration(list(dict.fromkeys(entry.feature for entry in written)))
         releases = enumeration(list(dict.fromkeys(entry.release for entry in written)))
-        return Verdict(Code.PORTED, f"Ported {names} to {releases}; `overlay check` tries it.")
+        left = [
+            (entry.feature, entry.release)
+            for entry in features
+            if not entry.settled and entry.release not in asked
+        ]
+        return _ported(names, releases, left)
     return Verdict(Code.NOTHING_TO_PORT, "Nothing to port: every feature serves these releases.")
 
 
@@ -134,6 +154,13 @@ def waiting(session: Path, files: tuple[OpenFile, ...]) -> Verdict:
             f"Action needed: {count(marked, 'file')} with conflicts in {session}: edit, then "
             f"`overlay port --continue {session}`.",
         )
+    if gone := [entry for entry in files if entry.place is None]:
+        ids = enumeration(list(dict.fromkeys(entry.feature for entry in gone)))
+        return Verdict(
+            Code.PORT_CONFLICTS,
+            f"Action needed: the release lacks what {ids} changes: `overlay port --retire ID` or "
+            f"`--skip ID` {session}.",
+        )
     return Verdict(
         Code.PORT_REVIEW,
         f"Action needed: review {count(len(files), 'file')} in {session}, then `overlay port "
@@ -141,13 +168,31 @@ def waiting(session: Path, files: tuple[OpenFile, ...]) -> Verdict:
     )
 
 
-def ended(session: Path, features: tuple[PortedFeature, ...]) -> Verdict:
-    """The verdict of ``port --continue`` and of what ends a session."""
+def ended(
+    session: Path,
+    features: tuple[PortedFeature, ...],
+    holes: Sequence[tuple[str, str]] = (),
+) -> Verdict:
+    """The verdict of ``port --continue`` and of what ends a session.
+
+    :param holes: id and release of each hole that is left inside a feature's range.
+    """
     if not features:
         return Verdict(Code.PORT_ENDED, f"Nothing waits any more; removed {session}.")
     names = enumeration([entry.feature for entry in features])
+    return _ported(names, features[0].release, holes)
+
+
+def _ported(names: str, releases: str, holes: Sequence[tuple[str, str]]) -> Verdict:
+    """The verdict of what was written, with what it left between."""
+    if not holes:
+        return Verdict(Code.PORTED, f"Ported {names} to {releases}; `overlay check` tries it.")
+    left = enumeration(list(dict.fromkeys(release for _, release in holes)))
+    id_, release = holes[0]
     return Verdict(
-        Code.PORTED, f"Ported {names} to {features[0].release}; `overlay check` tries it."
+        Code.HOLES,
+        f"Action needed: ported {names} to {releases}, but nothing serves {left} in between; "
+        f"`overlay port {id_} {release}` goes on.",
     )
 
 
@@ -166,10 +211,13 @@ def lines(report: PortReport) -> Iterator[Line]:
     """The report for people, the verdict aside."""
     several = len({entry.release for entry in report.features}) > 1
     width = max((len(entry.feature) for entry in report.features), default=0)
-    for entry in report.features:
+    for _, group in groupby(report.features, key=_alike):
+        entries = list(group)
+        entry = entries[0]
         label = f"{entry.feature:<{width}}  "
         if several:
-            label += f"{entry.release:<9}"
+            last = f"..{entries[-1].release}" if len(entries) > 1 else ""
+            label += f"{entry.release + last:<16}  "
         head = Span(f"{_word(entry):<16}", _STYLES[entry.outcome])
         yield Line((Span(label, "heading"), head), (Span(_told(entry)),))
         for hunk in entry.hunks:
@@ -182,6 +230,12 @@ def lines(report: PortReport) -> Iterator[Line]:
     for file in report.open:
         yield BLANK
         yield from open_lines(file)
+
+
+def _alike(entry: PortedFeature) -> tuple[object, ...]:
+    """What releases have in common that are shown in one line; lines differ everywhere."""
+    hunks = tuple(hunk._replace(line=None) for hunk in entry.hunks)
+    return entry.feature, _word(entry), _told(entry), hunks, entry.warnings, entry.problem
 
 
 def _word(entry: PortedFeature) -> str:

@@ -86,8 +86,8 @@ def explained(state: State, reason: Reason | None, *, writable: bool) -> Reason 
     if not state.needs_attention:
         return reason
     steps = _NEXT_WRITABLE if writable else _NEXT_READ_ONLY
-    text, next_step = (_WHY[state], None) if reason is None else reason
-    return Reason(text, next_step or steps[state])
+    known = reason or Reason(_WHY[state])
+    return known._replace(next_step=known.next_step or steps[state])
 
 
 def problems(target: TargetReport) -> tuple[Problem, ...]:
@@ -96,6 +96,12 @@ def problems(target: TargetReport) -> tuple[Problem, ...]:
     ordered = sorted(target.features, key=lambda feature: -feature.state.rank)
     single = [problem for feature in ordered for problem in _of_feature(feature, steps)]
     return _merged(_own(single, target))
+
+
+def same_cause(problem: Problem) -> tuple[object, ...]:
+    """What is equal of one cause on different releases, whatever its line numbers and variants."""
+    places = tuple((place.path, place.scope) for place in problem.places)
+    return problem.features, problem.state, problem.reason.common, places
 
 
 def _own(single: Sequence[Problem], target: TargetReport) -> list[Problem]:
@@ -171,7 +177,7 @@ def _of_file(feature: str, file: FileResult, steps: dict[State, str]) -> Iterato
 def _problem(
     feature: str, state: State, reason: Reason, steps: dict[State, str], *places: Place
 ) -> Problem:
-    explanation = Reason(reason.text, reason.next_step or steps[state])
+    explanation = reason._replace(next_step=reason.next_step or steps[state])
     return Problem((feature,), state, explanation, places)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from overlay.report.codes import Code, Verdict
-from overlay.report.model import CachePart, Pending, TargetFailure, TargetReport
+from overlay.report.model import CachePart, Pending, RevertReport, TargetFailure, TargetReport
 from overlay.report.problems import problems
 from overlay.report.words import are, count, enumeration, megabytes, named, those, vllm
 from overlay.results import Change, FeatureResult, State
@@ -306,6 +306,20 @@ def not_reverted(target: TargetReport, paths: Sequence[str]) -> Verdict:
     were = "was" if len(paths) == 1 else "were"
     text = f"Nothing was reverted in {vllm(target)}: {enumeration(paths)} {were} edited since."
     return Verdict(Code.REVERT_REFUSED, text)
+
+
+def also_kept(report: RevertReport, folder: Path) -> Verdict:
+    """The verdict of a ``revert`` that has saved the edits as a feature first."""
+    text = f"{report.verdict.removesuffix('.')}; the edits are kept in {folder}."
+    return Verdict(report.code, text)
+
+
+def not_kept(target: TargetReport, why: str) -> Verdict:
+    """The verdict of a ``revert --keep-as`` whose edits cannot be a feature.
+
+    :param why: the verdict about that feature.
+    """
+    return Verdict(Code.REVERT_REFUSED, f"Nothing was reverted in {vllm(target)}: {why}")
 
 
 def taken_off(

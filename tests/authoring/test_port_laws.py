@@ -13,10 +13,9 @@ from packaging.version import Version
 from overlay.authoring.building import derived_tests
 from overlay.authoring.carry import _merged, carry
 from overlay.authoring.composing import NotComposable, compose
-from overlay.authoring.memory import remembered
 from overlay.authoring.porting import Porter
 from overlay.authoring.scoped import ScopedText
-from overlay.authoring.variants import base_has, with_ports
+from overlay.authoring.variants import base_has, remembered, with_ports
 from overlay.authoring.writing import check_files, render_patch
 from overlay.features.feature_folder import essence
 from overlay.features.model import Feature, UpstreamTest, Variant
@@ -75,6 +74,25 @@ def histories(draw: st.DrawFn) -> History:
         which = draw(st.integers(0, FUNCTIONS - 1))
         mine[which] = _edited(draw, mine[which], f"mine_{edit}")
     return History(texts, base, module(mine))
+
+
+@st.composite
+def merged_histories(draw: st.DrawFn) -> tuple[History, str]:
+    """A change that upstream takes in a later release, and goes on working on."""
+    history = draw(histories())
+    base = NAMES.index(history.base)
+    assume(base + 1 < len(NAMES))
+    first = draw(st.integers(base + 1, len(NAMES) - 1))
+    old, new = (text.split(b"\n\n\n") for text in (history.texts[history.base], history.after))
+    texts = dict(history.texts)
+    for name in NAMES[first:]:
+        parts = texts[name].split(b"\n\n\n")
+        for number, (before, after) in enumerate(zip(old, new, strict=True)):
+            if before != after:  # upstream's own work on that function goes on at its end
+                work = b"    later = %d\n    return value" % draw(st.integers(0, 9))
+                parts[number] = after.replace(b"    return value", work)
+        texts[name] = b"\n\n\n".join(parts)
+    return History(texts, history.base, history.after), NAMES[first]
 
 
 def _edited(draw: st.DrawFn, body: Body, word: str) -> Body:
@@ -220,6 +238,51 @@ def test_where_a_hunk_lands_exactly_the_merge_gives_the_same_bytes(
             assert merged.to_bytes() == carried.after
         if carried.outcome is Outcome.UPSTREAM:
             assert carried.after == target
+
+
+@FEW
+@given(merged_histories(), st.permutations(NAMES))
+def test_once_upstreamed_upstreamed_in_every_later_release(
+    case: tuple[History, str], order: Sequence[str]
+) -> None:
+    """Whatever becomes of its lines, unless the memory is taken out by hand."""
+    history, first = case
+    carrier = porter(history.texts)
+    feature = read(folder(history))
+    assume(carrier.port(feature, first).shown)
+    known = read(ported(history, folder(history), order, carrier))
+    assert known.merged is not None
+    rewritten = {name: module([("nothing = 0",)] * FUNCTIONS) for name in NAMES}
+    for name in NAMES:
+        state = plan([known], Tree(name, history.texts), Version(name)).features[0].state
+        later = plan([known], Tree(name, rewritten), Version(name)).features[0].state
+        if Version(name) >= known.merged:
+            assert state is later is State.UPSTREAMED
+    assert known.merged <= Version(first) or known.releases.last >= Version(first)
+    forgotten = plan([replace(known, merged=None)], Tree(NAMES[-1], rewritten), Version(NAMES[-1]))
+    assert forgotten.features[0].state is not State.UPSTREAMED
+
+
+@FEW
+@given(histories(), st.sampled_from(NAMES))
+def test_a_merge_changes_nothing_outside_the_scopes_of_its_hunks(
+    history: History, release: str
+) -> None:
+    base, target = history.texts[history.base], history.texts[release]
+    hunks = read(folder(history)).topics[0].variants[0].patch.hunks
+    carried = carry(base, hunks, target)
+    assert carried.after is not None
+    scopes = {hunk.scope for hunk in hunks}
+    assume("<module>" not in scopes)
+    before, after = (_functions(text) for text in (target, carried.after))
+    assert {n: t for n, t in before.items() if n not in scopes} == {
+        n: t for n, t in after.items() if n not in scopes
+    }
+
+
+def _functions(text: bytes) -> dict[str, bytes]:
+    parts = text.split(b"def ")[1:]
+    return {part.split(b"(", 1)[0].decode(): part for part in parts}
 
 
 @FEW

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -19,7 +20,7 @@ from overlay.proof import sampling
 from overlay.proof.children import last_result, run_child
 from overlay.proof.measuring import percentile, summary
 from overlay.proof.meeting import Meeting, leave
-from overlay.proof.shapes import SHAPES, write_configs
+from overlay.proof.shapes import DRAFTERS, SHAPES, write_configs
 from tests.support.sittings import sitting
 
 FUNCTION = "/x/site-packages/vllm/v1/worker/runner.py"
@@ -166,10 +167,13 @@ def test_turns_move_every_engine_over_every_gpu() -> None:
 
 
 def test_cells_are_read() -> None:
-    assert Cell.parse("8b:5:FULL:4") == Cell("8b", "5", "FULL", 4, "8b:5:FULL:4")
+    assert Cell.parse("8b:5:FULL:4") == Cell("8b", "eagle3", "5", "FULL", 4, "8b:5:FULL:4")
+    assert Cell.parse("1b+pard:3:FULL") == Cell("1b", "pard", "3", "FULL", 1, "1b+pard:3:FULL")
+    with pytest.raises(argparse.ArgumentTypeError, match="none of the drafters: eagle3, lora"):
+        Cell.parse("1b+medusa:3:FULL")
     assert Cell.parse("1b:3:FULL").tensor_parallel == 1
     for wrong in ("1b", "1b:x:FULL", "1b:3:FULL:two", "1b:3:FULL:2:2"):
-        with pytest.raises(argparse.ArgumentTypeError, match="SHAPE:K:MODE"):
+        with pytest.raises(argparse.ArgumentTypeError, match="K:MODE"):
             Cell.parse(wrong)
 
 
@@ -268,14 +272,26 @@ def test_a_percentile_lies_among_the_values(values: list[float], share: float) -
     assert percentile(values, 1) == max(values)
 
 
+@pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_draft_fits_its_target(shape: str, tmp_path: Path) -> None:
-    import json
-
+def test_a_draft_fits_its_target(shape: str, drafter: str, tmp_path: Path) -> None:
     target, draft = (
-        json.loads((at / "config.json").read_text()) for at in write_configs(shape, tmp_path)
+        json.loads((at / "config.json").read_text())
+        for at in write_configs(shape, tmp_path, drafter)
     )
     assert draft["hidden_size"] == target["hidden_size"]
-    assert draft["num_hidden_layers"] == 1
+    assert draft["vocab_size"] == target["vocab_size"]
     # EAGLE3 reads three of the target's layers, which must not fall together.
     assert target["num_hidden_layers"] >= 6
+    layers = draft.get("dflash_config", {}).get("target_layer_ids", [])
+    assert all(layer < target["num_hidden_layers"] for layer in layers)
+    parallel = DRAFTERS[drafter].speculative.get("parallel_drafting", False)
+    assert parallel == ("ptd_token_id" in draft)
+
+
+def test_drafters_of_one_target_are_written_beside_each_other(tmp_path: Path) -> None:
+    drafts = {write_configs("1b", tmp_path, drafter)[1] for drafter in DRAFTERS}
+    assert len(drafts) == len(DRAFTERS)
+    assert {write_configs("1b", tmp_path, drafter)[0] for drafter in DRAFTERS} == {
+        tmp_path / "target"
+    }

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from tests.support import fake_vllm
 from tests.support.cli import ADDED, PROPOSE, digest
@@ -102,3 +103,43 @@ def test_a_killed_command_leaves_a_whole_target(
     assert killed.run("apply", *ONLY, site) == 0
     assert killed.run("revert", site) == 0
     assert digest(site) == pristine
+
+
+#: Commands without a target; ``DIFF`` is a file to import.
+OTHERS = [
+    ("doctor",),
+    ("list", "--releases"),
+    ("cache", "size"),
+    ("cache", "clean"),
+    ("import", "DIFF", "--id", "mine", "--patches", "OURS"),
+    ("completion", "zsh"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", OTHERS, ids=lambda words: words[0])
+def test_a_killed_command_leaves_no_process_and_no_lock(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """What they write is looked at in ``test_every_call.py``, before each call."""
+    killed = Killed(tmp_path)
+    (tmp_path / "x.diff").write_text("--- a/vllm/x.py\n+++ b/vllm/x.py\n@@ -1 +1 @@\n-a\n+b\n")
+    places = {"DIFF": str(tmp_path / "x.diff"), "OURS": str(tmp_path / "ours")}
+    named = [places.get(word, word) for word in words]
+    killed.environment |= {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
+    began = time.monotonic()
+    killed.run(*named)
+    lasts = time.monotonic() - began
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        for moment in (0.4, 0.9):
+            process = killed.start(*named)
+            time.sleep(lasts * moment)
+            process.send_signal(number)
+            process.communicate(timeout=30)  # nobody else holds its pipes
+            deadline = time.monotonic() + 5
+            while not nothing_runs(process.pid):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            for left in (tmp_path / "cache").rglob("*.lock"):
+                FileLock(left).acquire(timeout=0)  # the file may stay, the lock may not
+    assert not (tmp_path / "ours/mine").exists()

@@ -200,7 +200,7 @@ def test_doctor_changes_nothing_either(lab: Lab, start: str, done: list[Edit]) -
     lab.try_out(start, done, [("doctor",)])
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough  # more examples of the law above
 @settings(max_examples=5000, suppress_health_check=list(HealthCheck))
 @given(
     st.sampled_from(STARTS),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from importlib import resources
 from pathlib import Path
@@ -12,9 +13,12 @@ import jsonschema
 import pytest
 from packaging.version import Version
 
+from overlay.api import porting
 from overlay.features.folder import load
 from overlay.features.model import Way
 from overlay.planning.planner import plan
+from overlay.report.codes import Code
+from overlay.report.ported import OpenFile, PortReport
 from overlay.results import State
 from tests.support import port_world as world
 from tests.support.cli import Cli
@@ -121,7 +125,9 @@ def test_a_conflict_is_shown_refused_with_markers_and_taken_once_it_is_edited(
         b"            self.prepare_replay(size)\n            self.run_graph(size, stream=None)\n",
     )
     edited.write_bytes(wanted)
-    assert cli("port", "--continue", "--patches", ours).exit == 0
+    ended = cli("port", "--continue", "--patches", ours)
+    assert ended.exit == 1
+    assert "nothing serves 0.23.0 in between; `overlay port replay 0.23.0` goes on" in ended.last
     (feature,) = load([ours])
     made = plan([feature], world.Tree("0.24.0"), Version("0.24.0"))
     assert made.changes[0].after == wanted
@@ -240,3 +246,89 @@ def test_what_it_is_given_must_name_features_and_releases(cli: Cli, ours: Path) 
     both = cli("port", "--show", "--abort", "--patches", ours)
     assert both.exit == 2
     assert "one of them" in both.err
+
+
+@pytest.fixture
+def waiting(ours: Path) -> PortReport:
+    """A port of which one file waits."""
+    return porting.port(["replay"], "0.24.0", patches=[ours])
+
+
+@pytest.mark.parametrize(
+    ("keys", "state_there"),
+    [
+        ("pk", State.PRISTINE),
+        ("u", State.UPSTREAMED),
+        ("kpk", State.PRISTINE),
+        ("r", State.UPSTREAMED),
+        ("s", State.DRIFTED),
+    ],
+)
+def test_in_a_terminal_each_conflict_is_asked_about(
+    waiting: PortReport, ours: Path, keys: str, state_there: State
+) -> None:
+    """0.23.0 in between waits for a review of its own, where 0.24.0 is served."""
+    answers = iter(keys)
+    shown: list[OpenFile] = []
+
+    def question(file: OpenFile) -> str:
+        shown.append(file)
+        return next(answers)
+
+    report = porting.ask_port(waiting, question, patches=[ours])
+    assert (report.code is Code.HOLES) is (state_there is State.PRISTINE)
+    assert len(shown) == len(keys)
+    assert shown[0].marked
+    assert shown[0].views[0][0] == "Runner.capture"
+    assert not Path("port-0.24.0").exists()
+    assert state(ours, "0.24.0") is state_there
+
+
+def test_placing_mine_puts_it_before_upstreams_lines(waiting: PortReport, ours: Path) -> None:
+    answers = iter("pq")
+    report = porting.ask_port(waiting, lambda file: next(answers), patches=[ours])
+    assert report.exit == 1
+    text = Path("port-0.24.0/replay/10-runner", world.PATH).read_text()
+    mine, theirs = text.index("replay_graph"), text.index("stream=None")
+    assert mine < theirs
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="--tool is git's merge tool")
+def test_the_merge_tool_of_git_gets_the_three_texts(
+    cli: Cli, ours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tmp_path / "gitconfig"
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
+    monkeypatch.setenv("GIT_CONFIG_SYSTEM", "/dev/null")
+    settings.write_text("")
+    cli("port", "replay", "0.24.0", "--patches", ours)
+    unset = cli("port", "--tool", "--patches", ours)
+    assert unset.exit == 2
+    assert "merge.tool" in unset.err
+    seen = tmp_path / "seen"
+    settings.write_text(
+        '[merge]\ntool = mine\n[mergetool "mine"]\n'
+        f'cmd = "cat $BASE $REMOTE > {seen} && cp $LOCAL $MERGED"\n'
+        "trustExitCode = true\n"
+    )
+    result = cli("port", "--tool", "--patches", ours)
+    assert result.exit == 1, result.err
+    assert seen.read_bytes() == world.BASE + world.IN_THE_WAY
+    assert Path("port-0.24.0/replay/10-runner", world.PATH).read_bytes() == world.PATCHED
+
+
+def test_a_file_that_the_release_lacks_can_be_retired_or_skipped(
+    cli: Cli, ours: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = {name: text for name, text in world.RELEASES.items() if name < "0.24.0"}
+    monkeypatch.setattr(
+        "overlay.targets.resolution.resolve", lambda name, **_: world.Tree(name, gone)
+    )
+    assert cli("port", "replay", "0.24.0", "--patches", ours).exit == 1
+    shown = cli("port", "--show", "--patches", ours)
+    assert "the release has no such file" in shown.out
+    assert "--retire" in shown.last
+    refused = cli("port", "--continue", "--patches", ours)
+    assert refused.exit == 2
+    assert "--retire or --skip replay" in refused.err
+    assert cli("port", "--skip", "replay", "--patches", ours).exit == 0

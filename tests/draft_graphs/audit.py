@@ -51,7 +51,7 @@ class Audit:
 
     @contextlib.contextmanager
     def untouched_by_capture(self) -> Iterator[None]:
-        """Inside, no KV cell but those of the null block may change."""
+        """Demand that inside no KV cell changes but those of the null block."""
         before = [cache.clone() for cache in self._caches]
         yield
         allowed = self._null_block()
@@ -59,7 +59,7 @@ class Audit:
             self._check_slots("capture", cache, old, allowed)
 
     def watch(self) -> None:
-        """From now on, look at every call."""
+        """Look at every call from now on."""
         graphs = self.proposer.draft_graphs
         if graphs is None:
             return
@@ -136,7 +136,7 @@ class Audit:
             tokens = kwargs["target_token_ids"].shape[0]
             if longest != k + 1 or tokens != live * (k + 1):
                 return False
-            roles = ("first",)
+            roles = ("first", "whole")
         keys = self.proposer.cudagraph_dispatcher.draft_keys
         return any(key.role in roles and key.num_reqs >= live for key in keys)
 
@@ -147,9 +147,9 @@ class Audit:
 
     @staticmethod
     def _expect_no_faults(where: str) -> None:
-        found = graph_safe_attention.faults()
-        if found:
-            raise AuditFailed(f"{where}: {'; '.join(found)}")
+        faults = graph_safe_attention.faults()
+        if faults:
+            raise AuditFailed(f"{where}: {'; '.join(faults)}")
 
     def _foreign(self, kwargs: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
         """Tensors that the graphs may read but not write."""
@@ -180,7 +180,11 @@ class Audit:
             positions = kwargs["target_positions"][last.long()]
         else:
             positions = kwargs["positions"]
-        for step in range(1, proposer.num_speculative_tokens):
+        # A draft model has the next token behind the last one, and dflash one more query.
+        beyond = 0
+        if entry == "propose":
+            beyond = {"draft_model": 1, "dflash": 2}.get(proposer.method, 0)
+        for step in range(1, proposer.num_speculative_tokens + beyond):
             ahead = positions + step
             rows = torch.nonzero(ahead < proposer.max_model_len).flatten()
             ahead = ahead[rows]
@@ -202,8 +206,8 @@ class Audit:
         bits = torch.int16 if cache.element_size() == 2 else torch.int32
         changed = (cache.view(bits) != old.view(bits)).any(3).any(1).flatten() & ~allowed
         if changed.any():
-            found = changed.nonzero().flatten().tolist()[:4]
-            raise AuditFailed(f"{where}: wrote KV slots of others: {found}")
+            slots = changed.nonzero().flatten().tolist()[:4]
+            raise AuditFailed(f"{where}: wrote KV slots of others: {slots}")
 
     def _check_result(self, where: str, drafts: torch.Tensor, live: int) -> None:
         shape = (live, self.proposer.num_speculative_tokens)

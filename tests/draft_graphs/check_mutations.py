@@ -15,7 +15,7 @@ _NOT_COMPARED = one(
 
 
 def _unread(what: str, old: str, sabotage: str, engine: Engine = "eagle3hid") -> Mutation:
-    """The check does not look at `what`, which all graphs read."""
+    """A check that does not look at `what`, which all graphs read."""
     return Mutation(
         f"{what} are not checked",
         "hazard 15",

@@ -38,7 +38,7 @@ def prepare() -> None:
 
 @contextlib.contextmanager
 def no_streams(*args: Any, **kwargs: Any) -> Iterator[None]:
-    """Stands for the context in which vLLM captures: it has streams, which CPU has not."""
+    """Take the place of the context in which vLLM captures, whose streams CPU has not."""
     yield
 
 
@@ -48,7 +48,7 @@ def runner_of(llm: Any) -> Any:
 
 
 def capture_model(llm: Any) -> None:
-    """What a GPU's worker does at the end of its start: the runner captures all its graphs."""
+    """Let the runner capture all its graphs, as a GPU's worker does at the end of its start."""
     from vllm.v1.worker import gpu_model_runner
     from vllm.v1.worker.workspace import init_workspace_manager
 

@@ -1,4 +1,4 @@
-"""Starts `dp_rank.py` and takes the outcomes of its ranks home; the part that pytest imports."""
+"""Start `dp_rank.py` and take the outcomes of its ranks home; the part that pytest imports."""
 
 from __future__ import annotations
 
@@ -145,12 +145,12 @@ def _start(python: Path, folder: Path, engines: Sequence[Engines]) -> None:
 
 
 def _outcomes(folder: Path) -> list[dict[str, DpOutcome]] | RanksFailed:
-    found = []
+    by_rank = []
     for rank in range(RANKS):
         out = folder / f"out-{rank}.json"
         if not out.is_file():
             said = (folder / f"log-{rank}").read_text(encoding="utf-8", errors="replace")
             return RanksFailed(f"rank {rank} finished no run:\n{said[-4000:]}")
         outcomes = json.loads(out.read_text(encoding="utf-8"))
-        found.append({each["name"]: DpOutcome(**each) for each in outcomes})
-    return found
+        by_rank.append({each["name"]: DpOutcome(**each) for each in outcomes})
+    return by_rank

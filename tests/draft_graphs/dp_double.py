@@ -15,7 +15,7 @@ from tests.draft_graphs import harness
 
 
 def prepare() -> None:
-    """What every process needs, the front end included."""
+    """Prepare any process, the front end included."""
     from tests.draft_graphs import cpu_engine
 
     for name, value in harness.ENVIRONMENT.items():
@@ -24,7 +24,7 @@ def prepare() -> None:
 
 
 def install() -> None:
-    """What a process needs in which a worker may live."""
+    """Prepare a process in which a worker may live."""
     from vllm.v1.spec_decode.draft_graphs import upstream
     from vllm.v1.worker.cpu_worker import CPUWorker
 
@@ -37,9 +37,9 @@ def install() -> None:
     stock = CPUWorker.compile_or_warm_up_model
 
     def compile_or_warm_up_model(self: Any) -> Any:
-        found = stock(self)
+        result = stock(self)
         with mock.patch.object(cpu_engine, "runner_of", return_value=self.model_runner):
             cpu_engine.capture_model(SimpleNamespace())
-        return found
+        return result
 
     CPUWorker.compile_or_warm_up_model = compile_or_warm_up_model

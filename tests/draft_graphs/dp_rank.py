@@ -1,4 +1,4 @@
-"""Runs engines of several data-parallel ranks in a vLLM with draft graphs, a process a rank.
+"""Run engines of several data-parallel ranks in a vLLM with draft graphs, a process a rank.
 
 ``python dp_rank.py PLAN.json``. A plan is a list of `Engines`. vLLM is imported once; for each of
 them the ranks are forked from this process, with vLLM's own variables (``VLLM_DP_SIZE`` and so on)
@@ -134,23 +134,23 @@ class DpEngine(harness.Engine):
             mutation=dp_run.mutation if self.rank in dp_run.mutated else (),
             check=False,
         )
-        found = DpOutcome(dp_run.name)
+        own = DpOutcome(dp_run.name)
 
         def serve(llm: Any, requests: Any) -> Any:
-            return lockstep(llm, requests, horizon, found)
+            return lockstep(llm, requests, horizon, own)
 
         with (
             mock.patch.object(run_engine, "serve", serve),
-            watched_drafter(self, found),
-            watched_dummies(self, found),
+            watched_drafter(self, own),
+            watched_dummies(self, own),
         ):
             outcome = self.run(run, scratch, log)
-        return replace(found, trace=self.trace, **vars(outcome))
+        return replace(own, trace=self.trace, **vars(outcome))
 
 
 @contextlib.contextmanager
 def no_capture(fails: bool) -> Iterator[None]:
-    """Inside, a backend that is made refuses to capture if `fails`."""
+    """Let backends that are made inside refuse to capture if `fails`."""
     if not fails:
         yield
         return
@@ -171,7 +171,7 @@ def no_capture(fails: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reaching_layer(model: Any, wanted: bool) -> Iterator[None]:
-    """Inside, the model has a layer that reaches other ranks, if `wanted`."""
+    """Give the model inside a layer that reaches other ranks, if `wanted`."""
     if not wanted:
         yield
         return
@@ -189,14 +189,14 @@ def reaching_layer(model: Any, wanted: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def watched_drafter(engine: DpEngine, found: DpOutcome) -> Iterator[None]:
+def watched_drafter(engine: DpEngine, outcome: DpOutcome) -> Iterator[None]:
     """Count how often the drafter's passes ask other ranks."""
     from vllm.v1.spec_decode import llm_base_proposer
 
     stock = llm_base_proposer.coordinate_batch_across_dp
 
     def coordinate(*args: Any, **kwargs: Any) -> Any:
-        found.agreements += 1
+        outcome.agreements += 1
         return stock(*args, **kwargs)
 
     with mock.patch.object(llm_base_proposer, "coordinate_batch_across_dp", coordinate):
@@ -204,7 +204,7 @@ def watched_drafter(engine: DpEngine, found: DpOutcome) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def watched_dummies(engine: DpEngine, found: DpOutcome) -> Iterator[None]:
+def watched_dummies(engine: DpEngine, outcome: DpOutcome) -> Iterator[None]:
     """Look at the KV caches of all layers, and at the replays, around every dummy batch."""
     core = engine.llm.llm_engine.engine_core
     stock = core.execute_dummy_batch
@@ -215,11 +215,11 @@ def watched_dummies(engine: DpEngine, found: DpOutcome) -> Iterator[None]:
         before = {name: cache.clone() for name, cache in caches.items()}
         replays = sum(graph.replays for graph in engine.backend.graphs)
         stock()
-        found.dummy_batches += 1
-        found.dummy_replays += sum(graph.replays for graph in engine.backend.graphs) - replays
+        outcome.dummy_batches += 1
+        outcome.dummy_replays += sum(graph.replays for graph in engine.backend.graphs) - replays
         for name, cache in caches.items():
-            if not same_bits(cache, before[name]) and name not in found.dummy_writes:
-                found.dummy_writes.append(name)
+            if not same_bits(cache, before[name]) and name not in outcome.dummy_writes:
+                outcome.dummy_writes.append(name)
 
     core.execute_dummy_batch = execute_dummy_batch
     try:
@@ -236,7 +236,9 @@ def same_bits(a: Any, b: Any) -> bool:
     return bool(torch.equal(a.view(bits), b.view(bits)))
 
 
-def lockstep(llm: Any, requests: Any, horizon: int, found: DpOutcome) -> tuple[dict[str, Any], int]:
+def lockstep(
+    llm: Any, requests: Any, horizon: int, outcome: DpOutcome
+) -> tuple[dict[str, Any], int]:
     """`run_engine.serve` for one of several ranks: every rank makes every step.
 
     :param horizon: the last step at which any rank still gets a request.
@@ -262,7 +264,7 @@ def lockstep(llm: Any, requests: Any, horizon: int, found: DpOutcome) -> tuple[d
         own = engine.output_processor.has_unfinished_requests()
         anybody = engine.has_unfinished_requests()  # asks all ranks
         doing = "working" if own else "dummy" if anybody else "nothing"
-        found.steps[doing] = found.steps.get(doing, 0) + 1
+        outcome.steps[doing] = outcome.steps.get(doing, 0) + 1
         if anybody:
             for output in engine.step():
                 if output.finished:

@@ -56,8 +56,8 @@ class Drafter:
 
     @property
     def keys(self) -> list[str]:
-        found = self.proposer.cudagraph_dispatcher.draft_keys
-        return [f"{key.role} {key.num_reqs}" for key in found]
+        captured = self.proposer.cudagraph_dispatcher.draft_keys
+        return [f"{key.role} {key.num_reqs}" for key in captured]
 
     def batch(self, reqs: int = 3) -> dict[str, Any]:
         """A uniform batch that a graph holds; smaller if the KV cache is."""

@@ -1,4 +1,4 @@
-"""Ends a run at its first wrong draft, where that is what must show a bug.
+"""End a run at its first wrong draft, where that is what must show a bug.
 
 A bug that spoils drafts makes its requests take two or three times as many steps, and all that is
 asked is whether any draft is wrong.
@@ -53,7 +53,7 @@ class Watch:
 def ending_there(
     engine: Any, requests: Any, steps: Mapping[str, list[Any]], rule: Any
 ) -> Iterator[None]:
-    """Inside, a step of the engine that shows a wrong draft raises once it is done.
+    """Let a step of the engine, while inside, raise if it shows a wrong draft.
 
     :raises WrongDraft: from the engine's step.
     """

@@ -43,9 +43,9 @@ FAULTS = torch.zeros(len(FAULT_NAMES), dtype=torch.int64)
 
 def faults() -> list[str]:
     """What was seen since the last call."""
-    found = [name for name, count in zip(FAULT_NAMES, FAULTS.tolist(), strict=True) if count]
+    names = [name for name, count in zip(FAULT_NAMES, FAULTS.tolist(), strict=True) if count]
     FAULTS.zero_()
-    return found
+    return names
 
 
 @dataclass

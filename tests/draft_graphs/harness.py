@@ -1,8 +1,8 @@
-"""Runs in a vLLM on CPU that has the draft graphs: real engines, real replays, everything watched.
+"""Run real engines in a vLLM on CPU that has the draft graphs, and watch every replay.
 
 ``python harness.py PLAN.json --out RESULT.json``. A plan is a list of engines; each engine serves
 its requests once per run of its own, and before each run the draft graphs are made and captured
-anew by the module's own code. See `Plan` and `Run`; what comes back is one `Outcome` a run.
+again by the module's own code. See `Plan` and `Run`; what comes back is one `Outcome` a run.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Run:
     :ivar mode: `OVERLAY_DRAFT_GRAPHS`.
     :ivar ladder: the sizes to capture instead of the module's own.
     :ivar mutation: edits of the package, to be made before anything else;
-        the old text must stand there exactly once.
+        the old text must be there exactly once.
     :ivar sabotage: a name in `sabotage.SABOTAGES`, done after the capture and undone at the end.
     :ivar check: `OVERLAY_DRAFT_GRAPHS_CHECK`.
     :ivar profile_fails: whether no graph can be captured for vLLM's profile of their memory.

@@ -1,4 +1,4 @@
-"""Calls `harness.py` in the environment of a patched vLLM; the part that pytest imports."""
+"""Call `harness.py` in the environment of a patched vLLM; the part that pytest imports."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def make_spec(models: Path, draft: str, k: int, **more: Any) -> dict[str, Any]:
 
 
 def run_harness(
-    python: Path, plans: Sequence[Plan], *, processes: int = 2, timeout: float = 900
+    python: Path, plans: Sequence[Plan], *, processes: int = 2, timeout: float = 3600
 ) -> list[dict[str, Outcome]]:
     """The outcomes of every plan, by the names of its runs.
 
@@ -67,7 +67,7 @@ def run_harness(
         min(shares, key=lambda share: sum(2 + len(plans[each].runs) for each in share)).append(
             number
         )
-    found: dict[int, dict[str, Outcome]] = {}
+    by_plan: dict[int, dict[str, Outcome]] = {}
     with ThreadPoolExecutor(processes) as pool:
         tasks = {
             pool.submit(_run_one_harness, python, [plans[each] for each in share], timeout): share
@@ -75,8 +75,8 @@ def run_harness(
             if share
         }
         for task, share in tasks.items():
-            found.update(zip(share, task.result(), strict=True))
-    return [found[number] for number in range(len(plans))]
+            by_plan.update(zip(share, task.result(), strict=True))
+    return [by_plan[number] for number in range(len(plans))]
 
 
 def _run_one_harness(
@@ -100,8 +100,8 @@ def _run_one_harness(
         if ended.returncode != 0 or not out.is_file():
             said = log.read_text(encoding="utf-8", errors="replace")
             raise HarnessFailed(f"ended with status {ended.returncode}:\n{said[-4000:]}")
-        found = json.loads(out.read_text(encoding="utf-8"))
-    return [{each["name"]: Outcome(**each) for each in outcomes} for outcomes in found]
+        by_plan = json.loads(out.read_text(encoding="utf-8"))
+    return [{each["name"]: Outcome(**each) for each in outcomes} for outcomes in by_plan]
 
 
 def expect_right(outcome: Outcome) -> None:

@@ -40,6 +40,12 @@ class Junk:
         self._fill(buffers.rejected, 0, self.k + 1)
         self._fill(buffers.block_table, 1, self.slots // proposer.block_size)
         self._fill(buffers.padding_bits, -1, 1)
+        if buffers.target_tokens is not None:
+            self._fill(buffers.target_tokens, 3, self.vocab)
+            # Near the end, where whatever is counted on from there runs over.
+            self._fill(buffers.target_positions, longest - 2, longest)
+        if buffers.whole_drafts is not None:
+            self._fill(buffers.whole_drafts, 3, self.vocab)
         proposer.hidden_states[:tokens].fill_(float("nan"))
         if buffers.target_hidden is not None:
             buffers.target_hidden.fill_(float("nan"))
@@ -48,7 +54,13 @@ class Junk:
         """What padded rows of a graph read: hidden states, and token ids."""
         buffers, proposer = self.buffers, self.proposer
         tokens = buffers.padding_slots.shape[0]
-        first = live * (self.k + 1) if role == "first" else live
+        first = live * (self.k + 1) if role in ("first", "whole") else live
+        if buffers.target_tokens is not None and role in ("first", "whole"):
+            self._fill(buffers.target_tokens[first:], 3, self.vocab)
+            self._fill(buffers.next_tokens[live:], 3, self.vocab)
+            if buffers.target_hidden is not None:
+                buffers.target_hidden[first:].fill_(float("nan"))
+            return
         proposer.hidden_states[first:tokens].fill_(float("nan"))
         if role == "first":
             self._fill(proposer.input_ids[first:tokens], 3, self.vocab)

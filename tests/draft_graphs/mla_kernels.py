@@ -206,15 +206,15 @@ def _stand_ins() -> dict[str, Any]:
     from vllm.v1.attention.backends import fa_utils
 
     names = ("vllm.vllm_flash_attn", "flashinfer", "flashinfer.decode", "flashinfer.utils")
-    found: dict[str, Any] = {name: ModuleType(name) for name in names}
-    for where in (found["vllm.vllm_flash_attn"], fa_utils):
+    modules: dict[str, Any] = {name: ModuleType(name) for name in names}
+    for where in (modules["vllm.vllm_flash_attn"], fa_utils):
         where.flash_attn_varlen_func = flash_attn_varlen_func
         where.get_scheduler_metadata = get_scheduler_metadata
     kernel = trtllm_batch_decode_with_kv_cache_mla
-    found["flashinfer.decode"].trtllm_batch_decode_with_kv_cache_mla = kernel
-    utils = found["flashinfer.utils"]
+    modules["flashinfer.decode"].trtllm_batch_decode_with_kv_cache_mla = kernel
+    utils = modules["flashinfer.utils"]
     utils.get_device_sm_count = utils.get_trtllm_gen_multi_ctas_kv_counter_bytes = None
-    return found
+    return modules
 
 
 @cache

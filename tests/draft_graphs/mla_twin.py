@@ -226,7 +226,7 @@ SHAPES = tuple(
 
 
 def inspect(backend: str, threshold: int, graphs: Any) -> None:
-    """The first pass is captured where it is no prefill, and the address check sees MLA."""
+    """The first pass is captured where it is not a prefill, and the address check sees MLA."""
     captured, full = graphs.captured, graphs._facts.num_speculative_tokens + 1
     roles = {key.role for key in captured.graphs}
     assert ("first" in roles) == (full <= threshold), f"{backend}: captured {roles}"
@@ -271,11 +271,11 @@ def main() -> None:
     shapes = [shape for shape in SHAPES if arguments.only in shape.backend]
     for number, shape in enumerate(shapes):
         dice = random.Random(arguments.seed * 1000 + number)
-        found = run(shape, arguments.cases, dice)
-        used.setdefault(shape.backend, Counter()).update(found)
+        counts = run(shape, arguments.cases, dice)
+        used.setdefault(shape.backend, Counter()).update(counts)
         if shape.backend == "TRITON_MLA" and shape.k > 1:
-            found = run(shape, arguments.cases, dice, single=True)
-            used.setdefault("TRITON_MLA, single tokens", Counter()).update(found)
+            counts = run(shape, arguments.cases, dice, single=True)
+            used.setdefault("TRITON_MLA, single tokens", Counter()).update(counts)
     print("TWIN " + json.dumps(used))
 
 

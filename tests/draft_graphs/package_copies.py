@@ -72,7 +72,7 @@ def load_package(mutation: tuple[Edit, ...], folder: Path) -> Modules:
 
 @contextlib.contextmanager
 def changed_hooks(mutation: tuple[Edit, ...]) -> Iterator[None]:
-    """Inside, upstream's `propose` has those changes of the mutation that are meant for it.
+    """Make those changes of the mutation, while inside, that are meant for upstream's `propose`.
 
     :raises EditError: if an edit does not fit it.
     """

@@ -63,7 +63,7 @@ def _key(tensor: torch.Tensor) -> int:
 
 
 def _alias(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory under a tensor of our own: a later `t.data = ...` does not move it."""
+    """The same memory under a new tensor: a later `t.data = ...` does not move it."""
     alias = torch.empty(0, dtype=tensor.dtype)
     return alias.set_(
         tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
@@ -274,10 +274,10 @@ class RecordedGraph:
         self._count_references()
         for memory in self.memory.values():
             if memory.orphaned():
-                found = memory.describe()
+                description = memory.describe()
                 self.reset()
                 raise CaptureRefused(
-                    f"{self.name}: {found}, was made inside the capture by something "
+                    f"{self.name}: {description}, was made inside the capture by something "
                     "that no dispatcher sees (host data, compiled code)"
                 )
         self.captured = True

@@ -52,7 +52,7 @@ def _parameter(proposer: Any) -> Undo:
 
 
 def _model_buffer(proposer: Any) -> Undo:
-    """As a model that computes a table anew: a new buffer under the old name."""
+    """Put a new buffer under the old name, as a model does that computes a table again."""
     owner, name, old = next(
         (module, name, tensor)
         for module in proposer.model.modules()
@@ -76,17 +76,17 @@ def _metadata(proposer: Any) -> Undo:
     from tests.draft_graphs import graph_safe_attention
 
     captured = _buffers(proposer).seq_lens.untyped_storage().data_ptr()
-    found = [
+    tables = [
         (each, each.seq_lens)
         for each in gc.get_objects()
         if type(each) is graph_safe_attention.GraphSafeMetadata
         and each.seq_lens.untyped_storage().data_ptr() == captured
     ]
-    for metadata, old in found:
+    for metadata, old in tables:
         metadata.seq_lens = old.clone()
 
     def undo() -> None:
-        for metadata, old in found:
+        for metadata, old in tables:
             metadata.seq_lens = old
 
     return undo
@@ -120,7 +120,7 @@ def _offsets(proposer: Any) -> Undo:
     return undo
 
 
-#: By what the address check must name; "..." stands for anything.
+#: By what the address check must name; "..." is for anything.
 SABOTAGES: dict[str, Sabotage] = {
     "proposer.input_ids": _attribute(_proposer, "input_ids"),
     "proposer.positions": _attribute(_proposer, "positions"),

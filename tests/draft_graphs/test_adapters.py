@@ -31,11 +31,11 @@ def written_rows(tokens: int, rows: int) -> list[int]:
         text=True,
         capture_output=True,
         check=False,
-        timeout=120,
+        timeout=600,
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
-    found: list[int] = json.loads(ended.stdout.splitlines()[-1])["written"]
-    return found
+    written: list[int] = json.loads(ended.stdout.splitlines()[-1])["written"]
+    return written
 
 
 def test_upstreams_kernel_writes_beyond_the_rows_of_a_later_pass() -> None:

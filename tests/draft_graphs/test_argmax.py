@@ -44,9 +44,9 @@ def split_always() -> Any:
 @given(logits=logits())
 def test_it_is_argmax(logits: Any) -> None:
     with split_always():
-        found = split_argmax.first_largest(logits)
-    assert found.dtype == torch.int64
-    assert found.tolist() == logits.argmax(dim=-1).tolist()
+        tokens = split_argmax.first_largest(logits)
+    assert tokens.dtype == torch.int64
+    assert tokens.tolist() == logits.argmax(dim=-1).tolist()
 
 
 @given(logits=logits())
@@ -56,8 +56,8 @@ def test_the_proposer_s_own_sampling_has_it(logits: Any) -> None:
             return (hidden_states + 0).argmax(dim=-1)
 
     with split_always():
-        found = argmax.greedy_sample(Proposer(), logits)
-    assert found.tolist() == logits.argmax(dim=-1).tolist()
+        tokens = argmax.greedy_sample(Proposer(), logits)
+    assert tokens.tolist() == logits.argmax(dim=-1).tolist()
 
 
 def test_only_the_argmax_of_a_matrix_s_rows_is_split(monkeypatch: pytest.MonkeyPatch) -> None:

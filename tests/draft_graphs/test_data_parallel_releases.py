@@ -143,9 +143,9 @@ def test_what_the_ranks_vote_with_is_there(release: str) -> None:
 def other_ranks() -> re.Pattern[str]:
     """`ranks._OTHER_RANKS`, out of a module that only torch can import."""
     text = (FOLDER / "draft_graphs" / "ranks.py").read_text(encoding="utf-8")
-    found = re.search(r'^_OTHER_RANKS = re\.compile\(r"(.*)"\)$', text, re.MULTILINE)
-    assert found is not None
-    return re.compile(found[1])
+    match = re.search(r'^_OTHER_RANKS = re\.compile\(r"(.*)"\)$', text, re.MULTILINE)
+    assert match is not None
+    return re.compile(match[1])
 
 
 OTHER_RANKS = other_ranks()
@@ -176,11 +176,11 @@ def names(tree: ast.AST) -> set[str]:
 
 @pytest.mark.parametrize("path", DENSE)
 def test_layers_of_eagle_heads_name_no_other_rank(release: str, path: str) -> None:
-    found = names(source(release, f"model_executor/{path}"))
-    assert not [name for name in found if OTHER_RANKS.search(name)]
+    named = names(source(release, f"model_executor/{path}"))
+    assert not [name for name in named if OTHER_RANKS.search(name)]
 
 
 @pytest.mark.parametrize(("path", "name"), EXPERTS)
 def test_layers_of_experts_name_other_ranks(release: str, path: str, name: str) -> None:
-    found = names(scope(source(release, f"model_executor/{path}"), name))
-    assert [name for name in found if OTHER_RANKS.search(name)]
+    named = names(scope(source(release, f"model_executor/{path}"), name))
+    assert [name for name in named if OTHER_RANKS.search(name)]

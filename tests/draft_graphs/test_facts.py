@@ -119,10 +119,10 @@ PLAIN = policy.Facts(
 
 def changed(proposer: Any, backend: Any = None) -> dict[str, Any]:
     """The facts that differ from those of a plain configuration, with their values."""
-    found = read(proposer, backend)
+    facts = read(proposer, backend)
     names = [field.name for field in fields(PLAIN)]
     return {
-        name: getattr(found, name) for name in names if getattr(found, name) != getattr(PLAIN, name)
+        name: getattr(facts, name) for name in names if getattr(facts, name) != getattr(PLAIN, name)
     }
 
 
@@ -232,11 +232,11 @@ def subclasses() -> Iterator[type]:
 
 def test_other_proposers_are_refused_by_their_class() -> None:
     for cls in subclasses():
-        found = read(make_proposer(cls))
-        assert found.proposer_class == f"{cls.__module__}.{cls.__name__}"
-        if found.proposer_class in policy.DRAFTERS:
+        facts = read(make_proposer(cls))
+        assert facts.proposer_class == f"{cls.__module__}.{cls.__name__}"
+        if facts.proposer_class in policy.DRAFTERS:
             continue
-        decision = policy.decide("auto", found, policy.GRAPH_ATTENTION_BACKENDS)
+        decision = policy.decide("auto", facts, policy.GRAPH_ATTENTION_BACKENDS)
         assert decision.refusals[0].startswith(f"{cls.__name__} drafts otherwise")
 
 

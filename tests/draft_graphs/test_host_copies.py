@@ -124,7 +124,7 @@ def test_a_value_that_is_read_is_seen(inference: bool) -> None:
     for read in (lambda tensor: tensor.item(), int, bool):
         host: Counter[str] = Counter()
         with torch.inference_mode(inference):
-            one = torch.ones(1)
+            value = torch.ones(1)
             with OperatorWatch(Counter(), host):
-                read(one)
+                read(value)
         assert host

@@ -42,10 +42,10 @@ def test_the_smallest_graph_that_holds_the_batch_is_dispatched(
     for size in sizes:
         captured.add(keys.draft_key(role, size, k))
     per_request = keys.tokens_per_request(role, k)
-    found = captured.dispatch(role, reqs * per_request, reqs, k)
+    key = captured.dispatch(role, reqs * per_request, reqs, k)
     fitting = [size for size in sizes if size >= reqs]
     expected = keys.draft_key(role, min(fitting), k) if fitting and reqs > 0 else None
-    assert found == expected
+    assert key == expected
 
 
 @given(sizes=SIZES, k=KS, reqs=st.integers(1, 45), tokens=st.integers(0, 500))

@@ -239,12 +239,13 @@ def test_sampled_drafts_have_graphs_and_probabilities(log: list[str]) -> None:
     assert torch.allclose(probs.sum(-1), torch.ones(3, 3))
     # Those of a first pass that was upstream's are not at hand.
     assert drafter.later_steps(**sampled) is None
-    assert drafter.propose() is not None
+    greedy = Metadata(all_greedy=True, all_random=False, temperature=None)
+    assert drafter.propose(sampling_metadata=greedy) is not None
     assert drafter.proposer._last_draft_probs is None, "vLLM would take those of earlier drafts"
     # Greedy drafts for sampled requests are what upstream drafts, too.
-    greedy = Drafter()
-    greedy.capture()
-    assert greedy.propose(**sampled) is not None
+    without = Drafter()
+    without.capture()
+    assert without.propose(**sampled) is not None
 
 
 def test_the_largest_batches_are_upstreams() -> None:

@@ -53,11 +53,11 @@ PARTS = ("eagle3hid", "eagle3hid again", "eagle3", "kernel blocks")
 def mutations_of(part: str) -> list[Mutation]:
     """The mutations that run in one of the engines."""
     engine = part.removesuffix(" again")
-    found = [each for each in MUTATIONS if each.engine == engine]
+    mutations = [each for each in MUTATIONS if each.engine == engine]
     if engine != "eagle3hid":
-        return found
-    half = len(found) // 2
-    return found[:half] if part == engine else found[half:]
+        return mutations
+    half = len(mutations) // 2
+    return mutations[:half] if part == engine else mutations[half:]
 
 
 def plan_for(part: str, models: Path, wanted: Collection[str]) -> Plan:

@@ -43,7 +43,7 @@ def run_twin(patched: PrivateCopy, script: str, *options: str) -> subprocess.Com
             text=True,
             capture_output=True,
             check=False,
-            timeout=600,
+            timeout=1800,
         )
 
 

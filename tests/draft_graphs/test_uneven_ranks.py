@@ -25,13 +25,13 @@ def test_the_rank_with_fewer_records_the_rest(patched_python: Path) -> None:
         [str(patched_python), str(SCRIPT), port, "5", "3"],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [line[5:] for line in done.stdout.splitlines() if line.startswith("RANK ")]
-    found = sorted((json.loads(line) for line in lines), key=lambda rank: int(rank["rank"]))
-    assert found == [
+    results = sorted((json.loads(line) for line in lines), key=lambda rank: int(rank["rank"]))
+    assert results == [
         {"rank": 0, "recorded": 5, "captures": 0},
         {"rank": 1, "recorded": 5, "captures": 1},
     ]

@@ -6,6 +6,7 @@ draft_model with another vocabulary than the target's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,9 +91,10 @@ def use_expanding_kernels() -> None:
     from vllm.v1.spec_decode import dflash, llm_base_proposer
 
     name = "copy_and_expand_eagle_inputs_kernel"
-    setattr(llm_base_proposer, name, getattr(cpu_triton_utils, name))
+    setattr(llm_base_proposer, name, AnyGrid(getattr(cpu_triton_utils, f"_{name}_impl")))
     name = "copy_and_expand_dflash_inputs_kernel"  # has no stand-in on CPU until 0.24
-    setattr(dflash, name, getattr(cpu_triton_utils, name, _AnyGrid()))
+    stand_in = getattr(cpu_triton_utils, f"_{name}_impl", expand_dflash_inputs)
+    setattr(dflash, name, AnyGrid(stand_in))
     for module in (llm_base_proposer, dflash):
         # Functions of Triton's that are host arithmetic, and missing with it.
         module.triton = SimpleNamespace(
@@ -101,11 +103,14 @@ def use_expanding_kernels() -> None:
         )
 
 
-class _AnyGrid:
-    """`expand_dflash_inputs` where a Triton kernel is expected."""
+class AnyGrid:
+    """A function in the place of a Triton kernel, which is launched with a grid."""
 
-    def __getitem__(self, grid: Any) -> Any:
-        return expand_dflash_inputs
+    def __init__(self, function: Callable[..., None]) -> None:
+        self.function = function
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return self.function
 
 
 def expand_dflash_inputs(

@@ -77,9 +77,9 @@ def rank_main(rank: int, port: str, recorded: list[int]) -> None:
         mock.patch("vllm._custom_ops.get_graph_buffer_ipc_meta", ipc_meta),
     ):
         ranks.even_out_recorded_all_reduces(backend)
-    found = {"rank": rank, "recorded": custom.recorded, "captures": backend.captures}
+    result = {"rank": rank, "recorded": custom.recorded, "captures": backend.captures}
     # In one piece: the ranks share the pipe.
-    os.write(1, f"RANK {json.dumps(found)}\n".encode())
+    os.write(1, f"RANK {json.dumps(result)}\n".encode())
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from vllm.v1.spec_decode.draft_graphs.policy import Facts
 from tests.draft_graphs import graph_safe_attention, twin_sampling
 from tests.draft_graphs.recorded_backend import RecordedBackend
 from tests.draft_graphs.twin_drafters import (
+    AnyGrid,
     extra_attributes,
     proposer_class,
     use_expanding_kernels,
@@ -257,17 +258,17 @@ def cloned(batch: dict[str, Any]) -> dict[str, Any]:
 def tensors(batch: dict[str, Any]) -> dict[str, torch.Tensor]:
     """All tensors of a batch by name."""
     common = vars(batch["common_attn_metadata"])
-    found = {**batch, **common}
-    return {name: each for name, each in found.items() if isinstance(each, torch.Tensor)}
+    inputs = {**batch, **common}
+    return {name: each for name, each in inputs.items() if isinstance(each, torch.Tensor)}
 
 
 def counted(used: Counter[str], name: str, stock: Callable[..., Any]) -> Callable[..., Any]:
     """`stock`, with its answers counted."""
 
     def call(**kwargs: Any) -> Any:
-        found = stock(**kwargs)
-        used[f"{name} {'used' if found is not None else 'declined'}"] += 1
-        return found
+        result = stock(**kwargs)
+        used[f"{name} {'used' if result is not None else 'declined'}"] += 1
+        return result
 
     return call
 
@@ -317,12 +318,12 @@ def run_shape(
             proposer.draft_graphs, before_call = graphs, used["propose used"]
             mine = cloned(batch)
             torch.manual_seed(case)
-            found = draft(proposer, mine)
+            drafts = draft(proposer, mine)
             where = f"case {case} of {shape}, {reqs} requests"
             beyond = int(proposer.model.beyond)
             proposer.model.beyond.zero_()
             assert not beyond, f"{where}: {beyond} positions beyond the longest"
-            assert torch.equal(found, expected), f"{where}: {found} is not {expected}"
+            assert torch.equal(drafts, expected), f"{where}: {drafts} is not {expected}"
             own = proposer._last_draft_probs
             twin_sampling.require_equal_probabilities(shape, own, probs, where)
             assert torch.allclose(cache[1:], upstream[1:], atol=1e-4), f"{where}: KV cache"
@@ -345,7 +346,7 @@ def use_cpu_kernels() -> None:
     from vllm.v1.spec_decode import utils
 
     name = "eagle_step_slot_mapping_metadata_kernel"
-    setattr(utils, name, getattr(cpu_triton_utils, name))
+    setattr(utils, name, AnyGrid(getattr(cpu_triton_utils, f"_{name}_impl")))
     use_expanding_kernels()
 
 

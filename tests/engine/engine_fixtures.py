@@ -1,6 +1,6 @@
 """Fixtures for tests that need a real engine, and the notice that there was none.
 
-Where ``.cache/engine`` does not stand yet, it is made first (about three minutes).
+Where ``.cache/engine`` is not there yet, it is made first (about three minutes).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def overlay(*arguments: str | Path, expect: int = 0) -> str:
         text=True,
         capture_output=True,
         check=False,
-        timeout=120,
+        timeout=600,
     )
     if ended.returncode != expect:
         raise OverlayFailed(

@@ -1,4 +1,4 @@
-"""Drafters broken on purpose, to show that the oracle notices.  ``post_load`` hooks."""
+"""Hooks (``post_load``) that break the drafter, to show that the oracle notices."""
 
 from __future__ import annotations
 

@@ -56,18 +56,18 @@ def hash_files(folder: Path) -> dict[str, str]:
 
     Bytecode is left out: Python writes it while an engine runs.
     """
-    found = {}
+    hashes = {}
     for path in sorted(folder.rglob("*")):
         if BYTECODE in path.parts:
             continue
         name = path.relative_to(folder).as_posix()
         if path.is_symlink():
-            found[name] = f"link to {path.readlink()}"
+            hashes[name] = f"link to {path.readlink()}"
         elif path.is_file():
-            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+            hashes[name] = hashlib.sha256(path.read_bytes()).hexdigest()
         elif not any(path.iterdir()):
-            found[name] = "empty folder"
-    return found
+            hashes[name] = "empty folder"
+    return hashes
 
 
 def orphaned_bytecode(folder: Path) -> list[str]:

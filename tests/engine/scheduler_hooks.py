@@ -36,7 +36,7 @@ def room_for_first_drafts() -> None:
 
 
 def no_room_for_first_drafts() -> None:
-    """Give it none, as up to 0.22.1."""
+    """Give such a request no room, as up to 0.22.1."""
     from vllm.v1.core.kv_cache_manager import KVCacheManager
 
     _change_room(KVCacheManager, lambda given: 0)

@@ -22,12 +22,12 @@ PROMPTS = make_requests(8, tokens=24, lengths=(31, 31))
 
 
 @pytest.mark.parametrize(
-    ("pre", "found"),
+    ("pre", "faults"),
     [((NO_ROOM,), ["two tokens go to one slot"]), ((ROOM, NO_ROOM), [])],
     ids=["no room", "room"],
 )
 def test_first_drafts_without_room_may_share_a_slot(
-    pre: tuple[str, ...], found: list[str], engine_python: Path, tiny_models: Path
+    pre: tuple[str, ...], faults: list[str], engine_python: Path, tiny_models: Path
 ) -> None:
     spec = EngineSpec(
         str(tiny_models),
@@ -41,4 +41,4 @@ def test_first_drafts_without_room_may_share_a_slot(
         env={"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
     )
     result = launch(engine_python, spec, env={"OVERLAY": "off"})
-    assert result["hooks"]["scheduler_hooks:faults"] == found
+    assert result["hooks"]["scheduler_hooks:faults"] == faults

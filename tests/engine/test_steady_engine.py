@@ -31,7 +31,11 @@ SPEC = EngineSpec(
 )
 
 
-@pytest.fixture(scope="module", params=["on", pytest.param("off", marks=pytest.mark.thorough)])
+#: Off, vLLM's own code runs, as in `test_engine_unchanged.py`.
+OFF = pytest.param("off", marks=pytest.mark.thorough)
+
+
+@pytest.fixture(scope="module", params=["on", OFF])
 def ran(
     request: pytest.FixtureRequest,
     engine_python: Path,

@@ -109,7 +109,7 @@ def test_a_mark_on_a_context_line_stands_for_both_sides() -> None:
         ("Origin: vllm-overlay\n", "Origin:\n", 1, "header Origin is missing or empty"),
         ("Forwarded:", "Forwarded-To:", 6, "unknown header Forwarded-To"),
         ("Forwarded:", "forwarded:", 6, "write Forwarded:"),
-        ("Forwarded: not-needed", "Origin: x", 6, "stands twice"),
+        ("Forwarded: not-needed", "Origin: x", 6, "is there twice"),
         ("2026-11-20\n---", "20 November\n---", 7, "not a date"),
         ("2026-11-20\n---", "2026-13-01\n---", 7, "not a date"),
         ("2026-11-20\n---", "20261120\n---", 7, "not a date"),

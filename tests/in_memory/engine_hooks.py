@@ -21,7 +21,11 @@ def live(llm: Any) -> Any:
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     # Other engines may run on this machine.
-    return [one for one in json.loads(done.stdout)["processes"] if one["engine"] == os.getpid()]
+    return [
+        process
+        for process in json.loads(done.stdout)["processes"]
+        if process["engine"] == os.getpid()
+    ]

@@ -17,7 +17,7 @@ NEEDED = ("platformdirs",)
 
 
 def copy_tree(folder: Path, wanted: Callable[[str], bool]) -> None:
-    """Copy the files of the repository as they stand, without what git ignores."""
+    """Copy the files of the repository as they are, without what git ignores."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"],
         cwd=REPOSITORY,
@@ -42,13 +42,13 @@ def install_beside(folder: Path) -> Path:
     subprocess.run(
         [*pip, "--no-build-isolation", "--target", str(beside), str(source)],
         check=True,
-        timeout=120,
+        timeout=600,
     )
     for name in NEEDED:
-        found = importlib.util.find_spec(name)
-        assert found is not None
-        assert found.origin is not None
-        shutil.copytree(Path(found.origin).parent, beside / name)
+        package = importlib.util.find_spec(name)
+        assert package is not None
+        assert package.origin is not None
+        shutil.copytree(Path(package.origin).parent, beside / name)
     return beside
 
 

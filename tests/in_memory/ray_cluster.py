@@ -38,13 +38,13 @@ def describe(worker: Any) -> dict[str, Any]:
     """What the worker's process runs, by its record; called there."""
     from overlay.processes import records
 
-    (own,) = [one for one in records.read_all() if one.pid == os.getpid()]
+    (own,) = [record for record in records.read_all() if record.pid == os.getpid()]
     return {
         "digest": own.digest,
         "rank": own.rank,
         "role": own.role,
         "summary": own.summary,
-        "modules": {one.module: one.state for one in own.modules},
+        "modules": {module.module: module.state for module in own.modules},
         "mode": os.environ.get("OVERLAY_DRAFT_GRAPHS"),
     }
 
@@ -85,15 +85,15 @@ def run(plan: dict[str, Any]) -> list[dict[str, Any]]:
     ray.get([a.update_environment_variables.remote([variables] * world) for a in actors])
     ray.get([actor.init_worker.remote(arguments) for actor in actors])
     made = [actor.init_device.remote() for actor in actors]
-    found: list[dict[str, Any]] = []
+    workers: list[dict[str, Any]] = []
     for rank, (actor, task) in enumerate(zip(actors, made, strict=True)):
         try:
-            ray.get(task, timeout=150)
+            ray.get(task, timeout=300)
             said = ray.get(actor.execute_method.remote(describe))
-            found.append({"rank": rank, "error": None, **said})
+            workers.append({"rank": rank, "error": None, **said})
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the result
-            found.append({"rank": rank, "error": f"{type(error).__name__}: {error}"})
-    return found
+            workers.append({"rank": rank, "error": f"{type(error).__name__}: {error}"})
+    return workers
 
 
 def main() -> None:

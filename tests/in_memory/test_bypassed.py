@@ -1,4 +1,4 @@
-"""Another tool's finder that never asks ours: pristine code must not pass for patched code."""
+"""Another tool's finder that never asks the overlay: pristine code must not pass for patched."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHOW = """
 import json
 import overlay.in_memory.plugin as p
 record = p._process.record
-shown = {**record._asdict(), "modules": [one._asdict() for one in record.modules]}
+shown = {**record._asdict(), "modules": [module._asdict() for module in record.modules]}
 print(json.dumps({**shown, "planned": p._process.activation.digest}))
 """
 EVERY, PROPOSER = "PREFIX = 'vllm.'\n", "PREFIX = 'vllm.v1.spec_decode.proposer'\n"
@@ -82,7 +82,7 @@ def test_without_a_requirement_it_is_said_once_and_recorded(box: Box, prefix: st
     record = json.loads(done.stdout)
     assert record["summary"] == "demo (memory) but vllm.v1.spec_decode.proposer unpatched"
     assert record["digest"] != record.pop("planned")
-    modules = tuple(records.ModuleRecord(**one) for one in record.pop("modules"))
+    modules = tuple(records.ModuleRecord(**module) for module in record.pop("modules"))
     (module,) = modules
     assert module.scopes == {"SpecDecodeBaseProposer._first": "unpatched"}
     said = live.problem(records.ProcessRecord(**record, modules=modules), [])
@@ -187,7 +187,7 @@ def test_a_later_vllm_without_a_name_of_ours_starts_unless_a_feature_is_required
     assert done.returncode != 0
     assert "HookError: vllm-overlay: " + name + " is not as expected" in done.stderr
     assert "AttributeError: " in done.stderr.partition("direct cause")[0]
-    # Nothing of ours is active.
+    # No import hook of the overlay is active.
     box.run(code, OVERLAY="off")
     box.run(code, OVERLAY="disk")
     box.run(code, OVERLAY_PATCHES="")

@@ -45,18 +45,18 @@ def decorators() -> types.ModuleType:
 
 
 def forward() -> None:
-    """Stands for a model's forward."""
+    """A model's forward, as far as its key goes."""
 
 
 @pytest.fixture
 def kept_apart(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[Path, str]]:
     def look(key: str) -> tuple[Path, str]:
-        found = registry(), decorators()
-        for module in found:
+        places = registry(), decorators()
+        for module in places:
             monkeypatch.setitem(sys.modules, module.__name__, module)
         if key:
             caches.keep_apart(key)
-        return found[0]._LazyRegisteredModel().where(), found[1].key_of(forward)
+        return places[0]._LazyRegisteredModel().where(), places[1].key_of(forward)
 
     return look
 

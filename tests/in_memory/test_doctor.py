@@ -79,19 +79,19 @@ def test_doctor_tells_everything_on_one_page(box: Box) -> None:
     assert page["vllm"]["found"].startswith("on sys.path")
     assert page["python"]["executable"] == sys.executable
     assert page["environment"]["set"]["OVERLAY_DRAFT_GRAPHS"] == "off"
-    (ours,) = [one for one in page["plugins"] if "0.1.0" in one["distribution"]]
+    (ours,) = [plugin for plugin in page["plugins"] if "0.1.0" in plugin["distribution"]]
     assert ours["runs"]
     assert "V2 for dense models" in page["model_runner"]
     assert "does not use draft-graphs" in page["model_runner"]
     assert page["cache"]["folder"] == str(box.cache / "modules")
-    features = {one["feature"]: one["state"] for one in data["targets"][0]["features"]}
+    features = {feature["feature"]: feature["state"] for feature in data["targets"][0]["features"]}
     assert features["demo"] == "pristine"
     text = command(box, "doctor").stdout
     for word in ("python", "torch", "plugins", "cache", "model runner", "demo", "vLLM 0.26.0"):
         assert word in text
 
 
-#: Everything that a bug report needs -> where it stands in the JSON, and how its section begins.
+#: Everything that a bug report needs -> its place in the JSON, and how its section begins.
 PAGE = {
     "the overlay": ("overlay", "version", "overlay\n  version: "),
     "Python": ("python", "version", "python\n  version: "),
@@ -188,9 +188,9 @@ def test_doctor_finds_that_there_is_no_vllm(box: Box, tmp_path: Path) -> None:
     needed = tmp_path / "needed"
     needed.mkdir()
     for name in NEEDED:
-        found = importlib.util.find_spec(name)
-        if found is not None and found.origin is not None:
-            file = Path(found.origin)
+        package = importlib.util.find_spec(name)
+        if package is not None and package.origin is not None:
+            file = Path(package.origin)
             place = file.parent if file.name == "__init__.py" else file
             (needed / place.name).symlink_to(place)
     done = subprocess.run(
@@ -211,8 +211,8 @@ def test_doctor_finds_two_overlays_and_a_missing_plugin() -> None:
         {**ours, "distribution": "vllm-overlay 1", "value": "overlay.plugin:register"},
         {**ours, "distribution": "fork 2", "value": "fork.plugin:register"},
     ]
-    (found,) = diagnosis.plugin_problems(two)
-    assert "vllm-overlay 1 (overlay.plugin:register), fork 2" in found
+    (problem,) = diagnosis.plugin_problems(two)
+    assert "vllm-overlay 1 (overlay.plugin:register), fork 2" in problem
     (missing,) = diagnosis.plugin_problems([])
     assert "does not find the overlay's plugin" in missing
     assert list(diagnosis.plugin_problems(two[:1])) == []
@@ -256,10 +256,10 @@ def test_live_lists_a_running_process_and_its_proof(box: Box) -> None:
     try:
         assert process.stdout.readline() == "ready\n"
         data = asked(box, "status", "--live")
-        (mine,) = [one for one in data["processes"] if one["pid"] == process.pid]
+        (mine,) = [each for each in data["processes"] if each["pid"] == process.pid]
         assert mine["problem"] is None
         assert mine["record"]["way"] == "memory"
-        states = {one["module"]: one["state"] for one in mine["record"]["modules"]}
+        states = {each["module"]: each["state"] for each in mine["record"]["modules"]}
         assert states["vllm.v1.spec_decode.proposer"] == "runs"
         text = command(box, "status", "--live").stdout
         assert f"{process.pid}" in text
@@ -292,8 +292,8 @@ def test_the_verdict_of_live_agrees_with_its_exit_code() -> None:
 
 
 def test_live_processes_as_lines_and_as_json() -> None:
-    found = (process(11), process(12, "runs without the overlay's plugin", recorded=False))
-    report = ProcessesReport(Verdict(Code.NEEDS_ATTENTION, "1 of 2 needs you."), found)
+    processes = (process(11), process(12, "runs without the overlay's plugin", recorded=False))
+    report = ProcessesReport(Verdict(Code.NEEDS_ATTENTION, "1 of 2 needs you."), processes)
     text = "\n".join(str(line) for line in render(report))
     assert "engine 1  VLLM::Worker" in text
     assert "11   worker  0     0.32.0  aaaaaaaaaaaa  demo (memory)" in text
@@ -388,7 +388,7 @@ def test_doctor_names_another_vllm_and_is_not_red_for_it(monkeypatch: pytest.Mon
     alien = replace(process(7, "runs without the overlay's plugin", recorded=False), root="/other")
     monkeypatch.setattr("overlay.processes.live.processes", lambda: (alien,))
     monkeypatch.setattr(diagnosis, "installed", lambda: (None, None))
-    monkeypatch.setattr(diagnosis, "plugin_problems", lambda found: iter(()))
+    monkeypatch.setattr(diagnosis, "plugin_problems", lambda plugins: iter(()))
     page = doctor(Request())
     assert page.problems == ()
     assert page.facts["notes"] == ["process 7 is another vLLM, runs without the overlay's plugin"]
@@ -408,21 +408,21 @@ def test_live_shows_what_features_do_and_how_often() -> None:
         EffectRecord("demo", Effect.ACTIVE, "14 graphs (loop)"),
         EffectRecord("other", Effect.IDLE, "the platform has no graphs"),
     )
-    one = process(11)
-    assert one.record is not None
-    found = (
+    first = process(11)
+    assert first.record is not None
+    processes = (
         replace(
-            one,
-            record=one.record._replace(effects=effects),
+            first,
+            record=first.record._replace(effects=effects),
             counts=(("demo", "replays of loop", 7),),
         ),
     )
-    verdict = running(found)
+    verdict = running(processes)
     assert verdict == (
         Code.RUNNING,
         "1 process of vLLM in 1 engine, 1 patched, none needs you; active: demo; idle: other.",
     )
-    report = ProcessesReport(verdict, found)
+    report = ProcessesReport(verdict, processes)
     text = "\n".join(str(line) for line in render(report))
     assert "demo is active: 14 graphs (loop); replays of loop 7" in text
     assert "other is idle: the platform has no graphs" in text

@@ -104,17 +104,17 @@ def test_every_process_drafts_as_it_should_with_patched_code(
     result = launch(box.copy.python, replace(spec, models=str(tiny_models)), env=box.environment)
     expect_the_oracle(result)
     said = result["hooks"]["engine_hooks:live"]
-    assert sorted(one["record"]["role"] for one in said) == roles, said
-    assert [one["problem"] for one in said] == [None] * len(roles)
-    for one in said:
-        assert one["record"]["way"] == "memory"
-        assert one["record"]["digest"] == said[0]["record"]["digest"]
+    assert sorted(process["record"]["role"] for process in said) == roles, said
+    assert [process["problem"] for process in said] == [None] * len(roles)
+    for process in said:
+        assert process["record"]["way"] == "memory"
+        assert process["record"]["digest"] == said[0]["record"]["digest"]
     for worker in result["workers"]:
-        record = next(one["record"] for one in said if one["pid"] == worker["pid"])
+        record = next(process["record"] for process in said if process["pid"] == worker["pid"])
         expect_patched(worker, record, box)
         expect_told_effects(record, result["log"])
-    for one in said:
-        assert result["log"].count(f"process {one['pid']} has the patches draft-graphs") == 1
+    for process in said:
+        assert result["log"].count(f"process {process['pid']} has the patches draft-graphs") == 1
     assert hash_files(box.copy.site) == box.before
 
 
@@ -141,7 +141,12 @@ def load_plugins(box: Box, **switches: str) -> subprocess.CompletedProcess[str]:
     """vLLM's own loading of its plugins, in a process of its own."""
     environment = os.environ | box.environment | switches
     return subprocess.run(
-        [box.copy.python, "-c", LOAD], env=environment, capture_output=True, text=True, check=False
+        [box.copy.python, "-c", LOAD],
+        cwd=box.beside,  # not the checkout, from which "-c" would import
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -188,10 +193,11 @@ def test_the_model_info_cache_of_vllm_sees_the_patched_text(box: Box, tmp_path: 
     for mode in ("off", "auto", "off", "auto"):
         done = subprocess.run(
             [str(box.copy.python), "-c", INSPECT],
+            cwd=box.beside,  # not the checkout, from which "-c" would import
             env={"PATH": os.environ["PATH"], **box.environment, **own, "OVERLAY": mode},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
             check=False,
         )
         assert done.returncode == 0, done.stderr
@@ -234,7 +240,7 @@ def expect_patched(worker: dict[str, Any], record: dict[str, Any], box: Box) -> 
     """A worker runs the patched copies, whose names its code objects bear."""
     assert worker["propose"]["file"].startswith(box.environment["OVERLAY_CACHE"])
     assert ADDED in worker["modules"]
-    modules = {one["module"]: one for one in record["modules"]}
+    modules = {module["module"]: module for module in record["modules"]}
     assert modules.keys() >= TARGETS
     for name in TARGETS:
         states = set(modules[name]["scopes"].values())

@@ -88,9 +88,9 @@ def test_an_object_that_fails_when_it_is_asked_shows_no_code_and_stops_nothing()
 def test_each_scope_that_differs_is_found() -> None:
     for number, scope in enumerate(SCOPES, start=1):
         changed = executed(TEXT.replace(f"return {number}", f"return {number}0"))
-        found = evidence.compare(changed, PLANNED, SCOPES)
-        assert [name for name, state in found.items() if state != "runs"] == [scope]
-        assert found[scope] == "differs"
+        states = evidence.compare(changed, PLANNED, SCOPES)
+        assert [name for name, state in states.items() if state != "runs"] == [scope]
+        assert states[scope] == "differs"
 
 
 def test_a_replaced_function_is_found() -> None:
@@ -100,8 +100,8 @@ def test_a_replaced_function_is_found() -> None:
 
 
 def test_what_has_no_code_is_unseen_and_the_module_scope_left_out() -> None:
-    found = evidence.compare(executed(TEXT), PLANNED, ["gone", "<module>"])
-    assert found == {"gone": "unseen"}
+    states = evidence.compare(executed(TEXT), PLANNED, ["gone", "<module>"])
+    assert states == {"gone": "unseen"}
 
 
 def test_a_class_is_compared_method_by_method() -> None:

@@ -54,16 +54,16 @@ def run(
         "MASTER_PORT": str(port),
     }
 
-    def one(rank: int) -> Any:
+    def run_rank(rank: int) -> Any:
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), **changes[rank]}
         spec = replace(SPEC, models=str(models))
         try:
-            return launch(python, spec, env=environment | own, timeout=300)
+            return launch(python, spec, env=environment | own, timeout=900)
         except EngineFailed as error:
             return error
 
     with ThreadPoolExecutor(len(changes)) as pool:
-        return list(pool.map(one, range(len(changes))))
+        return list(pool.map(run_rank, range(len(changes))))
 
 
 def test_equal_ranks_draft_as_they_should(

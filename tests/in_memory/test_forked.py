@@ -75,9 +75,9 @@ def test_where_all_are_off_nobody_needs_to_look() -> None:
 def test_one_that_is_off_among_patched_ones_is_named() -> None:
     off, patched = record(records.OFF), record("memory")
     assert problem(off, [off, patched]) == "is off (OVERLAY=off), its peers patched"
-    found = problem(patched, [off, patched])
-    assert found is not None
-    assert "its peers differ: 1 off" in found
+    message = problem(patched, [off, patched])
+    assert message is not None
+    assert "its peers differ: 1 off" in message
 
 
 def test_off_reaches_the_workers_on_other_nodes(

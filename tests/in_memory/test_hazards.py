@@ -1,6 +1,6 @@
 """The hazards of patching at import: with its remedy taken out, a test of each fails.
 
-The table stands in docs/auto-apply.md, too.  Each mutation is made in a copy of the repository.
+docs/auto-apply.md has the table, too.  Each mutation is made in a copy of the repository.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ HAZARDS = (
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The repository as it stands, to be mutated."""
+    """A copy of the repository, to be mutated."""
     folder = tmp_path_factory.mktemp("hazards")
     copy_tree(folder, lambda name: not name.startswith(("bench/results/", "docs/")))
     return folder
@@ -213,7 +213,7 @@ def test_without_its_remedy_a_hazard_is_seen(hazard: Hazard, copy: Path) -> None
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=600,
         )
     finally:
         file.write_text(text)

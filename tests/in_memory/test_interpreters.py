@@ -136,7 +136,7 @@ def test_two_overlays_in_one_process_are_refused(box: Box, tmp_path: Path) -> No
 for name in [name for name in sys.modules if name.partition(".")[0] == "overlay"]:
     del sys.modules[name]
 """
-    # The same one, loaded anew, does nothing.
+    # The same one, loaded again, does nothing.
     again = "import sys\nregister()\n" + load_again + "from overlay.plugin import register\n"
     log = box.run(again + PATCHED)
     assert log.count("has the patches demo (memory)") == 1

@@ -22,7 +22,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def record(pid: int, **changes: Any) -> ProcessRecord:
-    one = ProcessRecord(
+    made = ProcessRecord(
         pid=pid,
         started=records.start_time(pid),
         host=os.uname().nodename,
@@ -34,7 +34,7 @@ def record(pid: int, **changes: Any) -> ProcessRecord:
         digest="a" * 64,
         summary="x (memory)",
     )
-    return one._replace(**changes)
+    return made._replace(**changes)
 
 
 def test_a_record_comes_back_while_its_process_runs() -> None:
@@ -109,11 +109,11 @@ def test_processes_with_and_without_a_record_are_listed_with_their_engine() -> N
     worker = int(engine.stdout.readline())
     try:
         records.write(record(engine.pid))
-        found = {one.pid: one for one in live.processes() if one.engine == engine.pid}
-        assert set(found) == {engine.pid, worker}
-        assert found[engine.pid].problem is None
-        assert found[worker].record is None
-        assert "without the overlay's plugin, its peers with it" in str(found[worker].problem)
+        listed = {each.pid: each for each in live.processes() if each.engine == engine.pid}
+        assert set(listed) == {engine.pid, worker}
+        assert listed[engine.pid].problem is None
+        assert listed[worker].record is None
+        assert "without the overlay's plugin, its peers with it" in str(listed[worker].problem)
     finally:
         engine.communicate("\n")
 
@@ -135,9 +135,9 @@ def test_what_only_starts_vllm_is_none_of_its_processes(wrapper: list[str]) -> N
     pid = int(started.stdout.readline())
     try:
         assert pid != started.pid
-        found = {one.pid: one for one in live.processes()}
-        assert started.pid not in found
-        assert found[pid].engine == pid
+        listed = {each.pid: each for each in live.processes()}
+        assert started.pid not in listed
+        assert listed[pid].engine == pid
     finally:
         started.communicate("\n")
 
@@ -155,12 +155,12 @@ def test_a_process_whose_program_is_not_told_is_judged_by_what_it_calls_itself(
         (folder / "cmdline").write_bytes(command)
         (folder / "stat").write_text(f"{pid} (x) S 1 " + "0 " * 30)
     (tmp_path / "self").mkdir()
-    assert [one.pid for one in live.processes(tmp_path)] == [7, 8]
+    assert [each.pid for each in live.processes(tmp_path)] == [7, 8]
 
 
 def test_equal_peers_have_no_problem() -> None:
     peers = [record(1), record(2)]
-    assert [live.problem(one, peers) for one in peers] == [None, None]
+    assert [live.problem(peer, peers) for peer in peers] == [None, None]
 
 
 def test_peers_that_differ_are_said_plainly() -> None:
@@ -171,9 +171,9 @@ def test_peers_that_differ_are_said_plainly() -> None:
 @pytest.mark.parametrize("way", records.PATCHED)
 def test_whichever_way_a_process_is_patched_it_is_compared_with_its_peers(way: str) -> None:
     peers = [record(1, way=way), record(2)]
-    assert [live.problem(one, peers) for one in peers] == [None, None]
+    assert [live.problem(peer, peers) for peer in peers] == [None, None]
     other = [record(1, way=way, digest="b" * 64), record(2)]
-    assert ["its peers differ" in str(live.problem(one, other)) for one in other] == [True, True]
+    assert ["its peers differ" in str(live.problem(peer, other)) for peer in other] == [True, True]
 
 
 def test_an_unpatched_process_among_patched_ones_is_a_problem() -> None:
@@ -185,7 +185,7 @@ def test_an_unpatched_process_among_patched_ones_is_a_problem() -> None:
 def test_a_feature_that_is_left_out_everywhere_is_a_problem_of_each(way: str) -> None:
     """Equal processes that all lack the same are no less unpatched."""
     peers = [record(pid, way=way, left_out=("x (drifted): a.py: gone", "y")) for pid in (1, 2)]
-    said = [live.problem(one, peers) for one in peers]
+    said = [live.problem(peer, peers) for peer in peers]
     assert said == ["runs without x (drifted): a.py: gone; without y"] * 2
     beside = record(3, digest="b" * 64)
     assert str(live.problem(peers[0], [*peers, beside])).endswith("; " + str(said[0]))
@@ -206,7 +206,7 @@ def test_a_place_that_cannot_be_written_gives_way_to_the_next(
 ) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     monkeypatch.setattr(records, "folders", lambda: (Path("/proc/nowhere"), first, second))
-    # For root no mode is in the way, so that a folder stands where the record would.
+    # For root no mode is in the way, so that a folder takes the record's place.
     name = f"{os.uname().nodename}-{os.getpid()}.json"
     (first / name).mkdir(parents=True)
     first.chmod(0o700)

@@ -16,7 +16,7 @@ RUNNER = "vllm/v1/worker/gpu_model_runner.py"
 
 
 def second_feature(box: Box) -> None:
-    """Beside demo, a feature that adds a module and patches one."""
+    """Add a feature beside demo that adds a module and patches one."""
     module_alone(box)
     lines = ["-        return size", "+        return size + 8"]
     patch = box.patches / "second" / "10-size" / "0.25.0..0.26.0.patch"

@@ -55,7 +55,7 @@ def applied(box: Box) -> Box:
 
 
 def another(box: Box, name: str, more: str = "", releases: str = "0.25.0..0.26.0") -> Path:
-    """Beside demo, a feature that adds the module ``vllm.<name>``."""
+    """Add a feature beside demo that adds the module ``vllm.<name>``."""
     folder = box.patches / name
     (folder / "files/vllm").mkdir(parents=True)
     (folder / f"files/vllm/{name}.py").write_text(f"MARK = {name!r}\n")
@@ -162,8 +162,8 @@ def test_what_tools_leave_behind_says_nothing(applied: Box, left: str) -> None:
 
 
 def without_sources(ledger: dict[str, object]) -> None:
-    for one in ledger["features"]:  # type: ignore[attr-defined]
-        del one["source"]
+    for feature in ledger["features"]:  # type: ignore[attr-defined]
+        del feature["source"]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ WARM = "import overlay.planning.planner\ndel overlay.planning.planner.plan\n"
 def entries(box: Box) -> dict[str, dict[str, object]]:
     """The manifest of each entry in the cache, by its key."""
     folders = (box.cache / "modules").iterdir()
-    texts = {one.name: (one / "manifest.json").read_text() for one in folders}
+    texts = {folder.name: (folder / "manifest.json").read_text() for folder in folders}
     return {name: json.loads(text.partition("\n")[2]) for name, text in texts.items()}
 
 
@@ -90,7 +90,7 @@ def test_the_paths_are_read_off_every_file_that_names_one(tmp_path: Path) -> Non
     named.see("one/files/vllm/new/f.py", b"path = 'vllm/none.py'")
     named.see("files/vllm/g.py", b"")  # the folder itself is a feature's
     named.see("one/README.md", b"+++ b/vllm/none.py")
-    assert named.paths == {f"vllm/{one}.py" for one in ("a", "b/c", "d", "e", "new/f", "g")}
+    assert named.paths == {f"vllm/{name}.py" for name in ("a", "b/c", "d", "e", "new/f", "g")}
 
 
 def test_the_shipped_features_name_all_that_a_plan_reads() -> None:
@@ -101,9 +101,9 @@ def test_the_shipped_features_name_all_that_a_plan_reads() -> None:
     named = Named()
     fingerprint([str(shipped_folder())], named.see)
     features = load([shipped_folder()])
-    patched = {v.patch.path for one in features for t in one.topics for v in t.variants}
-    tested = {test.path for one in features for test in one.upstream_tests}
-    added = {one.path for feature in features for one in feature.added}
+    patched = {v.patch.path for feature in features for t in feature.topics for v in t.variants}
+    tested = {test.path for feature in features for test in feature.upstream_tests}
+    added = {module.path for feature in features for module in feature.added}
     assert named.paths == patched | tested | added
 
 
@@ -114,11 +114,11 @@ def test_what_cannot_be_read_is_left_to_who_plans(box: Box, tmp_path: Path) -> N
     target = resolve_folder(box.site, "box")
     named = Named()
     named.paths |= {"vllm/linked.py", PROPOSER, "vllm/../x.py", "vllm/none.py"}
-    found = named.hashes(target)
-    assert found["vllm/none.py"] is None
-    assert found[PROPOSER] == sha256((box.site / PROPOSER).read_bytes())
-    assert str(found["vllm/linked.py"]).startswith("cannot be read: ")
-    assert str(found["vllm/../x.py"]).startswith("cannot be read: ")
+    hashes = named.hashes(target)
+    assert hashes["vllm/none.py"] is None
+    assert hashes[PROPOSER] == sha256((box.site / PROPOSER).read_bytes())
+    assert str(hashes["vllm/linked.py"]).startswith("cannot be read: ")
+    assert str(hashes["vllm/../x.py"]).startswith("cannot be read: ")
 
 
 def test_what_was_read_is_compared_with_what_stands(box: Box) -> None:

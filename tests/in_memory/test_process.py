@@ -69,7 +69,7 @@ def test_disk_and_memory_work_together(box: Box) -> None:
 
 
 def second_feature(box: Box) -> None:
-    """Beside demo, a feature that adds a module."""
+    """Add a feature beside demo that adds a module."""
     other = box.patches / "second/files/vllm/second.py"
     other.parent.mkdir(parents=True)
     other.write_text("MARK = 'second'\n")
@@ -272,10 +272,10 @@ def test_the_record_proves_what_runs(box: Box) -> None:
     show = PATCHED + "from overlay.processes import records; import os\n"
     show += "[r] = [r for r in records.read_all() if r.pid == os.getpid()]\n"
     show += "print([(m.module.rpartition('.')[2], m.scopes) for m in r.modules], r.way)"
-    found = box.attempt(show)
+    attempt = box.attempt(show)
     expected = "[('added', {}), ('proposer', {'SpecDecodeBaseProposer._first': 'runs'})] memory"
-    lines = found.stdout.splitlines()
-    assert lines, found.stderr
+    lines = attempt.stdout.splitlines()
+    assert lines, attempt.stderr
     assert sorted(lines[-1]) == sorted(expected)
 
 
@@ -284,10 +284,10 @@ def test_where_models_are_patched_vllms_caches_are_kept_apart(
 ) -> None:
     apart: list[str] = []
     models = ("vllm.model_executor.models.llama",)
-    found = Activation("memory", "0.26.0", "/vllm", (), "d" * 64, modules=models)
+    activation = Activation("memory", "0.26.0", "/vllm", (), "d" * 64, modules=models)
     monkeypatch.setattr(process, "_process", None)
     monkeypatch.setattr(sys, process._MARK, None, raising=False)
-    monkeypatch.setattr(process, "_activation", lambda asked, process: found)
+    monkeypatch.setattr(process, "_activation", lambda asked, process: activation)
     monkeypatch.setattr(process.ranks, "watch", lambda *given: None)
     monkeypatch.setattr(caches, "keep_apart", lambda key, *more: apart.append(key))
     monkeypatch.setattr(os, "register_at_fork", lambda **calls: None)
@@ -372,10 +372,10 @@ def test_other_code_than_planned_fails_the_import(monkeypatch: pytest.MonkeyPatc
     text = b"def run():\n    return 'planned'\n"
     code = compile(text, "m.py", "exec")
     stored = StoredModule("vllm/m.py", None, Path("m.py"), text, code)
-    found = Activation("memory", "0.32.0", "/site", (), "d", scopes={"vllm.m": ("run",)})
+    activation = Activation("memory", "0.32.0", "/site", (), "d", scopes={"vllm.m": ("run",)})
     monkeypatch.setattr(records, "write", lambda record: None)
     own = RunningProcess(switches.read({}))
-    own.activated(found)
+    own.activated(activation)
     module = types.ModuleType("vllm.m")
     exec(code, module.__dict__)
     own.executed("vllm.m", module, stored)

@@ -119,25 +119,25 @@ def run(
     ]
     done = []
     for process in started:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=600)
         done.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
     return done
 
 
 def expect_stopped(done: list[subprocess.CompletedProcess[str]], *texts: str) -> None:
-    for one in done:
-        assert one.returncode != 0, one.stderr
-        assert "the model is loaded" not in one.stdout
-        assert "RanksDiffer" in one.stderr
+    for ended in done:
+        assert ended.returncode != 0, ended.stderr
+        assert "the model is loaded" not in ended.stdout
+        assert "RanksDiffer" in ended.stderr
         for text in ("host", "rank", "vllm", "digest", *texts):
-            assert text in one.stderr, one.stderr
+            assert text in ended.stderr, ended.stderr
 
 
 @pytest.mark.parametrize("loads", ["late", "early"])
 def test_equal_ranks_pass(box: Box, loads: str) -> None:
-    for one in run(box, [{}, {}], [loads, loads]):
-        assert one.returncode == 0, one.stderr
-        assert "the model is loaded" in one.stdout
+    for ended in run(box, [{}, {}], [loads, loads]):
+        assert ended.returncode == 0, ended.stderr
+        assert "the model is loaded" in ended.stdout
 
 
 def test_another_switch_stops_every_rank(box: Box) -> None:
@@ -163,8 +163,8 @@ def test_a_rank_without_the_overlay_stops_the_others(box: Box) -> None:
 
 
 def test_places_of_one_machine_may_differ(box: Box, tmp_path: Path) -> None:
-    for one in run(box, [{}, {"OVERLAY_CACHE": str(tmp_path / "elsewhere")}]):
-        assert one.returncode == 0, one.stderr
+    for ended in run(box, [{}, {"OVERLAY_CACHE": str(tmp_path / "elsewhere")}]):
+        assert ended.returncode == 0, ended.stderr
 
 
 def report(rank: int, **changes: Any) -> RankReport:

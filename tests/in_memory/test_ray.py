@@ -78,7 +78,7 @@ def cluster(ray_python: Path, beside: Path, tiny_models: Path, tmp_path: Path) -
                 start_new_session=True,
             )
             try:
-                process.wait(timeout=280)
+                process.wait(timeout=900)
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
@@ -105,6 +105,7 @@ def test_equal_nodes_pass_and_have_the_drivers_switches(cluster: Any) -> None:
     "version",
     [
         pytest.param("1", id="executor"),
+        # Its workers load the plugin as those of the cluster in the tests above.
         pytest.param("0", id="older executor", marks=pytest.mark.thorough),
     ],
 )
@@ -134,17 +135,17 @@ def test_the_engine_drafts_as_it_should_under_the_ray_executor(
         "VLLM_USE_RAY_V2_EXECUTOR_BACKEND": version,
         **QUIET,
     }
-    result = launch(ray_python, spec, env=environment, timeout=400)
+    result = launch(ray_python, spec, env=environment, timeout=900)
     assert all(request["tokens_ok"] and request["steps_ok"] for request in result["requests"])
     assert result["counts"] == result["oracle"]
     said = result["hooks"]["engine_hooks:live"]
     assert len(said) == 3, said  # and none of Ray's own processes, which were forked from ours
-    assert [one["problem"] for one in said] == [None] * 3
-    assert {one["record"]["way"] for one in said} == {"memory"}
-    records = {one["pid"]: one["record"] for one in said}
+    assert [process["problem"] for process in said] == [None] * 3
+    assert {process["record"]["way"] for process in said} == {"memory"}
+    records = {process["pid"]: process["record"] for process in said}
     assert [records[worker["pid"]]["rank"] for worker in result["workers"]] == [0, 1]
     for worker in result["workers"]:
-        modules = {one["module"]: one for one in records[worker["pid"]]["modules"]}
+        modules = {process["module"]: process for process in records[worker["pid"]]["modules"]}
         scopes = modules["vllm.v1.worker.gpu_model_runner"]["scopes"]
         assert set(scopes.values()) == {"runs"}
 

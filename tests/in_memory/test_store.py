@@ -234,7 +234,7 @@ def test_many_processes_share_one_cache_while_one_is_killed_in_the_middle(cache:
             worker.stdin.write("\n")
             worker.stdin.flush()
         halted.send_signal(signal.SIGKILL)
-        said = [worker.communicate(timeout=120)[1] for worker in workers]
+        said = [worker.communicate(timeout=600)[1] for worker in workers]
         assert [worker.returncode for worker in workers] == [0] * 4, said
         # Nothing half made but what the killed one left, and its key is free for the next.
         keys = {f"key{number}" for number in range(10)}
@@ -255,7 +255,7 @@ def test_many_makers_of_one_entry_agree(cache: Store) -> None:
 
 def test_old_entries_go_first_and_the_new_one_stays(cache: Store) -> None:
     cache.folder.mkdir(mode=0o700)
-    unfinished = abandoned(cache, "fresh", 60)  # it is no entry: neither counted nor evicted
+    unfinished = abandoned(cache, "fresh", 60)  # it is not an entry: neither counted nor evicted
     for number in range(store.MAX_ENTRIES + 3):
         cache.save(f"key{number:02}", TEXTS, {})
         os.utime(cache.folder / f"key{number:02}", (number, number))

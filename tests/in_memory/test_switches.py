@@ -13,8 +13,8 @@ from tests.in_memory.boxes import PATCHED, PRISTINE, Box
 
 
 def test_defaults() -> None:
-    found = switches.read({})
-    assert (found.mode, found.required, found.patches, found.untested) == (
+    read = switches.read({})
+    assert (read.mode, read.required, read.patches, read.untested) == (
         "auto",
         frozenset(),
         (),
@@ -41,18 +41,18 @@ def test_an_unknown_value_is_an_error_that_names_the_allowed(environment: dict[s
 
 
 def test_required_features_and_folders() -> None:
-    found = switches.read(
+    read = switches.read(
         {"OVERLAY_REQUIRED": "a, b", "OVERLAY_PATCHES": os.pathsep.join(("/x", "/y"))}
     )
-    assert [found.requires(name) for name in "abc"] == [True, True, False]
-    assert found.patches == (Path("/x"), Path("/y"))
+    assert [read.requires(name) for name in "abc"] == [True, True, False]
+    assert read.patches == (Path("/x"), Path("/y"))
     assert switches.read({"OVERLAY_REQUIRED": "all"}).requires("anything")
 
 
 def test_features_that_may_be_patched_in_memory() -> None:
-    found = switches.read({"OVERLAY_FEATURES": " a,b,, "})
-    assert found.features == {"a", "b"}
-    assert [found.allows(name) for name in "abc"] == [True, True, False]
+    read = switches.read({"OVERLAY_FEATURES": " a,b,, "})
+    assert read.features == {"a", "b"}
+    assert [read.allows(name) for name in "abc"] == [True, True, False]
     assert switches.read({}).allows("anything")
 
 

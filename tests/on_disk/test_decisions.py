@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import overlay
 from overlay.errors import PlanOutdated, RevertRefused, TransactionError
 from overlay.on_disk import ledger as ledgers
-from overlay.on_disk import transaction
+from overlay.on_disk import lock, transaction
 from overlay.on_disk.changes import Rebuilt
 from overlay.on_disk.disk_state import Condition, assess, conditions, from_ledger, void
 from overlay.on_disk.ledger import Entry, Ledger, LedgerLost
@@ -241,6 +241,92 @@ def test_a_mode_that_was_changed_since_is_kept(site: Site) -> None:
 def test_what_is_so_already_is_an_apply_that_wrote_nothing(site: Site) -> None:
     site.apply()
     assert site.apply() == transaction.Outcome("apply")
+
+
+# What an apply would do
+
+
+def _would(site: Site, patches: PatchSet) -> bool | str:
+    """What ``would_apply`` answers, or says."""
+    try:
+        return transaction.would_apply(
+            site.root,
+            patches.plan(site.pristine),
+            [patches.feature()],
+            release="0.26.0",
+            record_file=site.record,
+            timeout=1,
+        )
+    except TransactionError as error:
+        return str(error)
+
+
+def _does(site: Site, patches: PatchSet) -> bool | str:
+    try:
+        return site.apply(patches).wrote
+    except TransactionError as error:
+        return str(error)
+
+
+NOTHING = PatchSet("3" * 64, {}, {})
+
+
+def _link_out(site: Site) -> None:
+    outside = site.root.parent / "outside.py"
+    (site.root / PROPOSER).rename(outside)
+    (site.root / PROPOSER).symlink_to(outside)
+
+
+STATES: dict[str, Callable[[Site], object]] = {
+    "pristine": lambda site: None,
+    "applied": lambda site: site.apply(),
+    "applied otherwise": lambda site: site.apply(TWO),
+    "edited": lambda site: (site.root / PROPOSER).write_bytes(b"by hand\n"),
+    "applied and edited": lambda site: (
+        site.apply(),
+        (site.root / PROPOSER).write_bytes(b"by hand\n"),
+    ),
+    "applied and put back": lambda site: (
+        site.apply(),
+        (site.root / PROPOSER).write_bytes(site.pristine[PROPOSER]),
+    ),
+    "a link out": _link_out,
+}
+
+
+@pytest.mark.parametrize("patches", [ONE, NOTHING], ids=["something", "nothing"])
+@pytest.mark.parametrize("state", STATES)
+def test_what_would_be_done_is_done(installed: Site, state: str, patches: PatchSet) -> None:
+    """The law: the same answer, or the same words; and the question writes nothing."""
+    STATES[state](installed)
+    before = snapshot(installed.root)
+    answer = _would(installed, patches)
+    assert snapshot(installed.root) == before
+    if state == "edited" and patches is ONE:
+        # Where nothing is applied, would_apply leaves it to the plan to have read the files.
+        assert answer is True
+        return
+    assert answer == _does(installed, patches)
+
+
+def test_whoever_holds_a_target_is_waited_for_as_long_as_was_said(installed: Site) -> None:
+    plan, features = ONE.plan(installed.pristine), [ONE.feature()]
+    with lock.exclusive(installed.root):
+        assert "waited 1 s" in str(_would(installed, ONE))
+        with pytest.raises(TransactionError, match=r"waited 0\.05 s"):
+            transaction.adopt(installed.root, plan, features, (), release="0.26.0", timeout=0.05)
+    with (
+        lock.shared(installed.root),
+        pytest.raises(TransactionError, match=r"waited 0\.05 s"),
+    ):
+        transaction.apply(installed.root, plan, features, release="0.26.0", timeout=0.05)
+
+
+def test_a_plan_that_needs_attention_is_refused(installed: Site) -> None:
+    plan = ONE.plan(installed.pristine)
+    plan = replace(plan, features=(plan.features[0]._replace(state=State.DRIFTED),))
+    with pytest.raises(ValueError, match="a plan that is drifted cannot be applied"):
+        transaction.apply(installed.root, plan, [ONE.feature()], release="0.26.0")
 
 
 # Patches that are there without a ledger

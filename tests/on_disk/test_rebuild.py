@@ -93,7 +93,7 @@ def test_what_can_be_proven_is_reverted(
     lose(site)
     outcome = revert(site)
     assert outcome.changed == (MODULE, PROPOSER, RUNNER)
-    assert any("worked out from RECORD" in warning for warning in outcome.warnings)
+    assert any("reconstructed from RECORD" in warning for warning in outcome.warnings)
     assert snapshot(site.root) == before
     assert not revert(site).wrote
 

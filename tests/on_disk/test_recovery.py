@@ -162,7 +162,7 @@ def test_the_state_of_a_stopped_transaction_is_told_as_it_is(nows: list[str], le
 def test_a_state_that_cannot_be_read_is_said_to(installed: Site) -> None:
     interrupt_in_the_middle(installed)
     (installed.root / journals.JOURNAL_PATH).write_bytes(b"{")
-    assert "cannot be told" in recovery.state(installed.root)
+    assert "is unknown" in recovery.state(installed.root)
 
 
 def test_whoever_holds_the_target_is_waited_for_as_long_as_was_said(installed: Site) -> None:

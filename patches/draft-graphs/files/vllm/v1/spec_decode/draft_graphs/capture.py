@@ -39,6 +39,7 @@ from .graph_backend import Graph, GraphBackend
 from .keys import DraftKey, has_padding
 from .messages import reason_of
 from .sampling import Sampling
+from .vocabularies import mapped_by, static_mapping
 
 T = TypeVar("T")
 
@@ -59,6 +60,7 @@ class Captured:
     masked: keys in which batches with fewer requests run, and whose graphs compute slots.
     sampling: the static tensors of sampled drafts; None where drafts are greedy.
     builders: metadata builders of the captures; None for those of the attention groups.
+    mapping: tables between two vocabularies; None where there is one.
     address_check: the debug mode's record of addresses; None where it is off.
     """
 
@@ -104,6 +106,7 @@ class Captured:
         # The slots of a shifted first pass are staged, not computed.
         staged = "first" if drafter.inputs == "shifted" else None
         self.masked = {key for key in plan if key.role != staged and has_padding(key, plan)}
+        self.mapping = static_mapping(proposer)
         self.builders = upstream.make_builders_of_full_graphs(proposer)
         self.address_check = AddressCheck(proposer, self.buffers) if check else None
 
@@ -112,7 +115,11 @@ class Captured:
 
         In the warm-up every row is padding, so it writes no slot of the KV cache.
         """
-        with upstream.builders_of_full_graphs(self.passes.proposer, self.builders):
+        proposer = self.passes.proposer
+        with (
+            upstream.builders_of_full_graphs(proposer, self.builders),
+            mapped_by(proposer, self.mapping),
+        ):
             self.passes.body(key, mask=True)()
             backend.synchronize()
             if self.address_check is not None:

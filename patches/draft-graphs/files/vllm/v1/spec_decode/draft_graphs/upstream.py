@@ -234,12 +234,7 @@ def proposer_buffers(proposer: Any) -> dict[str, torch.Tensor]:
         )
         if isinstance(getattr(proposer, name, None), torch.Tensor)
     ]
-    tensors = {name: getattr(proposer, name) for name in names}
-    mapping = getattr(proposer, "vocab_mapping", None)
-    for name, value in vars(mapping).items() if mapping is not None else ():
-        if isinstance(value, torch.Tensor):
-            tensors[f"vocab_mapping.{name}"] = value
-    return tensors
+    return {name: getattr(proposer, name) for name in names}
 
 
 def draft_layers(proposer: Any) -> dict[str, Any]:

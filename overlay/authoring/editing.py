@@ -1,0 +1,392 @@
+"""Make a feature's patches again of files that were edited in a session.
+
+Nothing is written here.  ``commit`` gives the feature's folder after the edit: hunks made of the
+edited files, given to every release around the session's on which they land, and checked to give
+these files byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from packaging.version import Version
+
+from overlay.authoring.building import derived_tests, topic_name
+from overlay.authoring.composing import CONTEXT, NotComposable, compose
+from overlay.authoring.layout import not_there, variants
+from overlay.authoring.scoped import ScopedText
+from overlay.authoring.variants import base_has
+from overlay.authoring.writing import DerivedTest, check_files, render_patch, with_tests
+from overlay.errors import UsageError
+from overlay.features.model import Feature, Hunk, Patch, Variant
+from overlay.package import ReleaseRange, path_problem
+from overlay.planning.attempt import Texts, attempt
+from overlay.planning.planner import plan
+from overlay.planning.scopes import Syntax, UnparsableError
+from overlay.planning.text import TextError
+from overlay.results import State
+
+#: Lines of context to try: the usual number first, then one, where that reaches more releases.
+_CONTEXTS = (CONTEXT, (1, *CONTEXT))
+
+#: An edited file's texts: without the feature, and as it was edited.
+_Edited = tuple[bytes, bytes]
+
+
+@dataclass(frozen=True)
+class Edited:
+    """What a session holds when it is committed.
+
+    :ivar release: the session's release.
+    :ivar base: path -> the text without the feature; ``None`` for what is not in the release.
+    :ivar now: path -> the present text; ``None`` where the file was removed.
+    :ivar changed: the paths whose text is another one than was laid out, in order.
+    """
+
+    release: Version
+    base: Mapping[str, bytes | None]
+    now: Mapping[str, bytes | None]
+    changed: tuple[str, ...]
+
+    def read(self, path: str) -> bytes | None:
+        """The text without the feature; see ``overlay.package.Tree``."""
+        return self.base.get(path)
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A feature's folder after an edit, not written yet.
+
+    :ivar files: path below the folder -> bytes; ``None`` for those that go.
+    :ivar releases: the range that gets the edit.
+    :ivar left: releases that keep what they had before, oldest first.
+    :ivar hunks: path -> the hunks of each edited file; :ivar removed: added modules that go.
+    """
+
+    feature: Feature
+    files: Mapping[str, bytes | None]
+    releases: ReleaseRange
+    left: tuple[str, ...]
+    hunks: Mapping[str, tuple[Hunk, ...]]
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Topic:
+    """One topic after the edit.
+
+    :ivar variant: its variant for the session's release; ``None`` for a new topic.
+    :ivar hunks: none, and the topic goes.
+    :ivar before: the text that the hunks are made on.
+    """
+
+    name: str
+    path: str
+    variant: Variant | None
+    hunks: tuple[Hunk, ...]
+    before: bytes
+
+
+def commit(
+    feature: Feature,
+    files: Mapping[str, bytes],
+    edited: Edited,
+    fits: Callable[[Feature, str], bool],
+    names: Sequence[str],
+    today: str,
+) -> Commit:
+    """The folder of a feature once the edit of a session is its patch.
+
+    :param files: path below the feature's folder -> bytes.
+    :param fits: whether a form of the feature lands on a release, in every file that was edited.
+    :param names: the known releases, oldest first; :param today: ``YYYY-MM-DD``.
+    :raises UsageError: naming every file whose edit a feature cannot carry.
+    """
+    modules, texts = _sorted(feature, edited)
+    known = sorted({*names, str(edited.release)}, key=Version)
+    known = [name for name in known if Version(name) in feature.releases]
+    topics: list[_Topic] = []
+    run: list[str] = []
+    for contexts in _CONTEXTS:
+        tried = _topics(feature, edited, texts, contexts)
+        wide = {topic.name: _span(topic, feature) for topic in tried}
+        form = _folder(feature, files, tried, wide, modules, edited, today)
+        reached = _run(check_files(feature.id, form), tried, edited.release, fits, known)
+        if len(reached) > len(run):
+            topics, run = tried, reached
+        if len(run) == len(known):
+            break
+    wide = {topic.name: _span(topic, feature) for topic in topics}
+    spans = {name: _shared(span, run, known) for name, span in wide.items()}
+    made = _folder(feature, files, topics, spans, modules, edited, today, known=known)
+    after = check_files(feature.id, made)
+    if topics and any(test.lines for test in feature.upstream_tests):
+        made["feature.toml"] = with_tests(made["feature.toml"], _tests(after, edited))
+        after = check_files(feature.id, made)
+    _expect_bytes(after, edited)
+    gone: dict[str, bytes | None] = dict.fromkeys(files.keys() - made.keys())
+    return Commit(
+        after,
+        {**made, **gone},
+        ReleaseRange(Version(run[0]), Version(run[-1])),
+        tuple(name for name in known if name not in run) if topics else (),
+        {topic.path: topic.hunks for topic in topics if topic.hunks},
+        tuple(path for path, data in modules.items() if data is not None),
+        tuple(path for path, data in modules.items() if data is None),
+    )
+
+
+def _tests(feature: Feature, edited: Edited) -> tuple[DerivedTest, ...]:
+    """The tests that follow from the patches of a feature for the session's release."""
+    texts = Texts(Syntax())
+    now = {path: base for path, base in edited.base.items() if base is not None}
+    parts: list[tuple[bytes, str, Sequence[Hunk]]] = []
+    for _, variant in variants(feature, edited.release):
+        patch = variant.patch
+        before = now[patch.path]
+        parts.append((before, patch.path, patch.hunks))
+        now[patch.path] = attempt(patch, before, texts).after or before
+    return derived_tests(parts)
+
+
+def _sorted(feature: Feature, edited: Edited) -> tuple[dict[str, bytes | None], dict[str, _Edited]]:
+    """The added modules that change (``None``: go), and the edited files of vLLM.
+
+    :raises UsageError: naming every file that a feature cannot carry.
+    """
+    modules: dict[str, bytes | None] = {}
+    texts: dict[str, _Edited] = {}
+    problems: list[str] = []
+    added = {each.path for each in feature.added}
+    for path in edited.changed:
+        base, now = edited.base.get(path), edited.now[path]
+        if (problem := path_problem(path)) is not None:
+            problems.append(f"{problem}; a feature carries Python modules of vllm/")
+        elif path in added or base is None:
+            modules[path] = now
+        elif now is None:
+            problems.append(f"{path} was removed; a feature never removes a file of vLLM")
+        else:
+            texts[path] = (base, now)
+    if problems:
+        raise UsageError("\n".join(problems))
+    return modules, texts
+
+
+def _topics(
+    feature: Feature, edited: Edited, texts: Mapping[str, _Edited], contexts: Sequence[int]
+) -> list[_Topic]:
+    """The topics of the edited files; the last topic of a file takes its edit.
+
+    :raises UsageError: naming every file that cannot be said in hunks.
+    """
+    topics: list[_Topic] = []
+    problems: list[str] = []
+    number = max((int(topic.name[:2]) for topic in feature.topics), default=0)
+    for path, (base, now) in texts.items():
+        own = [
+            (topic, variant)
+            for topic, variant in variants(feature, edited.release)
+            if variant.patch.path == path
+        ]
+        try:
+            before = _before_last(base, [variant.patch for _, variant in own])
+            composed = compose(before, now, contexts)
+            hunks = _as_they_were(composed, own[-1][1].patch if own else None, before)
+        except NotComposable as error:
+            problems.append(f"{path} cannot be said in hunks: {error}")
+        except (TextError, UnparsableError) as error:
+            problems.append(f"{path} is not Python that can be read: {error}")
+        else:
+            if own:
+                topic, variant = own[-1]
+                topics.append(_Topic(topic.name, path, variant, hunks, before))
+            elif hunks:
+                number = min(number + (10 if number + 10 <= 99 else 1), 99)
+                topics.append(_Topic(topic_name(number, path), path, None, hunks, before))
+    problems += [_emptied(topic, feature) for topic in topics if _leaves_a_hole(topic, feature)]
+    if problems:
+        raise UsageError("\n".join(problems))
+    return topics
+
+
+def _as_they_were(hunks: Sequence[Hunk], patch: Patch | None, before: bytes) -> tuple[Hunk, ...]:
+    """The hunks, those that say what one of the old patch said in its form: its context stays."""
+    if patch is None:
+        return tuple(hunks)
+    text = ScopedText.read(before)
+    old = {_change(hunk): hunk for hunk in patch.hunks}
+    made = list(hunks)
+    for at, hunk in enumerate(hunks):
+        known = old.get(_change(hunk))
+        line = None if known is None else text.match(known).line
+        if known is None or line is None:
+            continue
+        room = range(
+            made[at - 1].source_line + len(made[at - 1].pre) if at else 1,
+            hunks[at + 1].source_line if at + 1 < len(hunks) else len(text.lines) + 1,
+        )
+        if room.start <= line and line + len(known.pre) <= room.stop:
+            made[at] = replace(known, source_line=line, base_has=None)
+    return tuple(made)
+
+
+def _change(hunk: Hunk) -> object:
+    """What a hunk changes, without its context."""
+    lines = tuple((op, text) for op, text in hunk.lines if op != " ")
+    return hunk.scope, lines, hunk.pre_unfinished, hunk.post_unfinished
+
+
+def _before_last(base: bytes, patches: Sequence[Patch]) -> bytes:
+    """The text that the last of a file's patches was made on."""
+    texts = Texts(Syntax())
+    text = base
+    for patch in patches[:-1]:
+        tried = attempt(patch, text, texts)
+        text = tried.after if tried.after is not None else text
+    return text
+
+
+def _leaves_a_hole(topic: _Topic, feature: Feature) -> bool:
+    """Whether a topic loses its change on the session's release and keeps one on others."""
+    kept = next((each for each in feature.topics if each.name == topic.name), None)
+    return not topic.hunks and kept is not None and len(kept.variants) > 1
+
+
+def _emptied(topic: _Topic, feature: Feature) -> str:
+    kept = next(each for each in feature.topics if each.name == topic.name)
+    others = [str(each.releases) for each in kept.variants if each is not topic.variant]
+    return (
+        f"{topic.path}: no change of it is left, while {topic.name} keeps one for "
+        f"{', '.join(others)}; a topic has a variant for each release of the feature. Take those "
+        "files away too, or leave a change"
+    )
+
+
+def _span(topic: _Topic, feature: Feature) -> ReleaseRange:
+    return feature.releases if topic.variant is None else topic.variant.releases
+
+
+def _run(
+    trial: Feature,
+    topics: Sequence[_Topic],
+    release: Version,
+    fits: Callable[[Feature, str], bool],
+    known: Sequence[str],
+) -> list[str]:
+    """The releases around the session's that get the edit: all topics of it, or none."""
+    own = str(release)
+    spans = [_span(topic, trial) for topic in topics if topic.hunks]
+
+    def takes(name: str) -> bool:
+        return all(Version(name) in span for span in spans) and fits(trial, name)
+
+    if not spans:
+        return list(known)
+    at = list(known).index(own)
+    first = last = at
+    while first and takes(known[first - 1]):
+        first -= 1
+    while last + 1 < len(known) and takes(known[last + 1]):
+        last += 1
+    return list(known[first : last + 1])
+
+
+def _shared(span: ReleaseRange, run: Sequence[str], known: Sequence[str]) -> ReleaseRange:
+    """The part of a variant's range that gets the edit; its own ends where the run reaches them."""
+    inside = [name for name in known if Version(name) in span]
+    first, last = max(Version(run[0]), span.first), min(Version(run[-1]), span.last)
+    if inside and Version(inside[0]) >= Version(run[0]):
+        first = span.first
+    if inside and Version(inside[-1]) <= Version(run[-1]):
+        last = span.last
+    return ReleaseRange(first, last)
+
+
+def _folder(
+    feature: Feature,
+    files: Mapping[str, bytes],
+    topics: Sequence[_Topic],
+    spans: Mapping[str, ReleaseRange],
+    modules: Mapping[str, bytes | None],
+    edited: Edited,
+    today: str,
+    known: Sequence[str] = (),
+) -> dict[str, bytes]:
+    """Every file of the feature's folder.
+
+    :param spans: topic -> the range that its new variant serves; what is left of the old one's
+        keeps the old text, cut at the ``known`` releases.
+    """
+    made = dict(files)
+    for path, data in modules.items():
+        made.pop(f"files/{path}", None)
+        if data is not None:
+            made[f"files/{path}"] = data
+    for topic in topics:
+        old: bytes | None = None
+        if topic.variant is not None:
+            old = made.pop(f"{topic.name}/{topic.variant.patch.name.rsplit('/', 1)[-1]}")
+        if topic.hunks:
+            data = _rendered(feature, topic, edited.release, today)
+            made[f"{topic.name}/{spans[topic.name]}.patch"] = data
+        if topic.variant is not None and old is not None and topic.hunks:
+            for rest in _rests(topic.variant.releases, spans[topic.name], known):
+                made[f"{topic.name}/{rest}.patch"] = old
+    return made
+
+
+def _rests(whole: ReleaseRange, part: ReleaseRange, known: Sequence[str]) -> list[ReleaseRange]:
+    """What is left of a range below and above a part of it, ending at known releases."""
+    versions = [Version(name) for name in known if Version(name) in whole]
+    below = [version for version in versions if version < part.first]
+    above = [version for version in versions if version > part.last]
+    rests = []
+    if below:
+        rests.append(ReleaseRange(whole.first, below[-1]))
+    if above:
+        rests.append(ReleaseRange(above[0], whole.last))
+    return rests
+
+
+def _rendered(feature: Feature, topic: _Topic, release: Version, today: str) -> bytes:
+    """A variant's patch file, with the headers of the one before it."""
+    headers = {"Description": feature.title, "Origin": "vendor"}
+    if topic.variant is not None:
+        headers = dict(topic.variant.patch.headers)
+    elif feature.topics:
+        headers |= {
+            name: value
+            for name, value in feature.topics[0].variants[0].patch.headers.items()
+            if name in ("Origin", "Author", "From")
+        }
+    headers |= {"Last-Update": today, "Base": str(release)}
+    headers.pop("Base-Has", None)
+    if known := base_has(topic.hunks, topic.before):
+        headers["Base-Has"] = "\n".join(known)
+    text = render_patch(headers, topic.path, topic.hunks)
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _expect_bytes(feature: Feature, edited: Edited) -> None:
+    """Check that applying a feature gives the edited files, byte for byte.
+
+    :raises UsageError: naming the files of which it does not, and why.
+    """
+    planned = plan([feature], edited, edited.release)
+    made = {change.path: change.after for change in planned.changes}
+    paths = {*edited.now, *made}
+    wrong = [
+        path
+        for path in sorted(paths)
+        if made.get(path, edited.base.get(path)) != edited.now.get(path)
+    ]
+    if wrong:
+        result = planned.features[0]
+        why = not_there(result, edited.release) if result.state is not State.PRISTINE else ""
+        raise UsageError(
+            f"{', '.join(wrong)}: applying {feature.id} would not give the edited bytes, so "
+            f"nothing was written{': ' if why else ''}{why}"
+        )

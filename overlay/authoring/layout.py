@@ -1,0 +1,113 @@
+"""Lay out a release's files for an edit session: with a feature, and those before it, applied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from packaging.version import Version
+
+from overlay.errors import UsageError
+from overlay.features.model import Feature, Topic, Variant, paths_of
+from overlay.package import Tree
+from overlay.planning.planner import plan
+from overlay.planning.scopes import Syntax
+from overlay.results import FeatureResult, State
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The files of a session.
+
+    :ivar base: path -> the text with the features before applied; of files of the release only.
+    :ivar laid: path -> the text with the feature applied, too.
+    :ivar below: the features before it whose text that is, in order.
+    :ivar without: ids of features before it that touch these files, and do not fit the release or
+        change the same lines.
+    """
+
+    base: Mapping[str, bytes]
+    laid: Mapping[str, bytes]
+    below: tuple[Feature, ...]
+    without: tuple[str, ...] = ()
+
+
+def lay_out(
+    feature: Feature,
+    earlier: Sequence[Feature],
+    tree: Tree,
+    release: Version,
+    more: Sequence[str] = (),
+    syntax: Syntax | None = None,
+) -> Layout:
+    """The files that a session lays out to edit a feature.
+
+    :param earlier: the features before it, in order; those that do not fit the release, or not
+        beside it, are left out.
+    :param tree: the release's files; :param more: further files of it.
+    :raises UsageError: if the feature does not land on the release, or it has no such file.
+    """
+    syntax = syntax or Syntax()
+    paths = {*_paths(feature, release), *more}
+    touching = [each for each in earlier if paths.intersection(paths_of([each]))]
+    below: list[Feature] = []
+    whole = plan([feature], tree, release, syntax=syntax)
+    if (own := whole.features[-1]).state is not State.PRISTINE:
+        raise UsageError(not_there(own, release))
+    for each in touching:
+        tried = plan([*below, each, feature], tree, release, syntax=syntax)
+        if not tried.state.needs_attention:
+            below.append(each)
+            whole = tried
+    under = {
+        change.path: change.after for change in plan(below, tree, release, syntax=syntax).changes
+    }
+    over = {change.path: change.after for change in whole.changes}
+    added = {each.path for each in feature.added}
+    base: dict[str, bytes] = {}
+    laid: dict[str, bytes] = {}
+    for path in sorted(paths):
+        before = under.get(path, tree.read(path))
+        now = over.get(path, before)
+        if now is None:
+            raise UsageError(f"{path}: vLLM {release} has no such file, so it cannot be edited")
+        laid[path] = now
+        if before is not None and path not in added:
+            base[path] = before
+    without = tuple(each.id for each in touching if each not in below)
+    return Layout(base, laid, tuple(below), without)
+
+
+def _paths(feature: Feature, release: Version) -> set[str]:
+    """The files that a feature patches in a release, and those that it adds."""
+    patched = {variant.patch.path for _, variant in variants(feature, release)}
+    return patched | {added.path for added in feature.added}
+
+
+def variants(feature: Feature, release: Version) -> list[tuple[Topic, Variant]]:
+    """Each topic with its variant for a release, in the order in which they are applied."""
+    return [
+        (topic, variant)
+        for topic in feature.topics
+        for variant in topic.variants
+        if release in variant.releases
+    ]
+
+
+def not_there(result: FeatureResult, release: Version) -> str:
+    """Why a feature cannot be edited on a release."""
+    reasons = [
+        str(reason)
+        for reason in (
+            result.reason,
+            *(file.reason for file in result.files),
+            *(hunk.reason for file in result.files for hunk in file.hunks),
+        )
+        if reason is not None
+    ]
+    why = f" ({'; '.join(dict.fromkeys(reasons))})" if reasons else ""
+    return (
+        f"{result.feature} is {result.state.value} on vLLM {release}{why}: expected a release to "
+        f"which it applies. `overlay port {result.feature} {release}` carries it there, "
+        f"`overlay log {result.feature}` lists where it stands"
+    )

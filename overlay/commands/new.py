@@ -1,0 +1,151 @@
+"""``overlay new``: what was edited in an installed vLLM becomes a feature."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from overlay.authoring.triage import Fate, FileFate
+from overlay.commands.edits import Made, Workshop, feature_of, survey
+from overlay.errors import UsageError
+from overlay.package import KNOWN_RELEASES
+from overlay.report.authored import AuthoredFile, AuthoredHunks, NewReport, made_new
+
+if TYPE_CHECKING:
+    from overlay.commands.request import Request
+    from overlay.features.model import Feature, Hunk
+    from overlay.targets.target import Progress
+
+
+def new_from_edits(
+    request: Request,
+    name: str | None,
+    id_: str,
+    patches: Path,
+    *,
+    title: str = "",
+    releases: str | None = None,
+    update: bool = False,
+    progress: Progress | None = None,
+) -> NewReport:
+    """Make a feature of the edits of an installed vLLM; the edits stay where they are.
+
+    :param name: the target; ``None``: the vLLM that this Python would import.
+    :param patches: the folder that the feature is written to.
+    :param title: what the change does, in a line; by default made of the id.
+    :param releases: as ``--releases`` takes them; default: every known release.
+    :param update: replace a feature of that id.
+    :raises UsageError: if the id exists or cannot be one, the target is a file or a release, or
+        what the edits were made on cannot be told.
+    :raises OverlayError: if the target, its pristine text or the features cannot be read.
+    """
+    from overlay.targets.resolution import releases as named
+
+    require_free(patches, id_, update=update)
+    target = request.resolve(name, progress)
+    if target.root is None:
+        raise UsageError(
+            f"{target.name}: expected an installed vLLM or a folder that holds vllm/, where files "
+            "were edited; found a file or a release, which nobody edits"
+        )
+    surveyed = survey(request, target, target.root, progress)
+    if any(feature.id == id_ for feature in surveyed.below):
+        raise UsageError(
+            f"{id_} is applied there and its files were edited since: choose another id, on top of "
+            f"it, or take the edits over in `overlay edit {id_}`"
+        )
+    known = KNOWN_RELEASES if releases is None else named(releases)
+    made = feature_of(surveyed, id_, patches, title=title, releases=known, progress=progress)
+    return written(surveyed, made, patches, update=update)
+
+
+def require_free(patches: Path, id_: str, *, update: bool) -> None:
+    """Refuse an id that cannot be one, or that exists.
+
+    :raises UsageError: naming the folder.
+    """
+    from overlay.features.feature_toml import id_problem
+    from overlay.features.sources import entries
+
+    if (problem := id_problem(id_)) is not None:
+        raise UsageError(f"{problem}, as ids of features are")
+    if not update and patches.is_dir() and id_ in entries(patches):
+        raise UsageError(
+            f"{patches / id_}: expected no feature of that id, found one; choose another id, or "
+            "pass --update to replace it"
+        )
+
+
+def written(surveyed: Workshop, made: Made, patches: Path, *, update: bool = False) -> NewReport:
+    """Write a feature that was made of edits, if it is complete, and say what it is.
+
+    :raises OverlayError, OSError: if it cannot be written.
+    """
+    from overlay.authoring.writing import write_folder
+
+    prepared = made.prepared
+    summary, folder = prepared.summary, None
+    if prepared.folder is not None:
+        folder = write_folder(prepared.folder, patches, update=update)
+    span = None if folder is None else str(summary.releases)
+    files = _files(summary.files, prepared.hunks, surveyed)
+    return NewReport(
+        made_new(summary.id, files, folder, span),
+        feature=summary.id,
+        target=surveyed.target.name,
+        release=str(surveyed.release),
+        files=files,
+        outcomes=tuple(summary.outcomes.items()),
+        releases=span,
+        merged=summary.merged,
+        unread=tuple(made.unread.items()),
+        folder=folder,
+    )
+
+
+def found(surveyed: Workshop, feature: Feature) -> NewReport:
+    """The report of a feature that holds the edits already."""
+    hunks = {
+        variant.patch.path: variant.patch.hunks
+        for topic in feature.topics
+        for variant in topic.variants
+        if surveyed.release in variant.releases
+    }
+    added = {added.path for added in feature.added}
+    fates = [
+        FileFate(edit.path, Fate.ADDED if edit.path in added else Fate.EDITED)
+        for edit in surveyed.edits
+    ]
+    files = _files(fates, hunks, surveyed)
+    folder = Path(feature.origin) / feature.id
+    return NewReport(
+        made_new(feature.id, files, folder, str(feature.releases)),
+        feature=feature.id,
+        target=surveyed.target.name,
+        release=str(surveyed.release),
+        files=files,
+        releases=str(feature.releases),
+        folder=folder,
+    )
+
+
+def _files(
+    fates: Sequence[FileFate], hunks: Mapping[str, Sequence[Hunk]], surveyed: Workshop
+) -> tuple[AuthoredFile, ...]:
+    return tuple(
+        AuthoredFile(
+            fate.path,
+            fate.fate.value,
+            by_scope(hunks.get(fate.path, ())),
+            surveyed.stacks.get(fate.path, ()),
+            fate.problem,
+        )
+        for fate in fates
+    )
+
+
+def by_scope(hunks: Sequence[Hunk]) -> tuple[AuthoredHunks, ...]:
+    """How many hunks each scope has, in the order of the file."""
+    scopes = [hunk.scope for hunk in hunks]
+    return tuple(AuthoredHunks(scope, scopes.count(scope)) for scope in dict.fromkeys(scopes))

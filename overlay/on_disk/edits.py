@@ -1,0 +1,140 @@
+"""Find what somebody edited in a target: what is neither the release's own nor the overlay's.
+
+A file counts as edited where its bytes are neither those of the release (by RECORD, or by the
+release itself where there is no RECORD) nor what the overlay wrote.  Its pristine text comes from
+the ledger's copies, or else from the release; it is never guessed from the edited file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from overlay.errors import TargetError
+from overlay.on_disk import ledger as ledgers
+from overlay.on_disk.disk_state import Condition, condition
+from overlay.package import Tree, path_problem
+from overlay.untrusted import sha256
+
+if TYPE_CHECKING:
+    from overlay.on_disk.ledger import Ledger
+
+#: The module that a build writes, so that two builds of one release differ in it.
+_BUILT = "vllm/_version.py"
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One edited file.
+
+    :ivar now: its present bytes; ``None`` where somebody removed it.
+    :ivar pristine: the release's own bytes; ``None`` where the release has no such file.
+    :ivar written: sha256 of what the overlay wrote there; ``None`` where it wrote nothing.
+    """
+
+    path: str
+    now: bytes | None
+    pristine: bytes | None
+    written: str | None = None
+
+
+class PristineFiles:
+    """The release's own files of a target, edited or not; satisfies ``overlay.package.Tree``.
+
+    :param tree: the target as it is; :param root: its folder.
+    :param ledger: what the overlay did there; ``None`` where nothing is applied.
+    :param record: sha256 of the release's own files by path; ``None`` where there is no RECORD.
+    :param release: opens the release itself; asked only where nothing in the target has the text.
+    """
+
+    def __init__(
+        self,
+        tree: Tree,
+        root: Path,
+        ledger: Ledger | None,
+        record: Mapping[str, str] | None,
+        release: Callable[[], Tree],
+    ) -> None:
+        self.tree, self.root, self.ledger, self.record = tree, root, ledger, record
+        self._open = release
+        self._release: Tree | None = None
+        self._copies = ledgers.copies(root)
+
+    def read(self, path: str) -> bytes | None:
+        """The release's own bytes of a file; ``None`` where it has no such file.
+
+        :raises LedgerError: if the pristine copy of it is missing or damaged.
+        :raises TargetError: if the release's file is not the one that RECORD lists.
+        :raises PackageIndexError: if the release has to be fetched and cannot be.
+        """
+        entry = None if self.ledger is None else self.ledger.entry(path)
+        if entry is not None:
+            return None if entry.before is None else self._copies(entry.before)
+        if self.record is None:
+            return self.of_release(path)
+        expected = self.record.get(path)
+        if expected is None:
+            return None
+        now = self.tree.read(path)
+        if now is not None and sha256(now) == expected:
+            return now
+        data = self.of_release(path)
+        if data is None or sha256(data) != expected:
+            found = "no such file" if data is None else f"one with {sha256(data)[:12]}..."
+            raise TargetError(
+                f"{path}: it was edited, and its own text is needed: expected a file with the "
+                f"sha256 {expected[:12]}... of RECORD in the release, found {found}. This vLLM is "
+                "another build than the package index has; make the diff against its source, and "
+                "use `overlay import`"
+            )
+        return data
+
+    def of_release(self, path: str) -> bytes | None:
+        """The bytes of a file in the release as it was published."""
+        if self._release is None:
+            self._release = self._open()
+        return self._release.read(path)
+
+
+def find(files: PristineFiles) -> tuple[Edit, ...]:
+    """The edited Python modules of a target, by path; nothing is written and nothing run.
+
+    :raises OverlayError: if a file, or its pristine text, cannot be read.
+    """
+    return tuple(edit for path in sorted(_candidates(files)) if (edit := _edit(path, files)))
+
+
+def _candidates(files: PristineFiles) -> set[str]:
+    paths = set(_modules(files.root))
+    if files.ledger is not None:
+        paths |= {entry.path for entry in files.ledger.entries}
+    if files.record is None:
+        return paths - {_BUILT}
+    return paths | {path for path in files.record if path_problem(path) is None}
+
+
+def _modules(root: Path) -> Iterator[str]:
+    """The path of each Python module below ``vllm/``."""
+    for place, folders, names in os.walk(root / "vllm"):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        below = os.path.relpath(place, root).replace(os.sep, "/")
+        for name in names:
+            if name.endswith(".py") and path_problem(f"{below}/{name}") is None:
+                yield f"{below}/{name}"
+
+
+def _edit(path: str, files: PristineFiles) -> Edit | None:
+    """The edit of one file; ``None`` where nobody edited it."""
+    now = files.tree.read(path)
+    entry = None if files.ledger is None else files.ledger.entry(path)
+    if entry is not None:
+        if condition(entry, now) in (Condition.OURS, Condition.PRISTINE):
+            return None
+        return Edit(path, now, files.read(path), entry.after)
+    if files.record is not None and now is not None and files.record.get(path) == sha256(now):
+        return None
+    pristine = files.read(path)
+    return None if pristine == now else Edit(path, now, pristine)

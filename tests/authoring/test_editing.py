@@ -1,0 +1,216 @@
+"""Law: what ``edit --commit`` makes of edited files gives these files, byte for byte."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from packaging.version import Version
+
+from overlay.authoring.composing import NotComposable, compose
+from overlay.authoring.editing import Commit, Edited, commit
+from overlay.authoring.layout import lay_out
+from overlay.authoring.writing import check_files, render_patch, with_tests
+from overlay.errors import PatchFormatErrors, UsageError
+from overlay.features.model import Feature
+from overlay.planning.planner import plan
+from overlay.planning.scopes import UnparsableError
+from tests.authoring.test_composing import changes
+from tests.support.patches import MemoryTree
+
+SLOW = settings(suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+RELEASE = Version("0.26.0")
+A, B, NEW = "vllm/a.py", "vllm/b.py", "vllm/new.py"
+NAMES = ("0.25.0", "0.26.0", "0.27.0")
+
+TOML = b"""\
+id = "fix"  # ours
+title = "A fix"
+why = "to test"
+releases = "0.25.0..0.27.0"
+"""
+
+HEADERS = {"Description": "A fix", "Origin": "tests", "Last-Update": "2026-01-01"}
+
+
+def folder(*texts: tuple[str, bytes, bytes], toml: bytes = TOML) -> dict[str, bytes]:
+    """The files of a feature that makes one text of another, a topic each."""
+    files = {"feature.toml": toml}
+    for number, (path, before, after) in enumerate(texts, 1):
+        patch = render_patch(HEADERS, path, compose(before, after))
+        files[f"{number}0-x/0.25.0..0.27.0.patch"] = patch.encode()
+    return files
+
+
+def committed(
+    files: Mapping[str, bytes],
+    tree: MemoryTree,
+    now: Mapping[str, bytes | None],
+    unfit: frozenset[str] = frozenset(),
+) -> Commit:
+    """A session on the release's files, edited and committed."""
+    feature = check_files("fix", files)
+    layout = lay_out(feature, (), tree, RELEASE, [path for path in now if path in tree.files])
+    texts = {**layout.laid, **now}
+    base = {path: layout.base.get(path) for path in texts}
+    changed = tuple(sorted(path for path in texts if texts[path] != layout.laid.get(path)))
+    return commit(
+        feature,
+        files,
+        Edited(RELEASE, base, texts, changed),
+        lambda _, release: release not in unfit,
+        NAMES,
+        "2026-11-22",
+    )
+
+
+def applied(feature: Feature, tree: MemoryTree, release: str = "0.26.0") -> dict[str, bytes]:
+    planned = plan([feature], tree, Version(release))
+    made = {change.path: change.after for change in planned.changes}
+    assert not planned.state.needs_attention, planned
+    return {**tree.files, **{path: data for path, data in made.items() if data is not None}}
+
+
+def written(made: Commit, files: Mapping[str, bytes]) -> dict[str, bytes]:
+    after = {**files, **made.files}
+    return {name: data for name, data in after.items() if data is not None}
+
+
+@SLOW
+@given(changes(), changes(), st.sampled_from(["one topic", "two topics", "another file"]))
+def test_applying_what_was_committed_gives_the_edited_files(
+    first: tuple[bytes, bytes], second: tuple[bytes, bytes], shape: str
+) -> None:
+    base, middle = first
+    other, after = second
+    tree = MemoryTree({A: base, B: other})
+    try:
+        if shape == "another file":
+            files, now = folder((A, base, middle)), {A: middle, B: after}
+        elif shape == "one topic":
+            files, now = folder((A, base, middle)), {A: after}
+        else:
+            files, now = folder((A, base, middle), (A, middle, other)), {A: after}
+        check_files("fix", files)
+        lay_out(check_files("fix", files), (), tree, RELEASE)
+        made = committed(files, tree, {**now, NEW: b"NEW = 1\n"})
+    except (UnparsableError, NotComposable, PatchFormatErrors):
+        assume(False)
+        return
+    except UsageError as error:
+        if "would not give" in str(error):
+            raise
+        assume(False)  # no hunk can say it
+        return
+    feature = check_files("fix", written(made, files))
+    assert applied(feature, tree) == {**tree.files, **now, NEW: b"NEW = 1\n"}
+
+
+BASE = b"""\
+import os
+
+
+class Runner:
+    def capture(self):
+        sizes = [1, 2, 4]
+        for size in sizes:
+            self.run(size)
+        return sizes
+
+    def run(self, size):
+        return size
+"""
+ONE = BASE.replace(b"[1, 2, 4]", b"[1, 2, 4, 8]")
+TWO = ONE.replace(b"return size\n", b"return size + 1\n")
+
+
+@pytest.fixture
+def tree() -> MemoryTree:
+    return MemoryTree({A: BASE, B: BASE})
+
+
+def test_a_hunk_that_was_not_edited_keeps_its_context_and_headers(tree: MemoryTree) -> None:
+    narrow = compose(BASE, ONE, (1,))
+    headers = {**HEADERS, "Signed-off-by": "a\nb", "Bug": "https://example.invalid/1"}
+    files = {
+        "feature.toml": TOML,
+        "10-x/0.25.0..0.27.0.patch": render_patch(headers, A, narrow).encode(),
+    }
+    made = committed(files, tree, {A: TWO})
+    (variant,) = made.feature.topics[0].variants
+    assert variant.patch.hunks[0].lines == narrow[0].lines
+    assert variant.patch.headers == {**headers, "Last-Update": "2026-11-22", "Base": "0.26.0"}
+    assert made.files["feature.toml"] == TOML
+
+
+def test_releases_that_do_not_take_the_edit_keep_the_text_that_they_had(tree: MemoryTree) -> None:
+    files = folder((A, BASE, ONE))
+    made = committed(files, tree, {A: TWO}, frozenset({"0.27.0"}))
+    assert (str(made.releases), made.left) == ("0.25.0..0.26.0", ("0.27.0",))
+    assert made.files["10-x/0.27.0..0.27.0.patch"] == files["10-x/0.25.0..0.27.0.patch"]
+    assert applied(made.feature, tree)[A] == TWO
+    assert applied(made.feature, tree, "0.27.0")[A] == ONE
+
+
+def test_a_release_gets_all_of_an_edit_or_nothing_of_it(tree: MemoryTree) -> None:
+    files = folder((A, BASE, ONE))
+    made = committed(files, tree, {A: TWO, B: TWO}, frozenset({"0.27.0"}))
+    later = {topic.name: [str(v.releases) for v in topic.variants] for topic in made.feature.topics}
+    assert later == {"10-x": ["0.25.0..0.26.0", "0.27.0..0.27.0"], "20-b": ["0.25.0..0.26.0"]}
+
+
+def test_derived_tests_follow_the_edit_and_those_by_hand_stay(tree: MemoryTree) -> None:
+    toml = TOML + (
+        b'\n[[upstreamed]]\npath = "vllm/a.py"\nscope = "Runner"\ncontains = "by hand"  # ours\n'
+        b'\n[[upstreamed]]\npath = "vllm/a.py"\nscope = "Runner.capture"\nlines = [\n'
+        b'    "sizes = [1, 2, 4, 8]",\n]\nshare = 0.6\n'
+    )
+    made = committed(folder((A, BASE, ONE), toml=toml), tree, {A: TWO})
+    by_hand, *derived = made.feature.upstream_tests
+    assert by_hand.contains == "by hand"
+    assert {(test.scope, test.lines) for test in derived} == {
+        ("Runner.capture", ("sizes = [1, 2, 4, 8]",)),
+        ("Runner.run", ("return size + 1",)),
+    }
+    written_toml = made.files["feature.toml"]
+    assert written_toml is not None
+    assert b"# ours\n" in written_toml
+
+
+def test_tables_that_cannot_be_told_apart_are_refused() -> None:
+    toml = TOML + b'upstreamed = [{path = "vllm/a.py", lines = ["a"]}]\n'
+    with pytest.raises((UsageError, ValueError)):
+        with_tests(toml, check_tests())
+
+
+def check_tests():  # type: ignore[no-untyped-def]
+    from overlay.authoring.writing import DerivedTest
+
+    return (DerivedTest(A, "Runner", ("line",), 0.6),)
+
+
+def test_a_change_that_is_taken_back_takes_its_topic_with_it(tree: MemoryTree) -> None:
+    files = folder((A, BASE, ONE), (B, BASE, ONE))
+    made = committed(files, tree, {A: BASE})
+    assert [topic.name for topic in made.feature.topics] == ["20-x"]
+    assert made.files["10-x/0.25.0..0.27.0.patch"] is None
+    split = {
+        "feature.toml": TOML,
+        "10-x/0.25.0..0.26.0.patch": files["10-x/0.25.0..0.27.0.patch"],
+        "10-x/0.27.0..0.27.0.patch": files["10-x/0.25.0..0.27.0.patch"],
+        "20-x/0.25.0..0.27.0.patch": files["20-x/0.25.0..0.27.0.patch"],
+    }
+    with pytest.raises(UsageError, match="10-x keeps one for 0"):
+        committed(split, tree, {A: BASE})
+
+
+def test_the_order_of_topics_has_room_for_a_hundred(tree: MemoryTree, tmp_path: Path) -> None:
+    files = {
+        "feature.toml": TOML,
+        "98-x/0.25.0..0.27.0.patch": folder((A, BASE, ONE))["10-x/0.25.0..0.27.0.patch"],
+    }
+    made = committed(files, tree, {B: ONE})
+    assert [topic.name for topic in made.feature.topics] == ["98-x", "99-b"]
