@@ -190,8 +190,7 @@ def only_at(feature: Feature, release: str) -> Feature:
     """A feature as it would be if it had been made on one release and never ported."""
     span = ReleaseRange(Version(release), Version(release))
     topics = [
-        replace(
-            topic,
+        topic._replace(
             variants=tuple(
                 Variant(span, variant.patch)
                 for variant in topic.variants

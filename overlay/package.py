@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from packaging.version import InvalidVersion, Version
 
@@ -54,8 +53,7 @@ def same_release(version: Version) -> Version:
 _RANGE = re.compile(r"^(?P<first>[^.\s][^\s]*?)\.\.(?P<last>[^.\s][^\s]*)$")
 
 
-@dataclass(frozen=True, order=True)
-class ReleaseRange:
+class ReleaseRange(NamedTuple):
     """A range of releases, closed at both ends, written ``first..last``."""
 
     first: Version

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -122,8 +121,7 @@ class FeatureResult(NamedTuple):
     untested: bool = False
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """Bytes of one file before and after; ``None``: no such file."""
 
     path: str
@@ -131,8 +129,7 @@ class Change:
     after: bytes | None
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """Every feature's state, and the changes from the pristine tree to the patched one.
 
     :ivar changes: empty unless every selected feature can be applied; sorted by path.

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from overlay.errors import OverlayError, UsageError
 from overlay.features.sources import SWITCH
+from overlay.untrusted import read_regular
 
 #: Seconds that a command waits for another one that writes into the same folder of patches.
 LOCK_SECONDS = 20.0
@@ -140,7 +141,7 @@ def _contents(present: Path, wanted: NewFolder) -> dict[str, bytes]:
     """Every file that a feature's new folder holds."""
     files: dict[str, bytes] = {}
     if not wanted.whole:
-        files = {name: (present / name).read_bytes() for name in files_below(present)}
+        files = contents(present)
     for name, data in wanted.files.items():
         if data is None:
             files.pop(name, None)
@@ -159,6 +160,16 @@ def files_below(folder: Path) -> list[str]:
             if stat.S_ISREG(os.lstat(path).st_mode):
                 found.append(os.path.relpath(path, folder).replace(os.sep, "/"))
     return found
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Read every file that ``files_below`` names, by its path below ``folder``.
+
+    :raises UnfitFile: if one is not a regular file any more, or too large.
+    :raises OSError: if one cannot be read.
+    """
+    read = {name: read_regular(folder / name, follow=False) for name in files_below(folder)}
+    return {name: data for name, data in read.items() if data is not None}
 
 
 def lay(folder: Path, files: Mapping[str, bytes]) -> None:

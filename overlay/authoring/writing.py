@@ -20,6 +20,7 @@ from overlay.authoring import disk
 from overlay.errors import PatchFormatError, PatchFormatErrors, UsageError
 from overlay.features.feature_folder import read_feature
 from overlay.features.model import Feature, Hunk
+from overlay.features.patch_headers import REPEATED
 from overlay.package import ReleaseRange
 
 if sys.version_info >= (3, 11):
@@ -145,7 +146,7 @@ def render_patch(headers: Mapping[str, str], path: str, hunks: Sequence[Hunk]) -
 
 def _header(name: str, value: str) -> list[str]:
     first, *rest = [" ".join(line.split()) for line in value.strip().splitlines()] or [""]
-    if name == "Base-Has":  # lines of code, each whole
+    if name in REPEATED:  # each value on a line of its own; those of Base-Has are lines of code
         return [f"{name}: {line}" for line in value.splitlines()]
     folded = [f"{name}: {first}".rstrip()]
     for line in rest:

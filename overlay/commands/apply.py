@@ -23,6 +23,7 @@ from overlay.commands.next_process import with_plugin
 from overlay.commands.request import Request, notices, only, resolve_writable
 from overlay.commands.required import expect_known, with_required
 from overlay.commands.status import by_ledger
+from overlay.errors import UsageError
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.recovery import recover
 from overlay.report.codes import Verdict
@@ -99,6 +100,7 @@ def _attempt(job: _Job, said: str | None) -> ApplyReport:
         record_file=job.target.record_file,
         basis=found.basis,
     )
+    _keep_receipt(job.target)
     everything = by_ledger(job.target, job.features)
     everything = everything or examine(job.target, job.features).report
     target = only(everything, job.meant)
@@ -110,6 +112,18 @@ def _attempt(job: _Job, said: str | None) -> ApplyReport:
         target = with_plugin(target, everything, job.features, named=job.named)
     target = with_required(target, job.request.require, everything)
     return _finished(target, verdict, outcome.changed)
+
+
+def _keep_receipt(target: Target) -> None:
+    """Let the next process of this environment read what it will find, and plan nothing."""
+    from overlay import settings
+    from overlay.on_disk.process_decision import keep_applied
+
+    try:
+        switches = settings.read()
+    except UsageError:
+        return  # no process would start with such a variable
+    keep_applied(target, switches)
 
 
 def _finished(target: TargetReport, verdict: Verdict, changed: tuple[str, ...]) -> ApplyReport:

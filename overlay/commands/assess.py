@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from overlay.commands.request import report, with_features
 from overlay.commands.unrecorded import recognise
@@ -84,8 +84,7 @@ class Outlook(Enum):
     REFUSE = "refuse, because something has to be settled first"
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """What an ``apply`` would do, and what to show for it.
 
     :ivar report: the target; where it is refused, with everything that prevents it.

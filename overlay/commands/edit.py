@@ -185,7 +185,7 @@ def commit(request: Request, folder: Path, progress: Progress | None = None) -> 
     _expect_same(session, features)
     trees = _Trees(session, progress)
     place = entries(session.patches)[id_]
-    files = {name: (place / name).read_bytes() for name in disk.files_below(place)}
+    files = disk.contents(place)
     made = compose_commit(
         feature,
         files,

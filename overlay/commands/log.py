@@ -13,6 +13,7 @@ from packaging.version import InvalidVersion, Version
 from overlay.commands.check import every_target
 from overlay.commands.request import Request
 from overlay.errors import OverlayError, UsageError
+from overlay.features.patch_headers import author, last_update
 from overlay.package import KNOWN_RELEASES, path_problem
 from overlay.report.history import Edit, LogReport, Means, Merge, Release, logged
 from overlay.report.model import TargetFailure, TargetReport
@@ -88,7 +89,7 @@ def _release(target: TargetReport | TargetFailure, feature: Feature) -> Release:
         _distinct(str(variant.releases) for variant in serving),
         _distinct(patch.headers.get("Base", "") for patch in patches),
         _distinct(_author(patch) for patch in patches),
-        _distinct(patch.headers.get("Last-Update", "") for patch in patches),
+        _distinct(last_update(patch.headers) for patch in patches),
         _why(result),
     )
 
@@ -118,7 +119,7 @@ def _serving(feature: Feature, release: Version) -> list[Variant]:
 
 def _author(patch: Patch) -> str:
     """The name of the first author of a patch, without the address."""
-    first = patch.headers.get("Author", "").partition("\n")[0]
+    first = author(patch.headers)
     return first.partition("<")[0].strip().strip('"') or first
 
 

@@ -11,16 +11,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from overlay.errors import OverlayError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from concurrent.futures import Executor
 
 Step = Callable[[], None]
 
@@ -57,6 +55,9 @@ def in_threads(
 
     :param step: called after each result.
     """
+    # Imported here and below, since a check of one target needs no pool.
+    from concurrent.futures import ThreadPoolExecutor
+
     with _unless_interrupted(ThreadPoolExecutor(threads)) as pool:
         return stepped(pool.map(work, things), step)
 
@@ -72,6 +73,10 @@ def in_processes(
     :param step: called after each result.
     :raises OverlayError: if a process dies under its work.
     """
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+    from multiprocessing import get_context
+
     global _inherited  # noqa: PLW0603 - the one thing that a fork can hand over unpickled
     _inherited = (work, things)
     executor = ProcessPoolExecutor(

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from overlay.errors import PatchFormatError, UsageError, described
 from overlay.untrusted import read_regular, require_private
@@ -32,8 +31,7 @@ _MAX_BYTES = 1024 * 1024
 _TABLE = re.compile(rb"^\s*\[\s*tool\s*\.\s*[\"']?vllm-overlay[\"']?\s*\]", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Project:
+class Project(NamedTuple):
     """What a project names.
 
     :ivar file: the file that names it; ``None`` where there is no such file.

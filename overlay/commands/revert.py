@@ -146,7 +146,7 @@ def _ledger(root: Path) -> Ledger | None:
 def _refused(target: Target, ledger: Ledger | None, refusal: RevertRefused) -> RevertReport:
     found = None if ledger is None else from_ledger(ledger, target, public(target))
     plan = found or Plan(())
-    answer = _report(target, replace(plan, notices=(*plan.notices, *notices([str(refusal)]))))
+    answer = _report(target, plan._replace(notices=(*plan.notices, *notices([str(refusal)]))))
     return RevertReport(not_reverted(answer, refusal.paths), answer)
 
 

@@ -134,7 +134,7 @@ def by_ledger(
         with all_unreadable((entry.path for entry in ledger.entries), target.read):
             found = from_ledger(ledger, target, public(target))
     # What the ledger's version of the overlay was does not matter where the patches are the same.
-    found = None if found is None else replace(found, notices=())
+    found = None if found is None else found._replace(notices=())
     return (
         None
         if found is None

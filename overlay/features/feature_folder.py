@@ -206,7 +206,7 @@ def _digest(feature: Feature) -> str:
         {
             "id": feature.id,
             "releases": str(feature.releases),
-            "upstreamed": [vars(test) for test in feature.upstream_tests],
+            "upstreamed": [test._asdict() for test in feature.upstream_tests],
             "merged": None if feature.merged is None else str(feature.merged),
             "topics": [
                 {

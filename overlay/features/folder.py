@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from packaging.version import Version
 
@@ -23,8 +24,7 @@ from overlay.results import Notice
 from overlay.untrusted import read_regular
 
 
-@dataclass(frozen=True)
-class Hole:
+class Hole(NamedTuple):
     """A release inside a feature's range for which one of its topics has no variant."""
 
     topic: str
@@ -34,8 +34,7 @@ class Hole:
         return f"{self.topic} has no variant for {self.release}"
 
 
-@dataclass(frozen=True)
-class Malformed:
+class Malformed(NamedTuple):
     """A feature, or something else in a patches folder, that could not be read.
 
     :ivar id: the name of its folder, which a well-formed feature has as its id.
@@ -49,8 +48,7 @@ class Malformed:
     required: bool
 
 
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(NamedTuple):
     """What patches folders hold, folder by folder, by id within each.
 
     :ivar features: those that could be read; :ivar malformed: those that could not.

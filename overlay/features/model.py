@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from packaging.version import Version
 
@@ -108,32 +109,28 @@ class Patch:
         return self.ported is Way.UPSTREAM
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(NamedTuple):
     """The form a topic's patch takes in one closed range of releases."""
 
     releases: ReleaseRange
     patch: Patch
 
 
-@dataclass(frozen=True)
-class Topic:
+class Topic(NamedTuple):
     """One topic of a feature; its variants never overlap."""
 
     name: str
     variants: tuple[Variant, ...]
 
 
-@dataclass(frozen=True)
-class AddedFile:
+class AddedFile(NamedTuple):
     """A module that a feature adds to vLLM."""
 
     path: str
     content: bytes
 
 
-@dataclass(frozen=True)
-class UpstreamTest:
+class UpstreamTest(NamedTuple):
     """A text or lines by which a release shows that it has a feature.
 
     :ivar scope: qualified name of the class or function of ``path`` that holds them.

@@ -1,8 +1,14 @@
-"""Read the DEP-3 headers of a ``.patch`` file and check their values."""
+"""Read the headers of a ``.patch`` file: DEP-3 fields, or the head of a ``git format-patch`` mail.
+
+DEP-3 takes ``Subject`` for ``Description`` and ``From`` for ``Author``, so that a mail is a valid
+patch.  Its message becomes the further lines of ``Subject``: nothing of it is lost where a patch
+is written again.  What git writes between ``---`` and the diff (the sizes of changes) is not kept.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import date
 
 from overlay.features.model import Way
@@ -11,23 +17,81 @@ from overlay.package import parse_release
 
 REQUIRED_HEADERS = ("Description", "Origin", "Last-Update")
 
+#: What may be written in the place of a header.
+ALIASES = {"Description": "Subject", "Author": "From", "Last-Update": "Date"}
+
 KNOWN_HEADERS = (
     *REQUIRED_HEADERS,
     *("Bug", "Forwarded", "Applied-Upstream", "Author", "Reviewed-by", "Acked-by"),
     *("Base", "Base-Has", "Ported-From", "Signed-off-by"),
+    *ALIASES.values(),
+)
+
+#: Headers of a mail that say nothing about the patch, and are kept.
+_OF_MAILS = (
+    *("MIME-Version", "Content-Type", "Content-Transfer-Encoding", "Message-Id", "Message-ID"),
+    *("In-Reply-To", "References", "To", "Cc", "Reply-To", "X-Mailer", "List-Id"),
 )
 
 #: Headers that may be repeated, with a value each.
-_REPEATED = ("Bug", "Author", "Reviewed-by", "Acked-by", "Base-Has", "Signed-off-by")
+REPEATED = ("Bug", "Author", "Reviewed-by", "Acked-by", "Base-Has", "Signed-off-by")
 
 _HEADER = re.compile(r"^(?P<name>[A-Za-z][A-Za-z0-9-]*):[ \t]*(?P<value>.*)$")
 
+#: The line that opens a mail of ``git format-patch``.
+_MAIL = re.compile(r"^From [0-9a-f]{7,64} ")
+
+_SUBJECT_PREFIX = re.compile(r"^\s*\[[^\]]*PATCH[^\]]*\]\s*")
+
+
+def field(headers: Mapping[str, str], name: str) -> str:
+    """The value of a header or of what is written in its place; empty where there is neither."""
+    return headers.get(name) or headers.get(ALIASES.get(name, name), "")
+
+
+def author(headers: Mapping[str, str]) -> str:
+    """Who wrote a patch, as text for people; empty where it does not say."""
+    first = field(headers, "Author").partition("\n")[0]
+    return _decoded(first)
+
+
+def description(headers: Mapping[str, str]) -> str:
+    """The first line of what a patch does, without ``[PATCH ...]``."""
+    first = field(headers, "Description").partition("\n")[0]
+    return _SUBJECT_PREFIX.sub("", _decoded(first))
+
+
+def last_update(headers: Mapping[str, str]) -> str:
+    """The day of a patch, ``YYYY-MM-DD``; empty where it does not say."""
+    return headers.get("Last-Update") or _day(headers.get("Date", "")) or ""
+
+
+def _decoded(text: str) -> str:
+    """A header of a mail with its encoded words (RFC 2047) in clear."""
+    from email.header import decode_header, make_header  # not in every process of vLLM
+
+    try:
+        return str(make_header(decode_header(text)))
+    except (LookupError, ValueError):
+        return text
+
+
+def _day(text: str) -> str | None:
+    from email.utils import parsedate_to_datetime
+
+    try:
+        return parsedate_to_datetime(text).date().isoformat()
+    except (TypeError, ValueError, OverflowError):
+        return None
+
 
 def read_headers(source: Source) -> dict[str, str]:
-    """The DEP-3 fields, up to the diff."""
+    """The headers, up to the diff; the source's errors take what is malformed."""
     headers: dict[str, str] = {}
     misspelt: set[str] = set()
     current: str | None = None
+    if not source.ended and _MAIL.match(source.line):
+        source.take()
     while not source.ended and not diff_begins(source.line):
         line, number = source.take()
         match = _HEADER.match(line)
@@ -39,6 +103,9 @@ def read_headers(source: Source) -> dict[str, str]:
             if proper is not None:
                 misspelt.add(proper)
             _add_header(source, headers, current, match["value"].strip(), number)
+        elif not line.strip() and _is_mail(headers):
+            _read_message(source, headers)
+            break
         elif line.strip() not in ("", "---"):
             source.error(
                 number,
@@ -47,20 +114,57 @@ def read_headers(source: Source) -> dict[str, str]:
             )
         else:
             current = None
-    for required in REQUIRED_HEADERS:
-        missing = required not in headers and required not in misspelt
-        if missing or not headers.get(required, "-").strip():
-            source.error(1, f"the header {required} is missing or empty")
-    _check_date(source, headers.get("Last-Update"))
+    _check_required(source, headers, misspelt)
+    _check_date(source, headers)
+    _check_transport(source, headers)
     _check_base(source, headers.get("Base"))
-    _checkway(source, headers.get("Ported-From"))
+    _check_way(source, headers.get("Ported-From"))
     return headers
+
+
+def _is_mail(headers: Mapping[str, str]) -> bool:
+    """Whether the headers so far are those of a mail, behind which a message follows."""
+    return "Subject" in headers and "From" in headers
+
+
+def _read_message(source: Source, headers: dict[str, str]) -> None:
+    """Read the message of a mail, up to the diff: fields in it are headers, the rest is kept."""
+    message: list[str] = []
+    while not source.ended:
+        if source.line.startswith("diff --git ") or _file_begins(source):
+            break
+        line, number = source.take()
+        match = _HEADER.match(line)
+        if line.rstrip() == "---":
+            _skip_sizes(source)
+            break
+        if match is not None and match["name"] in KNOWN_HEADERS:
+            _add_header(source, headers, match["name"], match["value"].strip(), number)
+        else:
+            message.append(line.strip())
+    text = "\n".join(message).strip("\n")
+    if text:
+        headers["Subject"] += "\n" + re.sub(r"(?m)^$", ".", text)
+
+
+def _skip_sizes(source: Source) -> None:
+    """Pass over what git writes between ``---`` and the diff."""
+    while not (source.ended or source.line.startswith("diff --git ") or _file_begins(source)):
+        source.take()
+
+
+def _file_begins(source: Source) -> bool:
+    """Whether the next lines are the header of a diff's file, or a hunk."""
+    following = source.lines[source.at + 1 : source.at + 2]
+    return source.line.startswith("@@ ") or (
+        source.line.startswith("--- ") and (following or [""])[0].startswith("+++ ")
+    )
 
 
 def _check_header(source: Source, name: str, number: int) -> str | None:
     """The known header that ``name`` misspells, after an error; ``None`` for any other."""
     proper = {known.lower(): known for known in KNOWN_HEADERS}.get(name.lower())
-    if proper is None and not name.startswith("Bug-"):
+    if proper is None and not name.startswith(("Bug-", "X-")) and name not in _OF_MAILS:
         source.error(number, f"unknown header {name}; known are {', '.join(KNOWN_HEADERS)}")
     if proper is None or proper == name:
         return None
@@ -73,24 +177,50 @@ def _add_header(
 ) -> None:
     if name not in headers:
         headers[name] = value
-    elif name in _REPEATED:
+    elif name in REPEATED:
         headers[name] += "\n" + value
     else:
         source.error(number, f"the header {name} is there twice")
 
 
-def _check_date(source: Source, value: str | None) -> None:
+def _check_required(source: Source, headers: Mapping[str, str], misspelt: set[str]) -> None:
+    """A patch says what it does, where it comes from and when it changed.
+
+    As DEP-3 has it, an author may stand for the origin.
+    """
+    for required in REQUIRED_HEADERS:
+        missing = not field(headers, required).strip() and required not in misspelt
+        if required == "Origin" and field(headers, "Author").strip() and required not in headers:
+            missing = False
+        if missing:
+            source.error(1, f"the header {required} is missing or empty")
+
+
+def _check_date(source: Source, headers: Mapping[str, str]) -> None:
+    value = headers.get("Last-Update")
     if not value:
+        said = headers.get("Date")
+        if said and _day(said) is None:
+            source.error(_line_of(source, "Date"), f"Date is {said!r}, which is not that of a mail")
         return
     try:
         well_formed = date.fromisoformat(value).isoformat() == value
     except ValueError:
         well_formed = False
     if not well_formed:
-        number = next(
-            index for index, line in enumerate(source.lines, 1) if line.startswith("Last-Update:")
-        )
+        number = _line_of(source, "Last-Update")
         source.error(number, f"Last-Update is {value!r}, which is not a date (YYYY-MM-DD)")
+
+
+def _check_transport(source: Source, headers: Mapping[str, str]) -> None:
+    """A mail whose body is encoded for transport holds another diff than it shows."""
+    encoding = headers.get("Content-Transfer-Encoding", "8bit").lower()
+    if encoding not in ("7bit", "8bit", "binary"):
+        source.error(
+            _line_of(source, "Content-Transfer-Encoding"),
+            f"the mail is encoded for transport ({encoding}): save it decoded, or use "
+            "`overlay import`, which decodes it",
+        )
 
 
 def _check_base(source: Source, value: str | None) -> None:
@@ -100,21 +230,26 @@ def _check_base(source: Source, value: str | None) -> None:
     try:
         parse_release(value)
     except ValueError as error:
-        lines = enumerate(source.lines, 1)
-        source.error(next(n for n, line in lines if line.startswith("Base:")), f"Base: {error}")
+        source.error(_line_of(source, "Base"), f"Base: {error}")
 
 
 def way(value: str | None) -> Way | None:
-    """How a variant was ported: the last word of its header."""
+    """How a variant was ported: the last word of its header ``Ported-From``."""
     word = (value or "").split()[-1:]
     return next((known for known in Way if [known.value] == word), None)
 
 
-def _checkway(source: Source, value: str | None) -> None:
+def _check_way(source: Source, value: str | None) -> None:
     """The last word decides whether the patch is applied, so it must be a known one."""
     if value is not None and way(value) is None:
         ways = ", ".join(known.value for known in Way)
-        number = next(
-            index for index, line in enumerate(source.lines, 1) if line.startswith("Ported-From:")
+        source.error(
+            _line_of(source, "Ported-From"),
+            f"Ported-From: expected a release and one of {ways}, found {value!r}",
         )
-        source.error(number, f"Ported-From: expected a release and one of {ways}, found {value!r}")
+
+
+def _line_of(source: Source, name: str) -> int:
+    """The 1-based line of a header."""
+    lines = enumerate(source.lines, 1)
+    return next(number for number, line in lines if line.startswith(f"{name}:"))

@@ -13,6 +13,11 @@ import overlay
 from overlay.errors import OverlayError, PatchFormatError
 from overlay.untrusted import problem_of_owner, read_regular
 
+#: The module through which patched code reports what it does; features add it with equal bytes.
+EFFECTS_MODULE = "vllm.v1.overlay_effects"
+
+EFFECTS_PATH = f"{EFFECTS_MODULE.replace('.', '/')}.py"
+
 
 def shipped_folder() -> Path:
     """The folder of the features that come with the overlay.

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from overlay.features.sources import feature_documents
+from overlay.features.sources import EFFECTS_PATH, feature_documents
 from overlay.settings import KNOWN
 from overlay.untrusted import read_regular
 
@@ -69,12 +69,6 @@ class Declaration(NamedTuple):
     switches: tuple[Switch, ...]
     model_runner: str | None
     reports: bool
-
-
-#: The module through which patched code reports what it does; features add it with equal bytes.
-EFFECTS_MODULE = "vllm.v1.overlay_effects"
-
-EFFECTS_PATH = f"{EFFECTS_MODULE.replace('.', '/')}.py"
 
 
 def declarations(folders: Iterable[Path]) -> tuple[Declaration, ...]:

@@ -15,14 +15,17 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from overlay.errors import OverlayError
-from overlay.features.switches import EFFECTS_MODULE, Declaration
+from overlay.features.sources import EFFECTS_MODULE
 from overlay.in_memory import log
 from overlay.in_memory.import_watch import when_imported
 from overlay.processes.counts import COUNTS_NAME
 from overlay.processes.records import Effect, EffectRecord
+
+if TYPE_CHECKING:
+    from overlay.features.switches import Declaration
 
 _WORKER_MODULE = "vllm.v1.worker.worker_base"
 

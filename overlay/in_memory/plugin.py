@@ -11,12 +11,14 @@ import overlay
 from overlay import settings
 from overlay.errors import OverlayError, TargetError, UsageError
 from overlay.in_memory import ranks
-from overlay.in_memory.activation import Activation, activate, impossible
-from overlay.in_memory.decision import of_imported
+from overlay.in_memory.activation import Activation
 from overlay.in_memory.running import RunningProcess
 from overlay.processes import records
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from overlay.on_disk.process_decision import Question, SwitchRow
     from overlay.targets.target import Target
 
     Environment = dict[str, str] | os._Environ[str]
@@ -48,12 +50,7 @@ def start(environment: Environment = os.environ) -> None:
     asked = settings.read(environment)
     settings.carry_to_ray(environment)
     process = RunningProcess(asked)
-    if asked.mode == "off":
-        activation = _off(environment)
-    else:
-        warnings = _checked(asked)
-        activation = _activation(asked, process)
-        activation = activation._replace(warnings=(*warnings, *activation.warnings))
+    activation = _off(environment) if asked.mode == "off" else _decide(asked, process)
     _process = process
     setattr(sys, _MARK, _identity())
     if activation.modules:  # patched in memory
@@ -73,36 +70,73 @@ def start(environment: Environment = os.environ) -> None:
     process.say()
 
 
-def _checked(asked: settings.Switches) -> tuple[str, ...]:
-    """What is to be said of the variables that features declare, before a weight is read.
+def _decide(asked: settings.Switches, process: RunningProcess) -> Activation:
+    """What this process runs, after whatever is asked for has been done.
 
+    The variables that features declare are checked first, before a weight is read.
+
+    :raises UsageError: for values that no feature accepts.
+    """
+    question = _question(asked)
+    kept = None if question is None else question.answer()
+    if kept is not None:
+        warnings = _checked(asked, kept.switches)
+        activation = Activation.of_receipt(kept, asked.all)
+        return activation._replace(warnings=(*warnings, *activation.warnings))
+    from overlay.on_disk.process_decision import declared_switches
+
+    warnings = _checked(asked, declared_switches(asked) if asked.further else ())
+    evidence = None if question is None else question.evidence()
+    activation = _activation(asked, process)
+    if question is not None and evidence is not None and activation.inputs is not None:
+        decision = activation.to_receipt(declared_switches(asked))
+        question.keep(decision, activation.inputs, evidence)
+    return activation._replace(warnings=(*warnings, *activation.warnings))
+
+
+def _checked(asked: settings.Switches, switches: Iterable[SwitchRow]) -> tuple[str, ...]:
+    """What is to be said of the variables that are set.
+
+    :param switches: those that features declare.
     :raises UsageError: for values that no feature accepts.
     """
     if not asked.further:
         return asked.warnings
-    from overlay.features.switches import check_values, declarations
-    from overlay.in_memory.patch_folders import patches_folders
+    from overlay.features.switches import Declaration, Switch, check_values
 
-    checked = check_values(asked.all, declarations(patches_folders(asked)))
+    declared = Declaration("", "", tuple(Switch(*row) for row in switches), None, False)
+    checked = check_values(asked.all, [declared])
     if checked.wrong:
         raise UsageError("vllm-overlay: " + "\n".join(checked.wrong))
     return (*asked.warnings, *checked.unknown, *checked.former)
 
 
+def _question(asked: settings.Switches) -> Question | None:
+    """What to ask a receipt about the vLLM that this process has imported.
+
+    :returns: ``None`` before it has imported one, and where there is no cache.
+    """
+    vllm = sys.modules.get("vllm")
+    file = getattr(vllm, "__file__", None)
+    if not isinstance(file, str) or not os.path.isfile(file):
+        return None
+    root = os.path.realpath(os.path.dirname(os.path.dirname(os.path.abspath(file))))
+    from overlay.on_disk.process_decision import Question
+
+    try:
+        return Question(asked, Path(root))
+    except (OverlayError, RuntimeError):  # no shipped patches, or no home folder
+        return None
+
+
 def _activation(asked: settings.Switches, process: RunningProcess) -> Activation:
-    """What this process runs, after whatever is asked for has been done."""
-    decision = of_imported(asked)
-    kept = None if decision is None else decision.read()
-    if kept is not None:
-        return kept
+    from overlay.in_memory.activator import activate, impossible
+
     try:
         target = running_vllm()
     except TargetError as error:  # in an archive, frozen, or nothing that could be patched
         return impossible(str(error), asked)
-    activation = activate(target, asked, process)
-    if decision is not None:
-        decision.write(activation)
-    return activation
+    return activate(target, asked, process)
 
 
 def _off(environment: Environment) -> Activation:

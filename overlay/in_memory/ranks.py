@@ -7,10 +7,9 @@ import json
 import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
 from datetime import timedelta
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from overlay.errors import OverlayError
 from overlay.in_memory.import_watch import when_imported
@@ -63,11 +62,10 @@ class RanksDiffer(OverlayError, RuntimeError):
     """Ranks of one engine run different code; all of them stop."""
 
 
-@dataclass(frozen=True)
-class RankReport:
+class RankReport(NamedTuple):
     """What one rank runs.
 
-    :ivar digest: over the patch set, its states and every ``OVERLAY`` switch; see ``activate``.
+    :ivar digest: over the patch set, its states and every ``OVERLAY`` switch; see ``activation``.
     """
 
     rank: int
@@ -125,13 +123,13 @@ def compare(mine: RankReport, group: Any) -> None:
     # Elastic expert parallelism has a world of its own beside torch's, with its own way to gather.
     apart = getattr(group, "tcp_store_group", None)
     if apart is not None:
-        rows = apart.all_gather_obj(asdict(mine))
+        rows = apart.all_gather_obj(mine._asdict())
     else:
         import torch.distributed as dist
 
         _require_all(mine, dist.distributed_c10d._get_default_store(), group.world_size)
         rows = [None] * group.world_size
-        dist.all_gather_object(rows, asdict(mine), group=group.cpu_group)
+        dist.all_gather_object(rows, mine._asdict(), group=group.cpu_group)
     require_equal([RankReport(**row) for row in rows])
 
 
@@ -140,7 +138,7 @@ def _require_all(mine: RankReport, store: Any, world_size: int) -> None:
 
     :param store: the store over which torch made the process group.
     """
-    store.set(f"vllm-overlay/{mine.rank}", json.dumps(asdict(mine)))
+    store.set(f"vllm-overlay/{mine.rank}", json.dumps(mine._asdict()))
     said: list[RankReport] = []
     silent: list[int] = []
     for rank in range(world_size):

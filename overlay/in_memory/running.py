@@ -136,7 +136,7 @@ class RunningProcess:
         """What the features that are at hand declare, by id."""
         if self._declared is None:
             from overlay.features.switches import declarations
-            from overlay.in_memory.patch_folders import patches_folders
+            from overlay.on_disk.patch_folders import patches_folders
 
             found = declarations(patches_folders(self.asked))
             self._declared = {declaration.id: declaration for declaration in found}
@@ -212,7 +212,7 @@ class RunningProcess:
 
     def _reports(self) -> bool:
         """Whether any of the patched code reports what it does."""
-        from overlay.features.switches import EFFECTS_MODULE, EFFECTS_PATH
+        from overlay.features.sources import EFFECTS_MODULE, EFFECTS_PATH
 
         there = os.path.exists(os.path.join(self.activation.root, EFFECTS_PATH))
         return there or EFFECTS_MODULE in self.activation.modules

@@ -53,7 +53,7 @@ def _turn_off(
     :returns: each switch that was set, as ``NAME=off``; and the features that have none.
     """
     from overlay.features.switches import declarations
-    from overlay.in_memory.patch_folders import patches_folders
+    from overlay.on_disk.patch_folders import patches_folders
 
     # The mode is off already, and whatever else is wrong with the variables must not stop vLLM.
     folders = patches_folders(settings.read(_folders_only(environment)))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from overlay.errors import PlanOutdated, RevertRefused, TransactionError
 from overlay.features.model import Feature
@@ -19,16 +20,14 @@ from overlay.targets.record import our_rows, without_rows
 from overlay.untrusted import all_unreadable
 
 
-@dataclass(frozen=True)
-class Rebuilt:
+class Rebuilt(NamedTuple):
     """A reconstructed ledger, with the pristine bytes that it names, by sha256."""
 
     ledger: Ledger
     pristine: Mapping[str, bytes]
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """Inputs of an apply.
 
     :ivar basis: digest of the ledger that the plan was made from (``ledger.digest``); ``None``: the
@@ -197,8 +196,7 @@ def _to_revert_without_ledger(site: Site, record_file: Path | None, rebuilt: Reb
     return replace(intent, warnings=(warning, *intent.warnings))
 
 
-@dataclass(frozen=True)
-class _Draft:
+class _Draft(NamedTuple):
     """The write that one file of vLLM needs.
 
     :ivar write: ``None`` where the file needs none.
@@ -270,7 +268,7 @@ def _restore(site: Site, entry: Entry) -> Write:
     real = site.real(entry.path)
     now = site.read(entry.path)
     form = site.form(real)
-    return Write(real, now, after, form if now is not None else replace(form, mode=entry.mode))
+    return Write(real, now, after, form if now is not None else form._replace(mode=entry.mode))
 
 
 def _removal(

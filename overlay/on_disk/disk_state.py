@@ -6,7 +6,6 @@ the plan's results into the states of the present files."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -133,7 +132,7 @@ def assess(
     present = conditions(ledger, tree.read)
     reason = void(ledger, present, release)
     if reason is not None:
-        return replace(plan, notices=(*plan.notices, *_void_notices(ledger, present, reason)))
+        return plan._replace(notices=(*plan.notices, *_void_notices(ledger, present, reason)))
     known = {entry.result.feature: entry for entry in ledger.applied}
     results = tuple(
         _judged(known.pop(result.feature), ledger, present) if result.feature in known else result
@@ -149,7 +148,7 @@ def assess(
         )
         for name, entry in known.items()
     ]
-    return replace(plan, features=results, notices=tuple(notices))
+    return plan._replace(features=results, notices=tuple(notices))
 
 
 def _of_others(plan: Plan, present: Mapping[str, Condition]) -> list[Notice]:

@@ -14,8 +14,8 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from overlay.untrusted import UnfitFile, parent_below, read_below, read_regular
 
@@ -28,16 +28,14 @@ _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _NOFOLLOW
 
 
-@dataclass(frozen=True)
-class Owner:
+class Owner(NamedTuple):
     """A user and a group, by number."""
 
     user: int
     group: int
 
 
-@dataclass(frozen=True)
-class Form:
+class Form(NamedTuple):
     """Permission bits of a file and, for root, who may set it, its owner."""
 
     mode: int = FILE_MODE

@@ -10,9 +10,8 @@ import json
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from overlay.errors import LedgerError
 from overlay.on_disk import files
@@ -42,8 +41,7 @@ ACTIONS = ("apply", "revert")
 DRAFT_PATH = f"{JOURNAL_PATH}.overlay-new"
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """Change of one file: sha256 before and after, ``None`` for no file."""
 
     path: str
@@ -61,8 +59,7 @@ class Step:
         return _beside(self.path, "old")
 
 
-@dataclass(frozen=True)
-class Journal:
+class Journal(NamedTuple):
     """A transaction.
 
     :ivar action: ``apply`` or ``revert``; :ivar overlay: version of the overlay that runs it.
@@ -83,7 +80,8 @@ def write(root: Path, journal: Journal, owner: files.Owner | None) -> None:
     """Begin a transaction: from now on, an interruption is noticed."""
     files.make_folder(root, STATE_FOLDER, owner)
     files.sync_folder(root, "")
-    document = {"schema": SCHEMA, **asdict(journal)}
+    steps = [step._asdict() for step in journal.steps]
+    document = {"schema": SCHEMA, **journal._asdict(), "steps": steps}
     data = (json.dumps(document, indent=1) + "\n").encode()
     files.create(root, DRAFT_PATH, data, files.Form(files.FILE_MODE, owner))
     files.replace(root, DRAFT_PATH, JOURNAL_PATH)

@@ -5,7 +5,7 @@ The planner puts attempts in sequence; ``overlay.authoring.porting`` tries varia
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from overlay.features.model import Hunk, Patch
 from overlay.planning.matching import edits, final_newline_after, match, misplaced
@@ -17,8 +17,7 @@ from overlay.results import FileResult, HunkResult, Reason, State, file_state
 Judge = Callable[[Hunk, bytes], HunkResult]
 
 
-@dataclass(frozen=True)
-class Attempt:
+class Attempt(NamedTuple):
     """A patch, or an added module, tried on one text.
 
     :ivar after: the bytes that it leaves; ``None`` unless all of it would be applied.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from packaging.version import Version
 
@@ -85,8 +86,7 @@ class _Draft:
         return FeatureResult(self.feature.id, state, tuple(self.files), reason, self.untested)
 
 
-@dataclass(frozen=True)
-class _Step:
+class _Step(NamedTuple):
     """One patch or added module in the sequence: which it is, and what it left of its file."""
 
     feature: int

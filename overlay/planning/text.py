@@ -10,14 +10,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
+from typing import NamedTuple
 
 
 class TextError(ValueError):
     """The source cannot be decoded and encoded again without loss, or an edit is invalid."""
 
 
-@dataclass(frozen=True)
-class Edit:
+class Edit(NamedTuple):
     """``lines`` take the place of the lines ``start`` to ``stop`` (0-based, half open)."""
 
     start: int

@@ -10,7 +10,7 @@ new lines, so that "upstream took 21 of 23 hunks" can be told.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from packaging.version import Version
 
@@ -25,8 +25,7 @@ SHARE = 0.6
 ScopeLines = Callable[[str, str], Sequence[Sequence[str]]]
 
 
-@dataclass(frozen=True)
-class Evidence:
+class Evidence(NamedTuple):
     """What shows that a release has a feature, or what is missing.
 
     :ivar merged: whether the release has it.

@@ -15,19 +15,22 @@
 the next one can tell it from any of ``s(x)`` one position back, ``s(s(x))`` three back, and so on,
 because all of them agree.  So heads look 1, 3 and 5 positions back.  Those that meet a masked
 position, which shows no token, stay silent; those that meet a token that was read in the wrong
-place, or not written, vote for another one.  A prompt must have at least eight tokens: no head may
-look beyond its beginning.
+place, or not written, vote for another one.  So a prompt must follow
+the rule as well (:func:`following`), and have at least eight tokens: no head may look beyond its
+beginning.
 """
 
 from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from overlay.proof.oracle import FIRST_TOKEN, Rule, make_rule
+from overlay.proof.engine_spec import Request
+from overlay.proof.oracle import FIRST_TOKEN, Rule, continuation, make_rule
 from overlay.proof.tiny_models import (
     HEAD_DIM,
     HEADS,
@@ -82,6 +85,16 @@ def voters_rule(wrong_every: int = 7) -> Rule:
         for token in range(rule.vocab)
     )
     return replace(rule, answers=answers)
+
+
+def following(rule: Rule, requests: Iterable[Request]) -> tuple[Request, ...]:
+    """The requests with prompts of the same lengths that follow the rule from two tokens on."""
+    made = []
+    for request in requests:
+        begun = request.prompt[:2]
+        rest = continuation(rule, begun, len(request.prompt) - 2)
+        made.append(replace(request, prompt=(*begun, *rest)))
+    return tuple(made)
 
 
 def _looking_back(

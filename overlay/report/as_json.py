@@ -5,12 +5,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from overlay.report.authored import EditReport, NewReport
-from overlay.report.authored import data as authored
-from overlay.report.history import LogReport, MatrixReport, matrix_data
-from overlay.report.history import data as logged
-from overlay.report.imported import ImportReport, SeriesReport
-from overlay.report.imported import data as imported
 from overlay.report.model import (
     CacheReport,
     DiffReport,
@@ -19,14 +13,9 @@ from overlay.report.model import (
     ListReport,
     ProcessesReport,
     Report,
-    RevertReport,
     TargetReport,
 )
-from overlay.report.ported import PortReport
-from overlay.report.ported import data as ported
 from overlay.report.problems import explained
-from overlay.report.pruned import PruneReport
-from overlay.report.pruned import data as pruned
 from overlay.results import FeatureResult, FileResult, HunkResult, Reason
 
 if TYPE_CHECKING:
@@ -70,7 +59,7 @@ def as_data(report: Report) -> dict[str, Any]:
         data["processes"] = [_process(process) for process in report.processes]
     if isinstance(report, DoctorReport):
         data["doctor"] = {**report.facts, "problems": list(report.problems)}
-    data.update(_of_patches(report))
+    data.update(report.own_data())
     if isinstance(report, CacheReport):
         data["cache"] = {
             "folder": str(report.folder),
@@ -80,29 +69,6 @@ def as_data(report: Report) -> dict[str, Any]:
             ],
         }
     return data
-
-
-def _of_patches(report: Report) -> dict[str, Any]:
-    """The part of a command about a patch's life, under its name."""
-    if isinstance(report, ImportReport):
-        return {"import": imported(report)}
-    if isinstance(report, PortReport):
-        return {"port": ported(report)}
-    if isinstance(report, LogReport):
-        return {"log": logged(report)}
-    if isinstance(report, MatrixReport):
-        return {"matrix": matrix_data(report)}
-    if isinstance(report, NewReport):
-        return {"new": authored(report)}
-    if isinstance(report, EditReport):
-        return {"edit": authored(report)}
-    if isinstance(report, RevertReport) and isinstance(report.kept, NewReport):
-        return {"kept": authored(report.kept)}
-    if isinstance(report, PruneReport):
-        return {"prune": pruned(report)}
-    if isinstance(report, SeriesReport):
-        return {"imports": [imported(entry) for entry in report.imports]}
-    return {}
 
 
 def _process(process: LiveProcess) -> dict[str, Any]:

@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from overlay.report.authored import EditReport, NewReport
-from overlay.report.authored import lines as authored
 from overlay.report.codes import Exit
-from overlay.report.history import LogReport, MatrixReport, matrix_lines
-from overlay.report.history import lines as logged
-from overlay.report.imported import ImportReport, SeriesReport, series_lines
-from overlay.report.imported import lines as imported
 from overlay.report.lines import BLANK, MARK, Line, Span, labelled
 from overlay.report.model import (
     CacheReport,
@@ -23,15 +17,10 @@ from overlay.report.model import (
     ProcessesReport,
     ReleaseEntry,
     Report,
-    RevertReport,
     StatusReport,
     TargetReport,
 )
-from overlay.report.ported import PortReport
-from overlay.report.ported import lines as ported
 from overlay.report.problems import Problem, problems, same_cause
-from overlay.report.pruned import PruneReport
-from overlay.report.pruned import lines as pruned
 from overlay.report.words import count, enumeration, megabytes
 from overlay.results import FeatureResult, FileResult, Notice, State
 
@@ -78,7 +67,9 @@ def render(report: Report, *, verbose: bool = False) -> tuple[Line, ...]:
         from overlay.report.doctor_text import problems as needy
 
         lines += needy(report.facts, report.problems)
-    lines += _without_target(report)
+    if isinstance(report, CacheReport) and not report.path_only:
+        lines += _cache(report)
+    lines += report.own_lines()
     if report.error is not None:
         first, *others = report.error.splitlines() or [""]
         lines.append(labelled(0, "error: ", first, "bad"))
@@ -87,28 +78,6 @@ def render(report: Report, *, verbose: bool = False) -> tuple[Line, ...]:
         lines.append(BLANK)
     style = "good" if report.exit is Exit.OK else "bad"
     return (*lines, Line((), (Span(report.verdict, style),)))
-
-
-def _without_target(report: Report) -> Iterator[Line]:
-    """The reports of commands that speak neither of targets nor of features at hand."""
-    if isinstance(report, CacheReport) and not report.path_only:
-        yield from _cache(report)
-    elif isinstance(report, NewReport | EditReport):
-        yield from authored(report)
-    elif isinstance(report, RevertReport) and isinstance(report.kept, NewReport):
-        yield from authored(report.kept)
-    elif isinstance(report, ImportReport):
-        yield from imported(report)
-    elif isinstance(report, PortReport):
-        yield from ported(report)
-    elif isinstance(report, SeriesReport):
-        yield from series_lines(report)
-    elif isinstance(report, LogReport):
-        yield from logged(report)
-    elif isinstance(report, MatrixReport):
-        yield from matrix_lines(report)
-    elif isinstance(report, PruneReport):
-        yield from pruned(report)
 
 
 def _cache(report: CacheReport) -> Iterator[Line]:

@@ -63,6 +63,14 @@ class NewReport(Report):
     unread: tuple[tuple[str, str], ...] = ()
     folder: Path | None = None
 
+    def own_lines(self) -> Iterator[Line]:
+        """The text of the report."""
+        return lines(self)
+
+    def own_data(self) -> dict[str, Any]:
+        """The report's own part of the JSON."""
+        return {"new": data(self)}
+
 
 class EditAction(Enum):
     """What ``edit`` did with a session."""
@@ -98,6 +106,14 @@ class EditReport(Report):
     unread: tuple[tuple[str, str], ...] = ()
     folder: Path | None = None
     without: tuple[str, ...] = ()
+
+    def own_lines(self) -> Iterator[Line]:
+        """The text of the report."""
+        return lines(self)
+
+    def own_data(self) -> dict[str, Any]:
+        """The report's own part of the JSON."""
+        return {"edit": data(self)}
 
 
 # Verdicts

@@ -93,6 +93,14 @@ class LogReport(Report):
     merge: Merge | None = None
     not_found: int | None = None
 
+    def own_lines(self) -> Iterator[Line]:
+        """The text of the report."""
+        return lines(self)
+
+    def own_data(self) -> dict[str, Any]:
+        """The report's own part of the JSON."""
+        return {"log": data(self)}
+
 
 class Cell(NamedTuple):
     """A feature on one release in the matrix.
@@ -154,6 +162,14 @@ class MatrixReport(Report):
     _command: ClassVar[str] = "log"
     releases: tuple[str, ...]
     rows: tuple[Row, ...]
+
+    def own_lines(self) -> Iterator[Line]:
+        """The text of the report."""
+        return matrix_lines(self)
+
+    def own_data(self) -> dict[str, Any]:
+        """The report's own part of the JSON."""
+        return {"matrix": matrix_data(self)}
 
 
 # Verdicts

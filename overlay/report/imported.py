@@ -79,6 +79,14 @@ class ImportReport(Report):
         kinds = [entry.fate for entry in self.files if entry.fate not in ("edited", "added")]
         return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
 
+    def own_lines(self) -> Iterator[Line]:
+        """The text of the report."""
+        return lines(self)
+
+    def own_data(self) -> dict[str, Any]:
+        """The report's own part of the JSON."""
+        return {"import": data(self)}
+
 
 @dataclass(frozen=True)
 class SeriesReport(Report):
@@ -94,6 +102,14 @@ class SeriesReport(Report):
     def error(self) -> str | None:
         """Why files could not be placed, one sentence each."""
         return "\n".join(entry.error for entry in self.imports if entry.error) or None
+
+    def own_lines(self) -> Iterator[Line]:
+        """The text of the report."""
+        return series_lines(self)
+
+    def own_data(self) -> dict[str, Any]:
+        """The report's own part of the JSON."""
+        return {"imports": [data(entry) for entry in self.imports]}
 
 
 def series(imports: tuple[ImportReport, ...]) -> SeriesReport:

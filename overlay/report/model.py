@@ -6,7 +6,7 @@ exit status that goes with the code) is computed once, by ``overlay.report.wordi
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -17,6 +17,7 @@ from overlay.results import FeatureResult, Notice, Reason, State, worst
 
 if TYPE_CHECKING:
     from overlay.processes.live import LiveProcess
+    from overlay.report.lines import Line
 
 
 class Obstacle(NamedTuple):
@@ -97,8 +98,7 @@ class TargetReport:
         return State.APPLIED if settled and self.applied else whole
 
 
-@dataclass(frozen=True)
-class TargetFailure:
+class TargetFailure(NamedTuple):
     """A target of which nothing can be said, and why.
 
     :ivar target: what the user named; ``None``: the vLLM that this Python would import.
@@ -109,8 +109,7 @@ class TargetFailure:
     error: str
 
 
-@dataclass(frozen=True)
-class TopicEntry:
+class TopicEntry(NamedTuple):
     """A topic as ``list`` shows it.
 
     :ivar variants: the closed ranges that it has a variant for, oldest first.
@@ -122,8 +121,7 @@ class TopicEntry:
     holes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class FeatureEntry:
+class FeatureEntry(NamedTuple):
     """A feature as ``list`` shows it.
 
     :ivar upstream: the upstream change it goes back to; empty where there is none.
@@ -193,6 +191,17 @@ class Report:
     def body(self) -> bytes | None:
         """What goes to standard output as it is; ``None`` where the text of the report does."""
         return None
+
+    def own_lines(self) -> Iterable[Line]:
+        """The lines for people of a report that speaks of more than targets.
+
+        Each such type brings them itself, so that no command imports the reports of others.
+        """
+        return ()
+
+    def own_data(self) -> dict[str, Any]:
+        """The same for JSON: what is added to the keys that every report has."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -285,6 +294,15 @@ class RevertReport(_OneTarget):
     _command: ClassVar[str] = "revert"
     changed: tuple[str, ...] = ()
     kept: Report | None = None
+
+    def own_lines(self) -> Iterable[Line]:
+        """The text of the feature that holds the edits."""
+        return () if self.kept is None else self.kept.own_lines()
+
+    def own_data(self) -> dict[str, Any]:
+        """The feature that holds the edits, under ``kept``."""
+        made = {} if self.kept is None else self.kept.own_data()
+        return {"kept": made["new"]} if "new" in made else {}
 
 
 @dataclass(frozen=True)

@@ -99,6 +99,14 @@ class PortReport(Report):
     session: Path | None = None
     open: tuple[OpenFile, ...] = ()
 
+    def own_lines(self) -> Iterator[Line]:
+        """The text of the report."""
+        return lines(self)
+
+    def own_data(self) -> dict[str, Any]:
+        """The report's own part of the JSON."""
+        return {"port": data(self)}
+
 
 def concluded(
     features: tuple[PortedFeature, ...],

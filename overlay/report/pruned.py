@@ -39,6 +39,14 @@ class PruneReport(Report):
     entries: tuple[PruneEntry, ...]
     written: bool
 
+    def own_lines(self) -> Iterator[Line]:
+        """The text of the report."""
+        return lines(self)
+
+    def own_data(self) -> dict[str, Any]:
+        """The report's own part of the JSON."""
+        return {"prune": data(self)}
+
 
 def concluded(entries: Sequence[PruneEntry], folder: Path, *, written: bool) -> Verdict:
     """The verdict of ``prune``."""

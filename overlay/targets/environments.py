@@ -12,8 +12,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from overlay.errors import TargetError
 from overlay.targets.folder import build
@@ -30,8 +30,7 @@ _VERSION = re.compile(r"(\d+)\.(\d+)")
 _SCRIPT = b"#!"
 
 
-@dataclass(frozen=True)
-class Environment:
+class Environment(NamedTuple):
     """A Python environment on disk.
 
     :ivar name: what the user named.

@@ -14,7 +14,8 @@ from packaging.version import Version
 from overlay.errors import ArchiveError, PackageIndexError
 from overlay.package import parse_release
 from overlay.targets.archive import MAX_UNPACKED_BYTES, Sources, check_size, is_text
-from overlay.targets.http import Session, local_path, without_password
+from overlay.targets.http import Session
+from overlay.targets.http_errors import local_path, without_password
 from overlay.targets.index import Candidate, listing, unknown_release
 from overlay.targets.pip_config import read_config
 from overlay.targets.record import Record

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
-from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
 
 import requests
 import urllib3
@@ -26,6 +26,18 @@ from urllib3.exceptions import NewConnectionError
 from urllib3.exceptions import TimeoutError as TransportTimeout
 
 from overlay.errors import PackageIndexError
+from overlay.targets.http_errors import (
+    BUSY,
+    BrokenOffError,
+    NotFoundError,
+    bad_range,
+    broken_off,
+    local_path,
+    network_error,
+    split,
+    status_error,
+    without_password,
+)
 from overlay.targets.pip_config import IndexConfig
 from overlay.targets.target import Progress
 from overlay.untrusted import read_regular
@@ -40,17 +52,7 @@ _MAX_REDIRECTS = 10
 
 _CHUNK_BYTES = 1 << 18
 
-_RETRIED = (429, 500, 502, 503, 504)
-
 _T = TypeVar("_T")
-
-
-class NotFoundError(PackageIndexError):
-    """The server answers, and has no such page."""
-
-
-class BrokenOffError(PackageIndexError):
-    """The answer began and broke off; asking again may help."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ class Session:
                 if progress is not None:
                     progress(what, done, total)
             if total is not None and done != total:
-                raise BrokenOffError(_short(url, total, done))
+                raise BrokenOffError(broken_off(url, total, done))
 
     @contextmanager
     def open(
@@ -154,10 +156,10 @@ class Session:
                 stream=True,
             )
         except (requests.RequestException, TransportError, OSError, ValueError) as error:
-            raise _network_error(url, error, self.config.timeout) from error
+            raise network_error(url, error, self.config.timeout) from error
         with answer:
             if answer.status_code >= 400 and answer.status_code not in passed:
-                raise _status_error(url, answer)
+                raise status_error(url, answer)
             yield answer
 
     def carrier(self, url: str) -> requests.Session:
@@ -231,7 +233,7 @@ class Adapter(HTTPAdapter):
             status=ATTEMPTS - 1,
             other=0,
             redirect=False,
-            status_forcelist=_RETRIED,
+            status_forcelist=BUSY,
             backoff_factor=RETRY_SECONDS,
             raise_on_status=False,
             respect_retry_after_header=False,  # a server may ask for hours
@@ -262,29 +264,6 @@ class _Retries(urllib3.Retry):
         if isinstance(error, TransportTimeout) and not isinstance(error, NewConnectionError):
             raise error
         return super().increment(method, url, response, error, *rest, **options)
-
-
-def split(url: str) -> SplitResult:
-    """The parts of a URL.
-
-    :raises PackageIndexError: if it has none (``http://[::1``).
-    """
-    try:
-        return urlsplit(url)
-    except ValueError as error:
-        raise PackageIndexError(f"{url}: expected an http, https or file URL: {error}") from error
-
-
-def without_password(url: str) -> str:
-    """``url`` without user and password, as it may be shown and stored."""
-    parts = split(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-
-
-def local_path(url: str) -> Path | None:
-    """The path that a ``file:`` URL names, ``None`` for other URLs."""
-    parts = split(url)
-    return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
 
 def _local_page(path: Path, url: str, limit: int) -> bytes:
@@ -338,20 +317,13 @@ def _read_all(answer: requests.Response, limit: int, url: str) -> bytes:
         )
     length, done = _content_length(answer), limit + 1 - left
     if length is not None and length != done:
-        raise BrokenOffError(_short(url, length, done))
+        raise BrokenOffError(broken_off(url, length, done))
     return b"".join(parts)
 
 
 def _content_length(answer: requests.Response) -> int | None:
     length = answer.headers.get("Content-Length", "")
     return int(length) if length.isdecimal() and len(length) < 20 else None
-
-
-def _short(url: str, expected: int, length: int) -> str:
-    return (
-        f"{without_password(url)}: expected {expected} bytes, the connection ended after {length}. "
-        "Try again"
-    )
 
 
 def _content_range(value: str | None, url: str) -> tuple[int, int, int]:
@@ -362,59 +334,7 @@ def _content_range(value: str | None, url: str) -> tuple[int, int, int]:
         first, _, last = span.partition("-")
         numbers = int(first), int(last) + 1, int(total)
     except ValueError as error:
-        raise PackageIndexError(_bad_range(value, url)) from error
+        raise PackageIndexError(bad_range(value, url)) from error
     if unit != "bytes" or not 0 <= numbers[0] < numbers[1] <= numbers[2]:
-        raise PackageIndexError(_bad_range(value, url))
+        raise PackageIndexError(bad_range(value, url))
     return numbers
-
-
-def _bad_range(value: str | None, url: str) -> str:
-    return (
-        f"{without_password(url)}: expected a Content-Range such as 'bytes 0-99/1234', found "
-        f"{value!r}. The index or a proxy on the way is broken"
-    )
-
-
-def _status_error(url: str, answer: requests.Response) -> PackageIndexError:
-    status = answer.status_code
-    text = f"{without_password(url)}: the server answers {status} {answer.reason}."
-    if status in (404, 410):
-        return NotFoundError(f"{text} Check the index URL in pip's configuration")
-    if status in (401, 403):
-        return PackageIndexError(
-            f"{text} Put user and password into the index URL or into a netrc file"
-        )
-    if status in _RETRIED:
-        return PackageIndexError(f"{text} Try again later")
-    return PackageIndexError(f"{text} Check the index URL in pip's configuration")
-
-
-def _network_error(url: str, error: Exception, timeout: float) -> PackageIndexError:
-    shown, causes = without_password(url), list(_causes(error))
-    for cause in causes:
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return PackageIndexError(
-                f"{shown}: expected a certificate that this system trusts: {cause.verify_message}. "
-                "Set pip's 'cert' (PIP_CERT) or SSL_CERT_FILE to the right bundle"
-            )
-        if isinstance(cause, (requests.Timeout, TimeoutError)):
-            return PackageIndexError(
-                f"{shown}: expected an answer within {timeout:g} seconds, none came. Check the "
-                "network and pip's proxy setting, or set PIP_DEFAULT_TIMEOUT"
-            )
-    if isinstance(error, ValueError):
-        return PackageIndexError(f"{shown}: expected an http, https or file URL: {error}")
-    return PackageIndexError(
-        f"{shown}: cannot be reached: {causes[-1]}. Check the network and pip's index and proxy "
-        "settings; releases that are in the cache already need no network"
-    )
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what caused it, the first cause last."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        inner = [getattr(error, "reason", None), *error.args, error.__cause__, error.__context__]
-        error = next((cause for cause in inner if isinstance(cause, BaseException)), None)

@@ -21,7 +21,8 @@ from packaging.version import Version
 
 from overlay.errors import PackageIndexError
 from overlay.package import same_release
-from overlay.targets.http import NotFoundError, Session, local_path, without_password
+from overlay.targets.http import Session
+from overlay.targets.http_errors import NotFoundError, local_path, without_password
 
 PROJECT = "vllm"
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from overlay.errors import TargetError
 from overlay.targets.folder import build
@@ -20,8 +19,7 @@ from overlay.targets.target import TARGETS, Target
 from overlay.untrusted import parse_json
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """Where ``import vllm`` would lead.
 
     :ivar package: the folder ``vllm`` as found, links and all.

@@ -7,7 +7,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from overlay.errors import ArchiveError, PackageIndexError
-from overlay.targets.http import Session, Span, without_password
+from overlay.targets.http import Session, Span
+from overlay.targets.http_errors import without_password
 from overlay.targets.target import Progress
 
 #: The first request: the end of the file, where a wheel of vLLM keeps its list of members.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import signal
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,11 @@ from typing import Any
 import jsonschema
 import pytest
 
+from overlay.authoring import disk
 from overlay.features.folder import load
 from tests.support import releases
 from tests.support.cli import ADDED, CAPTURE, PROPOSER, RUNNER, Cli, edit
+from tests.support.faults import FaultyOs, faulty, in_child, killing
 from tests.support.patches import write_feature
 from tests.support.releases import Index
 
@@ -304,3 +308,43 @@ def test_files_that_are_not_the_sessions_stay(team: Cli) -> None:
     assert result.exit == 0
     assert "holds other files" in result.last
     assert list(snapshot(folder)) == ["notes.md"]
+
+
+def test_killed_at_every_call_of_a_commit_nothing_is_lost(
+    team: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The patches are as before or as after, and the session is whole until they are."""
+    folder = begin(team)
+    edit(folder, RUNNER, "(1, 2, 4, 8)", "(1, 2)")
+    (folder / "vllm/one.py").write_text("ONE = 1\n")
+    start, first = snapshot(folder), snapshot(team.team)
+
+    def again() -> None:
+        for place, wanted in ((folder, start), (team.team, first)):
+            shutil.rmtree(place, ignore_errors=True)
+            for name, data in wanted.items():
+                (place / name).parent.mkdir(parents=True, exist_ok=True)
+                (place / name).write_bytes(data)
+
+    with faulty(FaultyOs(), disk) as counted:
+        assert team("edit", "--commit", folder).exit == 0
+    last = snapshot(team.team)
+    for at in range(1, counted.count + 1):
+        again()
+
+        def work(at: int = at) -> None:
+            with faulty(FaultyOs(at, killing), disk):
+                team("edit", "--commit", folder)
+
+        assert in_child(work) == -signal.SIGKILL
+        (feature,) = load([team.team])
+        committed = bool(feature.added)
+        if folder.exists():
+            assert snapshot(folder) == start
+            assert team("edit", "--commit", folder, "--json").json["code"] == "committed"
+        else:
+            assert committed
+        assert not folder.exists()
+        disk.settle(team.team)
+        left = snapshot(team.team)
+        assert {name: data for name, data in left.items() if not name.startswith(".")} == last

@@ -13,7 +13,7 @@ import pytest
 
 from overlay.proof.engine_launch import write_models
 from overlay.proof.engine_spec import Request
-from overlay.proof.tiny_drafters import LEAST_PROMPT, VOTERS
+from overlay.proof.tiny_drafters import LEAST_PROMPT, VOTERS, following, voters_rule
 from tests.draft_graphs.harness_client import (
     Outcome,
     Plan,
@@ -49,7 +49,7 @@ CASES = [
 def requests(seed: int = 3) -> tuple[Request, ...]:
     """Twelve in three waves, as `harness_client.make_requests`, that voters have an answer for."""
     rng = random.Random(seed)
-    return tuple(
+    made = (
         Request(
             tuple(rng.randrange(3, VOTERS) for _ in range(rng.randint(LEAST_PROMPT, 39))),
             16 if index < 4 else 12 + 5 * index,
@@ -57,6 +57,7 @@ def requests(seed: int = 3) -> tuple[Request, ...]:
         )
         for index in range(12)
     )
+    return following(voters_rule(), made)
 
 
 def runs(drafter: str, k: int) -> list[Run]:

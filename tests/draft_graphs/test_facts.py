@@ -315,7 +315,7 @@ def test_data_parallel_ranks_that_change() -> None:
     assert "elastic" in reason
 
 
-class Experts(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # mypy may see no PyTorch
+class Experts(torch.nn.Module):  # type: ignore[misc, name-defined, unused-ignore]  # mypy may see no PyTorch
     """A layer of experts, as far as the place of its class goes."""
 
     __module__ = "vllm.model_executor.layers.fused_moe.layer"

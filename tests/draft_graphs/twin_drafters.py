@@ -18,7 +18,7 @@ from tests.draft_graphs.twin_model import HIDDEN, VOCAB, Shape
 MASK = 5
 
 
-def proposer_class(shape: Shape) -> type:
+def proposer_class(shape: Shape) -> Any:
     """vLLM's class of proposers for this drafter."""
     from vllm.v1.spec_decode.dflash import DFlashProposer
     from vllm.v1.spec_decode.draft_model import DraftModelProposer

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from overlay.proof.engine_spec import EngineSpec, Request
-from overlay.proof.tiny_drafters import LEAST_PROMPT, VOTERS, voters_rule
+from overlay.proof.engine_spec import EngineSpec, Request, make_requests
+from overlay.proof.tiny_drafters import LEAST_PROMPT, VOTERS, following, voters_rule
 from tests.gpu.cells import Cell, expects, falling
 from tests.gpu.every_size import at_every_size
 
@@ -42,14 +42,17 @@ class Drafter:
 
     def requests(self, count: int, **more: Any) -> tuple[Request, ...]:
         """Requests that it has an oracle for."""
-        if self.parallel:
-            more = {"lengths": (LEAST_PROMPT, 39), "vocab": VOTERS, **more}
-        return falling(count, **more)
+        if not self.parallel:
+            return falling(count, **more)
+        more = {"lengths": (LEAST_PROMPT, 39), "vocab": VOTERS, **more}
+        return following(voters_rule(), falling(count, **more))
 
     def at_every_size(self, seqs: int, k: int) -> tuple[Request, ...]:
         """Requests of which each size of a graph is live at some time."""
         if self.parallel:
-            return at_every_size(seqs, k, voters_rule(), (LEAST_PROMPT, 18))
+            rule = voters_rule()
+            made = make_requests(seqs, lengths=(LEAST_PROMPT, 18), vocab=VOTERS)
+            return at_every_size(seqs, k, rule, following(rule, made))
         return at_every_size(seqs, k)
 
     def spec(self, base: EngineSpec, k: int, **more: Any) -> EngineSpec:

@@ -29,19 +29,22 @@ def levels(seqs: int, k: int) -> list[int]:
 
 
 def at_every_size(
-    seqs: int, k: int, rule: oracle.Rule | None = None, lengths: tuple[int, int] = (2, 12)
+    seqs: int,
+    k: int,
+    rule: oracle.Rule | None = None,
+    requests: tuple[Request, ...] | None = None,
 ) -> tuple[Request, ...]:
     """``seqs`` requests that begin together, of which all `levels` are live for ``STEPS`` steps.
 
     :param rule: the rule of the models; ``None`` for that of ``tiny_models``.
-    :param lengths: the shortest and the longest prompt.
+    :param requests: ``seqs`` of them, whose prompts are taken; ``None`` for random ones.
     """
     rule = rule or oracle.make_rule()
     ends = [0] * seqs
     for place, level in enumerate(levels(seqs, k)):
         # The first ones live on; the others have ended before.
         ends[:level] = [STEPS * (place + 1)] * level
-    made = make_requests(seqs, lengths=lengths, vocab=rule.vocab)
+    made = make_requests(seqs, lengths=(2, 12)) if requests is None else requests
     return tuple(_with_steps(rule, *each, k) for each in zip(made, ends, strict=True))
 
 

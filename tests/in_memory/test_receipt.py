@@ -62,15 +62,71 @@ def receipts(box: Box) -> list[Path]:
     return sorted((box.cache / "receipts").glob("*.json"))
 
 
+SWITCH = """
+[[switches]]
+name = "OVERLAY_DEMO"
+values = ["off", "on"]
+default = "on"
+text = "whether it runs"
+deprecated = { "0" = "off" }
+"""
+
+
 @pytest.fixture
 def applied(box: Box) -> Box:
-    """A box whose feature is on disk, and a process of which has decided."""
+    """A box whose feature, which declares a switch, is on disk; apply has left a receipt."""
+    document = box.patches / "demo/feature.toml"
+    document.write_text(document.read_text() + SWITCH)
     another(box, "other", UPSTREAMED)
     box.overlay("apply", str(box.site))
-    imported, _ = decided(box)
-    assert "overlay.on_disk.ledger" in imported
     assert len(receipts(box)) == 1
     return box
+
+
+def test_apply_writes_the_receipt_that_the_plugin_writes(applied: Box) -> None:
+    (receipt,) = receipts(applied)
+    text = receipt.read_bytes()
+    receipt.unlink()
+    imported, first = decided(applied)
+    assert "overlay.on_disk.ledger" in imported
+    assert receipts(applied) == [receipt]
+    assert receipt.read_bytes() == text
+    assert decided(applied) == (set(), first)
+
+
+def test_the_first_process_after_apply_decides_nothing(applied: Box) -> None:
+    imported, decision = decided(applied)
+    assert imported == set()
+    assert decision[0] == "disk"
+
+
+def test_an_apply_with_nothing_to_do_leaves_the_receipt_alone(applied: Box) -> None:
+    (receipt,) = receipts(applied)
+    before = receipt.stat()
+    applied.overlay("apply", str(applied.site))
+    assert receipt.stat() == before
+
+
+@pytest.mark.parametrize("argument", ["--dry-run", "--json"])
+def test_only_an_apply_that_may_write_leaves_a_receipt(box: Box, argument: str) -> None:
+    box.overlay("apply", str(box.site), argument)
+    assert len(receipts(box)) == (0 if argument == "--dry-run" else 1)
+
+
+def test_the_receipt_of_apply_holds_for_every_value_of_a_switch(applied: Box) -> None:
+    digests = set()
+    for value in ("on", "off", "0"):
+        imported, decision = decided(applied, OVERLAY_DEMO=value)
+        assert imported == set(), value
+        digests.add(decision[1])
+    assert len(digests) == 3, "ranks compare the values of switches by the digest"
+    done = applied.attempt("import vllm; register()", OVERLAY_DEMO="loud")
+    assert done.returncode != 0
+    assert "OVERLAY_DEMO='loud': expected one of off, on" in done.stderr
+    assert "OVERLAY_DEMO=0 is deprecated" in applied.run(
+        "import vllm; register()", OVERLAY_DEMO="0"
+    )
+    assert "did you mean OVERLAY_DEMO" in applied.run("import vllm; register()", OVERLAY_DEMOS="on")
 
 
 @pytest.mark.parametrize("mode", ["auto", "disk"])
@@ -183,16 +239,16 @@ def test_a_required_feature_is_refused_with_a_receipt_at_hand(applied: Box) -> N
 
 
 def test_a_cache_that_cannot_be_written_costs_time_only(box: Box) -> None:
-    box.overlay("apply", str(box.site))
     box.cache.mkdir(exist_ok=True)
     (box.cache / "receipts").write_text("a file")
+    box.overlay("apply", str(box.site))
     for _ in range(2):
         assert decided(box)[1][0] == "disk"
 
 
 def test_what_reading_a_receipt_imports() -> None:
     """The budget of a process that has nothing to plan; what is added here, each one pays for."""
-    show = "import sys, overlay.in_memory.receipt; print(*sorted(m for m in sys.modules "
+    show = "import sys, overlay.on_disk.receipt; print(*sorted(m for m in sys.modules "
     show += "if m.startswith('overlay')))"
     done = subprocess.run(
         [sys.executable, "-c", show], cwd=REPO, capture_output=True, text=True, check=True
@@ -203,7 +259,7 @@ def test_what_reading_a_receipt_imports() -> None:
         "overlay.errors",
         "overlay.features",
         "overlay.features.sources",
-        "overlay.in_memory",
-        "overlay.in_memory.receipt",
+        "overlay.on_disk",
+        "overlay.on_disk.receipt",
         "overlay.untrusted",
     ]

@@ -138,7 +138,7 @@ def _other(site: Site, basis: str | None, release: str = "0.26.0") -> transactio
     """Apply the feature ``other``, by a plan that wants nothing else."""
     other = replace(TWO.feature(), id="other")
     plan = TWO.plan(site.pristine)
-    plan = replace(plan, features=(plan.features[0]._replace(feature="other"),))
+    plan = plan._replace(features=(plan.features[0]._replace(feature="other"),))
     return transaction.apply(
         site.root, plan, [other], release=release, record_file=site.record, basis=basis
     )

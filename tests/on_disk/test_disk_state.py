@@ -197,7 +197,7 @@ def test_other_patches_are_applied_with_a_warning(site: Site) -> None:
 
 def test_other_patches_that_do_not_fit_are_said_to(site: Site) -> None:
     plan = TWO.plan(site.pristine)
-    plan = replace(plan, features=(plan.features[0]._replace(state=State.DRIFTED),), changes=())
+    plan = plan._replace(features=(plan.features[0]._replace(state=State.DRIFTED),), changes=())
     found = assess(plan, ledger_of(site), Disk(site.root), [TWO.feature()], "0.26.0")
     assert found.state is State.APPLIED
     assert "the present form is drifted on this vLLM" in found.notices[0].text
@@ -279,7 +279,7 @@ def test_a_feature_that_is_not_applied_is_as_the_plan_says(site: Site) -> None:
     planned = ONE.plan(site.pristine)
     file = FileResult(PROPOSER, State.UPSTREAMED)
     other = FeatureResult("other", State.UPSTREAMED, (file,))
-    plan = replace(planned, features=(other, *planned.features))
+    plan = planned._replace(features=(other, *planned.features))
     edit(site, PROPOSER)
     ledger = ledger_of(site)
     result = assess(plan, ledger, Disk(site.root), [ONE.feature()], "0.26.0")
@@ -308,7 +308,7 @@ def test_a_file_that_the_ledger_does_not_list_stays_as_it_was(site: Site) -> Non
 
 def test_a_notice_about_an_edited_file_gives_way_to_its_state(site: Site) -> None:
     kept, dropped = Notice(RUNNER, "about the runner"), Notice(PROPOSER, "about the proposer")
-    plan = replace(ONE.plan(site.pristine), notices=(dropped, kept))
+    plan = ONE.plan(site.pristine)._replace(notices=(dropped, kept))
     edit(site, PROPOSER)
     result = assess(plan, ledger_of(site), Disk(site.root), [ONE.feature()], "0.26.0")
     assert result.notices == (kept,)

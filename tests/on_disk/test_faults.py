@@ -14,9 +14,10 @@ from overlay.errors import TransactionError
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.journal import JOURNAL_PATH
 from overlay.on_disk.recovery import recover
+from overlay.results import Change
 from tests.support import faults, transactions
 from tests.support.faults import FaultyOs, faulty
-from tests.support.transactions import ONE, TWO, Copies, Site, Snapshot, snapshot
+from tests.support.transactions import ONE, PROPOSER, TWO, Copies, Site, Snapshot, snapshot
 
 Action = Callable[[Site], object]
 ERRORS = [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EIO]
@@ -78,6 +79,23 @@ def _revert(site: Site) -> object:
     return site.revert()
 
 
+def _edit(site: Site) -> None:
+    """Edit a patched file and one that is not, and put a module there."""
+    for path in (PROPOSER, PACKAGE):
+        (site.root / path).write_bytes((site.root / path).read_bytes() + b"MINE = 1\n")
+    (site.root / OWN).write_bytes(b"OWN = 1\n")
+
+
+def _revert_with_edits(site: Site) -> object:
+    edits = [
+        Change(path, (site.root / path).read_bytes(), site.pristine.get(path))
+        for path in (PROPOSER, PACKAGE, OWN)
+    ]
+    return commit.revert(site.root, record_file=site.record, edits=edits)
+
+
+PACKAGE, OWN = "vllm/v1/worker/__init__.py", "vllm/v1/own.py"
+
 NO_LINKS = {"link": errno.EPERM}
 
 
@@ -96,6 +114,10 @@ def _scenario(name: str, folder: Path) -> Scenario:
     never = NO_LINKS if "no-links" in name else {}
     if action is not _apply:
         site.apply(ONE)
+    if name == "revert-edits":
+        action = _revert_with_edits
+        site.apply(ONE)
+        _edit(site)
     copies = Copies(site, folder)
     done = site.copy(folder / "done")
     with faulty(FaultyOs(never=never)) as system:
@@ -160,6 +182,14 @@ def test_an_error_at_every_call(scenario: Scenario, number: int, lasting: bool) 
             assert stands == scenario.before, f"{where}: {told}"
         recover(site.root)
         assert scenario.whole(site), where
+
+
+def test_a_revert_that_takes_edits_out_is_whole_at_every_call(tmp_path: Path) -> None:
+    with transactions.memory_folder(tmp_path) as folder:
+        scenario = _scenario("revert-edits", folder)
+        assert scenario.after == snapshot(transactions.installed(folder / "untouched").root)
+        test_killed_at_every_call(scenario)
+        test_ctrl_c_at_every_call(scenario)
 
 
 def test_ctrl_c_at_every_call(scenario: Scenario) -> None:

@@ -103,7 +103,7 @@ def test_bytecode_of_a_file_of_the_same_time_and_size_may_not(site: Site) -> Non
     path.write_bytes(pristine[PROPOSER])
     plan = patches.plan(pristine)
     after = site.pristine[PROPOSER] + b"# B\n"
-    plan = replace(plan, changes=(Change(PROPOSER, pristine[PROPOSER], after),))
+    plan = plan._replace(changes=(Change(PROPOSER, pristine[PROPOSER], after),))
     future = 4_000_000_000
     os.utime(path, (future, future))
     compiled(path, "timestamp")

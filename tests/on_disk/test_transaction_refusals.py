@@ -126,7 +126,7 @@ def test_a_plan_that_needs_attention_is_not_applied(site: Site) -> None:
 
 def test_a_plan_that_removes_a_file_is_not_applied(site: Site) -> None:
     plan = ONE.plan(site.pristine)
-    plan = replace(plan, changes=(Change(PROPOSER, site.pristine[PROPOSER], None),))
+    plan = plan._replace(changes=(Change(PROPOSER, site.pristine[PROPOSER], None),))
     with pytest.raises(ValueError, match="never removes"):
         commit.apply(site.root, plan, [ONE.feature()], release="0.26.0")
 

@@ -1,0 +1,263 @@
+"""Decide what becomes of each feature in this process, and do it.
+
+Applied on disk: the ledger's hashes are verified, nothing else.  Only where a feature is left over
+of which the ledger knows nothing, or another form, the same planner as ``overlay check`` decides,
+and what it planned is handed to the import hook."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from overlay.errors import OverlayError, TransactionError, UsageError
+from overlay.in_memory.activation import Activation
+from overlay.on_disk.process_decision import (
+    HARMLESS,
+    FeatureStanding,
+    digest,
+    from_disk,
+    needless,
+)
+from overlay.package import STATE_FOLDER
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from overlay.in_memory.import_hook import Observer
+    from overlay.in_memory.preparation import Planned
+    from overlay.on_disk.ledger import Ledger
+    from overlay.settings import Switches
+    from overlay.targets.target import Target
+
+
+class RequiredMissing(OverlayError, RuntimeError):
+    """A required feature cannot run in this process; it must not start."""
+
+
+def activate(target: Target, switches: Switches, observer: Observer) -> Activation:
+    """Bring about what ``switches`` ask for in this process.
+
+    What stands in the way of a feature leaves it out as a whole, with a reason.
+
+    :param target: the vLLM that is running; it has a root.
+    :param observer: hears what the import hook executes, and what another hook loads in its place.
+    :raises RequiredMissing: if a required feature cannot run here.
+    :raises UsageError: if a patches folder is not there.
+    """
+    wanted = _wanted(switches)
+    try:
+        found = _activated(target, switches, wanted, observer)
+    except UsageError:
+        raise
+    except OverlayError as error:
+        found = impossible(str(error), switches, target)
+    _refuse_missing(found, wanted)
+    active = {feature.id for feature in found.features if feature.active}
+    return found._replace(required=bool(active and ("all" in wanted or active & wanted)))
+
+
+def impossible(why: str, switches: Switches, target: Target | None = None) -> Activation:
+    """What a process runs in which nothing can be patched or verified.
+
+    :raises RequiredMissing: if a required feature cannot run for that reason.
+    """
+    found = Activation(
+        "none",
+        (target and target.vllm) or "unknown",
+        str(target.root) if target else "",
+        (),
+        digest((), switches.all),
+        warnings=(f"nothing is patched in this process: {why}",),
+        impossible=why,
+    )
+    if wanted := _wanted(switches):
+        raise RequiredMissing(_refusal([f"{', '.join(sorted(wanted))}: {why}"]))
+    return found
+
+
+def _activated(
+    target: Target,
+    switches: Switches,
+    wanted: frozenset[str],
+    observer: Observer,
+) -> Activation:
+    assert target.root is not None  # an importable vLLM lies in a folder
+    # What reads a ledger is imported only where the overlay has left something.
+    ledger = _ledger(target.root) if (target.root / STATE_FOLDER).exists() else None
+    features: list[FeatureStanding] = []
+    found = Activation("none", target.vllm or "unknown", str(target.root), (), "")
+    if ledger is not None and ledger.applied:
+        on_disk, blocked = from_disk(target, ledger)
+        if on_disk:
+            features += on_disk
+            found = found._replace(way="none" if blocked else "disk", features=tuple(features))
+            if blocked:  # a plan on top of files that somebody edited proves nothing
+                return found._replace(
+                    features=tuple(features), digest=digest(features, switches.all)
+                )
+    settled = ledger is None or not ledger.applied or found.way == "disk"
+    entries = () if ledger is None or found.way != "disk" else ledger.entries
+    known = {entry.path: entry.after for entry in entries}
+    if switches.mode == "auto":
+        rest = None
+        if ledger is not None and found.way == "disk":
+            rest = needless(target, ledger, switches)
+        if rest is None:
+            found, more = _in_memory(target, switches, wanted, observer, found)
+            features += more
+            # Where the ledger is void, more than these files would have to be compared.
+            inputs = None if found.inputs is None or not settled else {**found.inputs, **known}
+            found = found._replace(inputs=inputs)
+        else:
+            features += rest
+            found = found._replace(inputs=known)
+    elif wanted - {feature.id for feature in features}:
+        features += _not_on_disk(target, switches, {feature.id for feature in features})
+    elif settled:
+        found = found._replace(inputs=known)
+    return found._replace(features=tuple(features), digest=digest(features, switches.all))
+
+
+def _ledger(root: Path) -> Ledger | None:
+    from overlay.on_disk import ledger as ledgers
+
+    if (root / ledgers.JOURNAL_PATH).exists():
+        raise TransactionError(
+            f"an apply or revert in {root} is running or was interrupted; run `overlay apply` or "
+            "`overlay revert`, either of which finishes or undoes it first, and start again"
+        )
+    return ledgers.load(root)
+
+
+def _in_memory(
+    target: Target,
+    switches: Switches,
+    wanted: frozenset[str],
+    observer: Observer,
+    found: Activation,
+) -> tuple[Activation, list[FeatureStanding]]:
+    """Hook every feature that is not on disk and can be patched.
+
+    :param found: what is on disk.
+    :returns: what the process runs then, and how the features stand that are not on disk.
+    """
+    from overlay.in_memory import import_hook as hook
+    from overlay.in_memory.preparation import prepare
+
+    on_disk = {feature.id: feature.digest for feature in found.features}
+    features = []
+    prepared = prepare(target, switches, on_disk)
+    late = {
+        feature.id: hook.imported(feature.modules)
+        for feature in prepared.features
+        if feature.chosen
+    }
+    late = {name: modules for name, modules in late.items() if modules}
+    if late:
+        # Each feature goes in as a whole or not at all, so what came too late is planned without.
+        prepared = prepare(target, switches, on_disk.keys() | late.keys())
+    for planned in prepared.features:
+        if planned.id in on_disk:
+            continue
+        why = planned.why
+        if planned.id in late:
+            why = f"{_late(late[planned.id])}. Apply on disk instead (`overlay apply`)"
+        features.append(
+            FeatureStanding(
+                planned.id, planned.digest, planned.state, planned.chosen, why, planned.asked
+            )
+        )
+    if prepared.entry.modules:
+        assert target.root is not None
+        required = {
+            module
+            for planned in prepared.features
+            if planned.chosen and (planned.id in wanted or "all" in wanted)
+            for module in planned.modules
+        }
+        finder = hook.PatchFinder(target.root, prepared.entry.modules, observer, required)
+        hook.install(finder)
+        way = "both" if found.way == "disk" else "memory"
+        found = found._replace(
+            way=way,
+            scopes=prepared.scopes,
+            modules=tuple(sorted(finder.modules)),
+        )
+    elif not late and not prepared.warnings:
+        found = found._replace(inputs=prepared.read)
+    others = tuple(
+        _other_form(planned)
+        for planned in prepared.features
+        if on_disk.get(planned.id, planned.digest) != planned.digest
+    )
+    return found._replace(warnings=(*prepared.warnings, *others)), features
+
+
+def _other_form(planned: Planned) -> str:
+    """The warning about a feature that is on disk, but not as its patches folder has it."""
+    if not planned.digest:
+        return f"{planned.id} runs as it was applied on disk; {planned.why}"
+    return (
+        f"{planned.id} was applied on disk in another form than the present one, and runs in that; "
+        "`overlay apply` writes the present one"
+    )
+
+
+def _not_on_disk(target: Target, switches: Switches, on_disk: set[str]) -> list[FeatureStanding]:
+    """How the features stand that ``OVERLAY=disk`` does not find applied; nothing is hooked."""
+    from overlay.in_memory.preparation import prepare
+
+    why = "it is not applied on disk, and OVERLAY=disk allows no other way"
+    return [
+        FeatureStanding(planned.id, planned.digest, planned.state, False, planned.why or why)
+        for planned in prepare(target, switches, on_disk).features
+        if planned.id not in on_disk
+    ]
+
+
+def _wanted(switches: Switches) -> frozenset[str]:
+    """The features without which vLLM must not start, by the environment or by themselves."""
+    from overlay.on_disk.patch_folders import required_features
+
+    return switches.present | required_features(switches)
+
+
+def _late(imported: Mapping[str, str]) -> str:
+    names = "; ".join(f"{name} (imported by {who})" for name, who in sorted(imported.items()))
+    return f"already imported, so it cannot be patched in memory: {names}"
+
+
+def _refuse_missing(found: Activation, wanted: frozenset[str]) -> None:
+    missing = [
+        f"{feature.id} is {feature.state.value}: {feature.why or 'not active'}".replace(
+            "\n", "\n    "
+        )
+        for feature in found.features
+        if (feature.id in wanted or ("all" in wanted and feature.asked))
+        and not feature.active
+        and feature.state not in HARMLESS
+    ]
+    known = {feature.id for feature in found.features}
+    missing += [
+        f"{name} is not active: no such feature is applied or known here"
+        for name in sorted(wanted - known - {"all"})
+    ]
+    idle = not any(feature.active for feature in found.features)
+    done = bool(found.features) and all(f.state in HARMLESS for f in found.features)
+    if "all" in wanted and idle and not done and not missing:
+        missing.append("no feature is active in this process")
+    if missing:
+        from overlay.in_memory import import_hook as hook
+
+        hook.uninstall(sys.meta_path)
+        raise RequiredMissing(_refusal(missing))
+
+
+def _refusal(missing: Iterable[str]) -> str:
+    return (
+        "vllm-overlay: what is required (OVERLAY_REQUIRED, or `required` in a feature.toml) cannot "
+        "run in this process:\n  "
+        + "\n  ".join(missing)
+        + "\nRun `overlay check` for the whole report, or take the requirement back."
+    )

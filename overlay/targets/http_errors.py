@@ -1,0 +1,115 @@
+"""What goes wrong while something is fetched, told as errors that name the URL and what to do.
+
+No message holds a password: URLs are shown by ``without_password``.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
+
+import requests
+
+from overlay.errors import PackageIndexError
+
+#: Statuses of a server that may answer if it is asked again.
+BUSY = (429, 500, 502, 503, 504)
+
+
+class NotFoundError(PackageIndexError):
+    """The server answers, and has no such page."""
+
+
+class BrokenOffError(PackageIndexError):
+    """The answer began and broke off; asking again may help."""
+
+
+def split(url: str) -> SplitResult:
+    """The parts of a URL.
+
+    :raises PackageIndexError: if it has none (``http://[::1``).
+    """
+    try:
+        return urlsplit(url)
+    except ValueError as error:
+        raise PackageIndexError(f"{url}: expected an http, https or file URL: {error}") from error
+
+
+def without_password(url: str) -> str:
+    """``url`` without user and password, as it may be shown and stored."""
+    parts = split(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def local_path(url: str) -> Path | None:
+    """The path that a ``file:`` URL names, ``None`` for other URLs."""
+    parts = split(url)
+    return Path(unquote(parts.path)) if parts.scheme == "file" else None
+
+
+def broken_off(url: str, expected: int, length: int) -> str:
+    """The message of an answer that ended before its bytes did."""
+    return (
+        f"{without_password(url)}: expected {expected} bytes, the connection ended after {length}. "
+        "Try again"
+    )
+
+
+def bad_range(value: str | None, url: str) -> str:
+    """The message of an answer that does not say which part of a file it is."""
+    return (
+        f"{without_password(url)}: expected a Content-Range such as 'bytes 0-99/1234', found "
+        f"{value!r}. The index or a proxy on the way is broken"
+    )
+
+
+def status_error(url: str, answer: requests.Response) -> PackageIndexError:
+    """The error of an answer with an error's status."""
+    status = answer.status_code
+    text = f"{without_password(url)}: the server answers {status} {answer.reason}."
+    if status in (404, 410):
+        return NotFoundError(f"{text} Check the index URL in pip's configuration")
+    if status in (401, 403):
+        return PackageIndexError(
+            f"{text} Put user and password into the index URL or into a netrc file"
+        )
+    if status in BUSY:
+        return PackageIndexError(f"{text} Try again later")
+    return PackageIndexError(f"{text} Check the index URL in pip's configuration")
+
+
+def network_error(url: str, error: Exception, timeout: float) -> PackageIndexError:
+    """The error of a request that got no answer.
+
+    :param timeout: seconds that were waited for one.
+    """
+    shown, causes = without_password(url), list(_causes(error))
+    for cause in causes:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return PackageIndexError(
+                f"{shown}: expected a certificate that this system trusts: {cause.verify_message}. "
+                "Set pip's 'cert' (PIP_CERT) or SSL_CERT_FILE to the right bundle"
+            )
+        if isinstance(cause, (requests.Timeout, TimeoutError)):
+            return PackageIndexError(
+                f"{shown}: expected an answer within {timeout:g} seconds, none came. Check the "
+                "network and pip's proxy setting, or set PIP_DEFAULT_TIMEOUT"
+            )
+    if isinstance(error, ValueError):
+        return PackageIndexError(f"{shown}: expected an http, https or file URL: {error}")
+    return PackageIndexError(
+        f"{shown}: cannot be reached: {causes[-1]}. Check the network and pip's index and proxy "
+        "settings; releases that are in the cache already need no network"
+    )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what caused it, the first cause last."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        inner = [getattr(error, "reason", None), *error.args, error.__cause__, error.__context__]
+        error = next((cause for cause in inner if isinstance(cause, BaseException)), None)

@@ -1,0 +1,164 @@
+"""The script of ``docs/keeping-up.md``: run as it is on the page, each night of a small story."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from overlay.cache import cache_folder
+from overlay.features.folder import load
+from overlay.features.model import paths_of
+from overlay.features.sources import shipped_folder
+from overlay.targets.resolution import resolve
+from tests.support import fake_vllm
+from tests.support.fake_index import FakeIndex, serve
+from tests.support.git_repository import Repository, needs_git
+from tests.support.markdown import ROOT
+from tests.support.patches import hunk, patch_text
+
+PAGE = ROOT / "docs/keeping-up.md"
+BASE = "0.33.0"
+PATH = "vllm/v1/engine/detokenizer.py"
+HEADERS = f"Description: A test\nOrigin: the tests\nLast-Update: 2026-11-20\nBase: {BASE}\n\n"
+
+pytestmark = [pytest.mark.network, needs_git]
+
+
+def block(name: str) -> str:
+    """A file that the page holds."""
+    match = re.search(
+        rf"<!-- file: {re.escape(name)} -->\n```\w+\n(.*?)```\n", PAGE.read_text(), re.DOTALL
+    )
+    assert match is not None
+    return match[1]
+
+
+@dataclass
+class Night:
+    """A team's clone, and the index that its pip is configured for."""
+
+    clone: Repository
+    index: FakeIndex
+    folder: Path
+
+    def publish(self, version: str, changed: dict[str, bytes | None] | None = None) -> None:
+        """A release with the files of ``BASE`` that patches speak of, and with changes."""
+        target = resolve(BASE)
+        paths = {PATH, *paths_of(load([shipped_folder()]))}
+        extra: dict[str, bytes | None] = {path: target.read(path) for path in sorted(paths)}
+        self.index.add(fake_vllm.sdist(self.folder, version, {**extra, **(changed or {})}))
+
+    def run(self) -> tuple[int, str]:
+        """The script's exit status, and its report."""
+        shutil.rmtree(self.clone.folder / "port-0.34.0", ignore_errors=True)  # a fresh clone
+        kept = {name: value for name, value in os.environ.items() if "OVERLAY" not in name}
+        env = {
+            **kept,
+            "PATH": f"{self.folder / 'bin'}{os.pathsep}{kept['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "OVERLAY_CACHE": str(self.folder / "cache"),
+            "PIP_INDEX_URL": self.index.simple,
+            "PIP_EXTRA_INDEX_URL": "",
+            "PIP_CONFIG_FILE": os.devnull,
+            "NO_COLOR": "1",
+        }
+        done = subprocess.run(
+            ["sh", "nightly.sh"],
+            cwd=self.clone.folder,
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (self.clone.folder / "report.txt").read_text() == done.stdout
+        return done.returncode, done.stdout + done.stderr
+
+    def diff(self) -> str:
+        return self.clone("diff", "-M", "--", "our-patches")
+
+
+@pytest.fixture
+def night(tmp_path: Path) -> Iterator[Night]:
+    command = tmp_path / "bin/overlay"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m overlay "$@"\n')
+    command.chmod(0o755)
+    cache = tmp_path / "cache/releases"
+    cache.mkdir(parents=True, mode=0o700)
+    os.chmod(cache.parent, 0o700)
+    for archive in (cache_folder() / "releases").glob("vllm-0.[23]*.zip"):
+        shutil.copy(archive, cache / archive.name)
+    source = (resolve(BASE).read(PATH) or b"").decode()
+    lines = source.split("\n")
+    at = next(n for n, line in enumerate(lines) if line.startswith("class FastIncrementalDetok"))
+    place = tmp_path / "team/our-patches/count-tokens"
+    (place / "10-detokenizer").mkdir(parents=True)
+    (place / "feature.toml").write_text(
+        f'id = "count-tokens"\ntitle = "Count"\nwhy = "w"\nreason = "local"\n'
+        f'releases = "{BASE}..{BASE}"\n[[upstreamed]]\npath = "{PATH}"\n'
+        'lines = ["COUNT_OF_TOKENS_SEEN = 0"]\n'
+    )
+    added = ["+COUNT_OF_TOKENS_SEEN = 0", "+", "+"]
+    text = patch_text(PATH, hunk([*added, f" {lines[at]}"]), headers=HEADERS)
+    (place / f"10-detokenizer/{BASE}..{BASE}.patch").write_text(text)
+    clone = Repository.create(tmp_path / "team")
+    clone.commit("Our patches", {"nightly.sh": block("nightly.sh").encode()})
+    with serve() as index:
+        made = Night(clone, index, tmp_path)
+        index.add(fake_vllm.sdist(tmp_path, BASE))  # known: nothing of it is fetched
+        yield made
+
+
+def test_a_team_hears_of_new_releases_and_gets_a_diff(night: Night) -> None:
+    status, said = night.run()
+    assert status == 0, said
+    assert "no release that is newer" in said
+    assert night.diff() == ""
+
+    night.publish("0.34.0")
+    status, said = night.run()
+    assert status == 0, said
+    assert "0.34.0 is newer than this overlay" in said
+    assert '+releases = "0.33.0..0.34.0"' in night.diff()
+    assert "+++ b/our-patches/count-tokens/10-detokenizer/0.33.0..0.34.0.patch" in night.diff()
+    assert "10-detokenizer/0.33.0..0.34.0.patch" in said
+    night.clone.commit("Reviewed", {})
+    status, said = night.run()
+    assert (status, night.diff()) == (0, ""), said
+
+    source = resolve(BASE).read(PATH) or b""
+    night.publish("0.35.0", {PATH: b"COUNT_OF_TOKENS_SEEN = 0\n" + source})
+    status, said = night.run()
+    assert status == 0, said
+    assert '+merged = "0.35.0"' in night.diff()
+
+
+def test_a_conflict_needs_a_person_and_writes_nothing(night: Night) -> None:
+    source = (resolve(BASE).read(PATH) or b"").decode()
+    night.publish("0.34.0", {PATH: source.replace("class FastIncr", "class QuickIncr").encode()})
+    status, said = night.run()
+    assert status == 1, said
+    assert "conflict" in said
+    assert night.diff() == ""
+
+
+def test_no_network_is_an_error(night: Night) -> None:
+    night.index.files.clear()
+    status, said = night.run()
+    assert status == 2
+    assert "expected files of vllm on" in said
+
+
+def test_the_workflow_runs_that_script() -> None:
+    workflow = block(".github/workflows/new-vllm.yml")
+    assert "sh nightly.sh" in workflow
+    assert "git diff --quiet -- our-patches" in workflow
+    assert "cron:" in workflow
