@@ -201,8 +201,10 @@ def _carried(feature: Feature) -> list[tuple[str, str]]:
     """Path and line of each change that a feature makes, by its newest variants; sorted."""
     lines = [(file.path, f"+{text}") for file in feature.added for text in _texts(file.content)]
     for topic in feature.topics:
-        patch = max(topic.variants, key=lambda variant: variant.releases).patch
-        lines += [(patch.path, op + text) for hunk in patch.hunks for op, text in hunk.lines]
+        own = [variant for variant in topic.variants if not variant.patch.retired]
+        for variant in sorted(own, key=lambda variant: variant.releases)[-1:]:
+            patch = variant.patch
+            lines += [(patch.path, op + text) for hunk in patch.hunks for op, text in hunk.lines]
     return sorted((path, line) for path, line in lines if line[:1] != " ")
 
 

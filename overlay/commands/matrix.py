@@ -94,6 +94,8 @@ class _Column:
 
         variant = _nearest(topic.variants, Version(release))
         patch = variant.patch
+        if patch.retired:
+            return Outcome.UPSTREAM
         base = patch.headers.get("Base", str(variant.releases.last))
         if base not in self.texts.names:
             return None

@@ -96,13 +96,13 @@ class Listing:
         before one with a local label, and wheels of the commonest platform before others.
         """
         return sorted(
-            (one for one in self.candidates if _matches(one.version, wanted)),
-            key=lambda one: (
-                not one.is_sdist,
-                one.yanked,
-                one.version.local is not None,
-                one.hash is None,
-                "x86_64" not in one.filename,
+            (offer for offer in self.candidates if _matches(offer.version, wanted)),
+            key=lambda offer: (
+                not offer.is_sdist,
+                offer.yanked,
+                offer.version.local is not None,
+                offer.hash is None,
+                "x86_64" not in offer.filename,
             ),
         )
 

@@ -221,6 +221,27 @@ def test_what_another_command_applies_meanwhile_stays(
     )
 
 
+def test_what_another_command_takes_off_meanwhile_stays_off(
+    cli: Cli, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the plan of an apply and its transaction, another command takes a feature off."""
+    from overlay.on_disk import transaction as commit
+
+    cli_patches = ("--patches", cli.team)
+    assert cli(*cli_patches, "apply", "--feature", "team-capture", site).exit == 0
+    plain = commit.apply
+    once = iter([True])
+
+    def late(*arguments: Any, **options: Any) -> object:
+        if next(once, False):
+            assert cli(*cli_patches, "revert", "--feature", "team-capture", site).exit == 0
+        return plain(*arguments, **options)
+
+    monkeypatch.setattr(commit, "apply", late)
+    assert cli(*cli_patches, "apply", "--feature", "demo", site).exit == 0
+    assert cli("status", site).last == "demo is applied to vLLM 0.26.0."
+
+
 def test_features_that_touch_the_same_lines_are_refused_with_both_names(
     cli: Cli, site: Path
 ) -> None:

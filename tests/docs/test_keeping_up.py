@@ -19,6 +19,7 @@ from overlay.features.model import paths_of
 from overlay.features.sources import shipped_folder
 from overlay.targets.resolution import resolve
 from tests.support import fake_vllm
+from tests.support.cli import digest
 from tests.support.fake_index import FakeIndex, serve
 from tests.support.git_repository import Repository, needs_git
 from tests.support.markdown import ROOT
@@ -63,7 +64,7 @@ class Night:
         env = {
             **kept,
             "PATH": f"{self.folder / 'bin'}{os.pathsep}{kept['PATH']}",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": str(self.folder / "installed"),
             "OVERLAY_CACHE": str(self.folder / "cache"),
             "PIP_INDEX_URL": self.index.simple,
             "PIP_EXTRA_INDEX_URL": "",
@@ -91,6 +92,12 @@ def night(tmp_path: Path) -> Iterator[Night]:
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m overlay "$@"\n')
     command.chmod(0o755)
+    # As pip installs it: of a checkout, port would write the shipped features as well.
+    package = tmp_path / "installed/overlay"
+    leave = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "overlay", package, ignore=leave)
+    shutil.copytree(ROOT / "patches", package / "patches", ignore=leave)
+    shipped = digest(ROOT / "patches")
     cache = tmp_path / "cache/releases"
     cache.mkdir(parents=True, mode=0o700)
     os.chmod(cache.parent, 0o700)
@@ -115,6 +122,8 @@ def night(tmp_path: Path) -> Iterator[Night]:
         made = Night(clone, index, tmp_path)
         index.add(fake_vllm.sdist(tmp_path, BASE))  # known: nothing of it is fetched
         yield made
+    assert digest(ROOT / "patches") == shipped
+    assert digest(package / "patches") == shipped
 
 
 def test_a_team_hears_of_new_releases_and_gets_a_diff(night: Night) -> None:

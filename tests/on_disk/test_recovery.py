@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -99,7 +100,15 @@ def interrupted(files: list[Case]) -> Iterator[tuple[Path, Journal]]:
                 (root / step.new).write_bytes(file.after)
             if file.old and file.before is not None:
                 (root / step.old).write_bytes(file.before)
+        (root / "vllm/__pycache__").mkdir()
+        for number in range(len(files)):
+            bytecode(root, number).write_bytes(bytes(16))  # by its time, of neither source
         yield root, begun
+
+
+def bytecode(root: Path, number: int) -> Path:
+    """Where Python keeps what it compiled from a file of ``interrupted``."""
+    return root / f"vllm/__pycache__/m{number}.cpython-311.pyc"
 
 
 @example([case("before", new=False, kinds=CHANGED), case("after", kinds=ADDED)])
@@ -134,6 +143,8 @@ def test_it_is_finished_where_it_can_be_and_else_undone(files: list[Case]) -> No
                 expected = FOREIGN
             place = root / f"vllm/m{number}.py"
             assert (place.read_bytes() if place.exists() else None) == expected
+            untouched = file.now == "foreign" or (way == "undone" and file.now == "before")
+            assert bytecode(root, number).exists() is untouched
         assert sorted(os.listdir(root)) == ["vllm"]
         assert not [name for name in os.listdir(root / "vllm") if "overlay" in name]
         assert recover(root) is None
@@ -223,6 +234,27 @@ def test_recovery_that_fails_tells_the_state_of_the_journal_s_transaction(instal
     assert "The interrupted apply could not be ended here" in str(caught.value)
     assert "The target is between two states" in str(caught.value)
     assert recover(installed.root)
+
+
+class NoUnlinkOfBytecode(FaultyOs):
+    """A ``__pycache__`` that another user owns."""
+
+    def unlink(self, name: str, **folder: int) -> None:
+        if name.endswith(".pyc"):
+            raise PermissionError(errno.EACCES, "Permission denied", name)
+        os.unlink(name, **folder)
+
+
+@pytest.mark.parametrize("way", ["finished", "undone"])
+def test_bytecode_that_cannot_be_removed_and_that_python_rejects_stops_no_recovery(
+    way: str,
+) -> None:
+    """By its time or size it belongs to neither of the two sources."""
+    files = [case("after", old=way == "undone", kinds=CHANGED)]
+    files.append(case("before", new=way == "finished", kinds=CHANGED))
+    with interrupted(files) as (root, _), faulty(NoUnlinkOfBytecode()):
+        assert recover(root) == f"an interrupted apply was {way} in {root}"
+        assert bytecode(root, 0).exists()
 
 
 def test_a_journal_names_what_it_was_told(installed: Site) -> None:
