@@ -146,7 +146,7 @@ def _features(environment: Mapping[str, str]) -> frozenset[str] | None:
 
 
 def _flag(environment: Mapping[str, str], name: str) -> tuple[bool, tuple[str, ...]]:
-    """Whether a switch is on, and what is to be said of its spelling."""
+    """Whether a switch is on, and a warning about its spelling."""
     value = environment.get(name) or "off"
     former = {"0": "off", "1": "on"}
     if value in former:

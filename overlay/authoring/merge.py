@@ -129,9 +129,32 @@ def matches(before: Sequence[str], after: Sequence[str]) -> dict[int, int]:
     """The lines that an edit kept: index in ``before`` -> index in ``after``, rising in both.
 
     What both texts begin and end with is kept; between, the lines that occur once in each are
-    aligned first (patience diff), and what lies between those is compared in full.
+    aligned first (patience diff), and what lies between those is compared in full.  Where the lines
+    that were put in or taken out could be others that are equal, the last possible ones are meant,
+    so that two texts into which the same lines were put agree on where.
     """
-    return dict(_matches(before, after, range(len(before)), range(len(after))))
+    kept = dict(_matches(before, after, range(len(before)), range(len(after))))
+    return _slid(kept, before, after)
+
+
+def _slid(kept: dict[int, int], before: Sequence[str], after: Sequence[str]) -> dict[int, int]:
+    """The matches with each run of added lines, or of removed ones, as far down as it goes."""
+    slid: dict[int, int] = {}
+    at = place = 0  # the next line of each text that is not settled yet
+    for old, new in sorted(kept.items()):
+        added, removed = new - place, old - at
+        if added and not removed and after[place] == before[old]:
+            slid[old] = place  # the first added line is this one; the last one is added instead
+            place += 1
+            at = old + 1
+        elif removed and not added and before[at] == after[new]:
+            slid[at] = new
+            at += 1
+            place = new + 1
+        else:
+            slid[old] = new
+            at, place = old + 1, new + 1
+    return slid
 
 
 def _matches(

@@ -118,7 +118,8 @@ def _with_patched(surveyed: Workshop) -> Workshop:
     written = {change.path: change.after for change in planned.changes}
     for path, edit in touched.items():
         data = written.get(path)
-        if data is None or sha256(data) != edit.written:
+        # What was edited before the overlay came is part of what it wrote, and of the edit.
+        if data is None or (not edit.before and sha256(data) != edit.written):
             named = " and ".join(f"{name} ({entry.origin})" for name, entry in patching.items())
             raise UsageError(
                 f"{path}: it was edited after the overlay had patched it, and what the overlay "

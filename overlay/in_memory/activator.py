@@ -38,7 +38,7 @@ class RequiredMissing(OverlayError, RuntimeError):
 def activate(target: Target, switches: Switches, observer: Observer) -> Activation:
     """Bring about what ``switches`` ask for in this process.
 
-    What stands in the way of a feature leaves it out as a whole, with a reason.
+    A feature that something prevents is left out as a whole, with the reason.
 
     :param target: the vLLM that is running; it has a root.
     :param observer: hears what the import hook executes, and what another hook loads in its place.

@@ -136,7 +136,7 @@ class EffectWatch:
         self._publisher.publish(Published(self.effects(), counters, self._counts_fd))
 
     def effects(self) -> tuple[EffectRecord, ...]:
-        """How each feature of this process stands now."""
+        """Say what each feature of this process does now."""
         reported = {} if self._module is None else self._module.effects()
         features = self._publisher.features()
         further = [name for name in reported if name not in features and reported[name]["state"]]

@@ -24,7 +24,7 @@ _ADDED = r"(?:^|/)files/(vllm/.+)$"
 class Named:
     """The paths that features name, read off their files without parsing them.
 
-    What stands in an unusual form is not found; ``Recording`` sees it when it is planned.
+    A path in an unusual form is not seen; ``Recording`` sees it when the plan reads the file.
     """
 
     def __init__(self) -> None:
@@ -43,14 +43,14 @@ class Named:
         self.paths.update(path.decode(errors="replace") for path in paths)
 
     def hashes(self, target: Target) -> dict[str, str | None]:
-        """The sha256 of each of those files as it stands, ``None`` where there is none."""
+        """The sha256 of each of those files as it is now, ``None`` where there is none."""
         return {path: _hash(target, path) for path in sorted(self.paths)}
 
 
 def _hash(target: Target, path: str) -> str | None:
     try:
         data = target.read(path)
-    except TargetError as error:  # a plan that wants the file raises it anew
+    except TargetError as error:  # a plan that needs the file raises it again
         return f"cannot be read: {error}"
     return None if data is None else sha256(data)
 

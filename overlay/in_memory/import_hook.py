@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Expected:
-    """The planned modules that were not executed by a loader of ours yet.
+    """The planned modules that were not executed by a loader of the overlay yet.
 
     :param names: of the planned modules; :param ours: the type of our loader.
     """
@@ -364,6 +364,6 @@ def require_asked() -> None:
 
 
 def uninstall(finders: list[Any]) -> None:
-    """Take every finder of ours out of ``finders`` (``sys.meta_path``)."""
+    """Remove every finder of the overlay from ``finders`` (``sys.meta_path``)."""
     _installed.clear()
     finders[:] = [one for one in finders if not isinstance(one, (PatchFinder, WatchFinder))]

@@ -15,9 +15,9 @@ from overlay.in_memory import log as speech
 
 
 class _Asking(threading.local):
-    """The modules that this thread's finders of ours are asking the other finders for.
+    """The modules that the overlay's finders are asking in this thread the other finders for.
 
-    :ivar aside: those for which a finder of ours stands aside meanwhile.
+    :ivar aside: those for which a finder of the overlay lets the others answer meanwhile.
     :ivar inside: those that it answers meanwhile -> for each such question, one inside the other,
         whether it was asked.
     """
@@ -38,7 +38,7 @@ def next_spec(
 ) -> ModuleSpec | None:
     """What the finders after ``finder`` find.
 
-    A finder among them may ask the whole import system in turn; ``finder`` then stands aside.
+    A finder among them may ask the whole import system in turn; ``finder`` then does not answer.
     """
     question = (id(finder), fullname)
     _asking.aside.add(question)

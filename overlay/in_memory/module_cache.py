@@ -180,7 +180,7 @@ class Store:
         try:
             made.rename(final)
         except OSError:
-            # Another process made the same entry first; load() verifies whichever stands.
+            # Another process made the same entry first; load() verifies whichever is there.
             if not final.is_dir():
                 raise
 
@@ -207,7 +207,7 @@ class Store:
 
 
 def _size(folder: Path) -> int:
-    """The bytes of the files in an entry, as far as it stands: another process may evict it."""
+    """The bytes of the files in an entry, as far as it is there: another process may evict it."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:

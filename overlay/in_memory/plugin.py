@@ -156,7 +156,7 @@ def _off(environment: Environment) -> Activation:
 def running_vllm() -> Target:
     """The vLLM that this process imported; before it did, the one that it would import.
 
-    :raises TargetError: if there is none, or it is no plain folder.
+    :raises TargetError: if there is none, or it is not a plain folder.
     """
     vllm = sys.modules.get("vllm")
     file = getattr(vllm, "__file__", None)

@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Planned:
-    """How one feature stands in the files, and whether the entry holds it.
+    """State of one feature in the files, and whether the entry holds it.
 
     :ivar chosen: whether the entry's modules have it.
     :ivar asked: whether ``OVERLAY_FEATURES`` allows it.
-    :ivar why: everything that stands in its way, a line for each.
+    :ivar why: everything that prevents it, a line for each.
     :ivar modules: the modules that it patches or adds.
     """
 
@@ -148,7 +148,7 @@ def _places() -> Iterable[Path]:
 
     with contextlib.suppress(RuntimeError):  # no home folder
         yield cache_folder() / "modules"
-    for folder in records.usable():  # of our own, and found again by the next process
+    for folder in records.usable():  # the user's own, and found again by the next process
         yield folder / "modules"
     with contextlib.suppress(OSError):
         place = tempfile.mkdtemp(prefix=f"vllm-overlay-{os.geteuid()}-")
@@ -240,7 +240,7 @@ def _describe_malformed(malformed: Malformed, asked: bool) -> Planned:
 
 
 def _reasons(result: FeatureResult) -> Iterable[str]:
-    """What is to be told of a feature, and everything that stands in its way, where it does."""
+    """What the user should know about a feature, and everything that prevents it."""
     from overlay.report.model import TargetReport
     from overlay.report.problems import problems
 

@@ -116,7 +116,7 @@ def compare(mine: RankReport, group: Any) -> None:
     A rank without the overlay never answers.  It is found through the group's store first, since a
     collective that one rank does not enter would hang until the group's own timeout.
 
-    :raises RanksDiffer: if a rank runs other code, or none of ours.
+    :raises RanksDiffer: if a rank runs other code, or runs without the overlay.
     """
     if group.world_size == 1:
         return

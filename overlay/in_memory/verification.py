@@ -11,7 +11,7 @@ RUNS, DIFFERS, UNSEEN = "runs", "differs", "unseen"
 
 
 def planned_code(module: CodeType, scope: str) -> list[CodeType]:
-    """The code objects that the qualified name ``scope`` stands for inside a module's code.
+    """The code objects that the qualified name ``scope`` names inside a module's code.
 
     A name may be defined more than once (a property and its setter); all are given.
     """
@@ -76,7 +76,7 @@ def _held(value: object) -> list[object]:
 def _attribute(value: object, name: str) -> object:
     """An attribute, ``None`` where there is none or the object fails when it is asked.
 
-    A lazy one imports what it stands for, which need not be installed.
+    A lazy one imports what it names, which need not be installed.
     """
     try:
         return getattr(value, name, None)
@@ -87,7 +87,7 @@ def _attribute(value: object, name: str) -> object:
 def compare(module: ModuleType, code: CodeType, scopes: Iterable[str]) -> dict[str, str]:
     """For each scope whether the planned code runs; for a class, whether all its methods do.
 
-    :returns: scope -> ``runs``; ``differs`` (other code stands there); or ``unseen`` (a nested
+    :returns: scope -> ``runs``; ``differs`` (other code is there); or ``unseen`` (a nested
         function or an opaque decorator: nothing to compare).
     """
     found = {}

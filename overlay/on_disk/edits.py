@@ -20,7 +20,7 @@ from overlay.package import Tree, path_problem
 from overlay.untrusted import sha256
 
 if TYPE_CHECKING:
-    from overlay.on_disk.ledger import Ledger
+    from overlay.on_disk.ledger import Entry, Ledger
 
 #: The module that a build writes, so that two builds of one release differ in it.
 _BUILT = "vllm/_version.py"
@@ -33,12 +33,15 @@ class Edit:
     :ivar now: its present bytes; ``None`` where somebody removed it.
     :ivar pristine: the release's own bytes; ``None`` where the release has no such file.
     :ivar written: sha256 of what the overlay wrote there; ``None`` where it wrote nothing.
+    :ivar before: whether it was edited before the overlay patched it, so that what the overlay
+        wrote holds that edit.
     """
 
     path: str
     now: bytes | None
     pristine: bytes | None
     written: str | None = None
+    before: bool = False
 
 
 class PristineFiles:
@@ -70,14 +73,14 @@ class PristineFiles:
         :raises TargetError: if the release's file is not the one that RECORD lists.
         :raises PackageIndexError: if the release has to be fetched and cannot be.
         """
-        entry = None if self.ledger is None else self.ledger.entry(path)
-        if entry is not None:
-            return None if entry.before is None else self._copies(entry.before)
         if self.record is None:
             return self.of_release(path)
         expected = self.record.get(path)
         if expected is None:
             return None
+        entry = None if self.ledger is None else self.ledger.entry(path)
+        if entry is not None and entry.before == expected:
+            return self._copies(expected)
         now = self.tree.read(path)
         if now is not None and sha256(now) == expected:
             return now
@@ -91,6 +94,15 @@ class PristineFiles:
                 "use `overlay import`"
             )
         return data
+
+    def edited_before(self, entry: Entry) -> bool:
+        """Whether a file was edited before the overlay patched it."""
+        if entry.before is None:
+            return False
+        if self.record is not None:
+            return entry.before != self.record.get(entry.path)
+        own = self.of_release(entry.path)
+        return own is None or entry.before != sha256(own)
 
     def of_release(self, path: str) -> bytes | None:
         """The bytes of a file in the release as it was published."""
@@ -131,9 +143,11 @@ def _edit(path: str, files: PristineFiles) -> Edit | None:
     now = files.tree.read(path)
     entry = None if files.ledger is None else files.ledger.entry(path)
     if entry is not None:
-        if condition(entry, now) in (Condition.OURS, Condition.PRISTINE):
+        state, before = condition(entry, now), files.edited_before(entry)
+        if state in (Condition.OURS, Condition.PRISTINE) and not before:
             return None
-        return Edit(path, now, files.read(path), entry.after)
+        written = None if state is Condition.PRISTINE else entry.after
+        return Edit(path, now, files.read(path), written, before)
     if files.record is not None and now is not None and files.record.get(path) == sha256(now):
         return None
     pristine = files.read(path)

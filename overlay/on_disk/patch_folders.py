@@ -23,7 +23,7 @@ def needless(
 ) -> tuple[LedgerFeature, ...] | None:
     """The features that are not on disk and need not be; ``None`` where only a plan can tell.
 
-    :param ledger: its files stand as we wrote them; :param release: the release that stands.
+    :param ledger: its files are as the overlay wrote them; :param release: what is installed.
     :param folders: the patches folders.
     """
     if ledger.overlay != overlay.__version__ or ledger.release != release:

@@ -3,7 +3,7 @@
 A process is vLLM's if it is a Python that mapped vLLM's compiled extension or says so in its title;
 one without a record is listed all the same, since a process that the plugin never reached is the
 very one that somebody should hear of.  What only starts vLLM (a shell, an init, ``timeout``) is
-none of them, though vLLM stands in its command.  Linux only: elsewhere the kernel does not tell."""
+none of them, though its command names vLLM.  Linux only: elsewhere the kernel does not tell."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def _root(proc: Path, pid: int) -> str | None:
 def _is_python(proc: Path, seen: _Seen) -> bool:
     try:
         program = os.readlink(proc / str(seen.pid) / "exe")
-    except OSError:  # the kernel does not tell of every process of ours
+    except OSError:  # the kernel does not tell of every process of this user
         program = seen.title.partition(" ")[0]
         if program.startswith(_TITLES[0]):  # what the process calls itself
             return True

@@ -30,7 +30,7 @@ UNPATCHED = "unpatched"
 #: The ways in which a process may have come to run patched code.
 PATCHED = ("memory", "disk", "both")
 
-#: That the plugin was told to do nothing; what stands on disk runs all the same.
+#: That the plugin was told to do nothing; what is on disk runs all the same.
 OFF = "off"
 
 
@@ -159,7 +159,7 @@ def _private(place: Path) -> bool:
 def start_time(pid: int) -> str:
     """The kernel's start time of a process (clock ticks since boot), empty where unknown.
 
-    Behind it stands where its stack starts, if the kernel tells: a fork keeps that place, another
+    The address where its stack starts follows, if the kernel tells: a fork keeps it, another
     program has another one, so a child that was forked to become another program is told apart.
     """
     try:

@@ -58,7 +58,7 @@ def resolve_environment(place: Path, name: str) -> Target:
 
     :param place: a virtual environment, or an interpreter, such as ``.venv/bin/python``.
     :param name: what the user called it.
-    :raises TargetError: if it is no environment, or has no vLLM.
+    :raises TargetError: if it is not an environment, or has no vLLM.
     """
     environment = environment_at(place, name)
     found = find(
@@ -145,7 +145,7 @@ def _prefix(place: Path, name: str) -> Path:
 
 
 def _require_program(place: Path, name: str) -> None:
-    """Refuse what is no program.
+    """Refuse what is not a program.
 
     :raises TargetError: where nothing, a folder or a script is found in its place.
     """
@@ -246,7 +246,7 @@ def _editable_packages(path: tuple[str, ...]) -> list[Path]:
 
 
 def _mapping(text: str) -> dict[str, str]:
-    """What ``MAPPING`` is set to at the top of a module; empty where it is no literal."""
+    """What ``MAPPING`` is set to at the top of a module; empty where it is not a literal."""
     import ast
 
     try:

@@ -69,7 +69,7 @@ def file_reader(root: Path) -> Callable[[str], bytes | None]:
     """Read files below ``root``, never through a link that leaves it.
 
     The function that is returned raises ``TargetError`` where something other than a plain file
-    of at most ``MAX_FILE_BYTES`` stands at the path.
+    of at most ``MAX_FILE_BYTES`` is at the path.
     """
 
     def read(path: str) -> bytes | None:

@@ -76,7 +76,7 @@ def release_part(record: bytes) -> bytes:
 
 
 def our_rows(record: bytes) -> tuple[Row, ...]:
-    """The rows of our block, the ledger's first; none where there is no block."""
+    """The rows of the overlay's block, the ledger's first; none where there is no block."""
     start = _block(record)
     return () if start is None else tuple(_rows(record[start:]))
 

@@ -79,7 +79,7 @@ def _read(compressed: IO[bytes], name: str) -> Sources:
         with tarfile.open(fileobj=bounded, mode="r|", encoding="utf-8") as archive:
             sources = _collect(_members(archive, name), name)
         while bounded.read(_CHUNK_BYTES):
-            pass  # the checksum of the whole stands behind the last byte
+            pass  # the checksum of the whole follows the last byte
         return sources
 
 

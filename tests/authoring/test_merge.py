@@ -82,6 +82,32 @@ def test_matches_rise_in_both_texts(before: list[str], after: list[str]) -> None
     assert all(x[0] < y[0] and x[1] < y[1] for x, y in pairwise(found))
 
 
+def test_lines_that_both_sides_put_in_are_put_in_once() -> None:
+    """Equal lines around them let each side align them in its own way; found on real texts."""
+    base = ["def a():", "    return 1", "", "def d():", "    return 4"]
+    new = ["", "def b():", "    return 1"]
+    ours = [*base[:2], *new, *base[2:]]
+    theirs = [*base[:2], *new, *base[2:4], "    return 5"]
+    result = merge(base, ours, theirs)
+    assert not result.conflicts
+    assert list(result.lines) == theirs
+
+
+@given(LINES, LINES)
+def test_a_run_of_changed_lines_lies_as_far_down_as_it_goes(
+    before: list[str], after: list[str]
+) -> None:
+    kept = matches(before, after)
+    ends = [(-1, -1), *sorted(kept.items()), (len(before), len(after))]
+    for (a, b), (c, d) in pairwise(ends):
+        if c == len(before) or d == len(after):
+            continue
+        if c == a + 1 and d > b + 1:
+            assert after[b + 1] != before[c]
+        if d == b + 1 and c > a + 1:
+            assert before[a + 1] != after[d]
+
+
 def test_a_conflict_is_marked_with_what_differs() -> None:
     merged = merge("abc", "aXYc", "aXZc")
     assert merged.marked("mine", "0.20.0", "0.21.0") == (

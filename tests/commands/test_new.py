@@ -108,6 +108,19 @@ def test_an_edited_patched_file_is_no_dead_end(cli: Cli, site: Path, ours: Path)
     ]
 
 
+def test_an_edit_from_before_the_apply_is_found_too(cli: Cli, site: Path, ours: Path) -> None:
+    pristine = digest(site)
+    edit(site, PROPOSER, "self.model = None", "self.model = 1")
+    assert cli("apply", site).exit == 0
+    applied = digest(site)
+    result = cli("revert", site, "--keep-as", "mine", "--patches", ours)
+    assert result.exit == 0, result.out + result.err
+    assert "on top of demo" in result.out
+    assert digest(site) == pristine
+    assert cli("apply", site, "--patches", ours).exit == 0
+    assert digest(site)[PROPOSER] == applied[PROPOSER]
+
+
 def test_a_feature_that_holds_the_edits_already_is_taken(cli: Cli, site: Path, ours: Path) -> None:
     pristine = digest(site)
     edit(site, RUNNER, "(1, 2, 4)", "(1, 2)")
