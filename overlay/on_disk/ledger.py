@@ -351,7 +351,8 @@ def _reason(result: dict[str, Any]) -> Reason | None:
     reason = result["reason"]
     if reason is None:
         return None
-    return Reason(require_text(reason["text"]), _optional_text(reason["next_step"]))
+    next_step, cause = _optional_text(reason["next_step"]), reason.get("cause", "")
+    return Reason(require_text(reason["text"]), next_step, require_text(cause))
 
 
 def _optional_text(value: object) -> str | None:

@@ -253,7 +253,10 @@ def test_conditions(site: Site, change: Callable[[Site], object], expected: Cond
                 f"{PROPOSER} was edited since vllm-overlay 0.1.0 applied: expected the bytes "
                 "that it wrote"
             ),
-            "put the edit aside and undo it, or reinstall vLLM",
+            (
+                "run `overlay revert --keep-as ID`, which makes a feature of the edit and takes "
+                "everything off, or reinstall vLLM"
+            ),
         ),
     ],
 )
