@@ -16,7 +16,7 @@ import pytest
 
 from overlay.cache import PrivateFolder
 from overlay.cli.run import run
-from overlay.in_memory import receipt
+from overlay.on_disk import receipt
 from overlay.planning.scope_cache import Memo
 from tests.authoring.test_importing import CHANGE, RELEASES, Tree
 from tests.support import audited, fake_vllm
@@ -196,9 +196,13 @@ def _entry(folder: Path) -> Callable[[], object]:
 def _receipt(folder: Path) -> Callable[[], object]:
     read = folder / "read.py"
     read.write_bytes(b"")
-    os.utime(read, (0, 0))
-    files = receipt.hashes([str(read)])
-    return lambda: receipt.write(folder / "cache/a", "entry", {"a": "b" * 1000}, files, [], 1e12)
+    inputs = receipt.hashes([str(read)])
+
+    def work() -> None:
+        evidence = receipt.Evidence([str(read)], [])
+        assert receipt.write(folder / "cache/a", "entry", {"a": "b" * 1000}, inputs, evidence)
+
+    return work
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -16,7 +16,7 @@ Catcher = Literal[
 
 #: The engine that shows it: by the draft that depends most on what is broken, or by what makes
 #: the code that is broken run.
-Engine = Literal["eagle3hid", "eagle3", "kernel blocks", "sampled drafts"]
+Engine = Literal["eagle3hid", "eagle3", "kernel blocks"]
 
 
 @dataclass(frozen=True)

@@ -271,12 +271,13 @@ def test_what_is_refused_runs_as_upstream_and_says_why(
     assert any(REFUSED[name] in line for line in outcome.log), outcome.log
 
 
-def test_sampled_drafts_are_left_to_upstream(scenarios: dict[str, dict[str, Outcome]]) -> None:
+def test_sampled_drafts_are_drawn_in_graphs(scenarios: dict[str, dict[str, Outcome]]) -> None:
+    """Only that they are: on CPU vLLM verifies sampled drafts wrongly, with graphs or without."""
     outcome = scenarios["sampled drafts"]["auto"]
     assert outcome.error is None
-    assert outcome.captured
-    assert not outcome.used
-    assert outcome.declined
+    assert live_sizes(outcome, "propose")
+    assert not live_sizes(outcome, "later_steps")
+    assert {replay.split()[0] for replay in outcome.replays} == {"first", "loop"}
 
 
 def test_a_capture_that_fails_leaves_upstreams_drafting(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -179,3 +180,35 @@ def test_keys_policy_and_report_need_neither_torch_nor_vllm() -> None:
         "sys.exit(any(name.split('.')[0] in ('torch', 'vllm') for name in sys.modules))"
     )
     subprocess.run([sys.executable, "-c", script], cwd=FOLDER, check=True, timeout=60)
+
+
+@given(sizes=st.sets(st.integers(1, 40), min_size=1), k=KS)
+def test_sampled_drafts_have_graphs_of_their_own(sizes: set[int], k: int) -> None:
+    captured = keys.DraftKeys()
+    for size in sizes:
+        captured.add(keys.draft_key("loop", size, k))
+    assert captured.dispatch("loop", 1, 1, k, True) is None
+    for size in sizes:
+        captured.add(replace(keys.draft_key("loop", size, k), sampled=True))
+    greedy, sampled = (captured.dispatch("loop", 1, 1, k, each) for each in (False, True))
+    assert replace(greedy, sampled=True) == sampled != greedy
+    assert not keys.has_padding(sampled, [greedy, sampled]) or min(sizes) > 1
+
+
+@given(k=KS, seqs=st.integers(1, 40))
+def test_the_plan_of_sampled_drafts_is_the_greedy_one_twice(k: int, seqs: int) -> None:
+    def plan(sampled: bool) -> list[Any]:
+        found: list[Any] = keys.plan_keys(
+            k=k,
+            max_num_seqs=seqs,
+            max_capture_tokens=64,
+            first=True,
+            later=("loop",),
+            sampled=sampled,
+        )
+        return found
+
+    greedy = plan(False)
+    both = plan(True)
+    assert both[: len(greedy)] == greedy
+    assert both[len(greedy) :] == [replace(key, sampled=True) for key in greedy]

@@ -21,7 +21,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
 from tests.draft_graphs.drafters import FIRST, LATER, SHAPE, Drafter
-from tests.draft_graphs.twin_model import HIDDEN
+from tests.draft_graphs.twin_model import HIDDEN, VOCAB
+from tests.draft_graphs.twin_sampling import Metadata
 
 # The feature's modules lie beside vLLM's own once `drafters` is imported.
 # isort: split
@@ -225,17 +226,26 @@ def test_batches_with_images_are_named_at_the_start(log: list[str]) -> None:
     assert "As upstream: first passes with multimodal embeddings among them" in log[0]
 
 
-def test_drafts_that_are_sampled_are_upstreams() -> None:
-    drafter = Drafter(probabilistic=True)
+def test_sampled_drafts_have_graphs_and_probabilities(log: list[str]) -> None:
+    drafter = Drafter(replace(SHAPE, sampled="generator"), probabilistic=True)
     drafter.capture()
-    sampled = {"sampling_metadata": SimpleNamespace(all_greedy=False)}
-    assert drafter.propose(**sampled) is None
+    assert "loop 4 (1, 2, 4, 6 requests); sampled first 3 (1, 2, 4 requests); sampled" in log[0]
+    warm = Metadata(all_greedy=False, all_random=True, temperature=torch.full((3,), 0.7))
+    sampled = {"sampling_metadata": warm}
+    assert drafter.propose(**sampled) is not None
+    probs = drafter.proposer._last_draft_probs
+    assert probs.shape == (3, 3, VOCAB)
+    assert probs.dtype == torch.float32
+    assert torch.allclose(probs.sum(-1), torch.ones(3, 3))
+    # Those of a first pass that was upstream's are not at hand.
     assert drafter.later_steps(**sampled) is None
-    assert drafter.propose() is not None
+    greedy = Metadata(all_greedy=True, all_random=False, temperature=None)
+    assert drafter.propose(sampling_metadata=greedy) is not None
+    assert drafter.proposer._last_draft_probs is None, "vLLM would take those of earlier drafts"
     # Greedy drafts for sampled requests are what upstream drafts, too.
-    greedy = Drafter()
-    greedy.capture()
-    assert greedy.propose(**sampled) is not None
+    without = Drafter()
+    without.capture()
+    assert without.propose(**sampled) is not None
 
 
 def test_the_largest_batches_are_upstreams() -> None:

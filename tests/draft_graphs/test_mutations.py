@@ -10,7 +10,6 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,7 +24,6 @@ from tests.draft_graphs.harness_client import (
     Run,
     expect_graphs,
     expect_right,
-    make_requests,
     make_spec,
     run_harness,
     upstreams_calls,
@@ -49,7 +47,7 @@ CATCHERS = {
 
 
 #: The engines; the one with most mutations is there twice, so that two cores share them.
-PARTS = ("eagle3hid", "eagle3hid again", "eagle3", "kernel blocks", "sampled drafts")
+PARTS = ("eagle3hid", "eagle3hid again", "eagle3", "kernel blocks")
 
 
 def mutations_of(part: str) -> list[Mutation]:
@@ -86,14 +84,6 @@ def plan_for(part: str, models: Path, wanted: Collection[str]) -> Plan:
     runs.append(Run("after", "loop"))
     if part == "kernel blocks":
         return Plan(make_spec(models, "eagle3hid", 3), runs, kernel_block=8)
-    if part == "sampled drafts":
-        requests = tuple(
-            replace(request, temperature=1.5, arrival=0) for request in make_requests()[:4]
-        )
-        speculative = {"draft_sample_method": "probabilistic"}
-        return Plan(
-            make_spec(models, "eagle3hid", 3, requests=requests, speculative=speculative), runs
-        )
     return Plan(make_spec(models, part.removesuffix(" again"), 5), runs)
 
 
@@ -111,8 +101,6 @@ def looked_at(items: Iterable[pytest.Item]) -> dict[str, set[str]]:
             runs[engine_of(name)].add(name)
         elif name in PARTS:
             runs[name].update()
-        else:
-            runs["sampled drafts"].update(names_in(mutations_of("sampled drafts")))
     return runs
 
 
@@ -159,7 +147,7 @@ def caught_by(outcome: Outcome, sabotage: str | None = None) -> str | None:
 
 @pytest.mark.engine
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [part for part in PARTS if part != "sampled drafts"])
+@pytest.mark.parametrize("name", PARTS)
 @pytest.mark.parametrize("run", ["before", "before, in steps", "after"])
 def test_the_module_as_it_is_passes(
     outcomes: dict[str, dict[str, Outcome]], name: str, run: str
@@ -174,7 +162,7 @@ def test_the_module_as_it_is_passes(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "mutation",
-    [each for each in MUTATIONS if each.engine != "sampled drafts"],
+    MUTATIONS,
     ids=lambda m: m.name,
 )
 def test_mutation_is_caught(outcomes: dict[str, dict[str, Outcome]], mutation: Mutation) -> None:
@@ -182,19 +170,6 @@ def test_mutation_is_caught(outcomes: dict[str, dict[str, Outcome]], mutation: M
     said = "\n".join([outcome.error or "", *outcome.log])
     assert caught_by(outcome, mutation.sabotage) == mutation.catcher, said
     assert mutation.says in said
-
-
-@pytest.mark.engine
-@pytest.mark.slow
-def test_sampled_drafts_in_a_graph_are_caught(outcomes: dict[str, dict[str, Outcome]]) -> None:
-    """The target samples, too, so that no oracle knows the tokens: only the use shows it."""
-    runs = outcomes["sampled drafts"]
-    for name in ("before", "before, in steps", "after"):
-        assert runs[name].error is None
-        assert runs[name].captured
-        assert not runs[name].used
-    (mutation,) = mutations_of("sampled drafts")
-    assert runs[mutation.name].used or runs[mutation.name].error
 
 
 @pytest.mark.engine

@@ -185,10 +185,17 @@ def test_of_two_attention_backends_both_must_serve_a_role() -> None:
     assert len(decision.refusals) == 2
 
 
-def test_sampled_drafts_are_noted() -> None:
-    decision = policy.decide("auto", replace(LATE, probabilistic=True), ATTENTION)
-    assert decision.any
-    assert "probabilistic" in decision.notes[0]
+def test_sampled_drafts_get_graphs_of_their_own() -> None:
+    assert not policy.decide("auto", LATE, ATTENTION).sampled
+    facts = replace(LATE, probabilistic=True)
+    decision = policy.decide("auto", facts, ATTENTION)
+    assert decision.sampled
+    assert "in batches with a prefill" in decision.notes[0]
+    # Behind a first pass of upstream's they have none.
+    alone = policy.decide("auto", replace(facts, no_first="a reason"), ATTENTION)
+    assert (alone.first, alone.sampled, alone.later) == (False, False, ("loop",))
+    one = policy.decide("auto", replace(facts, num_speculative_tokens=1), ATTENTION)
+    assert (one.sampled, one.notes) == (True, ())
 
 
 def test_batches_with_images_are_noted() -> None:

@@ -93,7 +93,8 @@ def test_mutation_is_caught(patched: PrivateCopy, mutation: TwinMutation) -> Non
 @pytest.mark.slow
 def test_what_shows_a_mutation_passes_without(patched: PrivateCopy) -> None:
     """Those of `mla_twin.py` do in the test of all its backends, which takes longer."""
-    (options,) = [each.options for each in TWIN_MUTATIONS if each.script == "upstream_twin.py"]
-    used = drafted(run_twin(patched, "upstream_twin.py", *options))
-    assert used["propose used"] > 10
-    assert used["propose declined"] > 10
+    options = {each.options for each in TWIN_MUTATIONS if each.script == "upstream_twin.py"}
+    for each in options:
+        used = drafted(run_twin(patched, "upstream_twin.py", *each))
+        assert used["propose used"] > 10
+        assert used["propose declined"] > 5

@@ -30,6 +30,8 @@ class Shape:
     target_mrope: bool = False
     multimodal: bool = False
     dynamic_k: bool = False
+    # Where sampled drafts get their noise from: "generator", or "rows"; empty: greedy drafts.
+    sampled: str = ""
     parallel: bool = False
     vocabularies: bool = False
     causal: bool = False

@@ -20,6 +20,9 @@ _KEPT = one(
             """,
 )
 
+#: Script and options of a twin with sampled drafts.
+_SAMPLED = "upstream_twin.py", ("--cases", "30", "--only", "sampled='rows'")
+
 TWIN_MUTATIONS = (
     *(
         TwinMutation(
@@ -39,5 +42,41 @@ TWIN_MUTATIONS = (
         "upstream_twin.py",
         ("--cases", "30", "--only", "dynamic_k=True"),
         ": KV cache",
+    ),
+    TwinMutation(
+        "the temperatures of sampled drafts stay what they were",
+        "defect 10",
+        one("replay.py", "Replay.propose", "sampling.stage(...)", "None"),
+        *_SAMPLED,
+        "AssertionError: case ",
+    ),
+    TwinMutation(
+        "a greedy graph serves sampled drafts",
+        "defect 10",
+        one("replay.py", "Replay._is_sampled", "not sampling_metadata.all_greedy", "False"),
+        *_SAMPLED,
+        "AssertionError: case ",
+    ),
+    TwinMutation(
+        "vLLM is not given the probabilities of sampled drafts",
+        "sampling",
+        one("replay.py", "Replay.propose", "self._proposer._last_draft_probs = ...", "pass"),
+        *_SAMPLED,
+        ": probabilities",
+    ),
+    TwinMutation(
+        "the probabilities of steps are those of the last one",
+        "sampling",
+        one("replay.py", "Replay._run_later", "self.captured.sampling.keep_step(...)", "None"),
+        "upstream_twin.py",
+        ("--cases", "30", "--only", "mode='step', max_num_seqs=8"),
+        ": probabilities",
+    ),
+    TwinMutation(
+        "greedy requests among sampled ones are drawn, too",
+        "sampling",
+        one("sampling.py", "_Temperatures", "all_random: bool = False", "all_random: bool = True"),
+        *_SAMPLED,
+        "AssertionError: case ",
     ),
 )

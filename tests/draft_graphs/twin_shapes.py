@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 from importlib.util import find_spec
 from typing import Any
+
+from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
 from tests.draft_graphs.twin_model import Shape
 
 #: Whether this release maps between vocabularies: 0.25 and later.
 HAS_MAPPING = find_spec("vllm.v1.spec_decode.vocab_mapping") is not None
+
+#: Whether this release can draw drafts by temperature: 0.22 and later.
+HAS_SAMPLED = hasattr(SpecDecodeBaseProposer, "_sample_draft_tokens")
+
+#: Whether it can draw several drafts of a request in one pass: 0.25 and later.
+HAS_SEVERAL_SAMPLED = HAS_SAMPLED and "repeat_interleave" in inspect.getsource(
+    SpecDecodeBaseProposer._sample_from_logits
+)
 
 #: Drafters whose first pass is not EAGLE's.
 OTHER_DRAFTERS: tuple[dict[str, Any], ...] = (
@@ -63,5 +74,17 @@ SHAPES = (
         )
         for k, mode in ((1, "auto"), (3, "loop"), (4, "step"))
         if HAS_MAPPING
+    ),
+    *(
+        Shape(k=k, mode=mode, max_num_seqs=8, max_capture_tokens=64, sampled=noise, **drafter)
+        for k, mode, drafter in (
+            (1, "auto", {}),
+            (3, "auto", {}),
+            (4, "step", {}),
+            (3, "auto", {"method": "draft_model", "returns_tuple": False}),
+            (3, "auto", {"parallel": True}),
+        )
+        for noise in ("generator", "rows")
+        if HAS_SAMPLED and (HAS_SEVERAL_SAMPLED or not drafter.get("parallel"))
     ),
 )

@@ -30,7 +30,7 @@ from vllm.v1.spec_decode.draft_graphs.drafter import drafter_of
 from vllm.v1.spec_decode.draft_graphs.keys import DraftKeys
 from vllm.v1.spec_decode.draft_graphs.policy import Facts
 
-from tests.draft_graphs import graph_safe_attention
+from tests.draft_graphs import graph_safe_attention, twin_sampling
 from tests.draft_graphs.recorded_backend import RecordedBackend
 from tests.draft_graphs.twin_drafters import (
     AnyGrid,
@@ -150,7 +150,8 @@ def make_proposer(shape: Shape, config: VllmConfig, parts: Parts) -> Any:
         "uses_xdrope_dim": 0,
         "vllm_config": config,
         "_draft_attn_layer_names": {LAYER},
-        "_enable_probabilistic_draft_probs": False,
+        "_enable_probabilistic_draft_probs": bool(shape.sampled),
+        "use_fp64_gumbel": False,
         "_last_draft_probs": None,
         "_share_mtp_indices": False,
         "_slot_mapping_buffer": torch.zeros(tokens, dtype=torch.int64),
@@ -169,7 +170,11 @@ def make_graphs(shape: Shape, proposer: Any, parts: Parts) -> DraftGraphs:
         mode=shape.mode,
         backend=parts.backend(),
         check=True,
-        facts=Facts(num_speculative_tokens=shape.k, drafter=drafter_of(proposer)),
+        facts=Facts(
+            num_speculative_tokens=shape.k,
+            drafter=drafter_of(proposer),
+            probabilistic=bool(shape.sampled),
+        ),
     )
     before = proposer.model.kv_cache.clone()
     graphs.capture(runner)
@@ -237,7 +242,7 @@ def make_batch(shape: Shape, dice: random.Random, parts: Parts) -> dict[str, Any
         "next_token_ids": torch.randint(0, VOCAB, (reqs,), generator=generator).int(),
         "token_indices_to_sample": last,
         "common_attn_metadata": common,
-        "sampling_metadata": SimpleNamespace(all_greedy=True),
+        "sampling_metadata": twin_sampling.metadata(shape, dice, reqs),
         "mm_embed_inputs": ([], torch.zeros(tokens, dtype=torch.bool))
         if shape.multimodal
         else None,
@@ -286,31 +291,44 @@ def run_shape(
     config.model_config = SimpleNamespace(uses_mrope=shape.mrope or shape.target_mrope)
     parts = parts or Parts()
     used: Counter[str] = Counter()
-    with set_current_vllm_config(config), torch.inference_mode():
+    with (
+        set_current_vllm_config(config),
+        torch.inference_mode(),
+        twin_sampling.noise(shape),
+    ):
         proposer = make_proposer(shape, config, parts)
         graphs: Any = make_graphs(shape, proposer, parts)
         parts.inspect(graphs)
         graphs.propose = counted(used, "propose", graphs.propose)
         graphs.later_steps = counted(used, "later_steps", graphs.later_steps)
+        sizes = {key.num_reqs for key in proposer.cudagraph_dispatcher.draft_keys}
         cache = proposer.model.kv_cache
         cache.normal_(generator=torch.Generator().manual_seed(1))
         for case in range(cases):
             batch = make_batch(shape, dice, parts)
+            reqs = batch["next_token_ids"].shape[0]
+            if not twin_sampling.comparable(shape, sizes, reqs):
+                continue
             before = cache.clone()
             proposer.draft_graphs = None
+            torch.manual_seed(case)
             expected = draft(proposer, cloned(batch))
             theirs = positions_beyond(proposer.model)
+            probs = proposer._last_draft_probs
             upstream, _ = cache.clone(), cache.copy_(before)
             proposer.draft_graphs, before_call = graphs, used["propose used"]
             mine = cloned(batch)
+            torch.manual_seed(case)
             drafts = draft(proposer, mine)
-            where = f"case {case} of {shape}, {batch['next_token_ids'].shape[0]} requests"
+            where = f"case {case} of {shape}, {reqs} requests"
             beyond = positions_beyond(proposer.model)
             # With rotary positions in three rows upstream's own go beyond the longest.
             assert beyond <= theirs, (
                 f"{where}: {beyond} positions beyond the longest, {theirs} of upstream"
             )
             assert torch.equal(drafts, expected), f"{where}: {drafts} is not {expected}"
+            own = proposer._last_draft_probs
+            twin_sampling.require_equal_probabilities(shape, own, probs, where)
             assert torch.allclose(cache[1:], upstream[1:], atol=1e-4), f"{where}: KV cache"
             if used["propose used"] > before_call:
                 assert torch.equal(cache[0], before[0]), f"{where}: the null block was written"

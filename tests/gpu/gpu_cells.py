@@ -62,6 +62,7 @@ def all_cells(models: str) -> list[Cell]:
         *mode_cells.piecewise(base, eight),
         *mode_cells.adapters(base, eight),
         *mode_cells.by_batch_size(base, eight),
+        *mode_cells.sampled(base, eight),
     ]
     return sorted(made, key=lambda cell: -cell.weight)
 

@@ -1,6 +1,7 @@
 """The cells of ``acceptance.py`` in which vLLM's own settings decide how the target runs.
 
-A target in PIECEWISE, adapters of the target, and a K that changes with the batch size.
+A target in PIECEWISE, adapters of the target, a K that changes with the batch size, and drafts that
+are drawn by temperature.
 """
 
 from __future__ import annotations
@@ -86,6 +87,38 @@ def by_batch_size(base: EngineSpec, eight: tuple[Request, ...]) -> Iterator[Cell
         for mode in ("off", "step", "loop", "auto"):
             each = replace(spec, draft=draft)
             yield Cell(f"k-by-batch-size-{draft}", mode, each, expects(mode))
+
+
+def sampled(base: EngineSpec, eight: tuple[Request, ...]) -> Iterator[Cell]:
+    """Drafts drawn by temperature, in the releases that have it.
+
+    The drafts are so sure of themselves that up to a temperature of 1.0 the oracle still holds.
+    """
+    if not _has("draft_sample_method"):
+        return
+    base = replace(base, speculative={"draft_sample_method": "probabilistic"})
+    many = replace(base, max_num_seqs=200, max_num_batched_tokens=2048)
+    for mode in ("off", "step", "loop"):
+        wanted = expects(mode)
+        for k in (1, 3, 5):
+            warm = replace(base, k=k, requests=warmed(eight))
+            yield Cell(f"probabilistic-k{k}", mode, warm, wanted)
+        all_warm = tuple(replace(request, temperature=0.7) for request in eight)
+        hidden = replace(base, draft="eagle3hid", k=5, requests=all_warm)
+        yield Cell("probabilistic-all-random-hid-k5", mode, hidden, wanted)
+        yield Cell("probabilistic-all-greedy", mode, replace(base, requests=eight), wanted)
+        full = replace(many, requests=warmed(falling(300)))
+        yield Cell("probabilistic-seqs200", mode, full, wanted, weight=10)
+    checked = replace(base, requests=warmed(eight), env={"OVERLAY_DRAFT_GRAPHS_CHECK": "1"})
+    yield Cell("probabilistic-checked", "loop", checked)
+
+
+def warmed(requests: tuple[Request, ...]) -> tuple[Request, ...]:
+    """Two in three with a temperature."""
+    return tuple(
+        replace(request, temperature=(0.0, 0.5, 1.0)[index % 3])
+        for index, request in enumerate(requests)
+    )
 
 
 def _has(setting: str) -> bool:

@@ -227,6 +227,11 @@ def test_conditions(site: Site, change: Callable[[Site], object], expected: Cond
 
 # What is said of each file
 
+EDITED_NEXT = (
+    "run `overlay revert --keep-as ID`, which makes a feature of the edit and takes everything "
+    "off, or reinstall vLLM"
+)
+
 
 @pytest.mark.parametrize(
     ("change", "state", "hunks", "text", "next_step"),
@@ -253,10 +258,7 @@ def test_conditions(site: Site, change: Callable[[Site], object], expected: Cond
                 f"{PROPOSER} was edited since vllm-overlay 0.1.0 applied: expected the bytes "
                 "that it wrote"
             ),
-            (
-                "run `overlay revert --keep-as ID`, which makes a feature of the edit and takes "
-                "everything off, or reinstall vLLM"
-            ),
+            EDITED_NEXT,
         ),
     ],
 )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -27,6 +28,11 @@ class _SplitArgmax(TorchFunctionMode):  # type: ignore[misc, unused-ignore] # no
         return func(*args, **kwargs)
 
 
+def split_argmax() -> AbstractContextManager[Any]:
+    """A context in which each argmax over the rows of a matrix is split over the whole GPU."""
+    return _SplitArgmax()
+
+
 def greedy_sample(
     proposer: Any,
     # [num_reqs, hidden] of the model's dtype
@@ -36,6 +42,6 @@ def greedy_sample(
 
     Returns [num_reqs] int64.
     """
-    with _SplitArgmax():
+    with split_argmax():
         tokens: torch.Tensor = proposer._greedy_sample(hidden_states)
     return tokens

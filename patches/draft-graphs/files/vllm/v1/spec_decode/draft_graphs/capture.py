@@ -38,6 +38,7 @@ from .extended_passes import passes_of
 from .graph_backend import Graph, GraphBackend
 from .keys import DraftKey, has_padding
 from .messages import reason_of
+from .sampling import Sampling
 from .vocabularies import mapped_by, static_mapping
 
 T = TypeVar("T")
@@ -57,6 +58,7 @@ class Captured:
     blocks: columns of the block table.
     graphs: the captured graphs by key.
     masked: keys in which batches with fewer requests run, and whose graphs compute slots.
+    sampling: the static tensors of sampled drafts; None where drafts are greedy.
     builders: metadata builders of the captures; None for those of the attention groups.
     mapping: tables between two vocabularies; None where there is one.
     address_check: the debug mode's record of addresses; None where it is off.
@@ -96,6 +98,9 @@ class Captured:
         self.blocks = int(self.buffers.block_table.shape[1])
         self.passes = passes_of(proposer, self.buffers, drafter)
         self.passes.keeps_steps = any(key.role == "step" for key in plan)
+        sampled = [key.num_reqs for key in plan if key.sampled]
+        self.sampling = Sampling(proposer, max(sampled)) if sampled else None
+        self.passes.sampling = self.sampling
         self.pool = backend.new_pool()
         self.graphs: dict[DraftKey, Graph] = {}
         # The slots of a shifted first pass are staged, not computed.

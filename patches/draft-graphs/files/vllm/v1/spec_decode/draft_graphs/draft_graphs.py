@@ -110,15 +110,17 @@ class DraftGraphs:
         if not plan:
             return 0
         free = self._backend.free_memory()
-        samples: dict[str, list[int]] = {}
+        samples: dict[tuple[str, bool], list[int]] = {}
 
         def sample(key: DraftKey) -> None:
             nonlocal free
             now = self._backend.free_memory()
-            samples.setdefault(key.role, []).append(max(free - now, 0))
+            samples.setdefault((key.role, key.sampled), []).append(max(free - now, 0))
             free = now
 
-        roles = {key.role: [other for other in plan if other.role == key.role] for key in plan}
+        roles: dict[tuple[str, bool], list[DraftKey]] = {}
+        for key in plan:
+            roles.setdefault((key.role, key.sampled), []).append(key)
         largest = [key for keys in roles.values() for key in keys[:2]]
         try:
             capture_keys(
@@ -164,6 +166,7 @@ class DraftGraphs:
             later=decision.later,
             extra=drafter.extra,
             one_pass=drafter.one_pass,
+            sampled=decision.sampled,
         )
 
     # ---- serving

@@ -7,27 +7,26 @@ no value of a tensor, so that a graph records all of its work.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from . import upstream
-from .argmax import greedy_sample
 from .buffers import DraftBuffers
 from .drafter import Drafter
-from .keys import DraftKey
+from .keys import Role
 from .passes import Passes
 
 
 class ExtendedPasses(Passes):
     """The passes of draft_model, PARD and P-EAGLE, which add tokens to those of the target."""
 
-    def body(self, key: DraftKey, *, mask: bool) -> Callable[[], None]:
-        """The function whose work the graph of `key` records; see `Passes.body`."""
-        if key.role in ("first", "whole"):
-            return lambda: self.extended(key.num_reqs, mask=mask)
-        return super().body(key, mask=mask)
+    def run(self, role: Role, reqs: int, *, mask: bool) -> None:
+        """Run the pass or passes of a role; see `Passes.run`."""
+        if role in ("first", "whole"):
+            self.extended(reqs, mask=mask)
+        else:
+            super().run(role, reqs, mask=mask)
 
     def extended(self, reqs: int, *, mask: bool) -> None:
         """Run the pass over the K+1 tokens, and those that the drafter adds, of each request.
@@ -48,7 +47,7 @@ class ExtendedPasses(Passes):
         last, hidden = self._run(
             metadata, tokens, inputs, draft_index=0, slots=metadata.slot_mapping
         )
-        draft = greedy_sample(proposer, last.index_select(0, indices))
+        draft = self.draft(last.index_select(0, indices), reqs, 0)
         if buffers.whole_drafts is not None:
             buffers.whole_drafts[:reqs].copy_(draft.view(reqs, self.k))
             return

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 #: The feature's name in `vllm.v1.overlay_effects`.
@@ -25,6 +25,7 @@ class DraftKey:
     num_reqs: requests, padding included; num_tokens is a multiple of it.
     k: the K (num_speculative_tokens) that the graph was captured for.
     extra: tokens that the drafter adds to the K+1 of each request in `first` and `whole`.
+    sampled: whether the drafts are drawn by temperature.
     """
 
     role: Role
@@ -32,6 +33,7 @@ class DraftKey:
     num_reqs: int
     k: int
     extra: int = 0
+    sampled: bool = False
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -64,28 +66,30 @@ class DraftKeys:
 
     def __init__(self) -> None:
         self._keys: set[DraftKey] = set()
-        # Per role and k: the smallest fitting key by number of live requests.
-        self._fits: dict[tuple[str, int], list[DraftKey | None]] = {}
+        # Per role, k and sampled: the smallest fitting key by number of live requests.
+        self._fits: dict[tuple[str, int, bool], list[DraftKey | None]] = {}
 
     def add(self, key: DraftKey) -> None:
         """Let `key` be dispatched; adding it again changes nothing."""
         self._keys.add(key)
-        self._fits.pop((key.role, key.k), None)
+        self._fits.pop(_kind(key), None)
 
     def clear(self) -> None:
         """Let no key be dispatched."""
         self._keys.clear()
         self._fits.clear()
 
-    def dispatch(self, role: str, num_tokens: int, num_reqs: int, k: int) -> DraftKey | None:
+    def dispatch(
+        self, role: str, num_tokens: int, num_reqs: int, k: int, sampled: bool = False
+    ) -> DraftKey | None:
         """The smallest graph that holds a uniform batch, or None.
 
         num_tokens, num_reqs: tokens of the pass, and requests, without padding. A batch whose
         token count is not that of a uniform batch of this role has no graph.
         """
-        fits = self._fits.get((role, k))
+        fits = self._fits.get((role, k, sampled))
         if fits is None:
-            fits = self._fits[role, k] = self._table(role, k)
+            fits = self._fits[role, k, sampled] = self._table(role, k, sampled)
         if not 0 < num_reqs < len(fits):
             return None
         key = fits[num_reqs]
@@ -93,9 +97,10 @@ class DraftKeys:
             return None
         return key
 
-    def _table(self, role: str, k: int) -> list[DraftKey | None]:
+    def _table(self, role: str, k: int, sampled: bool) -> list[DraftKey | None]:
+        wanted = role, k, sampled
         keys = sorted(
-            (key for key in self._keys if key.role == role and key.k == k),
+            (key for key in self._keys if _kind(key) == wanted),
             key=lambda key: key.num_reqs,
         )
         table: list[DraftKey | None] = [None]
@@ -110,7 +115,16 @@ class DraftKeys:
         return key in self._keys
 
     def __iter__(self) -> Iterator[DraftKey]:
-        return iter(sorted(self._keys, key=lambda key: (key.role, key.k, key.num_reqs)))
+        return iter(sorted(self._keys, key=_order))
+
+
+def _kind(key: DraftKey) -> tuple[str, int, bool]:
+    """What keys that differ in their size alone have in common."""
+    return key.role, key.k, key.sampled
+
+
+def _order(key: DraftKey) -> tuple[bool, str, int, int]:
+    return key.sampled, key.role, key.k, key.num_reqs
 
 
 def ladder(limit: int) -> list[int]:
@@ -134,6 +148,7 @@ def plan_keys(
     later: tuple[Role, ...],
     extra: int = 0,
     one_pass: bool = False,
+    sampled: bool = False,
 ) -> list[DraftKey]:
     """The graphs to capture, the largest of each role first.
 
@@ -144,6 +159,7 @@ def plan_keys(
     first, later: the roles that the policy grants.
     extra: tokens that the drafter adds to each request in its first pass.
     one_pass: whether the first pass is the only one, which is the role `whole`.
+    sampled: whether there is a second set of graphs, for drafts that are drawn by temperature.
     """
     role: Role = "whole" if one_pass else "first"
     later_limit = 0 if one_pass else min(max_num_seqs, max_capture_tokens)
@@ -153,7 +169,7 @@ def plan_keys(
     keys = [draft_key(role, size, k, extra) for size in sizes if first and size <= first_limit]
     if k > 1 and not one_pass:
         keys += [draft_key(role, size, k, extra) for role in later for size in sizes]
-    return keys
+    return keys + [replace(key, sampled=True) for key in keys if sampled]
 
 
 def has_padding(key: DraftKey, plan: Iterable[DraftKey]) -> bool:
@@ -161,6 +177,6 @@ def has_padding(key: DraftKey, plan: Iterable[DraftKey]) -> bool:
     smaller = [
         other.num_reqs
         for other in plan
-        if (other.role, other.k) == (key.role, key.k) and other.num_reqs < key.num_reqs
+        if _kind(other) == _kind(key) and other.num_reqs < key.num_reqs
     ]
     return max(smaller, default=0) + 1 < key.num_reqs

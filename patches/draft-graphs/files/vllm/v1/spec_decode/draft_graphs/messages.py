@@ -17,10 +17,14 @@ def reason_of(error: Exception) -> str:
 def captured_sizes(keys: Sequence[DraftKey]) -> str:
     """Number and sizes of the graphs of each role, such as "first 2 (1, 2 requests)"."""
     parts = []
-    for role in ROLES:
-        sizes = sorted(key.num_reqs for key in keys if key.role == role)
-        if sizes:
-            parts.append(f"{role} {len(sizes)} ({', '.join(map(str, sizes))} requests)")
+    for sampled in (False, True):
+        for role in ROLES:
+            sizes = sorted(
+                key.num_reqs for key in keys if (key.role, key.sampled) == (role, sampled)
+            )
+            if sizes:
+                name = f"sampled {role}" if sampled else role
+                parts.append(f"{name} {len(sizes)} ({', '.join(map(str, sizes))} requests)")
     return "; ".join(parts)
 
 

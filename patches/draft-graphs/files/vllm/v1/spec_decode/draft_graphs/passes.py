@@ -16,7 +16,8 @@ from . import upstream
 from .argmax import greedy_sample
 from .buffers import DraftBuffers
 from .drafter import Drafter
-from .keys import DraftKey
+from .keys import DraftKey, Role
+from .sampling import Sampling
 
 
 class Passes:
@@ -25,6 +26,7 @@ class Passes:
     The first pass is that of EAGLE, EAGLE3 and MTP; `extended_passes` has those of others.
 
     keeps_steps: whether the first pass also writes step_drafts, for `step` graphs.
+    sampling: the static tensors of sampled drafts; None where drafts are greedy.
     observe: called with (name, value) for everything that a pass hands to the model: the keyword
         arguments and the attention metadata. Set by the address check.
     """
@@ -36,6 +38,8 @@ class Passes:
         self.k = int(proposer.speculative_config.num_speculative_tokens)
         self.returns_tuple = bool(proposer.model_returns_tuple())
         self.keeps_steps = False
+        self.sampling: Sampling | None = None
+        self._sampled = False
         self.observe: Callable[[str, Any], None] | None = None
 
     def body(self, key: DraftKey, *, mask: bool) -> Callable[[], None]:
@@ -44,11 +48,34 @@ class Passes:
         mask: whether slots that are computed in the graph are forced to -1 for padded rows.
         """
         reqs = key.num_reqs
-        if key.role == "first":
-            return lambda: self.first(reqs)
-        if key.role == "step":
-            return lambda: self.step(reqs, mask=mask)
-        return lambda: self.loop(reqs, mask=mask)
+
+        def work() -> None:
+            self._sampled = key.sampled
+            self.run(key.role, reqs, mask=mask)
+
+        return work
+
+    def run(self, role: Role, reqs: int, *, mask: bool) -> None:
+        """Run the pass or passes of a role for `reqs` requests; mask: as in `body`."""
+        if role == "first":
+            self.first(reqs)
+        elif role == "step":
+            self.step(reqs, mask=mask)
+        else:
+            self.loop(reqs, mask=mask)
+
+    def draft(
+        self,
+        # [reqs, hidden], or [reqs * K, hidden] of a drafter with one pass
+        hidden_states: torch.Tensor,
+        reqs: int,
+        # which of the K drafts of each request these are; None: that of a `step`
+        index: int | None,
+    ) -> torch.Tensor:
+        """Choose a draft for each row, [rows] int64, by argmax or by temperature."""
+        if self._sampled and self.sampling is not None:
+            return self.sampling.draw(self.proposer, hidden_states, reqs, index)
+        return greedy_sample(self.proposer, hidden_states)
 
     def first(self, reqs: int) -> None:
         """Run the pass over the K+1 tokens of each of `reqs` requests.
@@ -67,7 +94,7 @@ class Passes:
                 proposer.model.combine_hidden_states(buffers.target_hidden[:tokens])
             )
         last, hidden = self._forward(reqs, self.k + 1, buffers.seq_lens, draft_index=0)
-        draft = greedy_sample(proposer, last.index_select(0, indices))
+        draft = self.draft(last.index_select(0, indices), reqs, 0)
         buffers.drafts[0, :reqs].copy_(draft)
         if self.k == 1:
             return
@@ -131,7 +158,7 @@ class Passes:
         if mask:
             slots.bitwise_or_(buffers.padding_bits[:reqs])
         last, hidden = self._forward(reqs, 1, buffers.step_seq_lens, draft_index=draft_index)
-        drafts.copy_(greedy_sample(proposer, last))
+        drafts.copy_(self.draft(last, reqs, None if drafts is tokens else draft_index))
         if hand_over and self.drafter.hands_over:
             proposer.hidden_states[:reqs].copy_(hidden)
 

@@ -145,12 +145,14 @@ class Decision:
 
     first: whether the first pass of uniform batches is captured.
     later: the roles of the passes after it.
+    sampled: whether all of them are captured once more, for drafts drawn by temperature.
     refusals: reasons why there are no draft graphs at all.
     notes: batches that run as upstream although there are graphs, and why.
     """
 
     first: bool = False
     later: tuple[Role, ...] = ()
+    sampled: bool = False
     refusals: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
 
@@ -291,12 +293,13 @@ def decide(mode: Mode, facts: Facts, attention: AttentionRoles) -> Decision:
         notes.append(f"{role}: {barred[role]}")
     if not first and not later:
         return Decision(refusals=tuple(notes))
-    if facts.probabilistic:
-        notes.append("batches with sampled drafts (probabilistic, not all greedy)")
+    sampled = facts.probabilistic and first
+    if facts.probabilistic and later:
+        notes.append("sampled drafts (probabilistic, not all greedy) in batches with a prefill")
     if facts.multimodal and first:
         notes.append("first passes with multimodal embeddings among them")
     notes += _too_large(facts, first, later)
-    return Decision(first=first, later=later, notes=tuple(notes))
+    return Decision(first=first, later=later, sampled=sampled, notes=tuple(notes))
 
 
 def _barred_roles(facts: Facts, attention: AttentionRoles) -> dict[Role, str]:

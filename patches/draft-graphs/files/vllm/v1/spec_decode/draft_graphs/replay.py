@@ -17,8 +17,11 @@ from .staging import ExtendedStaging, FirstBatch, FirstStaging, LaterStaging
 
 logger = init_logger(__name__)
 
-#: Names of the counts of replays, by role.
-REPLAYS = {role: f"replays of {role}" for role in ROLES}
+#: Names of the counts of replays, by role and whether the drafts are sampled.
+REPLAYS = {
+    **{(role, False): f"replays of {role}" for role in ROLES},
+    **{(role, True): f"replays of sampled {role}" for role in ROLES},
+}
 NO_GRAPH = "no graph for so many requests or this K"
 
 
@@ -71,13 +74,15 @@ class Replay:
         cad = common_attn_metadata
         reqs, tokens = cad.seq_lens.shape[0], target_token_ids.shape[0]
         k = num_speculative_tokens
+        sampled = self._is_sampled(sampling_metadata)
         reason = self._not_uniform(reqs, tokens, cad, mm_embed_inputs) or self._mismatch(
-            k, cad, sampling_metadata, target_hidden_states
+            k, cad, target_hidden_states
         )
-        first, later = (None, None) if reason else self._dispatch_all(reqs, k)
+        first, later = (None, None) if reason else self._dispatch_all(reqs, k, sampled)
         if first is None:
             self._leave("first passes", reason or NO_GRAPH)
             return None
+        sampling = self.captured.sampling if sampled else None
         self._first_staging(first, later, reqs).stage(
             FirstBatch(
                 target_token_ids=target_token_ids,
@@ -91,9 +96,14 @@ class Replay:
                 slots=cad.slot_mapping,
             )
         )
+        if sampling is not None:
+            sampling.stage(sampling_metadata.temperature, reqs, first.num_reqs)
         self.run(first)
         if later is not None:
             self._run_later(later, k)
+        if self._probabilistic:
+            # Where upstream's `propose` leaves them for vLLM to take.
+            self._proposer._last_draft_probs = sampling and sampling.taken(reqs, k)
         return _drafts(self.captured, k, reqs)
 
     def later_steps(
@@ -120,7 +130,9 @@ class Replay:
         k = int(self._proposer.num_speculative_tokens)
         if k < 2 or draft_token_ids.shape[0] != reqs:
             return None
-        reason = self._mismatch(k, cad, sampling_metadata)
+        # The probabilities of the first drafts are upstream's, and not handed over.
+        sampled = self._is_sampled(sampling_metadata)
+        reason = "sampled drafts" if sampled else self._mismatch(k, cad)
         key = None if reason else self._dispatch_later(reqs, k)
         if key is None:
             self._leave("later passes", reason or NO_GRAPH)
@@ -142,7 +154,7 @@ class Replay:
         if captured.address_check is not None:
             captured.address_check.check(key)
         captured.graphs[key].replay()
-        overlay_effects.count(FEATURE, REPLAYS[key.role])
+        overlay_effects.count(FEATURE, REPLAYS[key.role, key.sampled])
 
     def _run_later(self, key: DraftKey, k: int) -> None:
         """Replay the passes after the first: the loop, or k-1 steps."""
@@ -152,6 +164,8 @@ class Replay:
         buffers, reqs = self.captured.buffers, key.num_reqs
         for index in range(1, k):
             self.run(key)
+            if key.sampled and self.captured.sampling is not None:
+                self.captured.sampling.keep_step(reqs, index)
             buffers.drafts[index, :reqs].copy_(buffers.step_drafts[:reqs])
 
     # ---- which graphs hold a batch
@@ -165,15 +179,15 @@ class Replay:
             return "not K+1 tokens for each request"
         return None
 
-    def _mismatch(
-        self, k: int, cad: Any, sampling_metadata: Any, hidden_states: torch.Tensor | None = None
-    ) -> str | None:
+    def _is_sampled(self, sampling_metadata: Any) -> bool:
+        """Whether the drafts of a batch are drawn by temperature."""
+        return self._probabilistic and not sampling_metadata.all_greedy
+
+    def _mismatch(self, k: int, cad: Any, hidden_states: torch.Tensor | None = None) -> str | None:
         """The reason why no graph of any size may serve the batch; None where one may.
 
         hidden_states: the target's, [tokens, width], where they are staged.
         """
-        if self._probabilistic and not sampling_metadata.all_greedy:
-            return "sampled drafts"
         # A tensor for `causal` (0.25 and later) is a choice per request.
         if cad.causal is not True:
             return self._log_once("attention is not causal, or not for all requests")
@@ -192,33 +206,38 @@ class Replay:
             )
         return None
 
-    def _dispatch(self, role: str, tokens: int, reqs: int) -> DraftKey | None:
+    def _dispatch(
+        self, role: str, tokens: int, reqs: int, sampled: bool = False
+    ) -> DraftKey | None:
         """The smallest graph of a role that holds the batch; vLLM's dispatcher knows."""
         key: DraftKey | None = self._proposer.cudagraph_dispatcher.dispatch_draft(
-            role, tokens, reqs, self._k
+            role, tokens, reqs, self._k, sampled
         )
         return key
 
-    def _dispatch_later(self, reqs: int, k: int) -> DraftKey | None:
+    def _dispatch_later(self, reqs: int, k: int, sampled: bool = False) -> DraftKey | None:
         """The graph for the passes after the first: the loop if it drafts k tokens, or steps."""
         key: DraftKey | None = None
         if k == self._k:
-            key = self._dispatch("loop", reqs, reqs)
+            key = self._dispatch("loop", reqs, reqs, sampled)
         if key is None:
-            key = self._dispatch("step", reqs, reqs)
+            key = self._dispatch("step", reqs, reqs, sampled)
         return key
 
-    def _dispatch_all(self, reqs: int, k: int) -> tuple[DraftKey | None, DraftKey | None]:
+    def _dispatch_all(
+        self, reqs: int, k: int, sampled: bool
+    ) -> tuple[DraftKey | None, DraftKey | None]:
         """The graphs for all passes of a uniform batch; (None, None) unless all of them exist.
 
         The second is None where there is one pass.
         """
         if self._drafter.one_pass and k != self._k:
             return None, None
-        first = self._dispatch(self._drafter.first_role, reqs * self._first_tokens, reqs)
+        tokens = reqs * self._first_tokens
+        first = self._dispatch(self._drafter.first_role, tokens, reqs, sampled)
         if first is None or k == 1 or self._drafter.one_pass:
             return first, None
-        later = self._dispatch_later(reqs, k)
+        later = self._dispatch_later(reqs, k, sampled)
         if later is None or later.num_reqs != first.num_reqs:
             return None, None
         return first, later
