@@ -351,8 +351,8 @@ def _reason(result: dict[str, Any]) -> Reason | None:
     reason = result["reason"]
     if reason is None:
         return None
-    next_step, cause = _optional_text(reason["next_step"]), reason.get("cause", "")
-    return Reason(require_text(reason["text"]), next_step, require_text(cause))
+    cause = require_text(reason.get("cause", ""))
+    return Reason(require_text(reason["text"]), _optional_text(reason["next_step"]), cause)
 
 
 def _optional_text(value: object) -> str | None:
