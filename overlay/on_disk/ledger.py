@@ -351,7 +351,8 @@ def _reason(result: dict[str, Any]) -> Reason | None:
     reason = result["reason"]
     if reason is None:
         return None
-    return Reason(require_text(reason["text"]), _optional_text(reason["next_step"]))
+    cause = require_text(reason.get("cause", ""))
+    return Reason(require_text(reason["text"]), _optional_text(reason["next_step"]), cause)
 
 
 def _optional_text(value: object) -> str | None:

@@ -23,7 +23,16 @@ from vllm.v1.spec_decode.draft_graphs import capture, policy
 
 from tests.draft_graphs import mla_kernels, upstream_twin
 from tests.draft_graphs.recorded_backend import RecordedBackend
-from tests.draft_graphs.twin_model import BLOCK, BLOCKS, HEADS, HIDDEN, LAYER, VOCAB, Shape
+from tests.draft_graphs.twin_model import (
+    BLOCK,
+    BLOCKS,
+    HEADS,
+    HIDDEN,
+    LAYER,
+    LONGEST,
+    VOCAB,
+    Shape,
+)
 from tests.draft_graphs.upstream_twin import Parts
 
 LATENT, ROPE, LAYERS = 16, 8, 2
@@ -73,6 +82,7 @@ class Model(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # mypy may s
         )
         self.outs = torch.nn.ParameterList([weight(HIDDEN, HEADS * LATENT) for _ in range(LAYERS)])
         self.kv_cache = torch.zeros(BLOCKS, BLOCK, WIDTH)
+        self.beyond = torch.zeros((), dtype=torch.int64)
         self.impl = make_impl(shape.backend)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -91,6 +101,8 @@ class Model(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # mypy may s
         inputs_embeds: torch.Tensor | None,
         hidden_states: torch.Tensor,
     ) -> torch.Tensor:
+        # Beyond the longest position a table of cosines ends.
+        self.beyond.add_((positions >= LONGEST).sum())
         context = get_forward_context()
         metadata, slots = context.attn_metadata[LAYER], context.slot_mapping[LAYER]
         assert metadata.prefill is None, "the doubles have no kernel for prefills"

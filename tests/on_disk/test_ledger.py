@@ -22,7 +22,7 @@ texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=15)
 shas = st.binary(min_size=32, max_size=32).map(bytes.hex)
 records = st.from_regex(r"[a-z-]{1,8}\.dist-info/RECORD", fullmatch=True)
 paths = st.from_regex(r"vllm(/[a-z_]{1,8}){1,3}\.py", fullmatch=True)
-reasons = st.builds(Reason, texts, texts | st.none()) | st.none()
+reasons = st.builds(Reason, texts, texts | st.none(), texts) | st.none()
 hunks = st.builds(
     HunkResult,
     texts,
