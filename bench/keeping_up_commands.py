@@ -1,12 +1,13 @@
 """Time an import of 23 hunks, and ``log --matrix`` of 13 features over 19 releases.
 
-``python -m bench.keeping_up_commands`` prints JSON.  Each command runs in a process of its own,
+``python bench/keeping_up_commands.py`` prints JSON.  Each command runs in a process of its own,
 with the releases in the user's cache; the best of several runs counts, and the processor's time is
 given beside the clock's, since other work on the machine only lengthens the clock's.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import resource
@@ -16,6 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.pulls import PULLS, Pull, release_texts
 from overlay.authoring.incoming import read_changes
@@ -108,4 +111,5 @@ def measure() -> dict[str, object]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args()
     print(json.dumps(measure(), indent=2))

@@ -6,6 +6,7 @@ to the first release with it, in its files, as far as its own lines tell it from
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import re
 from dataclasses import dataclass
@@ -203,6 +204,7 @@ def release_texts() -> ReleaseTexts:
 
 def main() -> None:
     """Print each pull request with its letters, as expected and as found."""
+    argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args()
     texts = release_texts()
     for pull in PULLS:
         print(f"{pull.number} {pull.expected} {pull.letters(texts)} {pull.title}", flush=True)
