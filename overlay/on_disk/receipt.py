@@ -51,13 +51,36 @@ def name_of(root: str, variables: Mapping[str, str], folders: Sequence[str]) -> 
     """
     facts = {
         "schema": _SCHEMA,
-        "overlay": [overlay.__version__, os.path.realpath(overlay.__file__)],
+        "overlay": [overlay.__version__, *_code(os.path.dirname(overlay.__file__))],
         "python": [sys.hexversion, sys.implementation.name, sys.flags.optimize],
         "root": root,
         "variables": dict(variables),
         "folders": list(folders),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _code(folder: str) -> tuple[str, str]:
+    """Where the overlay's modules are, and which they are: two builds may have one version.
+
+    An installation's RECORD has the hash of each; in a checkout, sizes and times tell, as for
+    Python's bytecode.
+    """
+    information = f"vllm_overlay-{overlay.__version__}.dist-info"
+    try:
+        record = read_regular(os.path.join(os.path.dirname(folder), information, "RECORD"))
+    except (OSError, OverlayError):
+        record = None
+    if record is None:
+        stamps = [
+            (os.path.relpath(place, folder), name, state.st_size, state.st_mtime_ns)
+            for place, _, names in sorted(os.walk(folder))
+            for name in sorted(names)
+            if name.endswith(".py")
+            for state in (os.stat(os.path.join(place, name)),)
+        ]
+        record = repr(stamps).encode()
+    return os.path.realpath(folder), sha256(record)
 
 
 def read(cache: Path, name: str) -> dict[str, Any] | None:

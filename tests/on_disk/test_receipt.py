@@ -167,6 +167,22 @@ def test_another_overlay_or_interpreter_asks_another_question(
     assert receipt.name_of("/root", {}, []) != before
 
 
+@pytest.mark.parametrize("installed", [True, False])
+def test_other_code_of_the_same_version_asks_another_question(
+    installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "overlay" / "planning" / "matching.py"
+    record = tmp_path / f"vllm_overlay-{overlay.__version__}.dist-info" / "RECORD"
+    for file in (module, record) if installed else (module,):
+        file.parent.mkdir(parents=True)
+        file.write_text("as it was")
+    monkeypatch.setattr(overlay, "__file__", str(tmp_path / "overlay" / "__init__.py"))
+    before = receipt.name_of("/root", {}, [])
+    assert receipt.name_of("/root", {}, []) == before
+    (record if installed else module).write_text("another build")
+    assert receipt.name_of("/root", {}, []) != before
+
+
 def test_a_cache_of_somebody_else_is_not_believed(tmp_path: Path) -> None:
     case = Case(tmp_path, {"a": b""}, {"a": b""})
     case.settle()

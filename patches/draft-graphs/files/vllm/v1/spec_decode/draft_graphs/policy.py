@@ -246,7 +246,7 @@ def refusals(facts: Facts, attention: AttentionRoles) -> list[str]:
     name = facts.proposer_class.rpartition(".")[2]
     if facts.proposer_class in UNTRIED_DRAFTERS:
         reasons.append(
-            f"no graph with {name} has run on a GPU yet (methods eagle, eagle3, mtp and "
+            f"graphs with {name} are not proven on a GPU yet (methods eagle, eagle3, mtp and "
             "draft_model get graphs; model runner V2 has graphs for dflash from 0.24 on)"
         )
     elif facts.proposer_class not in DRAFTERS:
