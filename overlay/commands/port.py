@@ -62,8 +62,11 @@ def port(
         )
     features = request.load()
     meant = request.select(features)
-    if not request.features:  # those of an installed overlay change with its next version
-        meant = tuple(feature for feature in meant if not feature.shipped or _in_checkout())
+    if not request.features:
+        # Those of an installed overlay change with its next version, and whoever names folders of
+        # patches means these.
+        shipped_too = _in_checkout() and not request.patches
+        meant = tuple(feature for feature in meant if shipped_too or not feature.shipped)
     names = known_names(asked)
     porter = make_porter(names, progress)
     ports = [

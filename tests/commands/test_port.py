@@ -157,6 +157,22 @@ def test_upstream_is_remembered(cli: Cli, ours: Path) -> None:
     assert 'merged = "0.25.0"' in (ours / "replay/feature.toml").read_text()
 
 
+def test_all_means_the_features_of_the_folders_that_are_named(cli: Cli, ours: Path) -> None:
+    shutil.copytree(ours / "replay", cli.shipped / "shipped-replay")
+    toml = cli.shipped / "shipped-replay/feature.toml"
+    toml.write_text(toml.read_text().replace('"replay"', '"shipped-replay"'))
+
+    def ported(*more: object) -> set[str]:
+        features = cli("port", "--all", "0.26.0", "--json", *more).json["port"]["features"]
+        return {feature["feature"] for feature in features}
+
+    assert "shipped-replay" not in ported()  # not a checkout
+    (cli.shipped.parent / "setup.py").touch()
+    assert "shipped-replay" in ported()
+    shutil.rmtree("port-0.26.0", ignore_errors=True)
+    assert ported("--patches", ours) == {"replay"}
+
+
 @pytest.mark.parametrize("action", ["--skip", "--abort"])
 def test_what_is_left_out_changes_nothing(cli: Cli, ours: Path, action: str) -> None:
     before = files(ours)
