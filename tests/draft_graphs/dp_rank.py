@@ -136,7 +136,7 @@ class DpEngine(harness.Engine):
         )
         own = DpOutcome(dp_run.name)
 
-        def serve(llm: Any, requests: Any) -> Any:
+        def serve(llm: Any, requests: Any, models: str) -> Any:
             return lockstep(llm, requests, horizon, own)
 
         with (

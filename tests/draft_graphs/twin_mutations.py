@@ -47,14 +47,33 @@ TWIN_MUTATIONS = (
         TwinMutation(
             name,
             "hazard 7",
-            one("extended_passes.py", scope, old, new),
+            one(module, scope, old, new),
             "upstream_twin.py",
             ("--cases", "12", "--only", only),
             says,
         )
-        for name, scope, old, new, only, says in (
+        for name, module, scope, old, new, only, says in (
+            (
+                "padded rows of a draft model keep their slots",
+                "capture.py",
+                "Captured.capture",
+                "key in self.masked",
+                "False",
+                "method='draft_model'",
+                "the null block was written",
+            ),
+            (
+                "drafts are not mapped back to the draft's vocabulary",
+                "upstream.py",
+                "draft_token_ids",
+                "not getattr(...)",
+                "True",
+                "vocabularies=True",
+                "AssertionError: case ",
+            ),
             (
                 "the tokens that a draft model adds are left out of the lengths",
+                "extended_passes.py",
                 "ExtendedPasses.extended",
                 "metadata.seq_lens",
                 "buffers.seq_lens[:reqs]",
@@ -63,6 +82,7 @@ TWIN_MUTATIONS = (
             ),
             (
                 "the context of padded rows keeps its slots",
+                "extended_passes.py",
                 "ContextPasses._mask_slots",
                 "...",
                 "super()._mask_slots(reqs, metadata)",
