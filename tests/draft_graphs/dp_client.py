@@ -104,12 +104,21 @@ def run_ranks(
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody uses now, each once."""
-    with contextlib.ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
+    """Ports that nobody uses now, each once.
+
+    They lie below those that Linux hands out by itself, so that no other process is given one
+    before the ranks use it, which may be minutes later.
+    """
+    candidates = list(range(15_000, 32_000))
+    random.SystemRandom().shuffle(candidates)
+    ports: list[int] = []
+    for port in candidates:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise RuntimeError(f"expected {count} free ports from 15000 to 31999, found {len(ports)}")
 
 
 def _start(python: Path, folder: Path, engines: Sequence[Engines]) -> None:

@@ -220,10 +220,10 @@ def group(votes: list[int], answer: int) -> Any:
 @pytest.mark.parametrize("others", [True, False])
 def test_all_ranks_go_by_the_one_that_wants_least(own: bool, others: bool) -> None:
     votes: list[int] = []
-    ranks, all_reduce = group(votes, int(others))
+    both, all_reduce = group(votes, int(others))
     with (
-        mock.patch("vllm.distributed.parallel_state.get_dp_group", return_value=ranks),
-        mock.patch("vllm.distributed.parallel_state.get_tp_group", return_value=ranks),
+        mock.patch("vllm.distributed.parallel_state.get_dp_group", return_value=both),
+        mock.patch("vllm.distributed.parallel_state.get_tp_group", return_value=both),
         mock.patch("torch.distributed.all_reduce", all_reduce),
     ):
         assert ranks.all_ranks_want(proposer(Plain()), own) is (own and others)

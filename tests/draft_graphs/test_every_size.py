@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from overlay.proof import oracle
+from overlay.proof.tiny_drafters import voters_rule
 from tests.draft_graphs.added_modules import added
 from tests.gpu.every_size import CAPTURED, STEPS, at_every_size, levels
 from tests.gpu.gpu_cells import all_cells
@@ -20,7 +21,8 @@ CELLS = {cell.name: cell for cell in all_cells("MODELS") if cell.mode == "loop" 
 def test_every_size_is_live_and_one_more_than_each(name: str) -> None:
     """From the oracle alone: how many requests are still there at each step."""
     spec = CELLS[name].spec
-    rule = oracle.make_rule()
+    one_pass = name.startswith(("pard", "peagle"))
+    rule = voters_rule() if one_pass else oracle.make_rule()
     steps = [
         len(oracle.undisturbed(rule, request.prompt, request.tokens, spec.k))
         for request in spec.requests
@@ -35,8 +37,9 @@ def test_every_size_is_live_and_one_more_than_each(name: str) -> None:
             max_capture_tokens=tokens,
             first=True,
             later=("loop",),
+            one_pass=one_pass,
         )
-        for role in ("first", "loop"):
+        for role in ("whole",) if one_pass else ("first", "loop"):
             sizes = sorted(key.num_reqs for key in plan if key.role == role)
             wanted = {*sizes, *(size + 1 for size in sizes if size < spec.max_num_seqs)}
             assert wanted <= set(live)

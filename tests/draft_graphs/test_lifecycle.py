@@ -448,4 +448,4 @@ def test_runners_that_draft_otherwise_or_not_at_all_are_idle(
     hooks.capture_draft_graphs(
         SimpleNamespace(speculative_config=object(), drafter=NgramProposer())
     )
-    assert effect()["text"].startswith("NgramProposer drafts without a model")
+    assert effect()["text"].startswith("NgramProposer drafts without a draft model")
