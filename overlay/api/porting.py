@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from overlay.targets.target import Progress
 
 
+#: The types are here for annotations: the command line imports nothing but the API.
+__all__ = ["OpenFile", "PortReport", "ask_port", "port", "port_session", "show_port"]
+
+
 def port(
     ids: Sequence[str],
     releases: str,

@@ -62,8 +62,8 @@ def import_(
     \b
     Example:
       overlay import 49391.diff --id stop-strings --patches ./our-patches
-      overlay import https://github.com/vllm-project/vllm/pull/49391 --id stop-strings
-      overlay import ~/src/vllm@main..fix --id our-fix --base ~/src/vllm
+      overlay import https://github.com/vllm-project/vllm/pull/49391 --id stops --patches ours
+      overlay import ~/src/vllm@main..fix --id our-fix --base ~/src/vllm --patches ours
     """
     from overlay.api import command_line
 

@@ -11,7 +11,7 @@ from overlay.cli.arguments import cli
 from overlay.cli.options import Answer, common_options, patches_of
 
 if TYPE_CHECKING:
-    from overlay.report.ported import OpenFile, PortReport
+    from overlay.api.porting import OpenFile, PortReport
 
 #: The keys of the prompt, and what they do.
 _KEYS = {
