@@ -324,7 +324,7 @@ def test_whoever_holds_a_target_is_waited_for_as_long_as_was_said(installed: Sit
 
 def test_a_plan_that_needs_attention_is_refused(installed: Site) -> None:
     plan = ONE.plan(installed.pristine)
-    plan = replace(plan, features=(plan.features[0]._replace(state=State.DRIFTED),))
+    plan = plan._replace(features=(plan.features[0]._replace(state=State.DRIFTED),))
     with pytest.raises(ValueError, match="a plan that is drifted cannot be applied"):
         transaction.apply(installed.root, plan, [ONE.feature()], release="0.26.0")
 
