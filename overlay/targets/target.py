@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
 from overlay.package import check_path, parse_release
-
-if TYPE_CHECKING:
-    pass
 
 
 def public(target: Target) -> str | None:
