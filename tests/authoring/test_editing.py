@@ -13,7 +13,7 @@ from packaging.version import Version
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.editing import Commit, Edited, commit
 from overlay.authoring.layout import lay_out
-from overlay.authoring.writing import check_files, render_patch, with_tests
+from overlay.authoring.writing import DerivedTest, check_files, render_patch, with_tests
 from overlay.errors import PatchFormatErrors, UsageError
 from overlay.features.model import Feature
 from overlay.planning.planner import plan
@@ -183,13 +183,7 @@ def test_derived_tests_follow_the_edit_and_those_by_hand_stay(tree: MemoryTree) 
 def test_tables_that_cannot_be_told_apart_are_refused() -> None:
     toml = TOML + b'upstreamed = [{path = "vllm/a.py", lines = ["a"]}]\n'
     with pytest.raises((UsageError, ValueError)):
-        with_tests(toml, check_tests())
-
-
-def check_tests():  # type: ignore[no-untyped-def]
-    from overlay.authoring.writing import DerivedTest
-
-    return (DerivedTest(A, "Runner", ("line",), 0.6),)
+        with_tests(toml, (DerivedTest(A, "Runner", ("line",), 0.6),))
 
 
 def test_a_change_that_is_taken_back_takes_its_topic_with_it(tree: MemoryTree) -> None:
