@@ -38,9 +38,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "xdrope": (True, "XD-RoPE"),
     "adapted_layers": (("model.norm",), "model.norm"),
     "eplb": (True, "enable_eplb"),
-    "micro_batching": (True, "micro-batching"),
     "data_parallel": ("2 data-parallel ranks draft in lockstep", "data-parallel"),
-    "context_parallel_size": (2, "context parallelism"),
+    "decode_context_parallel_size": (2, "decode context parallelism"),
+    "prefill_context_parallel_size": (2, "prefill context parallelism"),
     "sequence_parallel": (True, "sequence parallelism"),
     "weight_offloader": ("PrefetchOffloader", "PrefetchOffloader"),
     "computes_kv_scales": (True, "KV scales"),
@@ -89,7 +89,7 @@ def test_one_adverse_fact_refuses_everything_and_says_so(fact: str, mode: str) -
 
 
 def test_all_reasons_are_given_at_once() -> None:
-    facts = replace(LATE, rswa=True, eplb=True, context_parallel_size=2)
+    facts = replace(LATE, rswa=True, eplb=True, decode_context_parallel_size=2)
     assert len(policy.decide("auto", facts, ATTENTION).refusals) == 3
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from vllm.logger import init_logger
 from vllm.v1 import overlay_effects
 
-from . import adapters, graph_backend, messages, ranks
+from . import adapters, graph_backend, messages, ranks, same_settings
 from .draft_graphs import DraftGraphs
 from .facts import early_facts
 from .keys import FEATURE
@@ -29,7 +29,8 @@ def create_draft_graphs(proposer: Any) -> DraftGraphs | None:
     """Create the draft graphs of a proposer whose model has been loaded, to be captured later.
 
     Returns None, with the reasons in the log, where the configuration gets none. Raises ValueError
-    for an unknown value of OVERLAY_DRAFT_GRAPHS or OVERLAY_DRAFT_GRAPHS_CHECK.
+    for an unknown value of OVERLAY_DRAFT_GRAPHS or OVERLAY_DRAFT_GRAPHS_CHECK, and
+    `same_settings.RanksDiffer` where tensor-parallel ranks would not draft alike.
     """
     mode, check = mode_from(os.environ), check_from(os.environ)
     backend = graph_backend.default_graph_backend()
@@ -39,6 +40,7 @@ def create_draft_graphs(proposer: Any) -> DraftGraphs | None:
     else:
         facts = early_facts(proposer, backend)
         decision = decide(mode, facts, backend.attention_backends)
+    same_settings.require_equal_settings(same_settings.settings(mode, check, decision))
     if not ranks.all_ranks_want(proposer, decision.any) and decision.any:
         decision = Decision(refusals=("another data-parallel rank drafts as upstream",))
     if not decision.any:
