@@ -79,6 +79,10 @@ class GraphSafeBackend(AttentionBackend):  # type: ignore[misc]
         return KERNEL_BLOCK_SIZES
 
     @classmethod
+    def supports_non_causal(cls) -> bool:
+        return True
+
+    @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[Any, ...]:
         from vllm.v1.kv_cache_interface import KVCacheLayout  # older releases do not ask
 
@@ -143,8 +147,9 @@ class GraphSafeImpl(AttentionImpl):  # type: ignore[misc]
         kv_sharing_target_layer_name: str | None = None,
         **unsupported: Any,
     ) -> None:
-        if alibi_slopes or sliding_window or logits_soft_cap or attn_type != AttentionType.DECODER:
-            raise NotImplementedError("plain causal attention only")
+        if alibi_slopes or logits_soft_cap or attn_type != AttentionType.DECODER:
+            raise NotImplementedError("plain attention of decoders only")
+        self.sliding_window = sliding_window
         self.num_heads, self.head_size = num_heads, head_size
         # A tensor, as the scales of a quantized cache are.
         self.scale = torch.full((1,), float(scale), dtype=torch.float32)
@@ -205,6 +210,11 @@ class GraphSafeImpl(AttentionImpl):  # type: ignore[misc]
         behind = starts[owner + 1] - 1 - rows if meta.causal else 0
         seen = meta.seq_lens[owner] - behind
         seen = seen.clamp(max=meta.max_seq_len)
+        begins = torch.zeros_like(seen)
+        if self.sliding_window is not None:
+            if not meta.causal:
+                raise NotImplementedError("a sliding window of causal attention only")
+            begins = (seen - self.sliding_window).clamp(min=0)
 
         table = meta.block_table[:requests].long()
         FAULTS[4].add_(((table < 0) | (table >= kv_cache.shape[0])).sum())
@@ -216,6 +226,7 @@ class GraphSafeImpl(AttentionImpl):  # type: ignore[misc]
             real[:, None]
             & (cell // per_request == owner[:, None])
             & (cell % per_request < seen[:, None])
+            & (cell % per_request >= begins[:, None])
         )
         # What nobody may see may hold NaN, and zero times NaN is NaN.
         cells = torch.where(visible.any(0)[:, None, None], cells, 0.0)
