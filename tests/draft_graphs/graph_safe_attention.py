@@ -60,6 +60,8 @@ class GraphSafeMetadata:
     block_table: torch.Tensor  # [R, blocks]
     slot_mapping: torch.Tensor  # [T]
     causal: bool = True
+    # First and last position of images, by request: their tokens see each other.
+    ranges: dict[int, list[tuple[int, int]]] | None = None
 
 
 # The three classes here have bases of vLLM's, and mypy sees no vLLM.
@@ -124,6 +126,7 @@ class GraphSafeBuilder(AttentionMetadataBuilder[GraphSafeMetadata]):  # type: ig
             block_table=common.block_table_tensor,
             slot_mapping=common.slot_mapping,
             causal=bool(common.causal),
+            ranges=getattr(common, "mm_req_doc_ranges", None),
         )
 
     def update_draft_decode_metadata(self, metadata: GraphSafeMetadata) -> None:
@@ -209,6 +212,10 @@ class GraphSafeImpl(AttentionImpl):  # type: ignore[misc]
         # The last row of a request sees its whole sequence, the one before a token less.
         behind = starts[owner + 1] - 1 - rows if meta.causal else 0
         seen = meta.seq_lens[owner] - behind
+        for request, ranges in (meta.ranges or {}).items():
+            for first, last in ranges:
+                inside = (owner == request) & (seen > first) & (seen <= last)
+                seen = torch.where(inside, meta.seq_lens[owner].clamp(max=last + 1), seen)
         seen = seen.clamp(max=meta.max_seq_len)
         begins = torch.zeros_like(seen)
         if self.sliding_window is not None:

@@ -32,7 +32,7 @@ pytestmark = [
 
 #: Live requests of graphs for 4 and 8: one row in four is padding, or more.
 LIVE = (3, 5)
-BATCHES, BINS = 400, 20
+BATCHES, BINS = 200, 20
 #: A chi-square of 19 degrees of freedom is larger once in a million.
 LARGEST = 63.0
 TEMPERATURES = (0.5, 1.0, 1.7)

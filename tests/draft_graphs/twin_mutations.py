@@ -110,6 +110,19 @@ TWIN_MUTATIONS = (
         )
     ),
     TwinMutation(
+        "a graph serves a batch with ranges of a prefix language model",
+        "dispatch",
+        one(
+            "replay.py",
+            "Replay._not_uniform",
+            "getattr(cad, 'mm_req_doc_ranges', None)",
+            "False",
+        ),
+        "upstream_twin.py",
+        ("--cases", "30", "--only", "ranges=True"),
+        "AssertionError: case ",
+    ),
+    TwinMutation(
         "the temperatures of sampled drafts stay what they were",
         "defect 10",
         one("replay.py", "Replay.propose", "sampling.stage(...)", "None"),

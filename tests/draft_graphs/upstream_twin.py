@@ -234,6 +234,14 @@ def make_batch(shape: Shape, dice: random.Random, parts: Parts) -> dict[str, Any
         slot_mapping=torch.tensor(slots),
         causal=True,
     )
+    if shape.ranges and dice.random() < 0.5:
+        # No image reaches into drafted tokens, which may be rejected.
+        ahead = 1 if rejected is None else 1 + shape.k
+        common.mm_req_doc_ranges = {
+            row: [(dice.randint(0, seen - 1 - ahead), seen - ahead)]
+            for row, seen in enumerate(seq_lens)
+            if seen > ahead
+        }
     return {
         "num_speculative_tokens": dice.randint(1, shape.k) if shape.dynamic_k else shape.k,
         "target_token_ids": torch.randint(0, VOCAB, (tokens,), generator=generator).int(),
