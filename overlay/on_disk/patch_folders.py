@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 import overlay
 from overlay.features import sources as shipped
-from overlay.features.sources import entries, feature_documents, fingerprint, left_behind, stray
+from overlay.features.sources import (
+    entries,
+    feature_documents,
+    fingerprint,
+    left_behind,
+    package_in,
+    stray,
+)
 from overlay.results import State
 from overlay.untrusted import read_regular
 
@@ -29,8 +36,12 @@ def needless(
     if ledger.overlay != overlay.__version__ or ledger.release != release:
         return None
     left = {one.result.feature: one for one in ledger.features}
-    found = []
+    found: list[LedgerFeature] = []
+    others: set[str] = set()
     for name, path in _features(folders):
+        if name not in left and package_in(Path(path)) != ledger.package.name:
+            others.add(name)  # a feature for another package has a ledger of its own
+            continue
         one = left.pop(name, None)  # one that is found twice is an error, which a plan reports
         if one is None or one.source != fingerprint([path]):
             return None
@@ -40,7 +51,7 @@ def needless(
         if one.result.state not in (State.UPSTREAMED, State.INAPPLICABLE) or one.result.files:
             return None
         found.append(one)
-    there = {one.result.feature for one in ledger.features} - set(left)
+    there = {one.result.feature for one in ledger.features} - set(left) | others
     if (switches.features or frozenset()) - there:
         return None  # OVERLAY_FEATURES names one that there is not: an error, too
     return tuple(found)
