@@ -6,13 +6,11 @@ import hashlib
 import os
 import re
 import stat
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import overlay
 from overlay.errors import OverlayError, PatchFormatError
-from overlay.package import VLLM, package_problem
 from overlay.untrusted import problem_of_owner, read_regular
 
 #: The module through which patched code reports what it does; features add it with equal bytes.
@@ -95,29 +93,6 @@ def feature_documents(folder: Path) -> list[Path]:
         return []
     documents = (path / "feature.toml" for name, path in held.items() if not left_behind(name))
     return [document for document in documents if os.path.lexists(document)]
-
-
-def package_in(feature: Path) -> str:
-    """The name of the package that a feature's folder says it patches; ``vllm`` where it says none.
-
-    Looks into the text first, since each process asks, and parses few of them.  What is malformed
-    is vLLM's: loading the feature reports it.
-    """
-    try:
-        data = read_regular(feature / "feature.toml", follow=False) or b""
-    except OSError:
-        return VLLM.name
-    if b"package" not in data:
-        return VLLM.name
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    try:
-        name = tomllib.loads(data.decode("utf-8-sig")).get("package", VLLM.name)
-    except (ValueError, RecursionError):
-        return VLLM.name
-    return name if isinstance(name, str) and package_problem(name) is None else VLLM.name
 
 
 def _parts(switch: Path) -> tuple[list[str], list[str]]:

@@ -14,7 +14,6 @@ from overlay.features.sources import (
     feature_documents,
     fingerprint,
     left_behind,
-    package_in,
     stray,
 )
 from overlay.results import State
@@ -55,6 +54,33 @@ def needless(
     if (switches.features or frozenset()) - there:
         return None  # OVERLAY_FEATURES names one that there is not: an error, too
     return tuple(found)
+
+
+def package_in(feature: Path) -> str:
+    """The name of the package that a feature's folder says it patches; ``vllm`` where it says none.
+
+    Looks into the text first, since each process asks, and parses few of them.  What is malformed
+    is vLLM's: loading the feature reports it.
+    """
+    import sys
+
+    from overlay.package import VLLM, package_problem
+
+    try:
+        data = read_regular(feature / "feature.toml", follow=False) or b""
+    except OSError:
+        return VLLM.name
+    if b"package" not in data:
+        return VLLM.name
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        name = tomllib.loads(data.decode("utf-8-sig")).get("package", VLLM.name)
+    except (ValueError, RecursionError):
+        return VLLM.name
+    return name if isinstance(name, str) and package_problem(name) is None else VLLM.name
 
 
 def _features(folders: Iterable[Path]) -> Iterator[tuple[str, str]]:

@@ -256,7 +256,8 @@ def carry_out(works: Sequence[Work], timeout: float = lock.TIMEOUT) -> tuple[Out
                 intents = {each: _worked_out(sites[each], computes[each]) for each in sites}
                 execute([(sites[each], intents[each]) for each in sites if intents[each].writes])
     except (TransactionError, LedgerError) as error:
-        raise _about_all(error, members) from error
+        _name_all(error, members)
+        raise
     return tuple(
         Outcome(
             intents[member].action,
@@ -268,13 +269,12 @@ def carry_out(works: Sequence[Work], timeout: float = lock.TIMEOUT) -> tuple[Out
     )
 
 
-def _about_all(error: OverlayError, members: Sequence[Member]) -> OverlayError:
-    """The error of a transaction, with the names of all its packages where there are several."""
+def _name_all(error: OverlayError, members: Sequence[Member]) -> None:
+    """Add the names of all packages of a transaction to its error, where there are several."""
     if len(members) > 1 and error.args:
         names = " and ".join(map(str, members))
         text = str(error.args[0]).removesuffix(".")
         error.args = (f"{text}. It was one transaction over {names}", *error.args[1:])
-    return error
 
 
 def _worked_out(site: Site, work_out: Callable[[Site], Intent]) -> Intent:

@@ -172,8 +172,8 @@ def patched_in(folders: Iterable[str]) -> tuple[Package, ...]:
     for folder in folders:
         try:
             names = os.listdir(folder or ".")
-        except OSError:
-            continue  # sys.path holds archives and folders that do not exist
+        except (OSError, ValueError):
+            continue  # sys.path holds archives, folders that do not exist, and whatever else
         for name in names:
             match = _STATE.fullmatch(name)
             if match is not None and package_problem(match["name"]) is None:
