@@ -218,8 +218,8 @@ def _write_folders(changed: Mapping[Path, Sequence[disk.NewFolder]]) -> None:
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise OverlayError(
                 f"{place}: {why}. Written before that: {_folders(changed, written)}; not known "
-                f"to be written: {_folders(changed, rest)}. Each folder is whole; run the same command "
-                "again when that is mended: it goes on with what is not written"
+                f"to be written: {_folders(changed, rest)}. Each folder is whole; when that is "
+                "mended, run the same command again: it goes on with what is not written"
             ) from error
         written.append(place)
 
