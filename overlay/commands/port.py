@@ -188,12 +188,14 @@ def write_ports(
         known = _memory(porter, own, earlier, names)
         after = with_ports(feature, before, own, names, today, merged=known)
         if after != before:
+            filled = list(own)
             made = check_files(id_, after)
-            between = _between(porter, made, earlier, names)
-            after = with_ports(made, after, between, names, today)
-            check_files(id_, after)
+            while between := _between(porter, made, earlier, names):
+                after = with_ports(made, after, between, names, today)
+                made = check_files(id_, after)
+                filled += between
             changed.setdefault(folder.parent, []).append(disk.NewFolder(id_, after))
-            done |= {(id_, port.release) for port in (*own, *between) if not port.covered}
+            done |= {(id_, port.release) for port in filled if not port.covered}
     _write_folders(changed)
     return frozenset(done)
 
@@ -236,11 +238,16 @@ def _between(
 ) -> list[FeaturePort]:
     """The ports to releases inside a feature's range that no variant serves, as far as they land.
 
-    What a person made for a later release often lands exactly on those before it.
+    What a person made for a later release often lands exactly on those before it.  A release that
+    has the feature itself, where later ones lost it again, gets variants that say so.
     """
     holes = {hole.release for hole in holes_of(feature, names)}
     ports = [porter.port(feature, name, earlier) for name in names if name in holes]
-    return [port for port in ports if not port.conflicts and not port.review]
+    return [
+        porter.upstreams(port) if port.shown else port
+        for port in ports
+        if not port.conflicts and not port.review
+    ]
 
 
 def _memory(
