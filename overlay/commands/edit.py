@@ -14,7 +14,8 @@ from overlay.authoring import disk
 from overlay.authoring.editing import Commit
 from overlay.authoring.editing import commit as compose_commit
 from overlay.authoring.layout import lay_out
-from overlay.authoring.session import Kind, Session, end, read
+from overlay.authoring.session import Session, end, read
+from overlay.authoring.session_document import Kind
 from overlay.commands.edit_files import (
     FOLDERS,
     absolute,

@@ -13,7 +13,8 @@ from packaging.version import Version
 from overlay.authoring import disk
 from overlay.authoring.editing import Edited
 from overlay.authoring.layout import Layout
-from overlay.authoring.session import BASE, DOCUMENT, Kind, Session, begin, end, read, revise
+from overlay.authoring.session import BASE, Session, begin, end, read, revise
+from overlay.authoring.session_document import DOCUMENT, Kind
 from overlay.errors import PackageIndexError, UsageError
 from overlay.features.sources import stray
 from overlay.package import KNOWN_RELEASES, parse_release, path_problem

@@ -12,7 +12,8 @@ from packaging.version import Version
 
 from overlay.authoring.from_texts import TwoTexts, change_of
 from overlay.authoring.layout import lay_out
-from overlay.authoring.session import Kind, Session
+from overlay.authoring.session import Session
+from overlay.authoring.session_document import Kind
 from overlay.commands.edit_files import (
     FOLDERS,
     absolute,

@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 
 from overlay.authoring import disk
 from overlay.authoring.session import (
-    DOCUMENT,
-    Kind,
     Session,
     SessionFile,
     _session,
@@ -24,7 +22,7 @@ from overlay.authoring.session import (
     render,
     revise,
 )
-from overlay.authoring.session_document import tomllib
+from overlay.authoring.session_document import DOCUMENT, Kind, tomllib
 from overlay.errors import UsageError
 from tests.support.faults import FaultyOs, faulty, in_child, killing
 
