@@ -86,6 +86,7 @@ class TestTwoRanks:
         [
             ("one is off", "OVERLAY_DRAFT_GRAPHS", ("auto", "off")),
             ("another mode", "OVERLAY_DRAFT_GRAPHS", ("step", "loop")),
+            ("another grant", "OVERLAY_DRAFT_GRAPHS_UNTRIED", ("off", "on")),
             ("another device", "drafts", ("in graphs", "as upstream: it has no graphs")),
             ("another vLLM", "vLLM", ("0.32.0", "0.31.0")),
             ("other patches", "patches", (None, "0123456789ab")),

@@ -31,6 +31,7 @@ CASES: dict[str, tuple[dict[str, str] | None, dict[str, str] | None]] = {
         {"OVERLAY_DRAFT_GRAPHS_CHECK": "on"},
     ),
     "one is off": ({}, {"OVERLAY_DRAFT_GRAPHS": "off"}),
+    "another grant": ({}, {"OVERLAY_DRAFT_GRAPHS_UNTRIED": "on"}),
     "another mode": ({"OVERLAY_DRAFT_GRAPHS": "step"}, {"OVERLAY_DRAFT_GRAPHS": "loop"}),
     "another device": ({}, {"TEST_NO_GRAPHS": "it has no graphs"}),
     "another vLLM": ({}, {"TEST_VLLM": "0.31.0"}),
@@ -47,7 +48,7 @@ def create(variables: dict[str, str]) -> None:
     facts = policy.Facts(num_speculative_tokens=3, no_graphs=variables.get("TEST_NO_GRAPHS"))
     # The same for all ranks, and here without a model.
     config = SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=1))
-    backend = SimpleNamespace(attention_backends={})
+    backend = SimpleNamespace()
     digest = variables.get("TEST_DIGEST") or same_settings._digest()
     release = variables.get("TEST_VLLM") or "0.32.0"
     with (

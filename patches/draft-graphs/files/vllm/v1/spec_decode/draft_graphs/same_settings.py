@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+from .attention import UNTRIED_VARIABLE
 from .policy import CHECK_VARIABLE, MODE_VARIABLE, Decision, Mode
 
 #: Seconds to wait for the other ranks, whose weights may lie on slower disks: as long as NCCL waits
@@ -37,9 +38,10 @@ class RanksDiffer(RuntimeError):
     """Tensor-parallel ranks do not draft alike; vLLM must not start."""
 
 
-def settings(mode: Mode, check: bool, decision: Decision) -> dict[str, str]:
+def settings(mode: Mode, decision: Decision, *, check: bool, untried: bool) -> dict[str, str]:
     """What must be equal on all tensor-parallel ranks.
 
+    mode, check, untried: the values of the feature's switches.
     decision: what this rank's policy has decided once its draft model was loaded.
     """
     from vllm.version import __version__
@@ -47,6 +49,7 @@ def settings(mode: Mode, check: bool, decision: Decision) -> dict[str, str]:
     return {
         MODE_VARIABLE: mode,
         CHECK_VARIABLE: "on" if check else "off",
+        UNTRIED_VARIABLE: "on" if untried else "off",
         "vLLM": str(__version__),
         "patches": _digest(),
         "drafts": "in graphs" if decision.any else f"as upstream: {'; '.join(decision.refusals)}",
