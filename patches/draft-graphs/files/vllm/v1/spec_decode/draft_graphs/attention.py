@@ -46,7 +46,7 @@ def refusals(backends: Sequence[Attention], platform: Platform, untried: bool) -
     untried: whether the user grants what no GPU has shown.
     """
     if not backends:
-        return ["the draft model has no attention layers"]
+        return ["the draft model has no attention layers (other drafts get graphs)"]
     reasons = []
     choose = _choose(platform)
     derived = sorted({each.builder for each in backends if each.row is None and each.derived})

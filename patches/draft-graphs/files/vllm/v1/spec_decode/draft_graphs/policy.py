@@ -30,6 +30,17 @@ DRAFTERS = frozenset({EAGLE_PROPOSER, "vllm.v1.spec_decode.draft_model.DraftMode
 #: `OVERLAY_DRAFT_GRAPHS_UNTRIED` grants them.
 UNTRIED_DRAFTERS = frozenset({"vllm.v1.spec_decode.dflash.DFlashProposer"})
 
+_BY_V2 = "set VLLM_USE_V2_MODEL_RUNNER=1: model runner V2 has graphs for it from"
+#: Proposer classes that draft otherwise: what is different, and what the user can do.
+OTHER_DRAFTERS: Mapping[str, str] = {
+    "vllm.v1.spec_decode.gemma4.Gemma4Proposer": (
+        f"its layers read keys and values of several groups of the target's ({_BY_V2} 0.23 on)"
+    ),
+    "vllm.v1.spec_decode.step3p5.Step3p5MTPProposer": (
+        f"each of its passes runs another MTP layer ({_BY_V2} 0.27 on)"
+    ),
+}
+
 
 def mode_from(environ: Mapping[str, str]) -> Mode:
     """The mode that the environment asks for; `auto` where the variable is unset or empty.
@@ -148,10 +159,13 @@ def _yes_no_refusals(facts: Facts) -> list[str]:
             facts.enforce_eager,
             "the drafter has enforce_eager (remove it from speculative_config)",
         ),
-        (facts.constant_draft_positions, "the draft steps do not advance their positions"),
+        (
+            facts.constant_draft_positions,
+            "the draft steps do not advance their positions (eagle, eagle3 and mtp get graphs)",
+        ),
         (
             facts.shared_mtp_indices,
-            "the draft steps share indices through a host flag (model runner V2 can do it)",
+            f"the draft steps share indices through a host flag ({_BY_V2} 0.32 on)",
         ),
         (
             facts.padded_batch_disabled,
@@ -212,15 +226,17 @@ def refusals(facts: Facts) -> list[str]:
             "for dflash from 0.24 on)"
         )
     elif facts.proposer_class not in DRAFTERS | UNTRIED_DRAFTERS:
-        reasons.append(
-            f"{name} drafts otherwise than the graphs do (methods eagle, eagle3, mtp and "
-            "draft_model get them)"
+        otherwise = OTHER_DRAFTERS.get(
+            facts.proposer_class, "methods eagle, eagle3, mtp and draft_model get them"
         )
+        reasons.append(f"{name} drafts otherwise than the graphs do: {otherwise}")
     elif facts.overridden_methods:
         own = ", ".join(sorted(facts.overridden_methods))
         reasons.append(f"{name} has its own {own} (remove what replaces them)")
     if facts.num_speculative_tokens < 1:
-        reasons.append(f"num_speculative_tokens is {facts.num_speculative_tokens}")
+        reasons.append(
+            f"num_speculative_tokens is {facts.num_speculative_tokens} (set it to 1 or more)"
+        )
     reasons += _yes_no_refusals(facts)
     if facts.adapted_layers:
         reasons.append(
