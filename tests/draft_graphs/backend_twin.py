@@ -160,7 +160,14 @@ class Kernel(GraphSafeImpl):
         self.view = VIEWS[backend]
 
     def forward(
-        self, layer: Any, query: Any, key: Any, value: Any, kv_cache: Any, attn_metadata: Any, *more: Any
+        self,
+        layer: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        kv_cache: Any,
+        attn_metadata: Any,
+        *more: Any,
     ) -> Any:
         view = self.view(attn_metadata)
         return super().forward(layer, query, key, value, kv_cache, view, *more)
@@ -210,6 +217,7 @@ def set_up_flashinfer(builder: Any, module: Any, name: str) -> None:
     chosen = None if kernel is None else kernel("trtllm-gen" if name == "TRTLLM-gen" else "xqa")
     vars(builder).update(
         attention_config=SimpleNamespace(use_trtllm_attention=None),
+        cache_config=SimpleNamespace(get_resolved_kv_cache_layout=lambda: "HND"),
         cache_dtype="auto",
         dcp_world_size=1,
         dcp_rank=0,
@@ -218,7 +226,6 @@ def set_up_flashinfer(builder: Any, module: Any, name: str) -> None:
         has_sinks=False,
         is_kvcache_nvfp4=False,
         kv_cache_dtype=torch.float32,
-        kv_cache_layout="HND",
         max_num_reqs=64,
         model_config=SimpleNamespace(dtype=torch.float32),
         num_kv_heads=HEADS,
@@ -247,7 +254,7 @@ def make_group(name: str, k: int) -> Callable[[VllmConfig], Any]:
         group: Any = upstream_twin.Group()
         group.backend = getattr(module_of(name), BACKENDS[name][1])
         group.builder = make_builder(name, config, k)
-        group.build_metadata_for_drafting = lambda **more: group.builder.build_for_drafting(**more)
+        group.build_metadata_for_drafting = group.builder.build_for_drafting
         return group
 
     return make
