@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.draft_graphs.capability_mutations import CAPABILITY_MUTATIONS
 from tests.draft_graphs.dp_mutations import DP_MUTATIONS
 from tests.draft_graphs.mutation_table import MUTATIONS
 from tests.draft_graphs.scenario_mutations import BUILDER_MUTATIONS, SCENARIO_MUTATIONS
@@ -220,6 +221,7 @@ def _rows() -> list[tuple[str, str, str]]:
     ]
     rows += [(each.stands_for, each.name, "twin") for each in TWIN_MUTATIONS]
     rows += [(each.stands_for, each.name, "builders") for each in BUILDER_MUTATIONS]
+    rows += [(each.stands_for, each.name, "policy") for each in CAPABILITY_MUTATIONS]
     rows += [
         (each.stands_for, f"the policy forgets `{each.fact}`", "policy")
         for each in POLICY_MUTATIONS
