@@ -79,12 +79,16 @@ def diff_report(
 
 
 def catalogue(
-    patches: Sequence[Place] = (), *, releases: bool = False, pre: bool = False
+    patches: Sequence[Place] = (),
+    *,
+    releases: bool = False,
+    pre: bool = False,
+    package: str | None = None,
 ) -> ListReport:
     """What ``overlay list`` shows."""
     from overlay.commands.list_ import list_ as command
 
-    return command(request(None, (), patches), releases=releases, pre=pre)
+    return command(request(None, (), patches), releases=releases, pre=pre, package=package)
 
 
 def live() -> ProcessesReport:

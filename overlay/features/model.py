@@ -1,6 +1,6 @@
 """Features, topics, patches and hunks as frozen data; nothing here reads or writes anything.
 
-Paths are POSIX paths relative to the folder that holds ``vllm/``.
+Paths are POSIX paths relative to the folder that holds the package (``vllm/``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from packaging.version import Version
 
 from overlay.features.switches import Switch
-from overlay.package import ReleaseRange
+from overlay.package import VLLM, Package, ReleaseRange
 from overlay.results import Notice
 
 #: The scope that matches anywhere in the file.
@@ -124,7 +124,7 @@ class Topic(NamedTuple):
 
 
 class AddedFile(NamedTuple):
-    """A module that a feature adds to vLLM."""
+    """A module that a feature adds to its package."""
 
     path: str
     content: bytes
@@ -147,6 +147,22 @@ class UpstreamTest(NamedTuple):
     share: float = 1.0
 
 
+class Build(NamedTuple):
+    """Somebody's own build of a release, for which a feature is not made.
+
+    :ivar name: whose it is.
+    :ivar scope: qualified name of the class or function of ``path`` by which it is recognised.
+    :ivar contains: a text that the scope holds in this build and in no other.
+    :ivar text: why the feature does nothing there, and what the user can do.
+    """
+
+    name: str
+    path: str
+    scope: str
+    contains: str
+    text: str
+
+
 @dataclass(frozen=True)
 class Feature:
     """One capability that is applied or not as a whole.
@@ -154,6 +170,7 @@ class Feature:
     :ivar origin: the patches folder it came from (``shipped`` or a path).
     :ivar upstream_tests: all of them hold where upstream has merged the feature; none, and only
         the post-images can tell.
+    :ivar builds: builds of releases in which the feature is not applied, whatever else they hold.
     :ivar merged: the first release that has the feature, if that is known: every later one has it.
     :ivar digest: sha256 over everything that decides what the feature does to a target.
     :ivar required: whether vLLM must not start without it where the plugin cannot bring it about.
@@ -163,6 +180,7 @@ class Feature:
     :ivar model_runner: the only model runner whose code it patches (``v1`` or ``v2``); ``None``
         for a feature that does not depend on it.
     :ivar reason: why it is kept as a patch; ``None`` where its ``feature.toml`` does not say.
+    :ivar package: the package that it patches.
     """
 
     id: str
@@ -182,7 +200,9 @@ class Feature:
     switches: tuple[Switch, ...] = ()
     model_runner: str | None = None
     merged: Version | None = None
+    builds: tuple[Build, ...] = ()
     reason: UpstreamPlan | None = None
+    package: Package = VLLM
 
     @property
     def shipped(self) -> bool:
@@ -190,11 +210,23 @@ class Feature:
         return self.origin == SHIPPED
 
 
+def packages_of(features: Iterable[Feature]) -> tuple[Package, ...]:
+    """The packages that features patch, each once: vLLM first, the others by name."""
+    packages = {feature.package for feature in features}
+    return tuple(sorted(packages, key=lambda package: (package != VLLM, package.name)))
+
+
+def of_package(features: Iterable[Feature], package: Package) -> tuple[Feature, ...]:
+    """The features that patch a package, in their order."""
+    return tuple(feature for feature in features if feature.package == package)
+
+
 def paths_of(features: Iterable[Feature]) -> list[str]:
     """Every file that features test, add or patch."""
     paths: list[str] = []
     for feature in features:
         paths += [test.path for test in feature.upstream_tests]
+        paths += [build.path for build in feature.builds]
         paths += [added.path for added in feature.added]
         paths += [v.patch.path for topic in feature.topics for v in topic.variants]
     return paths
