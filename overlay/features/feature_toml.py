@@ -13,7 +13,12 @@ from packaging.version import Version
 from overlay.errors import PatchFormatError
 from overlay.features.model import MODULE_SCOPE, Build, UpstreamPlan, UpstreamTest
 from overlay.features.sources import read_text
-from overlay.features.switches import Switch, read_model_runner, read_switches
+from overlay.features.switches import (
+    Switch,
+    read_model_runner,
+    read_situational,
+    read_switches,
+)
 from overlay.package import (
     VLLM,
     Package,
@@ -48,6 +53,7 @@ _KEYS = (
         "required",
         "switches",
         "model_runner",
+        "situational",
     ),
 )
 
@@ -131,6 +137,8 @@ def read_fields(document: Document) -> Fields:
     for key in table:
         if key not in _KEYS:
             document.error(key, f"unknown key {key!r}; known are {', '.join(_KEYS)}")
+    # Only processes that run the feature go by it: see `switches.Declaration`.
+    read_situational(table, document.error)
     package = _package(document)
     return Fields(
         id=_id(document),

@@ -37,8 +37,10 @@ DRAFTS = "draft-graphs"
 LORA = "active-lora-graphs"
 STEADY = "steady-inputs"
 GREEDY = "greedy-verification"
+DBO = "dbo-drafts"
+DBO_EAGLE3 = "dbo-eagle3"
 #: The features that patch the known releases.
-OURS = (DRAFTS, STEADY, GREEDY)
+OURS = (DRAFTS, STEADY, GREEDY, DBO, DBO_EAGLE3)
 SYNTAX = Syntax()
 
 
@@ -271,6 +273,8 @@ def test_every_known_release_takes_the_draft_graphs_and_has_the_rest(release: st
         LORA: State.UPSTREAMED,
         STEADY: State.PRISTINE,
         GREEDY: State.PRISTINE,
+        DBO: State.PRISTINE,
+        DBO_EAGLE3: State.PRISTINE,
     }
     assert planned(release).notices == ()
     assert all(not result.untested for result in planned(release).features)
@@ -421,6 +425,8 @@ def test_the_history_begins_with_0_16() -> None:
         LORA: State.UPSTREAMED,
         STEADY: State.INAPPLICABLE,
         GREEDY: State.INAPPLICABLE,
+        DBO: State.INAPPLICABLE,
+        DBO_EAGLE3: State.INAPPLICABLE,
     }
 
 
