@@ -32,7 +32,9 @@ def _forgets(fact: str, stands_for: str) -> PolicyMutation:
 
 
 POLICY_MUTATIONS = (
-    PolicyMutation("data_parallel", "defect 9", "refusals", "facts.data_parallel is not None"),
+    PolicyMutation(
+        "coupling", "defect 9", "refusals", "facts.coupling.manner is Manner.REFUSED"
+    ),
     PolicyMutation(
         "unseen_group",
         "hazard 7",
@@ -52,7 +54,6 @@ POLICY_MUTATIONS = (
     ),
     _forgets("padded_batch_disabled", "hazard 9"),
     _forgets("shared_mtp_indices", "hazard 11"),
-    _forgets("eplb", "hazard 12"),
     _forgets("micro_batching", "policy"),
     PolicyMutation(
         "adapted_layers", "policy", "refusals", "if facts.adapted_layers:\n    ...", "pass"

@@ -13,6 +13,8 @@ from tests.draft_graphs.policy_table import CASES, DRAFTERS, PAGE, page_with_tab
 policy: Any = added("policy")
 messages: Any = added("messages")
 keys: Any = added("keys")
+coupling: Any = added("coupling")
+Coupling, Manner = coupling.Coupling, coupling.Manner
 
 ALL = frozenset(keys.ROLES)
 ATTENTION = {"FLASH_ATTN": ALL, "TRITON_ATTN": ALL}
@@ -37,9 +39,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "padded_batch_disabled": (True, "disable_padded_drafter_batch"),
     "xdrope": (True, "XD-RoPE"),
     "adapted_layers": (("model.norm",), "model.norm"),
-    "eplb": (True, "enable_eplb"),
     "micro_batching": (True, "micro-batching"),
-    "data_parallel": ("2 data-parallel ranks draft in lockstep", "data-parallel"),
+    "coupling": (Coupling(Manner.REFUSED, "2 data-parallel ranks change"), "data-parallel"),
     "context_parallel_size": (2, "context parallelism"),
     "sequence_parallel": (True, "sequence parallelism"),
     "weight_offloader": ("PrefetchOffloader", "PrefetchOffloader"),
@@ -60,6 +61,7 @@ GRANTED = {
     "multimodal",
     "no_first",
     "max_num_seqs",
+    "low_latency_exchange",
 }
 
 
@@ -89,7 +91,7 @@ def test_one_adverse_fact_refuses_everything_and_says_so(fact: str, mode: str) -
 
 
 def test_all_reasons_are_given_at_once() -> None:
-    facts = replace(LATE, rswa=True, eplb=True, context_parallel_size=2)
+    facts = replace(LATE, rswa=True, fast_prefill=True, context_parallel_size=2)
     assert len(policy.decide("auto", facts, ATTENTION).refusals) == 3
 
 
@@ -254,9 +256,9 @@ def test_the_line_of_a_capture_says_what_was_captured() -> None:
 
 
 def test_the_line_of_a_refusal_gives_the_reasons() -> None:
-    decision = policy.decide("auto", replace(LATE, rswa=True, eplb=True), ATTENTION)
+    decision = policy.decide("auto", replace(LATE, rswa=True, fast_prefill=True), ATTENTION)
     line = messages.refused_line("auto", decision)
-    assert line.startswith("Draft graphs: none (mode auto), the drafter runs as upstream: expert")
+    assert line.startswith("Draft graphs: none (mode auto), the drafter runs as upstream: kv_sh")
     assert "; R-SWA" in line
 
 
@@ -292,3 +294,39 @@ def test_without_its_one_pass_a_drafter_has_no_graphs() -> None:
     decision = policy.decide("auto", facts, ATTENTION)
     assert not decision.any
     assert decision.refusals == ("whole: the width is not known",)
+
+
+TOGETHER = replace(LATE, coupling=Coupling(Manner.TOGETHER, "2 data-parallel ranks in lockstep"))
+#: Fact -> (a value with which ranks cannot draft together, a word of the reason).
+NOT_TOGETHER: dict[str, tuple[Any, str]] = {
+    "cudagraph_mode": ("FULL", "FULL_DECODE_ONLY"),
+    "probabilistic": (True, "draft_sample_method"),
+    "multimodal": (True, "images"),
+    "dynamic_k": (True, "num_speculative_tokens_per_batch_size"),
+    "no_first": ("the width is not known", "the width is not known"),
+}
+
+
+def test_ranks_that_draft_together_get_graphs_and_one_line_says_when_not() -> None:
+    decision = policy.decide("auto", TOGETHER, ATTENTION)
+    assert (decision.first, decision.later) == (True, ("loop",))
+    assert decision.notes == (
+        "all data-parallel ranks in steps in which one of them has a prefill",
+    )
+
+
+@pytest.mark.parametrize("fact", sorted(NOT_TOGETHER))
+def test_what_one_rank_could_change_for_all_refuses(fact: str) -> None:
+    value, word = NOT_TOGETHER[fact]
+    assert policy.decide("auto", replace(LATE, **{fact: value}), ATTENTION).any
+    decision = policy.decide("auto", replace(TOGETHER, **{fact: value}), ATTENTION)
+    assert not decision.any
+    (reason,) = decision.refusals
+    assert reason.startswith("2 data-parallel ranks in lockstep; ")
+    assert word in reason
+
+
+@pytest.mark.parametrize("mode", ["PIECEWISE", "FULL"])
+def test_modes_without_a_full_graph_of_uniform_batches_alone_refuse(mode: str) -> None:
+    decision = policy.decide("auto", replace(TOGETHER, cudagraph_mode=mode), ATTENTION)
+    assert not decision.any

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from .coupling import Coupling, Manner
 from .drafter import Drafter
 from .keys import ROLES, Role
 
@@ -18,7 +19,8 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 
 #: The cudagraph mode in which vLLM captures nothing; in every other one its `capture_model` runs.
 NO_CAPTURE = "NONE"
-
+#: The modes in which a FULL graph of the target means a uniform batch.
+UNIFORM_FULL = ("FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 
 EAGLE_PROPOSER = "vllm.v1.spec_decode.eagle.EagleProposer"
 #: The proposer classes that get draft graphs, by module and name; a subclass is another class.
@@ -106,11 +108,11 @@ class Facts:
     xdrope: bool = False
     # Layers of the draft model from which a LoRA adapter cannot be taken off, by name.
     adapted_layers: tuple[str, ...] = ()
-    # Whether expert load balancing moves experts of the draft model.
-    eplb: bool = False
     micro_batching: bool = False
-    # The reason why data-parallel ranks must draft in lockstep; None where they need not.
-    data_parallel: str | None = None
+    # How data-parallel ranks draft.
+    coupling: Coupling = field(default_factory=Coupling)
+    # Whether their experts exchange rows through buffers that alternate with every call.
+    low_latency_exchange: bool = False
     context_parallel_size: int = 1
     sequence_parallel: bool = False
     # Name of the offloader that moves weights between passes; None where there is none.
@@ -174,10 +176,6 @@ def _yes_no_refusals(facts: Facts) -> list[str]:
             "disable_padded_drafter_batch makes new inputs on the host (set it to false)",
         ),
         (facts.xdrope, "the drafter has XD-RoPE positions (drafts without them get graphs)"),
-        (
-            facts.eplb,
-            "expert load balancing moves the draft's experts between passes (remove enable_eplb)",
-        ),
         (facts.micro_batching, "micro-batching is on (remove enable_dbo)"),
         (
             facts.sequence_parallel,
@@ -194,6 +192,35 @@ def _yes_no_refusals(facts: Facts) -> list[str]:
         (facts.rswa, "R-SWA takes prefix lengths from the host (other models get graphs)"),
     ]
     return [reason for refused, reason in table if refused]
+
+
+def _refusals_together(facts: Facts) -> list[str]:
+    """The reasons why ranks that must draft together do so as upstream."""
+    table: list[tuple[bool, str]] = [
+        (
+            facts.cudagraph_mode not in (None, NO_CAPTURE, *UNIFORM_FULL),
+            f"a step with graphs needs a batch of K+1 tokens a request on every rank, which "
+            f"cudagraph mode {facts.cudagraph_mode} does not tell (set cudagraph_mode to "
+            f"{' or '.join(UNIFORM_FULL)})",
+        ),
+        (
+            facts.probabilistic,
+            "one rank's sampled drafts would change the graphs of all (remove draft_sample_method)",
+        ),
+        (
+            facts.multimodal,
+            "one rank's images would change the graphs of all (drafts without them get graphs)",
+        ),
+        (
+            facts.dynamic_k,
+            "K changes from rank to rank (remove num_speculative_tokens_per_batch_size)",
+        ),
+        (
+            facts.no_first is not None,
+            f"the first pass has no graph, and all ranks need one for every pass: {facts.no_first}",
+        ),
+    ]
+    return [f"{facts.coupling.reason}; {reason}" for refused, reason in table if refused]
 
 
 def _late_refusals(facts: Facts, attention: AttentionRoles) -> list[str]:
@@ -265,8 +292,10 @@ def refusals(facts: Facts, attention: AttentionRoles) -> list[str]:
             f"LoRA adapters cannot be taken off the draft's {', '.join(facts.adapted_layers)} "
             "(remove enable_lora)"
         )
-    if facts.data_parallel is not None:
-        reasons.append(facts.data_parallel)
+    if facts.coupling.manner is Manner.REFUSED:
+        reasons.append(facts.coupling.reason)
+    if facts.coupling.together:
+        reasons += _refusals_together(facts)
     if facts.context_parallel_size > 1:
         reasons.append(
             "context parallelism computes lengths on the host (set decode_context_parallel_size "
@@ -299,6 +328,8 @@ def decide(mode: Mode, facts: Facts, attention: AttentionRoles) -> Decision:
         notes.append("sampled drafts (probabilistic, not all greedy) in batches with a prefill")
     if facts.multimodal and first:
         notes.append("first passes with multimodal embeddings among them")
+    if facts.coupling.together:
+        notes.append("all data-parallel ranks in steps in which one of them has a prefill")
     notes += _too_large(facts, first, later)
     return Decision(first=first, later=later, sampled=sampled, notes=tuple(notes))
 
