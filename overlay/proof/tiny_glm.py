@@ -1,4 +1,4 @@
-"""Write tiny GLM-4-MoE models whose MTP layer has experts, with weights that follow ``oracle.Rule``.
+"""Write tiny GLM-4-MoE models with experts in the MTP layer; they follow ``oracle.Rule``.
 
 Target and MTP layer are one checkpoint.  The residual stream has two banks of one dimension a
 token id, the second of which the head reads, and the dimension ``ON``.  All experts of a layer are
@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from overlay.proof import tiny_models
 from overlay.proof.oracle import Rule
-from overlay.proof.tiny_moe import CHOSEN, EXPERTS, WIDTH, loud_expert
 from overlay.proof.tiny_models import (
     HEAD_DIM,
     HEADS,
@@ -36,6 +35,7 @@ from overlay.proof.tiny_models import (
     Weights,
     zeros,
 )
+from overlay.proof.tiny_moe import CHOSEN, EXPERTS, WIDTH, loud_expert
 
 if TYPE_CHECKING:
     import torch
@@ -73,7 +73,11 @@ def _experts(name: str, random: torch.Generator, rule: Rule, *, loud: bool) -> W
     for expert in range(EXPERTS):
         weights |= loud_expert(f"{name}.mlp.experts.{expert}", slots, first=rule.vocab)
     shared = f"{name}.mlp.shared_experts"
-    for part, shape in (("gate", (WIDTH, HIDDEN)), ("up", (WIDTH, HIDDEN)), ("down", (HIDDEN, WIDTH))):
+    for part, shape in (
+        ("gate", (WIDTH, HIDDEN)),
+        ("up", (WIDTH, HIDDEN)),
+        ("down", (HIDDEN, WIDTH)),
+    ):
         weights[f"{shared}.{part}_proj.weight"] = zeros(*shape)
     return weights
 

@@ -235,7 +235,7 @@ def llama_config(vocab: int, architecture: str, layers: int, **more: Any) -> dic
     }
 
 
-def _eagle3_config(vocab: int, layers: list[int]) -> dict[str, Any]:
+def eagle3_config(vocab: int, layers: list[int]) -> dict[str, Any]:
     """An EAGLE3 config that reads the residual stream before each of the given target layers."""
     key = "eagle_aux_hidden_state_layer_ids"
     return llama_config(
@@ -280,10 +280,8 @@ def write_models(folder: Path, rule: Rule) -> None:
         folder / "target", target_weights(rule), llama_config(vocab, "LlamaForCausalLM", LAYERS)
     )
     # Before layer 1 the stream is the current token's embedding and nothing else.
-    write_checkpoint(folder / "eagle3", eagle3_weights(rule), _eagle3_config(vocab, [1, 2, 3]))
-    write_checkpoint(
-        folder / "eagle3hid", eagle3hid_weights(rule), _eagle3_config(vocab, [1, 2, 3])
-    )
+    write_checkpoint(folder / "eagle3", eagle3_weights(rule), eagle3_config(vocab, [1, 2, 3]))
+    write_checkpoint(folder / "eagle3hid", eagle3hid_weights(rule), eagle3_config(vocab, [1, 2, 3]))
     write_checkpoint(
         folder / "eagle1", eagle1_weights(rule), llama_config(vocab, "LlamaForCausalLM", 1)
     )

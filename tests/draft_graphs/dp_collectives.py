@@ -15,7 +15,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tests.draft_graphs.recorded_graph import RecordedGraph
 
-
 #: The communicators that the operators below are called for, by the name of their group.
 _COMMUNICATORS: dict[str, Any] = {}
 

@@ -9,8 +9,8 @@ from tests.draft_graphs.mutation_types import one
 from tests.support.code_edits import Edit
 
 #: audit: a dummy batch wrote the KV cache, or replayed a graph. graph double: the capture was
-#: refused. lockstep: each rank failed where it must. use: there are graphs that must not be.
-DpCatcher = Literal["audit", "graph double", "lockstep", "use"]
+#: refused. lockstep: each rank failed where it must.
+DpCatcher = Literal["audit", "graph double", "lockstep"]
 
 _AGREED_COUNTS = """from vllm.v1.worker.dp_utils import coordinate_batch_across_dp
 
@@ -119,9 +119,10 @@ DP_MUTATIONS = (
     DpMutation(
         "nobody looks at the layers of the draft model",
         "defect 9",
-        one("facts.py", "early_facts", "data_parallel=...", "data_parallel=None"),
-        "use",
+        one("facts.py", "early_facts", "coupling=...", "coupling=type(coupling(proposer))()"),
+        "lockstep",
         reaches=True,
+        ends=(("ranks exchange by different counts",),) * 2,
     ),
     DpMutation(
         "an idle rank's dummy passes find the slots of its last drafts",

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.draft_graphs.dp_mutations import DP_MUTATIONS
 from tests.draft_graphs.mutation_table import MUTATIONS
+from tests.draft_graphs.scenario_mutations import BUILDER_MUTATIONS, SCENARIO_MUTATIONS
 from tests.draft_graphs.twin_mutations import TWIN_MUTATIONS
 from tests.gpu.mutation_plan import ALSO
 
@@ -32,9 +33,7 @@ def _forgets(fact: str, stands_for: str) -> PolicyMutation:
 
 
 POLICY_MUTATIONS = (
-    PolicyMutation(
-        "coupling", "defect 9", "refusals", "facts.coupling.manner is Manner.REFUSED"
-    ),
+    PolicyMutation("coupling", "defect 9", "refusals", "facts.coupling.manner is Manner.REFUSED"),
     PolicyMutation(
         "unseen_group",
         "hazard 7",
@@ -160,7 +159,8 @@ PAGE_TOP = """# Mutations
 
 Each line is a bug that was put into the draft graphs' module, and what showed it, in a real engine
 on CPU with the graph double (`tests/draft_graphs/`). A mutation that nothing shows fails
-`tests/draft_graphs/test_mutations.py`, `test_data_parallel.py` where there are two ranks, or
+`tests/draft_graphs/test_mutations.py`, `test_data_parallel.py` where there are two ranks,
+`test_engine_graphs.py` where it is about adapters or KV-cache groups, `test_builders.py`, or
 `test_same_as_upstream.py` where it is a twin that shows it. A bug is an edit of the syntax of a named
 function (`tests/support/code_edits.py`), so that layout and comments do not count. This page is
 written by `mutations.py` beside them.
@@ -180,7 +180,7 @@ words say which part of the module it is about. What shows it:
   module as it is, said nothing;
 - *twin*: drafts or KV cache differ from those of upstream's code on random batches;
 - *error*: serving failed; *use*: graphs were used for what they must not be;
-- *policy*: the policy's own test, without an engine.
+- *policy*, *builders*: the test of the policy, or of the metadata builders, without an engine.
 
 | stands for | mutation | shown by |
 |---|---|---|
@@ -202,7 +202,7 @@ the bug would do wrong.
 
 def _rows() -> list[tuple[str, str, str]]:
     rows: list[tuple[str, str, str]] = [
-        (each.stands_for, each.name, each.catcher) for each in MUTATIONS
+        (each.stands_for, each.name, each.catcher) for each in (*MUTATIONS, *SCENARIO_MUTATIONS)
     ]
     rows += [
         (
@@ -213,6 +213,7 @@ def _rows() -> list[tuple[str, str, str]]:
         for each in DP_MUTATIONS
     ]
     rows += [(each.stands_for, each.name, "twin") for each in TWIN_MUTATIONS]
+    rows += [(each.stands_for, each.name, "builders") for each in BUILDER_MUTATIONS]
     rows += [
         (each.stands_for, f"the policy forgets `{each.fact}`", "policy")
         for each in POLICY_MUTATIONS

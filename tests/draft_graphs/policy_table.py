@@ -40,7 +40,8 @@ DRAFTERS = {
 }
 #: Why ranks with experts in the draft do not draft alone.
 LOCKSTEP = (
-    "2 data-parallel ranks draft in lockstep: layers of the draft model reach other ranks (FusedMoE)"
+    "2 data-parallel ranks draft in lockstep: layers of the draft model reach other ranks "
+    "(FusedMoE)"
 )
 #: So few requests that a pass with additional tokens holds them all.
 SMALL = {"max_num_seqs": 64}
@@ -82,7 +83,8 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
         "a device without graphs",
         {"no_graphs": "the platform (cpu) has neither CUDA nor HIP graphs"},
     ),
-    ("gemma4, step3p5", {"proposer_class": "vllm.v1.spec_decode.step3p5.Step3p5MTPProposer"}),
+    ("gemma4", {"proposer_class": "vllm.v1.spec_decode.gemma4.Gemma4Proposer"}),
+    ("step3p5", {"proposer_class": "vllm.v1.spec_decode.step3p5.Step3p5MTPProposer"}),
     ("a proposer that somebody changed", {"overridden_methods": ("propose",)}),
     ("drafts whose positions do not advance", {"constant_draft_positions": True}),
     ("MTP layers that share indices (from 0.23)", {"shared_mtp_indices": True}),

@@ -38,7 +38,7 @@ K = 3
 #: Rank 0 runs into the largest length, where upstream stops to draft; rank 1 stays below it.
 LONG = ((Request(tuple(range(5, 25)), 105), Request(tuple(range(7, 19)), 40)), busy()[:3])
 
-#: Captures before the one that fails: in the profile; of the eight after it the fourth and the last.
+#: Captures before the one that fails: none; those of the profile and three more; all but the last.
 FAILING = (0, 7, 11)
 
 Ranks = list[dict[str, DpOutcome]]

@@ -8,7 +8,6 @@ in `test_data_parallel.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -77,8 +76,8 @@ class Rank:
 
 
 @pytest.fixture(scope="module")
-def both() -> Iterator[list[Rank]]:
-    yield [Rank(Drafter(coupling=TOGETHER)) for _ in range(2)]
+def both() -> list[Rank]:
+    return [Rank(Drafter(coupling=TOGETHER)) for _ in range(2)]
 
 
 def prepare(both: list[Rank]) -> None:

@@ -176,15 +176,19 @@ class DraftGraphs:
         drafter = facts.drafter
         if drafter is None or not decision.any:
             return facts, decision, []
-        return facts, decision, plan_keys(
-            k=facts.num_speculative_tokens,
-            max_num_seqs=facts.max_num_seqs or 0,
-            max_capture_tokens=facts.max_capture_tokens or 0,
-            first=decision.first,
-            later=decision.later,
-            extra=drafter.extra,
-            one_pass=drafter.one_pass,
-            sampled=decision.sampled,
+        return (
+            facts,
+            decision,
+            plan_keys(
+                k=facts.num_speculative_tokens,
+                max_num_seqs=facts.max_num_seqs or 0,
+                max_capture_tokens=facts.max_capture_tokens or 0,
+                first=decision.first,
+                later=decision.later,
+                extra=drafter.extra,
+                one_pass=drafter.one_pass,
+                sampled=decision.sampled,
+            ),
         )
 
     def _capture_keys(

@@ -94,9 +94,11 @@ def different_plans(lines: Sequence[str]) -> str:
     """The error where ranks that draft together plan different graphs."""
     return "\n".join(
         [
-            "Draft graphs: the ranks draft together, and would capture different graphs. Give all "
-            "ranks the same vLLM, patches, variables and attention backends, or set "
-            "OVERLAY_DRAFT_GRAPHS=off on all of them. They differ in:",
+            (
+                "Draft graphs: the ranks draft together, and would capture different graphs. Give "
+                "all ranks the same vLLM, patches, variables and attention backends, or set "
+                "OVERLAY_DRAFT_GRAPHS=off on all of them. They differ in:"
+            ),
             *lines,
         ]
     )
