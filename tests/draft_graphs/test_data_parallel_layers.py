@@ -203,7 +203,7 @@ def test_a_drafter_with_dummy_passes_of_its_own_drafts_as_upstream() -> None:
         drafter = object.__new__(kind)
         vars(drafter).update(vars(proposer(Plain())))
         reason = couplings.coupling(drafter).reason
-        assert (reason is not None) == refused
+        assert bool(reason) == refused
         vars(drafter).update(vars(proposer(Plain(), ranks=1)))
         assert couplings.coupling(drafter) == couplings.Coupling()
     assert "DFlashProposer has dummy passes of its own" in reason
