@@ -122,7 +122,10 @@ DP_MUTATIONS = (
         one("facts.py", "early_facts", "coupling=...", "coupling=type(coupling(proposer))()"),
         "lockstep",
         reaches=True,
-        ends=(("ranks exchange by different counts",),) * 2,
+        ends=(
+            ("in propose", "ranks exchange by different counts"),
+            ("in execute_dummy_batch", "ranks exchange by different counts"),
+        ),
     ),
     DpMutation(
         "an idle rank's dummy passes find the slots of its last drafts",

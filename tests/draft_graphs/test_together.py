@@ -8,6 +8,9 @@ in `test_data_parallel.py`.
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -21,7 +24,11 @@ pytest.importorskip("vllm")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.draft_graphs.drafters import SHAPE, Drafter
+from tests.draft_graphs.added_modules import FOLDER, require_fit
+from tests.draft_graphs.drafters import Drafter
+from tests.draft_graphs.together_mutations import TOGETHER_MUTATIONS, TogetherMutation
+from tests.draft_graphs.twin_model import Shape
+from tests.support.code_edits import edited
 
 # The feature's modules lie beside vLLM's own once `drafters` is imported.
 # isort: split
@@ -30,9 +37,11 @@ from vllm.v1.spec_decode.draft_graphs import coupling, draft_graphs, ranks, repl
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
+#: Three graphs of each role.
+SHAPE = Shape(k=2, mode="auto", max_num_seqs=3, max_capture_tokens=9)
 K = SHAPE.k
 #: Tokens of the target's FULL graphs.
-FULL_SIZES = (4, 8, 16)
+FULL_SIZES = (3, 6, 9)
 TOGETHER = coupling.Coupling(coupling.Manner.TOGETHER, "experts")
 #: What a rank does in a step: drafts for so many requests; has none; has no room to draft for one;
 #: has a prefill; finds in its batch that no graph holds it.
@@ -77,7 +86,7 @@ class Rank:
 
 @pytest.fixture(scope="module")
 def both() -> list[Rank]:
-    return [Rank(Drafter(coupling=TOGETHER)) for _ in range(2)]
+    return [Rank(Drafter(SHAPE, coupling=TOGETHER)) for _ in range(2)]
 
 
 def prepare(both: list[Rank]) -> None:
@@ -145,10 +154,10 @@ def test_all_ranks_replay_the_same_graphs_or_all_ask(
 
 def test_a_rank_drafts_what_it_drafts_alone(both: list[Rank]) -> None:
     prepare(both)
-    alone = Drafter()
+    alone = Drafter(SHAPE)
     alone.capture()
     expected = alone.propose()
-    for other in (1, 3, 4):
+    for other in (1, 2, 3):
         drafts, _ = step_watched(both, [3, other])
         assert torch.equal(drafts, expected)
 
@@ -160,24 +169,33 @@ def step_watched(both: list[Rank], doings: list[int | str]) -> list[Any]:
 
 def test_the_agreed_size_is_that_of_the_rank_with_most_requests(both: list[Rank]) -> None:
     prepare(both)
-    for size, doings in ((1, [1, 1]), (1, ["idle", 1]), (2, [1, 2]), (4, [3, "no room"])):
+    for size, doings in ((1, [1, 1]), (1, ["idle", 1]), (2, [1, 2]), (3, [3, "no room"])):
         step_watched(both, list(doings))
         assert [rank.replayed for rank in both] == [[f"first {size}", f"loop {size}"]] * 2
+
+
+def test_an_idle_rank_writes_nothing_behind_its_last_draft(both: list[Rank]) -> None:
+    prepare(both)
+    step_watched(both, [3, 3])
+    cache = both[0].drafter.proposer.model.kv_cache
+    before = cache.clone()
+    step_watched(both, ["idle", 3])
+    assert torch.equal(cache, before)
 
 
 def test_an_agreement_is_used_once(both: list[Rank]) -> None:
     prepare(both)
     rank = both[0]
-    rank.graphs.agree(CUDAGraphMode.FULL, 4)
+    rank.graphs.agree(CUDAGraphMode.FULL, K + 1)
     assert rank.graphs.dummy_run(False)
     assert not rank.graphs.dummy_run(False), "nothing was agreed on for this run"
-    rank.graphs.agree(CUDAGraphMode.FULL, 4)
+    rank.graphs.agree(CUDAGraphMode.FULL, K + 1)
     assert not rank.graphs.dummy_run(True), "vLLM is capturing"
     assert not rank.graphs.dummy_run(False), "what was agreed on was the capture's"
-    rank.graphs.agree(CUDAGraphMode.FULL, 4)
-    rank.graphs.agree(CUDAGraphMode.PIECEWISE, 4)
+    rank.graphs.agree(CUDAGraphMode.FULL, K + 1)
+    rank.graphs.agree(CUDAGraphMode.PIECEWISE, K + 1)
     assert rank.drafter.propose() is None
-    rank.graphs.agree(CUDAGraphMode.FULL, 4)
+    rank.graphs.agree(CUDAGraphMode.FULL, K + 1)
     rank.drafter.capture()
     assert not rank.graphs.dummy_run(False), "what was agreed on was about other graphs"
 
@@ -207,7 +225,7 @@ def test_a_batch_that_no_graph_holds_gets_drafts_of_zeros(both: list[Rank]) -> N
 
 
 def test_ranks_with_different_plans_stop_with_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    drafter = Drafter(coupling=TOGETHER)
+    drafter = Drafter(SHAPE, coupling=TOGETHER)
     lines = ["  rank 0: mode = auto", "  rank 1: mode = step"]
     monkeypatch.setattr(ranks, "differences", lambda plan: lines)
     with pytest.raises(RuntimeError, match=r"(?s)mode = auto.*mode = step"):
@@ -222,16 +240,16 @@ def test_the_plan_that_is_compared_names_the_graphs_and_the_attention(
 ) -> None:
     plans: list[dict[str, str]] = []
     monkeypatch.setattr(ranks, "differences", lambda plan: plans.append(plan) or [])
-    Drafter(coupling=TOGETHER).capture()
+    Drafter(SHAPE, coupling=TOGETHER).capture()
     (plan,) = plans
-    assert plan["graphs"] == "first 3 (1, 2, 4 requests); loop 4 (1, 2, 4, 6 requests)"
+    assert plan["graphs"] == "first 3 (1, 2, 3 requests); loop 3 (1, 2, 3 requests)"
     assert "CPU_ATTN" in plan["attention_backends"]
     assert plan["mode"] == "auto"
 
 
 @pytest.mark.parametrize("entry", ["capture", "profile"])
 def test_a_failed_capture_stops_ranks_whose_buffers_alternate(entry: str) -> None:
-    drafter = Drafter(coupling=TOGETHER, low_latency_exchange=True)
+    drafter = Drafter(SHAPE, coupling=TOGETHER, low_latency_exchange=True)
     with (
         mock.patch.object(drafter.backend, "capture", side_effect=RuntimeError("on purpose")),
         pytest.raises(RuntimeError, match="out of step between the ranks"),
@@ -250,14 +268,14 @@ def test_data_parallel_ranks_vote_on_each_graph_only_if_they_draft_together(
         return yes
 
     monkeypatch.setattr(ranks, "all_ranks_agree", agree)
-    drafter = Drafter(coupling=TOGETHER if together else coupling.Coupling())
+    drafter = Drafter(SHAPE, coupling=TOGETHER if together else coupling.Coupling())
     drafter.capture()
     assert votes == [together] * (1 + len(drafter.keys))
 
 
 def test_every_graph_of_ranks_that_draft_together_masks_its_slots() -> None:
     """A rank without requests replays the smallest graph, too."""
-    drafter = Drafter(coupling=TOGETHER)
+    drafter = Drafter(SHAPE, coupling=TOGETHER)
     drafter.capture()
     later = {key for key in drafter.graphs.captured.plan if key.role != "first"}
     assert drafter.graphs.captured.masked == later
@@ -288,7 +306,7 @@ def test_no_capture_moves_the_workspace_that_the_targets_graphs_read(
     manager = Workspace()
     monkeypatch.setattr(workspace, "is_workspace_manager_initialized", lambda: True)
     monkeypatch.setattr(workspace, "current_workspace_manager", lambda: manager)
-    drafter = Drafter()
+    drafter = Drafter(SHAPE)
     capture = draft_graphs.capture_keys
 
     def seen(*args: Any, **more: Any) -> Any:
@@ -321,14 +339,61 @@ def test_load_balancing_is_told_how_many_rows_are_no_padding(
     prepare(both)
     proposer = both[0].drafter.proposer
     proposer.eplb_state = balance = Balance()
-    step_watched(both, [doing, 4])
+    step_watched(both, [doing, 2])
     proposer.eplb_state = None
     assert balance.told == told
 
 
 def test_load_balancing_is_told_after_upstreams_first_pass() -> None:
-    drafter = Drafter()
+    drafter = Drafter(SHAPE)
     drafter.capture()
     drafter.proposer.eplb_state = balance = Balance()
     assert drafter.later_steps() is not None
     assert balance.told == [3]
+
+
+# The bugs
+
+
+def put_in(mutation: TogetherMutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the function that the mutation changes be the changed one, in the modules that run."""
+    file, scope, old, new = mutation.change
+    source = (FOLDER / "draft_graphs" / file).read_text(encoding="utf-8")
+    tree = ast.parse(edited(source, [(scope, old, new)], file))
+    module = importlib.import_module(f"vllm.v1.spec_decode.draft_graphs.{file[:-3]}")
+    owner: Any = module
+    body = tree.body
+    *classes, name = scope.split(".")
+    for cls in classes:
+        body = next(n for n in body if isinstance(n, ast.ClassDef) and n.name == cls).body
+        owner = getattr(owner, cls)
+    function = next(n for n in body if isinstance(n, ast.FunctionDef) and n.name == name)
+    # Annotations are texts in the module, too.
+    future = ast.parse("from __future__ import annotations").body
+    made: dict[str, Any] = {}
+    code = compile(ast.Module([*future, function], []), file, "exec", dont_inherit=True)
+    exec(code, vars(module), made)
+    monkeypatch.setattr(owner, name, made[name])
+
+
+@pytest.mark.parametrize("mutation", TOGETHER_MUTATIONS, ids=lambda each: each.name)
+def test_mutation_is_caught(
+    mutation: TogetherMutation, both: list[Rank], log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = globals()[mutation.test]
+    given = {"both": both, "log": log, "monkeypatch": monkeypatch}
+    names = list(inspect.signature(test).parameters)
+    fixtures = {name: given[name] for name in names if name in given}
+    others = [name for name in names if name not in given]
+    arguments = dict(zip(others, mutation.arguments, strict=True))
+    put_in(mutation, monkeypatch)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        test(**fixtures, **arguments)
+    for rank in both:
+        rank.drafter.proposer.eplb_state = None
+        rank.graphs.release()
+
+
+@pytest.mark.parametrize("mutation", TOGETHER_MUTATIONS, ids=lambda each: each.name)
+def test_mutation_fits_the_module(mutation: TogetherMutation) -> None:
+    require_fit([mutation.change])

@@ -39,6 +39,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -145,7 +146,9 @@ async def phase(engine: Any, number: int, working: int, served: Served) -> None:
             half.set()
 
     async def idle() -> None:
-        for index, request in enumerate(make_requests(2, tokens=12, lengths=LENGTHS, seed=20 + number)):
+        for index, request in enumerate(
+            make_requests(2, tokens=12, lengths=LENGTHS, seed=20 + number)
+        ):
             name = f"{1 - working}.{number}.{index}"
             served[name] = (request, await ask(engine, name, request))
             await half.wait()
@@ -318,19 +321,29 @@ def cell_main(given: Path, out: Path) -> int:
     return 0
 
 
-def prepare(*, front_end: bool) -> None:
-    """Environment and hooks of one process of a cell, before it loads vLLM."""
+def set_environment(runner: Mapping[str, str]) -> None:
+    """Set the variables of a process of an engine, where they are not set.
+
+    :param runner: those that choose the model runner.
+    """
     from overlay.proof import engine_compat
 
     wanted = {
         **engine_compat.base_environment(workers=1),
-        **engine_compat.runner_environment("v1"),
+        **runner,
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-        # Only a process that is spawned imports this file, and so gets its hooks.
+        # Only a process that is spawned imports the script, and so gets its hooks.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     }
     for name, value in wanted.items():
         os.environ.setdefault(name, value)
+
+
+def prepare(*, front_end: bool) -> None:
+    """Environment and hooks of one process of a cell, before it loads vLLM."""
+    from overlay.proof import engine_compat
+
+    set_environment(engine_compat.runner_environment("v1"))
     double = os.environ.get(DOUBLE_VARIABLE) == "1"
     if double:
         from tests.draft_graphs import dp_double
