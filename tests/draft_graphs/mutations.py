@@ -46,16 +46,15 @@ POLICY_MUTATIONS = (
         "proposer_class",
         "hazard 8",
         "refusals",
-        "facts.proposer_class not in DRAFTERS | UNTRIED_DRAFTERS",
+        "facts.proposer_class not in DRAFTERS",
     ),
     PolicyMutation(
         "overridden_methods",
         "hazard 8",
         "refusals",
-        "if facts.proposer_class not in DRAFTERS | UNTRIED_DRAFTERS:\n    ...\n"
+        "if facts.proposer_class not in DRAFTERS:\n    ...\n"
         "elif facts.overridden_methods:\n    ...",
-        "if facts.proposer_class not in DRAFTERS | UNTRIED_DRAFTERS:\n"
-        "    reasons.append('another class')",
+        "if facts.proposer_class not in DRAFTERS:\n    reasons.append('another class')",
     ),
     _forgets("padded_batch_disabled", "hazard 9"),
     _forgets("shared_mtp_indices", "hazard 11"),

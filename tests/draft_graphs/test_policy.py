@@ -252,15 +252,6 @@ def test_what_was_granted_before_there_was_a_table_stays_and_is_named(kernel: st
     assert policy.decide("auto", LATE).untried == ()
 
 
-def test_a_drafter_that_no_gpu_has_shown() -> None:
-    facts = replace(LATE, proposer_class="vllm.v1.spec_decode.dflash.DFlashProposer")
-    (reason,) = policy.decide("auto", facts).refusals
-    assert "OVERLAY_DRAFT_GRAPHS_UNTRIED=on grants them" in reason
-    decision = policy.decide("auto", replace(facts, untried=True))
-    assert decision.any
-    assert decision.untried[0].startswith("DFlashProposer (doubles: ")
-
-
 def test_musa_gets_no_loop_with_tensor_parallelism() -> None:
     musa = capabilities.platform_row("vllm_musa.platform.MtmlMUSAPlatform")
     facts = replace(LATE, platform=musa, attention=(backend("TRITON_ATTN"),), untried=True)

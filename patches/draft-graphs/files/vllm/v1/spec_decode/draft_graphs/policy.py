@@ -27,10 +27,13 @@ UNIFORM_FULL = ("FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 
 EAGLE_PROPOSER = "vllm.v1.spec_decode.eagle.EagleProposer"
 #: The proposer classes that get draft graphs, by module and name; a subclass is another class.
-DRAFTERS = frozenset({EAGLE_PROPOSER, "vllm.v1.spec_decode.draft_model.DraftModelProposer"})
-#: The same, by reading and beside upstream's code on CPU; refused until a GPU has run them, unless
-#: `OVERLAY_DRAFT_GRAPHS_UNTRIED` grants them.
-UNTRIED_DRAFTERS = frozenset({"vllm.v1.spec_decode.dflash.DFlashProposer"})
+DRAFTERS = frozenset(
+    {
+        EAGLE_PROPOSER,
+        "vllm.v1.spec_decode.dflash.DFlashProposer",
+        "vllm.v1.spec_decode.draft_model.DraftModelProposer",
+    }
+)
 
 _BY_V2 = "set VLLM_USE_V2_MODEL_RUNNER=1: model runner V2 has graphs for it from"
 #: Proposer classes that draft otherwise: what is different, and what the user can do.
@@ -251,15 +254,9 @@ def refusals(facts: Facts) -> list[str]:
     """Every reason why this configuration gets no draft graphs at all; empty where it does."""
     reasons = [] if facts.no_graphs is None else [facts.no_graphs]
     name = facts.proposer_class.rpartition(".")[2]
-    if facts.proposer_class in UNTRIED_DRAFTERS and not facts.untried:
-        reasons.append(
-            f"graphs with {name} are not proven on a GPU yet ({UNTRIED_VARIABLE}=on grants them; "
-            "methods eagle, eagle3, mtp and draft_model get graphs; model runner V2 has graphs "
-            "for dflash from 0.24 on)"
-        )
-    elif facts.proposer_class not in DRAFTERS | UNTRIED_DRAFTERS:
+    if facts.proposer_class not in DRAFTERS:
         otherwise = OTHER_DRAFTERS.get(
-            facts.proposer_class, "methods eagle, eagle3, mtp and draft_model get them"
+            facts.proposer_class, "methods eagle, eagle3, mtp, draft_model and dflash get them"
         )
         reasons.append(f"{name} drafts otherwise than the graphs do: {otherwise}")
     elif facts.overridden_methods:
@@ -325,17 +322,8 @@ def decide(mode: Mode, facts: Facts) -> Decision:
         later=later,
         sampled=sampled,
         notes=tuple(notes),
-        untried=tuple(_untried(facts)),
+        untried=tuple(attention.untried_grants(facts.attention or (), facts.platform)),
     )
-
-
-def _untried(facts: Facts) -> list[str]:
-    """What is granted although no GPU has shown it, with what shows it instead."""
-    shown = []
-    if facts.proposer_class in UNTRIED_DRAFTERS:
-        name = facts.proposer_class.rpartition(".")[2]
-        shown.append(f"{name} (doubles: tests/draft_graphs/upstream_twin.py)")
-    return [*shown, *attention.untried_grants(facts.attention or (), facts.platform)]
 
 
 def _barred_roles(facts: Facts) -> dict[Role, str]:
