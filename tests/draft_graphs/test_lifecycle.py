@@ -27,7 +27,7 @@ from tests.draft_graphs.twin_sampling import Metadata
 # The feature's modules lie beside vLLM's own once `drafters` is imported.
 # isort: split
 from vllm.v1 import overlay_effects
-from vllm.v1.spec_decode.draft_graphs import address_check, draft_graphs, hooks, ranks, upstream
+from vllm.v1.spec_decode.draft_graphs import address_check, capture, draft_graphs, hooks, ranks
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
@@ -150,14 +150,14 @@ def test_nothing_is_captured_while_a_micro_batch_is_running(
     assert drafter.keys
     # The bug that this would catch: nobody looks.
     monkeypatch.setattr(ubatching, "_CURRENT_CONTEXTS", [object(), None])
-    monkeypatch.setattr(upstream, "require_no_micro_batch", lambda: None)
+    monkeypatch.setattr(capture, "require_no_micro_batch", lambda: None)
     drafter.capture()
     assert drafter.keys, "without the check graphs are captured"
 
 
 def test_another_ranks_failure_is_a_failure(log: list[str], monkeypatch: Any) -> None:
     answers = iter([True, True, False])
-    monkeypatch.setattr(ranks, "all_ranks_agree", lambda yes: next(answers))
+    monkeypatch.setattr(ranks, "all_ranks_agree", lambda yes, **_: next(answers))
     drafter = Drafter()
     with mock.patch.object(ranks, "even_out_recorded_all_reduces") as evened:
         drafter.capture()
