@@ -173,6 +173,7 @@ def make_graphs(shape: Shape, proposer: Any, parts: Parts) -> DraftGraphs:
         facts=Facts(
             num_speculative_tokens=shape.k,
             drafter=drafter_of(proposer),
+            untried=True,
             probabilistic=bool(shape.sampled),
         ),
     )
