@@ -28,6 +28,7 @@ facts: Any = added("facts")
 policy: Any = added("policy")
 drafters: Any = added("drafter")
 upstream: Any = added("upstream")
+couplings: Any = added("coupling")
 
 #: Every one that `early_facts` or `late_facts` reads.
 PROPOSER = {
@@ -181,8 +182,8 @@ CHANGES: dict[str, tuple[Callable[[Any], None], Any]] = {
     "constant_draft_positions": (setting("", "constant_draft_positions", True), True),
     "shared_mtp_indices": (setting("", "_share_mtp_indices", True), True),
     "padded_batch_disabled": (setting(SPECULATIVE, "disable_padded_drafter_batch", True), True),
-    "micro_batching": (setting(PARALLEL, "enable_dbo", True), True),
-    "context_parallel_size": (setting(PARALLEL, "decode_context_parallel_size", 2), 2),
+    "decode_context_parallel_size": (setting(PARALLEL, "decode_context_parallel_size", 2), 2),
+    "prefill_context_parallel_size": (setting(PARALLEL, "prefill_context_parallel_size", 4), 4),
     "fast_prefill": (setting("vllm_config.cache_config", "kv_sharing_fast_prefill", True), True),
     "rswa": (setting(ARCHITECTURE, "rswa_window", 64), True),
     "dynamic_k": (setting(SPECULATIVE, "num_speculative_tokens_per_batch_size", [(1, 8, 3)]), True),
@@ -195,8 +196,6 @@ CHANGES: dict[str, tuple[Callable[[Any], None], Any]] = {
 }
 #: The same facts, from elsewhere.
 OTHERWISE: dict[str, tuple[Callable[[Any], None], Any]] = {
-    "micro_batching": (setting(PARALLEL, "ubatch_size", 2), True),
-    "context_parallel_size": (setting(PARALLEL, "prefill_context_parallel_size", 4), 4),
     "max_capture_tokens": (
         setting("vllm_config.compilation_config", "max_cudagraph_capture_size", None),
         0,
@@ -281,7 +280,7 @@ def granted_classes() -> Iterator[type]:
 
 def test_the_classes_that_graphs_are_for_are_vllms() -> None:
     found = {f"{cls.__module__}.{cls.__name__}" for cls in granted_classes()}
-    assert found == policy.DRAFTERS | policy.UNTRIED_DRAFTERS
+    assert found == policy.DRAFTERS
 
 
 @pytest.mark.parametrize(
@@ -319,12 +318,11 @@ def test_the_kind_of_a_proposer(
     found = read(proposer)
     assert found.drafter == drafters.Drafter(**expected)
     assert found.overridden_methods == ()
-    decision = policy.decide("auto", found)
-    assert decision.first == (found.proposer_class not in policy.UNTRIED_DRAFTERS)
+    assert policy.decide("auto", found).first
     # A class that is derived from it may do anything.
     derived = make_proposer(type("Derived", (type(proposer),), {}))
     vars(derived).update(attributes)
-    assert read(derived).proposer_class not in policy.DRAFTERS | policy.UNTRIED_DRAFTERS
+    assert read(derived).proposer_class not in policy.DRAFTERS
 
 
 def test_a_draft_model_in_another_group_than_the_metadata_it_gets() -> None:
@@ -340,8 +338,9 @@ def test_data_parallel_ranks_that_change() -> None:
     proposer = make_proposer()
     parallel = proposer.vllm_config.parallel_config
     parallel.data_parallel_size, parallel.enable_elastic_ep = 2, True
-    (reason,) = changed(proposer).values()
-    assert "elastic" in reason
+    (coupling,) = changed(proposer).values()
+    assert coupling.manner is couplings.Manner.REFUSED
+    assert "elastic" in coupling.reason
 
 
 class Experts(torch.nn.Module):  # type: ignore[misc, name-defined, unused-ignore]  # mypy may see no PyTorch
@@ -350,13 +349,28 @@ class Experts(torch.nn.Module):  # type: ignore[misc, name-defined, unused-ignor
     __module__ = "vllm.model_executor.layers.fused_moe.layer"
 
 
-def test_load_balancing_of_experts_is_the_drafts_business_only_if_it_has_some() -> None:
+def test_data_parallel_ranks_with_experts_in_the_draft_draft_together() -> None:
     proposer = make_proposer()
-    proposer.vllm_config.parallel_config.enable_eplb = True
-    assert changed(proposer) == {}
     proposer.model.mlp = Experts()
-    assert changed(proposer) == {"eplb": True}
-    proposer.vllm_config.parallel_config.enable_eplb = False
+    assert changed(proposer) == {}, "there is one rank"
+    proposer.vllm_config.parallel_config.data_parallel_size = 2
+    (coupling,) = changed(proposer).values()
+    assert coupling.together
+    assert "Experts" in coupling.reason
+
+
+@pytest.mark.parametrize("backend", ["deepep_low_latency", "nixl_ep"])
+def test_buffers_that_alternate_between_the_halves(backend: str) -> None:
+    proposer = make_proposer()
+    proposer.vllm_config.parallel_config.all2all_backend = backend
+    assert changed(proposer) == {"low_latency_exchange": True}
+
+
+def test_load_balancing_of_experts_is_no_fact() -> None:
+    """It moves weights in place, behind the drafts, and graphs read the new ones."""
+    proposer = make_proposer()
+    proposer.model.mlp = Experts()
+    proposer.vllm_config.parallel_config.enable_eplb = True
     assert changed(proposer) == {}
 
 
@@ -380,12 +394,22 @@ def test_layers_that_keep_their_adapter() -> None:
     assert changed(proposer) == {"adapted_layers": ("norm",)}
 
 
-def test_sequence_parallelism_of_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequence_parallelism_of_experts_is_no_fact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such layers pad inside themselves, so they take any token count."""
     proposer = make_proposer()
     parallel = proposer.vllm_config.parallel_config
     assert not parallel.use_sequence_parallel_moe
     monkeypatch.setattr(type(parallel), "use_sequence_parallel_moe", property(lambda _: True))
-    assert changed(proposer) == {"sequence_parallel": True}
+    assert changed(proposer) == {}
+
+
+@pytest.mark.parametrize(("name", "value"), [("enable_dbo", True), ("ubatch_size", 2)])
+def test_micro_batching_of_the_target_is_no_fact(name: str, value: object) -> None:
+    """The drafter is never split, and drafts when all micro-batches have ended."""
+    proposer = make_proposer()
+    setattr(proposer.vllm_config.parallel_config, name, value)
+    assert proposer.vllm_config.parallel_config.use_ubatching
+    assert changed(proposer) == {}
 
 
 def test_an_offloader_that_copies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -422,9 +446,9 @@ def test_first_passes_that_cannot_be_captured() -> None:
 
 def test_every_fact_is_read() -> None:
     tested = CHANGES.keys() | {
-        *("no_graphs", "cudagraph_mode", "overridden_methods", "adapted_layers", "eplb"),
-        *("unseen_group", "platform", "untried"),
-        *("proposer_class", "data_parallel", "sequence_parallel", "weight_offloader", "no_first"),
+        *("no_graphs", "cudagraph_mode", "overridden_methods", "adapted_layers"),
+        *("unseen_group", "platform", "untried", "low_latency_exchange"),
+        *("proposer_class", "coupling", "sequence_parallel", "weight_offloader", "no_first"),
     }
     # Releases have these that the installed one has not: see `test_facts_releases.py`.
     assert {field.name for field in fields(policy.Facts)} - tested == {

@@ -134,7 +134,7 @@ def test_a_capture_that_fails_leaves_nothing_and_says_so_once(number: int, log: 
 
 def test_another_ranks_failure_is_a_failure(log: list[str], monkeypatch: Any) -> None:
     answers = iter([True, True, False])
-    monkeypatch.setattr(ranks, "all_ranks_agree", lambda yes: next(answers))
+    monkeypatch.setattr(ranks, "all_ranks_agree", lambda yes, **_: next(answers))
     drafter = Drafter()
     with mock.patch.object(ranks, "even_out_recorded_all_reduces") as evened:
         drafter.capture()
