@@ -231,23 +231,6 @@ def sequence_parallel(vllm_config: Any) -> bool:
     return bool(getattr(passes, "enable_sp", False))
 
 
-def require_no_micro_batch() -> None:
-    """Raise RuntimeError while a micro-batch of the target (dual-batch overlap) is running.
-
-    A pass that was captured then would take that micro-batch's forward context, stream, workspace
-    and half of the all-to-all buffers for its own. Upstream ends them all before the target's
-    forward pass returns.
-    """
-    from vllm.v1.worker import ubatching
-
-    running = [context for context in ubatching._CURRENT_CONTEXTS if context is not None]
-    if running or ubatching.dbo_enabled():
-        raise RuntimeError(
-            f"{max(len(running), 1)} micro-batches of the target are still running; draft graphs "
-            "are captured outside of them"
-        )
-
-
 def combine_width(proposer: Any) -> int | None:
     """Columns of the hidden states that `combine_hidden_states` takes; None where not known.
 
