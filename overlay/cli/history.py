@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from overlay.cli.arguments import cli
+from overlay.cli.group import cli
 from overlay.cli.options import (
     Answer,
     common_options,
@@ -14,7 +14,7 @@ from overlay.cli.options import (
 )
 
 
-@cli.command(short_help="Show a feature from release to release, or all as a matrix.")
+@cli.command()
 @click.argument("feature", metavar="[ID]", required=False, shell_complete=complete_features)
 @click.option(
     "--releases",
@@ -69,7 +69,7 @@ def log(
     return Answer(report, as_json, verbose)
 
 
-@cli.command(short_help="Propose what a folder of patches no longer needs.")
+@cli.command()
 @click.option(
     "--oldest",
     metavar="RELEASE",

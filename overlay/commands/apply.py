@@ -20,15 +20,17 @@ from overlay.commands.assess import (
     until_current,
 )
 from overlay.commands.next_process import with_plugin
-from overlay.commands.request import Request, notices, only, resolve_writable
+from overlay.commands.request import Request, resolve_writable
 from overlay.commands.required import expect_known, with_required
 from overlay.commands.status import by_ledger
+from overlay.commands.target_report import notices, only
 from overlay.errors import UsageError
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.recovery import recover
+from overlay.report.changes import ApplyReport
 from overlay.report.codes import Verdict
-from overlay.report.model import ApplyReport, TargetReport
-from overlay.report.wording import (
+from overlay.report.model import TargetReport
+from overlay.report.outcomes import (
     applied,
     not_applied,
     required_missing,

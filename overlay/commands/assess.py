@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from overlay.commands.request import report, with_features
+from overlay.commands.target_report import report, with_features
 from overlay.commands.unrecorded import recognise
 from overlay.errors import PlanOutdated
 from overlay.features.model import paths_of
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction
 from overlay.on_disk.disk_state import assess, conditions, pristine_view, void
-from overlay.on_disk.transaction import reading
+from overlay.on_disk.journal import reading
 from overlay.planning.planner import below
 from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo

@@ -167,7 +167,7 @@ def commit(request: Request, folder: Path, progress: Progress | None = None) -> 
     session = read(folder, Kind.EDIT)
     id_ = next(iter(session.features))
     named = [each for each in session.notes.get(_FOLDERS, "").split(os.pathsep) if each]
-    request = replace(request, patches=(*request.patches, *named))
+    request = request._replace(patches=(*request.patches, *named))
     features = request.load()
     feature = _named(features, id_)
     release = Version(session.release)

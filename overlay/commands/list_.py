@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from overlay.commands.request import Request
-from overlay.report.model import FeatureEntry, ListReport, ReleaseEntry, TopicEntry
-from overlay.report.wording import listed
+from overlay.report.catalogue import FeatureEntry, ListReport, ReleaseEntry, TopicEntry, listed
 
 if TYPE_CHECKING:
     from overlay.features.folder import Hole

@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, NamedTuple
 from overlay.commands.edits import Workshop, feature_of, saved, survey
 from overlay.commands.new import found, require_free, written
 from overlay.commands.next_process import with_plugin
-from overlay.commands.request import notices, resolve_writable
+from overlay.commands.request import resolve_writable
 from overlay.commands.take_off import take_off
+from overlay.commands.target_report import notices
 from overlay.errors import LedgerError, OverlayError, RevertRefused, UsageError
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.disk_state import from_ledger
 from overlay.on_disk.recovery import recover
-from overlay.report.model import RevertReport, TargetReport
-from overlay.report.wording import also_kept, not_kept, not_reverted, reverted
+from overlay.report.changes import RevertReport
+from overlay.report.model import TargetReport
+from overlay.report.outcomes import also_kept, not_kept, not_reverted, reverted
 from overlay.results import Change, FeatureResult, FileResult, Plan, State
 from overlay.targets.target import public
 

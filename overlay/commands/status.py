@@ -8,15 +8,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from overlay.commands.next_process import with_plugin
-from overlay.commands.request import Request, report
+from overlay.commands.request import Request
 from overlay.commands.required import expect_known, with_required
+from overlay.commands.target_report import report
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import from_ledger
+from overlay.on_disk.journal import reading
 from overlay.on_disk.ledger import damaged_copies, reinstall
-from overlay.on_disk.transaction import reading
 from overlay.report.codes import Code
-from overlay.report.model import Obstacle, ProcessesReport, StatusReport
-from overlay.report.wording import running, standing
+from overlay.report.model import Obstacle, StatusReport
+from overlay.report.running import running
+from overlay.report.wording import standing
 from overlay.report.words import enumeration
 from overlay.results import Notice, Reason, State
 from overlay.targets.target import Progress, public
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from overlay.features.model import Feature
     from overlay.on_disk.ledger import Ledger
     from overlay.report.model import TargetReport
+    from overlay.report.running import ProcessesReport
     from overlay.targets.target import Target
 
 
@@ -35,9 +38,10 @@ def live() -> ProcessesReport:
     :raises OverlayError: where the system does not tell which processes run.
     """
     from overlay.processes.live import processes
+    from overlay.report.running import ProcessesReport
 
-    found = processes()
-    return ProcessesReport(running(found), found)
+    members = processes()
+    return ProcessesReport(running(members), members)
 
 
 def status(

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from overlay.errors import LedgerError
-from overlay.on_disk import files
+from overlay.on_disk import files, lock
 from overlay.on_disk.ledger import (
     IGNORE_PATH,
     JOURNAL_PATH,
@@ -24,6 +25,7 @@ from overlay.on_disk.ledger import (
     is_record,
     require_sha256,
 )
+from overlay.on_disk.site import require_plain_state
 from overlay.package import (
     LEDGER_PATH,
     STATE_FOLDER,
@@ -104,6 +106,23 @@ def read(root: Path) -> Journal | None:
         raise _unreadable(path, error.strerror or str(error)) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _unreadable(path, f"{type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def reading(root: Path, timeout: float = lock.TIMEOUT) -> Iterator[Journal | None]:
+    """Hold the lock of the target in ``root`` while it is read; nothing is written.
+
+    A transaction that still runs is waited for.
+
+    :yields: the transaction that was interrupted there, if there is one; the files are as it left
+        them, and the next command that writes ends it.
+    :raises TransactionError: if another command holds the target for longer than ``timeout``.
+    :raises LedgerError: if the journal is damaged.
+    """
+    root = root.resolve()
+    with lock.shared(root, timeout):
+        require_plain_state(root)
+        yield read(root)
 
 
 def _unreadable(path: Path, problem: str) -> LedgerError:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +10,8 @@ from overlay.features.model import Feature
 from overlay.on_disk import files, journal, lock, recovery
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.changes import Rebuilt, Request, to_adopt, to_apply, to_revert
-from overlay.on_disk.journal import Journal
-from overlay.on_disk.site import Site, require_plain_state, unwritable
+from overlay.on_disk.journal import Journal, reading
+from overlay.on_disk.site import Site, unwritable
 from overlay.on_disk.writes import Intent
 from overlay.results import Change, Plan
 
@@ -140,23 +139,6 @@ def adopt(
     """
     request = Request(plan, tuple(features), release, record_file)
     return _run(root, lambda site: to_adopt(site, request, tuple(folders)), timeout)
-
-
-@contextmanager
-def reading(root: Path, timeout: float = lock.TIMEOUT) -> Iterator[Journal | None]:
-    """Hold the lock of the target in ``root`` while it is read; nothing is written.
-
-    A transaction that still runs is waited for.
-
-    :yields: the transaction that was interrupted there, if there is one; the files are as it left
-        them, and the next command that writes ends it.
-    :raises TransactionError: if another command holds the target for longer than ``timeout``.
-    :raises LedgerError: if the journal is damaged.
-    """
-    root = root.resolve()
-    with lock.shared(root, timeout):
-        require_plain_state(root)
-        yield journal.read(root)
 
 
 def _run(root: Path, work_out: Callable[[Site], Intent], timeout: float) -> Outcome:

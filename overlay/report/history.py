@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, NamedTuple
 
+from overlay.report.base import Report
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, MARK, Line, Span, labelled
-from overlay.report.model import Report
 from overlay.report.words import count, enumeration
 from overlay.results import Outcome, State
 
@@ -93,7 +93,7 @@ class LogReport(Report):
     merge: Merge | None = None
     not_found: int | None = None
 
-    def own_lines(self) -> Iterator[Line]:
+    def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
         """The text of the report."""
         return lines(self)
 
@@ -163,7 +163,7 @@ class MatrixReport(Report):
     releases: tuple[str, ...]
     rows: tuple[Row, ...]
 
-    def own_lines(self) -> Iterator[Line]:
+    def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
         """The text of the report."""
         return matrix_lines(self)
 

@@ -7,8 +7,7 @@ text ends here: whatever a line holds, no control character of it is written."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 from overlay.untrusted import printable
 
@@ -16,8 +15,7 @@ from overlay.untrusted import printable
 MARK = "!"
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """Text in one style: the name of a state, ``heading``, ``muted``, ``warning`` or nothing."""
 
     text: str
@@ -29,8 +27,7 @@ class Span:
         return printable(self.text)
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """A line; where it is too long for a terminal, ``body`` wraps and ``head`` stays its margin."""
 
     head: tuple[Span, ...]

@@ -1,22 +1,21 @@
-"""Reports: the answers of the commands, one type for each question.
+"""What reports say of a target, and the reports of the commands that judge targets.
 
-Text and JSON are readers of these types.  What a report concludes (a code, a sentence, and the
-exit status that goes with the code) is computed once, by ``overlay.report.wording``."""
+The reports of other commands have modules of their own beside this one.
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from overlay.report.codes import Code, Exit, Verdict
+from overlay.report.base import Report
+from overlay.report.codes import Code
 from overlay.results import FeatureResult, Notice, Reason, State, worst
 
 if TYPE_CHECKING:
-    from overlay.processes.live import LiveProcess
     from overlay.report.lines import Line
 
 
@@ -109,123 +108,6 @@ class TargetFailure(NamedTuple):
     error: str
 
 
-class TopicEntry(NamedTuple):
-    """A topic as ``list`` shows it.
-
-    :ivar variants: the closed ranges that it has a variant for, oldest first.
-    :ivar holes: known releases inside the feature's range that no variant covers.
-    """
-
-    name: str
-    variants: tuple[str, ...]
-    holes: tuple[str, ...] = ()
-
-
-class FeatureEntry(NamedTuple):
-    """A feature as ``list`` shows it.
-
-    :ivar upstream: the upstream change it goes back to; empty where there is none.
-    :ivar retires: how a release is recognised that has the feature itself, one sentence each.
-    :ivar added: the modules that it adds to vLLM.
-    :ivar reason: why it is kept as a patch (``waiting``, ``local`` or ``never``), if it says so.
-    :ivar warnings: what the user should know about its folder.
-    :ivar needs: what else must hold for it to have an effect, in words.
-    """
-
-    feature: str
-    title: str
-    why: str
-    releases: str
-    upstream: str
-    retires: tuple[str, ...]
-    topics: tuple[TopicEntry, ...]
-    added: tuple[str, ...]
-    origin: str
-    digest: str
-    needs: tuple[str, ...] = ()
-    reason: str | None = None
-    warnings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Report:
-    """Answer of a command; the base of one type for each question.
-
-    :ivar conclusion: what follows from it, by ``overlay.report.wording``.
-    """
-
-    _command: ClassVar[str] = "overlay"
-    conclusion: Verdict
-
-    @property
-    def command(self) -> str:
-        """The command that it answers."""
-        return self._command
-
-    @property
-    def verdict(self) -> str:
-        """One sentence that agrees with ``exit``; the last line for people."""
-        return self.conclusion.text
-
-    @property
-    def code(self) -> Code:
-        """What the command concluded, for programs."""
-        return self.conclusion.code
-
-    @property
-    def exit(self) -> Exit:
-        """Exit status: 0 nothing needs the user, 1 something does, 2 usage or environment."""
-        return self.code.exit
-
-    @property
-    def targets(self) -> tuple[TargetReport, ...]:
-        """The targets that it speaks of."""
-        return ()
-
-    @property
-    def error(self) -> str | None:
-        """Why the command could not answer, where ``exit`` is 2."""
-        return None
-
-    @property
-    def body(self) -> bytes | None:
-        """What goes to standard output as it is; ``None`` where the text of the report does."""
-        return None
-
-    def own_lines(self) -> Iterable[Line]:
-        """The lines for people of a report that speaks of more than targets.
-
-        Each such type brings them itself, so that no command imports the reports of others.
-        """
-        return ()
-
-    def own_data(self) -> dict[str, Any]:
-        """The same for JSON: what is added to the keys that every report has."""
-        return {}
-
-
-@dataclass(frozen=True)
-class FailureReport(Report):
-    """A command that usage or the environment stopped.
-
-    :ivar name: the command, or ``overlay`` where it is not known.
-    :ivar problem: why, in one or several lines.
-    """
-
-    name: str
-    problem: str
-
-    @property
-    def command(self) -> str:
-        """The command that was stopped."""
-        return self.name
-
-    @property
-    def error(self) -> str:
-        """Why it was stopped."""
-        return self.problem
-
-
 @dataclass(frozen=True)
 class CheckReport(Report):
     """Whether features can be applied to targets.
@@ -250,7 +132,7 @@ class CheckReport(Report):
 
 
 @dataclass(frozen=True)
-class _OneTarget(Report):
+class OneTarget(Report):
     """Answer that speaks of one target."""
 
     target: TargetReport
@@ -262,7 +144,7 @@ class _OneTarget(Report):
 
 
 @dataclass(frozen=True)
-class StatusReport(_OneTarget):
+class StatusReport(OneTarget):
     """What is applied to a target.
 
     :ivar patches: the folders of patches that were read beside the shipped one, in order.
@@ -271,155 +153,10 @@ class StatusReport(_OneTarget):
     _command: ClassVar[str] = "status"
     patches: tuple[str, ...] = ()
 
+    def own_lines(self, *, verbose: bool = False) -> Iterable[Line]:
+        """The folders of patches, if ``verbose``."""
+        if not verbose:
+            return ()
+        from overlay.report.lines import labelled
 
-@dataclass(frozen=True)
-class ApplyReport(_OneTarget):
-    """What ``apply`` did, or would do.
-
-    :ivar changed: the files of the package that were written or removed, sorted.
-    """
-
-    _command: ClassVar[str] = "apply"
-    changed: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class RevertReport(_OneTarget):
-    """What ``revert`` did.
-
-    :ivar changed: the files of the package that were written or removed, sorted.
-    :ivar kept: the feature that holds the edits, where there were any and they were to be kept.
-    """
-
-    _command: ClassVar[str] = "revert"
-    changed: tuple[str, ...] = ()
-    kept: Report | None = None
-
-    def own_lines(self) -> Iterable[Line]:
-        """The text of the feature that holds the edits."""
-        return () if self.kept is None else self.kept.own_lines()
-
-    def own_data(self) -> dict[str, Any]:
-        """The feature that holds the edits, under ``kept``."""
-        made = {} if self.kept is None else self.kept.own_data()
-        return {"kept": made["new"]} if "new" in made else {}
-
-
-@dataclass(frozen=True)
-class AdoptReport(_OneTarget):
-    """What ``adopt`` took over."""
-
-    _command: ClassVar[str] = "adopt"
-
-
-@dataclass(frozen=True)
-class DiffReport(_OneTarget):
-    """The change to a pristine target.
-
-    :ivar diff: one unified diff; empty where there is no change or a feature does not fit.
-    """
-
-    _command: ClassVar[str] = "diff"
-    diff: bytes = b""
-
-    @property
-    def body(self) -> bytes:
-        """The diff."""
-        return self.diff
-
-
-class ReleaseEntry(NamedTuple):
-    """A release as ``list --releases`` shows it.
-
-    :ivar known: whether the shipped features are made and tested for it.
-    :ivar yanked: whether the index has withdrawn it.
-    :ivar prerelease: whether it is a pre-release.
-    """
-
-    release: str
-    known: bool
-    yanked: bool = False
-    prerelease: bool = False
-
-
-@dataclass(frozen=True)
-class ListReport(Report):
-    """The features at hand.
-
-    :ivar releases: those of the package index, oldest first; ``None`` where nobody asked.
-    """
-
-    _command: ClassVar[str] = "list"
-    features: tuple[FeatureEntry, ...]
-    releases: tuple[ReleaseEntry, ...] | None = None
-
-
-@dataclass(frozen=True)
-class ProcessesReport(Report):
-    """The running vLLM processes of this user, and what each has loaded."""
-
-    _command: ClassVar[str] = "status"
-    processes: tuple[LiveProcess, ...]
-
-
-@dataclass(frozen=True)
-class DoctorReport(Report):
-    """What a bug report needs.
-
-    :ivar installed: the vLLM that this Python would import; ``None`` where there is none.
-    :ivar processes: the running vLLM processes of this user.
-    :ivar facts: the sections of the page, by name; each a mapping of plain values.
-    :ivar problems: what needs the user, one sentence each.
-    """
-
-    _command: ClassVar[str] = "doctor"
-    installed: TargetReport | None
-    processes: tuple[LiveProcess, ...]
-    facts: Mapping[str, Any]
-    problems: tuple[str, ...]
-
-    @property
-    def targets(self) -> tuple[TargetReport, ...]:
-        """The installed vLLM, if there is one."""
-        return () if self.installed is None else (self.installed,)
-
-
-class CachePart(NamedTuple):
-    """A part of the cache.
-
-    :ivar name: its folder; :ivar contents: what it holds, in words.
-    :ivar entries: how many files and folders; :ivar size: how many bytes in all.
-    """
-
-    name: str
-    contents: str
-    entries: int
-    size: int
-
-
-@dataclass(frozen=True)
-class CacheReport(Report):
-    """What the cache holds, or held before it was emptied.
-
-    :ivar folder: where it lies.
-    :ivar path_only: whether only its path was asked for.
-    """
-
-    _command: ClassVar[str] = "cache"
-    folder: Path
-    parts: tuple[CachePart, ...]
-    path_only: bool = False
-
-    @property
-    def body(self) -> bytes | None:
-        """The path, where only that was asked for."""
-        return os.fsencode(self.folder) + b"\n" if self.path_only else None
-
-
-def failure(command: str, error: str, code: Code = Code.ENVIRONMENT) -> FailureReport:
-    """The report of a command that usage or the environment stopped.
-
-    :param command: its name, or ``overlay`` where it is not known.
-    """
-    name = command if command == "overlay" else f"overlay {command}"
-    return FailureReport(Verdict(code, f"{name} stopped: see the error."), command, error)
+        return [labelled(0, "patches: ", folder) for folder in ("shipped", *self.patches)]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from overlay.report.model import TargetReport
-from overlay.results import FeatureResult, State
+if TYPE_CHECKING:
+    from overlay.report.model import TargetReport
+    from overlay.results import FeatureResult, State
 
 
 def vllm(target: TargetReport) -> str:

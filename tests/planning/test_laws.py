@@ -284,7 +284,7 @@ def test_the_form_of_the_file_changes_no_state_and_is_kept(
 @given(cases())
 def test_a_patch_file_says_what_the_hunk_says(case: Case) -> None:
     (hunk,) = parse_patch(patch_text(PATH, case.hunk), "x.patch").hunks
-    assert replace(hunk, patch_line=1) == case.hunk
+    assert hunk._replace(patch_line=1) == case.hunk
 
 
 @laws

@@ -114,6 +114,6 @@ def test_lines_that_the_base_had_tell_nothing() -> None:
     lines = ["def f():", "    count = 0", "    a = 1", "    count = 0"]
     hunk = Hunk("f", ((" ", "    a = 1"), ("+", "    count = 0")), 3, 1, base_has=())
     assert match(hunk, lines[:3], find(lines[:3])).state is State.AMBIGUOUS
-    known = replace(hunk, base_has=("    count = 0",))
+    known = hunk._replace(base_has=("    count = 0",))
     assert match(known, lines[:3], find(lines[:3])).state is State.PRISTINE
     assert MODULE_SCOPE not in (hunk.scope, known.scope)

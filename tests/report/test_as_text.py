@@ -9,18 +9,11 @@ from hypothesis import strategies as st
 
 from overlay.planning import advice
 from overlay.report.as_text import render
+from overlay.report.base import Report, failure
+from overlay.report.catalogue import FeatureEntry, ListReport, TopicEntry
 from overlay.report.codes import Code, Exit, Verdict
 from overlay.report.lines import Line, Span, paint
-from overlay.report.model import (
-    CheckReport,
-    FeatureEntry,
-    ListReport,
-    Report,
-    StatusReport,
-    TargetReport,
-    TopicEntry,
-    failure,
-)
+from overlay.report.model import CheckReport, StatusReport, TargetReport
 from overlay.report.problems import Place, problems
 from overlay.report.wording import checked
 from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State, combine
