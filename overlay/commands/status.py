@@ -17,7 +17,6 @@ from overlay.on_disk.journal import reading
 from overlay.on_disk.ledger import damaged_copies, reinstall
 from overlay.report.codes import Code
 from overlay.report.model import Obstacle, StatusReport
-from overlay.report.running import running
 from overlay.report.wording import standing
 from overlay.report.words import enumeration
 from overlay.results import Notice, Reason, State
@@ -38,7 +37,7 @@ def live() -> ProcessesReport:
     :raises OverlayError: where the system does not tell which processes run.
     """
     from overlay.processes.live import processes
-    from overlay.report.running import ProcessesReport
+    from overlay.report.running import ProcessesReport, running
 
     members = processes()
     return ProcessesReport(running(members), members)
