@@ -9,8 +9,7 @@ are there.  Nothing is guessed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from overlay.errors import LedgerError
 from overlay.planning.planner import plan as make_plan
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
     from overlay.targets.target import Target
 
 
-@dataclass(frozen=True)
-class Unrecorded:
+class Unrecorded(NamedTuple):
     """Features whose bytes are in a target without a ledger.
 
     :ivar features: them, in their own order.
@@ -38,8 +36,7 @@ class Unrecorded:
     folders: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class _Undone:
+class _Undone(NamedTuple):
     """A target with its patches taken out; satisfies ``overlay.package.Tree``."""
 
     tree: Tree

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from overlay.features.model import Feature
 from overlay.on_disk import files, journal, lock, recovery
@@ -16,8 +16,7 @@ from overlay.on_disk.writes import Intent
 from overlay.results import Change, Plan
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What an apply or a revert did.
 
     :ivar changed: the files of vLLM that were written or removed, as ``vllm/...``, sorted.
