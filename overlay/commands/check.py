@@ -101,8 +101,11 @@ def _answers(
 
 @contextmanager
 def _counting(meter: Meter | None, verb: str, things: Sequence[object]) -> Iterator[Step]:
-    """What is called after each thing, so that ``meter`` shows how many there are already."""
-    if meter is None:
+    """What is called after each thing, so that ``meter`` shows how many there are already.
+
+    One thing is not counted: the meter's thread would cost more than it tells.
+    """
+    if meter is None or len(things) < 2:
         yield no_step
         return
     with meter.counting(verb, len(things), "target") as counting:
