@@ -143,4 +143,4 @@ def _noted(found: Examination, said: str | None) -> Examination:
     def noted(report: TargetReport) -> TargetReport:
         return replace(report, notices=(*notices([said]), *report.notices))
 
-    return replace(found, report=noted(found.report), everything=noted(found.everything))
+    return found._replace(report=noted(found.report), everything=noted(found.everything))

@@ -17,6 +17,7 @@ from overlay.errors import LedgerError, OverlayError, RevertRefused, UsageError
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.disk_state import from_ledger
+from overlay.on_disk.journal import reading
 from overlay.on_disk.recovery import recover
 from overlay.report.changes import RevertReport
 from overlay.report.model import TargetReport
@@ -138,7 +139,7 @@ def _of_plugin(answer: TargetReport, request: Request) -> tuple[Feature, ...]:
 
 def _ledger(root: Path) -> Ledger | None:
     """The ledger, for the report only: whether a damaged one can be reverted is decided later."""
-    with commit.reading(root):
+    with reading(root):
         try:
             return ledgers.load(root)
         except LedgerError:

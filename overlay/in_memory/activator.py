@@ -143,11 +143,12 @@ def _in_memory(
     :returns: what the process runs then, and how the features stand that are not on disk.
     """
     from overlay.in_memory import import_hook as hook
-    from overlay.in_memory.preparation import prepare
+    from overlay.in_memory.preparation import Plans, prepare
 
     on_disk = {feature.id: feature.digest for feature in found.features}
     features = []
-    prepared = prepare(target, switches, on_disk)
+    plans = Plans(target, switches)
+    prepared = prepare(plans, on_disk)
     late = {
         feature.id: hook.imported(feature.modules)
         for feature in prepared.features
@@ -156,7 +157,7 @@ def _in_memory(
     late = {name: modules for name, modules in late.items() if modules}
     if late:
         # Each feature goes in as a whole or not at all, so what came too late is planned without.
-        prepared = prepare(target, switches, on_disk.keys() | late.keys())
+        prepared = prepare(plans, on_disk.keys() | late.keys())
     for planned in prepared.features:
         if planned.id in on_disk:
             continue
@@ -206,12 +207,12 @@ def _other_form(planned: Planned) -> str:
 
 def _not_on_disk(target: Target, switches: Switches, on_disk: set[str]) -> list[FeatureStanding]:
     """How the features stand that ``OVERLAY=disk`` does not find applied; nothing is hooked."""
-    from overlay.in_memory.preparation import prepare
+    from overlay.in_memory.preparation import Plans, prepare
 
     why = "it is not applied on disk, and OVERLAY=disk allows no other way"
     return [
         FeatureStanding(planned.id, planned.digest, planned.state, False, planned.why or why)
-        for planned in prepare(target, switches, on_disk).features
+        for planned in prepare(Plans(target, switches), on_disk).features
         if planned.id not in on_disk
     ]
 

@@ -47,7 +47,7 @@ def running(processes: Sequence[LiveProcess]) -> Verdict:
     patched = sum(
         process.record is not None and process.record.way in PATCHED for process in processes
     )
-    effects = _effects(processes)
+    effects = _active(processes)
     return Verdict(
         Code.RUNNING,
         f"{what} in {count(engines, 'engine')}, {patched} patched, none needs you"
@@ -55,7 +55,7 @@ def running(processes: Sequence[LiveProcess]) -> Verdict:
     )
 
 
-def _effects(processes: Sequence[LiveProcess]) -> str:
+def _active(processes: Sequence[LiveProcess]) -> str:
     """Which features are active in any process, and which in none, where they report it."""
     from overlay.processes.records import Effect
 
