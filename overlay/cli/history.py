@@ -40,7 +40,7 @@ def log(
     as_json: bool,
     verbose: bool,
 ) -> Answer:
-    """Show how a feature stands on each release: by which means, with which variant, by whom.
+    """Show the state of a feature on each release: by which means, with which variant, by whom.
 
     An upstreamed feature is known by memory (`merged` in feature.toml), by the lines of the
     change, or by its whole images. With --matrix, all features as letters, and where one does not

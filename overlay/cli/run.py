@@ -116,8 +116,8 @@ def _deliver(answer: Answer | str) -> int:
     except OSError as error:
         with suppress(OSError):
             sys.stderr.write(
-                f"error: the answer could not be written: {error.strerror}; what the command did "
-                "stands all the same: `overlay status` says how\n"
+                f"error: the answer could not be written: {error.strerror}; the command "
+                "itself was carried out: `overlay status` shows the result\n"
             )
         _silence()
         return ERROR

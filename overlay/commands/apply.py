@@ -117,7 +117,7 @@ def _attempt(job: _Job, said: str | None) -> ApplyReport:
 
 
 def _keep_receipt(target: Target) -> None:
-    """Let the next process of this environment read what it will find, and plan nothing."""
+    """Write the receipt that spares the next process of this environment a plan."""
     from overlay import settings
     from overlay.on_disk.process_decision import keep_applied
 

@@ -1,4 +1,7 @@
-"""``overlay diff``: the change to a pristine vLLM as one unified diff."""
+"""``overlay diff``: the change to a pristine vLLM as one unified diff.
+
+A module of its own, small as it is, as every command has one.
+"""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def log(
     upstream: Path | None = None,
     meter: Meter | None = None,
 ) -> LogReport:
-    """How one feature stands on every release, who made its variants, and what upstream has of it.
+    """State of one feature on every release, who made its variants, and what upstream has of it.
 
     :param id_: the feature; :param span: releases as ``--releases`` takes them; default: all.
     :param upstream: a git checkout of vLLM in which the upstream pull request is looked for.

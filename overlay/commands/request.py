@@ -67,7 +67,7 @@ class Request(NamedTuple):
     def select(self, features: tuple[Feature, ...]) -> tuple[Feature, ...]:
         """The features that are meant, in their own order.
 
-        :raises UsageError: naming every id that there is not, and those that there are.
+        :raises UsageError: naming every unknown id, and the known ones.
         """
         known = [feature.id for feature in features]
         for option, ids in (("--feature", self.features), ("--without", self.without)):

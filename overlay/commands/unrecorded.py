@@ -111,7 +111,7 @@ def _may_stand(feature: Feature, entries: Mapping[str, object], tree: Tree) -> b
 def recognise(
     planned: Plan, features: Sequence[Feature], target: Target
 ) -> tuple[Plan, tuple[str, ...]]:
-    """A plan for a target without a ledger, with what is proven to be ours said so.
+    """Plan a target without a ledger, and name the features that are proven to be in it.
 
     :param planned: for the target as it is.
     :returns: the plan, and the ids of the features that are there.

@@ -26,14 +26,14 @@ class Means(str, Enum):
 
 
 class Release(NamedTuple):
-    """How a feature stands on one release.
+    """State of a feature on one release.
 
     :ivar means: by what upstream is known to have it; ``None`` in every other state.
     :ivar variants: the ranges of the variants that serve it, each once; of several topics there can
         be several.
     :ivar bases: the releases on which their texts were made.
     :ivar authors: who wrote them, and ``dates`` when they were last changed, by their headers.
-    :ivar why: what prevents it, or what is to be known of it.
+    :ivar why: what prevents it, or what else to know about it.
     """
 
     release: str

@@ -61,14 +61,14 @@ def resolve_environment(place: Path, name: str) -> Target:
     :raises TargetError: if it is not an environment, or has no vLLM.
     """
     environment = environment_at(place, name)
-    found = find(
+    location = find(
         environment.path,
         (),
         also=_editable_packages(environment.path),
         python=f"the Python environment {environment.prefix}",
     )
-    root = Path(os.path.realpath(found.package)).parent
-    return build(found.package, name, fallback=lambda: editable_version(root, environment.path))
+    root = Path(os.path.realpath(location.package)).parent
+    return build(location.package, name, fallback=lambda: editable_version(root, environment.path))
 
 
 def resolve_interpreter(text: str) -> Target:
@@ -82,13 +82,13 @@ def resolve_interpreter(text: str) -> Target:
     if os.sep not in text and not place.exists():
         import shutil
 
-        found = shutil.which(text)
-        if found is None:
+        program = shutil.which(text)
+        if program is None:
             raise TargetError(
                 f"--python {text}: expected an interpreter or a virtual environment, found neither "
                 "a path nor a program of that name on PATH"
             )
-        place = Path(found)
+        place = Path(program)
     return resolve_environment(place, text)
 
 
@@ -234,15 +234,15 @@ def _editable_packages(path: tuple[str, ...]) -> list[Path]:
     Such a finder is a module beside the ``.pth`` file that imports it; its ``MAPPING`` is read as
     a literal.
     """
-    found = []
+    packages = []
     for folder in path:
         for file in _entries(folder, folder, "_finder.py"):
             if not file.startswith("__editable__"):
                 continue
             place = _mapping("\n".join(_lines(Path(folder) / file))).get("vllm")
             if place is not None and os.path.isfile(os.path.join(place, "__init__.py")):
-                found.append(Path(place))
-    return found
+                packages.append(Path(place))
+    return packages
 
 
 def _mapping(text: str) -> dict[str, str]:

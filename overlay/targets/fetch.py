@@ -49,13 +49,13 @@ def fetch(wanted: Version, progress: Progress | None) -> Fetched:
     :raises ArchiveError: if what the index serves is dangerous or too large.
     """
     session = Session(read_config())
-    found = listing(session)
-    offered = found.of(wanted)
+    listed = listing(session)
+    offered = listed.of(wanted)
     if not offered:
-        raise unknown_release(wanted, found)
+        raise unknown_release(wanted, listed)
     sources, origin = _take(session, offered[0], f"vLLM {wanted}", progress)
     _expect_version(sources, wanted, offered[0])
-    return Fetched(sources, origin, found.problems)
+    return Fetched(sources, origin, listed.problems)
 
 
 def _take(

@@ -51,11 +51,11 @@ def build(
             "leads there"
         )
     owner = only_owner(beside)
-    found = owner.version if owner else source_version(root) or fallback()
-    release, bad = public_release(found)
+    stated = owner.version if owner else source_version(root) or fallback()
+    release, bad = public_release(stated)
     return Target(
         name=name,
-        vllm=found,
+        vllm=stated,
         release=release,
         root=root,
         record=Record(owner.record) if owner else None,
@@ -127,12 +127,12 @@ def _expect_vllm(folder: Path, name: str) -> None:
             return
     except OSError as error:
         raise TargetError(unreadable(folder, error)) from error
-    found = "found none"
+    present = "found none"
     if (folder / "vllm").is_dir():
-        found = "found a folder vllm/ without __init__.py, as an uninstalled vLLM leaves behind"
+        present = "found a folder vllm/ without __init__.py, as an uninstalled vLLM leaves behind"
     raise TargetError(
         f"{name}: expected a folder that holds vllm/__init__.py (site-packages, a checkout or an "
-        f"unpacked sdist), {found}.{_suggestion(folder)}"
+        f"unpacked sdist), {present}.{_suggestion(folder)}"
     )
 
 
@@ -147,6 +147,6 @@ def _suggestion(folder: Path) -> str:
         "*/vllm/__init__.py",
     )
     for pattern in patterns:
-        for found in sorted(real.glob(pattern)):
-            return f" There is one further down: name {found.parent.parent}"
+        for package in sorted(real.glob(pattern)):
+            return f" There is one further down: name {package.parent.parent}"
     return f" Name {TARGETS}"

@@ -127,7 +127,7 @@ def listing(session: Session) -> Listing:
             problems.append(str(error))
     shown = tuple(without_password(url) for url in asked)
     if not candidates:
-        ended = (one if one.endswith(".") else f"{one}." for one in problems)
+        ended = (problem if problem.endswith(".") else f"{problem}." for problem in problems)
         why = " ".join(ended) or "None of them has it."
         raise PackageIndexError(
             f"expected files of {PROJECT} on {_places(shown)}. {why} Check pip's index settings "
@@ -136,15 +136,15 @@ def listing(session: Session) -> Listing:
     return Listing(tuple(candidates), shown, tuple(problems))
 
 
-def unknown_release(wanted: Version, found: Listing) -> PackageIndexError:
+def unknown_release(wanted: Version, listed: Listing) -> PackageIndexError:
     """The error for a release that no index offers; names its neighbours."""
-    versions = [version for version in found.versions() if not version.is_prerelease]
+    versions = [version for version in listed.versions() if not version.is_prerelease]
     below = [str(version) for version in versions if version < wanted][-3:]
     above = [str(version) for version in versions if version > wanted][:3]
     near = ", ".join([*below, *above]) or "none"
-    problems = "".join(f" {problem}" for problem in found.problems)
+    problems = "".join(f" {problem}" for problem in listed.problems)
     return PackageIndexError(
-        f"vLLM {wanted}: expected an sdist or a wheel of it on {_places(found.asked)}; there is "
+        f"vLLM {wanted}: expected an sdist or a wheel of it on {_places(listed.asked)}; there is "
         f"none. Releases near it: {near}.{problems}"
     )
 
@@ -158,11 +158,15 @@ def parse_page(content: bytes, kind: str, url: str) -> list[Candidate]:
     shown = without_password(url)
     if "json" in kind.lower():
         return [
-            one for one in (_candidate(*link, shown) for link in _json_links(content, url)) if one
+            candidate
+            for candidate in (_candidate(*link, shown) for link in _json_links(content, url))
+            if candidate
         ]
     parser = _Links(url)
     parser.feed(content.decode("utf-8", "replace"))
-    return [one for one in (_candidate(*link, shown) for link in parser.links) if one]
+    return [
+        candidate for candidate in (_candidate(*link, shown) for link in parser.links) if candidate
+    ]
 
 
 def _matches(version: Version, wanted: Version) -> bool:
@@ -183,7 +187,9 @@ def _ask(session: Session, url: str) -> list[Candidate]:
         except OSError as error:
             raise PackageIndexError(f"{url}: cannot be listed: {error.strerror}") from error
         if links is not None:
-            return [one for one in (_candidate(*link, url) for link in links) if one]
+            return [
+                candidate for candidate in (_candidate(*link, url) for link in links) if candidate
+            ]
         url = (path / "index.html" if path.is_dir() else path).as_uri()
     return parse_page(*session.page(url, _ACCEPT, _PAGE_LIMIT_BYTES))
 

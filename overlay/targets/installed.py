@@ -35,17 +35,17 @@ def resolve_installed() -> Target:
 
     :raises TargetError: if there is none, it lies in an archive, or two distributions own it.
     """
-    found = find(sys.path, sys.meta_path)
-    here = os.path.realpath(found.package)
+    location = find(sys.path, sys.meta_path)
+    here = os.path.realpath(location.package)
     warnings = tuple(
-        f"this Python imports vLLM from {found.package}; another one at {other} is hidden by it "
+        f"this Python imports vLLM from {location.package}; another one at {other} is hidden by it "
         "and is left as it is (name its folder to work on it)"
-        for other in dict.fromkeys(found.shadowed)
+        for other in dict.fromkeys(location.shadowed)
         if os.path.realpath(other) != here
     )
     root = Path(here).parent
     return build(
-        found.package,
+        location.package,
         str(root),
         fallback=lambda: editable_version(root, sys.path),
         warnings=warnings,

@@ -78,8 +78,8 @@ def owners(folder: Path) -> list[Distribution]:
     """
     infos = [name for name in _names(folder) if name.endswith(".dist-info")]
     likely = [name for name in infos if "vllm" in name.lower()]
-    found = _owning(folder, likely)
-    return found or _owning(folder, [name for name in infos if name not in set(likely)])
+    likely_owners = _owning(folder, likely)
+    return likely_owners or _owning(folder, [name for name in infos if name not in set(likely)])
 
 
 def _names(folder: Path) -> list[str]:
@@ -90,7 +90,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _owning(folder: Path, names: list[str]) -> list[Distribution]:
-    found = []
+    distributions = []
     for name in names:
         info = folder / name
         record = read_bytes(info / "RECORD")
@@ -98,7 +98,7 @@ def _owning(folder: Path, names: list[str]) -> list[Distribution]:
             continue
         metadata = read_bytes(info / "METADATA") or b""
         stem, _, version = name[: -len(".dist-info")].rpartition("-")
-        found.append(
+        distributions.append(
             Distribution(
                 name=header(metadata, "Name") or stem.replace("_", "-"),
                 version=header(metadata, "Version") or version,
@@ -106,7 +106,7 @@ def _owning(folder: Path, names: list[str]) -> list[Distribution]:
                 record=record,
             )
         )
-    return found
+    return distributions
 
 
 def only_owner(folder: Path) -> Distribution | None:
@@ -114,15 +114,18 @@ def only_owner(folder: Path) -> Distribution | None:
 
     :raises TargetError: if two do: which files are whose cannot be told.
     """
-    found = owners(folder)
-    if len(found) > 1:
-        names = " and ".join(f"{one.name} {one.version} ({one.info.name})" for one in found)
+    owning = owners(folder)
+    if len(owning) > 1:
+        names = " and ".join(
+            f"{distribution.name} {distribution.version} ({distribution.info.name})"
+            for distribution in owning
+        )
         raise TargetError(
-            f"{folder}: expected one distribution that owns vllm/, found {len(found)}: {names}. "
+            f"{folder}: expected one distribution that owns vllm/, found {len(owning)}: {names}. "
             "They overwrote each other's files. Uninstall all of them, then install the one that "
             "you want"
         )
-    return found[0] if found else None
+    return owning[0] if owning else None
 
 
 def source_version(root: Path) -> str | None:

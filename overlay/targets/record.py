@@ -172,5 +172,5 @@ def _block(record: bytes) -> int | None:
     """Where our block begins, or ``None``."""
     if record.startswith(_MARK):
         return 0
-    found = record.find(b"\n" + _MARK)
-    return None if found < 0 else found + 1
+    mark = record.find(b"\n" + _MARK)
+    return None if mark < 0 else mark + 1

@@ -37,9 +37,11 @@ def resolve_archive(path: Path, name: str) -> Target:
         from overlay.targets.sdist import resolve_sdist
 
         return resolve_sdist(path, name)
-    found = "an empty file" if not magic else f"a file that begins with the bytes {magic.hex(' ')}"
+    content = (
+        "an empty file" if not magic else f"a file that begins with the bytes {magic.hex(' ')}"
+    )
     raise ArchiveError(
-        f"{name}: expected a wheel (.whl, a zip archive) or an sdist (.tar.gz), found {found}. "
+        f"{name}: expected a wheel (.whl, a zip archive) or an sdist (.tar.gz), found {content}. "
         "Download it again, or name a folder that holds vllm/"
     )
 
@@ -65,10 +67,10 @@ def resolve(target: str | None, *, progress: Progress | None = None) -> Target:
         from overlay.targets.release import resolve_release
 
         try:
-            found = resolve_release(release, target, progress=progress)
+            resolved = resolve_release(release, target, progress=progress)
         except PackageIndexError as error:
             raise PackageIndexError(f"release {target}: {error}") from error
-        return _doubted(found) if os.path.lexists(target) else found
+        return _doubted(resolved) if os.path.lexists(target) else resolved
     path = Path(os.path.expanduser(target))
     try:
         is_folder = stat.S_ISDIR(os.stat(path).st_mode)
@@ -101,10 +103,10 @@ def releases(text: str, *, pre: bool = False) -> tuple[str, ...]:
     :raises UsageError: if it is none of these, or a range that holds no release.
     :raises PackageIndexError: if the index has to be asked and does not answer.
     """
-    found: set[Version] = set()
+    versions: set[Version] = set()
     for part in text.split(","):
-        found.update(_new(pre) if part.strip() == "new" else _part(part.strip(), text))
-    return tuple(str(version) for version in sorted(found))
+        versions.update(_new(pre) if part.strip() == "new" else _part(part.strip(), text))
+    return tuple(str(version) for version in sorted(versions))
 
 
 def _new(pre: bool) -> Iterable[Version]:
@@ -119,12 +121,12 @@ def _new(pre: bool) -> Iterable[Version]:
     ]
 
 
-def _doubted(found: Target) -> Target:
+def _doubted(resolved: Target) -> Target:
     warning = (
-        f"{found.name} is read as a release; to mean the file or folder of that name here, write "
-        f"./{found.name}"
+        f"{resolved.name} is read as a release; to mean the file or folder of that name here, "
+        f"write ./{resolved.name}"
     )
-    return replace(found, warnings=(*found.warnings, warning))
+    return replace(resolved, warnings=(*resolved.warnings, warning))
 
 
 def _part(part: str, text: str) -> Iterable[Version]:

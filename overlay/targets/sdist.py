@@ -132,9 +132,9 @@ def _collect(members: Iterator[tuple[str, bytes | None]], name: str) -> Sources:
     if "vllm/__init__.py" not in files:
         raise no_vllm(name)
     if len(tops) > 1:
-        found = ", ".join(sorted(tops)[:4])
+        named = ", ".join(sorted(tops)[:4])
         raise ArchiveError(
-            f"{name}: expected an sdist with one folder at its top, found {len(tops)}: {found}"
+            f"{name}: expected an sdist with one folder at its top, found {len(tops)}: {named}"
         )
     metadata = files.pop("PKG-INFO", b"")
     version = header(metadata, "Version") or version_in_source(files.get("vllm/_version.py", b""))

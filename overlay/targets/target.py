@@ -50,7 +50,7 @@ class Target:
     reader: Callable[[str], bytes | None] = field(repr=False, compare=False)
 
     def read(self, path: str) -> bytes | None:
-        """The bytes of ``path`` (``vllm/...``), or ``None`` where there is no such file.
+        """The bytes of ``path`` (``vllm/...``), or ``None`` if the file does not exist.
 
         :raises TargetError: if the path leaves ``vllm/``, or the file cannot be read safely.
         """
