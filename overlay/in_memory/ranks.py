@@ -83,16 +83,13 @@ def report(rank: int, vllm: str, digest: str, summary: str) -> RankReport:
 
 def table(reports: Iterable[RankReport]) -> str:
     """Reports as lines of host, rank, vLLM release and digest."""
-    head = ("host", "rank", "pid", "vllm", "digest", "runs")
-    rows = [head] + [
+    from overlay.report.lines import Span, aligned
+
+    rows = [("host", "rank", "pid", "vllm", "digest", "runs")] + [
         (r.host, str(r.rank), str(r.pid), r.vllm, r.digest[:12], r.summary)
         for r in sorted(reports, key=lambda each: each.rank)
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
+    return "\n".join(str(line) for line in aligned([[Span(cell) for cell in row] for row in rows]))
 
 
 def require_equal(reports: Sequence[RankReport]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from overlay.report.base import Report
 from overlay.report.codes import Code, Verdict
-from overlay.report.lines import BLANK, MARK, Line, Span, labelled
+from overlay.report.lines import BLANK, MARK, Line, Span, aligned, labelled
 from overlay.report.words import count
 
 if TYPE_CHECKING:
@@ -85,11 +85,11 @@ def process_lines(processes: tuple[LiveProcess, ...], *, verbose: bool = False) 
         yield Line(
             (Span(f"engine {engine}", "heading"), Span("  ")), (Span(members[0].title, "muted"),)
         )
-        rows = [_row(process) for process in members]
-        widths = [max(map(len, column)) for column in zip(_HEAD, *rows, strict=True)]
-        yield _cells(_HEAD, widths, "muted")
-        for row, process in zip(rows, members, strict=True):
-            yield _cells(row, widths, "bad" if process.problem else "")
+        rows = [[Span(name, "muted") for name in _HEAD], *map(_row, members)]
+        header, *lines = aligned(rows, indent=2)
+        yield header
+        for line, process in zip(lines, members, strict=True):
+            yield line
             if process.problem:
                 yield labelled(4, f"{MARK} ", process.problem, "bad")
             yield from _effects(process)
@@ -98,17 +98,13 @@ def process_lines(processes: tuple[LiveProcess, ...], *, verbose: bool = False) 
         yield BLANK
 
 
-def _cells(row: tuple[str, ...], widths: list[int], style: str) -> Line:
-    cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-    return Line((Span("  "), Span("  ".join(cells).rstrip(), style)))
-
-
-def _row(process: LiveProcess) -> tuple[str, ...]:
-    record = process.record
-    if record is None:
-        return (str(process.pid), "?", "", "", "", "no record")
-    rank = "" if record.rank is None else str(record.rank)
-    return (str(process.pid), record.role, rank, record.vllm, record.digest[:12], record.summary)
+def _row(process: LiveProcess) -> list[Span]:
+    record, pid = process.record, str(process.pid)
+    cells = [pid, "?", "", "", "", "no record"]
+    if record is not None:
+        rank = "" if record.rank is None else str(record.rank)
+        cells = [pid, record.role, rank, record.vllm, record.digest[:12], record.summary]
+    return [Span(cell, "bad" if process.problem else "") for cell in cells]
 
 
 def _modules(process: LiveProcess) -> Iterator[Line]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from overlay.report.lines import BLANK, MARK, Line, Span, labelled
+from overlay.report.lines import BLANK, MARK, Line, Span, aligned, labelled
 from overlay.report.model import Obstacle, TargetReport
 from overlay.report.problems import Problem, problems, same_cause
 from overlay.report.words import count, enumeration
@@ -188,30 +188,17 @@ def _matrix(targets: tuple[TargetReport, ...]) -> Iterator[Line]:
     """One row a target, one column a feature; what needs attention is marked."""
     features = list(dict.fromkeys(entry.feature for target in targets for entry in target.features))
     plain = all(target.target == target.vllm for target in targets)
-    title = "release" if plain else "target"
-    first = max([len(title), *(len(target.target) for target in targets)])
-    cells = [
-        {entry.feature: _matrix_cell(entry) for entry in target.features} for target in targets
-    ]
-    widths = [
-        max([len(name), *(len(row[name][0]) for row in cells if name in row)]) for name in features
-    ]
-    header = [Span(f"{title:<{first}}", "heading")]
-    header += [
-        Span(f"  {name:<{width}}", "heading") for name, width in zip(features, widths, strict=True)
-    ]
-    yield Line(tuple(header))
-    for target, row in zip(targets, cells, strict=True):
-        spans = [Span(f"{target.target:<{first}}")]
-        for name, width in zip(features, widths, strict=True):
-            text, style = row.get(name, ("", ""))
-            spans.append(Span(f"  {text:<{width}}", style))
-        yield Line(tuple(spans))
+    header = ["release" if plain else "target", *features]
+    rows = [[Span(name, "heading") for name in header]]
+    for target in targets:
+        cells = {entry.feature: _matrix_cell(entry) for entry in target.features}
+        rows.append([Span(target.target), *(cells.get(name, Span("")) for name in features)])
+    return aligned(rows)
 
 
-def _matrix_cell(feature: FeatureResult) -> tuple[str, str]:
+def _matrix_cell(feature: FeatureResult) -> Span:
     note = " (untested)" if feature.untested else ""
-    return _cell(feature) + note, feature.state.value
+    return Span(_cell(feature) + note, feature.state.value)
 
 
 def _shared_problems(targets: tuple[TargetReport, ...]) -> Iterator[Line]:
