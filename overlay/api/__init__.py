@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from overlay.report.changes import ApplyReport, DiffReport, RevertReport
     from overlay.report.codes import Code
     from overlay.report.diagnosis import DoctorReport
-    from overlay.report.model import CheckReport, Obstacle, StatusReport, TargetReport
+    from overlay.report.model import Obstacle, TargetReport
+    from overlay.report.reading import CheckReport, StatusReport
     from overlay.report.running import ProcessesReport
     from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State
     from overlay.targets.target import Progress
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 #: Where each type of the promise is defined; imported when it is asked for.
 _TYPES = {
     "ApplyReport": "overlay.report.changes",
-    "CheckReport": "overlay.report.model",
+    "CheckReport": "overlay.report.reading",
     "Code": "overlay.report.codes",
     "DiffReport": "overlay.report.changes",
     "DoctorReport": "overlay.report.diagnosis",
@@ -53,7 +54,7 @@ _TYPES = {
     "Report": "overlay.report.base",
     "RevertReport": "overlay.report.changes",
     "State": "overlay.results",
-    "StatusReport": "overlay.report.model",
+    "StatusReport": "overlay.report.reading",
     "TargetReport": "overlay.report.model",
 }
 

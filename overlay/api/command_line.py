@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from overlay.report.changes import AdoptReport, DiffReport
     from overlay.report.codes import Code
     from overlay.report.diagnosis import DoctorReport
-    from overlay.report.model import CheckReport
     from overlay.report.progress import Meter
+    from overlay.report.reading import CheckReport
     from overlay.report.running import ProcessesReport
     from overlay.targets.target import Progress
 

@@ -12,7 +12,8 @@ from overlay.commands.parallel import Step, cores, in_processes, in_threads, no_
 from overlay.commands.request import Request
 from overlay.errors import OverlayError, described
 from overlay.package import KNOWN_RELEASES
-from overlay.report.model import CheckReport, TargetFailure, TargetReport
+from overlay.report.model import TargetFailure, TargetReport
+from overlay.report.reading import CheckReport
 from overlay.report.wording import checked, nothing_new
 from overlay.targets.resolution import releases
 from overlay.targets.target import Progress

@@ -16,7 +16,8 @@ from overlay.on_disk.disk_state import from_ledger
 from overlay.on_disk.journal import reading
 from overlay.on_disk.ledger import damaged_copies, reinstall
 from overlay.report.codes import Code
-from overlay.report.model import Obstacle, StatusReport
+from overlay.report.model import Obstacle
+from overlay.report.reading import StatusReport
 from overlay.report.wording import standing
 from overlay.report.words import enumeration
 from overlay.results import Notice, Reason, State

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from overlay.report.base import Report
-from overlay.report.model import OneTarget
+from overlay.report.reading import OneTarget
 
 if TYPE_CHECKING:
     from overlay.report.lines import Line

@@ -1,22 +1,20 @@
-"""What reports say of a target, and the reports of the commands that judge targets.
+"""What reports say of a target.
 
-The reports of other commands have modules of their own beside this one.
+The reports themselves have modules of their own beside this one, so that a command imports its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from overlay.report.base import Report
 from overlay.report.codes import Code
 from overlay.results import FeatureResult, Notice, Reason, State, worst
 
 if TYPE_CHECKING:
-    from overlay.report.lines import Line
+    pass
 
 
 class Obstacle(NamedTuple):
@@ -106,57 +104,3 @@ class TargetFailure(NamedTuple):
 
     target: str | None
     error: str
-
-
-@dataclass(frozen=True)
-class CheckReport(Report):
-    """Whether features can be applied to targets.
-
-    :ivar checked: the targets that could be read.
-    :ivar failures: those that could not.
-    """
-
-    _command: ClassVar[str] = "check"
-    checked: tuple[TargetReport, ...]
-    failures: tuple[TargetFailure, ...] = ()
-
-    @property
-    def targets(self) -> tuple[TargetReport, ...]:
-        """The targets that could be read."""
-        return self.checked
-
-    @property
-    def error(self) -> str | None:
-        """Why some targets could not be read."""
-        return "\n".join(failure.error for failure in self.failures) or None
-
-
-@dataclass(frozen=True)
-class OneTarget(Report):
-    """Answer that speaks of one target."""
-
-    target: TargetReport
-
-    @property
-    def targets(self) -> tuple[TargetReport, ...]:
-        """The target, in a tuple."""
-        return (self.target,)
-
-
-@dataclass(frozen=True)
-class StatusReport(OneTarget):
-    """What is applied to a target.
-
-    :ivar patches: the folders of patches that were read beside the shipped one, in order.
-    """
-
-    _command: ClassVar[str] = "status"
-    patches: tuple[str, ...] = ()
-
-    def own_lines(self, *, verbose: bool = False) -> Iterable[Line]:
-        """The folders of patches, if ``verbose``."""
-        if not verbose:
-            return ()
-        from overlay.report.lines import labelled
-
-        return [labelled(0, "patches: ", folder) for folder in ("shipped", *self.patches)]

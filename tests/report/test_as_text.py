@@ -13,8 +13,9 @@ from overlay.report.base import Report, failure
 from overlay.report.catalogue import FeatureEntry, ListReport, TopicEntry
 from overlay.report.codes import Code, Exit, Verdict
 from overlay.report.lines import Line, Span, aligned, paint
-from overlay.report.model import CheckReport, StatusReport, TargetReport
+from overlay.report.model import TargetReport
 from overlay.report.problems import Place, problems
+from overlay.report.reading import CheckReport, StatusReport
 from overlay.report.wording import checked
 from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State, combine
 

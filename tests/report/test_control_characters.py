@@ -18,7 +18,8 @@ from overlay.report.base import Report, failure
 from overlay.report.catalogue import FeatureEntry, ListReport, TopicEntry
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import paint
-from overlay.report.model import CheckReport, Obstacle, StatusReport, TargetReport
+from overlay.report.model import Obstacle, TargetReport
+from overlay.report.reading import CheckReport, StatusReport
 from overlay.report.running import ProcessesReport
 from overlay.report.wording import standing
 from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State

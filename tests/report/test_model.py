@@ -8,7 +8,8 @@ from overlay.report.as_json import as_data, as_json
 from overlay.report.base import failure
 from overlay.report.catalogue import FeatureEntry, ListReport, TopicEntry
 from overlay.report.codes import Code, Verdict
-from overlay.report.model import CheckReport, StatusReport, TargetReport
+from overlay.report.model import TargetReport
+from overlay.report.reading import CheckReport, StatusReport
 from overlay.report.words import enumeration
 from overlay.results import FeatureResult, FileResult, HunkResult, Reason, State
 

@@ -16,7 +16,8 @@ from overlay.report.as_json import SCHEMA, as_data
 from overlay.report.base import failure
 from overlay.report.changes import ApplyReport, DiffReport, RevertReport
 from overlay.report.codes import Code, Exit, Verdict
-from overlay.report.model import CheckReport, Obstacle, StatusReport, TargetReport
+from overlay.report.model import Obstacle, TargetReport
+from overlay.report.reading import CheckReport, StatusReport
 from overlay.report.running import ProcessesReport
 from overlay.results import Reason, State
 from tests.report.test_as_text import targets
