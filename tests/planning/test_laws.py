@@ -132,7 +132,7 @@ def test_a_plan_does_not_depend_on_the_order_of_hunks_and_files(
 ) -> None:
     lines, found = given_
     data = "".join(f"{line}\n" for line in lines).encode()
-    ours = [replace(case.hunk, patch_line=n) for n, case in enumerate(found, 1)]
+    ours = [case.hunk._replace(patch_line=n) for n, case in enumerate(found, 1)]
     shuffled = list(ours)
     random.shuffle(shuffled)
     added = {"vllm/x.py": b"", "vllm/y.py": b"y = 1\n"}

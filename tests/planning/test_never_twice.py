@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +21,7 @@ def with_base(case: Case) -> Hunk:
     places = find(case.lines)[case.hunk.scope]
     there = {line.strip() for place in places for line in case.lines[place.start : place.stop]}
     added = {text for op, text in case.hunk.lines if op == "+"}
-    return replace(case.hunk, base_has=tuple(text for text in added if text.strip() in there))
+    return case.hunk._replace(base_has=tuple(text for text in added if text.strip() in there))
 
 
 @SLOW
