@@ -43,7 +43,7 @@ COMMANDS = {
     "completion": Entry("about", "Print what makes your shell complete overlay's words."),
     "help": Entry("about", "Show the help of a command."),
     "import": Entry("authoring", "Make a feature of a diff, of mails, or of a pull request."),
-    "new": Entry("authoring", "Make a feature of edits in an installed vLLM."),
+    "new": Entry("authoring", "Make a feature: of files to edit, or of edits."),
     "edit": Entry("authoring", "Edit a feature as files, in a session's folder."),
     "log": Entry("history", "Show a feature from release to release, or all as a matrix."),
     "prune": Entry("history", "Propose what a folder of patches no longer needs."),

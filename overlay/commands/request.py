@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from overlay.errors import UsageError
+from overlay.errors import LedgerError, OverlayError, TargetError, TransactionError, UsageError
+from overlay.results import FeatureResult, Reason, State
 
 if TYPE_CHECKING:
     from overlay.features.model import Feature
+    from overlay.package import Package
+    from overlay.report.model import TargetReport
     from overlay.targets.target import Progress, Target
 
 
@@ -44,6 +48,72 @@ class Request(NamedTuple):
 
         return resolve(name, progress=progress)
 
+    def survey(self, name: str | None, progress: Progress | None = None) -> Scene:
+        """The features, and the packages of a target that they are for.
+
+        Without ``--feature`` these are all that have features at hand, or patches of the overlay;
+        with it those that are meant.  What is not installed is passed over.
+
+        :raises OverlayError: if the features or the target cannot be read.
+        """
+        try:
+            features = self.load()
+            self.select(features)
+        except OverlayError:
+            self.resolve(name, progress)  # what is wrong with the target is said first
+            raise
+        return self.scene(name, features, progress)
+
+    def package(self, features: tuple[Feature, ...]) -> Package:
+        """The package whose releases bare version numbers are: that of all features named, or vLLM.
+
+        :raises UsageError: if a feature does not exist.
+        """
+        from overlay.features.model import packages_of
+        from overlay.package import VLLM
+
+        packages = packages_of(self.select(features)) if self.features else ()
+        return packages[0] if len(packages) == 1 else VLLM
+
+    def scene(
+        self, name: str | None, features: tuple[Feature, ...], progress: Progress | None = None
+    ) -> Scene:
+        """The same of features that were loaded."""
+        from overlay.features.model import packages_of
+        from overlay.package import VLLM
+
+        meant = self.select(features)
+        packages = packages_of(meant if self.features else features) or (VLLM,)
+        targets = self._targets(name, packages, progress)
+        there = {target.package for target in targets}
+        named = {*self.features, *self.require} - {*self.without}
+        absent = tuple(
+            feature for feature in features if feature.id in named and feature.package not in there
+        )
+        return Scene(features, meant, targets, absent)
+
+    def _targets(
+        self, name: str | None, packages: Sequence[Package], progress: Progress | None
+    ) -> tuple[Target, ...]:
+        from overlay.package import VLLM
+        from overlay.targets.resolution import ABSENT, resolve_each
+
+        def each(packages: Sequence[Package]) -> tuple[Target, ...]:
+            return resolve_each(
+                name,
+                packages,
+                python=None if name is not None else self.python,
+                patched=not self.features,
+                progress=progress,
+            )
+
+        try:
+            return each(packages)
+        except ABSENT:
+            if VLLM in packages:
+                raise
+            return each((VLLM,))  # where features for something else have nothing to do
+
     @property
     def folders(self) -> tuple[Path, ...]:
         """The patches folders, the shipped one first.
@@ -67,7 +137,7 @@ class Request(NamedTuple):
     def select(self, features: tuple[Feature, ...]) -> tuple[Feature, ...]:
         """The features that are meant, in their own order.
 
-        :raises UsageError: naming every unknown id, and the known ones.
+        :raises UsageError: naming every id that there is not, and those that there are.
         """
         known = [feature.id for feature in features]
         for option, ids in (("--feature", self.features), ("--without", self.without)):
@@ -87,24 +157,108 @@ class Request(NamedTuple):
         )
 
 
+class Scene(NamedTuple):
+    """The features of a command and the packages that they are for.
+
+    :ivar features: every feature, whether it is meant or not.
+    :ivar meant: those that are meant.
+    :ivar targets: the packages, at least one.
+    :ivar absent: features that were named although their package is not there.
+    """
+
+    features: tuple[Feature, ...]
+    meant: tuple[Feature, ...]
+    targets: tuple[Target, ...]
+    absent: tuple[Feature, ...] = ()
+
+    def with_absent(self, reports: Sequence[TargetReport]) -> tuple[TargetReport, ...]:
+        """The reports on the targets, the first with the features whose package is not there."""
+        from dataclasses import replace  # `list` has no report on a target
+
+        first, *others = reports
+        results = tuple(
+            FeatureResult(
+                feature.id,
+                State.INAPPLICABLE,
+                reason=Reason(f"{feature.package.title} is not installed here"),
+            )
+            for feature in self.absent
+        )
+        return (replace(first, features=(*first.features, *results)), *others)
+
+
 def resolve_writable(request: Request, name: str | None, command: str) -> tuple[Target, Path]:
-    """The target of a command that writes, and its root.
+    """The target of a command that writes to one package, and its root.
 
     A release is refused before anything of it is fetched.
 
     :raises UsageError: if it is a file or a release.
     :raises TargetError: if the target does not exist.
     """
-    from overlay.package import parse_release
-
-    if name is not None:
-        with suppress(ValueError):
-            parse_release(name)
-            raise read_only(name, command)
+    refuse_release(name, command)
     target = request.resolve(name)
+    return target, root_of(target, command)
+
+
+def writable(request: Request, name: str | None, command: str) -> Scene:
+    """The features, and the packages of a target that a command writes to.
+
+    :raises UsageError: if it is a file or a release, or a feature does not exist.
+    :raises OverlayError: if the features or the target cannot be read.
+    """
+    refuse_release(name, command)
+    scene = request.survey(name)
+    for target in scene.targets:
+        root_of(target, command)
+    return scene
+
+
+@contextmanager
+def writing_to_none(targets: Sequence[Target]) -> Iterator[None]:
+    """Say of an error about one of several packages that nothing was written to the others either.
+
+    :raises OverlayError: what was raised inside.
+    """
+    try:
+        yield
+    except (LedgerError, TransactionError, TargetError) as error:
+        if len(targets) > 1 and error.args:
+            names = " and ".join(f"{each.package.title} in {each.root}" for each in targets)
+            text = str(error.args[0]).removesuffix(".")
+            error.args = (f"{text}. Nothing was written to {names}", *error.args[1:])
+        raise
+
+
+def ended(targets: Sequence[Target]) -> str | None:
+    """End the transactions that were interrupted in targets; what was done, or ``None``.
+
+    :raises OverlayError: as ``overlay.on_disk.recovery.recover``.
+    """
+    from overlay.on_disk.recovery import recover
+
+    done = [recover(each.root, package=each.package) for each in targets if each.root is not None]
+    return "; ".join(said for said in done if said) or None
+
+
+def refuse_release(name: str | None, command: str) -> None:
+    """Refuse a release as the target of a command that writes.
+
+    :raises UsageError: if ``name`` is one.
+    """
+    from overlay.targets.resolution import release_named
+
+    if name is not None and release_named(name) is not None:
+        raise read_only(name, command)
+
+
+def root_of(target: Target, command: str) -> Path:
+    """The root of a target that a command writes to.
+
+    :raises UsageError: if it is a file or a release.
+    """
     if target.root is None:
         raise read_only(target.name, command)
-    return target, target.root
+    return target.root
 
 
 def read_only(name: str, command: str) -> UsageError:

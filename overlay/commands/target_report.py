@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlay.on_disk.site import foreign_state
@@ -33,8 +32,9 @@ def report(
         vllm=target.vllm,
         root=target.root,
         features=tuple(result for result in plan.features if result.feature in ids),
+        package=target.package.name,
         notices=(
-            *notices(_of_state_folder(target.root, interrupted)),
+            *notices(_of_state_folder(target, interrupted)),
             *notices(target.warnings),
             *plan.notices,
         ),
@@ -58,13 +58,13 @@ def only(target: TargetReport, meant: Sequence[Feature]) -> TargetReport:
     return with_features(target, [result for result in target.features if result.feature in ids])
 
 
-def _of_state_folder(root: Path | None, interrupted: Journal | None) -> Iterator[str]:
+def _of_state_folder(target: Target, interrupted: Journal | None) -> Iterator[str]:
     """What to say of an interrupted transaction, and of a ledger that others could have written."""
-    if root is None:
+    if target.root is None:
         return
     if interrupted is not None:
-        yield was_interrupted(interrupted.action, root)
-    if (problem := foreign_state(root)) is not None:
+        yield was_interrupted(interrupted.action, target.root)
+    if (problem := foreign_state(target.root, target.package)) is not None:
         yield problem
 
 

@@ -94,9 +94,16 @@ class Plans:
         return loaded
 
     @cached_property
+    def features(self) -> tuple[Feature, ...]:
+        """Every feature at hand that is for the package of the target."""
+        from overlay.features.model import of_package
+
+        return tuple(of_package(self.loaded.features, self.target.package))
+
+    @cached_property
     def asked(self) -> tuple[Feature, ...]:
-        """The features that ``OVERLAY_FEATURES`` allows."""
-        return tuple(each for each in self.loaded.features if self.switches.allows(each.id))
+        """Those that ``OVERLAY_FEATURES`` allows."""
+        return tuple(each for each in self.features if self.switches.allows(each.id))
 
     @cached_property
     def of_asked(self) -> Plan:
@@ -127,9 +134,9 @@ class Plans:
     def results(self) -> dict[str, FeatureResult]:
         """The result of each feature; how those stand that are not asked for is only told."""
         results = {result.feature: result for result in self.of_asked.features}
-        if len(self.asked) == len(self.loaded.features):
+        if len(self.asked) == len(self.features):
             return results
-        every = self._plan(self.loaded.features)
+        every = self._plan(self.features)
         return {result.feature: result for result in every.features} | results
 
     def _plan(self, features: Sequence[Feature]) -> Plan:
@@ -252,7 +259,7 @@ def _planned(
     results = plans.results()
     rows = [
         vars(_describe(feature, results[feature.id], feature in chosen, feature in plans.asked))
-        for feature in plans.loaded.features
+        for feature in plans.features
     ]
     rows += [
         vars(_describe_malformed(malformed, plans.switches.allows(malformed.id)))

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+from overlay.package import VLLM
 from overlay.report.base import Report
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, MARK, Line, Span, labelled
@@ -36,10 +37,11 @@ class FeatureEntry(NamedTuple):
 
     :ivar upstream: the upstream change it goes back to; empty where there is none.
     :ivar retires: how a release is recognised that has the feature itself, one sentence each.
-    :ivar added: the modules that it adds to vLLM.
+    :ivar added: the modules that it adds to its package.
     :ivar reason: why it is kept as a patch (``waiting``, ``local`` or ``never``), if it says so.
     :ivar warnings: what the user should know about its folder.
     :ivar needs: what else must hold for it to have an effect, in words.
+    :ivar package: the import name of the package that it patches.
     """
 
     feature: str
@@ -55,6 +57,7 @@ class FeatureEntry(NamedTuple):
     needs: tuple[str, ...] = ()
     reason: str | None = None
     warnings: tuple[str, ...] = ()
+    package: str = "vllm"
 
 
 class ReleaseEntry(NamedTuple):
@@ -192,4 +195,5 @@ def _feature_data(entry: FeatureEntry) -> dict[str, Any]:
         "digest": entry.digest,
         "reason": entry.reason,
         "warnings": list(entry.warnings),
+        **({} if entry.package == VLLM.name else {"package": entry.package}),
     }

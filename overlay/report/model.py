@@ -45,7 +45,7 @@ class TargetReport:
     """State of one target.
 
     :ivar target: what the user named, or a release.
-    :ivar vllm: the release of the target; ``None`` where it cannot be told.
+    :ivar vllm: the version of the package; ``None`` where it cannot be told.
     :ivar root: the folder that holds the package; ``None`` for read-only targets.
     :ivar features: those that the user asked about.
     :ivar interrupted: whether an apply or revert was interrupted there and still has to end.

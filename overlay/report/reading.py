@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from overlay.report.base import Report
@@ -38,14 +38,19 @@ class CheckReport(Report):
 
 @dataclass(frozen=True)
 class OneTarget(Report):
-    """Answer that speaks of one target."""
+    """Answer that speaks of one target.
+
+    :ivar target: vLLM there, or the one package that is meant.
+    :ivar others: the other packages there that features are for.
+    """
 
     target: TargetReport
+    others: tuple[TargetReport, ...] = field(default=(), kw_only=True)
 
     @property
     def targets(self) -> tuple[TargetReport, ...]:
-        """The target, in a tuple."""
-        return (self.target,)
+        """The target, and the other packages there."""
+        return (self.target, *self.others)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from overlay.package import package_named
 from overlay.report.lines import BLANK, MARK, Line, Span, aligned, labelled
 from overlay.report.model import Obstacle, TargetReport
 from overlay.report.problems import Problem, problems, same_cause
@@ -20,7 +21,7 @@ def target_lines(targets: tuple[TargetReport, ...], *, verbose: bool = False) ->
 
     :param verbose: whether each target is shown with every file and hunk instead.
     """
-    several = len(targets) > 1
+    several = len({target.target for target in targets}) > 1
     if several:
         yield from _matrix(targets)
     if several and not verbose:
@@ -42,7 +43,8 @@ def _name_width(targets: Iterable[TargetReport]) -> int:
 def _target(target: TargetReport, width: int, verbose: bool) -> Iterator[Line]:
     place = target.target if target.root is None else str(target.root)
     place = "" if place == target.vllm else place
-    release = f"vLLM {target.vllm}" if target.vllm else "vLLM of an unknown release"
+    title = package_named(target.package).title
+    release = f"{title} {target.vllm or 'of an unknown release'}"
     yield Line(
         (
             Span(release, "heading"),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.draft_graphs.dp_mutations import DP_MUTATIONS
 from tests.draft_graphs.mutation_table import MUTATIONS
+from tests.draft_graphs.scenario_mutations import BUILDER_MUTATIONS, SCENARIO_MUTATIONS
 from tests.draft_graphs.twin_mutations import TWIN_MUTATIONS
 from tests.gpu.mutation_plan import ALSO
 
@@ -41,14 +42,19 @@ POLICY_MUTATIONS = (
         "pass",
     ),
     PolicyMutation(
-        "proposer_class", "hazard 8", "refusals", "facts.proposer_class not in DRAFTERS"
+        "proposer_class",
+        "hazard 8",
+        "refusals",
+        "facts.proposer_class not in DRAFTERS | UNTRIED_DRAFTERS",
     ),
     PolicyMutation(
         "overridden_methods",
         "hazard 8",
         "refusals",
-        "if facts.proposer_class not in DRAFTERS:\n    ...\nelif facts.overridden_methods:\n    ...",
-        "if facts.proposer_class not in DRAFTERS:\n    reasons.append('another class')",
+        "if facts.proposer_class not in DRAFTERS | UNTRIED_DRAFTERS:\n    ...\n"
+        "elif facts.overridden_methods:\n    ...",
+        "if facts.proposer_class not in DRAFTERS | UNTRIED_DRAFTERS:\n"
+        "    reasons.append('another class')",
     ),
     _forgets("padded_batch_disabled", "hazard 9"),
     _forgets("shared_mtp_indices", "hazard 11"),
@@ -58,10 +64,10 @@ POLICY_MUTATIONS = (
         "adapted_layers", "policy", "refusals", "if facts.adapted_layers:\n    ...", "pass"
     ),
     PolicyMutation(
-        "derived_builders",
+        "attention",
         "policy",
         "_late_refusals",
-        "if facts.derived_builders:\n    ...",
+        "if facts.attention is not None:\n    ...",
         "pass",
     ),
     PolicyMutation(
@@ -159,7 +165,8 @@ PAGE_TOP = """# Mutations
 
 Each line is a bug that was put into the draft graphs' module, and what showed it, in a real engine
 on CPU with the graph double (`tests/draft_graphs/`). A mutation that nothing shows fails
-`tests/draft_graphs/test_mutations.py`, `test_data_parallel.py` where there are two ranks, or
+`tests/draft_graphs/test_mutations.py`, `test_data_parallel.py` where there are two ranks,
+`test_engine_graphs.py` where it is about adapters or KV-cache groups, `test_builders.py`, or
 `test_same_as_upstream.py` where it is a twin that shows it. A bug is an edit of the syntax of a named
 function (`tests/support/code_edits.py`), so that layout and comments do not count. This page is
 written by `mutations.py` beside them.
@@ -179,7 +186,7 @@ words say which part of the module it is about. What shows it:
   module as it is, said nothing;
 - *twin*: drafts or KV cache differ from those of upstream's code on random batches;
 - *error*: serving failed; *use*: graphs were used for what they must not be;
-- *policy*: the policy's own test, without an engine.
+- *policy*, *builders*: the test of the policy, or of the metadata builders, without an engine.
 
 | stands for | mutation | shown by |
 |---|---|---|
@@ -201,7 +208,7 @@ the bug would do wrong.
 
 def _rows() -> list[tuple[str, str, str]]:
     rows: list[tuple[str, str, str]] = [
-        (each.stands_for, each.name, each.catcher) for each in MUTATIONS
+        (each.stands_for, each.name, each.catcher) for each in (*MUTATIONS, *SCENARIO_MUTATIONS)
     ]
     rows += [
         (
@@ -212,6 +219,7 @@ def _rows() -> list[tuple[str, str, str]]:
         for each in DP_MUTATIONS
     ]
     rows += [(each.stands_for, each.name, "twin") for each in TWIN_MUTATIONS]
+    rows += [(each.stands_for, each.name, "builders") for each in BUILDER_MUTATIONS]
     rows += [
         (each.stands_for, f"the policy forgets `{each.fact}`", "policy")
         for each in POLICY_MUTATIONS

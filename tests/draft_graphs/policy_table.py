@@ -12,18 +12,28 @@ from typing import Any
 from tests.draft_graphs.added_modules import added
 
 policy: Any = added("policy")
+attention: Any = added("attention")
+capabilities: Any = added("capabilities")
 drafters: Any = added("drafter")
 
 PAGE = Path(__file__).parents[2] / "docs" / "draft-graphs.md"
 BEGIN = "<!-- what a configuration gets: tests/draft_graphs/policy_table.py writes this -->\n"
 END = "<!-- end of what a configuration gets -->\n"
 
+
+def backend(name: str, kernel: str = "") -> Any:
+    """The draft's attention backend of this name, with its row."""
+    rows = [row for row in capabilities.BACKENDS if name in row.names and row.kernel == kernel]
+    return attention.Attention(name, rows[0].builder.rpartition(".")[2], rows[0], derived=True)
+
+
+FLASH_ATTN = backend("FLASH_ATTN", "fa3")
 PLAIN = policy.Facts(
     num_speculative_tokens=3,
     cudagraph_mode="FULL_AND_PIECEWISE",
     max_num_seqs=128,
     max_capture_tokens=512,
-    attention_backends=("FLASH_ATTN",),
+    attention=(FLASH_ATTN,),
 )
 DRAFT_MODEL = "vllm.v1.spec_decode.draft_model.DraftModelProposer"
 DFLASH = "vllm.v1.spec_decode.dflash.DFlashProposer"
@@ -76,7 +86,8 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
         "a device without graphs",
         {"no_graphs": "the platform (cpu) has neither CUDA nor HIP graphs"},
     ),
-    ("gemma4, step3p5", {"proposer_class": "vllm.v1.spec_decode.step3p5.Step3p5MTPProposer"}),
+    ("gemma4", {"proposer_class": "vllm.v1.spec_decode.gemma4.Gemma4Proposer"}),
+    ("step3p5", {"proposer_class": "vllm.v1.spec_decode.step3p5.Step3p5MTPProposer"}),
     ("a proposer that somebody changed", {"overridden_methods": ("propose",)}),
     ("drafts whose positions do not advance", {"constant_draft_positions": True}),
     ("MTP layers that share indices (from 0.23)", {"shared_mtp_indices": True}),
@@ -103,12 +114,30 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("R-SWA (from 0.25)", {"rswa": True}),
     (
         "an attention backend that is not in the table below",
-        {"attention_backends": ("FLASHINFER",)},
+        {"attention": (attention.Attention("HPC_ATTN", "HpcAttnMetadataBuilder"),)},
     ),
-    ("one that no GPU has run with graphs", {"attention_backends": ("TRITON_MLA",)}),
+    ("one that was read, and cannot have graphs", {"attention": (backend("FLEX_ATTENTION"),)}),
+    ("one that no GPU has run with graphs", {"attention": (backend("TRITON_MLA"),)}),
+    (
+        "the same with `OVERLAY_DRAFT_GRAPHS_UNTRIED=on`",
+        {"attention": (backend("TRITON_MLA"),), "untried": True},
+    ),
+    (
+        "MUSA with tensor parallelism (and `OVERLAY_DRAFT_GRAPHS_UNTRIED=on`)",
+        {
+            "platform": capabilities.platform_row("vllm_musa.platform.MtmlMUSAPlatform"),
+            "tensor_parallel_size": 2,
+            "attention": (backend("TRITON_ATTN"),),
+            "untried": True,
+        },
+    ),
     (
         "chunked or sink attention in the draft",
-        {"derived_builders": ("ChunkedLocalAttentionBuilder",)},
+        {
+            "attention": (
+                attention.Attention("FLASH_ATTN", "ChunkedLocalAttentionBuilder", derived=True),
+            )
+        },
     ),
 )
 
@@ -116,7 +145,7 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
 def row(words: str, changes: dict[str, Any]) -> str:
     """One row: what the default mode captures, and what the log says of the rest."""
     facts = replace(PLAIN, **changes)
-    decision = policy.decide("auto", facts, policy.GRAPH_ATTENTION_BACKENDS)
+    decision = policy.decide("auto", facts)
     roles = [facts.drafter.first_role] * decision.first + list(decision.later)
     said = "; ".join([*decision.refusals, *decision.notes])
     return f"| {words} | {', '.join(f'`{role}`' for role in roles) or 'nothing'} | {said} |"

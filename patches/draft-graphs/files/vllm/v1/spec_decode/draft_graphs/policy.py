@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from . import attention
+from .attention import UNTRIED_VARIABLE, Attention
+from .capabilities import PLATFORMS, Platform
 from .drafter import Drafter
 from .keys import ROLES, Role
 
@@ -23,44 +26,20 @@ NO_CAPTURE = "NONE"
 EAGLE_PROPOSER = "vllm.v1.spec_decode.eagle.EagleProposer"
 #: The proposer classes that get draft graphs, by module and name; a subclass is another class.
 DRAFTERS = frozenset({EAGLE_PROPOSER, "vllm.v1.spec_decode.draft_model.DraftModelProposer"})
-#: The same, by reading and beside upstream's code on CPU; refused until a GPU has run them.
+#: The same, by reading and beside upstream's code on CPU; refused until a GPU has run them, unless
+#: `OVERLAY_DRAFT_GRAPHS_UNTRIED` grants them.
 UNTRIED_DRAFTERS = frozenset({"vllm.v1.spec_decode.dflash.DFlashProposer"})
 
-#: By name of an attention backend: the roles whose graphs can build its metadata inside themselves.
-AttentionRoles = Mapping[str, frozenset[Role]]
-
-# Attention backends whose `build_for_drafting` is host arithmetic on the numbers of a key, and
-# device work that a capture records and every replay repeats: none for FLASH_ATTN, TRITON_ATTN,
-# TRITON_MLA and FLASHINFER_MLA; the schedule of FLASH_ATTN_MLA, written to a buffer of its
-# builder; that of FLASHMLA, made by the first layer that asks for it; from 0.32 the mapping of
-# the block table to smaller blocks. docs/draft-graphs.md has the verdicts.
-_ALL_ROLES = frozenset(ROLES)
-GRAPH_ATTENTION_BACKENDS: AttentionRoles = {
-    "FLASH_ATTN": _ALL_ROLES,
-    "TRITON_ATTN": _ALL_ROLES,
-    "FLASH_ATTN_MLA": _ALL_ROLES,
-    "FLASHMLA": _ALL_ROLES,
+_BY_V2 = "set VLLM_USE_V2_MODEL_RUNNER=1: model runner V2 has graphs for it from"
+#: Proposer classes that draft otherwise: what is different, and what the user can do.
+OTHER_DRAFTERS: Mapping[str, str] = {
+    "vllm.v1.spec_decode.gemma4.Gemma4Proposer": (
+        f"its layers read keys and values of several groups of the target's ({_BY_V2} 0.23 on)"
+    ),
+    "vllm.v1.spec_decode.step3p5.Step3p5MTPProposer": (
+        f"each of its passes runs another MTP layer ({_BY_V2} 0.27 on)"
+    ),
 }
-# The same, by reading and with doubles of their kernels; refused until one of their graphs has run
-# on a GPU.
-UNTRIED_ATTENTION_BACKENDS: AttentionRoles = {
-    "TRITON_MLA": _ALL_ROLES,
-    "FLASHINFER_MLA": _ALL_ROLES,
-}
-# The metadata builder that was read for each of them. Layers with chunked or sink attention keep
-# the backend's name and derive a builder from its builder, which may read lengths on the host.
-ATTENTION_BUILDERS: Mapping[str, str] = {
-    "FLASH_ATTN": "vllm.v1.attention.backends.flash_attn.FlashAttentionMetadataBuilder",
-    "TRITON_ATTN": "vllm.v1.attention.backends.triton_attn.TritonAttentionMetadataBuilder",
-    "FLASH_ATTN_MLA": "vllm.v1.attention.backends.mla.flashattn_mla.FlashAttnMLAMetadataBuilder",
-    "FLASHMLA": "vllm.v1.attention.backends.mla.flashmla.FlashMLAMetadataBuilder",
-    "TRITON_MLA": "vllm.v1.attention.backends.mla.triton_mla.TritonMLAMetadataBuilder",
-    "FLASHINFER_MLA": "vllm.v1.attention.backends.mla.flashinfer_mla.FlashInferMLAMetadataBuilder",
-}
-
-
-# What the user can do about an attention backend; in 0.20 the drafter uses the target's.
-CHOOSE_BACKEND = "from 0.21 on attention_backend in speculative_config chooses another one of"
 
 
 def mode_from(environ: Mapping[str, str]) -> Mode:
@@ -80,9 +59,21 @@ def check_from(environ: Mapping[str, str]) -> bool:
 
     Raises ValueError for anything but on and off, or 1 and 0.
     """
-    value = environ.get(CHECK_VARIABLE) or "off"
+    return _flag(environ, CHECK_VARIABLE)
+
+
+def untried_from(environ: Mapping[str, str]) -> bool:
+    """Whether what no GPU has shown is granted, too; off where unset or empty.
+
+    Raises ValueError for anything but on and off, or 1 and 0.
+    """
+    return _flag(environ, UNTRIED_VARIABLE)
+
+
+def _flag(environ: Mapping[str, str], variable: str) -> bool:
+    value = environ.get(variable) or "off"
     if value not in ("on", "off", "1", "0"):
-        raise ValueError(f"{CHECK_VARIABLE} is {value!r}; set it to on or off")
+        raise ValueError(f"{variable} is {value!r}; set it to on or off")
     return value in ("on", "1")
 
 
@@ -93,6 +84,10 @@ class Facts:
     num_speculative_tokens: int
     # The reason why this device cannot make graphs; None where it can.
     no_graphs: str | None = None
+    platform: Platform = PLATFORMS[0]
+    tensor_parallel_size: int = 1
+    # Whether the user grants what no GPU has shown.
+    untried: bool = False
     enforce_eager: bool = False
     # Module and name.
     proposer_class: str = EAGLE_PROPOSER
@@ -125,12 +120,10 @@ class Facts:
     cudagraph_mode: str | None = None
     max_num_seqs: int | None = None
     max_capture_tokens: int | None = None
-    attention_backends: tuple[str, ...] | None = None
+    attention: tuple[Attention, ...] | None = None
     # The KV-cache group of the draft's layers, where vLLM hands the proposer the metadata of
     # another one; None where it does not.
     unseen_group: int | None = None
-    # Metadata builders of known backends that are not the ones of `ATTENTION_BUILDERS`, by name.
-    derived_builders: tuple[str, ...] = ()
     # The reason why `first` cannot be staged; None where it can.
     no_first: str | None = None
 
@@ -144,6 +137,7 @@ class Decision:
     sampled: whether all of them are captured once more, for drafts drawn by temperature.
     refusals: reasons why there are no draft graphs at all.
     notes: batches that run as upstream although there are graphs, and why.
+    untried: what is captured although no GPU has shown it, and what shows it instead.
     """
 
     first: bool = False
@@ -151,6 +145,7 @@ class Decision:
     sampled: bool = False
     refusals: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    untried: tuple[str, ...] = ()
 
     @property
     def any(self) -> bool:
@@ -164,10 +159,13 @@ def _yes_no_refusals(facts: Facts) -> list[str]:
             facts.enforce_eager,
             "the drafter has enforce_eager (remove it from speculative_config)",
         ),
-        (facts.constant_draft_positions, "the draft steps do not advance their positions"),
+        (
+            facts.constant_draft_positions,
+            "the draft steps do not advance their positions (eagle, eagle3 and mtp get graphs)",
+        ),
         (
             facts.shared_mtp_indices,
-            "the draft steps share indices through a host flag (model runner V2 can do it)",
+            f"the draft steps share indices through a host flag ({_BY_V2} 0.32 on)",
         ),
         (
             facts.padded_batch_disabled,
@@ -196,7 +194,7 @@ def _yes_no_refusals(facts: Facts) -> list[str]:
     return [reason for refused, reason in table if refused]
 
 
-def _late_refusals(facts: Facts, attention: AttentionRoles) -> list[str]:
+def _late_refusals(facts: Facts) -> list[str]:
     reasons = []
     if facts.cudagraph_mode == NO_CAPTURE:
         reasons.append(
@@ -204,61 +202,41 @@ def _late_refusals(facts: Facts, attention: AttentionRoles) -> list[str]:
             "or set cudagraph_mode in compilation_config to another one; with PIECEWISE it wants "
             "compiled models, so compilation mode VLLM_COMPILE)"
         )
-    if facts.attention_backends is not None:
-        if not facts.attention_backends:
-            reasons.append("the draft model has no attention layers")
-        refused = [name for name in facts.attention_backends if name not in attention]
-        untried = [name for name in refused if name in UNTRIED_ATTENTION_BACKENDS]
-        unknown = [name for name in refused if name not in UNTRIED_ATTENTION_BACKENDS]
-        if untried:
-            reasons.append(
-                f"no graph with attention backend {', '.join(untried)} of the draft has run on a "
-                f"GPU yet ({CHOOSE_BACKEND} {', '.join(sorted(attention))})"
-            )
-        if unknown:
-            reasons.append(
-                f"attention backend {', '.join(unknown)} of the draft is not known to build its "
-                f"metadata inside a graph ({CHOOSE_BACKEND} {', '.join(sorted(attention))})"
-            )
+    if facts.attention is not None:
+        reasons += attention.refusals(facts.attention, facts.platform, facts.untried)
     if facts.unseen_group is not None:
         reasons.append(
             f"the draft model's layers lie in KV-cache group {facts.unseen_group}, and vLLM gives "
             "their proposer the block table of group 0 (a draft model whose attention layers are "
             "of the kinds of the target's shares its group)"
         )
-    if facts.derived_builders:
-        reasons.append(
-            f"the draft's attention builds its metadata by {', '.join(facts.derived_builders)}, "
-            "which may read lengths on the host (draft models without chunked or sink attention "
-            "get graphs)"
-        )
     if facts.max_num_seqs is not None and (facts.max_capture_tokens or 0) < 1:
         reasons.append("there are no cudagraph capture sizes (set cudagraph_capture_sizes)")
     return reasons
 
 
-def refusals(facts: Facts, attention: AttentionRoles) -> list[str]:
-    """Every reason why this configuration gets no draft graphs at all; empty where it does.
-
-    attention: the attention backends that are granted; any other is refused.
-    """
+def refusals(facts: Facts) -> list[str]:
+    """Every reason why this configuration gets no draft graphs at all; empty where it does."""
     reasons = [] if facts.no_graphs is None else [facts.no_graphs]
     name = facts.proposer_class.rpartition(".")[2]
-    if facts.proposer_class in UNTRIED_DRAFTERS:
+    if facts.proposer_class in UNTRIED_DRAFTERS and not facts.untried:
         reasons.append(
-            f"graphs with {name} are not proven on a GPU yet (methods eagle, eagle3, mtp and "
-            "draft_model get graphs; model runner V2 has graphs for dflash from 0.24 on)"
+            f"graphs with {name} are not proven on a GPU yet ({UNTRIED_VARIABLE}=on grants them; "
+            "methods eagle, eagle3, mtp and draft_model get graphs; model runner V2 has graphs "
+            "for dflash from 0.24 on)"
         )
-    elif facts.proposer_class not in DRAFTERS:
-        reasons.append(
-            f"{name} drafts otherwise than the graphs do (methods eagle, eagle3, mtp and "
-            "draft_model get them)"
+    elif facts.proposer_class not in DRAFTERS | UNTRIED_DRAFTERS:
+        otherwise = OTHER_DRAFTERS.get(
+            facts.proposer_class, "methods eagle, eagle3, mtp and draft_model get them"
         )
+        reasons.append(f"{name} drafts otherwise than the graphs do: {otherwise}")
     elif facts.overridden_methods:
         own = ", ".join(sorted(facts.overridden_methods))
         reasons.append(f"{name} has its own {own} (remove what replaces them)")
     if facts.num_speculative_tokens < 1:
-        reasons.append(f"num_speculative_tokens is {facts.num_speculative_tokens}")
+        reasons.append(
+            f"num_speculative_tokens is {facts.num_speculative_tokens} (set it to 1 or more)"
+        )
     reasons += _yes_no_refusals(facts)
     if facts.adapted_layers:
         reasons.append(
@@ -276,17 +254,17 @@ def refusals(facts: Facts, attention: AttentionRoles) -> list[str]:
         reasons.append(
             f"{facts.weight_offloader} moves weights between passes (set offload_group_size to 0)"
         )
-    return reasons + _late_refusals(facts, attention)
+    return reasons + _late_refusals(facts)
 
 
-def decide(mode: Mode, facts: Facts, attention: AttentionRoles) -> Decision:
+def decide(mode: Mode, facts: Facts) -> Decision:
     """Decide what to capture for `facts` in `mode`, with a reason for all that is not captured."""
     if mode == "off":
         return Decision(refusals=(f"{MODE_VARIABLE}=off",))
-    reasons = refusals(facts, attention)
+    reasons = refusals(facts)
     if reasons:
         return Decision(refusals=tuple(reasons))
-    barred = _barred_roles(facts, attention)
+    barred = _barred_roles(facts)
     role = facts.drafter.first_role
     first = role not in barred
     later, notes = _later_roles(mode, facts, barred)
@@ -300,16 +278,35 @@ def decide(mode: Mode, facts: Facts, attention: AttentionRoles) -> Decision:
     if facts.multimodal and first:
         notes.append("first passes with multimodal embeddings among them")
     notes += _too_large(facts, first, later)
-    return Decision(first=first, later=later, sampled=sampled, notes=tuple(notes))
+    return Decision(
+        first=first,
+        later=later,
+        sampled=sampled,
+        notes=tuple(notes),
+        untried=tuple(_untried(facts)),
+    )
 
 
-def _barred_roles(facts: Facts, attention: AttentionRoles) -> dict[Role, str]:
-    """Roles that the attention backends cannot build inside a graph, with the reason for each."""
-    barred: dict[Role, str] = {}
-    for name in facts.attention_backends or ():
+def _untried(facts: Facts) -> list[str]:
+    """What is granted although no GPU has shown it, with what shows it instead."""
+    shown = []
+    if facts.proposer_class in UNTRIED_DRAFTERS:
+        name = facts.proposer_class.rpartition(".")[2]
+        shown.append(f"{name} (doubles: tests/draft_graphs/upstream_twin.py)")
+    return [*shown, *attention.untried_grants(facts.attention or (), facts.platform)]
+
+
+def _barred_roles(facts: Facts) -> dict[Role, str]:
+    """Roles that platform or attention backends do not get, with the reason for each."""
+    barred: dict[Role, str] = {
+        bar.role: bar.why
+        for bar in facts.platform.bars
+        if facts.tensor_parallel_size >= bar.tensor_parallel
+    }
+    for each in facts.attention or ():
         for role in ROLES:
-            if role not in attention[name]:
-                barred[role] = f"attention backend {name} has no metadata for it inside a graph"
+            if each.row is not None and role not in each.row.roles:
+                barred[role] = f"attention backend {each.title} has no metadata for it in a graph"
     if facts.no_first is not None:
         barred["first"] = barred["whole"] = facts.no_first
     return barred
