@@ -59,7 +59,6 @@ POLICY_MUTATIONS = (
     _forgets("padded_batch_disabled", "hazard 9"),
     _forgets("shared_mtp_indices", "hazard 11"),
     _forgets("eplb", "hazard 12"),
-    _forgets("micro_batching", "policy"),
     PolicyMutation(
         "adapted_layers", "policy", "refusals", "if facts.adapted_layers:\n    ...", "pass"
     ),

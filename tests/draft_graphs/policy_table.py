@@ -98,7 +98,9 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
         {"adapted_layers": ("model.norm",)},
     ),
     ("expert load balancing beside a draft with experts", {"eplb": True}),
-    ("micro-batching", {"micro_batching": True}),
+    ("micro-batching (`enable_dbo`, `ubatch_size`)", {}),
+    ("sequence parallelism of experts (`use_sequence_parallel_moe`)", {}),
+    ("expert load balancing (`enable_eplb`) beside a draft without experts", {}),
     (
         "data parallelism, where a layer of the draft reaches other ranks",
         {
@@ -106,8 +108,9 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
             "reach other ranks (FusedMoE)"
         },
     ),
-    ("context parallelism, decode or prefill", {"context_parallel_size": 2}),
-    ("sequence parallelism", {"sequence_parallel": True}),
+    ("decode context parallelism", {"decode_context_parallel_size": 2}),
+    ("prefill context parallelism", {"prefill_context_parallel_size": 2}),
+    ("sequence parallelism of dense layers (`enable_sp`, until 0.31)", {"sequence_parallel": True}),
     ("an offloader that copies weights", {"weight_offloader": "PrefetchOffloader"}),
     ("KV scales computed on the fly (until 0.27)", {"computes_kv_scales": True}),
     ("`kv_sharing_fast_prefill`", {"fast_prefill": True}),

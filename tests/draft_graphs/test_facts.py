@@ -181,8 +181,8 @@ CHANGES: dict[str, tuple[Callable[[Any], None], Any]] = {
     "constant_draft_positions": (setting("", "constant_draft_positions", True), True),
     "shared_mtp_indices": (setting("", "_share_mtp_indices", True), True),
     "padded_batch_disabled": (setting(SPECULATIVE, "disable_padded_drafter_batch", True), True),
-    "micro_batching": (setting(PARALLEL, "enable_dbo", True), True),
-    "context_parallel_size": (setting(PARALLEL, "decode_context_parallel_size", 2), 2),
+    "decode_context_parallel_size": (setting(PARALLEL, "decode_context_parallel_size", 2), 2),
+    "prefill_context_parallel_size": (setting(PARALLEL, "prefill_context_parallel_size", 4), 4),
     "fast_prefill": (setting("vllm_config.cache_config", "kv_sharing_fast_prefill", True), True),
     "rswa": (setting(ARCHITECTURE, "rswa_window", 64), True),
     "dynamic_k": (setting(SPECULATIVE, "num_speculative_tokens_per_batch_size", [(1, 8, 3)]), True),
@@ -195,8 +195,6 @@ CHANGES: dict[str, tuple[Callable[[Any], None], Any]] = {
 }
 #: The same facts, from elsewhere.
 OTHERWISE: dict[str, tuple[Callable[[Any], None], Any]] = {
-    "micro_batching": (setting(PARALLEL, "ubatch_size", 2), True),
-    "context_parallel_size": (setting(PARALLEL, "prefill_context_parallel_size", 4), 4),
     "max_capture_tokens": (
         setting("vllm_config.compilation_config", "max_cudagraph_capture_size", None),
         0,
@@ -380,12 +378,22 @@ def test_layers_that_keep_their_adapter() -> None:
     assert changed(proposer) == {"adapted_layers": ("norm",)}
 
 
-def test_sequence_parallelism_of_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequence_parallelism_of_experts_is_no_fact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such layers pad inside themselves, so they take any token count."""
     proposer = make_proposer()
     parallel = proposer.vllm_config.parallel_config
     assert not parallel.use_sequence_parallel_moe
     monkeypatch.setattr(type(parallel), "use_sequence_parallel_moe", property(lambda _: True))
-    assert changed(proposer) == {"sequence_parallel": True}
+    assert changed(proposer) == {}
+
+
+@pytest.mark.parametrize(("name", "value"), [("enable_dbo", True), ("ubatch_size", 2)])
+def test_micro_batching_of_the_target_is_no_fact(name: str, value: object) -> None:
+    """The drafter is never split, and drafts when all micro-batches have ended."""
+    proposer = make_proposer()
+    setattr(proposer.vllm_config.parallel_config, name, value)
+    assert proposer.vllm_config.parallel_config.use_ubatching
+    assert changed(proposer) == {}
 
 
 def test_an_offloader_that_copies(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,9 +45,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "xdrope": (True, "XD-RoPE"),
     "adapted_layers": (("model.norm",), "model.norm"),
     "eplb": (True, "enable_eplb"),
-    "micro_batching": (True, "micro-batching"),
     "data_parallel": ("2 data-parallel ranks draft in lockstep", "data-parallel"),
-    "context_parallel_size": (2, "context parallelism"),
+    "decode_context_parallel_size": (2, "decode context parallelism"),
+    "prefill_context_parallel_size": (2, "prefill context parallelism"),
     "sequence_parallel": (True, "sequence parallelism"),
     "weight_offloader": ("PrefetchOffloader", "PrefetchOffloader"),
     "computes_kv_scales": (True, "KV scales"),
@@ -116,7 +116,7 @@ def test_drafters_that_draft_otherwise_are_told_why(name: str) -> None:
 
 
 def test_all_reasons_are_given_at_once() -> None:
-    facts = replace(LATE, rswa=True, eplb=True, context_parallel_size=2)
+    facts = replace(LATE, rswa=True, eplb=True, decode_context_parallel_size=2)
     assert len(policy.decide("auto", facts).refusals) == 3
 
 

@@ -27,11 +27,9 @@ EVIDENCE: tuple[Evidence, ...] = get_args(Evidence)
 
 ALL_ROLES = frozenset(ROLES)
 _NO_WHOLE = ALL_ROLES - {"whole"}
-_NONE: frozenset[Role] = frozenset()
 
-_TWIN = "tests/draft_graphs/test_same_as_upstream.py"
 _MLA_TWIN = "tests/draft_graphs/mla_twin.py"
-_PLANNED_TWIN = "tests/draft_graphs/backend_twin.py"
+_BACKEND_TWIN = "tests/draft_graphs/backend_twin.py"
 _CELLS = "bench/results/h200-acceptance-*.json"
 _READ = "docs/draft-graphs.md, by reading"
 
@@ -197,6 +195,7 @@ _FLASHMLA = (
     (_MLA + "flashmla.FlashMLABackend",),
     _MLA + "flashmla.FlashMLAMetadataBuilder",
 )
+_UNIFIED = _BACKENDS + "rocm_aiter_unified_attn.RocmAiterUnifiedAttentionBackend"
 _TRITON_MLA = (_MLA + "triton_mla.TritonMLABackend",)
 _SPARSE = (
     "sparse MLA chooses its tokens by an indexer with metadata of its own for each step, which "
@@ -245,6 +244,51 @@ GRANTED = (
         "doubles",
         _MLA_TWIN,
     ),
+    Backend(*_FLASHINFER, "doubles", _BACKEND_TWIN, kernel="trtllm-gen", roles=_NO_WHOLE),
+    Backend(
+        *_FLASHINFER,
+        "doubles",
+        _BACKEND_TWIN,
+        kernel="xqa",
+        releases="0.25.0..0.33.0",
+        roles=_NO_WHOLE,
+    ),
+    Backend(
+        ("ROCM_ATTN",),
+        (_BACKENDS + "rocm_attn.RocmAttentionBackend",),
+        _BACKENDS + "rocm_attn.RocmAttentionMetadataBuilder",
+        "doubles",
+        _BACKEND_TWIN,
+        platforms=("rocm",),
+    ),
+    Backend(
+        ("ROCM_AITER_UNIFIED_ATTN",),
+        (_UNIFIED,),
+        _BACKENDS + "rocm_attn.RocmAttentionMetadataBuilder",
+        "doubles",
+        _BACKEND_TWIN,
+        platforms=("rocm",),
+        releases="0.20.0..0.28.0",
+    ),
+    Backend(
+        ("ROCM_AITER_UNIFIED_ATTN",),
+        (_UNIFIED,),
+        _BACKENDS + "rocm_aiter_unified_attn.RocmAiterUnifiedAttentionMetadataBuilder",
+        "doubles",
+        _BACKEND_TWIN,
+        platforms=("rocm",),
+        releases="0.29.0..0.33.0",
+    ),
+    Backend(
+        ("ROCM_AITER_FA",),
+        (_BACKENDS + "rocm_aiter_fa.AiterFlashAttentionBackend",),
+        _BACKENDS + "rocm_aiter_fa.AiterFlashAttentionMetadataBuilder",
+        "doubles",
+        _BACKEND_TWIN,
+        platforms=("rocm",),
+        roles=_NO_WHOLE,
+        asks_threshold=False,  # its `build_for_drafting` takes all requests for decodes
+    ),
 )
 
 REFUSED = (
@@ -263,7 +307,17 @@ REFUSED = (
         "refused",
         _READ,
         kernel="native",
-        why="its native kernels are planned on the host, from lengths on the host",
+        why="its native kernels are planned on the host, from lengths on the host (on Blackwell "
+        "TRTLLM-gen needs no plan; remove what keeps vLLM from choosing it)",
+    ),
+    Backend(
+        *_FLASHINFER,
+        "refused",
+        _READ,
+        kernel="trtllm-gen fp8",
+        releases="0.20.0..0.24.0",
+        why="with an FP8 cache a prefill by a native kernel changes the type of all later queries, "
+        "which a graph has baked (from 0.25 on it has not)",
     ),
     Backend(
         ("FLEX_ATTENTION",),
@@ -372,7 +426,7 @@ UNREAD = frozenset(
         *("MINIMAX_M3_SPARSE", "ROCM_FLASHMLA_SPARSE_DSV4", "ROCM_FLASHMLA_SPARSE_DSV41"),
         *("ROCM_OCTAVE", "ROCM_SEGMENTED_ATTN", "STEP5_DSA", "TOKENSPEED_MLA", "TRITON_MSA"),
         *("TRITON_ATTN_DIFFKV", "TRITON_FLASHINFER", "TRITON_FLASH_ATTN", "ULTRAQUANT"),
-        *("XPU_MLA_SPARSE", "ROCM_ATTN", "ROCM_AITER_FA", "ROCM_AITER_UNIFIED_ATTN"),
+        "XPU_MLA_SPARSE",
     }
 )
 #: Members of the enumeration behind which there is no attention backend of vLLM's.

@@ -39,11 +39,9 @@ def early_facts(proposer: Any, backend: GraphBackend) -> Facts:
         and getattr(proposer, "draft_uses_xdrope_dim", 0) > 0,
         adapted_layers=adapters.kept(proposer),
         eplb=bool(parallel.enable_eplb) and ranks.has_experts(proposer.model),
-        micro_batching=bool(parallel.use_ubatching),
         data_parallel=ranks.coupling(proposer),
-        context_parallel_size=max(
-            int(parallel.decode_context_parallel_size), int(parallel.prefill_context_parallel_size)
-        ),
+        decode_context_parallel_size=int(parallel.decode_context_parallel_size),
+        prefill_context_parallel_size=int(parallel.prefill_context_parallel_size),
         sequence_parallel=upstream.sequence_parallel(config),
         weight_offloader=upstream.weight_offloader(),
         computes_kv_scales=bool(getattr(cache, "calculate_kv_scales", False)),

@@ -10,7 +10,7 @@ from typing import Any
 from vllm.logger import init_logger
 from vllm.v1 import overlay_effects
 
-from . import adapters, graph_backend, messages, ranks
+from . import adapters, graph_backend, messages, ranks, same_settings
 from .draft_graphs import DraftGraphs
 from .facts import early_facts
 from .keys import FEATURE
@@ -30,7 +30,8 @@ def create_draft_graphs(proposer: Any) -> DraftGraphs | None:
     """Create the draft graphs of a proposer whose model has been loaded, to be captured later.
 
     Returns None, with the reasons in the log, where the configuration gets none. Raises ValueError
-    for an unknown value of one of the feature's switches.
+    for an unknown value of one of the feature's switches, and `same_settings.RanksDiffer` where
+    tensor-parallel ranks would not draft alike.
     """
     mode, check = mode_from(os.environ), check_from(os.environ)
     untried = untried_from(os.environ)
@@ -40,6 +41,9 @@ def create_draft_graphs(proposer: Any) -> DraftGraphs | None:
     else:
         facts = replace(early_facts(proposer, backend), untried=untried)
     decision = decide(mode, facts)
+    same_settings.require_equal_settings(
+        same_settings.settings(mode, decision, check=check, untried=untried)
+    )
     if not ranks.all_ranks_want(proposer, decision.any) and decision.any:
         decision = Decision(refusals=("another data-parallel rank drafts as upstream",))
     if not decision.any:

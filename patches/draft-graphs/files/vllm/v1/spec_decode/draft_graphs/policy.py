@@ -103,10 +103,11 @@ class Facts:
     adapted_layers: tuple[str, ...] = ()
     # Whether expert load balancing moves experts of the draft model.
     eplb: bool = False
-    micro_batching: bool = False
     # The reason why data-parallel ranks must draft in lockstep; None where they need not.
     data_parallel: str | None = None
-    context_parallel_size: int = 1
+    decode_context_parallel_size: int = 1
+    prefill_context_parallel_size: int = 1
+    # Of dense layers; that of experts takes any token count.
     sequence_parallel: bool = False
     # Name of the offloader that moves weights between passes; None where there is none.
     weight_offloader: str | None = None
@@ -176,10 +177,9 @@ def _yes_no_refusals(facts: Facts) -> list[str]:
             facts.eplb,
             "expert load balancing moves the draft's experts between passes (remove enable_eplb)",
         ),
-        (facts.micro_batching, "micro-batching is on (remove enable_dbo)"),
         (
             facts.sequence_parallel,
-            "sequence parallelism pads token counts (remove enable_sp, or enable_expert_parallel)",
+            "sequence parallelism of dense layers bounds token counts (remove enable_sp)",
         ),
         (
             facts.computes_kv_scales,
@@ -245,10 +245,16 @@ def refusals(facts: Facts) -> list[str]:
         )
     if facts.data_parallel is not None:
         reasons.append(facts.data_parallel)
-    if facts.context_parallel_size > 1:
+    if facts.decode_context_parallel_size > 1:
         reasons.append(
-            "context parallelism computes lengths on the host (set decode_context_parallel_size "
-            "and prefill_context_parallel_size to 1)"
+            "with decode context parallelism vLLM's own drafts go wrong from the second on, since "
+            "model runner V1 takes their slots for those of one rank (set "
+            "decode_context_parallel_size to 1; from 0.29 on model runner V2 serves it)"
+        )
+    if facts.prefill_context_parallel_size > 1:
+        reasons.append(
+            "prefill context parallelism is not written for model runner V1 (set "
+            "prefill_context_parallel_size to 1; from 0.28 on model runner V2 serves it)"
         )
     if facts.weight_offloader is not None:
         reasons.append(

@@ -218,15 +218,30 @@ def weight_offloader() -> str | None:
 
 
 def sequence_parallel(vllm_config: Any) -> bool:
-    """Whether token counts must be multiples of the tensor-parallel size."""
+    """Whether dense layers want token counts that are multiples of the tensor-parallel size.
+
+    The compile pass that does it is in 0.20 to 0.31. Experts that are split in the same way
+    (`use_sequence_parallel_moe`) pad inside their layer, and take any token count.
+    """
     passes = vllm_config.compilation_config.pass_config
-    parallel = vllm_config.parallel_config
-    return bool(
-        getattr(passes, "enable_sp", False)
-        or getattr(
-            parallel, "use_sequence_parallel_moe", False
-        )  # from 0.33 also without data parallelism
-    )
+    return bool(getattr(passes, "enable_sp", False))
+
+
+def require_no_micro_batch() -> None:
+    """Raise RuntimeError while a micro-batch of the target (dual-batch overlap) is running.
+
+    A pass that was captured then would take that micro-batch's forward context, stream, workspace
+    and half of the all-to-all buffers for its own. Upstream ends them all before the target's
+    forward pass returns.
+    """
+    from vllm.v1.worker import ubatching
+
+    running = [context for context in ubatching._CURRENT_CONTEXTS if context is not None]
+    if running or ubatching.dbo_enabled():
+        raise RuntimeError(
+            f"{max(len(running), 1)} micro-batches of the target are still running; draft graphs "
+            "are captured outside of them"
+        )
 
 
 def combine_width(proposer: Any) -> int | None:
