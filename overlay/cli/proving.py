@@ -15,7 +15,11 @@ from overlay.cli.options import Answer
     "graphs died, or no graph was replayed, 2 no engine could be compared."
 )
 @click.option("--model", metavar="MODEL", help="The model to serve: a folder, or an id on the hub.")
-@click.option("--draft", metavar="MODEL", help="Its draft, likewise.")
+@click.option(
+    "--draft",
+    metavar="MODEL",
+    help="Its draft, likewise; with --tiny only eagle3hid, eagle3 or p-eagle.",
+)
 @click.option(
     "--method",
     metavar="NAME",
@@ -46,7 +50,7 @@ from overlay.cli.options import Answer
 @click.option(
     "--jobs",
     type=click.IntRange(1),
-    help="Engines at a time: 1 for models of your own, 3 with --tiny.",
+    help="Engines at a time: 1 for models of your own, 4 with --tiny.",
 )
 @click.option(
     "--deadline",

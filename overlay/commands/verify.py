@@ -48,7 +48,8 @@ class Question:
     """What the user asked.
 
     :ivar model: ``None`` with ``tiny``.
-    :ivar draft: ``None`` where the engine's own arguments name it.
+    :ivar draft: ``None`` where the engine's own arguments name it; with ``tiny`` the name of the
+        only draft that is meant, ``None`` for all.
     :ivar modes: those to run; empty: each that the configuration gets, and the one without graphs.
     :ivar arguments: further arguments of vLLM's engine.
     :ivar check: whether the address check is on.
@@ -116,8 +117,8 @@ def check_question(question: Question) -> None:
     )
     if question.modes == (Mode.OFF,):
         raise UsageError("--mode off alone compares nothing: name another mode as well")
-    if question.tiny and (question.model or question.draft):
-        raise UsageError("--tiny brings models of its own: omit it, or --model and --draft")
+    if question.tiny and question.model:
+        raise UsageError("--tiny brings models of its own: omit it, or --model")
     if question.tiny:
         return
     if question.model is None:
@@ -200,7 +201,9 @@ def _tiny_sets(question: Question, python: Path, work: Path) -> list[ModelSet]:
 
     return [
         ModelSet(each.name, each.spec, (each.rule, each.spec.requests), each.modes)
-        for each in tiny_sets(python, work / "models", question.arguments, question.modes)
+        for each in tiny_sets(
+            python, work / "models", question.arguments, question.modes, question.draft
+        )
     ]
 
 
@@ -262,7 +265,7 @@ def _in_order(stage: Stage, sets: Sequence[ModelSet]) -> Iterator[list[ModeResul
             yield _after_reference(stage, models)
         return
     wanted = [(models, mode) for models in sets for mode in models.modes]
-    ended = stage.run(wanted, question.jobs or 3)
+    ended = stage.run(wanted, question.jobs or 4)
     for models in sets:
         found = {mode: ended[title(models, mode)] for mode in models.modes}
         reference = usable(found[Mode.OFF]) if Mode.OFF in found else None

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from overlay.errors import OverlayError
+from overlay.errors import OverlayError, UsageError
 from overlay.proof.engine_launch import write_models
 from overlay.proof.oracle import Rule, make_rule
 from overlay.proof.prompts import LIVE, tiny_requests
@@ -43,54 +43,91 @@ class TinySet(NamedTuple):
     modes: tuple[Mode, ...]
 
 
+class _Draft(NamedTuple):
+    """One of the drafts.
+
+    :ivar writer: the module that writes it; :ivar folder: the folder of its models below the rest.
+    :ivar model: its name there; :ivar k: draft tokens a step.
+    :ivar modes: those that differ for it.
+    """
+
+    writer: str
+    folder: str
+    model: str
+    k: int
+    speculative: dict[str, Any]
+    modes: tuple[Mode, ...]
+    one_pass: bool = False
+
+
+_EAGLE: dict[str, Any] = {"method": "eagle3"}
+#: By name: what depends most on what a pass hands on to the next; what reads the past through the
+#: tokens that it is given; and what drafts all tokens in one pass.
+DRAFTS = {
+    "eagle3hid": _Draft(
+        "tiny_models", "eagle3", "eagle3hid", 5, _EAGLE, (Mode.OFF, Mode.STEP, Mode.LOOP)
+    ),
+    "eagle3": _Draft("tiny_models", "eagle3", "eagle3", 5, _EAGLE, (Mode.STEP, Mode.LOOP)),
+    "p-eagle": _Draft(
+        "tiny_drafters",
+        "drafters",
+        "peagle",
+        3,
+        {**_EAGLE, "parallel_drafting": True},
+        (Mode.OFF, Mode.WHOLE),
+        one_pass=True,
+    ),
+}
+
+
 def tiny_sets(
-    python: Path, folder: Path, arguments: Sequence[str], modes: Sequence[Mode]
+    python: Path,
+    folder: Path,
+    arguments: Sequence[str],
+    modes: Sequence[Mode],
+    only: str | None = None,
 ) -> list[TinySet]:
-    """Make the models; the sets that have any of the modes.
+    """Make the models; the sets that have any of the modes with graphs.
 
     :param python: an interpreter with PyTorch.
     :param folder: where to write them.
     :param arguments: the user's own arguments of vLLM, which win.
     :param modes: those to run; empty: all, with the one without graphs.
+    :param only: the name of the only draft that is meant; ``None`` for all.
+    :raises UsageError: if no draft of that name has any of the modes.
     :raises OverlayError: if the models cannot be made.
     """
-    sets: list[TinySet] = []
-    wanted = _chosen((Mode.OFF, Mode.STEP, Mode.LOOP), modes)
-    if set(wanted) - {Mode.OFF}:
-        rule = make_rule()
-        _write(python, folder / "eagle3", "tiny_models")
-        # Of the drafts, the one that depends most on what a pass hands on to the next.
-        speculative = {"method": "eagle3", "num_speculative_tokens": 5}
-        spec = _spec(folder / "eagle3", "eagle3hid", speculative, arguments)
-        sets.append(
-            TinySet("eagle3", replace(spec, requests=tiny_requests(rule.vocab)), rule, wanted)
+    sets = []
+    for name, draft in DRAFTS.items():
+        wanted = tuple(mode for mode in draft.modes if not modes or mode in modes)
+        if only not in (None, name) or not set(wanted) - {Mode.OFF}:
+            continue
+        _write(python, folder / draft.folder, draft.writer)
+        rule = voters_rule() if draft.one_pass else make_rule()
+        requests = tiny_requests(rule.vocab)
+        if draft.one_pass:
+            requests = following(rule, tiny_requests(VOTERS, LEAST_PROMPT))
+        spec = replace(_spec(folder, draft, arguments), requests=requests)
+        sets.append(TinySet(name, spec, rule, wanted))
+    if not sets:
+        raise UsageError(
+            f"expected with --tiny one of the drafts {', '.join(DRAFTS)}, and a mode that it has, "
+            f"found --draft {only} and {', '.join(mode.shown for mode in modes) or 'every mode'}"
         )
-    wanted = _chosen((Mode.OFF, Mode.WHOLE), modes)
-    if set(wanted) - {Mode.OFF}:
-        rule = voters_rule()
-        _write(python, folder / "drafters", "tiny_drafters")
-        speculative = {
-            "method": "eagle3",
-            "parallel_drafting": True,
-            "num_speculative_tokens": 3,
-        }
-        requests = following(rule, tiny_requests(VOTERS, LEAST_PROMPT))
-        spec = _spec(folder / "drafters" / "parallel", "peagle", speculative, arguments)
-        sets.append(TinySet("p-eagle", replace(spec, requests=requests), rule, wanted))
     return sets
 
 
-def _chosen(have: tuple[Mode, ...], modes: Sequence[Mode]) -> tuple[Mode, ...]:
-    return tuple(mode for mode in have if not modes or mode in modes)
-
-
-def _spec(
-    folder: Path, draft: str, speculative: dict[str, Any], arguments: Sequence[str]
-) -> VerifySpec:
-    made = ["--model", str(folder / "target")]
+def _spec(folder: Path, draft: _Draft, arguments: Sequence[str]) -> VerifySpec:
+    """What the engines of a draft are started with, without what they serve."""
+    models = folder / draft.folder / ("parallel" if draft.one_pass else "")
+    made = ["--model", str(models / "target")]
     for name, value in _ARGUMENTS.items():
         made += [name] if value is None else [name, str(value)]
-    config = {**speculative, "model": str(folder / draft)}
+    config = {
+        **draft.speculative,
+        "model": str(models / draft.model),
+        "num_speculative_tokens": draft.k,
+    }
     made += ["--speculative-config", json.dumps(config)]
     return VerifySpec((*made, *arguments))
 
