@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
@@ -134,7 +135,7 @@ def _spec(folder: Path, draft: _Draft, arguments: Sequence[str]) -> VerifySpec:
 
 def _write(python: Path, folder: Path, writer: str) -> None:
     try:
-        write_models(python, folder, writer)
+        write_models(python, folder, writer, os.environ)
     except subprocess.CalledProcessError as error:
         raise OverlayError(
             f"expected {python} to write the tiny models, found exit status {error.returncode}: it "

@@ -33,7 +33,7 @@ class Finder:
     ) -> ModuleSpec | None:
         if self._mutated is not None and (file := self._mutated / f"{name}.py").is_file():
             return importlib.util.spec_from_file_location(name, file)
-        if name != ENGINE:
+        if name != ENGINE or "TEST_DOUBLE" not in os.environ:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
@@ -67,6 +67,6 @@ def give_graphs() -> None:
     CPUWorker.compile_or_warm_up_model = compile_or_warm_up_model
 
 
-if "TEST_DOUBLE" in os.environ:
-    folder = os.environ.get("TEST_MUTATED")
+folder = os.environ.get("TEST_MUTATED")
+if folder or "TEST_DOUBLE" in os.environ:
     sys.meta_path.insert(0, Finder(Path(folder) if folder else None))  # type: ignore[arg-type]
