@@ -112,6 +112,7 @@ setup(
             "mutmut>=3.8",
             "pytest>=8",
             "pytest-xdist>=3.8",
+            "pyyaml>=6",
             "ruff>=0.6",
             "setuptools>=70.1",
             "types-requests>=2.31",

@@ -52,6 +52,10 @@ LATER = (0, 1, 2, 3, 5, 7, 9)
 #: A port over at most so many releases is a near one.
 NEAR = 3
 
+#: The hunks that neither image tells anything of: on every release, on those that have the change,
+#: and on those before.
+_REFUSED = ("anywhere", "where upstream has it", "before the merge")
+
 #: How many features the timed port carries.
 FEATURES = 13
 
@@ -80,8 +84,7 @@ def judge(sample: Sequence[RealChange], texts: ReleaseTexts) -> dict[str, Any]:
     counts: Counter[str] = Counter()
     outcomes: dict[str, Counter[str]] = {
         "before": Counter(),
-        "refused by images": Counter(),
-        "refused by images, near": Counter(),
+        **{kind: Counter() for kind in (*_REFUSED, *(f"{kind}, near" for kind in _REFUSED))},
     }
     named: dict[str, list[str]] = {"missed": [], "too early": [], "twice": [], "silent": []}
     for number, change in enumerate(sample):
@@ -104,8 +107,11 @@ def judge(sample: Sequence[RealChange], texts: ReleaseTexts) -> dict[str, Any]:
         },
         "applied_twice": len(named["twice"]),
         "hunks_refused_by_images": {
-            "all": dict(outcomes["refused by images"]),
-            f"up_to_{NEAR}_releases": dict(outcomes["refused by images, near"]),
+            kind: {
+                "all": _shares(outcomes[kind]),
+                f"up_to_{NEAR}_releases": _shares(outcomes[f"{kind}, near"]),
+            }
+            for kind in _REFUSED
         },
         "named": named,
     }
@@ -133,13 +139,30 @@ def _count(
         if State.UPSTREAMED is answer.state or answer.outcome is Outcome.UPSTREAM:
             counts["early"] += 1
             named["too early"].append(label)
-        for hunk in answer.hunks if answer.outcome is not Outcome.EXACT else ():
-            if hunk is not Outcome.EXACT:
-                outcomes["refused by images"][hunk.value] += 1
-                if distance >= -NEAR:
-                    outcomes["refused by images, near"][hunk.value] += 1
+    kinds = ["anywhere"]
+    if distance >= 0:
+        kinds.append("where upstream has it")
+    elif not answer.has_it:
+        kinds.append("before the merge")
+    for kind in kinds:
+        outcomes[kind].update(outcome.value for outcome in answer.refused)
+        if abs(distance) <= NEAR:
+            outcomes[f"{kind}, near"].update(outcome.value for outcome in answer.refused)
     if answer.twice:
         named["twice"].append(label)
+
+
+def _shares(outcomes: Counter[str]) -> dict[str, Any]:
+    """The outcomes of hunks with their number, and the shares that the issue asks about."""
+    total = sum(outcomes.values())
+    placed = outcomes[Outcome.MERGED.value] + outcomes[Outcome.MOVED.value]
+    upstream = outcomes[Outcome.UPSTREAM.value]
+    return {
+        "hunks": total,
+        "placed_for_review": round(placed / total, 4) if total else 0.0,
+        "shown_as_upstreams": round(upstream / total, 4) if total else 0.0,
+        "outcomes": dict(outcomes),
+    }
 
 
 def _rates(counts: Counter[str], later: int) -> dict[str, float | int]:

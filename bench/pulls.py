@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from overlay.authoring.importing import prepare
 from overlay.authoring.incoming import read_changes
@@ -38,6 +42,7 @@ class Pull:
     :ivar files: path -> what a line of a changed run must match for the run to belong to it.
     :ivar expected: its letters on the known releases as measured on upstream's own diff
         (P lands, U upstream has it, 3 merges, c conflict, M missing).
+    :ivar note: why other letters than the measured ones are expected or found.
     """
 
     number: int
@@ -46,6 +51,7 @@ class Pull:
     newer: str
     files: dict[str, str]
     expected: str
+    note: str = ""
 
     def diff(self, texts: ReleaseTexts) -> bytes:
         """The change as git would write it, one part for each file."""
@@ -100,6 +106,24 @@ _SAMPLE = "vllm/v1/worker/gpu"
 #: Those of the thirteen whose own lines tell them from what else changed between two releases.
 PULLS = (
     Pull(
+        45252,
+        "denial of service by prompt embeddings (security)",
+        "0.23.0",
+        "0.24.0",
+        {"vllm/v1/worker/gpu_model_runner.py": r"M-RoPE requires|^\s+input_tokens,$"},
+        "cccPPPPUUUUUUUUUUUU",
+    ),
+    Pull(
+        44483,
+        "partial wake-up",
+        "0.23.0",
+        "0.24.0",
+        {"vllm/v1/engine/core.py": r"is_sleeping"},
+        "ccccccPUUUUUUUUUUUU",
+        "measured ccccccPcccccccccccc: the pull request does not compile, and #46627 mended it "
+        "before a release; rebuilt from 0.24.0 it is mended, and every later release has it",
+    ),
+    Pull(
         49391,
         "stop strings",
         "0.26.0",
@@ -134,6 +158,7 @@ PULLS = (
         "0.28.0",
         {"vllm/v1/worker/utils.py": r"(?i)zero|page|seg|chunk"},
         "cccccccccccccUUUUUU",
+        "c and M are both refused: M where the function that is changed is not there yet",
     ),
     Pull(
         45418,
@@ -180,6 +205,7 @@ PULLS = (
             f"{_SAMPLE}/spec_decode/rejection_sampler.py": r"max_num_logprobs|chunk",
         },
         "MMMMcccccc3UUUUUUUU",
+        "rebuilt in the two files whose own lines tell it, of nine; c and M are both refused",
     ),
     Pull(
         49144,
@@ -195,6 +221,15 @@ PULLS = (
 )
 
 
+#: What cannot be rebuilt: number -> the measured letters, and why.
+NOT_REBUILT = {
+    49451: (
+        "UUUUUUUUUUUPPccccMM",
+        "a revert: which of the lines that 0.27.0 added it takes back no release tells",
+    ),
+}
+
+
 def release_texts() -> ReleaseTexts:
     """The known releases, from the cache or the package index."""
     from overlay.targets.resolution import resolve
@@ -202,12 +237,33 @@ def release_texts() -> ReleaseTexts:
     return ReleaseTexts(KNOWN_RELEASES, resolve)
 
 
-def main() -> None:
-    """Print each pull request with its letters, as expected and as found."""
-    argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args()
+def rows() -> Iterator[dict[str, Any]]:
+    """Each pull request with the letters that are expected, and those found today."""
     texts = release_texts()
     for pull in PULLS:
-        print(f"{pull.number} {pull.expected} {pull.letters(texts)} {pull.title}", flush=True)
+        yield {
+            "pull": pull.number,
+            "title": pull.title,
+            "expected": pull.expected,
+            "today": pull.letters(texts),
+            "note": pull.note,
+        }
+    for number, (expected, note) in NOT_REBUILT.items():
+        yield {"pull": number, "expected": expected, "today": None, "note": note}
+
+
+def main() -> None:
+    """Print each pull request with its letters; with ``--out`` write them as JSON."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, help="file for the letters, as JSON")
+    out = parser.parse_args().out
+    made = []
+    for row in rows():
+        made.append(row)
+        print(row["pull"], row["expected"], row["today"] or "not rebuilt", flush=True)
+    if out is not None:
+        document = {"releases": list(KNOWN_RELEASES), "pulls": made}
+        out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

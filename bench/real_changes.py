@@ -22,6 +22,7 @@ from overlay.authoring.porting import FeaturePort, Porter
 from overlay.authoring.writing import check_files
 from overlay.errors import UsageError
 from overlay.features.model import Feature, Hunk
+from overlay.planning.attempt import Texts
 from overlay.planning.matching import TELLING
 from overlay.planning.planner import plan
 from overlay.planning.scopes import UnparsableError
@@ -70,7 +71,8 @@ class Answer:
     :ivar outcome: of the port; :ivar has_it: whether the release's text shows, by itself, that it
         has the change, or it is the release that the change came with.
     :ivar twice: whether the port makes the change although the file has its lines.
-    :ivar hunks: the outcome of each hunk.
+    :ivar refused: the outcome of each hunk of which neither image is there, so that images alone
+        refuse it; without what is remembered.
     """
 
     release: str
@@ -79,7 +81,7 @@ class Answer:
     outcome: Outcome
     has_it: bool
     twice: bool
-    hunks: tuple[Outcome, ...] = ()
+    refused: tuple[Outcome, ...] = ()
 
 
 def changes(texts: ReleaseTexts, paths: Sequence[Sequence[str]], each: int) -> Iterator[RealChange]:
@@ -154,6 +156,7 @@ def answers(change: RealChange, feature: Feature, porter: Porter) -> list[Answer
     """
     texts = porter.texts
     merged: Version | None = None
+    images = Texts(porter.syntax)
     given = []
     for name in texts.names:
         plain = porter.port(feature, name)
@@ -176,10 +179,22 @@ def answers(change: RealChange, feature: Feature, porter: Porter) -> list[Answer
                 port.outcome,
                 has_it,
                 _twice(change, port),
-                tuple(hunk.outcome for topic in port.topics for hunk in topic.hunks),
+                tuple(_refused(feature, plain, texts.read(name, change.path), images)),
             )
         )
     return given
+
+
+def _refused(
+    feature: Feature, port: FeaturePort, text: bytes | None, images: Texts
+) -> Iterator[Outcome]:
+    """The outcome of each hunk that a release's text has neither before nor after the change."""
+    (topic,) = feature.topics
+    outcomes = [hunk.outcome for part in port.topics for hunk in part.hunks]
+    for at, hunk in enumerate(topic.variants[0].patch.hunks):
+        state = State.MISSING if text is None else images.match(hunk, text).state
+        if state not in (State.PRISTINE, State.UPSTREAMED) and not port.covered:
+            yield Outcome.UPSTREAM if port.shown else outcomes[at]
 
 
 def _has_it(change: RealChange, text: bytes | None) -> bool:

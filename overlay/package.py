@@ -1,8 +1,11 @@
-"""What is patched: the releases of vLLM, ranges of them, and the paths that a patch may reach."""
+"""What is patched: packages, their releases and ranges, and the paths that a patch may reach."""
 
 from __future__ import annotations
 
+import keyword
 import re
+import sys
+from functools import cache
 from typing import NamedTuple, Protocol
 
 from packaging.version import InvalidVersion, Version
@@ -17,12 +20,144 @@ class Tree(Protocol):
         """The bytes of ``path``, or ``None`` where there is no such file."""
 
 
-#: The releases that the shipped features are made and tested for, oldest first
+#: The releases of vLLM that the shipped features are made and tested for, oldest first
 #: (all of 0.20 to 0.33 on the package index on 2026-11-20).
 KNOWN_RELEASES = tuple(
     "0.20.0 0.20.1 0.20.2 0.21.0 0.22.0 0.22.1 0.23.0 0.24.0 0.25.0 0.25.1 0.26.0 "
     "0.27.0 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0 0.32.0 0.33.0".split()
 )
+
+#: The same of vllm-ascend; most of its releases are release candidates and nothing else.
+_ASCEND_RELEASES = tuple(
+    "0.20.2rc1 0.21.0rc1 0.22.1rc1 0.23.0rc1 0.23.0 0.23.0.post1 0.24.0rc1 0.25.1rc1 0.26.0rc1 "
+    "0.27.1rc1 0.28.0rc1 0.29.0rc1 0.30.0rc1 0.30.0rc2".split()
+)
+
+
+class Package(NamedTuple):
+    """A Python package that features patch.
+
+    Everything that differs between packages is in here; nothing else asks for a package by name.
+
+    :ivar name: what Python imports (``vllm_ascend``), which is the name of its folder too.
+    :ivar distribution: what pip installs and the package index has (``vllm-ascend``).
+    :ivar title: what messages call it.
+    :ivar releases: those that the shipped features are made and tested for, oldest first.
+    :ivar has_candidates: whether release candidates count as releases, so that a range may end at
+        one and holds those in ``releases``.
+    """
+
+    name: str
+    distribution: str
+    title: str
+    releases: tuple[str, ...] = ()
+    has_candidates: bool = True
+
+    @property
+    def state_folder(self) -> str:
+        """The folder beside the package in which the overlay keeps its own files."""
+        return f".{self.name}-overlay"
+
+    @property
+    def ledger_path(self) -> str:
+        """The path of the ledger."""
+        return f"{self.state_folder}/ledger.json"
+
+    @property
+    def journal_path(self) -> str:
+        """The path of the journal, which is there while a transaction runs."""
+        return f"{self.state_folder}/journal.json"
+
+    @property
+    def pristine_folder(self) -> str:
+        """The folder of the bytes that ``revert`` restores."""
+        return f"{self.state_folder}/pristine"
+
+    @property
+    def ignore_path(self) -> str:
+        """The path of the file that tells git to leave the overlay's own files alone."""
+        return f"{self.state_folder}/.gitignore"
+
+    @property
+    def initial(self) -> str:
+        """The path of the module that makes a folder the package."""
+        return f"{self.name}/__init__.py"
+
+    def candidates(self) -> tuple[Version, ...]:
+        """The release candidates among its releases."""
+        return _candidates(self.releases) if self.has_candidates else ()
+
+
+@cache
+def _candidates(releases: tuple[str, ...]) -> tuple[Version, ...]:
+    return tuple(each for text in releases if (each := Version(text)).is_prerelease)
+
+
+VLLM = Package("vllm", "vllm", "vLLM", KNOWN_RELEASES, has_candidates=False)
+
+#: The packages of which the overlay knows more than their name.
+_KNOWN_PACKAGES = (
+    VLLM,
+    Package("vllm_ascend", "vllm-ascend", "vllm-ascend", _ASCEND_RELEASES),
+)
+
+
+def package_problem(name: str) -> str | None:
+    """Why a text cannot name a package that features patch, or ``None`` if it can.
+
+    >>> package_problem("vllm_ascend"), package_problem("vllm-ascend")
+    (None, "'vllm-ascend' is not the name of a package as Python imports it, such as vllm_ascend")
+    """
+    if not (name.isascii() and name.isidentifier()) or keyword.iskeyword(name):
+        return (
+            f"{name!r} is not the name of a package as Python imports it, such as "
+            f"{_import_name(name) or 'vllm'}"
+        )
+    if name in sys.stdlib_module_names or name == "overlay":
+        return f"{name!r} is a part of {'the overlay' if name == 'overlay' else 'Python'} itself"
+    return None
+
+
+def _import_name(name: str) -> str | None:
+    """The import name that a distribution probably has; ``None`` where no such name can be."""
+    guess = re.sub(r"[-_.]+", "_", name).lower()
+    return guess if guess.isascii() and guess.isidentifier() else None
+
+
+def package_named(name: str) -> Package:
+    """The package with an import name; one that the overlay does not know is called as it is.
+
+    :raises ValueError: if it cannot be one.
+    """
+    known = next((package for package in _KNOWN_PACKAGES if package.name == name), None)
+    if known is not None:
+        return known
+    if (problem := package_problem(name)) is not None:
+        raise ValueError(problem)
+    return Package(name, name.replace("_", "-"), name)
+
+
+def distribution_name(text: str) -> str:
+    """The normalized name of a distribution.
+
+    >>> distribution_name("vLLM_Ascend")
+    'vllm-ascend'
+    """
+    return re.sub(r"[-_.]+", "-", text).lower()
+
+
+def package_of_distribution(text: str) -> Package | None:
+    """The package that a distribution installs, by its name; ``None`` where it cannot be told.
+
+    >>> package_of_distribution("vllm-ascend").name
+    'vllm_ascend'
+    """
+    wanted = distribution_name(text)
+    for package in _KNOWN_PACKAGES:
+        if distribution_name(package.distribution) == wanted:
+            return package
+    name = _import_name(text)
+    return None if name is None or package_problem(name) else package_named(name)
 
 
 def parse_release(text: str) -> Version:
@@ -54,32 +189,40 @@ _RANGE = re.compile(r"^(?P<first>[^.\s][^\s]*?)\.\.(?P<last>[^.\s][^\s]*)$")
 
 
 class ReleaseRange(NamedTuple):
-    """A range of releases, closed at both ends, written ``first..last``."""
+    """A range of releases, closed at both ends, written ``first..last``.
+
+    :ivar candidates: the release candidates that count as releases.
+    """
 
     first: Version
     last: Version
+    candidates: tuple[Version, ...] = ()
 
     @classmethod
-    def parse(cls, text: str) -> ReleaseRange:
+    def parse(cls, text: str, package: Package = VLLM) -> ReleaseRange:
         """Read ``0.20.0..0.23.0``.
 
+        :param package: whose releases they are; says whether an end may be a release candidate.
         :raises ValueError: if an end is open or missing, is not a release, or the ends are swapped.
         """
         match = _RANGE.match(text)
         if match is None:
             raise ValueError(f"{text!r} is not a closed range of releases, such as 0.20.0..0.23.0")
         first, last = parse_release(match["first"]), parse_release(match["last"])
-        if first.is_prerelease or last.is_prerelease:
+        named = {end for end in (first, last) if end.is_prerelease}
+        if named and not package.has_candidates:
             raise ValueError(f"{text!r} ends at a pre-release; a range holds releases only")
+        if any(end.is_devrelease for end in named):
+            raise ValueError(f"{text!r} ends at a development release; no index has it to keep")
         if last < first:
             raise ValueError(f"{text!r} ends before it begins")
-        return cls(first, last)
+        return cls(first, last, tuple(sorted({*named, *package.candidates()})))
 
     def __contains__(self, release: object) -> bool:
-        """Whether it is a release of the range; a pre- or dev-release never is."""
+        """Whether it is a release of the range; a pre-release is one only if it is named."""
         return (
             isinstance(release, Version)
-            and not release.is_prerelease
+            and (not release.is_prerelease or release in self.candidates)
             and self.first <= release <= self.last
         )
 
@@ -91,47 +234,42 @@ class ReleaseRange(NamedTuple):
         return f"{self.first}..{self.last}"
 
 
-def path_problem(path: str) -> str | None:
+def path_problem(path: str, package: Package = VLLM) -> str | None:
     """Why a path may not be patched or added, or ``None`` if it may.
 
-    A patch reaches Python modules inside ``vllm/`` and nothing else.
+    A patch reaches Python modules inside the folder of its package and nothing else.
     """
-    parts = path.split("/")
+    parts, name = path.split("/"), package.name
     if not path or path.startswith("/") or re.match(r"^[A-Za-z]:", path):
-        return f"{path!r} is not relative to the folder that holds vllm/"
+        return f"{path!r} is not relative to the folder that holds {name}/"
     if ".." in parts or "." in parts or "" in parts:
         return f"{path!r} has an empty part, '.' or '..' in it"
     if "\\" in path or not path.isprintable():
         return f"{path!r} has a backslash or a control character in it"
-    if parts[0] != "vllm" or len(parts) < 2:
-        return f"{path!r} lies outside vllm/"
+    if parts[0] != name or len(parts) < 2:
+        return f"{path!r} lies outside {name}/"
     if not path.endswith(".py"):
         return f"{path!r} is no Python module (.py)"
     return None
 
 
-def folder_problem(path: str) -> str | None:
+def folder_problem(path: str, package: Package = VLLM) -> str | None:
     """Why a feature could not have added the folder ``path``, or ``None`` if it could."""
-    return path_problem(f"{path}/__init__.py") or (
-        f"{path!r} is not a folder inside vllm/" if path == "vllm" else None
+    return path_problem(f"{path}/__init__.py", package) or (
+        f"{path!r} is not a folder inside {package.name}/" if path == package.name else None
     )
 
 
-def check_path(path: str) -> None:
-    """Refuse a path that is not plainly inside ``vllm/``.
+def check_path(path: str, package: Package = VLLM) -> None:
+    """Refuse a path that is not plainly inside the folder of a package.
 
     :raises TargetError: if it is absolute, has ``..`` or lies elsewhere.
     """
-    parts = path.split("/")
-    if parts[0] != "vllm" or len(parts) < 2 or "\\" in path or "\0" in path:
-        raise TargetError(f"{path!r}: expected a path inside vllm/, such as vllm/v1/utils.py")
+    parts, name = path.split("/"), package.name
+    if parts[0] != name or len(parts) < 2 or "\\" in path or "\0" in path:
+        raise TargetError(f"{path!r}: expected a path inside {name}/, such as {name}/v1/utils.py")
     if any(part in ("", ".", "..") for part in parts):
-        raise TargetError(f"{path!r}: expected a plain path inside vllm/, without '.' and '..'")
-
-
-STATE_FOLDER = ".vllm-overlay"
-
-LEDGER_PATH = f"{STATE_FOLDER}/ledger.json"
+        raise TargetError(f"{path!r}: expected a plain path inside {name}/, without '.' and '..'")
 
 
 def inside(path: object) -> str:

@@ -79,12 +79,16 @@ def diff_report(
 
 
 def catalogue(
-    patches: Sequence[Place] = (), *, releases: bool = False, pre: bool = False
+    patches: Sequence[Place] = (),
+    *,
+    releases: bool = False,
+    pre: bool = False,
+    package: str | None = None,
 ) -> ListReport:
     """What ``overlay list`` shows."""
     from overlay.commands.list_ import list_ as command
 
-    return command(request(None, (), patches), releases=releases, pre=pre)
+    return command(request(None, (), patches), releases=releases, pre=pre, package=package)
 
 
 def live() -> ProcessesReport:
@@ -140,7 +144,7 @@ def new_from_edits(
     update: bool = False,
     progress: Progress | None = None,
 ) -> NewReport:
-    """What ``overlay new`` does: a feature made of edits, in the last folder of ``patches``."""
+    """What ``overlay new --from-edits`` does: a feature in the last folder of ``patches``."""
     from overlay.commands.new import new_from_edits as command
 
     return command(
@@ -153,6 +157,22 @@ def new_from_edits(
         update=update,
         progress=progress,
     )
+
+
+def new_session(
+    id_: str,
+    files: Sequence[str],
+    *,
+    patches: Sequence[Place],
+    release: str | None = None,
+    title: str = "",
+    progress: Progress | None = None,
+) -> EditReport:
+    """What ``overlay new --file`` does: files of a release to edit, for a new feature."""
+    from overlay.commands.edit_new import begin_new as command
+
+    asked = request(None, (), patches)
+    return command(asked, id_, files, release=release, title=title, progress=progress)
 
 
 def edit(

@@ -125,7 +125,7 @@ def commit(
     if topics and any(test.lines for test in feature.upstream_tests):
         made["feature.toml"] = with_tests(made["feature.toml"], _tests(after, edited))
         after = check_files(feature.id, made)
-    _expect_bytes(after, edited)
+    expect_bytes(after, edited)
     gone: dict[str, bytes | None] = dict.fromkeys(files.keys() - made.keys())
     return Commit(
         after,
@@ -370,7 +370,7 @@ def _rendered(feature: Feature, topic: _Topic, release: Version, today: str) -> 
     return text.encode("utf-8", "surrogateescape")
 
 
-def _expect_bytes(feature: Feature, edited: Edited) -> None:
+def expect_bytes(feature: Feature, edited: Edited) -> None:
     """Check that applying a feature gives the edited files, byte for byte.
 
     :raises UsageError: naming the files of which it does not, and why.

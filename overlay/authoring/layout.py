@@ -33,7 +33,7 @@ class Layout:
 
 
 def lay_out(
-    feature: Feature,
+    feature: Feature | None,
     earlier: Sequence[Feature],
     tree: Tree,
     release: Version,
@@ -42,20 +42,23 @@ def lay_out(
 ) -> Layout:
     """The files that a session lays out to edit a feature.
 
+    :param feature: ``None`` for one that is not there yet.
     :param earlier: the features before it, in order; those that do not fit the release, or not
         beside it, are left out.
     :param tree: the release's files; :param more: further files of it.
     :raises UsageError: if the feature does not land on the release, or it has no such file.
     """
     syntax = syntax or Syntax()
-    paths = {*_paths(feature, release), *more}
+    own = () if feature is None else (feature,)
+    paths = {path for each in own for path in _paths(each, release)} | {*more}
     touching = [each for each in earlier if paths.intersection(paths_of([each]))]
     below: list[Feature] = []
-    whole = plan([feature], tree, release, syntax=syntax)
-    if (own := whole.features[-1]).state is not State.PRISTINE:
-        raise UsageError(not_there(own, release))
+    whole = plan(own, tree, release, syntax=syntax)
+    for result in whole.features:
+        if result.state is not State.PRISTINE:
+            raise UsageError(not_there(result, release))
     for each in touching:
-        tried = plan([*below, each, feature], tree, release, syntax=syntax)
+        tried = plan([*below, each, *own], tree, release, syntax=syntax)
         if not tried.state.needs_attention:
             below.append(each)
             whole = tried
@@ -63,7 +66,7 @@ def lay_out(
         change.path: change.after for change in plan(below, tree, release, syntax=syntax).changes
     }
     over = {change.path: change.after for change in whole.changes}
-    added = {each.path for each in feature.added}
+    added = {file.path for each in own for file in each.added}
     base: dict[str, bytes] = {}
     laid: dict[str, bytes] = {}
     for path in sorted(paths):

@@ -8,7 +8,6 @@ those that the session began with.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from overlay.authoring import disk
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.port_views import conflict, marker_lines
 from overlay.authoring.porting import FeaturePort, TopicPort, as_patch
+from overlay.authoring.session_document import DOCUMENT, Kind, head, read_document, read_file
 from overlay.authoring.writing import toml_string
 from overlay.errors import UsageError
 from overlay.features.model import Feature
@@ -28,18 +28,7 @@ from overlay.planning.attempt import Texts, attempt
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
 from overlay.results import Outcome
-from overlay.untrusted import read_below, sha256
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-DOCUMENT = "session.toml"
-
-_SCHEMA = 1
-
-_KIND = "port"
+from overlay.untrusted import sha256
 
 
 @dataclass(frozen=True)
@@ -87,10 +76,7 @@ class PortSession:
 
         :raises UsageError: if it is not a plain file.
         """
-        try:
-            return read_below(self.folder, entry.name)
-        except OSError as error:
-            raise UsageError(f"{self.folder / entry.name}: {error.strerror}") from error
+        return read_file(self.folder, entry.name)
 
 
 def session_folder(release: str) -> Path:
@@ -162,23 +148,7 @@ def load(folder: Path) -> PortSession:
 
     :raises UsageError: if there is none, or it is damaged.
     """
-    place = folder / DOCUMENT
-    try:
-        data = read_below(folder, DOCUMENT) if folder.is_dir() else None
-    except OSError as error:
-        raise UsageError(f"{place}: {error.strerror}") from error
-    if data is None:
-        raise UsageError(
-            f"{folder}: expected a session of `overlay port`, found none; there is nothing to "
-            "continue or abort"
-        )
-    try:
-        return _read(folder, tomllib.loads(data.decode("utf-8")))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UsageError(
-            f"{place}: expected a session of `overlay port`, found a damaged one "
-            f"({type(error).__name__}: {error}). Nothing was changed; the edited files are there"
-        ) from error
+    return read_document(folder, Kind.PORT, lambda table: _session(folder, table))
 
 
 def without(session: PortSession, id_: str) -> PortSession:
@@ -340,10 +310,7 @@ def _not_landing(port: FeaturePort, syntax: Syntax) -> list[str]:
 
 def _rendered(session: PortSession) -> bytes:
     lines = [
-        "# A session of `overlay port`. Edit the files below vllm/ in here, not this one.",
-        f"schema = {_SCHEMA}",
-        f"kind = {toml_string(_KIND)}",
-        f"release = {toml_string(session.release)}",
+        *head(Kind.PORT, session.release),
         f"patches = [{', '.join(map(toml_string, session.patches))}]",
     ]
     for entry in session.waiting:
@@ -352,9 +319,7 @@ def _rendered(session: PortSession) -> bytes:
     return ("\n".join(lines) + "\n").encode()
 
 
-def _read(folder: Path, table: dict[str, Any]) -> PortSession:
-    if table["schema"] != _SCHEMA or table["kind"] != _KIND:
-        raise ValueError(f"kind {table['kind']!r}, schema {table['schema']!r}")
+def _session(folder: Path, table: dict[str, Any]) -> PortSession:
     entries = []
     for item in table.get("waiting", []):
         entry = Waiting(**{key: require_text(value) for key, value in item.items()})

@@ -171,6 +171,24 @@ class Porter:
             problem=None if told else self._taken_name(feature, release),
         )
 
+    def upstreams(self, port: FeaturePort) -> FeaturePort:
+        """A port by which one release has the feature itself, and no other: topic by topic."""
+        feature, release = port.feature, port.release
+        topics: list[TopicPort] = []
+        for topic in feature.topics:
+            own = next((v for v in topic.variants if Version(release) in v.releases), None)
+            if own is not None:
+                topics.append(self._covered(topic, own, release, {}))
+                continue
+            nearest = min(topic.variants, key=lambda v: self._distance(v, release))
+            there = self.texts.read(release, nearest.patch.path)
+            hunks = tuple(
+                CarriedHunk(hunk, Outcome.UPSTREAM, hunk.scope) for hunk in nearest.patch.hunks
+            )
+            base = self._nearest(nearest, release)
+            topics.append(TopicPort(topic.name, nearest, base, hunks, None, there, there))
+        return FeaturePort(feature, release, tuple(topics))
+
     def _covers(self, feature: Feature, release: Version) -> bool:
         return release in feature.releases and all(
             any(release in variant.releases for variant in topic.variants)

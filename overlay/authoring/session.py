@@ -9,37 +9,20 @@ process that began it may have been killed.  The folder comes and goes by one re
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from overlay.authoring import disk
+from overlay.authoring.session_document import DOCUMENT, Kind, head, read_document, read_file
 from overlay.authoring.writing import toml_string
 from overlay.errors import UsageError
 from overlay.package import path_problem, require_text
-from overlay.untrusted import read_below, sha256
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-DOCUMENT = "session.toml"
+from overlay.untrusted import sha256
 
 #: The folder of the texts that the files are compared with.
 BASE = ".base"
-
-SCHEMA = 1
-
-
-class Kind(Enum):
-    """The command that began a session, and that ends it."""
-
-    EDIT = "edit"
-    PORT = "port"
 
 
 class SessionFile(NamedTuple):
@@ -81,7 +64,7 @@ class Session:
 
         :raises UsageError: if something other than a plain file is there.
         """
-        return _read(self.folder, path)
+        return read_file(self.folder, path)
 
     def base(self, path: str) -> bytes | None:
         """The text that a file is compared with; ``None`` where there is none.
@@ -91,7 +74,7 @@ class Session:
         wanted = self.files[path].base if path in self.files else None
         if wanted is None:
             return None
-        data = _read(self.folder, f"{BASE}/{path}")
+        data = read_file(self.folder, f"{BASE}/{path}")
         if data is None or sha256(data) != wanted:
             found = "nothing is there" if data is None else "it was edited"
             raise UsageError(
@@ -226,23 +209,13 @@ def _hash(data: bytes | None) -> str | None:
     return None if data is None else sha256(data)
 
 
-def _read(folder: Path, path: str) -> bytes | None:
-    try:
-        return read_below(folder, path)
-    except OSError as error:
-        raise UsageError(f"{folder / path}: {error.strerror}") from error
-
-
 # The document
 
 
 def render(session: Session) -> str:
     """``session.toml`` of a session."""
     lines = [
-        f"# A session of `overlay {session.kind.value}`. Edit the files below vllm/, not this one.",
-        f"schema = {SCHEMA}",
-        f"kind = {toml_string(session.kind.value)}",
-        f"release = {toml_string(session.release)}",
+        *head(session.kind, session.release),
         f"patches = {toml_string(str(session.patches))}",
     ]
     for title, table in (
@@ -264,26 +237,10 @@ def read(folder: Path, kind: Kind) -> Session:
 
     :raises UsageError: if there is none, it is damaged, or another command's.
     """
-    place = folder / DOCUMENT
-    expected = f"expected a session of `overlay {kind.value}`"
-    data = _read(folder, DOCUMENT) if folder.is_dir() else None
-    if data is None:
-        raise UsageError(f"{folder}: {expected}, found no {DOCUMENT} there")
-    try:
-        session = _session(folder, tomllib.loads(data.decode("utf-8")))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UsageError(
-            f"{place}: {expected}, found a damaged one ({type(error).__name__}: {error}). Nothing "
-            "was changed; your edits lie below vllm/ there"
-        ) from error
-    if session.kind is not kind:
-        raise UsageError(f"{folder}: {expected}, found one of `overlay {session.kind.value}`")
-    return session
+    return read_document(folder, kind, lambda table: _session(folder, kind, table))
 
 
-def _session(folder: Path, table: dict[str, Any]) -> Session:
-    if table["schema"] != SCHEMA or isinstance(table["schema"], bool):
-        raise ValueError(f"schema is {table['schema']!r}, expected {SCHEMA}")
+def _session(folder: Path, kind: Kind, table: dict[str, Any]) -> Session:
     files = {}
     for path, entry in table["files"].items():
         if problem := path_problem(path):
@@ -291,7 +248,7 @@ def _session(folder: Path, table: dict[str, Any]) -> Session:
         files[path] = SessionFile(*(require_text(entry[key]) or None for key in ("base", "laid")))
     return Session(
         folder=folder,
-        kind=Kind(table["kind"]),
+        kind=kind,
         features=dict(_texts(table["features"])),
         release=require_text(table["release"]),
         patches=Path(require_text(table["patches"])),

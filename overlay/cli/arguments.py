@@ -89,7 +89,8 @@ def _refusable(work: Callable[..., Report], *arguments: Any, **options: Any) -> 
     "--releases",
     metavar="RANGE",
     help="Also check these releases of vLLM, fetched into your cache: 0.20.0..0.33.0, one "
-    "release, all, or new (those on the package index that this overlay does not know).",
+    "release, all, or new (those on the package index that this overlay does not know); of "
+    "another package with its name in front: vllm-ascend==all.",
     shell_complete=complete_releases,
 )
 @click.option("--pre", is_flag=True, help="With `--releases new`: pre-releases as well.")
@@ -118,6 +119,7 @@ def check(
       overlay check --python .venv/bin/python      # the vLLM of another environment
       overlay check --releases all                 # every release, as a table
       overlay check --releases new                 # what came out since this overlay
+      overlay check vllm-ascend==0.23.0.post1      # a release of another package
     """
     from overlay.api import command_line
 
@@ -338,10 +340,20 @@ def diff(
 @cli.command("list", short_help="Show the features and the releases they are made for.")
 @click.option("--releases", is_flag=True, help="Also ask the package index for its releases.")
 @click.option("--pre", is_flag=True, help="With --releases: pre-releases as well.")
+@click.option(
+    "--package",
+    metavar="NAME",
+    help="Only features of this package, such as vllm-ascend, and its releases.",
+)
 @common_options
 @click.pass_context
 def list_(
-    context: click.Context, releases: bool, pre: bool, as_json: bool, verbose: bool
+    context: click.Context,
+    releases: bool,
+    pre: bool,
+    package: str | None,
+    as_json: bool,
+    verbose: bool,
 ) -> Answer:
     """Show the features, the releases they are made for, and what upstream did with them.
 
@@ -350,8 +362,11 @@ def list_(
       overlay list
       overlay list -v --patches ./our-patches
       overlay list --releases                      # which releases are newer than this overlay?
+      overlay list --releases --package vllm-ascend
     """
     from overlay.api import command_line
 
-    report = command_line.catalogue(patches=patches_of(context), releases=releases, pre=pre)
+    report = command_line.catalogue(
+        patches=patches_of(context), releases=releases, pre=pre, package=package
+    )
     return Answer(report, as_json, verbose)

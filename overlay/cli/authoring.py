@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import click
 
 from overlay.cli.arguments import cli
@@ -83,68 +86,113 @@ def import_(
     return Answer(report, as_json, verbose)
 
 
-@cli.command(short_help="Make a feature of edits in an installed vLLM.", epilog=WRITABLE_HELP)
+@cli.command(short_help="Make a feature: of files to edit, or of edits.", epilog=WRITABLE_HELP)
 @click.argument("id_", metavar="ID")
 @target_argument
 @click.option(
-    "--from-edits", is_flag=True, help="Take what differs from the release or from the patches."
+    "--file",
+    "files",
+    metavar="PATH",
+    multiple=True,
+    help="Lay out this file of a release, such as vllm/v1/utils.py, to be edited; may be repeated.",
+)
+@click.option(
+    "--release",
+    metavar="RELEASE",
+    help="With --file: the release whose files are edited (default: the newest known one).",
+    shell_complete=complete_releases,
+)
+@click.option(
+    "--from-edits",
+    is_flag=True,
+    help="Take what differs from the release, or from the patches, in an installed vLLM.",
 )
 @click.option("--title", default="", help="What the change does, in a line.")
 @click.option(
     "--releases",
     metavar="RANGE",
-    help="The releases that it may serve: a closed range, one release, or all (the default).",
+    help="With --from-edits: the releases that it may serve: a closed range, one release, or all "
+    "(the default).",
     shell_complete=complete_releases,
 )
-@click.option("--update", is_flag=True, help="Replace the feature of that id.")
+@click.option("--update", is_flag=True, help="With --from-edits: replace the feature of that id.")
 @common_options
 @click.pass_context
 def new(
     context: click.Context,
+    /,
     id_: str,
     target: str | None,
     python: str | None,
-    from_edits: bool,
-    title: str,
-    releases: str | None,
-    update: bool,
     as_json: bool,
     verbose: bool,
+    **options: Any,
 ) -> Answer:
-    """Make a feature of what somebody edited in an installed vLLM.
+    """Make a feature: of a release's files that you edit, or of what was edited already.
 
-    Edited is what is neither the release's own (by RECORD) nor what the overlay wrote; a module
-    that was put there becomes an added module. Edits of a file that the overlay patched stack on
-    those patches. The feature is written to the last folder that --patches, overlay.toml or
-    OVERLAY_PATCHES names; the edits stay in place.
+    --file lays files of a release into ./ID@RELEASE: edit them there, then `overlay edit --commit`
+    makes the feature. --from-edits takes what somebody edited in an installed vLLM: what is
+    neither the release's own (by RECORD) nor what the overlay wrote; a module that was put there
+    becomes an added module, and edits of a patched file stack on those patches. The edits stay in
+    place. The feature is written to the last folder that --patches, overlay.toml or
+    OVERLAY_PATCHES names.
 
     \b
     Example:
+      overlay new stop-fix --file vllm/v1/engine/detokenizer.py --patches ./our-patches
+      overlay edit --commit ./stop-fix@0.33.0
       overlay new stop-fix --from-edits --patches ./our-patches
       overlay revert --keep-as stop-fix --patches ./our-patches     # and take them out
     """
     from overlay.api import command_line
 
     refuse_both(target, python)
-    if not from_edits:
-        raise click.UsageError(
-            "say what the feature is made of: --from-edits takes what was edited in an installed "
-            "vLLM; `overlay import` takes a diff."
-        )
+    _expect_one_way(id_, target or python, options)
     folders = patches_of(context)
     folder_to_write(folders)
+    report: Any
     with command_line.meter() as progress:
-        report = command_line.new_from_edits(
-            id_,
-            target,
-            python=python,
-            patches=folders,
-            title=title,
-            releases=releases,
-            update=update,
-            progress=progress,
-        )
+        if options["files"]:
+            report = command_line.new_session(
+                id_,
+                options["files"],
+                patches=folders,
+                release=options["release"],
+                title=options["title"],
+                progress=progress,
+            )
+        else:
+            report = command_line.new_from_edits(
+                id_,
+                target,
+                python=python,
+                patches=folders,
+                title=options["title"],
+                releases=options["releases"],
+                update=options["update"],
+                progress=progress,
+            )
     return Answer(report, as_json, verbose)
+
+
+def _expect_one_way(id_: str, target: str | None, options: Mapping[str, Any]) -> None:
+    """Refuse arguments that do not say, in one way, what a new feature is made of.
+
+    :raises click.UsageError: with the ways that there are.
+    """
+    if options["from_edits"] is bool(options["files"]):
+        raise click.UsageError(
+            f"say what {id_} is made of, in one way: --file vllm/... lays out files of a release "
+            "to edit; --from-edits takes what was edited in an installed vLLM; `overlay import` "
+            "takes a diff."
+        )
+    if options["files"] and (target or options["releases"] or options["update"]):
+        raise click.UsageError(
+            "--file edits files of a release, named by --release; TARGET, --python, --releases and "
+            "--update go with --from-edits."
+        )
+    if options["from_edits"] and options["release"]:
+        raise click.UsageError("--release goes with --file; --from-edits takes a TARGET.")
 
 
 @cli.command(short_help="Edit a feature as files, in a session's folder.")

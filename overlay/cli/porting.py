@@ -145,7 +145,11 @@ def _ask(file: OpenFile) -> str:
     keys = _KEYS if file.place is not None else {key: _KEYS[key] for key in "rsq"}
     for key, meaning in keys.items():
         click.echo(f"  [{key}] {meaning}", err=True)
-    key = str(click.prompt("what", type=click.Choice(list(keys)), show_choices=False, err=True))
+    try:
+        key = str(click.prompt("what", type=click.Choice(list(keys)), show_choices=False, err=True))
+    except click.Abort:  # control and C or D: the session stays, and the answer says where
+        click.echo(err=True)
+        return "q"
     if key == "e" and file.place is not None:
         click.edit(filename=str(file.place))
     return key

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from overlay.commands.request import only, resolve_writable, with_notices
 from overlay.commands.status import of_files
 from overlay.commands.unrecorded import is_changed, prove
+from overlay.features.model import of_package
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.recovery import recover
@@ -36,9 +37,9 @@ def adopt(request: Request, name: str | None = None) -> AdoptReport:
     :raises OverlayError: if the features or the target cannot be read or written.
     """
     target, root = resolve_writable(request, name, "adopt")
-    features = request.load()
-    said = recover(root)
-    proven = None if _has_ledger(root) else _proven(features, target)
+    features = of_package(request.load(), target.package)
+    said = recover(root, package=target.package)
+    proven = None if _has_ledger(target, root) else _proven(features, target)
     wrote = False
     if proven is not None:
         outcome = commit.adopt(
@@ -48,6 +49,7 @@ def adopt(request: Request, name: str | None = None) -> AdoptReport:
             proven.folders,
             release=public(target) or target.vllm or "unknown",
             record_file=target.record_file,
+            package=target.package,
         )
         wrote = outcome.wrote
     answer = of_files(target, features)
@@ -57,11 +59,11 @@ def adopt(request: Request, name: str | None = None) -> AdoptReport:
     return AdoptReport(adopted(answer, wrote=wrote), answer)
 
 
-def _has_ledger(root: Path) -> bool:
+def _has_ledger(target: Target, root: Path) -> bool:
     """Whether a ledger already records what is there."""
-    with reading(root):
+    with reading(root, package=target.package):
         try:
-            return ledgers.load(root) is not None
+            return ledgers.load(root, target.package) is not None
         except ledgers.LedgerLost:
             return False
 

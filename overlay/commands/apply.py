@@ -7,11 +7,12 @@ then.
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlay.commands.assess import (
+    Decision,
     Examination,
     Outlook,
     examine,
@@ -20,24 +21,25 @@ from overlay.commands.assess import (
     until_current,
 )
 from overlay.commands.next_process import with_plugin
-from overlay.commands.request import Request, notices, only, resolve_writable
-from overlay.commands.required import expect_known, with_required
+from overlay.commands.request import Request, Scene, ended, notices, only, writable, writing_to_none
+from overlay.commands.required import expect_known, with_requirements
 from overlay.commands.status import by_ledger
 from overlay.errors import UsageError
 from overlay.on_disk import transaction as commit
-from overlay.on_disk.recovery import recover
 from overlay.report.codes import Verdict
 from overlay.report.model import ApplyReport, TargetReport
 from overlay.report.wording import (
     applied,
+    neither,
     not_applied,
     required_missing,
+    together,
     untested_refused,
     would_apply,
 )
 
 if TYPE_CHECKING:
-    from overlay.features.model import Feature
+    from overlay.results import FeatureResult
     from overlay.targets.target import Target
 
 
@@ -46,10 +48,7 @@ class _Job:
     """What an ``apply`` has to do, however often it has to begin again."""
 
     request: Request
-    target: Target
-    root: Path
-    features: tuple[Feature, ...]
-    meant: tuple[Feature, ...]
+    scene: Scene
     named: bool
     dry_run: bool
     untested: bool
@@ -58,19 +57,17 @@ class _Job:
 def apply(
     request: Request, name: str | None = None, *, dry_run: bool = False, untested: bool = False
 ) -> ApplyReport:
-    """Apply what is meant, beside what is applied already.
+    """Apply what is meant, beside what is applied already: to every package, or to none.
 
     :param dry_run: do everything but write.
     :param untested: also apply to a release that no patch was tested on.
     :raises UsageError: if the target is a file or a release, or a feature does not exist.
     :raises OverlayError: if the features, the target or its ledger cannot be read or written.
     """
-    target, root = resolve_writable(request, name, "apply")
-    features = request.load()
-    meant = request.select(features)
-    expect_known(request.require, features)
-    job = _Job(request, target, root, features, meant, name is not None, dry_run, untested)
-    said = None if dry_run else recover(root)
+    scene = writable(request, name, "apply")
+    expect_known(request.require, scene.features)
+    job = _Job(request, scene, name is not None, dry_run, untested)
+    said = None if dry_run else ended(scene.targets)
     return until_current(lambda: _attempt(job, said))
 
 
@@ -80,38 +77,118 @@ def _attempt(job: _Job, said: str | None) -> ApplyReport:
     :param said: what ending an interrupted transaction had to say.
     :raises PlanOutdated: if another command changed what is applied in between.
     """
-    found = _noted(examine(job.target, job.features, job.meant), said)
-    decision = outlook(found, job.target, untested=job.untested)
-    target = decision.report
-    if decision.outlook is Outlook.REFUSE or (job.dry_run and target.interrupted):
-        return ApplyReport(not_applied(target), target)
-    if decision.outlook is Outlook.UNTESTED:
-        return ApplyReport(untested_refused(target, decision.untested), target)
+    scene = job.scene
+    with writing_to_none(scene.targets):
+        found = [examine(target, scene.features, scene.meant) for target in scene.targets]
+        found[0] = _noted(found[0], said)
+        decisions = [
+            outlook(examination, target, untested=job.untested)
+            for examination, target in zip(found, scene.targets, strict=True)
+        ]
+    if (refusal := _refusal(job, decisions)) is not None:
+        return refusal
     if job.dry_run:
-        target = with_required(target, job.request.require, found.everything, planned=True)
-        changes = found.plan.changes
-        paths = tuple(change.path for change in changes)
-        return _finished(target, would_apply(target, changes), paths)
-    outcome = commit.apply(
-        job.root,
-        found.plan,
-        found.features,
-        release=release_of(job.target),
-        record_file=job.target.record_file,
-        basis=found.basis,
-    )
-    _keep_receipt(job.target)
-    everything = by_ledger(job.target, job.features)
-    everything = everything or examine(job.target, job.features).report
-    target = only(everything, job.meant)
-    ended = (said,) if said else ()
-    noted = (*notices((*ended, *outcome.warnings)), *found.plan.notices, *target.notices)
-    target = replace(target, notices=tuple(dict.fromkeys(noted)))
-    verdict = applied(target, len(outcome.changed), wrote=outcome.wrote)
-    if job.request.features:
-        target = with_plugin(target, everything, job.features, named=job.named)
-    target = with_required(target, job.request.require, everything)
-    return _finished(target, verdict, outcome.changed)
+        return _would_apply(job, found, decisions)
+    works = [
+        commit.applying(
+            target.root,
+            examination.plan,
+            examination.features,
+            release=release_of(target),
+            record_file=target.record_file,
+            basis=examination.basis,
+            package=target.package,
+        )
+        for examination, target in zip(found, scene.targets, strict=True)
+        if target.root is not None
+    ]
+    outcomes = commit.carry_out(works)
+    _keep_receipts(scene.targets)
+    everything = [
+        by_ledger(target, scene.features) or examine(target, scene.features).report
+        for target in scene.targets
+    ]
+    everything = list(scene.with_absent(everything))
+    return _applied(job, found, outcomes, everything, said)
+
+
+def _refusal(job: _Job, decisions: Sequence[Decision]) -> ApplyReport | None:
+    """The report of an apply that something prevents in one of the packages; ``None``: nothing."""
+    reports = job.scene.with_absent([decision.report for decision in decisions])
+    refused = [
+        decision.outlook is Outlook.REFUSE or (job.dry_run and report.interrupted)
+        for decision, report in zip(decisions, reports, strict=True)
+    ]
+    verdicts, others = [], []
+    for decision, report, no in zip(decisions, reports, refused, strict=True):
+        if no:
+            verdicts.append(not_applied(report))
+        elif decision.outlook is Outlook.UNTESTED and not any(refused):
+            verdicts.append(untested_refused(report, decision.untested))
+        else:
+            others.append(report)
+    if not verdicts:
+        return None
+    return ApplyReport(neither(together(verdicts), others), reports[0], others=reports[1:])
+
+
+def _would_apply(
+    job: _Job, found: Sequence[Examination], decisions: Sequence[Decision]
+) -> ApplyReport:
+    """The report of an apply that would go through."""
+    reports = job.scene.with_absent([decision.report for decision in decisions])
+    everything = job.scene.with_absent([examination.everything for examination in found])
+    reports = with_requirements(job.scene, reports, job.request.require, everything, planned=True)
+    verdicts = [
+        _overruled(report, would_apply(report, examination.plan.changes))
+        for report, examination in zip(reports, found, strict=True)
+    ]
+    paths = tuple(change.path for examination in found for change in examination.plan.changes)
+    return ApplyReport(together(verdicts), reports[0], paths, others=reports[1:])
+
+
+def _applied(
+    job: _Job,
+    found: Sequence[Examination],
+    outcomes: Sequence[commit.Outcome],
+    everything: Sequence[TargetReport],
+    said: str | None,
+) -> ApplyReport:
+    """The report of an apply that went through.
+
+    :param everything: the packages as they are now, with the state of every feature.
+    """
+    scene = job.scene
+    named = {feature.id for feature in scene.absent}
+    reports, verdicts = [], []
+    for examination, outcome, whole in zip(found, outcomes, everything, strict=True):
+        kept = [entry for entry in whole.features if entry.feature in named]
+        report = only(whole, scene.meant)
+        report = replace(report, features=(*_without(report, named), *kept))
+        noted = (*notices(outcome.warnings), *examination.plan.notices, *report.notices)
+        if said and examination is found[0]:
+            noted = (*notices([said]), *noted)
+        report = replace(report, notices=tuple(dict.fromkeys(noted)))
+        verdicts.append(applied(report, len(outcome.changed), wrote=outcome.wrote))
+        if job.request.features:
+            report = with_plugin(report, whole, scene.features, named=job.named)
+        reports.append(report)
+    final = with_requirements(scene, reports, job.request.require, everything)
+    verdicts = [
+        _overruled(report, verdict) for report, verdict in zip(final, verdicts, strict=True)
+    ]
+    changed = tuple(path for outcome in outcomes for path in outcome.changed)
+    return ApplyReport(together(verdicts), final[0], changed, others=final[1:])
+
+
+def _without(report: TargetReport, ids: Container[str]) -> list[FeatureResult]:
+    return [entry for entry in report.features if entry.feature not in ids]
+
+
+def _keep_receipts(targets: Sequence[Target]) -> None:
+    """Let the next process of this environment read what it will find, and plan nothing."""
+    for target in targets:
+        _keep_receipt(target)
 
 
 def _keep_receipt(target: Target) -> None:
@@ -126,11 +203,9 @@ def _keep_receipt(target: Target) -> None:
     keep_applied(target, switches)
 
 
-def _finished(target: TargetReport, verdict: Verdict, changed: tuple[str, ...]) -> ApplyReport:
-    """The report of an apply that went through, or would; a missing requirement overrules it."""
-    if target.obstacles:
-        verdict = required_missing(target, verdict)
-    return ApplyReport(verdict, target, changed)
+def _overruled(target: TargetReport, verdict: Verdict) -> Verdict:
+    """The verdict of an apply that went through, or would; a missing requirement overrules it."""
+    return required_missing(target, verdict) if target.obstacles else verdict
 
 
 def _noted(found: Examination, said: str | None) -> Examination:

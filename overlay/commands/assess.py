@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from overlay.commands.request import report, with_features
 from overlay.commands.unrecorded import recognise
 from overlay.errors import PlanOutdated
-from overlay.features.model import paths_of
+from overlay.features.model import of_package, paths_of
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction
 from overlay.on_disk.disk_state import assess, conditions, pristine_view, void
@@ -106,7 +106,8 @@ def examine(
     :raises TransactionError: if another command holds the target for too long.
     :raises TargetError: if a file cannot be read.
     """
-    meant = features if meant is None else meant
+    meant = of_package(features if meant is None else meant, target.package)
+    features = of_package(features, target.package)
     if target.root is None:
         memo = Memo()
 
@@ -117,11 +118,11 @@ def examine(
         left_out = _left_out(meant, planned, try_on)
         answer = replace(report(target, planned, meant), left_out=left_out)
         return Examination(tuple(meant), planned, answer, answer)
-    with reading(target.root) as interrupted:
-        ledger = ledgers.load(target.root)
+    with reading(target.root, package=target.package) as interrupted:
+        ledger = ledgers.load(target.root, target.package)
         basis = ledgers.digest(ledger)
         wanted = with_applied(features, meant, ledger)
-        view = pristine_view(target, ledger, ledgers.copies(target.root))
+        view = pristine_view(target, ledger, ledgers.copies(target.root, target.package))
         with all_unreadable(needed(target, wanted, ledger), target.read):
             planned = make_plan(wanted, view, target.release, target.record, Memo())
             unrecorded: tuple[str, ...] = ()
@@ -197,6 +198,7 @@ def _writes(examination: Examination, target: Target) -> Decision:
         examination.features,
         release=release_of(target),
         record_file=target.record_file,
+        package=target.package,
     )
     if not writes:
         return Decision(Outlook.NOTHING, report)

@@ -17,7 +17,7 @@ from overlay.untrusted import require_private
 
 #: Folder of the cache -> what it holds, and the names of its entries.
 _PARTS = {
-    "releases": ("releases that were fetched", re.compile(r"vllm[^/]*\.zip(\.lock)?")),
+    "releases": ("releases that were fetched", re.compile(r"[A-Za-z_]\w*-[^/]*\.zip(\.lock)?")),
     "modules": ("modules patched in memory", re.compile(r"[0-9a-f]{16,64}(\.\w+)?")),
     "syntax": ("scopes of texts", re.compile(r"\d+-[^/]+-(cpython|pypy)[^/]*")),
     "receipts": ("decisions of the plugin", re.compile(r"[0-9a-f]{16,64}(\.\w+)?")),

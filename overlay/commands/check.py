@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from overlay.commands.assess import examine, outlook
 from overlay.commands.parallel import Step, cores, in_processes, in_threads, no_step, stepped
-from overlay.commands.request import Request
+from overlay.commands.request import Request, Scene
 from overlay.errors import OverlayError, described
-from overlay.package import KNOWN_RELEASES
 from overlay.report.model import CheckReport, TargetFailure, TargetReport
 from overlay.report.wording import checked, nothing_new
 from overlay.targets.resolution import releases
@@ -51,15 +50,17 @@ def check(
     :raises PatchFormatErrors: if a folder of patches is malformed.
     """
     features = request.load()
-    meant = request.select(features)
+    request.select(features)
     wanted: list[str | None] = [*names]
+    package = request.package(features)
     if span is not None:
-        wanted += releases(span, pre=pre)
+        wanted += releases(span, pre=pre, package=package)
     if (not wanted and span is None) or request.python is not None:
         wanted.insert(0, None)
     if not wanted:
-        return CheckReport(nothing_new(KNOWN_RELEASES[-1]), ())
-    answers = _answers(request, list(dict.fromkeys(wanted)), features, meant, meter)
+        newest = package.releases[-1] if package.releases else "any"
+        return CheckReport(nothing_new(newest, package.title), ())
+    answers = _answers(request, list(dict.fromkeys(wanted)), features, meter)
     reports = tuple(answer for answer in answers if isinstance(answer, TargetReport))
     failures = tuple(answer for answer in answers if isinstance(answer, TargetFailure))
     return CheckReport(checked(reports, failures), reports, failures)
@@ -71,32 +72,43 @@ def every_target(
     features: tuple[Feature, ...],
     meter: Meter | None = None,
 ) -> list[TargetReport | TargetFailure]:
-    """How features stand in each of several targets, in their order.
+    """The state of features in each of several targets, in their order.
 
     :param names: targets; :param meter: shown how far this is.
     """
-    return _answers(request, names, features, features, meter)
+    return _answers(request, names, features, meter)
 
 
 def _answers(
     request: Request,
     names: Sequence[str | None],
     features: tuple[Feature, ...],
-    meant: tuple[Feature, ...],
     meter: Meter | None,
 ) -> list[TargetReport | TargetFailure]:
-    """One report, or one failure, for each name, in their order."""
+    """A report or a failure for each package that a name leads to, in the order of the names."""
     workers = min(cores(), len(names))
     if len(names) < _WORTH_A_POOL or workers < 2 or not hasattr(os, "fork"):
-        one_by_one = (_examined(_found(request, name, meter), features, meant) for name in names)
+        one_by_one = (_answer(_found(request, name, features, meter)) for name in names)
         with _counting(meter, "checked", names) as step:
-            return stepped(one_by_one, step)
-    with _counting(meter, "read", names) as step:
-        targets = in_threads(lambda name: _found(request, name, meter), names, _FETCHES, step)
-    with _counting(meter, "checked", names) as step:
-        return in_processes(
-            lambda target: _examined(target, features, meant), targets, workers, step
-        )
+            answers = stepped(one_by_one, step)
+    else:
+        with _counting(meter, "read", names) as step:
+            scenes = in_threads(
+                lambda name: _found(request, name, features, meter), names, _FETCHES, step
+            )
+        with _counting(meter, "checked", names) as step:
+            answers = in_processes(_answer, scenes, workers, step)
+    return [answer for each in answers for answer in each]
+
+
+def _answer(scene: Scene | TargetFailure) -> list[TargetReport | TargetFailure]:
+    """What there is to say of everything that a name leads to."""
+    if isinstance(scene, TargetFailure):
+        return [scene]
+    answers = [_examined(target, scene) for target in scene.targets]
+    if isinstance(answers[0], TargetReport):
+        answers[:1] = scene.with_absent([answers[0]])
+    return answers
 
 
 @contextmanager
@@ -109,22 +121,21 @@ def _counting(meter: Meter | None, verb: str, things: Sequence[object]) -> Itera
         yield counting.step
 
 
-def _found(request: Request, name: str | None, progress: Progress | None) -> Target | TargetFailure:
+def _found(
+    request: Request, name: str | None, features: tuple[Feature, ...], progress: Progress | None
+) -> Scene | TargetFailure:
     try:
-        return request.resolve(name, progress)
+        return request.scene(name, features, progress)
     except OverlayError as error:
         return TargetFailure(name, str(error))
     except OSError as error:
         return TargetFailure(name, described(error))
 
 
-def _examined(
-    target: Target | TargetFailure, features: tuple[Feature, ...], meant: tuple[Feature, ...]
-) -> TargetReport | TargetFailure:
-    if isinstance(target, TargetFailure):
-        return target
+def _examined(target: Target, scene: Scene) -> TargetReport | TargetFailure:
     try:
-        return outlook(examine(target, features, meant), target, untested=True).report
+        found = examine(target, scene.features, scene.meant)
+        return outlook(found, target, untested=True).report
     except OverlayError as error:
         lines = (
             line if line.startswith(f"{target.name}: ") else f"{target.name}: {line}"

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from overlay.commands.assess import needed
 from overlay.commands.request import Request, report
+from overlay.features.model import of_package
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import pristine_view
 from overlay.on_disk.transaction import reading
 from overlay.planning.diff import render
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
+from overlay.report.codes import Exit
 from overlay.report.model import DiffReport
-from overlay.report.wording import differs
-from overlay.targets.target import Progress
+from overlay.report.wording import differs, together
 from overlay.untrusted import all_unreadable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from overlay.features.model import Feature
+    from overlay.on_disk.journal import Journal
+    from overlay.results import Plan
+    from overlay.targets.target import Progress, Target
 
 
 def diff(request: Request, name: str | None = None, progress: Progress | None = None) -> DiffReport:
@@ -23,16 +34,28 @@ def diff(request: Request, name: str | None = None, progress: Progress | None = 
 
     :raises OverlayError: if the features or the target cannot be read.
     """
-    features = request.select(request.load())
-    target = request.resolve(name, progress)
+    features = request.load()
+    request.select(features)
+    scene = request.scene(name, features, progress)
+    answers, verdicts, text = [], [], b""
+    for target in scene.targets:
+        meant = of_package(scene.meant, target.package)
+        made, interrupted = _planned(target, meant)
+        answers.append(report(target, made, meant, interrupted))
+        verdicts.append(differs(answers[-1], len(made.changes)))
+        text += b"" if interrupted else render(made.changes)
+    first, *others = scene.with_absent(answers)
+    verdict = together(verdicts)
+    whole = text if verdict.code.exit is Exit.OK else b""
+    return DiffReport(verdict, first, whole, others=tuple(others))
+
+
+def _planned(target: Target, features: Sequence[Feature]) -> tuple[Plan, Journal | None]:
+    """The plan for the pristine text of a target, and what was interrupted there."""
     if target.root is None:
-        made, interrupted = plan(features, target, target.release, target.record, Memo()), None
-    else:
-        with reading(target.root) as interrupted:
-            ledger = ledgers.load(target.root)
-            view = pristine_view(target, ledger, ledgers.copies(target.root))
-            with all_unreadable(needed(target, features, ledger), target.read):
-                made = plan(features, view, target.release, target.record, Memo())
-    answer = report(target, made, features, interrupted)
-    verdict = differs(answer, len(made.changes))
-    return DiffReport(verdict, answer, b"" if interrupted else render(made.changes))
+        return plan(features, target, target.release, target.record, Memo()), None
+    with reading(target.root, package=target.package) as interrupted:
+        ledger = ledgers.load(target.root, target.package)
+        view = pristine_view(target, ledger, ledgers.copies(target.root, target.package))
+        with all_unreadable(needed(target, features, ledger), target.read):
+            return plan(features, view, target.release, target.record, Memo()), interrupted

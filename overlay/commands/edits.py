@@ -24,9 +24,8 @@ from overlay.targets.target import public
 from overlay.untrusted import sha256
 
 if TYPE_CHECKING:
-    from overlay.authoring.building import EditedFile, Prepared
+    from overlay.authoring.building import Prepared, Words
     from overlay.authoring.locating import ReleaseTexts
-    from overlay.authoring.triage import FileFate
     from overlay.commands.request import Request
     from overlay.features.model import Feature
     from overlay.on_disk.ledger import Ledger
@@ -171,29 +170,17 @@ def feature_of(
     :param releases: those that it may serve; the target's own is always one.
     :raises UsageError: if applying it would not give the edited files byte for byte.
     """
-    from overlay.authoring.building import Change, Words, build, texts_with
+    from overlay.authoring.building import build, texts_with
+    from overlay.authoring.from_texts import TwoTexts, change_of
     from overlay.authoring.writing import check_folder
 
-    topics, fates = _topics(surveyed)
-    added = {
-        edit.path: edit.now
-        for edit in surveyed.edits
-        if edit.now is not None and surveyed.base(edit) is None
-    }
+    release = str(surveyed.release)
+    files = [TwoTexts(edit.path, surveyed.base(edit), edit.now) for edit in surveyed.edits]
+    texts, unread = readable(release, surveyed.pristine, releases, progress)
     syntax = Memo()
-    texts, unread = _releases(surveyed, releases, progress)
-    words = Words(
-        id_,
-        title or id_.replace("-", " ").capitalize(),
-        title or f"Edits of an installed vLLM {surveyed.release}",
-        "",
-        f"vendor, edits of an installed vLLM {surveyed.release}",
-        "",
-        datetime.now().astimezone().date().isoformat(),
-    )
     prepared: Prepared = build(
-        Change(topics, added, fates),
-        words,
+        change_of(files, release),
+        words(id_, title, f"edits of an installed vLLM {release}"),
         texts_with(surveyed.below, texts, syntax) if surveyed.below else texts,
         {},
         syntax,
@@ -203,49 +190,36 @@ def feature_of(
     return Made(prepared, unread)
 
 
-def _topics(surveyed: Workshop) -> tuple[tuple[EditedFile, ...], tuple[FileFate, ...]]:
-    """The edited files in hunks, and what became of each file."""
-    from overlay.authoring.building import EditedFile
-    from overlay.authoring.composing import NotComposable, compose
-    from overlay.authoring.locating import Base
-    from overlay.authoring.triage import Fate, FileFate
-    from overlay.planning.scopes import UnparsableError
-    from overlay.planning.text import TextError
+def words(id_: str, title: str, source: str) -> Words:
+    """What a feature that is made of edits says about itself.
 
-    topics: list[EditedFile] = []
-    fates: list[FileFate] = []
-    release = str(surveyed.release)
-    for edit in surveyed.edits:
-        path, before = edit.path, surveyed.base(edit)
-        if before is None:
-            fates.append(FileFate(path, Fate.ADDED))
-            continue
-        problem = None
-        if edit.now is None:
-            problem = f"{path} was removed; a feature never removes a file of vLLM"
-        else:
-            try:
-                hunks = compose(before, edit.now)
-                topics.append(EditedFile(Base(path, release, before, edit.now, by_id=True), hunks))
-                fates.append(FileFate(path, Fate.EDITED, release, True, len(hunks)))
-                continue
-            except NotComposable as error:
-                problem = f"{path} cannot be said in hunks: {error}"
-            except (TextError, UnparsableError) as error:
-                problem = f"{path} is not Python that can be read: {error}"
-        fates.append(FileFate(path, Fate.EDITED, release, problem=problem))
-    return tuple(topics), tuple(fates)
+    :param title: what the change does, in a line; by default made of the id.
+    :param source: where the edits were made.
+    """
+    from overlay.authoring.building import Words
+
+    return Words(
+        id_,
+        title or id_.replace("-", " ").capitalize(),
+        title or f"{source[:1].upper()}{source[1:]}",
+        "",
+        f"vendor, {source}",
+        "",
+        datetime.now().astimezone().date().isoformat(),
+    )
 
 
-def _releases(
-    surveyed: Workshop, wanted: Sequence[str], progress: Progress | None
+def readable(
+    own: str, tree: Tree, wanted: Sequence[str], progress: Progress | None
 ) -> tuple[ReleaseTexts, dict[str, str]]:
-    """The releases to try; those that cannot be read are left out, with the reason."""
+    """The releases to try; those that cannot be read are left out, with the reason.
+
+    :param own: the release on which the edits were made, and ``tree`` its files.
+    """
     from overlay.authoring.locating import ReleaseTexts
     from overlay.targets.resolution import resolve
 
-    own = str(surveyed.release)
-    trees: dict[str, Tree] = {own: surveyed.pristine}
+    trees: dict[str, Tree] = {own: tree}
     unread: dict[str, str] = {}
     for name in wanted:
         if name not in trees:

@@ -6,26 +6,39 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from overlay.commands.request import Request
+from overlay.errors import UsageError
+from overlay.package import VLLM, package_of_distribution
 from overlay.report.model import FeatureEntry, ListReport, ReleaseEntry, TopicEntry
 from overlay.report.wording import listed
 
 if TYPE_CHECKING:
     from overlay.features.folder import Hole
     from overlay.features.model import Feature
+    from overlay.package import Package
 
 
-def list_(request: Request, *, releases: bool = False, pre: bool = False) -> ListReport:
+def list_(
+    request: Request, *, releases: bool = False, pre: bool = False, package: str | None = None
+) -> ListReport:
     """Describe every feature, and the releases of the package index; a hole needs the user.
 
     :param releases: ask the index for its releases; :param pre: for pre-releases as well.
+    :param package: show the features of this package only, and its releases; default: every
+        feature, and the releases of vLLM.
+    :raises UsageError: if that cannot be a package.
     :raises PatchFormatErrors: if a folder of patches is malformed.
     :raises PackageIndexError: if the index is asked and does not answer.
     """
     from overlay.features.folder import holes
 
-    offered = _offered(pre) if releases else None
+    meant = VLLM if package is None else _package(package)
+    offered = _offered(pre, meant) if releases else None
 
-    entries = tuple(_entry(feature, holes(feature)) for feature in request.load())
+    entries = tuple(
+        _entry(feature, holes(feature))
+        for feature in request.load()
+        if package is None or feature.package == meant
+    )
     gaps = [
         (entry.feature, topic.name) for entry in entries for topic in entry.topics if topic.holes
     ]
@@ -33,18 +46,34 @@ def list_(request: Request, *, releases: bool = False, pre: bool = False) -> Lis
     return ListReport(listed(gaps, len(entries), unknown), entries, offered)
 
 
-def _offered(pre: bool) -> tuple[ReleaseEntry, ...]:
+def _package(name: str) -> Package:
+    """The package with an import name, or with that of its distribution.
+
+    :raises UsageError: if the text is neither.
+    """
+    found = package_of_distribution(name)
+    if found is None:
+        raise UsageError(
+            f"--package {name}: expected the name of a package that features patch, such as "
+            "vllm-ascend"
+        )
+    return found
+
+
+def _offered(pre: bool, package: Package) -> tuple[ReleaseEntry, ...]:
     """The releases on the index from the oldest known one on, oldest first."""
     from packaging.version import Version
 
     from overlay.errors import PackageIndexError
-    from overlay.package import KNOWN_RELEASES
     from overlay.targets.release import offered_releases
 
-    oldest, newest = KNOWN_RELEASES[0], KNOWN_RELEASES[-1]
+    known = package.releases
     try:
-        offered = offered_releases(pre=pre)
+        offered = offered_releases(pre=pre, package=package)
     except PackageIndexError as error:
+        if not known:
+            raise
+        oldest, newest = known[0], known[-1]
         raise PackageIndexError(
             f"{error}. Without the index only the releases are known that this overlay was made "
             f"for: {oldest}..{newest}"
@@ -52,12 +81,12 @@ def _offered(pre: bool) -> tuple[ReleaseEntry, ...]:
     return tuple(
         ReleaseEntry(
             str(entry.version),
-            str(entry.version) in KNOWN_RELEASES,
+            str(entry.version) in known,
             entry.yanked,
             entry.version.is_prerelease,
         )
         for entry in offered
-        if entry.version >= Version(oldest)
+        if not known or entry.version >= Version(known[0])
     )
 
 
@@ -95,6 +124,7 @@ def _entry(feature: Feature, holes: Sequence[Hole]) -> FeatureEntry:
         needs=feature.needs,
         reason=None if feature.reason is None else feature.reason.value,
         warnings=tuple(_warnings(feature)),
+        package=feature.package.name,
     )
 
 

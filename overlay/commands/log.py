@@ -14,7 +14,7 @@ from overlay.commands.check import every_target
 from overlay.commands.request import Request
 from overlay.errors import OverlayError, UsageError
 from overlay.features.patch_headers import author, last_update
-from overlay.package import KNOWN_RELEASES, path_problem
+from overlay.package import VLLM, Package, path_problem
 from overlay.report.history import Edit, LogReport, Means, Merge, Release, logged
 from overlay.report.model import TargetFailure, TargetReport
 from overlay.results import FeatureResult, State
@@ -37,7 +37,7 @@ def log(
     upstream: Path | None = None,
     meter: Meter | None = None,
 ) -> LogReport:
-    """How one feature stands on every release, who made its variants, and what upstream has of it.
+    """The state of a feature on every release, who made its variants, and what upstream has of it.
 
     :param id_: the feature; :param span: releases as ``--releases`` takes them; default: all.
     :param upstream: a git checkout of vLLM in which the upstream pull request is looked for.
@@ -46,7 +46,7 @@ def log(
     """
     features = request.load()
     (feature,) = replace(request, features=(id_,)).select(features)
-    names = releases(span) if span is not None else KNOWN_RELEASES
+    names = releases("all" if span is None else span, package=feature.package)
     entries = tuple(
         _release(target, feature) for target in every_target(request, names, features, meter)
     )
@@ -184,7 +184,11 @@ def _merged(feature: Feature, pull: int, folder: Path) -> Merge | None:
         return None
     entry = merges[0]
     mail = checkout.mail(entry.commit)
-    theirs = [line for commit in read_changes(mail, entry.commit[:9]) for line in _of(commit.files)]
+    theirs = [
+        line
+        for commit in read_changes(mail, entry.commit[:9])
+        for line in _of(commit.files, feature.package)
+    ]
     difference = _difference(_carried(feature), sorted(theirs))
     return Merge(
         pull,
@@ -212,12 +216,12 @@ def _texts(content: bytes) -> list[str]:
     return content.decode("utf-8", "surrogateescape").splitlines()
 
 
-def _of(files: Iterable[IncomingFile]) -> list[tuple[str, str]]:
-    """Path and line of each change that a commit makes to vLLM's Python."""
+def _of(files: Iterable[IncomingFile], package: Package = VLLM) -> list[tuple[str, str]]:
+    """Path and line of each change that a commit makes to a package's Python."""
     return [
         (file.path, op + text)
         for file in files
-        if path_problem(file.path) is None
+        if path_problem(file.path, package) is None
         for hunk in file.hunks
         for op, text in hunk.lines
         if op != " "

@@ -12,10 +12,12 @@ from packaging.version import Version
 from overlay.commands.assess import examine
 from overlay.commands.parallel import cores, in_processes, no_step
 from overlay.commands.request import Request
-from overlay.package import KNOWN_RELEASES
+from overlay.errors import UsageError
+from overlay.features.model import of_package
+from overlay.package import VLLM, Package
 from overlay.report.history import Cell, MatrixReport, Row, matrix_of
 from overlay.results import Outcome, State, whole_outcome
-from overlay.targets.resolution import releases, resolve
+from overlay.targets.resolution import release_named, releases, resolve, spelt
 
 if TYPE_CHECKING:
     from overlay.authoring.locating import ReleaseTexts
@@ -28,7 +30,7 @@ _CARRIED = (State.INAPPLICABLE, State.PARTIAL, State.DRIFTED, State.MISSING)
 
 
 def matrix(request: Request, span: str | None = None, meter: Meter | None = None) -> MatrixReport:
-    """Every feature on every release.
+    """Every feature of a package on every release.
 
     :param span: releases as ``--releases`` takes them; default: all.
     :param meter: shown how far this is.
@@ -37,9 +39,11 @@ def matrix(request: Request, span: str | None = None, meter: Meter | None = None
     from overlay.authoring.locating import ReleaseTexts
     from overlay.planning.scope_cache import Memo
 
-    features = request.load()
-    names = releases(span) if span is not None else KNOWN_RELEASES
-    bases = tuple(dict.fromkeys((*KNOWN_RELEASES, *names)))
+    names = releases("all" if span is None else span)
+    package = _package(names)
+    features = of_package(request.load(), package)
+    known = [spelt(release, package) for release in package.releases]
+    bases = tuple(dict.fromkeys((*known, *names)))
     texts = ReleaseTexts(bases, lambda release: resolve(release, progress=meter))
     column = _Column(features, texts, Memo())
     workers = min(cores(), len(names))
@@ -55,6 +59,19 @@ def matrix(request: Request, span: str | None = None, meter: Meter | None = None
         for at, feature in enumerate(features)
     )
     return MatrixReport(matrix_of(rows), tuple(names), rows)
+
+
+def _package(names: Sequence[str]) -> Package:
+    """The one package whose releases are named.
+
+    :raises UsageError: if there are several: each has features of its own.
+    """
+    named = [release_named(name) for name in names]
+    packages = {each[1] for each in named if each is not None} or {VLLM}
+    if len(packages) > 1:
+        titles = " and ".join(sorted(package.title for package in packages))
+        raise UsageError(f"--releases: expected releases of one package, found those of {titles}")
+    return packages.pop()
 
 
 @dataclass(frozen=True)
@@ -92,11 +109,14 @@ class _Column:
     def _carried(self, topic: Topic, release: str) -> Outcome | None:
         from overlay.authoring.carry import carry
 
-        variant = _nearest(topic.variants, Version(release))
+        named = release_named(release)
+        variant = _nearest(topic.variants, named[0] if named else Version(release))
         patch = variant.patch
         if patch.retired:
             return Outcome.UPSTREAM
-        base = patch.headers.get("Base", str(variant.releases.last))
+        last = str(variant.releases.last)
+        package = VLLM if named is None else named[1]
+        base = spelt(patch.headers.get("Base", last), package)
         if base not in self.texts.names:
             return None
         before = self.texts.read(base, patch.path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from overlay.authoring.writing import check_files
-from overlay.errors import UsageError
+from overlay.errors import OverlayError, UsageError
 from overlay.features.folder import holes as holes_of
 from overlay.package import KNOWN_RELEASES
 from overlay.report.ported import (
@@ -25,6 +25,7 @@ from overlay.results import Outcome
 from overlay.untrusted import read_regular
 
 if TYPE_CHECKING:
+    from overlay.authoring import disk
     from overlay.authoring.porting import FeaturePort, Porter
     from overlay.commands.request import Request
     from overlay.features.model import Feature
@@ -187,15 +188,49 @@ def write_ports(
         known = _memory(porter, own, earlier, names)
         after = with_ports(feature, before, own, names, today, merged=known)
         if after != before:
+            filled = list(own)
             made = check_files(id_, after)
-            between = _between(porter, made, earlier, names)
-            after = with_ports(made, after, between, names, today)
-            check_files(id_, after)
+            while between := _between(porter, made, earlier, names):
+                after = with_ports(made, after, between, names, today)
+                made = check_files(id_, after)
+                filled += between
             changed.setdefault(folder.parent, []).append(disk.NewFolder(id_, after))
-            done |= {(id_, port.release) for port in (*own, *between) if not port.covered}
-    for place, folders in changed.items():
-        disk.replace_features(place, folders)
+            done |= {(id_, port.release) for port in filled if not port.covered}
+    _write_folders(changed)
     return frozenset(done)
+
+
+def _write_folders(changed: Mapping[Path, Sequence[disk.NewFolder]]) -> None:
+    """Write the features of each patches folder, in one transaction a folder.
+
+    Several folders may lie on several file systems, so that no one transaction can hold them.
+
+    :raises OverlayError, OSError: if one cannot be written; the message says what was.
+    """
+    from overlay.authoring import disk
+
+    written: list[Path] = []
+    for place, folders in changed.items():
+        try:
+            disk.replace_features(place, folders)
+        except (OverlayError, OSError) as error:
+            if not written:
+                raise
+            rest = [path for path in changed if path not in written]
+            why = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise OverlayError(
+                f"{place}: {why}. Written before that: {_folders(changed, written)}; not known "
+                f"to be written: {_folders(changed, rest)}. Each folder is whole; when that is "
+                "mended, run the same command again: it goes on with what is not written"
+            ) from error
+        written.append(place)
+
+
+def _folders(changed: Mapping[Path, Sequence[disk.NewFolder]], places: Sequence[Path]) -> str:
+    """Patches folders with the features that are written there, in words."""
+    return ", ".join(
+        f"{place} ({', '.join(folder.id for folder in changed[place])})" for place in places
+    )
 
 
 def _between(
@@ -203,11 +238,16 @@ def _between(
 ) -> list[FeaturePort]:
     """The ports to releases inside a feature's range that no variant serves, as far as they land.
 
-    What a person made for a later release often lands exactly on those before it.
+    What a person made for a later release often lands exactly on those before it.  A release that
+    has the feature itself, where later ones lost it again, gets variants that say so.
     """
     holes = {hole.release for hole in holes_of(feature, names)}
     ports = [porter.port(feature, name, earlier) for name in names if name in holes]
-    return [port for port in ports if not port.conflicts and not port.review]
+    return [
+        porter.upstreams(port) if port.shown else port
+        for port in ports
+        if not port.conflicts and not port.review
+    ]
 
 
 def _memory(

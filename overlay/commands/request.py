@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from overlay.errors import UsageError
+from overlay.errors import LedgerError, OverlayError, TargetError, TransactionError, UsageError
 from overlay.on_disk.site import foreign_state
 from overlay.report.model import TargetReport
 from overlay.report.wording import was_interrupted
-from overlay.results import Notice, Plan
+from overlay.results import FeatureResult, Notice, Plan, Reason, State
 
 if TYPE_CHECKING:
     from overlay.features.model import Feature
     from overlay.on_disk.journal import Journal
-    from overlay.results import FeatureResult
+    from overlay.package import Package
     from overlay.targets.target import Progress, Target
 
 
@@ -52,6 +52,72 @@ class Request:
         from overlay.targets.resolution import resolve
 
         return resolve(name, progress=progress)
+
+    def survey(self, name: str | None, progress: Progress | None = None) -> Scene:
+        """The features, and the packages of a target that they are for.
+
+        Without ``--feature`` these are all that have features at hand, or patches of the overlay;
+        with it those that are meant.  What is not installed is passed over.
+
+        :raises OverlayError: if the features or the target cannot be read.
+        """
+        try:
+            features = self.load()
+            self.select(features)
+        except OverlayError:
+            self.resolve(name, progress)  # what is wrong with the target is said first
+            raise
+        return self.scene(name, features, progress)
+
+    def package(self, features: tuple[Feature, ...]) -> Package:
+        """The package whose releases bare version numbers are: that of all features named, or vLLM.
+
+        :raises UsageError: if a feature does not exist.
+        """
+        from overlay.features.model import packages_of
+        from overlay.package import VLLM
+
+        packages = packages_of(self.select(features)) if self.features else ()
+        return packages[0] if len(packages) == 1 else VLLM
+
+    def scene(
+        self, name: str | None, features: tuple[Feature, ...], progress: Progress | None = None
+    ) -> Scene:
+        """The same of features that were loaded."""
+        from overlay.features.model import packages_of
+        from overlay.package import VLLM
+
+        meant = self.select(features)
+        packages = packages_of(meant if self.features else features) or (VLLM,)
+        targets = self._targets(name, packages, progress)
+        there = {target.package for target in targets}
+        named = {*self.features, *self.require} - {*self.without}
+        absent = tuple(
+            feature for feature in features if feature.id in named and feature.package not in there
+        )
+        return Scene(features, meant, targets, absent)
+
+    def _targets(
+        self, name: str | None, packages: Sequence[Package], progress: Progress | None
+    ) -> tuple[Target, ...]:
+        from overlay.package import VLLM
+        from overlay.targets.resolution import ABSENT, resolve_each
+
+        def each(packages: Sequence[Package]) -> tuple[Target, ...]:
+            return resolve_each(
+                name,
+                packages,
+                python=None if name is not None else self.python,
+                patched=not self.features,
+                progress=progress,
+            )
+
+        try:
+            return each(packages)
+        except ABSENT:
+            if VLLM in packages:
+                raise
+            return each((VLLM,))  # where features for something else have nothing to do
 
     @property
     def folders(self) -> tuple[Path, ...]:
@@ -96,6 +162,34 @@ class Request:
         )
 
 
+class Scene(NamedTuple):
+    """The features of a command and the packages that they are for.
+
+    :ivar features: every feature, whether it is meant or not.
+    :ivar meant: those that are meant.
+    :ivar targets: the packages, at least one.
+    :ivar absent: features that were named although their package is not there.
+    """
+
+    features: tuple[Feature, ...]
+    meant: tuple[Feature, ...]
+    targets: tuple[Target, ...]
+    absent: tuple[Feature, ...] = ()
+
+    def with_absent(self, reports: Sequence[TargetReport]) -> tuple[TargetReport, ...]:
+        """The reports on the targets, the first with the features whose package is not there."""
+        first, *others = reports
+        results = tuple(
+            FeatureResult(
+                feature.id,
+                State.INAPPLICABLE,
+                reason=Reason(f"{feature.package.title} is not installed here"),
+            )
+            for feature in self.absent
+        )
+        return (replace(first, features=(*first.features, *results)), *others)
+
+
 def report(
     target: Target, plan: Plan, meant: Sequence[Feature], interrupted: Journal | None = None
 ) -> TargetReport:
@@ -110,8 +204,9 @@ def report(
         vllm=target.vllm,
         root=target.root,
         features=tuple(result for result in plan.features if result.feature in ids),
+        package=target.package.name,
         notices=(
-            *notices(_of_state_folder(target.root, interrupted)),
+            *notices(_of_state_folder(target, interrupted)),
             *notices(target.warnings),
             *plan.notices,
         ),
@@ -135,13 +230,13 @@ def only(target: TargetReport, meant: Sequence[Feature]) -> TargetReport:
     return with_features(target, [one for one in target.features if one.feature in ids])
 
 
-def _of_state_folder(root: Path | None, interrupted: Journal | None) -> Iterator[str]:
+def _of_state_folder(target: Target, interrupted: Journal | None) -> Iterator[str]:
     """What to say of an interrupted transaction, and of a ledger that others could have written."""
-    if root is None:
+    if target.root is None:
         return
     if interrupted is not None:
-        yield was_interrupted(interrupted.action, root)
-    if (problem := foreign_state(root)) is not None:
+        yield was_interrupted(interrupted.action, target.root)
+    if (problem := foreign_state(target.root, target.package)) is not None:
         yield problem
 
 
@@ -151,23 +246,77 @@ def with_features(target: TargetReport, features: Sequence[FeatureResult]) -> Ta
 
 
 def resolve_writable(request: Request, name: str | None, command: str) -> tuple[Target, Path]:
-    """The target of a command that writes, and its root.
+    """The target of a command that writes to one package, and its root.
 
     A release is refused before anything of it is fetched.
 
     :raises UsageError: if it is a file or a release.
     :raises TargetError: if the target does not exist.
     """
-    from overlay.package import parse_release
-
-    if name is not None:
-        with suppress(ValueError):
-            parse_release(name)
-            raise read_only(name, command)
+    refuse_release(name, command)
     target = request.resolve(name)
+    return target, root_of(target, command)
+
+
+def writable(request: Request, name: str | None, command: str) -> Scene:
+    """The features, and the packages of a target that a command writes to.
+
+    :raises UsageError: if it is a file or a release, or a feature does not exist.
+    :raises OverlayError: if the features or the target cannot be read.
+    """
+    refuse_release(name, command)
+    scene = request.survey(name)
+    for target in scene.targets:
+        root_of(target, command)
+    return scene
+
+
+@contextmanager
+def writing_to_none(targets: Sequence[Target]) -> Iterator[None]:
+    """Say of an error about one of several packages that nothing was written to the others either.
+
+    :raises OverlayError: what was raised inside.
+    """
+    try:
+        yield
+    except (LedgerError, TransactionError, TargetError) as error:
+        if len(targets) > 1 and error.args:
+            names = " and ".join(f"{each.package.title} in {each.root}" for each in targets)
+            text = str(error.args[0]).removesuffix(".")
+            error.args = (f"{text}. Nothing was written to {names}", *error.args[1:])
+        raise
+
+
+def ended(targets: Sequence[Target]) -> str | None:
+    """End the transactions that were interrupted in targets; what was done, or ``None``.
+
+    :raises OverlayError: as ``overlay.on_disk.recovery.recover``.
+    """
+    from overlay.on_disk.recovery import recover
+
+    done = [recover(each.root, package=each.package) for each in targets if each.root is not None]
+    return "; ".join(said for said in done if said) or None
+
+
+def refuse_release(name: str | None, command: str) -> None:
+    """Refuse a release as the target of a command that writes.
+
+    :raises UsageError: if ``name`` is one.
+    """
+    from overlay.targets.resolution import release_named
+
+    if name is not None and release_named(name) is not None:
+        raise read_only(name, command)
+
+
+def root_of(target: Target, command: str) -> Path:
+    """The root of a target that a command writes to.
+
+    :raises UsageError: if it is a file or a release.
+    """
     if target.root is None:
         raise read_only(target.name, command)
-    return target, target.root
+    return target.root
 
 
 def read_only(name: str, command: str) -> UsageError:

@@ -18,6 +18,7 @@ from overlay.report.model import Obstacle, TargetReport
 from overlay.results import Reason, State
 
 if TYPE_CHECKING:
+    from overlay.commands.request import Scene
     from overlay.features.model import Feature
 
 EVERY = "all"
@@ -64,6 +65,36 @@ def with_required(
             missing += list(states)
     obstacles = tuple(_obstacle(name, states.get(name)) for name in dict.fromkeys(missing))
     return replace(target, obstacles=(*target.obstacles, *obstacles))
+
+
+def with_requirements(
+    scene: Scene,
+    targets: Sequence[TargetReport],
+    require: Sequence[str],
+    everything: Sequence[TargetReport],
+    *,
+    planned: bool = False,
+) -> tuple[TargetReport, ...]:
+    """The packages of a scene, each with its obstacles as ``with_required`` has them.
+
+    A feature is required of the package that it is for, or of the first one where that is not
+    there; ``all`` of those packages that any feature is made for.
+    """
+    places = {target.package: at for at, target in enumerate(scene.targets)}
+    homes = {feature.id: places.get(feature.package, 0) for feature in scene.features}
+    made_for = [
+        at
+        for at, target in enumerate(everything)
+        if any(result.state is not State.INAPPLICABLE for result in target.features)
+    ]
+    asked: list[list[str]] = [[] for _ in targets]
+    for name in require:
+        for at in (made_for or places.values()) if name == EVERY else (homes.get(name, 0),):
+            asked[at].append(name)
+    return tuple(
+        with_required(target, names, whole, planned=planned)
+        for target, names, whole in zip(targets, asked, everything, strict=True)
+    )
 
 
 def _obstacle(name: str, state: State | None) -> Obstacle:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,15 +10,27 @@ from typing import TYPE_CHECKING, NamedTuple
 from overlay.commands.edits import Workshop, feature_of, saved, survey
 from overlay.commands.new import found, require_free, written
 from overlay.commands.next_process import with_plugin
-from overlay.commands.request import notices, resolve_writable
+from overlay.commands.request import (
+    ended,
+    notices,
+    refuse_release,
+    root_of,
+    writing_to_none,
+)
 from overlay.commands.take_off import take_off
 from overlay.errors import LedgerError, OverlayError, RevertRefused, UsageError
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.disk_state import from_ledger
-from overlay.on_disk.recovery import recover
 from overlay.report.model import RevertReport, TargetReport
-from overlay.report.wording import also_kept, not_kept, not_reverted, reverted
+from overlay.report.wording import (
+    also_kept,
+    neither,
+    not_kept,
+    not_reverted,
+    reverted,
+    together,
+)
 from overlay.results import Change, FeatureResult, FileResult, Plan, State
 from overlay.targets.target import public
 
@@ -43,28 +55,47 @@ def revert(request: Request, name: str | None = None, keep_as: Keep | None = Non
     :raises TargetError: if the target does not exist.
     :raises TransactionError: if it cannot be written.
     """
-    target, root = resolve_writable(request, name, "revert")
-    said = recover(root)
+    targets = _targets(request, name)
+    said = ended(targets)
     named = name is not None or request.python is not None
     if request.features and keep_as is not None:
         raise UsageError("--keep-as takes everything off, the edits included: omit --feature")
     if request.features:
-        return take_off(request, target, root, said, named=named)
+        return take_off(request, name, said, named=named)
     if keep_as is None:
-        return _everything(request, target, root, said, named=named)
-    surveyed = survey(request, target, root)
+        return _everything(request, targets, said, named=named)
+    target = targets[0]
+    surveyed = survey(request, target, root_of(target, "revert"))
     if not surveyed.edits:
         nothing = "nothing was edited there, so no feature was made"
         said = f"{said}; {nothing}" if said else nothing
-        return _everything(request, target, root, said, named=named)
+        return _everything(request, targets, said, named=named)
     kept = _keep(surveyed, keep_as)
     if kept.folder is None:
         answer = _report(target, Plan(()))
         return RevertReport(not_kept(answer, kept.verdict), answer, kept=kept)
     edits = [Change(edit.path, edit.now, edit.pristine) for edit in surveyed.edits]
-    report = _everything(request, target, root, said, named=named, edits=edits)
+    report = _everything(request, targets, said, named=named, edits=edits)
     verdict = replace(report, kept=kept)
     return verdict if report.exit else replace(verdict, conclusion=also_kept(report, kept.folder))
+
+
+def _targets(request: Request, name: str | None) -> tuple[Target, ...]:
+    """The packages of a target; patches that cannot be read do not keep them from being reverted.
+
+    :raises UsageError: if it is a file or a release.
+    :raises TargetError: if the target does not exist.
+    """
+    refuse_release(name, "revert")
+    try:
+        features = request.load()
+    except OverlayError:
+        features = ()
+    # A feature that is named and does not exist is reported where it is known what is applied.
+    targets = replace(request, features=(), require=()).scene(name, features).targets
+    for target in targets:
+        root_of(target, "revert")
+    return targets
 
 
 class Keep(NamedTuple):
@@ -85,43 +116,60 @@ def _keep(surveyed: Workshop, keep_as: Keep) -> NewReport:
 
 def _everything(
     request: Request,
-    target: Target,
-    root: Path,
+    targets: Sequence[Target],
     said: str | None,
     *,
     named: bool,
     edits: Sequence[Change] = (),
 ) -> RevertReport:
-    """Take everything off.
+    """Take everything off, in all packages or in none.
 
     :param said: what ending an interrupted transaction had to say.
-    :param edits: edits that are kept elsewhere, and taken out too.
+    :param edits: edits of the first package that are kept elsewhere, and taken out too.
     """
-    before = _ledger(root)
-
-    def rebuild() -> Rebuilt:
-        from overlay.on_disk.rebuild import rebuild
-
-        return rebuild(request.load(), target, target.release, target.record)
-
-    try:
-        outcome = commit.revert(
-            root,
+    with writing_to_none(targets):
+        before = [_ledger(target) for target in targets]
+    works = [
+        commit.reverting(
+            target.root,
             release=public(target),
             record_file=target.record_file,
-            rebuild=rebuild,
-            edits=edits,
+            rebuild=_rebuild(request, target),
+            edits=edits if target is targets[0] else (),
+            package=target.package,
         )
+        for target in targets
+        if target.root is not None
+    ]
+    try:
+        outcomes = commit.carry_out(works)
     except RevertRefused as refusal:
-        return _refused(target, before, refusal)
-    results = () if before is None else tuple(_reverted(one.result) for one in before.applied)
-    warnings = (*((said,) if said else ()), *outcome.warnings)
-    answer = _report(target, Plan(results, (), notices(dict.fromkeys(warnings))))
-    removed = sum(target.read(path) is None for path in outcome.changed)
-    restored = len(outcome.changed) - removed
-    verdict = reverted(answer, restored, removed, wrote=outcome.wrote)
-    answer = with_plugin(answer, answer, _of_plugin(answer, request), named=named)
-    return RevertReport(verdict, answer, outcome.changed)
+        return _refused(targets, before, refusal)
+    answers, verdicts = [], []
+    for target, ledger, outcome in zip(targets, before, outcomes, strict=True):
+        results = () if ledger is None else tuple(_reverted(e.result) for e in ledger.applied)
+        warnings = (*((said,) if said and target is targets[0] else ()), *outcome.warnings)
+        answer = _report(target, Plan(results, (), notices(dict.fromkeys(warnings))))
+        removed = sum(target.read(path) is None for path in outcome.changed)
+        restored = len(outcome.changed) - removed
+        verdicts.append(reverted(answer, restored, removed, wrote=outcome.wrote))
+        answers.append(with_plugin(answer, answer, _of_plugin(answer, request), named=named))
+    changed = tuple(path for outcome in outcomes for path in outcome.changed)
+    done = [verdict for verdict, outcome in zip(verdicts, outcomes, strict=True) if outcome.wrote]
+    return RevertReport(together(done or verdicts), answers[0], changed, others=tuple(answers[1:]))
+
+
+def _rebuild(request: Request, target: Target) -> Callable[[], Rebuilt]:
+    """What reconstructs a lost ledger of a target."""
+
+    def rebuild() -> Rebuilt:
+        from overlay.features.model import of_package
+        from overlay.on_disk.rebuild import rebuild
+
+        features = of_package(request.load(), target.package)
+        return rebuild(features, target, target.release, target.record, target.package)
+
+    return rebuild
 
 
 def _of_plugin(answer: TargetReport, request: Request) -> tuple[Feature, ...]:
@@ -134,20 +182,34 @@ def _of_plugin(answer: TargetReport, request: Request) -> tuple[Feature, ...]:
         return ()  # revert needs no patches, and `overlay list` says what is wrong with them
 
 
-def _ledger(root: Path) -> Ledger | None:
+def _ledger(target: Target) -> Ledger | None:
     """The ledger, for the report only: whether a damaged one can be reverted is decided later."""
-    with commit.reading(root):
+    assert target.root is not None
+    with commit.reading(target.root, package=target.package):
         try:
-            return ledgers.load(root)
+            return ledgers.load(target.root, target.package)
         except LedgerError:
             return None
 
 
-def _refused(target: Target, ledger: Ledger | None, refusal: RevertRefused) -> RevertReport:
-    found = None if ledger is None else from_ledger(ledger, target, public(target))
-    plan = found or Plan(())
-    answer = _report(target, plan._replace(notices=(*plan.notices, *notices([str(refusal)]))))
-    return RevertReport(not_reverted(answer, refusal.paths), answer)
+def _refused(
+    targets: Sequence[Target], before: Sequence[Ledger | None], refusal: RevertRefused
+) -> RevertReport:
+    """The report of a revert that would lose somebody's edits in one of the packages."""
+    answers, verdicts, others = [], [], []
+    for target, ledger in zip(targets, before, strict=True):
+        found = None if ledger is None else from_ledger(ledger, target, public(target))
+        plan = found or Plan(())
+        edited = [path for path in refusal.paths if path.startswith(f"{target.package.name}/")]
+        if edited:
+            plan = plan._replace(notices=(*plan.notices, *notices([str(refusal)])))
+        answers.append(_report(target, plan))
+        if edited:
+            verdicts.append(not_reverted(answers[-1], edited))
+        else:
+            others.append(answers[-1])
+    verdict = neither(together(verdicts), others, "reverted in")
+    return RevertReport(verdict, answers[0], others=tuple(answers[1:]))
 
 
 def _reverted(result: FeatureResult) -> FeatureResult:
@@ -162,4 +224,5 @@ def _report(target: Target, plan: Plan) -> TargetReport:
         root=target.root,
         features=plan.features,
         notices=(*notices(target.warnings), *plan.notices),
+        package=target.package.name,
     )

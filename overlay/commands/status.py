@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 from overlay.commands.next_process import with_plugin
 from overlay.commands.request import Request, report
-from overlay.commands.required import expect_known, with_required
+from overlay.commands.required import expect_known, with_requirements
+from overlay.features.model import of_package
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import from_ledger
 from overlay.on_disk.ledger import damaged_copies, reinstall
 from overlay.on_disk.transaction import reading
 from overlay.report.codes import Code
 from overlay.report.model import Obstacle, ProcessesReport, StatusReport
-from overlay.report.wording import running, standing
+from overlay.report.wording import running, standing, together
 from overlay.report.words import enumeration
 from overlay.results import Notice, Reason, State
 from overlay.targets.target import Progress, public
@@ -50,16 +51,16 @@ def status(
     :raises UsageError: if a required feature does not exist.
     :raises OverlayError: if the features, the target or its ledger cannot be read.
     """
-    target = request.resolve(name, progress)
-    features = request.load()
-    expect_known(request.require, features)
-    answer = of_files(target, features)
+    scene = request.survey(name, progress)
+    expect_known(request.require, scene.features)
     named = name is not None or request.python is not None
-    answer = with_plugin(answer, answer, features, named=named)
-    answer = with_required(answer, request.require, answer)
+    answers = [of_files(target, scene.features) for target in scene.targets]
+    answers = [with_plugin(answer, answer, scene.features, named=named) for answer in answers]
+    first, *others = with_requirements(scene, answers, request.require, scene.with_absent(answers))
     if not named:
-        answer = replace(answer, notices=(*answer.notices, *_kept_out()))
-    return StatusReport(standing(answer), answer, request.patches)
+        first = replace(first, notices=(*first.notices, *_kept_out()))
+    verdict = together([standing(answer) for answer in (first, *others)])
+    return StatusReport(verdict, first, request.patches, others=tuple(others))
 
 
 def _kept_out() -> tuple[Notice, ...]:
@@ -75,7 +76,11 @@ def _kept_out() -> tuple[Notice, ...]:
 
 
 def of_files(target: Target, features: tuple[Feature, ...]) -> TargetReport:
-    """The state of the files of a target."""
+    """The state of the files of a target.
+
+    :param features: all at hand, those of other packages too.
+    """
+    features = of_package(features, target.package)
     known = _with_damaged_copies(target, features) or by_ledger(target, features)
     if known is not None:
         return known
@@ -91,9 +96,9 @@ def _with_damaged_copies(target: Target, features: tuple[Feature, ...]) -> Targe
     """
     if target.root is None:
         return None
-    with reading(target.root) as interrupted:
-        ledger = ledgers.load(target.root)
-        if ledger is None or not (damaged := damaged_copies(target.root, ledger)):
+    with reading(target.root, package=target.package) as interrupted:
+        ledger = ledgers.load(target.root, target.package)
+        if ledger is None or not (damaged := damaged_copies(target.root, ledger, target.package)):
             return None
         found = from_ledger(ledger, target, public(target))
     if found is None:
@@ -111,8 +116,8 @@ def _with_damaged_copies(target: Target, features: tuple[Feature, ...]) -> Targe
         f"{copies} missing or damaged",
         Reason(
             f"`overlay revert` would fail: expected the release's own bytes of "
-            f"{enumeration(damaged)} in .vllm-overlay/pristine",
-            reinstall(None if target.release is None else str(target.release)),
+            f"{enumeration(damaged)} in {target.package.pristine_folder}",
+            reinstall(None if target.release is None else str(target.release), target.package),
         ),
     )
     return replace(answer, obstacles=(obstacle,))
@@ -127,8 +132,9 @@ def by_ledger(
     """
     if target.root is None:
         return None
-    with reading(target.root) as interrupted:
-        ledger = ledgers.load(target.root)
+    features = of_package(features, target.package)
+    with reading(target.root, package=target.package) as interrupted:
+        ledger = ledgers.load(target.root, target.package)
         if ledger is None or not _covers(ledger, features):
             return None
         with all_unreadable((entry.path for entry in ledger.entries), target.read):

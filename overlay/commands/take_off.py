@@ -8,13 +8,14 @@ in the form in which it was applied, and has to fit without the one that goes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from overlay.commands.assess import absent, needed, until_current
 from overlay.commands.next_process import with_plugin
 from overlay.commands.request import notices, report
 from overlay.errors import UsageError
+from overlay.features.model import of_package
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.disk_state import KEEP_EDIT, Condition, conditions, pristine_view, void
@@ -23,7 +24,7 @@ from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
 from overlay.report.codes import Code
 from overlay.report.model import Obstacle, RevertReport
-from overlay.report.wording import not_taken_off, taken_off
+from overlay.report.wording import neither, not_taken_off, taken_off, together
 from overlay.report.words import enumeration
 from overlay.results import FeatureResult, Plan, Reason, State
 from overlay.targets.target import public
@@ -35,26 +36,72 @@ if TYPE_CHECKING:
     from overlay.commands.request import Request
     from overlay.features.model import Feature
     from overlay.on_disk.ledger import Ledger
+    from overlay.report.model import TargetReport
     from overlay.targets.target import Target
 
 
-def take_off(
-    request: Request, target: Target, root: Path, said: str | None, *, named: bool
-) -> RevertReport:
+def take_off(request: Request, name: str | None, said: str | None, *, named: bool) -> RevertReport:
     """Take off the features of ``request``; refuse where the others could not stay as they are.
+
+    Of several packages all are changed, or none.
 
     :param said: what ending an interrupted transaction had to say.
     :raises UsageError: if a feature is neither applied nor at hand.
     :raises OverlayError: if the patches or the ledger cannot be read, or the target not written.
     """
     features = request.load()
-    return until_current(lambda: _attempt(request, target, root, features, said, named=named))
+    targets = replace(request, features=(), require=()).scene(name, features).targets
+    return until_current(lambda: _attempt(request, targets, features, said, named=named))
+
+
+@dataclass(frozen=True)
+class _Removal:
+    """What is to go from one package, and what stays there.
+
+    :ivar applied: ids of the features that are applied; :ivar going: those that are taken off.
+    :ivar staying: the features that stay; :ivar planned: these, on the pristine text.
+    :ivar obstacles: what keeps them from staying as they are.
+    """
+
+    target: Target
+    root: Path
+    applied: list[str]
+    going: list[str]
+    staying: tuple[Feature, ...]
+    planned: Plan
+    obstacles: tuple[Obstacle, ...]
+    basis: str
+
+    @property
+    def refused(self) -> bool:
+        """Whether it cannot be done."""
+        return bool(self.obstacles) or self.planned.state.needs_attention
+
+    def work(self) -> commit.Work:
+        """The transaction that does it."""
+        target = self.target
+        if any(result.state is State.PRISTINE for result in self.planned.features):
+            return commit.applying(
+                self.root,
+                self.planned,
+                self.staying,
+                release=public(target) or target.vllm or "unknown",
+                record_file=target.record_file,
+                basis=self.basis,
+                package=target.package,
+            )
+        return commit.reverting(
+            self.root,
+            release=public(target),
+            record_file=target.record_file,
+            basis=self.basis,
+            package=target.package,
+        )
 
 
 def _attempt(
     request: Request,
-    target: Target,
-    root: Path,
+    targets: Sequence[Target],
     features: tuple[Feature, ...],
     said: str | None,
     *,
@@ -64,45 +111,69 @@ def _attempt(
 
     :raises PlanOutdated: if another command changed what is applied in between.
     """
-    with reading(root):
-        present = ledgers.load(root)
+    removals = [
+        _removal(request, target, target.root, features)
+        for target in targets
+        if target.root is not None
+    ]
+    _expect_known(request.features, removals, features)
+    # A package without any of the features is left alone, unless no package has one.
+    removals = [each for each in removals if each.going] or removals[:1]
+    answers = [report(each.target, each.planned, each.staying) for each in removals]
+    if any(each.refused for each in removals):
+        return _refused(removals, answers)
+    works = [each.work() for each in removals if each.going]
+    outcomes: Sequence[commit.Outcome] = [commit.Outcome("revert")]
+    if works:
+        outcomes = commit.carry_out(works)
+    verdicts = []
+    for at, (each, outcome) in enumerate(zip(removals, outcomes, strict=True)):
+        kept = tuple(_settled(result) for result in each.planned.features)
+        gone = tuple(FeatureResult(name, State.PRISTINE) for name in each.going)
+        noted = (*((said,) if said and not at else ()), *outcome.warnings)
+        answer = replace(
+            answers[at],
+            features=(*gone, *kept),
+            notices=(*notices(dict.fromkeys(noted)), *answers[at].notices),
+        )
+        own = of_package(features, each.target.package)
+        answers[at] = with_plugin(answer, answer, own, named=named)
+        verdicts.append(taken_off(answers[at], each.going, request.features, len(outcome.changed)))
+    changed = tuple(path for outcome in outcomes for path in outcome.changed)
+    return RevertReport(together(verdicts), answers[0], changed, others=tuple(answers[1:]))
+
+
+def _removal(
+    request: Request, target: Target, root: Path, features: tuple[Feature, ...]
+) -> _Removal:
+    """What is to go from one package, and a plan of what stays."""
+    features = of_package(features, target.package)
+    with reading(root, package=target.package):
+        present = ledgers.load(root, target.package)
         ledger = _in_force(present, target)
-        basis = ledgers.digest(present)
         applied = [] if ledger is None else [entry.result.feature for entry in ledger.applied]
-        _expect_known(request.features, applied, features)
         going = [name for name in applied if name in request.features]
         staying = _staying(ledger, features, going)
         obstacles = () if ledger is None else _obstacles(ledger, target, features, staying, going)
         planned = Plan(())
         if ledger is not None and going and not obstacles:
-            view = pristine_view(target, ledger, ledgers.copies(root))
+            view = pristine_view(target, ledger, ledgers.copies(root, target.package))
             with all_unreadable(needed(target, staying, ledger), target.read):
                 planned = make_plan(staying, view, target.release, target.record, Memo())
-    answer = report(target, planned, staying)
-    if obstacles or planned.state.needs_attention:
-        answer = replace(answer, obstacles=obstacles)
-        return RevertReport(not_taken_off(answer, going), answer)
-    outcome = commit.Outcome("revert")
-    if going and any(result.state is State.PRISTINE for result in planned.features):
-        outcome = commit.apply(
-            root,
-            planned,
-            staying,
-            release=public(target) or target.vllm or "unknown",
-            record_file=target.record_file,
-            basis=basis,
-        )
-    elif going:
-        outcome = commit.revert(
-            root, release=public(target), record_file=target.record_file, basis=basis
-        )
-    kept = tuple(_settled(result) for result in planned.features)
-    gone = tuple(FeatureResult(name, State.PRISTINE) for name in going)
-    noted = notices(dict.fromkeys((*((said,) if said else ()), *outcome.warnings)))
-    answer = replace(answer, features=(*gone, *kept), notices=(*noted, *answer.notices))
-    answer = with_plugin(answer, answer, features, named=named)
-    verdict = taken_off(answer, going, request.features, len(outcome.changed))
-    return RevertReport(verdict, answer, outcome.changed)
+    basis = ledgers.digest(present)
+    return _Removal(target, root, applied, going, staying, planned, obstacles, basis)
+
+
+def _refused(removals: Sequence[_Removal], answers: Sequence[TargetReport]) -> RevertReport:
+    """The report of a removal without which the other features could not stay."""
+    verdicts, shown, others = [], [], []
+    for each, answer in zip(removals, answers, strict=True):
+        shown.append(replace(answer, obstacles=each.obstacles))
+        if each.refused:
+            verdicts.append(not_taken_off(shown[-1], each.going))
+        else:
+            others.append(shown[-1])
+    return RevertReport(neither(together(verdicts), others), shown[0], others=tuple(shown[1:]))
 
 
 def _in_force(ledger: Ledger | None, target: Target) -> Ledger | None:
@@ -113,8 +184,15 @@ def _in_force(ledger: Ledger | None, target: Target) -> Ledger | None:
 
 
 def _expect_known(
-    wanted: Sequence[str], applied: Sequence[str], features: Sequence[Feature]
+    wanted: Sequence[str],
+    removals: Sequence[_Removal],
+    features: Sequence[Feature],
 ) -> None:
+    """Refuse a feature that is neither applied nor at hand.
+
+    :raises UsageError: naming those that are.
+    """
+    applied = [name for each in removals for name in each.applied]
     known = list(dict.fromkeys([*applied, *(feature.id for feature in features)]))
     unknown = [name for name in dict.fromkeys(wanted) if name not in known]
     if unknown:

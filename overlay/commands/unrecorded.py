@@ -57,7 +57,7 @@ def prove(features: Sequence[Feature], target: Target) -> Unrecorded:
     """
     from overlay.on_disk.rebuild import rebuild
 
-    rebuilt = rebuild(features, target, target.release, target.record)
+    rebuilt = rebuild(features, target, target.release, target.record, target.package)
     entries = {entry.path: entry for entry in rebuilt.ledger.entries}
     befores = {
         path: None if entry.before is None else rebuilt.pristine[entry.before]

@@ -16,7 +16,7 @@ from overlay.features.feature_toml import read_document, read_fields
 from overlay.features.model import AddedFile, Feature, Hunk, Topic, Variant
 from overlay.features.patch_file import parse_patch
 from overlay.features.sources import fingerprint, left_behind, read_bytes, read_text, stray
-from overlay.package import ReleaseRange, path_problem
+from overlay.package import VLLM, Package, ReleaseRange, path_problem
 from overlay.results import Notice
 
 _TOPIC = re.compile(r"^\d\d-[a-z0-9]+(-[a-z0-9]+)*$")
@@ -35,6 +35,7 @@ def read_feature(folder: Path, origin: str, errors: list[PatchFormatError]) -> F
     toml = folder / "feature.toml"
     document = read_document(toml, errors) if is_plain(toml, errors) else None
     fields = None if document is None else read_fields(document)
+    package = VLLM if fields is None else fields.package
     notices: list[Notice] = []
     topics: list[Topic] = []
     added: list[AddedFile] = []
@@ -42,9 +43,9 @@ def read_feature(folder: Path, origin: str, errors: list[PatchFormatError]) -> F
         if path == toml or not is_plain(path, errors):
             continue
         if path.name == "files" and path.is_dir():
-            added = _read_added(path, errors, notices)
+            added = _read_added(path, package, errors, notices)
         elif _TOPIC.match(path.name) and path.is_dir():
-            topics.append(_read_topic(path, errors, notices))
+            topics.append(_read_topic(path, package, errors, notices))
         elif path.name == "origin" and path.is_dir():
             continue  # what was imported, kept for people and for a later import
         elif not (is_document(path) and path.is_file()):
@@ -112,13 +113,15 @@ def _entries(folder: Path, notices: list[Notice]) -> list[Path]:
     return paths
 
 
-def _read_topic(folder: Path, errors: list[PatchFormatError], notices: list[Notice]) -> Topic:
+def _read_topic(
+    folder: Path, package: Package, errors: list[PatchFormatError], notices: list[Notice]
+) -> Topic:
     variants: list[Variant] = []
     entries = _entries(folder, notices)
     for path in entries:
         if not is_plain(path, errors):
             continue
-        variant = _read_variant(path, errors)
+        variant = _read_variant(path, package, errors)
         if variant is not None:
             variants.append(variant)
     if not entries:
@@ -127,13 +130,13 @@ def _read_topic(folder: Path, errors: list[PatchFormatError], notices: list[Noti
     return Topic(folder.name, tuple(sorted(variants, key=lambda variant: variant.releases)))
 
 
-def _read_variant(path: Path, errors: list[PatchFormatError]) -> Variant | None:
+def _read_variant(path: Path, package: Package, errors: list[PatchFormatError]) -> Variant | None:
     if path.is_dir() or path.suffix != ".patch":
         problem = "expected only <first>..<last>.patch files in a topic's folder"
         errors.append(PatchFormatError(str(path), None, problem))
         return None
     try:
-        releases = ReleaseRange.parse(path.name[: -len(".patch")])
+        releases = ReleaseRange.parse(path.name[: -len(".patch")], package)
     except ValueError as error:
         problem = f"its name is not a range of releases: {error}"
         errors.append(PatchFormatError(str(path), None, problem))
@@ -142,14 +145,14 @@ def _read_variant(path: Path, errors: list[PatchFormatError]) -> Variant | None:
     if text is None:
         return None
     try:
-        return Variant(releases, parse_patch(text, "/".join(path.parts[-3:])))
+        return Variant(releases, parse_patch(text, "/".join(path.parts[-3:]), package))
     except PatchFormatErrors as malformed:
         errors += [PatchFormatError(str(path), at.line, at.problem) for at in malformed.errors]
         return None
 
 
 def _read_added(
-    folder: Path, errors: list[PatchFormatError], notices: list[Notice]
+    folder: Path, package: Package, errors: list[PatchFormatError], notices: list[Notice]
 ) -> list[AddedFile]:
     added: list[AddedFile] = []
     pending = [folder]
@@ -161,7 +164,7 @@ def _read_added(
                 pending.append(path)
                 continue
             name = path.relative_to(folder).as_posix()
-            problem = path_problem(name)
+            problem = path_problem(name, package)
             if problem:
                 problem = f"an added module's path {problem}"
                 errors.append(PatchFormatError(str(path), None, problem))
@@ -205,6 +208,8 @@ def _digest(feature: Feature) -> str:
     return sha256_of(
         {
             "id": feature.id,
+            # Where it is the one that every feature once had, digests stay as they were.
+            **({} if feature.package == VLLM else {"package": feature.package.name}),
             "releases": str(feature.releases),
             "upstreamed": [test._asdict() for test in feature.upstream_tests],
             "merged": None if feature.merged is None else str(feature.merged),

@@ -14,7 +14,15 @@ from overlay.errors import PatchFormatError
 from overlay.features.model import MODULE_SCOPE, UpstreamPlan, UpstreamTest
 from overlay.features.sources import read_text
 from overlay.features.switches import Switch, read_model_runner, read_switches
-from overlay.package import ReleaseRange, parse_release, path_problem
+from overlay.package import (
+    VLLM,
+    Package,
+    ReleaseRange,
+    package_named,
+    package_problem,
+    parse_release,
+    path_problem,
+)
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -30,6 +38,7 @@ _REQUIRED = ("id", "title", "why", "releases")
 _KEYS = (
     *_REQUIRED,
     *(
+        "package",
         "upstream",
         "reason",
         "merged",
@@ -63,6 +72,7 @@ class Fields:
     model_runner: str | None
     merged: Version | None
     reason: UpstreamPlan | None
+    package: Package
 
 
 @dataclass(frozen=True)
@@ -118,20 +128,35 @@ def read_fields(document: Document) -> Fields:
     for key in table:
         if key not in _KEYS:
             document.error(key, f"unknown key {key!r}; known are {', '.join(_KEYS)}")
+    package = _package(document)
     return Fields(
         id=_id(document),
         title=_text(document, "title"),
         why=_text(document, "why"),
         upstream=_upstream(document),
-        releases=_releases(document),
-        upstream_tests=_upstream_tests(document),
+        releases=_releases(document, package),
+        upstream_tests=_upstream_tests(document, package),
         needs=_needs(document),
         required=_required(document),
         switches=read_switches(table, document.error),
         model_runner=read_model_runner(table, document.error),
         merged=_merged(document),
         reason=_reason(document),
+        package=package,
     )
+
+
+def _package(document: Document) -> Package:
+    """The package that the feature patches; vLLM where the key is missing."""
+    if "package" not in document.table:
+        return VLLM
+    text = _text(document, "package")
+    if not text:
+        return VLLM
+    if (problem := package_problem(text)) is not None:
+        document.error("package", f"package: {problem}")
+        return Package(text, text, text)  # so that its paths are not errors, too
+    return package_named(text)
 
 
 def _text(document: Document, key: str) -> str:
@@ -172,12 +197,12 @@ def _upstream(document: Document) -> str:
     return text
 
 
-def _releases(document: Document) -> ReleaseRange | None:
+def _releases(document: Document, package: Package) -> ReleaseRange | None:
     text = _text(document, "releases")
     if not text:
         return None
     try:
-        return ReleaseRange.parse(text)
+        return ReleaseRange.parse(text, package)
     except ValueError as error:
         document.error("releases", f"releases: {error}")
         return None
@@ -223,7 +248,7 @@ def _required(document: Document) -> bool:
     return required is True
 
 
-def _upstream_tests(document: Document) -> tuple[UpstreamTest, ...]:
+def _upstream_tests(document: Document, package: Package) -> tuple[UpstreamTest, ...]:
     tables = document.table.get("upstreamed", [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         document.error("upstreamed", "upstreamed: expected tables, written [[upstreamed]]")
@@ -235,7 +260,7 @@ def _upstream_tests(document: Document) -> tuple[UpstreamTest, ...]:
                 known = ", ".join(_TEST_KEYS)
                 document.error(key, f"unknown key {key!r} in [[upstreamed]]; known are {known}")
         path, scope = (_test_text(document, table, key) for key in ("path", "scope"))
-        problem = path_problem(path) if path else None
+        problem = path_problem(path, package) if path else None
         if problem:
             document.error("path", f"path: {problem}")
         evidence = _evidence(document, table)

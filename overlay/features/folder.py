@@ -1,7 +1,8 @@
 """Read a patches folder as features, checked and digested.
 
 Layout: ``<feature>/feature.toml``, ``<feature>/NN-<topic>/<first>..<last>.patch`` and
-``<feature>/files/vllm/...``.  Files that an editor or a file manager leaves are named and ignored.
+``<feature>/files/<package>/...``.  Files that an editor or a file manager leaves are named and
+ignored.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from overlay.errors import OverlayError, PatchFormatError, PatchFormatErrors, Us
 from overlay.features import sources
 from overlay.features.feature_folder import ignored, is_document, is_plain, read_feature, sha256_of
 from overlay.features.model import SHIPPED, Feature
-from overlay.package import KNOWN_RELEASES
 from overlay.results import Notice
 from overlay.untrusted import read_regular
 
@@ -101,9 +101,13 @@ def load_all(folders: Sequence[Path], *, private: bool = False) -> Loaded:
     return Loaded(tuple(features), tuple(malformed))
 
 
-def holes(feature: Feature, releases: Iterable[str] = KNOWN_RELEASES) -> tuple[Hole, ...]:
-    """The releases inside the feature's range for which a topic has no variant, in order."""
-    inside = [text for text in releases if Version(text) in feature.releases]
+def holes(feature: Feature, releases: Iterable[str] | None = None) -> tuple[Hole, ...]:
+    """The releases inside the feature's range for which a topic has no variant, in order.
+
+    :param releases: those that are asked about; default: those of its package that are known.
+    """
+    known = feature.package.releases if releases is None else releases
+    inside = [text for text in known if Version(text) in feature.releases]
     return tuple(
         Hole(topic.name, text)
         for topic in feature.topics

@@ -1,6 +1,6 @@
 """Features, topics, patches and hunks as frozen data; nothing here reads or writes anything.
 
-Paths are POSIX paths relative to the folder that holds ``vllm/``.
+Paths are POSIX paths relative to the folder that holds the package (``vllm/``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from packaging.version import Version
 
 from overlay.features.switches import Switch
-from overlay.package import ReleaseRange
+from overlay.package import VLLM, Package, ReleaseRange
 from overlay.results import Notice
 
 #: The scope that matches anywhere in the file.
@@ -124,7 +124,7 @@ class Topic(NamedTuple):
 
 
 class AddedFile(NamedTuple):
-    """A module that a feature adds to vLLM."""
+    """A module that a feature adds to its package."""
 
     path: str
     content: bytes
@@ -163,6 +163,7 @@ class Feature:
     :ivar model_runner: the only model runner whose code it patches (``v1`` or ``v2``); ``None``
         for a feature that does not depend on it.
     :ivar reason: why it is kept as a patch; ``None`` where its ``feature.toml`` does not say.
+    :ivar package: the package that it patches.
     """
 
     id: str
@@ -183,11 +184,23 @@ class Feature:
     model_runner: str | None = None
     merged: Version | None = None
     reason: UpstreamPlan | None = None
+    package: Package = VLLM
 
     @property
     def shipped(self) -> bool:
         """Whether it comes with the overlay; other features are the user's own."""
         return self.origin == SHIPPED
+
+
+def packages_of(features: Iterable[Feature]) -> tuple[Package, ...]:
+    """The packages that features patch, each once: vLLM first, the others by name."""
+    packages = {feature.package for feature in features}
+    return tuple(sorted(packages, key=lambda package: (package != VLLM, package.name)))
+
+
+def of_package(features: Iterable[Feature], package: Package) -> tuple[Feature, ...]:
+    """The features that patch a package, in their order."""
+    return tuple(feature for feature in features if feature.package == package)
 
 
 def paths_of(features: Iterable[Feature]) -> list[str]:

@@ -9,19 +9,20 @@ from overlay.features.model import Patch
 from overlay.features.patch_headers import read_headers, way
 from overlay.features.patch_hunks import read_hunks
 from overlay.features.patch_source import FORBIDDEN, Source
-from overlay.package import path_problem
+from overlay.package import VLLM, Package, path_problem
 
 
-def parse_patch(text: str, name: str) -> Patch:
+def parse_patch(text: str, name: str, package: Package = VLLM) -> Patch:
     """Read a patch.
 
     :param text: the content of the file.
     :param name: the file relative to its patches folder, for messages and reports.
+    :param package: the package that it has to be for.
     :raises PatchFormatErrors: with every malformed place.
     """
     source = Source.of(text, name)
     headers = read_headers(source)
-    path = _read_file_header(source)
+    path = _read_file_header(source, package)
     hunks = read_hunks(source) if path is not None else ()
     if "Base" in headers:
         base_has = tuple(line for line in headers.get("Base-Has", "").split("\n") if line)
@@ -32,9 +33,10 @@ def parse_patch(text: str, name: str) -> Patch:
     return Patch(name, path, headers, hunks, way(headers.get("Ported-From")))
 
 
-def _read_file_header(source: Source) -> str | None:
+def _read_file_header(source: Source, package: Package) -> str | None:
     """The path that the patch is for; ``None`` if it cannot be told."""
     git_line: tuple[int, str] | None = None
+    first = f"expected '--- a/{package.name}/...'"
     while not source.ended and not source.line.startswith(("--- ", "+++ ", "@@ ")):
         line, number = source.take()
         forbidden = next((why for start, why in FORBIDDEN if line.startswith(start)), None)
@@ -44,12 +46,13 @@ def _read_file_header(source: Source) -> str | None:
             git_line = (number, line)
         elif not line.startswith("index ") and (line.strip() or git_line is not None):
             # Behind "diff --git" git takes an empty line for the end of an empty diff.
-            source.error(number, f"expected '--- a/vllm/...', found {line!r}")
+            source.error(number, f"{first}, found {line!r}")
     if source.ended:
         if not source.errors:
-            source.error(None, "it holds no diff: expected '--- a/vllm/...' after the headers")
+            source.error(None, f"it holds no diff: {first} after the headers")
         return None
-    before, after = _read_side(source, "---", "a/"), _read_side(source, "+++", "b/")
+    before = _read_side(source, "---", "a/", package)
+    after = _read_side(source, "+++", "b/", package)
     if before is None or after is None:
         return None
     if before != after:
@@ -57,17 +60,17 @@ def _read_file_header(source: Source) -> str | None:
         return None
     if git_line is not None and git_line[1] != f"diff --git a/{before} b/{before}":
         source.error(git_line[0], f"{git_line[1]!r} does not name a/{before} and b/{before}")
-    problem = path_problem(before)
+    problem = path_problem(before, package)
     if problem is not None:
         source.error(source.at, f"the path {problem}")
     return before
 
 
-def _read_side(source: Source, sign: str, prefix: str) -> str | None:
+def _read_side(source: Source, sign: str, prefix: str, package: Package) -> str | None:
     """The path behind ``---`` or ``+++``, without its prefix; ``None`` after an error."""
     number = source.at + 1
     line = "" if source.ended else source.line
-    expected = f"'{sign} {prefix}vllm/...'"
+    expected = f"'{sign} {prefix}{package.name}/...'"
     if not line.startswith(sign + " "):
         source.error(number, f"expected {expected}, found {line!r}")
         return None

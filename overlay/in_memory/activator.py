@@ -19,7 +19,7 @@ from overlay.on_disk.process_decision import (
     from_disk,
     needless,
 )
-from overlay.package import STATE_FOLDER
+from overlay.package import VLLM
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,7 +84,7 @@ def _activated(
 ) -> Activation:
     assert target.root is not None  # an importable vLLM lies in a folder
     # What reads a ledger is imported only where the overlay has left something.
-    ledger = _ledger(target.root) if (target.root / STATE_FOLDER).exists() else None
+    ledger = _ledger(target.root) if (target.root / VLLM.state_folder).exists() else None
     features: list[FeatureStanding] = []
     found = Activation("none", target.vllm or "unknown", str(target.root), (), "")
     if ledger is not None and ledger.applied:
@@ -122,7 +122,7 @@ def _activated(
 def _ledger(root: Path) -> Ledger | None:
     from overlay.on_disk import ledger as ledgers
 
-    if (root / ledgers.JOURNAL_PATH).exists():
+    if (root / VLLM.journal_path).exists():
         raise TransactionError(
             f"an apply or revert in {root} is running or was interrupted; run `overlay apply` or "
             "`overlay revert`, either of which finishes or undoes it first, and start again"

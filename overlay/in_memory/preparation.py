@@ -171,11 +171,12 @@ def _planned(
 ) -> tuple[dict[str, tuple[bytes, str | None]], dict[str, object]]:
     """What ``store.Store.save`` takes: the patched texts, and the facts of the plan."""
     from overlay.features.folder import load_all
+    from overlay.features.model import of_package
     from overlay.planning.planner import plan
 
     loaded = load_all(folders, private=True)
-    features = loaded.features
-    ids = [feature.id for feature in features]
+    ids = [feature.id for feature in loaded.features]
+    features = of_package(loaded.features, target.package)
     require_known(switches, [*ids, *(malformed.id for malformed in loaded.malformed)])
     asked = [feature for feature in features if switches.allows(feature.id)]
     tree = Recording(target)

@@ -8,7 +8,7 @@ from pathlib import Path
 from overlay import settings
 from overlay.errors import OverlayError
 from overlay.in_memory.activation import Activation
-from overlay.package import STATE_FOLDER
+from overlay.package import VLLM
 
 
 def activation(off: Activation, root: Path, environment: MutableMapping[str, str]) -> Activation:
@@ -19,7 +19,7 @@ def activation(off: Activation, root: Path, environment: MutableMapping[str, str
 
     :param off: an activation without features.
     """
-    if not (root / STATE_FOLDER).exists():
+    if not (root / VLLM.state_folder).exists():
         return off
     from overlay.on_disk import ledger as ledgers
 

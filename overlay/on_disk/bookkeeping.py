@@ -8,17 +8,10 @@ from pathlib import Path
 import overlay
 from overlay.features.model import Feature
 from overlay.on_disk import ledger as ledgers
-from overlay.on_disk.ledger import (
-    IGNORE_PATH,
-    PRISTINE_FOLDER,
-    Entry,
-    Ledger,
-    LedgerFeature,
-    RecordEntry,
-)
+from overlay.on_disk.ledger import Entry, Ledger, LedgerFeature, RecordEntry
 from overlay.on_disk.site import Site
 from overlay.on_disk.writes import Write, hash_of
-from overlay.package import LEDGER_PATH
+from overlay.package import Package
 from overlay.results import Change, FeatureResult, HunkResult, Plan, State
 from overlay.targets.record import Row, release_part, with_rows, without_rows
 from overlay.untrusted import sha256
@@ -28,15 +21,15 @@ def state_files(
     site: Site, old: Ledger | None, new: Ledger | None, changes: Iterable[Change]
 ) -> list[Write]:
     """Compute the writes to RECORD and to the overlay's own folder."""
-    writes = []
+    writes, package = [], site.package
     wanted: dict[str, bytes] = {}
     if new is not None:
-        wanted[LEDGER_PATH] = ledgers.encode(new)
+        wanted[package.ledger_path] = ledgers.encode(new)
         for change in changes:
             if change.before is not None:
-                wanted[f"{PRISTINE_FOLDER}/{sha256(change.before)}"] = change.before
+                wanted[f"{package.pristine_folder}/{sha256(change.before)}"] = change.before
         if new.record is None:
-            wanted[IGNORE_PATH] = b"*\n"
+            wanted[package.ignore_path] = b"*\n"
     for path in sorted(site.state_files() | set(wanted)):
         now, after = site.read(path), wanted.get(path)
         if now != after:
@@ -51,23 +44,24 @@ def state_files(
 def _records(site: Site, old: Ledger | None, new: Ledger | None) -> dict[str, bytes]:
     """Map the path of RECORD to its bytes: with the overlay's rows where there is a new ledger."""
     wanted: dict[str, bytes] = {}
+    package = site.package
     if old is not None and old.record is not None:
         now = site.read(old.record.path)
         if now is not None:
-            ours = [row.path for row in _rows(old)]
-            wanted[old.record.path] = without_rows(now, old.record.before, ours)
+            ours = [row.path for row in _rows(old, package)]
+            wanted[old.record.path] = without_rows(now, old.record.before, ours, package)
     if new is not None and new.record is not None:
         path = new.record.path
         base = wanted.get(path)
         if base is None:
-            base = release_part(site.read(path) or b"")
-        wanted[path] = with_rows(base, _rows(new))
+            base = release_part(site.read(path) or b"", package)
+        wanted[path] = with_rows(base, _rows(new, package), package)
     return wanted
 
 
-def _rows(ledger: Ledger) -> list[Row]:
+def _rows(ledger: Ledger, package: Package) -> list[Row]:
     copies = sorted({entry.before for entry in ledger.entries if entry.before is not None})
-    rows = [Row(f"{PRISTINE_FOLDER}/{copy}", copy) for copy in copies]
+    rows = [Row(f"{package.pristine_folder}/{copy}", copy) for copy in copies]
     rows += [
         Row(entry.path, entry.after, entry.size) for entry in ledger.entries if entry.before is None
     ]
@@ -113,7 +107,7 @@ def new_ledger(
 
 
 def record_path(site: Site, record_file: Path | None) -> str | None:
-    """Path of RECORD in the target; ``None`` where it is not beside ``vllm/``."""
+    """Path of RECORD in the target; ``None`` where it is not beside the package."""
     if record_file is None or record_file.parent.parent.resolve() != site.root:
         return None
     return f"{record_file.parent.name}/{record_file.name}"
@@ -126,10 +120,13 @@ def _record_entry(
     now = None if path is None else site.read(path)
     if path is None or now is None:
         return None
-    base = release_part(now)
+    package = site.package
+    base = release_part(now, package)
     if old is not None and old.record is not None and old.record.path == path:
-        base = without_rows(now, old.record.before, [row.path for row in _rows(old)])
-    return RecordEntry(path, sha256(base), sha256(with_rows(base, _rows(new))))
+        rows = [row.path for row in _rows(old, package)]
+        base = without_rows(now, old.record.before, rows, package)
+    after = with_rows(base, _rows(new, package), package)
+    return RecordEntry(path, sha256(base), sha256(after))
 
 
 def same(old: Ledger, new: Ledger) -> bool:

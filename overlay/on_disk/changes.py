@@ -47,7 +47,7 @@ def to_apply(site: Site, request: Request) -> Intent:
     :raises PlanOutdated: if the ledger is not the one that the plan was made from.
     :raises TransactionError: if a file is neither as the plan found it nor as the ledger left it.
     """
-    old = ledgers.load(site.root)
+    old = ledgers.load(site.root, site.package)
     _require_basis(site, old, request.basis)
     drafts, left_alone = _files(site, old, request.plan.changes, request.release)
     edited = [draft.path for draft in drafts if draft.problem]
@@ -75,7 +75,7 @@ def to_adopt(site: Site, request: Request, folders: tuple[str, ...]) -> Intent:
     :raises TransactionError: if a file has other bytes.
     """
     try:
-        if ledgers.load(site.root) is not None:
+        if ledgers.load(site.root, site.package) is not None:
             return Intent("apply")
     except LedgerLost:
         pass  # The damaged ledger is replaced.
@@ -115,7 +115,7 @@ def to_revert(
     """Compute the transaction that brings the target back to its pristine bytes.
 
     :param release: the installed release, as far as it is known.
-    :param record_file: RECORD, where one lies beside ``vllm/``.
+    :param record_file: RECORD, where one lies beside the package.
     :param rebuild: reconstructs a ledger that is lost.
     :param basis: digest of the ledger that is to be reverted; ``None``: of any.
     :param edits: edited files that are saved elsewhere, from their present bytes to the pristine
@@ -124,7 +124,7 @@ def to_revert(
     :raises RevertRefused: if somebody edited another file, or one of these once more.
     """
     try:
-        old = ledgers.load(site.root)
+        old = ledgers.load(site.root, site.package)
     except LedgerLost:
         if rebuild is None:
             raise
@@ -169,7 +169,7 @@ def _changed_meanwhile(paths: Sequence[str]) -> TransactionError:
 def _is_listed(site: Site, record_file: Path | None) -> bool:
     """Whether RECORD still has the overlay's rows."""
     path = record_path(site, record_file)
-    return path is not None and bool(our_rows(site.read(path) or b""))
+    return path is not None and bool(our_rows(site.read(path) or b"", site.package))
 
 
 def _to_revert_without_ledger(site: Site, record_file: Path | None, rebuilt: Rebuilt) -> Intent:
@@ -187,9 +187,9 @@ def _to_revert_without_ledger(site: Site, record_file: Path | None, rebuilt: Reb
     path = record_path(site, record_file)
     if path is not None:
         record = site.read(path)
-        rows = our_rows(record or b"")
+        rows = our_rows(record or b"", site.package)
         if record is not None and rows:
-            after = without_rows(record, None, [row.path for row in rows])
+            after = without_rows(record, None, [row.path for row in rows], site.package)
             writes.append(Write(site.real(path), record, after, site.form(path)))
     intent = _removal("revert", site, old, drafts, [], writes)
     warning = "the ledger was lost: it was reconstructed from RECORD and the patches at hand"
@@ -197,7 +197,7 @@ def _to_revert_without_ledger(site: Site, record_file: Path | None, rebuilt: Reb
 
 
 class _Draft(NamedTuple):
-    """The write that one file of vLLM needs.
+    """The write that one file of the package needs.
 
     :ivar write: ``None`` where the file needs none.
     :ivar problem: whether the file has bytes of somebody else, so that it cannot be written.
@@ -264,7 +264,7 @@ def _wanted(site: Site, old: Ledger | None, change: Change) -> _Draft:
 
 def _restore(site: Site, entry: Entry) -> Write:
     """Compute the write that restores a file: its bytes, and its mode where it was removed."""
-    after = None if entry.before is None else ledgers.copies(site.root)(entry.before)
+    after = None if entry.before is None else ledgers.copies(site.root, site.package)(entry.before)
     real = site.real(entry.path)
     now = site.read(entry.path)
     form = site.form(real)

@@ -81,7 +81,7 @@ def conditions(ledger: Ledger, read: Reader) -> dict[str, Condition]:
 
 
 def void(ledger: Ledger, present: Mapping[str, Condition], release: str | None) -> str | None:
-    """Say why the ledger no longer applies to this vLLM; ``None`` while it does.
+    """Say why the ledger no longer applies to its package; ``None`` while it does.
 
     :param present: the condition of every file that the ledger lists.
     :param release: the installed release; ``None``: not known, judge by the files alone.
@@ -92,7 +92,7 @@ def void(ledger: Ledger, present: Mapping[str, Condition], release: str | None) 
         return "its files are the release's own again"
     replaced = release is not None and release != ledger.release
     if replaced and any(now is not Condition.OURS for now in basis):
-        return f"vLLM {ledger.release} was replaced by {release}"
+        return f"{ledger.package.title} {ledger.release} was replaced by {release}"
     return None
 
 
@@ -196,8 +196,8 @@ def _void_notices(
 ) -> tuple[Notice, ...]:
     notice = Notice(
         None,
-        f"vllm-overlay {ledger.overlay} had patched vLLM {ledger.release} here, but {reason}: "
-        "judged by its present files",
+        f"vllm-overlay {ledger.overlay} had patched {ledger.package.title} {ledger.release} here, "
+        f"but {reason}: judged by its present files",
     )
     left = [path for path, now in present.items() if now is Condition.OURS]
     if not left:

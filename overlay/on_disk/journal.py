@@ -2,7 +2,10 @@
 
 The journal needs no phases: for every file it lists the hashes before and after, and both contents
 are kept beside the file (``new`` and ``old``) until all is done.  Which way an interrupted
-transaction can go follows from the files on the disk, however often it was interrupted."""
+transaction can go follows from the files on the disk, however often it was interrupted.
+
+A transaction over several packages has a journal in each of them, which name each other.  They are
+all written before the first file is staged, and removed after the last file has its place."""
 
 from __future__ import annotations
 
@@ -16,19 +19,17 @@ from typing import Any, NamedTuple
 from overlay.errors import LedgerError
 from overlay.on_disk import files
 from overlay.on_disk.ledger import (
-    IGNORE_PATH,
-    JOURNAL_PATH,
     MAX_STATE_BYTES,
-    PRISTINE_FOLDER,
     is_pristine_copy,
     is_record,
     require_sha256,
 )
 from overlay.package import (
-    LEDGER_PATH,
-    STATE_FOLDER,
+    VLLM,
+    Package,
     folder_problem,
     inside,
+    package_named,
     path_problem,
     require_text,
 )
@@ -36,9 +37,10 @@ from overlay.untrusted import parse_json, read_below
 
 SCHEMA = 1
 
-ACTIONS = ("apply", "revert")
+#: That of a journal with partners, which an overlay that knew no other package must not end alone.
+JOINT_SCHEMA = 2
 
-DRAFT_PATH = f"{JOURNAL_PATH}.overlay-new"
+ACTIONS = ("apply", "revert")
 
 
 class Step(NamedTuple):
@@ -59,14 +61,37 @@ class Step(NamedTuple):
         return _beside(self.path, "old")
 
 
+class Member(NamedTuple):
+    """A package that takes part in a transaction, and the folder that holds it."""
+
+    root: Path
+    package: Package
+
+    def __str__(self) -> str:
+        return f"{self.package.title} in {self.root}"
+
+
+class Partner(NamedTuple):
+    """Another package of a transaction.
+
+    :ivar root: the folder that holds it, as a path from that of this package.
+    :ivar package: its import name.
+    """
+
+    root: str
+    package: str
+
+
 class Journal(NamedTuple):
-    """A transaction.
+    """A transaction, or one package's part of it.
 
     :ivar action: ``apply`` or ``revert``; :ivar overlay: version of the overlay that runs it.
     :ivar steps: in the order in which they are taken.
     :ivar made: folders that are made for it, outermost first.
     :ivar dropped: folders that are removed at its end where nothing is left in them, innermost
         first.
+    :ivar id: tells transactions over several packages apart; empty where there is one package.
+    :ivar partners: the other packages of the transaction.
     """
 
     action: str
@@ -74,78 +99,122 @@ class Journal(NamedTuple):
     steps: tuple[Step, ...]
     made: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
+    id: str = ""
+    partners: tuple[Partner, ...] = ()
+
+    def members(self, root: Path, package: Package) -> tuple[Member, ...]:
+        """The package whose journal this is, and its partners.
+
+        :param root: the folder that holds the package.
+        """
+        others = (
+            Member(Path(os.path.realpath(root / partner.root)), package_named(partner.package))
+            for partner in self.partners
+        )
+        return (Member(root, package), *others)
 
 
-def write(root: Path, journal: Journal, owner: files.Owner | None) -> None:
+def write(root: Path, journal: Journal, owner: files.Owner | None, package: Package = VLLM) -> None:
     """Begin a transaction: from now on, an interruption is noticed."""
-    files.make_folder(root, STATE_FOLDER, owner)
+    files.make_folder(root, package.state_folder, owner)
     files.sync_folder(root, "")
-    steps = [step._asdict() for step in journal.steps]
-    document = {"schema": SCHEMA, **journal._asdict(), "steps": steps}
+    document: dict[str, Any] = {
+        "schema": JOINT_SCHEMA if journal.partners else SCHEMA,
+        **journal._asdict(),
+        "steps": [step._asdict() for step in journal.steps],
+        "partners": [partner._asdict() for partner in journal.partners],
+    }
+    if not journal.partners:
+        del document["id"], document["partners"]
     data = (json.dumps(document, indent=1) + "\n").encode()
-    files.create(root, DRAFT_PATH, data, files.Form(files.FILE_MODE, owner))
-    files.replace(root, DRAFT_PATH, JOURNAL_PATH)
-    files.sync_folder(root, STATE_FOLDER)
+    draft = draft_path(package)
+    files.create(root, draft, data, files.Form(files.FILE_MODE, owner))
+    files.replace(root, draft, package.journal_path)
+    files.sync_folder(root, package.state_folder)
 
 
-def read(root: Path) -> Journal | None:
+def draft_path(package: Package) -> str:
+    """Where a journal is written before it takes its place."""
+    return f"{package.journal_path}.overlay-new"
+
+
+def read(root: Path, package: Package = VLLM) -> Journal | None:
     """The journal of an interrupted transaction, or ``None``.
 
     It is accepted only as far as an apply or a revert could have written it: it names modules
-    in ``vllm/``, RECORD, and the overlay's own files, each by a plain path.
+    of the package, RECORD, and the overlay's own files, each by a plain path.
 
     :raises LedgerError: if it is damaged, names anything else, or a newer overlay wrote it.
     """
-    path = root / JOURNAL_PATH
+    path = root / package.journal_path
     try:
-        data = read_below(root, JOURNAL_PATH, MAX_STATE_BYTES)
-        return None if data is None else _decoded(parse_json(data))
+        data = read_below(root, package.journal_path, MAX_STATE_BYTES)
+        return None if data is None else _decoded(parse_json(data), package)
     except OSError as error:
-        raise _unreadable(path, error.strerror or str(error)) from error
+        raise _unreadable(path, error.strerror or str(error), package) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _unreadable(path, f"{type(error).__name__}: {error}") from error
+        raise _unreadable(path, f"{type(error).__name__}: {error}", package) from error
 
 
-def _unreadable(path: Path, problem: str) -> LedgerError:
+def _unreadable(path: Path, problem: str, package: Package) -> LedgerError:
     return LedgerError(
         f"{path} cannot be read ({problem}): it describes a transaction that was interrupted, "
         "which cannot be ended without it. Nothing was changed; use the overlay that wrote it, or "
-        f"reinstall vLLM and remove the folder {path.parent}"
+        f"reinstall {package.title} and remove the folder {path.parent}"
     )
 
 
-def _decoded(document: Mapping[str, Any]) -> Journal:
+def _decoded(document: Mapping[str, Any], package: Package) -> Journal:
     """The journal that a JSON document describes.
 
     :raises ValueError, KeyError, TypeError, AttributeError: if it describes none.
     """
     schema = document["schema"]
-    if schema != SCHEMA:
+    if schema not in (SCHEMA, JOINT_SCHEMA) or isinstance(schema, bool):
         raise ValueError(
-            f"schema is {schema!r} of vllm-overlay {document.get('overlay')}, expected {SCHEMA}"
+            f"schema is {schema!r} of vllm-overlay {document.get('overlay')}, expected {SCHEMA} or "
+            f"{JOINT_SCHEMA}"
         )
     action = document["action"]
     if action not in ACTIONS:
         raise ValueError(f"action is {action!r}, expected apply or revert")
-    steps = tuple(_step(step) for step in document["steps"])
+    steps = tuple(_step(step, package) for step in document["steps"])
     paths = [step.path for step in steps]
     if len(set(paths)) < len(paths):
         raise ValueError("it lists a path twice")
     if sum(map(is_record, paths)) > 1:
         raise ValueError("it lists more than one RECORD")
+    joint = schema == JOINT_SCHEMA
     return Journal(
         action=action,
         overlay=require_text(document["overlay"]),
         steps=steps,
-        made=tuple(_folder(folder) for folder in document["made"]),
-        dropped=tuple(_folder(folder) for folder in document["dropped"]),
+        made=tuple(_folder(folder, package) for folder in document["made"]),
+        dropped=tuple(_folder(folder, package) for folder in document["dropped"]),
+        id=_id(document["id"]) if joint else "",
+        partners=tuple(_partner(each) for each in document["partners"]) if joint else (),
     )
 
 
-def _step(step: Mapping[str, Any]) -> Step:
+def _id(value: object) -> str:
+    text = require_text(value)
+    if not text.isalnum() or len(text) > 64:
+        raise ValueError(f"{text[:80]!r} is not the id of a transaction")
+    return text
+
+
+def _partner(partner: Mapping[str, Any]) -> Partner:
+    root, name = require_text(partner["root"]), require_text(partner["package"])
+    if not root or "\0" in root or os.path.isabs(root):
+        raise ValueError(f"{root!r} is not a path from one package to another")
+    package_named(name)
+    return Partner(root, name)
+
+
+def _step(step: Mapping[str, Any], package: Package) -> Step:
     path = inside(step["path"])
-    ours = path in (LEDGER_PATH, IGNORE_PATH) or is_pristine_copy(path) or is_record(path)
-    if not ours and (problem := path_problem(path)):
+    own = path in (package.ledger_path, package.ignore_path) or is_pristine_copy(path, package)
+    if not (own or is_record(path)) and (problem := path_problem(path, package)):
         raise ValueError(f"{problem}, and a transaction could not have changed it")
     before = None if step["before"] is None else require_sha256(step["before"])
     after = None if step["after"] is None else require_sha256(step["after"])
@@ -154,42 +223,42 @@ def _step(step: Mapping[str, Any]) -> Step:
     return Step(path, before, after)
 
 
-def _folder(folder: object) -> str:
+def _folder(folder: object, package: Package) -> str:
     path = inside(folder)
-    if path != PRISTINE_FOLDER and (problem := folder_problem(path)):
+    if path != package.pristine_folder and (problem := folder_problem(path, package)):
         raise ValueError(f"{problem}, and a transaction could not have made or removed it")
     return path
 
 
-def remove(root: Path) -> None:
+def remove(root: Path, package: Package = VLLM) -> None:
     """Remove the journal, which ends a transaction."""
-    files.remove(root, JOURNAL_PATH)
-    files.sync_folder(root, STATE_FOLDER)
-    sweep(root)
+    files.remove(root, package.journal_path)
+    files.sync_folder(root, package.state_folder)
+    sweep(root, package)
 
 
-def sweep(root: Path) -> None:
+def sweep(root: Path, package: Package = VLLM) -> None:
     """Remove what has no use without a journal: a draft of it, and an empty state folder."""
-    files.remove(root, DRAFT_PATH)
-    if not os.path.lexists(root / LEDGER_PATH):
-        files.remove_folder(root, STATE_FOLDER)
+    files.remove(root, draft_path(package))
+    if not os.path.lexists(root / package.ledger_path):
+        files.remove_folder(root, package.state_folder)
         files.sync_folder(root, "")
 
 
-def begun(root: Path) -> bool:
+def begun(root: Path, package: Package = VLLM) -> bool:
     """Whether a transaction is running, or was interrupted."""
-    return os.path.lexists(root / JOURNAL_PATH)
+    return os.path.lexists(root / package.journal_path)
 
 
-def pending(root: Path) -> bool:
+def pending(root: Path, package: Package = VLLM) -> bool:
     """Whether a transaction has to be ended, or its leftovers removed."""
-    if begun(root) or os.path.lexists(root / DRAFT_PATH):
+    if begun(root, package) or os.path.lexists(root / draft_path(package)):
         return True
     try:
-        folder = os.lstat(root / STATE_FOLDER)
+        folder = os.lstat(root / package.state_folder)
     except OSError:
         return False
-    return stat.S_ISDIR(folder.st_mode) and not os.path.lexists(root / LEDGER_PATH)
+    return stat.S_ISDIR(folder.st_mode) and not os.path.lexists(root / package.ledger_path)
 
 
 def _beside(path: str, word: str) -> str:

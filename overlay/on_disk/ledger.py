@@ -1,4 +1,4 @@
-"""The ledger: what the overlay did to a target, in ``<root>/.vllm-overlay/ledger.json``."""
+"""The ledger: what the overlay did to a package, in ``ledger.json`` of its state folder."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 from overlay.errors import LedgerError
 from overlay.package import (
-    LEDGER_PATH,
-    STATE_FOLDER,
+    VLLM,
+    Package,
     folder_problem,
     inside,
+    package_named,
     path_problem,
     require_text,
 )
@@ -24,12 +25,6 @@ from overlay.untrusted import parse_json, read_below, sha256
 #: Schema 1 had a text ``why`` in the place of ``reason``; it is still read.
 SCHEMA = 2
 
-PRISTINE_FOLDER = f"{STATE_FOLDER}/pristine"
-
-IGNORE_PATH = f"{STATE_FOLDER}/.gitignore"
-
-JOURNAL_PATH = f"{STATE_FOLDER}/journal.json"
-
 #: The most bytes of a ledger or a journal; those of a hundred patched files are a tenth of it.
 MAX_STATE_BYTES = 2 * 1024 * 1024
 
@@ -37,15 +32,15 @@ _HEX = frozenset("0123456789abcdef")
 
 
 def is_record(path: str) -> bool:
-    """Whether ``path`` is that of a RECORD beside ``vllm/``."""
+    """Whether ``path`` is that of a RECORD beside a package."""
     folder, _, name = path.partition("/")
     return name == "RECORD" and folder.endswith(".dist-info") and path.isprintable()
 
 
-def is_pristine_copy(path: str) -> bool:
+def is_pristine_copy(path: str, package: Package = VLLM) -> bool:
     """Whether ``path`` is that of a pristine copy, which is called by its sha256."""
     folder, _, name = path.rpartition("/")
-    return folder == PRISTINE_FOLDER and _is_sha256(name)
+    return folder == package.pristine_folder and _is_sha256(name)
 
 
 class Entry(NamedTuple):
@@ -88,8 +83,8 @@ class RecordEntry(NamedTuple):
 class Ledger(NamedTuple):
     """What the overlay changed in a target.
 
-    :ivar overlay: version of the overlay that wrote it; :ivar release: the vLLM it was written for.
-    :ivar folders: the folders that were made inside ``vllm/``, outermost first.
+    :ivar overlay: version of the overlay that wrote it; :ivar release: that of the package.
+    :ivar folders: the folders that were made inside the package, outermost first.
     :ivar record: ``None`` where no RECORD lies beside the target.
     """
 
@@ -109,6 +104,12 @@ class Ledger(NamedTuple):
         return next((entry for entry in self.features if entry.result.feature == name), None)
 
     @property
+    def package(self) -> Package:
+        """The package that it is about, by the paths of its entries."""
+        paths = (entry.path for entry in self.entries)
+        return package_named(next(paths, VLLM.initial).partition("/")[0])
+
+    @property
     def applied(self) -> tuple[LedgerFeature, ...]:
         """The features that were applied to the target."""
         return tuple(entry for entry in self.features if entry.result.state is State.APPLIED)
@@ -118,26 +119,27 @@ class LedgerLost(LedgerError):
     """The ledger is damaged or gone; it may still be reconstructed."""
 
 
-def load(root: Path) -> Ledger | None:
-    """Read the ledger of the target in ``root``; ``None`` where nothing is applied.
+def load(root: Path, package: Package = VLLM) -> Ledger | None:
+    """Read the ledger of a package in ``root``; ``None`` where nothing is applied.
 
     :raises LedgerLost: if it is damaged, or gone from beside its pristine copies.
     :raises LedgerError: if it cannot be read, or a newer overlay wrote it.
     """
-    path = root / LEDGER_PATH
+    path = root / package.ledger_path
     try:
-        data = read_below(root, LEDGER_PATH, MAX_STATE_BYTES)
+        data = read_below(root, package.ledger_path, MAX_STATE_BYTES)
     except OSError as error:
         raise LedgerError(
             f"{path} cannot be read ({error.strerror}): it records what the overlay changed in "
-            "this vLLM. Run the command as a user that may read it; where it is not a plain file, "
-            f"somebody else put it there: {reinstall()}"
+            f"this {package.title}. Run the command as a user that may read it; where it is not a "
+            f"plain file, somebody else put it there: {reinstall(package=package)}"
         ) from error
     if data is not None:
-        return decode(data, str(path))
+        return decode(data, str(path), package)
     # While a transaction runs, the pristine copies are written first and the ledger last.
-    if _is_folder(root / PRISTINE_FOLDER) and not os.path.lexists(root / JOURNAL_PATH):
-        raise LedgerLost(_lost(f"{path} is gone, but its pristine copies are there"))
+    running = os.path.lexists(root / package.journal_path)
+    if _is_folder(root / package.pristine_folder) and not running:
+        raise LedgerLost(_lost(f"{path} is gone, but its pristine copies are there", package))
     return None
 
 
@@ -149,35 +151,35 @@ def _is_folder(path: Path) -> bool:
         return False
 
 
-def copies(root: Path) -> Callable[[str], bytes]:
+def copies(root: Path, package: Package = VLLM) -> Callable[[str], bytes]:
     """Return a function that reads the pristine copy with a given sha256 in ``root``.
 
     That function raises ``LedgerError`` where the copy is missing or damaged.
     """
 
     def pristine(digest: str) -> bytes:
-        path = root / PRISTINE_FOLDER / digest
+        path = root / package.pristine_folder / digest
         try:
-            data = read_below(root, f"{PRISTINE_FOLDER}/{digest}")
+            data = read_below(root, f"{package.pristine_folder}/{digest}")
         except OSError as error:
             raise LedgerError(
                 f"{path} cannot be read ({error.strerror}): expected the pristine copy of a file "
-                f"that the overlay changed. {reinstall()}"
+                f"that the overlay changed. {reinstall(package=package)}"
             ) from error
         if data is None or sha256(data) != digest:
             found = "nothing is there" if data is None else "other bytes are there"
             raise LedgerError(
                 f"{path}: expected the pristine copy of a file that the overlay changed, but "
-                f"{found}. {reinstall()}"
+                f"{found}. {reinstall(package=package)}"
             )
         return data
 
     return pristine
 
 
-def damaged_copies(root: Path, ledger: Ledger) -> tuple[str, ...]:
+def damaged_copies(root: Path, ledger: Ledger, package: Package = VLLM) -> tuple[str, ...]:
     """The files of a ledger whose pristine copy is missing or damaged; with one, revert fails."""
-    read = copies(root)
+    read = copies(root, package)
     damaged = []
     for entry in ledger.entries:
         try:
@@ -188,12 +190,13 @@ def damaged_copies(root: Path, ledger: Ledger) -> tuple[str, ...]:
     return tuple(damaged)
 
 
-def reinstall(release: str | None = None) -> str:
-    """Say what to do where only a fresh vLLM helps."""
-    wanted = f"vllm=={release}" if release else "vllm"
+def reinstall(release: str | None = None, package: Package = VLLM) -> str:
+    """Say what to do where only a fresh package helps."""
+    wanted = f"{package.distribution}=={release}" if release else package.distribution
     return (
-        f"Reinstall vLLM (pip install --force-reinstall --no-deps {wanted}, or the distribution "
-        f"that you use instead), remove the folder {STATE_FOLDER} beside it, and apply again"
+        f"Reinstall {package.title} (pip install --force-reinstall --no-deps {wanted}, or the "
+        f"distribution that you use instead), remove the folder {package.state_folder} beside it, "
+        "and apply again"
     )
 
 
@@ -222,10 +225,11 @@ def _plain(value: Any) -> Any:
     return [_plain(part) for part in value]
 
 
-def decode(data: bytes, where: str) -> Ledger:
+def decode(data: bytes, where: str, package: Package = VLLM) -> Ledger:
     """Read ``ledger.json``.
 
     :param where: its path, for messages.
+    :param package: the one whose ledger it is.
     :raises LedgerLost: if it is damaged.
     :raises LedgerError: if a newer overlay wrote it.
     """
@@ -240,21 +244,22 @@ def decode(data: bytes, where: str) -> Ledger:
             )
         if schema not in (1, SCHEMA) or isinstance(schema, bool):
             raise ValueError(f"schema is {schema!r}, expected {SCHEMA}")
-        return _ledger(document)
+        return _ledger(document, package)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise LedgerLost(_lost(f"{where} is damaged ({type(error).__name__}: {error})")) from error
+        problem = f"{where} is damaged ({type(error).__name__}: {error})"
+        raise LedgerLost(_lost(problem, package)) from error
 
 
-def _lost(found: str) -> str:
+def _lost(found: str, package: Package) -> str:
     return (
-        f"{found}: expected the overlay's record of what it changed in this vLLM. Nothing was "
-        "changed; 'overlay revert' removes what it can prove to be the overlay's. Otherwise: "
-        f"{reinstall()}"
+        f"{found}: expected the overlay's record of what it changed in this {package.title}. "
+        "Nothing was changed; 'overlay revert' removes what it can prove to be the overlay's. "
+        f"Otherwise: {reinstall(package=package)}"
     )
 
 
-def _ledger(document: dict[str, Any]) -> Ledger:
-    entries = tuple(_entry(entry) for entry in document["entries"])
+def _ledger(document: dict[str, Any], package: Package) -> Ledger:
+    entries = tuple(_entry(entry, package) for entry in document["entries"])
     paths = [entry.path for entry in entries]
     if len(set(paths)) < len(paths):
         raise ValueError("it lists a path twice")
@@ -271,20 +276,20 @@ def _ledger(document: dict[str, Any]) -> Ledger:
             LedgerFeature(
                 require_text(feature["digest"]),
                 require_text(feature["origin"]),
-                _feature(feature),
+                _feature(feature, package),
                 None if feature.get("source") is None else require_sha256(feature["source"]),
             )
             for feature in document["features"]
         ),
         entries=entries,
-        folders=tuple(_folder(folder, above) for folder in document["folders"]),
+        folders=tuple(_folder(folder, above, package) for folder in document["folders"]),
         record=None if document["record"] is None else _record(document["record"]),
     )
 
 
-def _entry(entry: dict[str, Any]) -> Entry:
+def _entry(entry: dict[str, Any], package: Package) -> Entry:
     path = inside(entry["path"])
-    if problem := path_problem(path):
+    if problem := path_problem(path, package):
         raise ValueError(f"{problem}, and an apply could not have changed it")
     return Entry(
         path,
@@ -295,13 +300,13 @@ def _entry(entry: dict[str, Any]) -> Entry:
     )
 
 
-def _folder(folder: object, above: Collection[str]) -> str:
+def _folder(folder: object, above: Collection[str], package: Package) -> str:
     """Return a folder that was made for an added module.
 
     :param above: every folder above an added module.
     """
     path = inside(folder)
-    if problem := folder_problem(path):
+    if problem := folder_problem(path, package):
         raise ValueError(f"{problem}, and an apply could not have made it")
     if path not in above:
         raise ValueError(f"{path!r} holds no added module, so an apply did not make it")
@@ -311,21 +316,21 @@ def _folder(folder: object, above: Collection[str]) -> str:
 def _record(record: dict[str, Any]) -> RecordEntry:
     path = inside(record["path"])
     if not is_record(path):
-        raise ValueError(f"{path!r} is not the RECORD of a distribution beside vllm/")
+        raise ValueError(f"{path!r} is not the RECORD of a distribution beside the package")
     return RecordEntry(path, require_sha256(record["before"]), require_sha256(record["after"]))
 
 
-def _feature(feature: dict[str, Any]) -> FeatureResult:
+def _feature(feature: dict[str, Any], package: Package) -> FeatureResult:
     return FeatureResult(
         feature=require_text(feature["feature"]),
         state=State(feature["state"]),
-        files=tuple(_file(file) for file in feature["files"]),
+        files=tuple(_file(file, package) for file in feature["files"]),
         reason=_reason(feature),
         untested=bool(feature["untested"]),
     )
 
 
-def _file(file: dict[str, Any]) -> FileResult:
+def _file(file: dict[str, Any], package: Package) -> FileResult:
     hunks = tuple(
         HunkResult(
             scope=require_text(hunk["scope"]),
@@ -337,7 +342,7 @@ def _file(file: dict[str, Any]) -> FileResult:
         for hunk in file["hunks"]
     )
     path = inside(file["path"])
-    if problem := path_problem(path):
+    if problem := path_problem(path, package):
         raise ValueError(f"{problem}, so no feature has it")
     return FileResult(
         path, State(file["state"]), _optional_text(file["patch"]), hunks, _reason(file)

@@ -1,7 +1,7 @@
 """Locks that admit one writer, or many readers, to a target.
 
-The lock is ``flock`` on the folder ``vllm/`` itself: nothing is left behind, a read-only target
-can be locked, and the lock dies with its process."""
+The lock is ``flock`` on the folder of the package (``vllm/``) itself: nothing is left behind, a
+read-only target can be locked, and the lock dies with its process."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from overlay.cache import user_cache_folder
 from overlay.errors import TransactionError
+from overlay.package import VLLM, Package
 
 #: Seconds that a command waits for others.
 TIMEOUT = 60.0
@@ -29,43 +30,43 @@ _UNSUPPORTED = {
 
 
 @contextmanager
-def exclusive(root: Path, timeout: float = TIMEOUT) -> Iterator[None]:
-    """Hold the target in ``root`` as its only user.
+def exclusive(root: Path, timeout: float = TIMEOUT, package: Package = VLLM) -> Iterator[None]:
+    """Hold a package in ``root`` as its only user.
 
     :param timeout: seconds to wait.
     :raises TransactionError: if the lock is not free in that time, or cannot be taken at all.
     """
-    with _locked(root, writer=True, timeout=timeout):
+    with _locked(root, package, writer=True, timeout=timeout):
         yield
 
 
 @contextmanager
-def shared(root: Path, timeout: float = TIMEOUT) -> Iterator[None]:
-    """Hold the target in ``root`` beside other readers.
+def shared(root: Path, timeout: float = TIMEOUT, package: Package = VLLM) -> Iterator[None]:
+    """Hold a package in ``root`` beside other readers.
 
     :param timeout: seconds to wait.
     :raises TransactionError: if a writer holds it for longer than that.
     """
-    with _locked(root, writer=False, timeout=timeout):
+    with _locked(root, package, writer=False, timeout=timeout):
         yield
 
 
 @contextmanager
-def _locked(root: Path, *, writer: bool, timeout: float) -> Iterator[None]:
+def _locked(root: Path, package: Package, *, writer: bool, timeout: float) -> Iterator[None]:
     import fcntl
 
-    folder = root / "vllm"
+    folder = root / package.name
     try:
         handle = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
     except OSError as error:
         raise TransactionError(
             f"{folder} cannot be opened to lock it ({error.strerror}): expected the folder of an "
-            "installed vLLM that you may read. Nothing was changed"
+            f"installed {package.title} that you may read. Nothing was changed"
         ) from error
     try:
         mode = fcntl.LOCK_EX if writer else fcntl.LOCK_SH
         if not _acquire(handle, mode, folder, timeout):
-            with _beside(root, timeout):
+            with _beside(root, package, timeout):
                 yield
             return
         try:
@@ -102,7 +103,7 @@ def _acquire(handle: int, mode: int, folder: Path, timeout: float) -> bool:
 
 
 @contextmanager
-def _beside(root: Path, timeout: float) -> Iterator[None]:
+def _beside(root: Path, package: Package, timeout: float) -> Iterator[None]:
     """Hold a lock file in the user's cache, for file systems that cannot lock a folder.
 
     It does not admit several readers, and separates only processes of this user on this machine.
@@ -111,7 +112,10 @@ def _beside(root: Path, timeout: float) -> Iterator[None]:
 
     from filelock import FileLock, Timeout
 
-    name = hashlib.sha256(os.path.realpath(root).encode("utf-8", "surrogateescape")).hexdigest()
+    folder = root / package.name
+    # An overlay that knew no other package named vLLM's lock by the root alone.
+    place = os.path.realpath(root if package == VLLM else folder)
+    name = hashlib.sha256(place.encode("utf-8", "surrogateescape")).hexdigest()
     # Not below OVERLAY_CACHE: a process with another cache has to meet the same lock.
     path = user_cache_folder() / "locks" / f"{name[:32]}.lock"
     try:
@@ -120,12 +124,12 @@ def _beside(root: Path, timeout: float) -> Iterator[None]:
         held.acquire(timeout=timeout)
     except Timeout as error:
         raise TransactionError(
-            f"{root / 'vllm'} is in use by another overlay command, which holds {path}: waited "
+            f"{folder} is in use by another overlay command, which holds {path}: waited "
             f"{timeout:g} s. Nothing was changed; run the command again when that one is done"
         ) from error
     except OSError as error:
         raise TransactionError(
-            f"{root / 'vllm'} lies on a file system without locks, and the lock file {path} "
+            f"{folder} lies on a file system without locks, and the lock file {path} "
             f"cannot be made either ({error.strerror}). Nothing was changed; set XDG_CACHE_HOME "
             "to a folder that you may write"
         ) from error

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 
 import overlay
 from overlay.features import sources as shipped
-from overlay.features.sources import entries, feature_documents, fingerprint, left_behind, stray
+from overlay.features.sources import (
+    entries,
+    feature_documents,
+    fingerprint,
+    left_behind,
+    stray,
+)
 from overlay.results import State
 from overlay.untrusted import read_regular
 
@@ -29,8 +35,12 @@ def needless(
     if ledger.overlay != overlay.__version__ or ledger.release != release:
         return None
     left = {one.result.feature: one for one in ledger.features}
-    found = []
+    found: list[LedgerFeature] = []
+    others: set[str] = set()
     for name, path in _features(folders):
+        if name not in left and package_in(Path(path)) != ledger.package.name:
+            others.add(name)  # a feature for another package has a ledger of its own
+            continue
         one = left.pop(name, None)  # one that is found twice is an error, which a plan reports
         if one is None or one.source != fingerprint([path]):
             return None
@@ -40,10 +50,37 @@ def needless(
         if one.result.state not in (State.UPSTREAMED, State.INAPPLICABLE) or one.result.files:
             return None
         found.append(one)
-    there = {one.result.feature for one in ledger.features} - set(left)
+    there = {one.result.feature for one in ledger.features} - set(left) | others
     if (switches.features or frozenset()) - there:
         return None  # OVERLAY_FEATURES names one that there is not: an error, too
     return tuple(found)
+
+
+def package_in(feature: Path) -> str:
+    """The name of the package that a feature's folder says it patches; ``vllm`` where it says none.
+
+    Looks into the text first, since each process asks, and parses few of them.  What is malformed
+    is vLLM's: loading the feature reports it.
+    """
+    import sys
+
+    from overlay.package import VLLM, package_problem
+
+    try:
+        data = read_regular(feature / "feature.toml", follow=False) or b""
+    except OSError:
+        return VLLM.name
+    if b"package" not in data:
+        return VLLM.name
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        name = tomllib.loads(data.decode("utf-8-sig")).get("package", VLLM.name)
+    except (ValueError, RecursionError):
+        return VLLM.name
+    return name if isinstance(name, str) and package_problem(name) is None else VLLM.name
 
 
 def _features(folders: Iterable[Path]) -> Iterator[tuple[str, str]]:

@@ -159,9 +159,9 @@ class Question:
 
         :returns: ``None`` where it cannot be read, or no file says which release it is.
         """
-        from overlay.package import LEDGER_PATH, STATE_FOLDER
+        from overlay.package import VLLM
 
-        state = [self.root / LEDGER_PATH, self.root / STATE_FOLDER / "journal.json"]
+        state = [self.root / VLLM.ledger_path, self.root / VLLM.journal_path]
         versions = [self.root / "vllm/_version.py", *self._metadata()]
         try:
             evidence = receipt.Evidence(map(str, (*state, *versions)), self.folders)

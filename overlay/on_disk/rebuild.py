@@ -15,7 +15,7 @@ from overlay.errors import LedgerError
 from overlay.features.model import Feature, Hunk, Patch, Topic, Variant
 from overlay.on_disk.changes import Rebuilt
 from overlay.on_disk.ledger import Entry, Ledger, reinstall
-from overlay.package import Tree
+from overlay.package import VLLM, Package, Tree
 from overlay.planning.planner import plan
 from overlay.results import Plan
 from overlay.untrusted import sha256
@@ -26,18 +26,21 @@ def rebuild(
     tree: Tree,
     release: Version | None,
     record: Mapping[str, str] | None,
+    package: Package = VLLM,
 ) -> Rebuilt:
     """Reconstruct the ledger that the target in ``tree`` should have.
 
     :param features: all that may have been applied, in their order.
     :param record: sha256 (hex) of the release's own files by path.
+    :param package: the one that the target is.
     :raises LedgerError: naming every file whose pristine bytes cannot be proven.
     """
     if record is None:
         raise LedgerError(
             "the overlay's ledger is lost, and no RECORD tells which bytes the release had. "
-            "Nothing was changed; restore vllm/ from where it came from (in a checkout: git "
-            "checkout -- vllm), and remove the folder .vllm-overlay beside it"
+            f"Nothing was changed; restore {package.name}/ from where it came from (in a checkout: "
+            f"git checkout -- {package.name}), and remove the folder {package.state_folder} beside "
+            "it"
         )
     changed = _changed(features, tree, record)
     suspects = [feature for feature in features if changed & _patched_paths(feature)]
@@ -47,7 +50,7 @@ def rebuild(
     unproven = {path for path, data in befores.items() if record.get(path) != sha256(data)}
     unproven |= {path for path in changed if path not in befores}
     if unproven | foreign:
-        raise LedgerError(_refusal(sorted(unproven | foreign), undone, release))
+        raise LedgerError(_refusal(sorted(unproven | foreign), undone, release, package))
     entries = [
         *(_entry(path, sha256(data), tree) for path, data in befores.items()),
         *(_entry(path, None, tree) for path in added),
@@ -148,7 +151,7 @@ def _folders(added: Sequence[str], record: Mapping[str, str]) -> tuple[str, ...]
     )
 
 
-def _refusal(paths: Sequence[str], undone: Plan, release: Version | None) -> str:
+def _refusal(paths: Sequence[str], undone: Plan, release: Version | None, package: Package) -> str:
     reasons = [
         str(file.reason)
         for result in undone.features
@@ -160,5 +163,5 @@ def _refusal(paths: Sequence[str], undone: Plan, release: Version | None) -> str
         "the overlay's ledger is lost, and taking these patches out of "
         f"{', '.join(paths)} does not give the release's own files{because}: they were applied by "
         "another overlay, or edited since. Nothing was changed. "
-        f"{reinstall(None if release is None else str(release))}"
+        f"{reinstall(None if release is None else str(release), package)}"
     )

@@ -8,21 +8,29 @@ hashes of the files on the disk:
 * it can be *undone* where every file has its old bytes, or its new bytes while the old ones are
   kept beside it.
 
+A transaction over several packages is ended in all of them, in one direction: each condition holds
+for their files taken together.  Where a partner has no journal of it any more, the transaction was
+over before it came to be ended, or had not begun: all new bytes are kept, and anything else is
+undone.
+
 A file that has other bytes than both was written by somebody else since (pip, say); it is left as
 it is, and the rest is undone rather than finished."""
 
 from __future__ import annotations
 
+import os
 import stat
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from enum import Enum
 from pathlib import Path
+from typing import NamedTuple
 
 from overlay.errors import LedgerError, TransactionError
 from overlay.on_disk import files, journal, lock
-from overlay.on_disk.journal import Journal, Step
-from overlay.on_disk.ledger import JOURNAL_PATH
+from overlay.on_disk.journal import Journal, Member, Step
 from overlay.on_disk.site import unwritable
-from overlay.package import STATE_FOLDER
+from overlay.package import VLLM, Package
 from overlay.untrusted import UnfitFile, problem_of_owner, read_below, sha256
 
 
@@ -34,84 +42,224 @@ class Content(Enum):
     FOREIGN = "foreign"
 
 
-def recover(root: Path, timeout: float = lock.TIMEOUT) -> str | None:
+class Part(NamedTuple):
+    """What a transaction does to one package."""
+
+    root: Path
+    begun: Journal
+    package: Package = VLLM
+
+    def __str__(self) -> str:
+        return f"{self.package.title} in {self.root}"
+
+
+def recover(root: Path, timeout: float = lock.TIMEOUT, package: Package = VLLM) -> str | None:
     """End a transaction that was interrupted in ``root``; commands that write call this first.
 
-    A transaction that still runs is waited for.
+    A transaction that still runs is waited for.  One over several packages is ended in all.
 
     :param timeout: seconds to wait for it.
+    :param package: the one in ``root`` that is meant.
     :returns: what was done; ``None`` where nothing had to be done.
-    :raises LedgerError: if the journal is damaged, or a newer overlay wrote it.
-    :raises TransactionError: if another command holds the target for longer than ``timeout``, the
-        journal may be somebody else's, this user may not write there, or the target can neither be
-        finished nor undone.
+    :raises LedgerError: if a journal is damaged, or a newer overlay wrote it.
+    :raises TransactionError: if another command holds a target for longer than ``timeout``, a
+        journal may be somebody else's, this user may not write there, or the targets can neither
+        be finished nor undone.
     """
-    root = root.resolve()
-    if not journal.pending(root):
+    member = Member(root.resolve(), package)
+    if not journal.pending(*member):
         return None
-    with lock.exclusive(root, timeout):
-        return recover_locked(root)
+    with held([member], timeout) as members:
+        return recover_locked(members)
 
 
-def recover_locked(root: Path) -> str | None:
-    """End an interrupted transaction, as ``recover`` does; the caller holds the exclusive lock."""
-    begun = journal.read(root)
-    if begun is None:
-        try:
-            journal.sweep(root)
-        except OSError:
-            # An empty folder on a read-only disk is not a transaction, and hides nothing.
-            return None
-        return None
-    _require_own(root, begun)
-    _require_plain(root, begun)
+@contextmanager
+def held(members: Iterable[Member], timeout: float = lock.TIMEOUT) -> Iterator[tuple[Member, ...]]:
+    """Hold packages as their only user, and with them the partners of interrupted transactions.
+
+    All commands take the locks in one order, so that none waits for another in a circle.
+
+    :yields: all that is held.
+    :raises LedgerError: if a journal is damaged.
+    :raises TransactionError: if a lock is not free within ``timeout`` seconds.
+    """
+    wanted = tuple(members)
+    while True:
+        party = _with_partners(wanted)
+        with ExitStack() as locks:
+            for member in party:
+                locks.enter_context(lock.exclusive(member.root, timeout, member.package))
+            # Before they were locked, another command may have begun or ended something there.
+            if _with_partners(wanted) == party:
+                yield party
+                return
+
+
+def in_order(members: Iterable[Member]) -> tuple[Member, ...]:
+    """The packages, each once, in the order in which all commands lock them."""
+    return tuple(sorted(set(members), key=lambda member: (str(member.root), member.package.name)))
+
+
+def _with_partners(members: Iterable[Member]) -> tuple[Member, ...]:
+    """The packages and whichever others the transactions that were interrupted there are over."""
+    party: set[Member] = set()
+    waiting = list(members)
+    while waiting:
+        member = waiting.pop()
+        if member in party:
+            continue
+        party.add(member)
+        begun = journal.read(*member)
+        if begun is not None:
+            others = begun.members(*member)[1:]
+            waiting += [other for other in others if _takes_part(other, begun)]
+    return in_order(party)
+
+
+def _takes_part(member: Member, begun: Journal) -> bool:
+    """Whether a package has its own journal of a transaction that names it.
+
+    A journal alone could name any folder; nothing is done to one that does not name it back.
+    """
+    if not os.path.isdir(member.root / member.package.name):
+        return False  # removed since, so that there is nothing to end
+    theirs = journal.read(*member)
+    return theirs is not None and theirs.id == begun.id
+
+
+def recover_locked(members: Sequence[Member]) -> str | None:
+    """End what was interrupted, as ``recover`` does.
+
+    :param members: packages of which the caller holds the exclusive locks, with all partners of
+        their transactions (``held``).
+    """
+    transactions: dict[object, list[Part]] = {}
+    for member in members:
+        begun = journal.read(*member)
+        if begun is None:
+            try:
+                journal.sweep(*member)
+            except OSError:
+                # An empty folder on a read-only disk is not a transaction, and hides nothing.
+                continue
+        else:
+            transactions.setdefault(begun.id or member, []).append(
+                Part(member.root, begun, member.package)
+            )
+    return "; ".join(_end(parts) for parts in transactions.values()) or None
+
+
+def _end(parts: Sequence[Part]) -> str:
+    """End one transaction.
+
+    :returns: what was done, in a sentence.
+    """
+    for part in parts:
+        _require_own(part)
+        _require_plain(part)
+    action = parts[0].begun.action
     try:
-        return _ended(root, begun)
+        return _ended(parts)
     except OSError as error:
-        outcome = f"The interrupted {begun.action} could not be ended here. {state(root, begun)}"
+        outcome = f"The interrupted {action} could not be ended here. {state_of(parts)}"
         raise unwritable(error, outcome) from error
 
 
-def _ended(root: Path, begun: Journal) -> str:
+def _ended(parts: Sequence[Part]) -> str:
     """Finish or undo a transaction.
 
     :returns: what was done, in a sentence.
-    :raises OSError: if the target cannot be written.
+    :raises OSError: if a target cannot be written.
     """
-    contents = survey(root, begun)
-    foreign = [path for path, content in contents.items() if content is Content.FOREIGN]
-    forward = can_finish(root, begun, contents)
-    back = can_undo(root, begun, contents)
+    action = parts[0].begun.action
+    contents = [survey(part.root, part.begun) for part in parts]
+    foreign = [
+        path for found in contents for path, content in found.items() if content is Content.FOREIGN
+    ]
+    forward, back = all_can_finish(parts), all_can_undo(parts)
+    if _lacks_partner(parts) and back:
+        forward = forward and _all_after(parts)
     if forward and (not foreign or not back):
         try:
-            finish(root, begun)
+            finish(parts)
             done = "finished"
         except OSError:
-            if not can_undo(root, begun, survey(root, begun)):
+            if _lacks_partner(parts) or not all_can_undo(parts):
                 raise
-            undo(root, begun)
+            undo(parts)
             done = "undone"
     elif back:
-        undo(root, begun)
+        undo(parts)
         done = "undone"
     else:
+        title, folder = parts[0].package.title, parts[0].root / parts[0].package.state_folder
         raise TransactionError(
-            f"an interrupted {begun.action} can neither be finished nor undone: {root} is patched "
-            "in part, and the bytes kept beside its files are gone. Reinstall vLLM (pip install "
-            f"--force-reinstall --no-deps ...) and remove {root / STATE_FOLDER}"
+            f"an interrupted {action} can neither be finished nor undone: {_places(parts)} is "
+            "patched in part, and the bytes kept beside its files are gone. Reinstall "
+            f"{title} (pip install --force-reinstall --no-deps ...) and remove {folder}"
         )
-    message = f"an interrupted {begun.action} was {done} in {root}"
+    message = f"an interrupted {action} was {done} in {_places(parts)}"
     if foreign:
         message += f"; changed by others since, and left alone: {', '.join(foreign)}"
     return message
 
 
-def _require_own(root: Path, begun: Journal) -> None:
+def _places(parts: Sequence[Part]) -> str:
+    """Where a transaction takes place, for messages."""
+    if len(parts) == 1:
+        return str(parts[0].root)
+    return " and ".join(map(str, parts))
+
+
+def _lacks_partner(parts: Sequence[Part]) -> bool:
+    """Whether a package of the transaction has no journal of it."""
+    return len(parts) <= len(parts[0].begun.partners)
+
+
+def _all_after(parts: Sequence[Part]) -> bool:
+    return all(
+        content is Content.AFTER
+        for part in parts
+        for content in survey(part.root, part.begun).values()
+    )
+
+
+def all_can_finish(parts: Sequence[Part]) -> bool:
+    """Whether every part of a transaction can be finished."""
+    return all(can_finish(p.root, p.begun, survey(p.root, p.begun)) for p in parts)
+
+
+def all_can_undo(parts: Sequence[Part]) -> bool:
+    """Whether every part of a transaction can be undone."""
+    return all(can_undo(p.root, p.begun, survey(p.root, p.begun)) for p in parts)
+
+
+def settle(parts: Sequence[Part]) -> None:
+    """End a transaction that failed: undo it where that is possible, else finish it.
+
+    Where that fails, too, the journals remain, and the next command ends the transaction.
+    """
+    try:
+        begun = [part for part in parts if journal.begun(part.root, part.package)]
+        for part in parts:
+            if part not in begun:
+                journal.sweep(part.root, part.package)
+        over = len(begun) < len(parts) and _all_after(begun)
+        if not over and all_can_undo(begun):
+            undo(begun)
+        else:
+            finish(begun)
+    except OSError:
+        return
+
+
+def _require_own(part: Part) -> None:
     """Refuse a journal that somebody else could have written.
 
     :raises TransactionError: saying whose it is, and what to do.
     """
-    for place in (STATE_FOLDER, JOURNAL_PATH):
+    root, begun, package = part
+    for place in (package.state_folder, package.journal_path):
         try:
             problem = problem_of_owner(root / place, allow_group=True)
         except OSError as error:
@@ -120,22 +268,23 @@ def _require_own(root: Path, begun: Journal) -> None:
             raise TransactionError(
                 f"an interrupted {begun.action} waits to be ended in {root}, but {problem}. "
                 "Nothing was changed; run `overlay apply` or `overlay revert` as the user who owns "
-                f"{root / 'vllm'}, and let nobody else write to {root / STATE_FOLDER}"
+                f"{root / package.name}, and let nobody else write to {root / package.state_folder}"
             )
 
 
-def _require_plain(root: Path, begun: Journal) -> None:
+def _require_plain(part: Part) -> None:
     """Refuse a journal that names what is reached through a symbolic link.
 
     An apply resolves links before it writes its journal, so none that it wrote does.
 
     :raises TransactionError: naming the link.
     """
+    root, begun, package = part
     folders = {path.rpartition("/")[0] for path in (*begun.made, *begun.dropped)}
     for folder in sorted(folders | {step.path.rpartition("/")[0] for step in begun.steps}):
         place = root
-        for part in folder.split("/") if folder else ():
-            place /= part
+        for name in folder.split("/") if folder else ():
+            place /= name
             try:
                 mode = place.lstat().st_mode
             except (FileNotFoundError, NotADirectoryError):
@@ -146,7 +295,7 @@ def _require_plain(root: Path, begun: Journal) -> None:
                 raise TransactionError(
                     f"the journal of an interrupted {begun.action} in {root} names files below "
                     f"{place}, which is a symbolic link: no overlay writes that. Nothing was "
-                    f"changed; remove {root / STATE_FOLDER} and reinstall vLLM"
+                    f"changed; remove {root / package.state_folder} and reinstall {package.title}"
                 )
 
 
@@ -173,15 +322,38 @@ def can_undo(root: Path, begun: Journal, contents: dict[str, Content]) -> bool:
     )
 
 
-def finish(root: Path, begun: Journal) -> None:
-    """Give every file its new bytes, then remove what was kept beside it, and the journal."""
-    contents = survey(root, begun)
+def finish(parts: Sequence[Part]) -> None:
+    """Give every file its new bytes, then remove what was kept beside it, and the journals."""
     # Bytecode goes first: where it cannot be removed, no file was replaced yet.
+    for part in parts:
+        _drop_stale(part)
+    for part in parts:
+        _put_in(part)
+    for root, begun, _ in parts:
+        for step in begun.steps:
+            files.remove(root, step.old)
+            files.remove(root, step.new)
+        for folder in begun.dropped:
+            files.remove_folder(root, folder)
+        sync(root, begun)
+    for root, _, package in parts:
+        journal.remove(root, package)
+
+
+def _drop_stale(part: Part) -> None:
+    """Remove the bytecode of what the new bytes replace, or have replaced."""
+    root, begun, _ = part
+    contents = survey(root, begun)
     for step in begun.steps:
         if contents[step.path] is Content.BEFORE:
             _drop_bytecode(root, step, step.new if step.after else None)
         elif contents[step.path] is Content.AFTER:
             _drop_bytecode(root, step, step.path if step.after else None)
+
+
+def _put_in(part: Part) -> None:
+    """Give the files of one package their new bytes."""
+    root, begun, _ = part
     for step in begun.steps:
         if _content(root, step) is not Content.BEFORE:
             continue
@@ -192,52 +364,67 @@ def finish(root: Path, begun: Journal) -> None:
         else:
             files.replace(root, step.new, step.path)
     sync(root, begun)
-    for step in begun.steps:
-        files.remove(root, step.old)
-        files.remove(root, step.new)
-    for folder in begun.dropped:
-        files.remove_folder(root, folder)
-    sync(root, begun)
-    journal.remove(root)
 
 
-def undo(root: Path, begun: Journal) -> None:
-    """Give every file its old bytes back, then remove the journal."""
-    contents = survey(root, begun)
-    taken = [step for step in reversed(begun.steps) if contents[step.path] is Content.AFTER]
+def undo(parts: Sequence[Part]) -> None:
+    """Give every file its old bytes back, then remove the journals."""
+    taken = [_taken(part) for part in parts]
     # Delete the staged files first, so that a crash here can only be rolled back.
-    for step in begun.steps:
-        files.remove(root, step.new)
-    for step in taken:
-        _drop_bytecode(root, step, step.old if step.before else None)
-    for step in taken:
+    for root, begun, _ in parts:
+        for step in begun.steps:
+            files.remove(root, step.new)
+    for part, steps in zip(parts, taken, strict=True):
+        for step in steps:
+            _drop_bytecode(part.root, step, step.old if step.before else None)
+    for part, steps in zip(parts, taken, strict=True):
+        _put_back(part, steps)
+    for root, begun, _ in parts:
+        for step in begun.steps:
+            files.remove(root, step.old)
+        for folder in reversed(begun.made):
+            files.remove_folder(root, folder)
+        sync(root, begun)
+    for root, _, package in parts:
+        journal.remove(root, package)
+
+
+def _taken(part: Part) -> list[Step]:
+    """The steps of one package that were taken, the last one first."""
+    contents = survey(part.root, part.begun)
+    return [step for step in reversed(part.begun.steps) if contents[step.path] is Content.AFTER]
+
+
+def _put_back(part: Part, steps: Sequence[Step]) -> None:
+    """Give the files of one package their old bytes."""
+    for step in steps:
         if step.before is None:
-            files.remove(root, step.path)
-            _drop_bytecode(root, step, None)
+            files.remove(part.root, step.path)
+            _drop_bytecode(part.root, step, None)
         else:
-            files.replace(root, step.old, step.path)
-    sync(root, begun)
-    for step in begun.steps:
-        files.remove(root, step.old)
-    for folder in reversed(begun.made):
-        files.remove_folder(root, folder)
-    sync(root, begun)
-    journal.remove(root)
+            files.replace(part.root, step.old, step.path)
+    sync(part.root, part.begun)
 
 
-def state(root: Path, begun: Journal | None = None) -> str:
+def state_of(parts: Sequence[Part]) -> str:
+    """Describe the state of the packages after a transaction over them stopped."""
+    if len(parts) == 1:
+        return state(*parts[0])
+    return " ".join(f"{part}: {state(*part)}" for part in parts)
+
+
+def state(root: Path, begun: Journal | None = None, package: Package = VLLM) -> str:
     """Describe the state of ``root`` after a transaction stopped, in a sentence.
 
     :param begun: the transaction; default: that of the journal.
     """
     try:
-        begun = begun or journal.read(root)
+        begun = begun or journal.read(root, package)
         contents = set() if begun is None else set(survey(root, begun).values())
     except (OSError, LedgerError):
         return "The state of the target is unknown, because it cannot be read."
     if begun is None:
         return "The target is whole."
-    rest = "; the next overlay command cleans up" if journal.pending(root) else ""
+    rest = "; the next overlay command cleans up" if journal.pending(root, package) else ""
     if contents == {Content.AFTER}:
         return f"The {begun.action} is complete{rest}."
     if contents == {Content.BEFORE}:

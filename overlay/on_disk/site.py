@@ -9,35 +9,34 @@ from pathlib import Path
 
 from overlay.errors import TransactionError, described
 from overlay.on_disk import files
-from overlay.on_disk.ledger import (
-    IGNORE_PATH,
-    PRISTINE_FOLDER,
-    is_pristine_copy,
-)
-from overlay.package import LEDGER_PATH, STATE_FOLDER, folder_problem, path_problem
+from overlay.on_disk.ledger import is_pristine_copy
+from overlay.package import VLLM, Package, folder_problem, path_problem
 from overlay.untrusted import UnfitFile, kind, problem_of_owner, read_below, user_name, way_out
 
 
 class Site:
-    """The folder that holds ``vllm/``.
+    """A package in the folder that holds it.
 
     Every path is checked before it is used: a link that leaves the target is refused.
     """
 
-    def __init__(self, root: Path) -> None:
-        self.root = root.resolve()
-        require_plain_state(self.root)
+    def __init__(self, root: Path, package: Package = VLLM) -> None:
+        self.root, self.package = root.resolve(), package
+        require_plain_state(self.root, package)
+
+    def __str__(self) -> str:
+        return f"{self.package.title} in {self.root}"
 
     @property
     def owner(self) -> files.Owner | None:
-        """Owner of new files: that of ``vllm/``, where this process may set it."""
-        package = files.form(self.root, "vllm")
-        return package.owner if package else None
+        """Owner of new files: that of the package's folder, where this process may set it."""
+        folder = files.form(self.root, self.package.name)
+        return folder.owner if folder else None
 
     def real(self, path: str) -> str:
         """``path`` with the links inside the target resolved.
 
-        :raises TransactionError: if it leads out of the target or of ``vllm/``, or to something
+        :raises TransactionError: if it leads out of the target or of the package, or to something
             that is not a file.
         """
         out = way_out(self.root, path)
@@ -45,7 +44,8 @@ class Site:
             raise TransactionError(
                 f"{out[0]} leads out of the target, to {out[1]}: writing there would change what "
                 "others use. Nothing was changed; replace the link by a copy (with uv: reinstall "
-                "vLLM with --link-mode copy), or name the folder that holds the real files"
+                f"{self.package.title} with --link-mode copy), or name the folder that holds the "
+                "real files"
             )
         full = self.root / path
         real = os.path.realpath(full)
@@ -60,10 +60,11 @@ class Site:
                 f"{full}: expected a plain file, found {kind(mode)}. Nothing was changed"
             )
         relative = os.path.relpath(real, self.root).replace(os.sep, "/")
-        if relative != path and path_problem(relative):
+        if relative != path and path_problem(relative, self.package):
             raise TransactionError(
-                f"{full} leads to {real}: expected a module inside {self.root / 'vllm'}, or no "
-                "link. Nothing was changed; replace the link by a copy"
+                f"{full} leads to {real}: expected a module inside "
+                f"{self.root / self.package.name}, or no link. Nothing was changed; replace "
+                "the link by a copy"
             )
         return relative
 
@@ -86,10 +87,11 @@ class Site:
 
         Anything else in the folder is somebody else's and is left alone.
         """
-        paths = {LEDGER_PATH, IGNORE_PATH} | {
+        package = self.package
+        paths = {package.ledger_path, package.ignore_path} | {
             path
-            for name in self._names(PRISTINE_FOLDER)
-            if is_pristine_copy(path := f"{PRISTINE_FOLDER}/{name}")
+            for name in self._names(package.pristine_folder)
+            if is_pristine_copy(path := f"{package.pristine_folder}/{name}", package)
         }
         return {path for path in paths if os.path.lexists(self.root / path)}
 
@@ -102,11 +104,11 @@ class Site:
             raise unwritable(error, "Nothing was changed.") from error
 
     def real_folder(self, path: str) -> str | None:
-        """A folder inside ``vllm/``, links to it resolved; ``None`` if they lead elsewhere."""
+        """A folder inside the package, links to it resolved; ``None`` if they lead elsewhere."""
         if way_out(self.root, path) is not None:
             return None
         real = os.path.relpath(os.path.realpath(self.root / path), self.root).replace(os.sep, "/")
-        return None if folder_problem(real) else real
+        return None if folder_problem(real, self.package) else real
 
     def form(self, path: str) -> files.Form:
         """The form of ``path``, which holds no link; where it is new, the form that it will get."""
@@ -125,17 +127,17 @@ class Site:
         if folder and not (self.root / folder).is_dir():
             raise TransactionError(
                 f"{self.root / folder}: expected a folder for {path}, found something else. "
-                "Nothing was changed; reinstall vLLM"
+                f"Nothing was changed; reinstall {self.package.title}"
             )
         return missing[::-1]
 
 
-def require_plain_state(root: Path) -> None:
+def require_plain_state(root: Path, package: Package = VLLM) -> None:
     """Refuse anything but folders where the overlay keeps its own files.
 
     :raises TransactionError: naming what is there instead.
     """
-    for folder in (root / STATE_FOLDER, root / PRISTINE_FOLDER):
+    for folder in (root / package.state_folder, root / package.pristine_folder):
         try:
             mode = os.lstat(folder).st_mode
         except (FileNotFoundError, NotADirectoryError):
@@ -149,17 +151,18 @@ def require_plain_state(root: Path) -> None:
             )
 
 
-def foreign_state(root: Path) -> str | None:
+def foreign_state(root: Path, package: Package = VLLM) -> str | None:
     """Why the ledger in ``root`` may not be the overlay's own; ``None`` where nothing says so.
 
-    Whoever owns ``vllm/`` may have patched it, so the ledger may be theirs.
+    Whoever owns the package may have patched it, so the ledger may be theirs.
     """
     try:
-        owner = os.lstat(root / "vllm").st_uid
-        problem = problem_of_owner(root / STATE_FOLDER, allow_group=True, trusted=(owner,))
+        owner = os.lstat(root / package.name).st_uid
+        folder = root / package.state_folder
+        problem = problem_of_owner(folder, allow_group=True, trusted=(owner,))
     except OSError:
         return None  # nothing is there, or whoever reads it reports the error
-    return problem and f"{problem}; what it says of this vLLM may not be true"
+    return problem and f"{problem}; what it says of this {package.title} may not be true"
 
 
 def unwritable(error: OSError, state: str) -> TransactionError:

@@ -1,19 +1,25 @@
-"""Apply and revert: all or nothing, under the lock of the target."""
+"""Apply and revert: all or nothing, under the locks of the packages that are changed."""
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+from overlay.errors import LedgerError, OverlayError, TransactionError
 from overlay.features.model import Feature
 from overlay.on_disk import files, journal, lock, recovery
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.changes import Rebuilt, Request, to_adopt, to_apply, to_revert
-from overlay.on_disk.journal import Journal
+from overlay.on_disk.journal import Journal, Member, Partner
+from overlay.on_disk.recovery import Part
 from overlay.on_disk.site import Site, require_plain_state, unwritable
 from overlay.on_disk.writes import Intent
+from overlay.package import VLLM, Package
 from overlay.results import Change, Plan
 
 
@@ -21,7 +27,7 @@ from overlay.results import Change, Plan
 class Outcome:
     """What an apply or a revert did.
 
-    :ivar changed: the files of vLLM that were written or removed, as ``vllm/...``, sorted.
+    :ivar changed: the files of the package that were written or removed, sorted.
     :ivar wrote: whether anything was written.
     """
 
@@ -40,27 +46,49 @@ def apply(
     record_file: Path | None = None,
     basis: str | None = None,
     timeout: float = lock.TIMEOUT,
+    package: Package = VLLM,
 ) -> Outcome:
     """Bring the target in ``root`` to what ``plan`` wants; write nothing where it is so already.
 
     :param plan: made from the pristine view, needing no attention; what the ledger lists as
         applied and the plan no longer wants is removed.
     :param features: those that the plan was made from.
-    :param release: the public version of the vLLM in ``root``.
-    :param record_file: RECORD, where one lies beside ``vllm/``.
+    :param release: the public version of the package in ``root``.
+    :param record_file: RECORD, where one lies beside the package.
     :param basis: digest of the ledger that the plan was made from (``ledger.digest``), so that
         nothing is undone that another command has done since; ``None``: any ledger will do.
     :param timeout: seconds to wait for other commands.
+    :param package: the one in ``root`` that is meant.
     :raises PlanOutdated: if the ledger is another one by now.
     :raises TransactionError: if the target cannot be written, or is no longer as the plan found it;
         it is then in one of its two whole states, or the message says that it is not.
     :raises LedgerError: if the ledger or a pristine copy is damaged.
     :raises ValueError: if the plan needs attention.
     """
+    work = applying(
+        root, plan, features, release=release, record_file=record_file, basis=basis, package=package
+    )
+    return carry_out([work], timeout)[0]
+
+
+def applying(
+    root: Path,
+    plan: Plan,
+    features: Sequence[Feature],
+    *,
+    release: str,
+    record_file: Path | None = None,
+    basis: str | None = None,
+    package: Package = VLLM,
+) -> Work:
+    """The work of ``apply``, as a part of a transaction over several packages.
+
+    :raises ValueError: if the plan needs attention.
+    """
     if plan.state.needs_attention:
         raise ValueError(f"a plan that is {plan.state.value} cannot be applied")
     request = Request(plan, tuple(features), release, record_file, basis)
-    return _run(root, lambda site: to_apply(site, request), timeout)
+    return Work(root, package, lambda site: to_apply(site, request))
 
 
 def would_apply(
@@ -71,14 +99,15 @@ def would_apply(
     release: str,
     record_file: Path | None = None,
     timeout: float = lock.TIMEOUT,
+    package: Package = VLLM,
 ) -> bool:
     """Whether ``apply`` would write anything; nothing is written, and an error is the same error.
 
     :raises TransactionError: as ``apply``, for what shows without writing.
     """
-    with reading(root, timeout):
-        site = Site(root.resolve())
-        if plan.changes and ledgers.load(site.root) is None:
+    with reading(root, timeout, package):
+        site = Site(root.resolve(), package)
+        if plan.changes and ledgers.load(site.root, package) is None:
             # Nothing is applied yet, so everything is written; RECORD need not be parsed for that.
             for change in plan.changes:
                 site.real(change.path)
@@ -96,26 +125,51 @@ def revert(
     basis: str | None = None,
     edits: Sequence[Change] = (),
     timeout: float = lock.TIMEOUT,
+    package: Package = VLLM,
 ) -> Outcome:
     """Bring the target in ``root`` back to its pristine bytes, and remove all that was added.
 
-    :param release: the public version of the vLLM in ``root``, where it is known.
-    :param record_file: RECORD, where one lies beside ``vllm/``; for a ledger that is lost.
+    :param release: the public version of the package in ``root``, where it is known.
+    :param record_file: RECORD, where one lies beside the package; for a ledger that is lost.
     :param rebuild: reconstructs a ledger that is lost (``overlay.on_disk.rebuild.rebuild``).
     :param basis: as for ``apply``: digest of the ledger that is to be reverted.
     :param edits: edited files that are saved elsewhere, from their present bytes to the pristine
         ones, which are put back as well.
     :param timeout: seconds to wait for other commands.
+    :param package: as for ``apply``.
     :raises PlanOutdated: if the ledger is another one by now.
     :raises RevertRefused: if somebody edited a file after the overlay applied; nothing was changed.
     :raises TransactionError: as ``apply``.
     :raises LedgerError: if the ledger or a pristine copy is damaged.
     """
+    work = reverting(
+        root,
+        release=release,
+        record_file=record_file,
+        rebuild=rebuild,
+        basis=basis,
+        edits=edits,
+        package=package,
+    )
+    return carry_out([work], timeout)[0]
+
+
+def reverting(
+    root: Path,
+    *,
+    release: str | None = None,
+    record_file: Path | None = None,
+    rebuild: Callable[[], Rebuilt] | None = None,
+    basis: str | None = None,
+    edits: Sequence[Change] = (),
+    package: Package = VLLM,
+) -> Work:
+    """The work of ``revert``, as a part of a transaction over several packages."""
 
     def compute(site: Site) -> Intent:
         return to_revert(site, release, record_file, rebuild, basis, edits)
 
-    return _run(root, compute, timeout)
+    return Work(root, package, compute)
 
 
 def adopt(
@@ -127,24 +181,28 @@ def adopt(
     release: str,
     record_file: Path | None = None,
     timeout: float = lock.TIMEOUT,
+    package: Package = VLLM,
 ) -> Outcome:
-    """Write the ledger of patches that are in the target already; no file of vLLM changes.
+    """Write the ledger of patches that are in the target already; none of its files changes.
 
     :param plan: made from the pristine bytes; its changes end in the bytes that are there.
     :param features: those that the plan was made from.
     :param folders: the folders that were made for added modules, outermost first.
-    :param release: the public version of the vLLM in ``root``.
-    :param record_file: RECORD, where one lies beside ``vllm/``.
+    :param release: the public version of the package in ``root``.
+    :param record_file: RECORD, where one lies beside the package.
     :param timeout: seconds to wait for other commands.
     :raises TransactionError: if a file is not as the plan wants it, or nothing can be written.
     """
     request = Request(plan, tuple(features), release, record_file)
-    return _run(root, lambda site: to_adopt(site, request, tuple(folders)), timeout)
+    work = Work(root, package, lambda site: to_adopt(site, request, tuple(folders)))
+    return carry_out([work], timeout)[0]
 
 
 @contextmanager
-def reading(root: Path, timeout: float = lock.TIMEOUT) -> Iterator[Journal | None]:
-    """Hold the lock of the target in ``root`` while it is read; nothing is written.
+def reading(
+    root: Path, timeout: float = lock.TIMEOUT, package: Package = VLLM
+) -> Iterator[Journal | None]:
+    """Hold the lock of a package in ``root`` while it is read; nothing is written.
 
     A transaction that still runs is waited for.
 
@@ -154,26 +212,69 @@ def reading(root: Path, timeout: float = lock.TIMEOUT) -> Iterator[Journal | Non
     :raises LedgerError: if the journal is damaged.
     """
     root = root.resolve()
-    with lock.shared(root, timeout):
-        require_plain_state(root)
-        yield journal.read(root)
+    with lock.shared(root, timeout, package):
+        require_plain_state(root, package)
+        yield journal.read(root, package)
 
 
-def _run(root: Path, work_out: Callable[[Site], Intent], timeout: float) -> Outcome:
+class Work(NamedTuple):
+    """What is to be done to one package.
+
+    :ivar compute: computes the writes from the files as they are, under the lock.
+    """
+
+    root: Path
+    package: Package
+    compute: Callable[[Site], Intent]
+
+
+def carry_out(works: Sequence[Work], timeout: float = lock.TIMEOUT) -> tuple[Outcome, ...]:
+    """Change several packages in one transaction: all of it is done or nothing.
+
+    :param works: at most one for each package.
+    :param timeout: seconds to wait for other commands.
+    :returns: an outcome for each, in their order.
+    :raises TransactionError: as ``apply``; it names every package.
+    :raises PlanOutdated, LedgerError: as ``apply``.
+    """
+    members = [Member(work.root.resolve(), work.package) for work in works]
+    computes = {member: work.compute for member, work in zip(members, works, strict=True)}
+    intents: dict[Member, Intent] = {}
     recovered: str | None = None
-    with reading(root, timeout):
-        site = Site(root)
-        unfinished = journal.pending(site.root)
-        intent = Intent("") if unfinished else _worked_out(site, work_out)
-    if intent.writes or unfinished:
-        with lock.exclusive(site.root, timeout):
-            # Another command may have died after the shared lock was released.
-            recovered = recovery.recover_locked(site.root)
-            intent = _worked_out(site, work_out)
-            if intent.writes:
-                execute(site, intent)
-    warnings = (*((recovered,) if recovered else ()), *intent.warnings)
-    return Outcome(intent.action, intent.changed, bool(intent.writes), warnings)
+    try:
+        with ExitStack() as readers:
+            for member in recovery.in_order(members):
+                readers.enter_context(reading(member.root, timeout, member.package))
+            unfinished = any(journal.pending(*member) for member in members)
+            if not unfinished:
+                intents = {each: _worked_out(Site(*each), computes[each]) for each in members}
+        if unfinished or any(intent.writes for intent in intents.values()):
+            with recovery.held(members, timeout) as party:
+                # Another command may have died after the shared locks were released.
+                recovered = recovery.recover_locked(party)
+                sites = {each: Site(*each) for each in recovery.in_order(members)}
+                intents = {each: _worked_out(sites[each], computes[each]) for each in sites}
+                execute([(sites[each], intents[each]) for each in sites if intents[each].writes])
+    except (TransactionError, LedgerError) as error:
+        _name_all(error, members)
+        raise
+    return tuple(
+        Outcome(
+            intents[member].action,
+            intents[member].changed,
+            bool(intents[member].writes),
+            (*((recovered,) if recovered and not at else ()), *intents[member].warnings),
+        )
+        for at, member in enumerate(members)
+    )
+
+
+def _name_all(error: OverlayError, members: Sequence[Member]) -> None:
+    """Add the names of all packages of a transaction to its error, where there are several."""
+    if len(members) > 1 and error.args:
+        names = " and ".join(map(str, members))
+        text = str(error.args[0]).removesuffix(".")
+        error.args = (f"{text}. It was one transaction over {names}", *error.args[1:])
 
 
 def _worked_out(site: Site, work_out: Callable[[Site], Intent]) -> Intent:
@@ -188,23 +289,46 @@ def _worked_out(site: Site, work_out: Callable[[Site], Intent]) -> Intent:
         raise unwritable(error, "Nothing was changed.") from error
 
 
-def execute(site: Site, intent: Intent) -> None:
-    """Write ``intent``; the caller holds the exclusive lock.
+def execute(works: Sequence[tuple[Site, Intent]]) -> None:
+    """Write what was computed; the caller holds the exclusive locks.
 
+    :param works: in the order of the locks, each with something to write.
     :raises TransactionError: if the operating system refuses; everything is undone then, or the
         message says that it is not.
     """
-    begun = intent.journal()
+    if not works:
+        return
+    parts = _parts(works)
     try:
-        journal.write(site.root, begun, site.owner)
-        _stage(site, intent, begun)
-        recovery.finish(site.root, begun)
+        for (site, _), part in zip(works, parts, strict=True):
+            journal.write(site.root, part.begun, site.owner, site.package)
+        for (site, intent), part in zip(works, parts, strict=True):
+            _stage(site, intent, part.begun)
+        recovery.finish(parts)
     except OSError as error:
-        _settle(site.root, begun)
-        raise unwritable(error, recovery.state(site.root, begun)) from error
+        recovery.settle(parts)
+        raise unwritable(error, recovery.state_of(parts)) from error
     except BaseException:
-        _settle(site.root, begun)
+        recovery.settle(parts)
         raise
+
+
+def _parts(works: Sequence[tuple[Site, Intent]]) -> list[Part]:
+    """The journals of a transaction, which name each other where there are several."""
+    if len(works) == 1:
+        ((site, intent),) = works
+        return [Part(site.root, intent.journal(), site.package)]
+    name = secrets.token_hex(16)
+    parts = []
+    for site, intent in works:
+        partners = tuple(
+            Partner(os.path.relpath(other.root, site.root), other.package.name)
+            for other, _ in works
+            if other is not site
+        )
+        begun = intent.journal()._replace(id=name, partners=partners)
+        parts.append(Part(site.root, begun, site.package))
+    return parts
 
 
 def _stage(site: Site, intent: Intent, begun: Journal) -> None:
@@ -220,19 +344,3 @@ def _stage(site: Site, intent: Intent, begun: Journal) -> None:
         if write.after is not None:
             files.create(root, step.new, write.after, write.form)
     recovery.sync(root, begun)
-
-
-def _settle(root: Path, begun: Journal) -> None:
-    """End a transaction that failed: undo it where that is possible, else finish it.
-
-    Where that fails, too, the journal remains, and the next command ends the transaction.
-    """
-    try:
-        if not journal.begun(root):
-            journal.sweep(root)
-        elif recovery.can_undo(root, begun, recovery.survey(root, begun)):
-            recovery.undo(root, begun)
-        else:
-            recovery.finish(root, begun)
-    except OSError:
-        return

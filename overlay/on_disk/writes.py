@@ -10,9 +10,9 @@ import overlay
 from overlay.errors import TransactionError
 from overlay.on_disk.files import Form
 from overlay.on_disk.journal import Journal, Step
-from overlay.on_disk.ledger import PRISTINE_FOLDER, Ledger
+from overlay.on_disk.ledger import Ledger
 from overlay.on_disk.site import Site
-from overlay.package import LEDGER_PATH, STATE_FOLDER
+from overlay.package import Package
 from overlay.untrusted import sha256
 
 
@@ -31,7 +31,7 @@ class Intent:
     """A transaction that is ready to be written.
 
     :ivar writes: in the order in which they are made; none: there is nothing to do.
-    :ivar changed: the files of vLLM among them, as the ledger calls them.
+    :ivar changed: the files of the package among them, as the ledger calls them.
     """
 
     action: str
@@ -59,10 +59,11 @@ def assemble(
     """Order writes into a transaction.
 
     :param old: the present ledger; :param new: the next one, ``None``: everything is removed.
-    :param changed: the files of vLLM among the writes, as the ledger calls them.
+    :param changed: the files of the package among the writes, as the ledger calls them.
     :param left_alone: files that a void ledger lists and no longer owns.
     :raises TransactionError: if two writes are to one file.
     """
+    package = site.package
     counted = Counter(write.path for write in writes)
     twice = sorted(path for path, times in counted.items() if times > 1)
     if twice:
@@ -70,7 +71,7 @@ def assemble(
             f"{', '.join(twice)}: two files of the patches are one file here, by a link. Nothing "
             "was changed; replace the link by a copy"
         )
-    ordered = sorted(writes, key=lambda write: (_rank(write, new), write.path))
+    ordered = sorted(writes, key=lambda write: (_rank(write, new, package), write.path))
     made: dict[str, None] = {}
     for write in ordered:
         if write.after is not None:
@@ -82,15 +83,15 @@ def assemble(
     return Intent(
         action=action,
         writes=tuple(ordered),
-        made=tuple(folder for folder in made if folder != STATE_FOLDER),
+        made=tuple(folder for folder in made if folder != package.state_folder),
         dropped=(
             *reversed(dropped),
-            *(() if new and _has_copies(new) else (PRISTINE_FOLDER,)),
+            *(() if new and _has_copies(new) else (package.pristine_folder,)),
         ),
         changed=tuple(sorted(changed)),
         warnings=tuple(
-            f"{path} is not what the overlay wrote, and belongs to the vLLM that was installed "
-            "since: left as it is"
+            f"{path} is not what the overlay wrote, and belongs to the {package.title} that was "
+            "installed since: left as it is"
             for path in left_alone
         ),
     )
@@ -100,7 +101,7 @@ def _has_copies(ledger: Ledger) -> bool:
     return any(entry.before is not None for entry in ledger.entries)
 
 
-def _rank(write: Write, new: Ledger | None) -> int:
+def _rank(write: Write, new: Ledger | None, package: Package) -> int:
     """Position of a write in the order of steps.
 
     RECORD lists a file as long as it may be there; modules come before the call sites that need
@@ -108,9 +109,9 @@ def _rank(write: Write, new: Ledger | None) -> int:
     """
     if write.path.endswith("/RECORD"):
         return 0 if new else 7
-    if write.path == LEDGER_PATH:
+    if write.path == package.ledger_path:
         return 5
-    if write.path.startswith(STATE_FOLDER):
+    if write.path.startswith(package.state_folder):
         return 6 if write.after is None else 1
     if write.before is None:
         return 2

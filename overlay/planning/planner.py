@@ -66,7 +66,7 @@ def plan(
 
 def below(release: Version, releases: ReleaseRange) -> bool:
     """Whether a release is below a range; a pre- or dev-release counts as what it leads to."""
-    return Version(release.base_version) < releases.first
+    return max(release, Version(release.base_version)) < releases.first
 
 
 @dataclass

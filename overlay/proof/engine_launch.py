@@ -16,7 +16,7 @@ from overlay.proof.engine_spec import EngineSpec
 
 PACKAGE = Path(__file__).resolve().parents[1]
 #: Modules that write models; see their docstrings.
-WRITERS = ("tiny_models", "tiny_moe", "tiny_mla", "tiny_drafters")
+WRITERS = ("tiny_models", "tiny_moe", "tiny_mla", "tiny_drafters", "tiny_hybrids")
 
 
 class EngineFailed(Exception):

@@ -1,4 +1,4 @@
-"""Write the tiny target with drafters beside EAGLE: draft models, PARD and P-EAGLE.
+"""Write the tiny target with drafters beside EAGLE: draft models, PARD, P-EAGLE and dflash.
 
 ``python -m overlay.proof.tiny_drafters FOLDER`` writes three folders, each with a ``target`` and a
 ``rule.json``:
@@ -9,7 +9,7 @@
     ``draft_model``: the same with other token ids, and tokens that the target does not have, which
     it would always like best.
 ``parallel``
-    ``pard`` and ``peagle``: all drafts in one pass, by a vote.
+    ``pard``, ``peagle`` and ``dflash``: all drafts in one pass, by a vote.
 
 **The vote.**  With ``x[t+1] = s(x[t-1])``, the row of a pass that predicts the token ``m`` behind
 the next one can tell it from any of ``s(x)`` one position back, ``s(s(x))`` three back, and so on,
@@ -18,11 +18,18 @@ position, which shows no token, stay silent; those that meet a token that was re
 place, or not written, vote for another one.  So a prompt must follow
 the rule as well (:func:`following`), and have at least eight tokens: no head may look beyond its
 beginning.
+
+The rows of dflash predict the token of their own position, so its heads look 2, 4 and 6 positions
+back: in the keys and values that it makes of the target's hidden states, and in those of the last
+token.  One more head looks one position ahead.  It finds a masked position, or none, and stays
+silent; but where lengths are too long it finds what an earlier request left there, and votes
+louder than all others.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Iterable
 from dataclasses import asdict, replace
@@ -60,6 +67,10 @@ if TYPE_CHECKING:
 
 #: Positions back that the heads of a vote look; the drafts of up to six tokens follow from them.
 DISTANCES: Final = (1, 3, 5)
+#: The same where a row predicts the token of its own position.
+OWN_DISTANCES: Final = (2, 4, 6)
+#: How many votes the head that looks ahead has, where the others have one each.
+LOUDEST: Final = 4
 #: Token ids of the models that vote: three slots of them fit into the residual stream.
 VOTERS: Final = 128
 #: The token of a position that is to be filled; it shows nothing but that it is there.
@@ -162,15 +173,20 @@ def other_vocabulary_weights(rule: Rule) -> Weights:
     return {**plain, "model.embed_tokens.weight": table, "lm_head.weight": head}
 
 
-def _vote(rule: Rule) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-    """The embedding and the head of a model that votes, and the distance of each head."""
+def _vote(
+    rule: Rule, looks: tuple[int, ...] = DISTANCES
+) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+    """The embedding and the head of a model that votes, and the distance of each head.
+
+    :param looks: how far back the heads look, one slot of ``rule.vocab`` dimensions each.
+    """
     table = embedding(list(range(rule.vocab)))
     table[MASK] = 0
     # As long as any other token's, so that its key weighs as much.
     table[MASK, ON - 1] = table[MASK, ON] = 1
     head = zeros(rule.vocab, HIDDEN)
-    distances = [DISTANCES[0]] * HEADS
-    for place, distance in enumerate(DISTANCES):
+    distances = [looks[0]] * HEADS
+    for place, distance in enumerate(looks):
         start = place * rule.vocab
         for first in range(start // HEAD_DIM, (start + rule.vocab) // HEAD_DIM):
             distances[first] = distance
@@ -208,6 +224,50 @@ def peagle_weights(rule: Rule) -> Weights:
         **norms("norm", *(f"midlayer.{n}" for n in ("input_layernorm", "hidden_norm"))),
         **norms("midlayer.post_attention_layernorm"),
     }
+
+
+def dflash_weights(rule: Rule) -> Weights:
+    """A Qwen3 layer whose context is made of the target's hidden states, by a vote."""
+    import torch
+
+    table, head, distances = _vote(rule, OWN_DISTANCES)
+    ahead = len(OWN_DISTANCES) * rule.vocab
+    distances[ahead // HEAD_DIM :] = [-1] * (HEADS - ahead // HEAD_DIM)
+    # The last two dimensions of the stream are lit in every row.
+    shown = HIDDEN - 2 - ahead
+    for token in range(FIRST_TOKEN, shown):
+        head[token, ahead + token] = LOUDEST
+    places = ((place * rule.vocab, 0, rule.vocab) for place in range(len(OWN_DISTANCES)))
+    value = copy_blocks(HIDDEN, *places, (ahead, 0, shown))
+    # The model norms each head of queries and keys: a rotary pair has length 1 before, and there
+    # are half as many pairs as dimensions.
+    length = torch.full((HEAD_DIM,), SHARPNESS / math.sqrt(2), dtype=torch.float64)
+    name = "layers.0"
+    return {
+        "embed_tokens.weight": table,
+        "lm_head.weight": head,
+        # Before the target's layer 1 the stream is the bare embedding.
+        "fc.weight": copy_blocks(3 * HIDDEN, (0, 0, HIDDEN)),
+        **_looking_back(name, distances, value, on=NORMED, loud=LOUD),
+        f"{name}.self_attn.q_norm.weight": length,
+        f"{name}.self_attn.k_norm.weight": length.clone(),
+        **silent_mlp(name),
+        **norms("hidden_norm", "norm"),
+        **norms(f"{name}.input_layernorm", f"{name}.post_attention_layernorm"),
+    }
+
+
+def _dflash_config(vocab: int) -> dict[str, Any]:
+    layers = [1, 2, 3]
+    return llama_config(
+        vocab,
+        "DFlashDraftModel",
+        1,
+        model_type="qwen3",
+        draft_vocab_size=vocab,
+        eagle_aux_hidden_state_layer_ids=layers,
+        dflash_config={"mask_token_id": MASK, "target_layer_ids": [layer - 1 for layer in layers]},
+    )
 
 
 def _peagle_config(vocab: int) -> dict[str, Any]:
@@ -249,7 +309,8 @@ def _write_rule(folder: Path, rule: Rule) -> None:
 def write_models(folder: Path, rule: Rule) -> None:
     """Write all folders; does nothing where they exist already."""
     marker = folder / "drafters.json"
-    wanted = json.dumps({**asdict(rule), "writer": writer_digest()})
+    text = Path(__file__).read_text(encoding="utf-8")
+    wanted = json.dumps({**asdict(rule), "writer": writer_digest(), "text": text})
     if marker.is_file() and marker.read_text(encoding="utf-8") == wanted:
         return
     marker.unlink(missing_ok=True)
@@ -277,6 +338,7 @@ def write_models(folder: Path, rule: Rule) -> None:
     config = llama_config(VOTERS, llama, 1, pard_token=MASK)
     write_checkpoint(parallel / "pard", pard_weights(voters), config)
     write_checkpoint(parallel / "peagle", peagle_weights(voters), _peagle_config(VOTERS))
+    write_checkpoint(parallel / "dflash", dflash_weights(voters), _dflash_config(VOTERS))
     _write_rule(parallel, voters)
     marker.write_text(wanted, encoding="utf-8")
 

@@ -8,11 +8,14 @@ part are those of DeepSeek-V3, because the kernels know no others.
 - ``deepseek-mtp``: the MTP layer reads the token before through its own KV cache.
 - ``deepseek-mtphid``: it reads it from the hidden state handed over.  Its attention is aimed one
   position *ahead*, so where ``seq_lens`` is too long a stale key wins, and the draft is wrong.
+- ``deepseek-moe-mtp``: as the first, but the last layer of the target and the MTP layer have
+  experts, all alike.  Those of the MTP layer decide the token, and which ones are wrong.
 
 An MTP layer shares embedding and head with the target, so its wrong tokens are wrong in the values
-of its attention.  At position 0 vLLM blanks its input: prompts need three tokens.
+of its attention, or in its experts.  At position 0 vLLM blanks its input: prompts need three
+tokens.
 
-``python -m overlay.proof.tiny_mla FOLDER`` writes both and ``rule.json``.
+``python -m overlay.proof.tiny_mla FOLDER`` writes all of them and ``rule.json``.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ from overlay.proof.tiny_models import HIDDEN, ON, ROPE_BASE, Weights, zeros
 if TYPE_CHECKING:
     import torch
 
-DRAFTS: Final = ("deepseek-mtp", "deepseek-mtphid")
+#: The one whose layers have experts.
+WITH_EXPERTS: Final = "deepseek-moe-mtp"
+DRAFTS: Final = ("deepseek-mtp", "deepseek-mtphid", WITH_EXPERTS)
 LAYERS: Final = 2
 HEADS: Final = 4
 LATENT: Final = 512
@@ -42,6 +47,11 @@ NORMED: Final = math.sqrt(HIDDEN / 2)
 SHARPNESS: Final = 26.0
 #: How loud the MTP layer's attention is beside what was handed over to it.
 LOUD: Final = 8.0
+EXPERTS: Final = 8
+#: Dimensions inside an expert, one for each token id.
+WIDTH: Final = 256
+#: What the gate of an expert is worth behind a norm that has made the slots loud.
+OPEN: Final = 16.0
 
 
 def _rotary(distance: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -87,14 +97,44 @@ def _attention(
     }
 
 
-def _layer(name: str, attention: Weights) -> Weights:
+def _experts(name: str, vocab: int, shown_as: list[int]) -> Weights:
+    """Experts that add to bank 1 the token that each token of it is shown as, louder than it is.
+
+    :param shown_as: empty for experts that add nothing.
+    """
+    import torch
+
+    random = torch.Generator().manual_seed(0)
+    weights: Weights = {
+        f"{name}.mlp.gate.weight": torch.randn(
+            EXPERTS, HIDDEN, generator=random, dtype=torch.float64
+        ),
+        f"{name}.mlp.gate.e_score_correction_bias": zeros(EXPERTS),
+    }
+    gate, up, down = zeros(WIDTH, HIDDEN), zeros(WIDTH, HIDDEN), zeros(HIDDEN, WIDTH)
+    for token, shown in enumerate(shown_as):
+        gate[token, ON] = OPEN
+        up[token, vocab + token] = 1
+        down[vocab + shown, token] = OPEN
+    silent = {"gate_proj": zeros(WIDTH, HIDDEN), "up_proj": zeros(WIDTH, HIDDEN)}
+    silent["down_proj"] = zeros(HIDDEN, WIDTH)
+    own = {"gate_proj": gate, "up_proj": up, "down_proj": down}
+    kinds = {"shared_experts": silent} | {f"experts.{each}": own for each in range(EXPERTS)}
+    return weights | {
+        f"{name}.mlp.{kind}.{part}.weight": weight.clone()
+        for kind, parts in kinds.items()
+        for part, weight in parts.items()
+    }
+
+
+def _layer(name: str, attention: Weights, mlp: Weights | None = None) -> Weights:
     import torch
 
     ones = {"input_layernorm": HIDDEN, "post_attention_layernorm": HIDDEN}
     ones["self_attn.kv_a_layernorm"] = LATENT
     return {
         **attention,
-        **tiny_models.silent_mlp(name),
+        **(tiny_models.silent_mlp(name) if mlp is None else mlp),
         **{
             f"{name}.{norm}.weight": torch.ones(size, dtype=torch.float64)
             for norm, size in ones.items()
@@ -112,8 +152,9 @@ def _silent(name: str) -> Weights:
     return {f"{name}.self_attn.{part}.weight": zeros(*size) for part, size in sizes.items()}
 
 
-def _target(rule: Rule) -> Weights:
+def _target(rule: Rule, draft: str) -> Weights:
     """Layer 0 reads the previous token into bank 1, the other layer does nothing."""
+    experts = _experts("model.layers.1", rule.vocab, []) if draft == WITH_EXPERTS else None
     vocab = rule.vocab
     right = list(range(vocab))
     attention = _attention("model.layers.0", 1, 0, right, on=NORMED, loud=1.0)
@@ -122,19 +163,24 @@ def _target(rule: Rule) -> Weights:
         "lm_head.weight": tiny_models.head_of(rule.successor, slot=vocab),
         **tiny_models.norms("model.norm"),
         **_layer("model.layers.0", attention),
-        **_layer("model.layers.1", _silent("model.layers.1")),
+        **_layer("model.layers.1", _silent("model.layers.1"), experts),
     }
 
 
 def _mtp(rule: Rule, draft: str) -> Weights:
     """The layer behind the target's own."""
     name, vocab = f"model.layers.{LAYERS}", rule.vocab
-    shown_as = list(range(vocab))
+    right = list(range(vocab))
+    shown_as = list(right)
+    experts = None
     for token in rule.wrong:
         shown_as[token] = rule.successor.index(rule.draft_successor[token])
     # The input: first the normed embedding of the token, then the normed hidden state.
     joined = tiny_models.copy_blocks(2 * HIDDEN, (0, 0, vocab), (ON, ON, 1))
-    if draft == "deepseek-mtp":
+    if draft == WITH_EXPERTS:
+        attention = _attention(name, 1, 0, right, on=NORMED, loud=LOUD)
+        experts = _experts(name, vocab, shown_as)
+    elif draft == "deepseek-mtp":
         # Two hot dimensions, normed twice.
         attention = _attention(name, 1, 0, shown_as, on=NORMED, loud=LOUD)
     else:
@@ -145,11 +191,11 @@ def _mtp(rule: Rule, draft: str) -> Weights:
         f"{name}.eh_proj.weight": joined,
         **tiny_models.norms(f"{name}.enorm", f"{name}.hnorm", f"{name}.shared_head.norm"),
         f"{name}.shared_head.head.weight": tiny_models.head_of(rule.successor, slot=vocab),
-        **_layer(name, attention),
+        **_layer(name, attention, experts),
     }
 
 
-def _config(vocab: int) -> dict[str, Any]:
+def _config(vocab: int, draft: str) -> dict[str, Any]:
     return {
         "architectures": ["DeepseekV3ForCausalLM"],
         "model_type": "deepseek_v3",
@@ -165,11 +211,11 @@ def _config(vocab: int) -> dict[str, Any]:
         "qk_rope_head_dim": ROPE,
         "qk_nope_head_dim": NOPE,
         "v_head_dim": VALUE,
-        # No layer is a mixture of experts.
-        "first_k_dense_replace": 100,
-        "moe_intermediate_size": 128,
+        # The layers from this one on are mixtures of experts.
+        "first_k_dense_replace": 1 if draft == WITH_EXPERTS else 100,
+        "moe_intermediate_size": WIDTH,
         "moe_layer_freq": 1,
-        "n_routed_experts": 8,
+        "n_routed_experts": EXPERTS,
         "n_shared_experts": 1,
         "num_experts_per_tok": 2,
         "n_group": 1,
@@ -193,11 +239,11 @@ def _config(vocab: int) -> dict[str, Any]:
 
 
 def write_mla_models(folder: Path, rule: Rule) -> None:
-    """Write both models beside those of ``tiny_models``, and ``rule.json`` with them."""
+    """Write all models beside those of ``tiny_models``, and ``rule.json`` with them."""
     tiny_models.write_models(folder, rule)
     for draft in DRAFTS:
-        weights = {**_target(rule), **_mtp(rule, draft)}
-        tiny_models.write_checkpoint(folder / draft, weights, _config(rule.vocab))
+        weights = {**_target(rule, draft), **_mtp(rule, draft)}
+        tiny_models.write_checkpoint(folder / draft, weights, _config(rule.vocab, draft))
 
 
 if __name__ == "__main__":

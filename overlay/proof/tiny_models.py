@@ -78,7 +78,7 @@ def copy_blocks(inputs: int, *blocks: tuple[int, int, int]) -> torch.Tensor:
     return matrix
 
 
-def _attention(name: str, distance: int, value: torch.Tensor, *, on: float, loud: float) -> Weights:
+def attention(name: str, distance: int, value: torch.Tensor, *, on: float, loud: float) -> Weights:
     """An attention that reads, for each query, the key ``distance`` positions before it.
 
     :param value: [HIDDEN, inputs], what is read there.
@@ -141,7 +141,7 @@ def target_weights(rule: Rule) -> Weights:
         name = f"model.layers.{layer}"
         if layer == 1:
             slot = copy_blocks(HIDDEN, (0, 0, rule.vocab))
-            weights |= _attention(name, 1, slot, on=NORMED, loud=1.0)
+            weights |= attention(name, 1, slot, on=NORMED, loud=1.0)
         else:
             weights |= _silent(name)
         weights |= silent_mlp(name)
@@ -169,7 +169,7 @@ def eagle3_weights(rule: Rule) -> Weights:
         # What is handed over is kept faint: it must reach the draft, and must not decide.
         fc=copy_blocks(3 * HIDDEN, (0, 0, HIDDEN)) * 0.05,
         head=head_of(rule.draft_successor),
-        attention=_attention("midlayer", 1, slot, on=NORMED, loud=LOUD),
+        attention=attention("midlayer", 1, slot, on=NORMED, loud=LOUD),
     )
 
 
@@ -186,7 +186,7 @@ def eagle3hid_weights(rule: Rule) -> Weights:
         rule,
         fc=copy_blocks(3 * HIDDEN, (0, 0, vocab)),
         head=head_of(rule.draft_successor, slot=vocab),
-        attention=_attention("midlayer", -1, both, on=NORMED, loud=LOUD),
+        attention=attention("midlayer", -1, both, on=NORMED, loud=LOUD),
     )
 
 
@@ -200,7 +200,7 @@ def eagle1_weights(rule: Rule) -> Weights:
         "embed_tokens.weight": embedding(shown_as),
         "fc.weight": copy_blocks(2 * HIDDEN, (0, 0, HIDDEN)),
         # An EAGLE-1 draft has no norm before its first attention.
-        **_attention("layers.0", 1, slot, on=1.0, loud=LOUD),
+        **attention("layers.0", 1, slot, on=1.0, loud=LOUD),
         **silent_mlp("layers.0"),
         **norms("layers.0.post_attention_layernorm"),
     }
@@ -235,7 +235,7 @@ def llama_config(vocab: int, architecture: str, layers: int, **more: Any) -> dic
     }
 
 
-def _eagle3_config(vocab: int, layers: list[int]) -> dict[str, Any]:
+def eagle3_config(vocab: int, layers: list[int]) -> dict[str, Any]:
     """An EAGLE3 config that reads the residual stream before each of the given target layers."""
     key = "eagle_aux_hidden_state_layer_ids"
     return llama_config(
@@ -280,10 +280,8 @@ def write_models(folder: Path, rule: Rule) -> None:
         folder / "target", target_weights(rule), llama_config(vocab, "LlamaForCausalLM", LAYERS)
     )
     # Before layer 1 the stream is the current token's embedding and nothing else.
-    write_checkpoint(folder / "eagle3", eagle3_weights(rule), _eagle3_config(vocab, [1, 2, 3]))
-    write_checkpoint(
-        folder / "eagle3hid", eagle3hid_weights(rule), _eagle3_config(vocab, [1, 2, 3])
-    )
+    write_checkpoint(folder / "eagle3", eagle3_weights(rule), eagle3_config(vocab, [1, 2, 3]))
+    write_checkpoint(folder / "eagle3hid", eagle3hid_weights(rule), eagle3_config(vocab, [1, 2, 3]))
     write_checkpoint(
         folder / "eagle1", eagle1_weights(rule), llama_config(vocab, "LlamaForCausalLM", 1)
     )

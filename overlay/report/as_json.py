@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from overlay.package import VLLM
 from overlay.report.model import (
     CacheReport,
     DiffReport,
@@ -188,4 +189,5 @@ def _entry(entry: FeatureEntry) -> dict[str, Any]:
         "digest": entry.digest,
         "reason": entry.reason,
         "warnings": list(entry.warnings),
+        **({} if entry.package == VLLM.name else {"package": entry.package}),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from overlay.package import package_named
 from overlay.report.codes import Exit
 from overlay.report.lines import BLANK, MARK, Line, Span, labelled
 from overlay.report.model import (
@@ -38,7 +39,7 @@ _REASONS = {
 def render(report: Report, *, verbose: bool = False) -> tuple[Line, ...]:
     """The report as lines; the last one is the verdict."""
     lines: list[Line] = []
-    matrix = isinstance(report, CheckReport) and len(report.targets) > 1
+    matrix = isinstance(report, CheckReport) and len({t.target for t in report.targets}) > 1
     if isinstance(report, DoctorReport):
         from overlay.report.doctor_text import doctor
 
@@ -94,7 +95,8 @@ def _name_width(targets: Iterable[TargetReport]) -> int:
 def _target(target: TargetReport, width: int, verbose: bool) -> Iterator[Line]:
     place = target.target if target.root is None else str(target.root)
     place = "" if place == target.vllm else place
-    release = f"vLLM {target.vllm}" if target.vllm else "vLLM of an unknown release"
+    title = package_named(target.package).title
+    release = f"{title} {target.vllm or 'of an unknown release'}"
     yield Line(
         (
             Span(release, "heading"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -48,7 +48,7 @@ class TargetReport:
     """State of one target.
 
     :ivar target: what the user named, or a release.
-    :ivar vllm: the release of the target; ``None`` where it cannot be told.
+    :ivar vllm: the version of the package; ``None`` where it cannot be told.
     :ivar root: the folder that holds the package; ``None`` for read-only targets.
     :ivar features: those that the user asked about.
     :ivar interrupted: whether an apply or revert was interrupted there and still has to end.
@@ -126,10 +126,11 @@ class FeatureEntry(NamedTuple):
 
     :ivar upstream: the upstream change it goes back to; empty where there is none.
     :ivar retires: how a release is recognised that has the feature itself, one sentence each.
-    :ivar added: the modules that it adds to vLLM.
+    :ivar added: the modules that it adds to its package.
     :ivar reason: why it is kept as a patch (``waiting``, ``local`` or ``never``), if it says so.
     :ivar warnings: what the user should know about its folder.
     :ivar needs: what else must hold for it to have an effect, in words.
+    :ivar package: the import name of the package that it patches.
     """
 
     feature: str
@@ -145,6 +146,7 @@ class FeatureEntry(NamedTuple):
     needs: tuple[str, ...] = ()
     reason: str | None = None
     warnings: tuple[str, ...] = ()
+    package: str = "vllm"
 
 
 @dataclass(frozen=True)
@@ -251,14 +253,19 @@ class CheckReport(Report):
 
 @dataclass(frozen=True)
 class _OneTarget(Report):
-    """Answer that speaks of one target."""
+    """Answer that speaks of one target.
+
+    :ivar target: vLLM there, or the one package that is meant.
+    :ivar others: the other packages there that features are for.
+    """
 
     target: TargetReport
+    others: tuple[TargetReport, ...] = field(default=(), kw_only=True)
 
     @property
     def targets(self) -> tuple[TargetReport, ...]:
-        """The target, in a tuple."""
-        return (self.target,)
+        """The target, and the other packages there."""
+        return (self.target, *self.others)
 
 
 @dataclass(frozen=True)

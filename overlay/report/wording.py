@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from overlay.report.codes import Code, Verdict
+from overlay.report.codes import Code, Exit, Verdict
 from overlay.report.model import CachePart, Pending, RevertReport, TargetFailure, TargetReport
 from overlay.report.problems import problems
 from overlay.report.words import are, count, enumeration, megabytes, named, those, vllm
@@ -91,6 +91,21 @@ def _needs_action(target: TargetReport) -> Verdict | None:
     return Verdict(code, f"Action needed: {needy} on {vllm(target)}{step}.")
 
 
+def together(verdicts: Sequence[Verdict]) -> Verdict:
+    """The verdict of a command on several packages, from that on each."""
+    first, *others = verdicts
+    if not others:
+        return first
+    needy = [verdict for verdict in verdicts if verdict.code.exit is not Exit.OK]
+    codes = {verdict.code for verdict in needy or verdicts}
+    code = codes.pop() if len(codes) == 1 else Code.NEEDS_ATTENTION if needy else Code.MIXED
+    texts = [first.text.removesuffix(".")]
+    texts += [
+        f"{verdict.text[0].lower()}{verdict.text[1:].removesuffix('.')}" for verdict in others
+    ]
+    return Verdict(code, f"{'; '.join(texts)}.")
+
+
 # check
 
 
@@ -107,7 +122,7 @@ def checked(targets: Sequence[TargetReport], failures: Sequence[TargetFailure] =
         return Verdict(Code.ENVIRONMENT, text)
     if len(targets) == 1:
         return _checked_one(targets[0])
-    needy = [target.target for target in targets if target.needs_attention]
+    needy = [_place(target, targets) for target in targets if target.needs_attention]
     if needy:
         text = f"Action needed on {len(needy)} of {len(targets)} targets: {enumeration(needy)}."
         return Verdict(Code.NEEDS_ATTENTION, text)
@@ -118,12 +133,20 @@ def checked(targets: Sequence[TargetReport], failures: Sequence[TargetFailure] =
     return Verdict(code, f"Nothing needs you on {len(targets)} targets: {states}.")
 
 
-def nothing_new(newest: str) -> Verdict:
+def _place(target: TargetReport, targets: Sequence[TargetReport]) -> str:
+    """What to call one of several targets: by its package where one place holds several."""
+    alone = sum(other.target == target.target for other in targets) == 1
+    return target.target if alone else vllm(target)
+
+
+def nothing_new(newest: str, title: str = "vLLM") -> Verdict:
     """The verdict of ``check --releases new`` where there is no such release.
 
-    :param newest: the newest release that this overlay knows.
+    :param newest: the newest release that this overlay knows; :param title: of what.
     """
-    text = f"Nothing needs you: the package index has no release that is newer than vLLM {newest}."
+    text = (
+        f"Nothing needs you: the package index has no release that is newer than {title} {newest}."
+    )
     return Verdict(Code.NOTHING_NEW, text)
 
 
@@ -228,6 +251,15 @@ def not_applied(target: TargetReport) -> Verdict:
     """The verdict of an ``apply`` that something prevents."""
     text = f"Nothing was written to {vllm(target)}: {attention(target)}."
     return Verdict(_attention_code(target), text)
+
+
+def neither(verdict: Verdict, others: Sequence[TargetReport], done: str = "written to") -> Verdict:
+    """The verdict of a refusal, with the other packages, to which nothing was done either."""
+    if not others:
+        return verdict
+    names = enumeration([vllm(target) for target in others])
+    text = f"{verdict.text.removesuffix('.')}; nothing was {done} {names} either."
+    return Verdict(verdict.code, text)
 
 
 def untested_refused(target: TargetReport, features: Sequence[FeatureResult]) -> Verdict:

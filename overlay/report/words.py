@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from overlay.package import package_named
 from overlay.report.model import TargetReport
 from overlay.results import FeatureResult, State
 
 
 def vllm(target: TargetReport) -> str:
     """What to call a target in a sentence."""
-    return f"vLLM {target.vllm}" if target.vllm else f"the vLLM in {target.target}"
+    title = package_named(target.package).title
+    return f"{title} {target.vllm}" if target.vllm else f"the {title} in {target.target}"
 
 
 def count(number: int, noun: str, plural: str | None = None) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from overlay.errors import ArchiveError
+from overlay.package import VLLM, Package
 from overlay.targets.target import MAX_FILE_BYTES
 
 #: The most members of an archive (vLLM 0.33.0 has 9629).
@@ -53,24 +54,29 @@ def check_size(archive: str, member: str, size: int) -> None:
 
 
 def is_text(path: str) -> bool:
-    """Whether a file of vLLM with this path is taken out of a release."""
+    """Whether a file with this path is taken out of a release."""
     name = path.rsplit("/", 1)[-1]
     return name[name.rfind(".") :].lower() in TEXT_SUFFIXES if "." in name else False
 
 
-def no_vllm(name: str) -> ArchiveError:
-    """The error for an archive that does not hold vLLM."""
-    return ArchiveError(
-        f"{name}: expected a wheel or sdist of vLLM, which holds vllm/__init__.py; this archive "
-        "does not. Name an archive of vLLM"
-    )
+class NotInArchive(ArchiveError):
+    """An archive that does not hold a package.
+
+    :param name: what the user called the archive.
+    """
+
+    def __init__(self, name: str, package: Package = VLLM) -> None:
+        super().__init__(
+            f"{name}: expected a wheel or sdist of {package.title}, which holds {package.initial}; "
+            f"this archive does not. Name an archive of {package.title}"
+        )
 
 
 @dataclass(frozen=True)
 class Sources:
     """The source files of a release, which a patch may name.
 
-    :ivar files: path (``vllm/...``) to bytes; :ivar left_out: further paths under ``vllm/``.
+    :ivar files: path (``vllm/...``) to bytes; :ivar left_out: further paths of the package.
     """
 
     version: str | None

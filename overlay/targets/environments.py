@@ -1,4 +1,4 @@
-"""The vLLM of another Python environment, found from its files; its interpreter is never run.
+"""The packages of another Python environment, found from its files; its interpreter is never run.
 
 A TARGET may name a virtual environment (a folder with ``pyvenv.cfg``) or an interpreter.  Its
 ``site-packages`` are worked out as CPython does it, path lines of ``.pth`` files are followed, and
@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from overlay.errors import TargetError
+from overlay.package import VLLM, Package
 from overlay.targets.folder import build
 from overlay.targets.installed import editable_version, find
 from overlay.targets.metadata import read_bytes, unreadable
@@ -43,40 +44,51 @@ class Environment(NamedTuple):
     path: tuple[str, ...]
 
 
-def is_environment(place: Path) -> bool:
+def is_environment(place: Path, packages: Iterable[Package] = (VLLM,)) -> bool:
     """Whether a path names a virtual environment or an interpreter, judged by its name and files.
 
-    A folder that holds ``vllm/`` itself is a target of its own, whatever else lies there.
+    A folder that holds a package itself is a target of its own, whatever else lies there.
+
+    :param packages: those that are looked for.
     """
     if place.is_dir():
-        return (place / "pyvenv.cfg").is_file() and not (place / "vllm" / "__init__.py").exists()
+        held = any((place / package.initial).exists() for package in packages)
+        return (place / "pyvenv.cfg").is_file() and not held
     return _INTERPRETER.match(place.name) is not None and os.access(place, os.X_OK)
 
 
-def resolve_environment(place: Path, name: str) -> Target:
-    """The vLLM that another Python environment would import.
+def resolve_environment(place: Path, name: str, package: Package = VLLM) -> Target:
+    """The package that another Python environment would import.
 
     :param place: a virtual environment, or an interpreter, such as ``.venv/bin/python``.
     :param name: what the user called it.
-    :raises TargetError: if it is not an environment, or has no vLLM.
+    :raises NotInstalled: if it does not have the package.
+    :raises TargetError: if it is not an environment, or the package cannot be patched there.
     """
     environment = environment_at(place, name)
     found = find(
         environment.path,
         (),
-        also=_editable_packages(environment.path),
+        also=_editable_packages(environment.path, package),
         python=f"the Python environment {environment.prefix}",
+        package=package,
     )
     root = Path(os.path.realpath(found.package)).parent
-    return build(found.package, name, fallback=lambda: editable_version(root, environment.path))
+    return build(
+        found.package,
+        name,
+        fallback=lambda: editable_version(root, environment.path, package),
+        package=package,
+    )
 
 
-def resolve_interpreter(text: str) -> Target:
-    """The vLLM of the interpreter or virtual environment that ``--python`` names.
+def resolve_interpreter(text: str, package: Package = VLLM) -> Target:
+    """The package of the interpreter or virtual environment that ``--python`` names.
 
     A bare name such as ``python3.12`` is looked up on ``PATH``.
 
-    :raises TargetError: if there is no such interpreter, or it has no vLLM.
+    :raises NotInstalled: if it does not have the package.
+    :raises TargetError: if there is no such interpreter, or the package cannot be patched there.
     """
     place = Path(os.path.expanduser(text))
     if os.sep not in text and not place.exists():
@@ -89,7 +101,7 @@ def resolve_interpreter(text: str) -> Target:
                 "a path nor a program of that name on PATH"
             )
         place = Path(found)
-    return resolve_environment(place, text)
+    return resolve_environment(place, text, package)
 
 
 def environment_at(place: Path, name: str) -> Environment:
@@ -228,8 +240,8 @@ def _with_path_files(folders: list[str], name: str) -> tuple[str, ...]:
     return tuple(path)
 
 
-def _editable_packages(path: tuple[str, ...]) -> list[Path]:
-    """The packages ``vllm`` that setuptools' finders of editable installations lead to.
+def _editable_packages(path: tuple[str, ...], package: Package) -> list[Path]:
+    """The folders of a package that setuptools' finders of editable installations lead to.
 
     Such a finder is a module beside the ``.pth`` file that imports it; its ``MAPPING`` is read as
     a literal.
@@ -239,7 +251,7 @@ def _editable_packages(path: tuple[str, ...]) -> list[Path]:
         for file in _entries(folder, folder, "_finder.py"):
             if not file.startswith("__editable__"):
                 continue
-            place = _mapping("\n".join(_lines(Path(folder) / file))).get("vllm")
+            place = _mapping("\n".join(_lines(Path(folder) / file))).get(package.name)
             if place is not None and os.path.isfile(os.path.join(place, "__init__.py")):
                 found.append(Path(place))
     return found

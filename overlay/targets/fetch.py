@@ -12,7 +12,7 @@ from typing import IO, cast
 from packaging.version import Version
 
 from overlay.errors import ArchiveError, PackageIndexError
-from overlay.package import parse_release
+from overlay.package import VLLM, Package, parse_release
 from overlay.targets.archive import MAX_UNPACKED_BYTES, Sources, check_size, is_text
 from overlay.targets.http import Session
 from overlay.targets.http_errors import local_path, without_password
@@ -39,7 +39,7 @@ class Fetched:
     warnings: tuple[str, ...]
 
 
-def fetch(wanted: Version, progress: Progress | None) -> Fetched:
+def fetch(wanted: Version, progress: Progress | None, package: Package = VLLM) -> Fetched:
     """Fetch what is needed of a release from the configured package index.
 
     The sdist is preferred; of a wheel only the parts with source files are fetched, where the
@@ -49,59 +49,61 @@ def fetch(wanted: Version, progress: Progress | None) -> Fetched:
     :raises ArchiveError: if what the index serves is dangerous or too large.
     """
     session = Session(read_config())
-    found = listing(session)
+    found = listing(session, package)
     offered = found.of(wanted)
     if not offered:
-        raise unknown_release(wanted, found)
-    sources, origin = _take(session, offered[0], f"vLLM {wanted}", progress)
-    _expect_version(sources, wanted, offered[0])
+        raise unknown_release(wanted, found, package)
+    sources, origin = _take(session, offered[0], f"{package.title} {wanted}", progress, package)
+    _expect_version(sources, wanted, offered[0], package)
     return Fetched(sources, origin, found.problems)
 
 
 def _take(
-    session: Session, chosen: Candidate, what: str, progress: Progress | None
+    session: Session, chosen: Candidate, what: str, progress: Progress | None, package: Package
 ) -> tuple[Sources, Origin]:
     remote = None
     if not chosen.is_sdist and local_path(chosen.url) is None:
         remote = RangeFile.open(session, chosen.url)
     if remote is None:
         read = read_sources if chosen.is_sdist else _read_wheel
-        sources = _whole(session, chosen, what, progress, read)
+        sources = _whole(
+            session, chosen, what, progress, lambda file, name: read(file, name, package)
+        )
         return sources, _origin(chosen, chosen.hash, _doubts(chosen, what))
     wheel = Wheel(cast(IO[bytes], remote), chosen.filename)
-    members = [member for member in wheel.members if _is_source(member)]
+    members = [member for member in wheel.members if _is_source(member, package)]
     remote.prefetch(wheel.extents(members), what, progress)
     partly = (
         f"{what} has no sdist: its files were taken out of {chosen.filename} without fetching all "
         "of it. Each one matches the wheel's RECORD; the hash of the whole could not be checked"
     )
-    return wheel_sources(wheel), _origin(chosen, None, [*_doubts(chosen, what), partly])
+    return wheel_sources(wheel, package), _origin(chosen, None, [*_doubts(chosen, what), partly])
 
 
-def _expect_version(sources: Sources, wanted: Version, chosen: Candidate) -> None:
+def _expect_version(sources: Sources, wanted: Version, chosen: Candidate, package: Package) -> None:
     try:
         right = parse_release(sources.version or "") == Version(wanted.public)
     except ValueError:
         right = False
     if not right:
         raise PackageIndexError(
-            f"{chosen.index}: expected {chosen.filename} to hold vLLM {wanted}, it says that it is "
-            f"{sources.version}. Ask whoever runs the index"
+            f"{chosen.index}: expected {chosen.filename} to hold {package.title} {wanted}, it says "
+            f"that it is {sources.version}. Ask whoever runs the index"
         )
 
 
-def wheel_sources(wheel: Wheel) -> Sources:
-    """The source files of a wheel, each checked against its RECORD.
+def wheel_sources(wheel: Wheel, package: Package = VLLM) -> Sources:
+    """The source files of a package in a wheel, each checked against its RECORD.
 
-    :raises ArchiveError: if one does not match, or the wheel is damaged or no vLLM.
+    :raises ArchiveError: if one does not match, or the wheel is damaged or of another package.
     """
-    version, raw = wheel.metadata()
-    record = Record(raw)
+    version, raw = wheel.metadata(package)
+    record = Record(raw, package)
     files: dict[str, bytes] = {}
     others: set[str] = set()
     total = 0
     for member, info in wheel.members.items():
-        if not member.startswith("vllm/"):
+        if not member.startswith(f"{package.name}/"):
             continue
         if not is_text(member):
             others.add(member)
@@ -124,12 +126,12 @@ def wheel_sources(wheel: Wheel) -> Sources:
     return Sources(version, files, frozenset(others))
 
 
-def _is_source(member: str) -> bool:
-    return member.startswith("vllm/") and is_text(member)
+def _is_source(member: str, package: Package) -> bool:
+    return member.startswith(f"{package.name}/") and is_text(member)
 
 
-def _read_wheel(file: Path | IO[bytes], name: str) -> Sources:
-    return wheel_sources(Wheel(file, name))
+def _read_wheel(file: Path | IO[bytes], name: str, package: Package) -> Sources:
+    return wheel_sources(Wheel(file, name), package)
 
 
 def _doubts(chosen: Candidate, what: str) -> list[str]:

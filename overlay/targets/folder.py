@@ -1,4 +1,4 @@
-"""Resolve a folder that holds ``vllm/``: site-packages, a checkout, an unpacked sdist."""
+"""Resolve a folder that holds a package: site-packages, a checkout, an unpacked sdist."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from overlay.errors import TargetError
-from overlay.package import parse_release
+from overlay.package import VLLM, Package, parse_release
 from overlay.targets.metadata import (
     Distribution,
+    keeps_rows,
     only_owner,
     read_bytes,
     source_version,
@@ -17,55 +18,63 @@ from overlay.targets.metadata import (
     version_in_source,
 )
 from overlay.targets.record import Record
-from overlay.targets.target import MAX_FILE_BYTES, TARGETS, Target, public_release
+from overlay.targets.target import MAX_FILE_BYTES, Target, public_release, targets_of
 from overlay.untrusted import read_below, way_out
 
 
-def resolve_folder(folder: Path, name: str) -> Target:
+class NotInFolder(TargetError):
+    """A folder that does not hold a package."""
+
+
+def resolve_folder(folder: Path, name: str, package: Package = VLLM) -> Target:
     """The target in ``folder``, which the user called ``name``.
 
-    :raises TargetError: if it holds no vLLM, or two distributions own the one it holds.
+    :raises NotInFolder: if it does not hold the package.
+    :raises TargetError: if it cannot be looked into, or two distributions own the package.
     """
-    _expect_vllm(folder, name)
-    return build(folder / "vllm", name)
+    _expect(folder, name, package)
+    return build(folder / package.name, name, package=package)
 
 
 def build(
-    package: Path,
+    place: Path,
     name: str,
     *,
     fallback: Callable[[], str | None] = lambda: None,
     warnings: tuple[str, ...] = (),
+    package: Package = VLLM,
 ) -> Target:
-    """The target whose package is the folder ``package``, known to be there.
+    """The target whose package is the folder ``place``, known to be there.
 
     :param fallback: asked for the version where nothing beside the package tells it.
     """
-    beside = Path(os.path.realpath(package.parent))
-    real = Path(os.path.realpath(package))
+    beside = Path(os.path.realpath(place.parent))
+    real = Path(os.path.realpath(place))
     root = real.parent
-    if real.name != "vllm":
+    if real.name != package.name:
         raise TargetError(
-            f"the package vllm lies in {real}: expected a folder that is called vllm itself, "
-            "because the paths of a patch begin with vllm/. Rename the folder, and whatever "
-            "leads there"
+            f"the package {package.name} lies in {real}: expected a folder that is called "
+            f"{package.name} itself, because the paths of a patch begin with {package.name}/. "
+            "Rename the folder, and whatever leads there"
         )
-    owner = only_owner(beside)
-    found = owner.version if owner else source_version(root) or fallback()
-    release, bad = public_release(found)
+    owner = only_owner(beside, package)
+    found = owner.version if owner else source_version(root, package) or fallback()
+    release, bad = public_release(found, package)
+    rows = owner is not None and beside == root and keeps_rows(owner, package)
     return Target(
         name=name,
         vllm=found,
         release=release,
         root=root,
-        record=Record(owner.record) if owner else None,
-        record_file=owner.info / "RECORD" if owner and beside == root else None,
-        warnings=(*warnings, *bad, *_contradictions(root, owner)),
-        reader=file_reader(root),
+        record=Record(owner.record, package) if owner else None,
+        record_file=owner.info / "RECORD" if owner and rows else None,
+        warnings=(*warnings, *bad, *_contradictions(root, owner, package)),
+        reader=file_reader(root, package),
+        package=package,
     )
 
 
-def file_reader(root: Path) -> Callable[[str], bytes | None]:
+def file_reader(root: Path, package: Package = VLLM) -> Callable[[str], bytes | None]:
     """Read files below ``root``, never through a link that leaves it.
 
     The function that is returned raises ``TargetError`` where something other than a plain file
@@ -84,7 +93,7 @@ def file_reader(root: Path) -> Callable[[str], bytes | None]:
         if not os.path.lexists(real) and full.is_symlink():
             raise TargetError(
                 f"{full} is a symbolic link to {real}, where nothing is: expected a file. "
-                "Reinstall vLLM"
+                f"Reinstall {package.title}"
             )
         try:
             return read_below(root, os.path.relpath(real, root), MAX_FILE_BYTES)
@@ -94,9 +103,9 @@ def file_reader(root: Path) -> Callable[[str], bytes | None]:
     return read
 
 
-def _contradictions(root: Path, owner: Distribution | None) -> tuple[str, ...]:
-    """A warning where vLLM's own files and the distribution's metadata disagree on the release."""
-    content = read_bytes(root / "vllm" / "_version.py") if owner else None
+def _contradictions(root: Path, owner: Distribution | None, package: Package) -> tuple[str, ...]:
+    """A warning where a package's files and its distribution's metadata name two releases."""
+    content = read_bytes(root / package.name / "_version.py") if owner else None
     stated = version_in_source(content) if content is not None else None
     if owner is None or stated is None:
         return ()
@@ -107,40 +116,43 @@ def _contradictions(root: Path, owner: Distribution | None) -> tuple[str, ...]:
     if same:
         return ()
     warning = (
-        f"{owner.info.name} says {owner.name} {owner.version}, but vllm/_version.py says {stated}: "
-        "the installation is a mixture; reinstall vLLM"
+        f"{owner.info.name} says {owner.name} {owner.version}, but {package.name}/_version.py says "
+        f"{stated}: the installation is a mixture; reinstall {package.title}"
     )
     return (warning,)
 
 
-def _expect_vllm(folder: Path, name: str) -> None:
+def _expect(folder: Path, name: str, package: Package) -> None:
     try:
         with os.scandir(folder):
             pass
-        if (folder / "vllm" / "__init__.py").is_file():
+        if (folder / package.initial).is_file():
             return
     except OSError as error:
         raise TargetError(unreadable(folder, error)) from error
     found = "found none"
-    if (folder / "vllm").is_dir():
-        found = "found a folder vllm/ without __init__.py, as an uninstalled vLLM leaves behind"
-    raise TargetError(
-        f"{name}: expected a folder that holds vllm/__init__.py (site-packages, a checkout or an "
-        f"unpacked sdist), {found}.{_suggestion(folder)}"
+    if (folder / package.name).is_dir():
+        found = (
+            f"found a folder {package.name}/ without __init__.py, as an uninstalled "
+            f"{package.title} leaves behind"
+        )
+    raise NotInFolder(
+        f"{name}: expected a folder that holds {package.initial} (site-packages, a checkout or an "
+        f"unpacked sdist), {found}.{_suggestion(folder, package)}"
     )
 
 
-def _suggestion(folder: Path) -> str:
+def _suggestion(folder: Path, package: Package) -> str:
     real = Path(os.path.realpath(folder))
     for base in (real, *real.parents[:3]):
-        if base.name == "vllm" and (base / "__init__.py").is_file():
+        if base.name == package.name and (base / "__init__.py").is_file():
             return f" It lies inside the package itself: name {base.parent}"
     patterns = (
-        "lib*/python3*/site-packages/vllm/__init__.py",
-        "Lib/site-packages/vllm/__init__.py",
-        "*/vllm/__init__.py",
+        f"lib*/python3*/site-packages/{package.initial}",
+        f"Lib/site-packages/{package.initial}",
+        f"*/{package.initial}",
     )
     for pattern in patterns:
         for found in sorted(real.glob(pattern)):
             return f" There is one further down: name {found.parent.parent}"
-    return f" Name {TARGETS}"
+    return f" Name {targets_of(package)}"

@@ -20,11 +20,9 @@ from packaging.utils import (
 from packaging.version import Version
 
 from overlay.errors import PackageIndexError
-from overlay.package import same_release
+from overlay.package import VLLM, Package, same_release
 from overlay.targets.http import Session
 from overlay.targets.http_errors import NotFoundError, local_path, without_password
-
-PROJECT = "vllm"
 
 _ACCEPT = (
     "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, "
@@ -107,20 +105,21 @@ class Listing:
         )
 
 
-def listing(session: Session) -> Listing:
-    """Ask every configured index and link page for the files of vLLM.
+def listing(session: Session, package: Package = VLLM) -> Listing:
+    """Ask every configured index and link page for the files of a package.
 
     An index without the project, or a folder that does not exist, is passed over, as pip does.
 
     :raises PackageIndexError: if nothing is offered anywhere.
     """
-    pages = [f"{url.rstrip('/')}/{PROJECT}/" for url in session.config.indexes]
+    project = package.distribution
+    pages = [f"{url.rstrip('/')}/{project}/" for url in session.config.indexes]
     asked = [*pages, *session.config.find_links]
     candidates: list[Candidate] = []
     problems: list[str] = []
     for url in asked:
         try:
-            candidates += _ask(session, url)
+            candidates += _ask(session, url, project)
         except NotFoundError:
             continue
         except PackageIndexError as error:
@@ -130,39 +129,44 @@ def listing(session: Session) -> Listing:
         ended = (one if one.endswith(".") else f"{one}." for one in problems)
         why = " ".join(ended) or "None of them has it."
         raise PackageIndexError(
-            f"expected files of {PROJECT} on {_places(shown)}. {why} Check pip's index settings "
+            f"expected files of {project} on {_places(shown)}. {why} Check pip's index settings "
             "(pip config list), or name a folder, a wheel or an sdist instead of a release"
         )
     return Listing(tuple(candidates), shown, tuple(problems))
 
 
-def unknown_release(wanted: Version, found: Listing) -> PackageIndexError:
+def unknown_release(wanted: Version, found: Listing, package: Package = VLLM) -> PackageIndexError:
     """The error for a release that no index offers; names its neighbours."""
-    versions = [version for version in found.versions() if not version.is_prerelease]
+    versions = [
+        version
+        for version in found.versions()
+        if not version.is_prerelease or package.has_candidates
+    ]
     below = [str(version) for version in versions if version < wanted][-3:]
     above = [str(version) for version in versions if version > wanted][:3]
     near = ", ".join([*below, *above]) or "none"
     problems = "".join(f" {problem}" for problem in found.problems)
     return PackageIndexError(
-        f"vLLM {wanted}: expected an sdist or a wheel of it on {_places(found.asked)}; there is "
-        f"none. Releases near it: {near}.{problems}"
+        f"{package.title} {wanted}: expected an sdist or a wheel of it on "
+        f"{_places(found.asked)}; there is none. Releases near it: {near}.{problems}"
     )
 
 
-def parse_page(content: bytes, kind: str, url: str) -> list[Candidate]:
-    """The files of vLLM on an index page; other links are passed over.
+def parse_page(
+    content: bytes, kind: str, url: str, project: str = VLLM.distribution
+) -> list[Candidate]:
+    """The files of a project on an index page; other links are passed over.
 
     :param kind: the page's content type; :param url: where it came from, for relative links.
     :raises PackageIndexError: if it is JSON and not as PEP 691 says.
     """
     shown = without_password(url)
     if "json" in kind.lower():
-        return [
-            one for one in (_candidate(*link, shown) for link in _json_links(content, url)) if one
-        ]
+        links = _json_links(content, url)
+        return [one for one in (_candidate(*link, shown, project) for link in links) if one]
     parser = _Links(url)
     parser.feed(content.decode("utf-8", "replace"))
-    return [one for one in (_candidate(*link, shown) for link in parser.links) if one]
+    return [one for one in (_candidate(*link, shown, project) for link in parser.links) if one]
 
 
 def _matches(version: Version, wanted: Version) -> bool:
@@ -175,7 +179,7 @@ def _places(asked: Iterable[str]) -> str:
     return ", ".join(asked) or "a package index (none is configured: pip's no-index is set)"
 
 
-def _ask(session: Session, url: str) -> list[Candidate]:
+def _ask(session: Session, url: str, project: str) -> list[Candidate]:
     path = local_path(url)
     if path is not None:
         try:
@@ -183,9 +187,9 @@ def _ask(session: Session, url: str) -> list[Candidate]:
         except OSError as error:
             raise PackageIndexError(f"{url}: cannot be listed: {error.strerror}") from error
         if links is not None:
-            return [one for one in (_candidate(*link, url) for link in links) if one]
+            return [one for one in (_candidate(*link, url, project) for link in links) if one]
         url = (path / "index.html" if path.is_dir() else path).as_uri()
-    return parse_page(*session.page(url, _ACCEPT, _PAGE_LIMIT_BYTES))
+    return parse_page(*session.page(url, _ACCEPT, _PAGE_LIMIT_BYTES), project)
 
 
 def _folder_links(path: Path) -> list[_Link] | None:
@@ -199,7 +203,12 @@ _Link = tuple[str, str, "tuple[str, str] | None", bool]
 
 
 def _candidate(
-    url: str, filename: str, digest: tuple[str, str] | None, yanked: bool, index: str
+    url: str,
+    filename: str,
+    digest: tuple[str, str] | None,
+    yanked: bool,
+    index: str,
+    project: str,
 ) -> Candidate | None:
     try:
         if filename.endswith(".whl"):
@@ -210,7 +219,7 @@ def _candidate(
             return None
     except (InvalidWheelFilename, InvalidSdistFilename):
         return None
-    if name != canonicalize_name(PROJECT):
+    if name != canonicalize_name(project):
         return None
     return Candidate(filename, url, version, not filename.endswith(".whl"), digest, yanked, index)
 

@@ -1,4 +1,4 @@
-"""Read which version a vLLM on disk has, and which distribution installed it; nothing is run."""
+"""Read which version a package on disk has, and which distribution installed it; nothing is run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from overlay.errors import TargetError
-from overlay.targets.record import owns_vllm
+from overlay.package import VLLM, Package, distribution_name
+from overlay.targets.record import owns, packages_in
 from overlay.untrusted import UnfitFile, read_regular
 
 _VERSION_PY = re.compile(
@@ -18,7 +19,7 @@ _VERSION_PY = re.compile(
 
 
 class Distribution(NamedTuple):
-    """An installed distribution that owns the package ``vllm``.
+    """An installed distribution that owns a package.
 
     :ivar info: its ``.dist-info`` folder; :ivar record: the bytes of its RECORD.
     """
@@ -63,23 +64,28 @@ def header(metadata: bytes, name: str) -> str | None:
 
 
 def version_in_source(content: bytes) -> str | None:
-    """The version that ``vllm/_version.py`` states."""
+    """The version that a package's ``_version.py`` states."""
     match = _VERSION_PY.search(content.decode("utf-8", "replace"))
     return match[2] if match else None
 
 
-def owners(folder: Path) -> list[Distribution]:
-    """The distributions beside ``vllm/`` in ``folder`` whose RECORD lists it.
+def owners(folder: Path, package: Package = VLLM) -> list[Distribution]:
+    """The distributions beside a package in ``folder`` whose RECORD lists it.
 
-    Distributions with ``vllm`` in their name are asked first and, where one of them owns it, no
-    other: an environment may hold hundreds, and RECORDs of megabytes.
+    Distributions with its name in theirs are asked first and, where one of them owns it, no other:
+    an environment may hold hundreds, and RECORDs of megabytes.
 
     :raises TargetError: if the folder or a RECORD cannot be read.
     """
     infos = [name for name in _names(folder) if name.endswith(".dist-info")]
-    likely = [name for name in infos if "vllm" in name.lower()]
-    found = _owning(folder, likely)
-    return found or _owning(folder, [name for name in infos if name not in set(likely)])
+    likely = [name for name in infos if is_likely(name, package)]
+    found = _owning(folder, likely, package)
+    return found or _owning(folder, [name for name in infos if name not in set(likely)], package)
+
+
+def is_likely(info: str, package: Package) -> bool:
+    """Whether a ``.dist-info`` folder is probably that of a package, by its name."""
+    return distribution_name(package.distribution) in distribution_name(info)
 
 
 def _names(folder: Path) -> list[str]:
@@ -89,12 +95,12 @@ def _names(folder: Path) -> list[str]:
         raise TargetError(unreadable(folder, error)) from error
 
 
-def _owning(folder: Path, names: list[str]) -> list[Distribution]:
+def _owning(folder: Path, names: list[str], package: Package) -> list[Distribution]:
     found = []
     for name in names:
         info = folder / name
         record = read_bytes(info / "RECORD")
-        if record is None or not owns_vllm(record):
+        if record is None or not owns(record, package):
             continue
         metadata = read_bytes(info / "METADATA") or b""
         stem, _, version = name[: -len(".dist-info")].rpartition("-")
@@ -109,37 +115,51 @@ def _owning(folder: Path, names: list[str]) -> list[Distribution]:
     return found
 
 
-def only_owner(folder: Path) -> Distribution | None:
-    """The one distribution that owns ``folder/vllm``, ``None`` where nothing does.
+def only_owner(folder: Path, package: Package = VLLM) -> Distribution | None:
+    """The one distribution that owns a package in ``folder``, ``None`` where nothing does.
 
     :raises TargetError: if two do: which files are whose cannot be told.
     """
-    found = owners(folder)
+    found = owners(folder, package)
     if len(found) > 1:
         names = " and ".join(f"{one.name} {one.version} ({one.info.name})" for one in found)
         raise TargetError(
-            f"{folder}: expected one distribution that owns vllm/, found {len(found)}: {names}. "
-            "They overwrote each other's files. Uninstall all of them, then install the one that "
-            "you want"
+            f"{folder}: expected one distribution that owns {package.name}/, found {len(found)}: "
+            f"{names}. They overwrote each other's files. Uninstall all of them, then install the "
+            "one that you want"
         )
     return found[0] if found else None
 
 
-def source_version(root: Path) -> str | None:
+def keeps_rows(owner: Distribution, package: Package) -> bool:
+    """Whether the overlay's rows of a package go into the RECORD of the distribution that owns it.
+
+    There is one block of them in a RECORD.  Of several packages that one distribution brings, it
+    is that of the package with its name, else of the first.
+    """
+    names = [distribution_name(name) for name in (owner.name, package.name)]
+    if names[0] == names[1]:
+        return True
+    brought = packages_in(owner.record)
+    called = [name for name in brought if distribution_name(name) == names[0]]
+    return [*called, *brought][0] == package.name
+
+
+def source_version(root: Path, package: Package = VLLM) -> str | None:
     """The version of a source tree without an installed distribution; git is not asked.
 
-    Looked for in ``vllm/_version.py``, ``PKG-INFO``, ``version.txt`` and an egg-info, in that
-    order: the first is what vLLM itself would answer.
+    Looked for in ``_version.py``, ``PKG-INFO``, an egg-info and ``version.txt``, in that order: the
+    first is what the package itself would answer.
     """
-    content = read_bytes(root / "vllm" / "_version.py")
+    content = read_bytes(root / package.name / "_version.py")
     if content is not None and (version := version_in_source(content)):
         return version
-    candidates = [root / "PKG-INFO", root / "vllm.egg-info" / "PKG-INFO"]
+    candidates = [root / "PKG-INFO", root / f"{package.name}.egg-info" / "PKG-INFO"]
     for path in candidates:
         content = read_bytes(path)
         if content is not None and (version := header(content, "Version")):
             return version
-    for path in (root / "version.txt", root / "vllm" / "version.txt"):
+    for path in (root / "version.txt", root / package.name / "version.txt"):
         content = read_bytes(path)
         if content is not None and (text := content.decode("utf-8", "replace").strip()):
             return text.split()[0]

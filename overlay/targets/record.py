@@ -9,12 +9,8 @@ import io
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from overlay.package import LEDGER_PATH
+from overlay.package import VLLM, Package
 from overlay.untrusted import sha256
-
-_OWNED = b"vllm/__init__.py,"
-
-_MARK = LEDGER_PATH.encode() + b","
 
 _ALGORITHM = "sha256="
 
@@ -32,7 +28,7 @@ class Row(NamedTuple):
 
 
 class Record(Mapping[str, str]):
-    """Path to sha256 (hex) for the rows under ``vllm/``; read on first use, for it is long.
+    """Path to sha256 (hex) for the rows under a package; read on first use, for it is long.
 
     Rows without a sha256, such as those of bytecode, are left out: nothing can be compared.  So
     are the overlay's own rows, for they tell nothing about the release.
@@ -41,16 +37,17 @@ class Record(Mapping[str, str]):
     {'vllm/a.py': 'e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855'}
     """
 
-    def __init__(self, raw: bytes) -> None:
+    def __init__(self, raw: bytes, package: Package = VLLM) -> None:
         self._raw = raw
+        self._package = package
         self._hashes: dict[str, str] | None = None
 
     def _read(self) -> dict[str, str]:
         if self._hashes is None:
             self._hashes = {
                 row.path: row.sha256
-                for row in _rows(release_part(self._raw))
-                if row.sha256 is not None and row.path.startswith("vllm/")
+                for row in _rows(release_part(self._raw, self._package))
+                if row.sha256 is not None and row.path.startswith(f"{self._package.name}/")
             }
         return self._hashes
 
@@ -64,20 +61,27 @@ class Record(Mapping[str, str]):
         return len(self._read())
 
 
-def owns_vllm(raw: bytes) -> bool:
-    """Whether the distribution with this RECORD brought the package ``vllm``."""
-    return raw.startswith(_OWNED) or b"\n" + _OWNED in raw
+def owns(raw: bytes, package: Package = VLLM) -> bool:
+    """Whether the distribution with this RECORD brought a package."""
+    row = f"{package.initial},".encode()
+    return raw.startswith(row) or b"\n" + row in raw
 
 
-def release_part(record: bytes) -> bytes:
-    """RECORD without our block: what the installer wrote about the release."""
-    start = _block(record)
+def packages_in(record: bytes) -> tuple[str, ...]:
+    """The names of the packages that a RECORD lists, in order."""
+    paths = (row.path for row in _rows(record) if row.path.count("/") == 1)
+    return tuple(sorted(p.partition("/")[0] for p in paths if p.endswith("/__init__.py")))
+
+
+def release_part(record: bytes, package: Package = VLLM) -> bytes:
+    """RECORD without the overlay's block: what the installer wrote about the release."""
+    start = _block(record, package)
     return record if start is None else record[:start]
 
 
-def our_rows(record: bytes) -> tuple[Row, ...]:
+def our_rows(record: bytes, package: Package = VLLM) -> tuple[Row, ...]:
     """The rows of the overlay's block, the ledger's first; none where there is no block."""
-    start = _block(record)
+    start = _block(record, package)
     return () if start is None else tuple(_rows(record[start:]))
 
 
@@ -117,13 +121,16 @@ def _size(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
 
-def with_rows(record: bytes, rows: Iterable[Row]) -> bytes:
-    """RECORD with our block in its place; ``rows`` come after the ledger's, which has no hash."""
-    base = release_part(record)
+def with_rows(record: bytes, rows: Iterable[Row], package: Package = VLLM) -> bytes:
+    """RECORD with the overlay's block in its place.
+
+    :param rows: those that come after the ledger's, which has no hash.
+    """
+    base = release_part(record, package)
     end = "\r\n" if base.endswith(b"\r\n") else "\n"
     out = io.StringIO()
     writer = csv.writer(out, lineterminator=end)
-    for row in (Row(LEDGER_PATH), *rows):
+    for row in (Row(package.ledger_path), *rows):
         code = "" if row.sha256 is None else _code(row.sha256)
         writer.writerow([row.path, code, "" if row.size is None else row.size])
     block = out.getvalue().encode("utf-8", "surrogateescape")
@@ -131,15 +138,17 @@ def with_rows(record: bytes, rows: Iterable[Row]) -> bytes:
     return base + gap + block
 
 
-def without_rows(record: bytes, before: str | None, paths: Iterable[str]) -> bytes:
-    """RECORD as it was before us.
+def without_rows(
+    record: bytes, before: str | None, paths: Iterable[str], package: Package = VLLM
+) -> bytes:
+    """RECORD as it was before the overlay.
 
-    :param before: sha256 of RECORD before us; the result has it where nobody else wrote since.
-    :param paths: the paths of our rows; where somebody did, just their rows are taken out.
+    :param before: its sha256 then; the result has it where nobody else wrote since.
+    :param paths: the paths of the overlay's rows; where somebody did, just these are taken out.
     """
-    ours = {LEDGER_PATH, *paths}
-    base = release_part(record)
-    if {row.path for row in our_rows(record)} <= ours:
+    ours = {package.ledger_path, *paths}
+    base = release_part(record, package)
+    if {row.path for row in our_rows(record, package)} <= ours:
         for candidate in (base, base.removesuffix(b"\n"), base.removesuffix(b"\r\n")):
             if sha256(candidate) == before:
                 return candidate
@@ -151,9 +160,10 @@ def without_rows(record: bytes, before: str | None, paths: Iterable[str]) -> byt
     return "".join(kept).encode("utf-8", "surrogateescape")
 
 
-def _block(record: bytes) -> int | None:
-    """Where our block begins, or ``None``."""
-    if record.startswith(_MARK):
+def _block(record: bytes, package: Package) -> int | None:
+    """Where the overlay's block begins, or ``None``."""
+    mark = f"{package.ledger_path},".encode()
+    if record.startswith(mark):
         return 0
-    found = record.find(b"\n" + _MARK)
+    found = record.find(b"\n" + mark)
     return None if found < 0 else found + 1

@@ -1,4 +1,4 @@
-"""Resolve a release of vLLM: from the user's cache, or from the configured package index."""
+"""Resolve a release of a package: from the user's cache, or from the configured package index."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from overlay.errors import PackageIndexError
-from overlay.package import same_release
+from overlay.package import VLLM, Package, same_release
 from overlay.targets.release_archive import (
     CachedRelease,
     DamagedError,
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 LOCK_SECONDS = 900
 
 
-def resolve_release(wanted: Version, name: str, *, progress: Progress | None = None) -> Target:
+def resolve_release(
+    wanted: Version, name: str, *, progress: Progress | None = None, package: Package = VLLM
+) -> Target:
     """The read-only target of one release.
 
     A release in the cache needs no network.  Every file is checked by its hash when it is read;
@@ -37,9 +39,9 @@ def resolve_release(wanted: Version, name: str, *, progress: Progress | None = N
     :raises PackageIndexError: if it is not in the cache and cannot be fetched.
     :raises ArchiveError: if what the index serves is dangerous or too large.
     """
-    stored, notes = _stored(same_release(wanted), progress)
+    stored, notes = _stored(same_release(wanted), progress, package)
     trouble = (stored.trouble,) if stored.trouble else ()
-    release, bad = public_release(stored.archive.version)
+    release, bad = public_release(stored.archive.version, package)
     return Target(
         name=name,
         vllm=stored.archive.version,
@@ -49,33 +51,41 @@ def resolve_release(wanted: Version, name: str, *, progress: Progress | None = N
         record_file=None,
         warnings=(*notes, *stored.warnings, *trouble, *stored.archive.origin.warnings, *bad),
         reader=stored.read,
+        package=package,
     )
 
 
-def _stored(wanted: Version, progress: Progress | None) -> tuple[_StoredRelease, tuple[str, ...]]:
+def _stored(
+    wanted: Version, progress: Progress | None, package: Package
+) -> tuple[_StoredRelease, tuple[str, ...]]:
     """The release, and a warning where its local label had to be dropped."""
     try:
-        return _StoredRelease(wanted, progress), ()
+        return _StoredRelease(wanted, progress, package), ()
     except PackageIndexError as error:
         if wanted.local is None:
             raise
         plain = Version(wanted.public)
-        stored = _StoredRelease(plain, progress)
-        return stored, (f"vLLM {plain} was taken for {wanted}: {error}",)
+        stored = _StoredRelease(plain, progress, package)
+        return stored, (f"{package.title} {plain} was taken for {wanted}: {error}",)
 
 
-def offered_releases(*, pre: bool = False) -> tuple[OfferedRelease, ...]:
-    """The releases of vLLM on the configured index, oldest first, yanked ones included.
+def offered_releases(*, pre: bool = False, package: Package = VLLM) -> tuple[OfferedRelease, ...]:
+    """The releases of a package on the configured index, oldest first, yanked ones included.
 
-    :param pre: pre-releases as well as final ones.
+    :param pre: pre-releases as well as final ones; of a package that has release candidates,
+        these come anyway, and ``pre`` adds the others.
     :raises PackageIndexError: if the index does not answer.
     """
     from overlay.targets.http import Session
     from overlay.targets.index import listing
     from overlay.targets.pip_config import read_config
 
-    offered = listing(Session(read_config())).releases()
-    return tuple(entry for entry in offered if pre or not entry.version.is_prerelease)
+    def counts(version: Version) -> bool:
+        candidate = package.has_candidates and version.pre is not None and version.pre[0] == "rc"
+        return not version.is_prerelease or (candidate and not version.is_devrelease)
+
+    offered = listing(Session(read_config()), package).releases()
+    return tuple(entry for entry in offered if pre or counts(entry.version))
 
 
 class _StoredRelease:
@@ -85,13 +95,18 @@ class _StoredRelease:
     :ivar trouble: why the cache could not be used, or ``None``.
     """
 
-    def __init__(self, wanted: Version, progress: Progress | None) -> None:
-        self._wanted, self._progress = wanted, progress
+    def __init__(self, wanted: Version, progress: Progress | None, package: Package) -> None:
+        self._wanted, self._progress, self._package = wanted, progress, package
         self._name = str(wanted)
+        self._archive = archive_name(self._name, package)
         self._folder = releases_folder()
         self.warnings: tuple[str, ...] = ()
         self.trouble: str | None = None
         self.archive = self._open() or self._obtain(reopen=True)
+
+    @property
+    def _what(self) -> str:
+        return f"{self._package.title} {self._wanted}"
 
     def read(self, path: str) -> bytes | None:
         """The bytes of ``path``; the release is fetched again where its archive is damaged."""
@@ -103,7 +118,7 @@ class _StoredRelease:
 
     def _open(self) -> CachedRelease | None:
         try:
-            return CachedRelease.open(self._name)
+            return CachedRelease.open(self._name, self._package)
         except (FileNotFoundError, DamagedError):
             return None
         except (OSError, NotPrivate) as error:
@@ -119,10 +134,10 @@ class _StoredRelease:
 
         with ExitStack() as stack:
             try:
-                stack.enter_context(self._folder.lock(archive_name(self._name), LOCK_SECONDS))
+                stack.enter_context(self._folder.lock(self._archive, LOCK_SECONDS))
             except filelock.Timeout as error:
                 raise PackageIndexError(
-                    f"vLLM {self._wanted}: another process has been fetching it for more than "
+                    f"{self._what}: another process has been fetching it for more than "
                     f"{LOCK_SECONDS} seconds (it holds {error.lock_file}). End it, then try again"
                 ) from error
             except (OSError, NotImplementedError, NotPrivate) as error:
@@ -134,13 +149,13 @@ class _StoredRelease:
     def _fetch(self) -> Fetched:
         from overlay.targets.fetch import fetch  # imports the network: only where it is needed
 
-        fetched = fetch(self._wanted, self._progress)
+        fetched = fetch(self._wanted, self._progress, self._package)
         self.warnings = fetched.warnings
         return fetched
 
     def _store(self, fetched: Fetched) -> CachedRelease:
         try:
-            return write(self._name, fetched.sources, fetched.origin)
+            return write(self._name, fetched.sources, fetched.origin, self._package)
         except (OSError, NotPrivate) as error:
             self._warn(error)
             return CachedRelease.in_memory(fetched.sources, fetched.origin)
@@ -148,7 +163,7 @@ class _StoredRelease:
     def _warn(self, error: Exception) -> None:
         why = getattr(error, "strerror", None) or error
         self.trouble = (
-            f"the cache {self._folder.path} was not used ({why}): vLLM {self._wanted} was "
+            f"the cache {self._folder.path} was not used ({why}): {self._what} was "
             "fetched for this command. Make the folder writable for yourself alone, or set "
             "OVERLAY_CACHE to another one"
         )

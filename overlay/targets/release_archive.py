@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from overlay.cache import PrivateFolder, cache_folder
+from overlay.package import VLLM, Package
 from overlay.targets.archive import Sources, left_out
 
 if TYPE_CHECKING:
@@ -81,14 +82,14 @@ class CachedRelease:
             raise DamagedError(f"its index cannot be read: {error!r}") from error
 
     @classmethod
-    def open(cls, release: str) -> CachedRelease:
+    def open(cls, release: str, package: Package = VLLM) -> CachedRelease:
         """Open the archive of a release.
 
         :raises FileNotFoundError: if there is none.
         :raises NotPrivate: if somebody else could have written it.
         :raises DamagedError: if it is not what was written.
         """
-        descriptor = releases_folder().open(archive_name(release))
+        descriptor = releases_folder().open(archive_name(release, package))
 
         # A position of its own for every read: threads and forks share the descriptor.
         def read_at(offset: int, length: int) -> bytes:
@@ -162,17 +163,17 @@ def releases_folder() -> PrivateFolder:
     return PrivateFolder(cache_folder() / "releases", mode=0o755, allow_group=True)
 
 
-def archive_name(release: str) -> str:
+def archive_name(release: str, package: Package = VLLM) -> str:
     """The name of a release's archive in ``releases_folder``."""
-    return f"vllm-{release}.zip"
+    return f"{package.name}-{release}.zip"
 
 
-def archive_path(release: str) -> Path:
+def archive_path(release: str, package: Package = VLLM) -> Path:
     """The path of a release's archive, whether it is there or not."""
-    return releases_folder().path / archive_name(release)
+    return releases_folder().path / archive_name(release, package)
 
 
-def write(release: str, sources: Sources, origin: Origin) -> CachedRelease:
+def write(release: str, sources: Sources, origin: Origin, package: Package = VLLM) -> CachedRelease:
     """Put a release into the cache, whole or not at all, and open it.
 
     :raises OSError: if the folder cannot be written to.
@@ -180,9 +181,9 @@ def write(release: str, sources: Sources, origin: Origin) -> CachedRelease:
     """
     folder = releases_folder()
     folder.sweep()
-    with folder.writing(archive_name(release), durable=True) as file:
+    with folder.writing(archive_name(release, package), durable=True) as file:
         write_to(file, sources, origin)
-    return CachedRelease.open(release)
+    return CachedRelease.open(release, package)
 
 
 def write_to(file: IO[bytes], sources: Sources, origin: Origin) -> None:

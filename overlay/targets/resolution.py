@@ -3,26 +3,53 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
 from overlay.errors import ArchiveError, PackageIndexError, TargetError, UsageError
-from overlay.package import KNOWN_RELEASES, ReleaseRange
-from overlay.targets.environments import is_environment, resolve_environment
-from overlay.targets.folder import resolve_folder
+from overlay.package import (
+    VLLM,
+    Package,
+    ReleaseRange,
+    package_named,
+    package_of_distribution,
+    package_problem,
+)
+from overlay.targets.archive import NotInArchive
+from overlay.targets.environments import (
+    environment_at,
+    is_environment,
+    resolve_environment,
+    resolve_interpreter,
+)
+from overlay.targets.folder import NotInFolder, resolve_folder
+from overlay.targets.installed import NotInstalled, resolve_installed
 from overlay.targets.metadata import unreadable
-from overlay.targets.target import TARGETS, Progress, Target
+from overlay.targets.target import Progress, Target, targets_of
 from overlay.untrusted import open_regular
 
+#: A release with the name of its distribution, as pip takes it; what may stand behind ``==`` in
+#: ``--releases`` is more than a version.
+_NAMED = re.compile(r"(?P<name>[A-Za-z0-9](?:[-_.A-Za-z0-9]*[A-Za-z0-9])?)\s*==\s*(?P<rest>\S+)")
 
-def resolve_archive(path: Path, name: str) -> Target:
+
+#: What is raised where a package is not in a Python, a folder or an archive at all.
+ABSENT = (NotInstalled, NotInFolder, NotInArchive)
+
+_STATE = re.compile(r"\.(?P<name>[A-Za-z_][A-Za-z0-9_]*)-overlay")
+
+
+def resolve_archive(path: Path, name: str, package: Package = VLLM) -> Target:
     """The read-only target in a wheel or an sdist file, which the user called ``name``.
 
-    :raises ArchiveError: if it is neither, is damaged, dangerous or too large, or holds no vLLM.
+    :raises NotInArchive: if the package is not in it.
+    :raises ArchiveError: if it is neither, is damaged, dangerous or too large.
     """
     try:
         with open_regular(path) as file:
@@ -32,90 +59,213 @@ def resolve_archive(path: Path, name: str) -> Target:
     if magic[:2] == b"PK":
         from overlay.targets.wheel import resolve_wheel
 
-        return resolve_wheel(path, name)
+        return resolve_wheel(path, name, package)
     if magic[:2] == b"\x1f\x8b":
         from overlay.targets.sdist import resolve_sdist
 
-        return resolve_sdist(path, name)
+        return resolve_sdist(path, name, package)
     found = "an empty file" if not magic else f"a file that begins with the bytes {magic.hex(' ')}"
     raise ArchiveError(
         f"{name}: expected a wheel (.whl, a zip archive) or an sdist (.tar.gz), found {found}. "
-        "Download it again, or name a folder that holds vllm/"
+        f"Download it again, or name a folder that holds {package.name}/"
     )
 
 
-def resolve(target: str | None, *, progress: Progress | None = None) -> Target:
-    """The target that ``target`` names; ``None`` is the vLLM that this Python would import.
+def resolve(
+    target: str | None, *, progress: Progress | None = None, package: Package = VLLM
+) -> Target:
+    """The target that ``target`` names; ``None`` is the package that this Python would import.
 
-    What reads as a version number is a release, even where a file is called so too: write
-    ``./0.26.0`` to mean the file.
+    What reads as a version number, or as a release with its name (``vllm-ascend==0.23.0``), is a
+    release, even where a file is called so too: write ``./0.26.0`` to mean the file.
 
     :param progress: called while a release is fetched.
-    :raises TargetError: if there is no such target, or it is not vLLM.
+    :param package: the one that is meant where ``target`` does not say it.
+    :raises NotInstalled: if a Python does not have the package.
+    :raises NotInFolder, NotInArchive: if a folder, or a wheel or sdist, does not hold it.
+    :raises TargetError: if there is no such target, or the package cannot be patched there.
     :raises ArchiveError: if a wheel or sdist is damaged, dangerous or too large.
     :raises PackageIndexError: if a release cannot be fetched.
     """
     if target is not None and not target.strip():
-        raise TargetError(f"TARGET is empty: omit it to mean the installed vLLM, or name {TARGETS}")
+        raise TargetError(
+            f"TARGET is empty: omit it to mean the installed {package.title}, or name "
+            f"{targets_of(package)}"
+        )
     if target is None:
-        from overlay.targets.installed import resolve_installed
-
-        return resolve_installed()
-    if (release := _version(target)) is not None:
-        from overlay.targets.release import resolve_release
-
-        try:
-            found = resolve_release(release, target, progress=progress)
-        except PackageIndexError as error:
-            raise PackageIndexError(f"release {target}: {error}") from error
-        return _doubted(found) if os.path.lexists(target) else found
+        return resolve_installed(package)
+    if (named := release_named(target, package)) is not None:
+        return _release(target, progress, *named)
     path = Path(os.path.expanduser(target))
     try:
         is_folder = stat.S_ISDIR(os.stat(path).st_mode)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise TargetError(
-            f"{target!r}: expected {TARGETS}; there is no such file or folder, and it is not a "
-            "release number"
+            f"{target!r}: expected {targets_of(package)}; there is no such file or folder, and it "
+            "is not a release number"
         ) from error
     except (OSError, ValueError) as error:
         raise TargetError(f"{target!r}: expected a path that can be looked at: {error}") from error
-    if is_environment(path):
-        return resolve_environment(path, target)
+    if is_environment(path, (package,)):
+        return resolve_environment(path, target, package)
     if is_folder:
-        return resolve_folder(path, target)
+        return resolve_folder(path, target, package)
 
-    return resolve_archive(path, target)
+    return resolve_archive(path, target, package)
 
 
-def releases(text: str, *, pre: bool = False) -> tuple[str, ...]:
-    """The releases that ``--releases`` names, oldest first, each once.
+def resolve_each(
+    target: str | None,
+    packages: Sequence[Package],
+    *,
+    python: str | None = None,
+    patched: bool = False,
+    progress: Progress | None = None,
+) -> tuple[Target, ...]:
+    """The packages of a target that features patch, in the order of ``packages``.
+
+    A package that is not there is passed over, unless none of them is.  What is there and cannot
+    be patched is an error, for whichever package.
+
+    :param packages: those that are asked for, at least one; the first is the one that is missed
+        where there is none.  Those that the overlay has patched there come behind them, if
+        ``patched`` says so.
+    :param python: the interpreter or virtual environment that is meant where ``target`` is
+        ``None``; ``None``: this one.
+    :raises TargetError: as ``resolve``, and if a release is one of a package that is not asked for.
+    """
+    if target is not None and (named := release_named(target, packages[0])) is not None:
+        if named[1] not in (*packages, VLLM):
+            raise TargetError(_without_features(target, packages))
+        return (_release(target, progress, *named),)
+    missing: TargetError | None = None
+    found = []
+    further = patched_in(_folders(target, python)) if patched else ()
+    for package in dict.fromkeys((*packages, *further)):
+        try:
+            if target is None and python is not None:
+                found.append(resolve_interpreter(python, package))
+            else:
+                found.append(resolve(target, package=package))
+        except ABSENT as error:
+            missing = missing or error
+    if not found and missing is not None:
+        raise missing
+    return tuple(found)
+
+
+def _folders(target: str | None, python: str | None) -> Sequence[str]:
+    """The folders that hold the packages of a target, as far as they can be told."""
+    place = python if target is None else target
+    if place is None:
+        return sys.path
+    path = Path(os.path.expanduser(place))
+    try:
+        return environment_at(path, place).path if is_environment(path) else (str(path),)
+    except (TargetError, OSError):
+        return ()  # resolving it says what is wrong
+
+
+def patched_in(folders: Iterable[str]) -> tuple[Package, ...]:
+    """The packages in folders beside which the overlay keeps its own files, by name."""
+    found = set()
+    for folder in folders:
+        try:
+            names = os.listdir(folder or ".")
+        except (OSError, ValueError):
+            continue  # sys.path holds archives, folders that do not exist, and whatever else
+        for name in names:
+            match = _STATE.fullmatch(name)
+            if match is not None and package_problem(match["name"]) is None:
+                found.add(package_named(match["name"]))
+    return tuple(sorted(found, key=lambda package: package.name))
+
+
+def release_named(text: str, package: Package = VLLM) -> tuple[Version, Package] | None:
+    """The release that a text names, and its package; ``None`` where it names none.
+
+    :param package: whose release a mere version number is.
+    """
+    match = _NAMED.fullmatch(text.strip())
+    if match is None:
+        version = _version(text)
+        return None if version is None else (version, package)
+    named, version = package_of_distribution(match["name"]), _version(match["rest"])
+    return None if named is None or version is None else (version, named)
+
+
+def spelt(release: str, package: Package) -> str:
+    """A release as TARGET takes it."""
+    return release if package == VLLM else f"{package.distribution}=={release}"
+
+
+def _release(name: str, progress: Progress | None, version: Version, package: Package) -> Target:
+    from overlay.targets.release import resolve_release
+
+    try:
+        found = resolve_release(version, name, progress=progress, package=package)
+    except PackageIndexError as error:
+        raise PackageIndexError(f"release {name}: {error}") from error
+    return _doubted(found) if os.path.lexists(name) else found
+
+
+def _without_features(target: str, packages: Sequence[Package]) -> str:
+    known = ", ".join(package.distribution for package in packages)
+    return (
+        f"{target}: expected a release of a package that features patch ({known}); name the folder "
+        "of patches for another package with --patches DIR"
+    )
+
+
+def releases(text: str, *, pre: bool = False, package: Package = VLLM) -> tuple[str, ...]:
+    """The releases that ``--releases`` names, as TARGET takes them, oldest first, each once.
 
     ``all`` is every release that the shipped features are made for: the answer needs no network
     and is the same every day.  A range within those (``0.20.0..0.33.0``) is too; for a range that
-    reaches beyond them the package index is asked which final releases lie there.  ``new`` is
+    reaches beyond them the package index is asked which releases lie there.  ``new`` is
     every release on the index that this overlay does not know, but those older than all that it
-    knows; it may be none.  A single release is itself, and commas join several of these.
+    knows; it may be none.  A single release is itself, and commas join several of these.  Each of
+    them may begin with the name of another package (``vllm-ascend==all``).
 
     :param pre: whether ``new`` holds pre-releases, too.
-
+    :param package: the one that is meant where a part does not say it.
     :raises UsageError: if it is none of these, or a range that holds no release.
     :raises PackageIndexError: if the index has to be asked and does not answer.
     """
-    found: set[Version] = set()
+    found: dict[Package, set[Version]] = {}
     for part in text.split(","):
-        found.update(_new(pre) if part.strip() == "new" else _part(part.strip(), text))
-    return tuple(str(version) for version in sorted(found))
+        meant, rest = _meant(part.strip(), text, package)
+        parts = _new(pre, meant) if rest == "new" else _part(rest, text, meant)
+        found.setdefault(meant, set()).update(parts)
+    return tuple(
+        spelt(str(version), meant)
+        for meant, versions in found.items()
+        for version in sorted(versions)
+    )
 
 
-def _new(pre: bool) -> Iterable[Version]:
+def _meant(part: str, text: str, package: Package) -> tuple[Package, str]:
+    """The package that a part of ``--releases`` is about, and the rest of it."""
+    match = _NAMED.fullmatch(part)
+    if match is None:
+        return package, part
+    named = package_of_distribution(match["name"])
+    if named is None:
+        raise UsageError(f"--releases {text}: {match['name']!r} cannot be a package of Python")
+    return named, match["rest"]
+
+
+def _new(pre: bool, package: Package) -> Iterable[Version]:
     """The releases on the index that are not known, without yanked ones."""
     from overlay.targets.release import offered_releases
 
-    known = [Version(release) for release in KNOWN_RELEASES]
+    known = [Version(release) for release in package.releases]
     return [
         entry.version
-        for entry in offered_releases(pre=pre)
-        if not entry.yanked and entry.version > known[0] and entry.version not in known
+        for entry in offered_releases(pre=pre, package=package)
+        if not entry.yanked
+        and (not known or entry.version > known[0])
+        and entry.version not in known
     ]
 
 
@@ -127,22 +277,27 @@ def _doubted(found: Target) -> Target:
     return replace(found, warnings=(*found.warnings, warning))
 
 
-def _part(part: str, text: str) -> Iterable[Version]:
-    known = [Version(release) for release in KNOWN_RELEASES]
+def _part(part: str, text: str, package: Package) -> Iterable[Version]:
+    known = [Version(release) for release in package.releases]
     if part == "all":
+        if not known:
+            raise UsageError(
+                f"--releases {text}: the shipped features are made for no release of "
+                f"{package.title}; name a range, such as {package.distribution}==1.0..2.0"
+            )
         return known
     if ".." in part:
         try:
-            span = ReleaseRange.parse(part)
+            span = ReleaseRange.parse(part, package)
         except ValueError as error:
             raise UsageError(f"--releases {text}: {error}") from error
         candidates = known
-        if span.first < known[0] or span.last > known[-1]:
+        if not known or span.first < known[0] or span.last > known[-1]:
             from overlay.targets.release import offered_releases
 
-            offered = (entry.version for entry in offered_releases() if not entry.yanked)
-            candidates = sorted({*known, *offered})
-        inside = [version for version in candidates if version in span]
+            offered = offered_releases(package=package)
+            candidates = sorted({*known, *(each.version for each in offered if not each.yanked)})
+        inside = [version for version in candidates if span.first <= version <= span.last]
         if not inside:
             raise UsageError(f"--releases {text}: expected a range that holds releases, found none")
         return inside

@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import IO, cast
 
 from overlay.errors import ArchiveError
+from overlay.package import VLLM, Package
 from overlay.targets.archive import (
     MAX_MEMBERS,
     MAX_RATIO,
     MAX_UNPACKED_BYTES,
     RATIO_FREE_BYTES,
+    NotInArchive,
     Sources,
     check_member,
     check_size,
     is_text,
-    no_vllm,
 )
 from overlay.targets.metadata import header, unreadable, version_in_source
 from overlay.targets.target import Target, public_release
@@ -31,13 +32,14 @@ _CHUNK_BYTES = 1 << 16
 _DAMAGE = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError, OverflowError)
 
 
-def resolve_sdist(path: Path, name: str) -> Target:
+def resolve_sdist(path: Path, name: str, package: Package = VLLM) -> Target:
     """The read-only target in the sdist at ``path``.
 
-    :raises ArchiveError: if it is damaged, dangerous or too large, or holds no vLLM.
+    :raises NotInArchive: if the package is not in it.
+    :raises ArchiveError: if it is damaged, dangerous or too large.
     """
-    sources = read_sources(path, name)
-    release, warnings = public_release(sources.version)
+    sources = read_sources(path, name, package)
+    release, warnings = public_release(sources.version, package)
     return Target(
         name=name,
         vllm=sources.version,
@@ -47,10 +49,11 @@ def resolve_sdist(path: Path, name: str) -> Target:
         record_file=None,
         warnings=warnings,
         reader=sources.read,
+        package=package,
     )
 
 
-def read_sources(file: Path | IO[bytes], name: str) -> Sources:
+def read_sources(file: Path | IO[bytes], name: str, package: Package = VLLM) -> Sources:
     """Read an sdist once.
 
     :param file: its path, or itself, open.
@@ -59,9 +62,9 @@ def read_sources(file: Path | IO[bytes], name: str) -> Sources:
     """
     try:
         if not isinstance(file, Path):
-            return _read(file, name)
+            return _read(file, name, package)
         with open_regular(file) as compressed:
-            return _read(compressed, name)
+            return _read(compressed, name, package)
     except _DAMAGE as error:
         raise ArchiveError(
             f"{name}: expected a whole sdist, it is cut off or damaged ({error}). Download it again"
@@ -71,19 +74,21 @@ def read_sources(file: Path | IO[bytes], name: str) -> Sources:
         raise ArchiveError(unreadable(place, error)) from error
 
 
-def _read(compressed: IO[bytes], name: str) -> Sources:
+def _read(compressed: IO[bytes], name: str, package: Package) -> Sources:
     size = compressed.seek(0, os.SEEK_END)
     compressed.seek(0)
     with gzip.GzipFile(fileobj=compressed) as plain:
         bounded = cast(IO[bytes], _Bounded(plain, name, size))
         with tarfile.open(fileobj=bounded, mode="r|", encoding="utf-8") as archive:
-            sources = _collect(_members(archive, name), name)
+            sources = _collect(_members(archive, name, package), name, package)
         while bounded.read(_CHUNK_BYTES):
             pass  # the checksum of the whole follows the last byte
         return sources
 
 
-def _members(archive: tarfile.TarFile, name: str) -> Iterator[tuple[str, bytes | None]]:
+def _members(
+    archive: tarfile.TarFile, name: str, package: Package
+) -> Iterator[tuple[str, bytes | None]]:
     """Path in the archive and content of every file; content ``None`` where it is not kept."""
     count = 0
     while (member := archive.next()) is not None:
@@ -102,24 +107,36 @@ def _members(archive: tarfile.TarFile, name: str) -> Iterator[tuple[str, bytes |
                 f"{name}: expected plain files and folders only, {member.name} is a link or a "
                 "device. If you trust the archive, unpack it and name the folder instead"
             )
-        yield member.name, _content(archive, member, name)
+        yield member.name, _content(archive, member, name, package)
 
 
-def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, name: str) -> bytes | None:
-    inner = member.name.removeprefix("./").partition("/")[2]
-    if inner != "PKG-INFO" and not (inner.startswith("vllm/") and is_text(inner)):
+def _inner(member: str, package: Package) -> tuple[str, str]:
+    """The folder at the top of an sdist that holds a member, and its path below that folder.
+
+    Many projects keep their package below ``src/``, from where it is installed.
+    """
+    top, _, inner = member.removeprefix("./").partition("/")
+    below = inner.removeprefix("src/")
+    return top, below if below.startswith(f"{package.name}/") else inner
+
+
+def _content(
+    archive: tarfile.TarFile, member: tarfile.TarInfo, name: str, package: Package
+) -> bytes | None:
+    inner = _inner(member.name, package)[1]
+    if inner != "PKG-INFO" and not (inner.startswith(f"{package.name}/") and is_text(inner)):
         return None
     check_size(name, member.name, member.size)
     file = archive.extractfile(member)
     return file.read() if file is not None else b""
 
 
-def _collect(members: Iterator[tuple[str, bytes | None]], name: str) -> Sources:
+def _collect(members: Iterator[tuple[str, bytes | None]], name: str, package: Package) -> Sources:
     files: dict[str, bytes] = {}
     others: set[str] = set()
     tops: set[str] = set()
     for path, content in members:
-        top, _, inner = path.removeprefix("./").partition("/")
+        top, inner = _inner(path, package)
         tops.add(top)
         if inner in files or inner in others:
             raise ArchiveError(
@@ -127,17 +144,18 @@ def _collect(members: Iterator[tuple[str, bytes | None]], name: str) -> Sources:
             )
         if content is not None:
             files[inner] = content
-        elif inner.startswith("vllm/"):
+        elif inner.startswith(f"{package.name}/"):
             others.add(inner)
-    if "vllm/__init__.py" not in files:
-        raise no_vllm(name)
+    if package.initial not in files:
+        raise NotInArchive(name, package)
     if len(tops) > 1:
         found = ", ".join(sorted(tops)[:4])
         raise ArchiveError(
             f"{name}: expected an sdist with one folder at its top, found {len(tops)}: {found}"
         )
     metadata = files.pop("PKG-INFO", b"")
-    version = header(metadata, "Version") or version_in_source(files.get("vllm/_version.py", b""))
+    stated = files.get(f"{package.name}/_version.py", b"")
+    version = header(metadata, "Version") or version_in_source(stated)
     return Sources(version, files, frozenset(others))
 
 

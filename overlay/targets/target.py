@@ -8,7 +8,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from overlay.package import check_path, parse_release
+from overlay.package import VLLM, Package, check_path, parse_release
 
 
 def public(target: Target) -> str | None:
@@ -19,6 +19,18 @@ def public(target: Target) -> str | None:
 #: What a TARGET may be, for messages.
 TARGETS = "a folder that holds vllm/, a wheel, an sdist, or a release such as 0.26.0"
 
+
+def targets_of(package: Package) -> str:
+    """What a TARGET of a package may be, for messages."""
+    if package == VLLM:
+        return TARGETS
+    release = package.releases[-1] if package.releases else "1.0"
+    return (
+        f"a folder that holds {package.name}/, a wheel, an sdist, or a release such as "
+        f"{package.distribution}=={release}"
+    )
+
+
 #: Called while something is read or fetched: what, bytes done, bytes in all (``None``: unknown).
 Progress = Callable[[str, int, "int | None"], None]
 
@@ -28,16 +40,19 @@ MAX_FILE_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Target:
-    """The files of one vLLM; satisfies ``overlay.package.Tree``.
+    """The files of one package; satisfies ``overlay.package.Tree``.
 
     :ivar name: what the user named; where nothing was named, the folder that was found (which
         may be named next time to mean the same target).
-    :ivar vllm: the full version as found (``0.32.0+cpu``), ``None`` where nothing tells it.
+    :ivar vllm: the package's full version as found (``0.32.0+cpu``), ``None`` where nothing tells
+        it.
     :ivar release: the public version, ``None`` where ``vllm`` is unknown or no version.
-    :ivar root: the real path of the folder that holds ``vllm/``; ``None`` for read-only targets.
-    :ivar record: path to sha256 (hex) for the rows of RECORD under ``vllm/``; ``None`` where the
+    :ivar root: the real path of the folder that holds the package (``vllm/``); ``None`` for
+        read-only targets.
+    :ivar record: path to sha256 (hex) for the rows of RECORD under the package; ``None`` where the
         target has no RECORD, or its files were checked against one already.
-    :ivar record_file: the RECORD on disk, where one lies beside ``root``.
+    :ivar record_file: the RECORD on disk, where one lies beside ``root`` and takes our rows.
+    :ivar package: which package it is.
     """
 
     name: str
@@ -48,21 +63,26 @@ class Target:
     record_file: Path | None
     warnings: tuple[str, ...]
     reader: Callable[[str], bytes | None] = field(repr=False, compare=False)
+    package: Package = VLLM
 
     def read(self, path: str) -> bytes | None:
-        """The bytes of ``path`` (``vllm/...``), or ``None`` where there is no such file.
+        """The bytes of ``path`` (such as ``vllm/...``), or ``None`` where there is no such file.
 
-        :raises TargetError: if the path leaves ``vllm/``, or the file cannot be read safely.
+        :raises TargetError: if the path leaves the package, or the file cannot be read safely.
         """
-        check_path(path)
+        check_path(path, self.package)
         return self.reader(path)
 
 
-def public_release(version: str | None) -> tuple[Version | None, tuple[str, ...]]:
+def public_release(
+    version: str | None, package: Package = VLLM
+) -> tuple[Version | None, tuple[str, ...]]:
     """The public release of a version string, and a warning where it is not a version."""
     if version is None:
         return None, ()
     try:
         return parse_release(version), ()
     except ValueError:
-        return None, (f"vLLM calls its version {version!r}, which is not a version number",)
+        return None, (
+            f"{package.title} calls its version {version!r}, which is not a version number",
+        )

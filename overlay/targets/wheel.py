@@ -1,4 +1,4 @@
-"""Read the members of a wheel under ``vllm/``, one by one, out of the zip archive."""
+"""Read the members of a wheel under a package, one by one, out of the zip archive."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from overlay.errors import ArchiveError
-from overlay.targets.archive import MAX_MEMBERS, check_member, check_size, no_vllm
+from overlay.package import VLLM, Package
+from overlay.targets.archive import MAX_MEMBERS, NotInArchive, check_member, check_size
 from overlay.targets.metadata import header, unreadable, version_in_source
-from overlay.targets.record import Record, owns_vllm
+from overlay.targets.record import Record, owns
 from overlay.targets.target import MAX_FILE_BYTES, Target, public_release
 
 _DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
 
 
 class Wheel:
-    """The members of a wheel that matter: those under ``vllm/`` and its metadata.
+    """The members of a wheel that matter: those of its packages and its metadata.
 
     :param file: the archive's path, or a seekable binary file.
     :param name: what messages call it.
@@ -77,28 +78,31 @@ class Wheel:
         except OSError as error:
             raise ArchiveError(unreadable(Path(self.name), error)) from error
 
-    def metadata(self) -> tuple[str | None, bytes]:
-        """The distribution's version and its RECORD (empty where there is none).
+    def metadata(self, package: Package = VLLM) -> tuple[str | None, bytes]:
+        """The version of the distribution with a package, and its RECORD (empty if there is none).
 
-        :raises ArchiveError: if several distributions in the archive own ``vllm``.
+        :raises NotInArchive: if the package is not in it.
+        :raises ArchiveError: if several distributions in the archive own the package.
         """
-        if "vllm/__init__.py" not in self.members:
-            raise no_vllm(self.name)
+        if package.initial not in self.members:
+            raise NotInArchive(self.name, package)
         infos = [
             member[: -len("/RECORD")]
             for member in self.members
             if member.endswith(".dist-info/RECORD") and member.count("/") == 1
         ]
         owning = [
-            (info, raw) for info in infos if owns_vllm(raw := self.read(f"{info}/RECORD") or b"")
+            (info, raw)
+            for info in infos
+            if owns(raw := self.read(f"{info}/RECORD") or b"", package)
         ]
         if len(owning) > 1:
-            raise self._damaged("it holds several distributions that own vllm/")
+            raise self._damaged(f"it holds several distributions that own {package.name}/")
         if owning:
             info, record = owning[0]
             version = header(self.read(f"{info}/METADATA") or b"", "Version")
             return version or PurePosixPath(info).stem.rpartition("-")[2], record
-        return version_in_source(self.read("vllm/_version.py") or b""), b""
+        return version_in_source(self.read(f"{package.name}/_version.py") or b""), b""
 
     def extents(self, members: Iterable[str]) -> list[tuple[int, int]]:
         """Where the given members lie in the file, as ``(start, end)``, headers and all."""
@@ -114,21 +118,23 @@ class Wheel:
         )
 
 
-def resolve_wheel(path: Path, name: str) -> Target:
+def resolve_wheel(path: Path, name: str, package: Package = VLLM) -> Target:
     """The read-only target in the wheel at ``path``.
 
-    :raises ArchiveError: if it is damaged, dangerous or too large, or holds no vLLM.
+    :raises NotInArchive: if the package is not in it.
+    :raises ArchiveError: if it is damaged, dangerous or too large.
     """
     wheel = Wheel(path, name)
-    version, record = wheel.metadata()
-    release, warnings = public_release(version)
+    version, record = wheel.metadata(package)
+    release, warnings = public_release(version, package)
     return Target(
         name=name,
         vllm=version,
         release=release,
         root=None,
-        record=Record(record) if record else None,
+        record=Record(record, package) if record else None,
         record_file=None,
         warnings=warnings,
         reader=wheel.read,
+        package=package,
     )

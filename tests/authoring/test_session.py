@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 
 from overlay.authoring import disk
 from overlay.authoring.session import (
-    DOCUMENT,
-    Kind,
     Session,
     SessionFile,
     _session,
@@ -23,8 +21,8 @@ from overlay.authoring.session import (
     read,
     render,
     revise,
-    tomllib,
 )
+from overlay.authoring.session_document import DOCUMENT, Kind, tomllib
 from overlay.errors import UsageError
 from tests.support.faults import FaultyOs, faulty, in_child, killing
 
@@ -61,7 +59,7 @@ def test_the_document_gives_back_what_was_written(
 ) -> None:
     files = {path: SessionFile(*hashes) for path, hashes in paths.items()}
     given_ = replace(session(Path("x")), files=files, notes=texts, below=texts, features=texts)
-    assert _session(Path("x"), tomllib.loads(render(given_))) == given_
+    assert _session(Path("x"), given_.kind, tomllib.loads(render(given_))) == given_
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:

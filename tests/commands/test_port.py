@@ -14,7 +14,7 @@ import pytest
 from packaging.version import Version
 
 from overlay.api import porting
-from overlay.features.folder import load
+from overlay.features.folder import holes, load
 from overlay.features.model import Way
 from overlay.planning.planner import plan
 from overlay.report.codes import Code
@@ -155,6 +155,33 @@ def test_upstream_is_remembered(cli: Cli, ours: Path) -> None:
     assert "upstream" in result.out
     assert state(ours, "0.26.0") is State.UPSTREAMED
     assert 'merged = "0.25.0"' in (ours / "replay/feature.toml").read_text()
+
+
+def test_a_release_that_upstream_took_the_change_back_from_leaves_no_hole(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fix that was picked to a release's branch, and came to the next release later."""
+    texts = {"0.21.0": world.BASE, "0.22.0": world.PATCHED, "0.23.0": world.OTHER_FUNCTION}
+    monkeypatch.setattr("overlay.commands.port.KNOWN_RELEASES", tuple(texts))
+    monkeypatch.setattr("overlay.targets.resolution.KNOWN_RELEASES", tuple(texts))
+    monkeypatch.setattr(
+        "overlay.targets.resolution.resolve", lambda name, **_: world.Tree(name, texts)
+    )
+    ours = tmp_path / "picked"
+    world.write(ours)
+    result = cli("port", "replay", "all", "--write", "--patches", ours)
+    assert result.exit == 0, result.out
+    (feature,) = load([ours])
+    assert holes(feature, texts) == ()
+    assert str(feature.releases) == "0.21.0..0.23.0"
+    states = {
+        name: plan([feature], world.Tree(name, texts), Version(name)).features[0].state
+        for name in texts
+    }
+    assert list(states.values()) == [State.PRISTINE, State.UPSTREAMED, State.PRISTINE]
+    again = files(ours)
+    assert cli("port", "replay", "all", "--write", "--patches", ours).exit == 0
+    assert files(ours) == again
 
 
 def test_all_means_the_features_of_the_folders_that_are_named(cli: Cli, ours: Path) -> None:

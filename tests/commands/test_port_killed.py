@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,9 +12,10 @@ from overlay.authoring import disk
 from overlay.commands.port import port
 from overlay.commands.port_session import abort, proceed
 from overlay.commands.request import Request
+from overlay.errors import OverlayError
 from overlay.features.folder import load
 from tests.support import port_world as world
-from tests.support.faults import FaultyOs, faulty, in_child, killing
+from tests.support.faults import FaultyOs, failing, faulty, in_child, killing
 
 #: More calls than any of these commands makes.
 MOST = 400
@@ -111,3 +113,63 @@ def test_killed_while_a_session_begins_or_is_aborted_it_is_whole_or_gone(tmp_pat
         if session.exists():
             assert (session / "session.toml").is_file()
             assert b"<<<<<<<" in (session / "replay/10-runner" / world.PATH).read_bytes()
+
+
+def two_folders(place: Path) -> Request:
+    """Two folders of patches, with a feature each."""
+    world.write(place / "ours")
+    world.write(place / "theirs", id="other")
+    return Request(patches=(str(place / "ours"), str(place / "theirs")))
+
+
+def spans(request: Request) -> list[str]:
+    """The range of each folder's feature."""
+    return [str(load([Path(folder)])[0].releases) for folder in request.patches]
+
+
+BEFORE, AFTER = "0.21.0..0.21.0", "0.21.0..0.22.0"
+
+
+def test_killed_between_two_folders_the_same_command_goes_on(tmp_path: Path) -> None:
+    between = 0
+    for at in range(1, MOST, 3):  # every third call: each one of a folder is tried above
+        request = two_folders(tmp_path / f"at-{at}")
+
+        def child(at: int = at, request: Request = request) -> None:
+            with faulty(FaultyOs(at, killing), disk):
+                port(request, "0.22.0", write=True)
+
+        status = in_child(child)
+        assert spans(request) in ([BEFORE, BEFORE], [AFTER, BEFORE], [AFTER, AFTER])
+        between += spans(request) == [AFTER, BEFORE]
+        port(request, "0.22.0", write=True)
+        assert spans(request) == [AFTER, AFTER]
+        if status == 0:
+            break
+    assert between > 5
+
+
+def test_a_full_disk_in_the_second_folder_names_the_first(tmp_path: Path) -> None:
+    told = 0
+    for at in range(1, MOST, 3):  # every third call: each one of a folder is tried above
+        request = two_folders(tmp_path / f"at-{at}")
+        system = FaultyOs(at, failing(errno.ENOSPC))
+        error: Exception | None = None
+        try:
+            with faulty(system, disk):
+                port(request, "0.22.0", write=True)
+        except (OverlayError, OSError) as problem:
+            error = problem
+        if isinstance(error, OverlayError):
+            told += 1
+            assert f"before that: {request.patches[0]} (replay)" in str(error)
+            assert f"not known to be written: {request.patches[1]} (other)" in str(error)
+            assert "No space left" in str(error)
+        elif error is not None:
+            assert spans(request)[1] == BEFORE
+        if system.count < at:
+            break
+        assert spans(request) in ([BEFORE, BEFORE], [AFTER, BEFORE], [AFTER, AFTER])
+        port(request, "0.22.0", write=True)
+        assert spans(request) == [AFTER, AFTER]
+    assert told > 5

@@ -10,8 +10,10 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from overlay.cache import cache_folder
 from overlay.features.folder import load
@@ -57,11 +59,11 @@ class Night:
         extra: dict[str, bytes | None] = {path: target.read(path) for path in sorted(paths)}
         self.index.add(fake_vllm.sdist(self.folder, version, {**extra, **(changed or {})}))
 
-    def run(self) -> tuple[int, str]:
-        """The script's exit status, and its report."""
-        shutil.rmtree(self.clone.folder / "port-0.34.0", ignore_errors=True)  # a fresh clone
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that the script sees: this overlay, this index, a cache of its own."""
         kept = {name: value for name, value in os.environ.items() if "OVERLAY" not in name}
-        env = {
+        return {
             **kept,
             "PATH": f"{self.folder / 'bin'}{os.pathsep}{kept['PATH']}",
             "PYTHONPATH": str(self.folder / "installed"),
@@ -71,10 +73,14 @@ class Night:
             "PIP_CONFIG_FILE": os.devnull,
             "NO_COLOR": "1",
         }
+
+    def run(self) -> tuple[int, str]:
+        """The script's exit status, and its report."""
+        shutil.rmtree(self.clone.folder / "port-0.34.0", ignore_errors=True)  # a fresh clone
         done = subprocess.run(
             ["sh", "nightly.sh"],
             cwd=self.clone.folder,
-            env=env,
+            env=self.environment,
             capture_output=True,
             text=True,
             check=False,
@@ -166,8 +172,121 @@ def test_no_network_is_an_error(night: Night) -> None:
     assert "expected files of vllm on" in said
 
 
-def test_the_workflow_runs_that_script() -> None:
-    workflow = block(".github/workflows/new-vllm.yml")
-    assert "sh nightly.sh" in workflow
-    assert "git diff --quiet -- our-patches" in workflow
-    assert "cron:" in workflow
+# The workflow
+
+#: What a stub of the command ``gh`` does: it has no pull request, and notes what is asked of it.
+_GH = """#!/bin/sh
+printf '%s\\n' "$*" >> {log}
+test "$1 $2" != "pr view"
+"""
+
+
+class Workflow:
+    """The workflow of the page, its shell steps run as GitHub's runner runs them.
+
+    The actions that it uses are not run: the clone is there, and so is the overlay.
+    """
+
+    def __init__(self, night: Night) -> None:
+        self.night = night
+        (self.job,) = workflow()["jobs"].values()
+        self.asked = night.folder / "gh.log"
+        self.asked.touch()
+        for name, text in (("gh", _GH.format(log=self.asked)), ("pip", "#!/bin/sh\n")):
+            command = night.folder / "bin" / name
+            command.write_text(text)
+            command.chmod(0o755)
+        self.origin = Repository(night.folder / "origin.git")
+        night.clone("clone", "-q", "--bare", ".", str(self.origin.folder))
+        night.clone("remote", "add", "origin", str(self.origin.folder))
+
+    def run(self) -> dict[str, int]:
+        """The exit status of each shell step by its name, up to the first that fails."""
+        outputs: dict[str, str] = {}
+        statuses: dict[str, int] = {}
+        for step in self.job["steps"]:
+            if "run" not in step:
+                continue
+            name = step.get("name", step.get("id", step["run"]))
+            statuses[name] = self._step(step, outputs)
+            if statuses[name]:
+                break
+        return statuses
+
+    def _step(self, step: dict[str, Any], outputs: dict[str, str]) -> int:
+        written = self.night.folder / "outputs"
+        written.write_text("")
+        more = {name: _filled(value, outputs) for name, value in step.get("env", {}).items()}
+        done = subprocess.run(
+            ["bash", "-e", "-c", _filled(step["run"], outputs)],
+            cwd=self.night.clone.folder,
+            env={**self.night.environment, "GITHUB_OUTPUT": str(written), **more},
+            check=False,
+        )
+        for line in written.read_text().splitlines():
+            name, _, value = line.partition("=")
+            outputs[f"steps.{step['id']}.outputs.{name}"] = value
+        return done.returncode
+
+
+def _filled(text: str, outputs: dict[str, str]) -> str:
+    """A text with the values of its expressions; an unknown one is an error."""
+    known = {"github.token": "a-token", "github.run_id": "1", **outputs}
+    return re.sub(r"\$\{\{\s*(.*?)\s*\}\}", lambda match: known[match[1]], text)
+
+
+def workflow() -> dict[str, Any]:
+    """The workflow as GitHub reads it, but for ``on``, which YAML 1.1 takes for a truth value."""
+    read = yaml.safe_load(block(".github/workflows/new-vllm.yml"))
+    read["on"] = read.pop(True)
+    assert isinstance(read, dict)
+    return read
+
+
+def test_the_workflow_is_one_that_github_can_read() -> None:
+    read = workflow()
+    assert set(read) == {"name", "on", "permissions", "jobs"}
+    (schedule,) = read["on"]["schedule"]
+    assert len(schedule["cron"].split()) == 5
+    assert read["permissions"] == {"contents": "write", "pull-requests": "write"}
+    (job,) = read["jobs"].values()
+    assert job["runs-on"] == "ubuntu-latest"
+    for step in job["steps"]:
+        assert ("run" in step) is not ("uses" in step)
+        assert set(step) <= {"id", "name", "uses", "with", "env", "run"}
+        if "uses" in step:
+            assert re.fullmatch(r"actions/[a-z-]+@v\d+", step["uses"])
+    ids = {step["id"] for step in job["steps"] if "id" in step}
+    named = re.findall(r"\$\{\{\s*steps\.(\w+)\.", block(".github/workflows/new-vllm.yml"))
+    assert set(named) <= ids
+
+
+def test_the_workflow_opens_a_pull_request_with_the_diff(night: Night) -> None:
+    job = Workflow(night)
+    night.publish("0.34.0")
+    assert set(job.run().values()) == {0}
+    asked = job.asked.read_text()
+    assert "pr create --head new-vllm --title Patches for new vLLM releases" in asked
+    diff = job.origin("diff", "-M", "main", "new-vllm")
+    assert '+releases = "0.33.0..0.34.0"' in diff
+    changed = job.origin("diff", "--name-only", "main", "new-vllm").split()
+    assert all(name.startswith("our-patches/") for name in changed)
+
+
+def test_the_workflow_fails_where_something_needs_a_person(night: Night) -> None:
+    job = Workflow(night)
+    source = (resolve(BASE).read(PATH) or b"").decode()
+    night.publish("0.34.0", {PATH: source.replace("class FastIncr", "class QuickIncr").encode()})
+    *passed, last = job.run().items()
+    assert last == ("Fail where something needs a person", 1)
+    assert {status for _, status in passed} == {0}
+    assert job.asked.read_text() == ""
+    assert "new-vllm" not in job.origin("branch", "--list")
+
+
+def test_the_workflow_stops_at_an_error(night: Night) -> None:
+    job = Workflow(night)
+    night.index.files.clear()
+    *_, last = job.run().items()
+    assert last == ("nightly", 1)
+    assert job.asked.read_text() == ""

@@ -61,12 +61,12 @@ CAPTURE_MUTATIONS = (
             "staging.py",
             "FirstStaging.stage",
             "self.hidden.copy_(...)",
-            "MATCH\nself.offsets[reqs + 1 :] = self.offsets[-1].clone()",
+            "MATCH\nself.offsets[self.rows.reqs + 1 :] = self.offsets[-1].clone()",
         )
         + one(
             "staging.py",
             "FirstStaging.__init__",
-            "self.reqs, self.tokens = reqs, tokens",
+            "self.tokens = tokens",
             """
                 MATCH
                 self.offsets = buffers.query_start_loc[padded_tokens // padded][: padded + 1]
@@ -219,7 +219,7 @@ CAPTURE_MUTATIONS = (
     Mutation(
         "the slots of padded rows stay what they were",
         "hazard 4",
-        one("staging.py", "FirstStaging.__init__", "self.int64_padding += [...]", "pass"),
+        one("staging.py", "FirstStaging.__init__", "self.rows.int64_padding.append(...)", "pass"),
         "audit",
         says="wrote KV slots",
     ),

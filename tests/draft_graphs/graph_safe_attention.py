@@ -60,6 +60,8 @@ class GraphSafeMetadata:
     block_table: torch.Tensor  # [R, blocks]
     slot_mapping: torch.Tensor  # [T]
     causal: bool = True
+    # First and last position of images, by request: their tokens see each other.
+    ranges: dict[int, list[tuple[int, int]]] | None = None
 
 
 # The three classes here have bases of vLLM's, and mypy sees no vLLM.
@@ -77,6 +79,10 @@ class GraphSafeBackend(AttentionBackend):  # type: ignore[misc]
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
         return KERNEL_BLOCK_SIZES
+
+    @classmethod
+    def supports_non_causal(cls) -> bool:
+        return True
 
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[Any, ...]:
@@ -120,6 +126,7 @@ class GraphSafeBuilder(AttentionMetadataBuilder[GraphSafeMetadata]):  # type: ig
             block_table=common.block_table_tensor,
             slot_mapping=common.slot_mapping,
             causal=bool(common.causal),
+            ranges=getattr(common, "mm_req_doc_ranges", None),
         )
 
     def update_draft_decode_metadata(self, metadata: GraphSafeMetadata) -> None:
@@ -143,8 +150,9 @@ class GraphSafeImpl(AttentionImpl):  # type: ignore[misc]
         kv_sharing_target_layer_name: str | None = None,
         **unsupported: Any,
     ) -> None:
-        if alibi_slopes or sliding_window or logits_soft_cap or attn_type != AttentionType.DECODER:
-            raise NotImplementedError("plain causal attention only")
+        if alibi_slopes or logits_soft_cap or attn_type != AttentionType.DECODER:
+            raise NotImplementedError("plain attention of decoders only")
+        self.sliding_window = sliding_window
         self.num_heads, self.head_size = num_heads, head_size
         # A tensor, as the scales of a quantized cache are.
         self.scale = torch.full((1,), float(scale), dtype=torch.float32)
@@ -204,7 +212,16 @@ class GraphSafeImpl(AttentionImpl):  # type: ignore[misc]
         # The last row of a request sees its whole sequence, the one before a token less.
         behind = starts[owner + 1] - 1 - rows if meta.causal else 0
         seen = meta.seq_lens[owner] - behind
+        for request, ranges in (meta.ranges or {}).items():
+            for first, last in ranges:
+                inside = (owner == request) & (seen > first) & (seen <= last)
+                seen = torch.where(inside, meta.seq_lens[owner].clamp(max=last + 1), seen)
         seen = seen.clamp(max=meta.max_seq_len)
+        begins = torch.zeros_like(seen)
+        if self.sliding_window is not None:
+            if not meta.causal:
+                raise NotImplementedError("a sliding window of causal attention only")
+            begins = (seen - self.sliding_window).clamp(min=0)
 
         table = meta.block_table[:requests].long()
         FAULTS[4].add_(((table < 0) | (table >= kv_cache.shape[0])).sum())
@@ -216,6 +233,7 @@ class GraphSafeImpl(AttentionImpl):  # type: ignore[misc]
             real[:, None]
             & (cell // per_request == owner[:, None])
             & (cell % per_request < seen[:, None])
+            & (cell % per_request >= begins[:, None])
         )
         # What nobody may see may hold NaN, and zero times NaN is NaN.
         cells = torch.where(visible.any(0)[:, None, None], cells, 0.0)

@@ -88,6 +88,7 @@ class Outcome:
     :ivar accepted: per draft position, how often it was accepted; `expected`: the same by the
         oracle, for the very same verifications.
     :ivar profiled: what the module told vLLM's profile, bytes.
+    :ivar group: the KV-cache group of the draft's layers.
     :ivar python_calls: of the draft model inside the entries; `model_calls`: in all.
     :ivar used, declined: calls of the module's entries, by "entry requests".
     :ivar missed: of the declined ones, those that a captured graph could have held.
@@ -101,6 +102,7 @@ class Outcome:
     expected: list[int] = field(default_factory=list)
     preemptions: int = 0
     profiled: int = 0
+    group: int = 0
     python_calls: int = 0
     model_calls: int = 0
     used: dict[str, int] = field(default_factory=dict)
@@ -219,8 +221,11 @@ class Engine:
         from tests.draft_graphs.audit import Audit
 
         # Whatever ran last may have left its slots there.
-        slots = self.runner.drafter._slot_mapping_buffer
-        slots.copy_(torch.arange(slots.shape[0]) % (16 * int(self.spec.block_size or 16)))
+        drafter = self.runner.drafter
+        for name in ("_slot_mapping_buffer", "_context_slot_mapping_buffer"):
+            slots = getattr(drafter, name, None)
+            if slots is not None:
+                slots.copy_(torch.arange(slots.shape[0]) % (16 * int(self.spec.block_size or 16)))
         hooks: Any = sys.modules[f"{PACKAGE}.hooks"]
         stock = hooks.capture_draft_graphs
         audit = Audit(self.runner, self.backend)
@@ -289,6 +294,7 @@ class Engine:
             outcome.model_calls = audit.model_calls
             outcome.missed = dict(audit.missed)
             outcome.replays = dict(audit.replays)
+        outcome.group = int(drafter.kv_cache_gid)
         dispatcher = drafter.cudagraph_dispatcher
         outcome.captured = [f"{key.role} {key.num_reqs}" for key in dispatcher.draft_keys]
         outcome.log = log.take()

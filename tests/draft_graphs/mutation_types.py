@@ -16,7 +16,7 @@ Catcher = Literal[
 
 #: The engine that shows it: by the draft that depends most on what is broken, or by what makes
 #: the code that is broken run.
-Engine = Literal["eagle3hid", "eagle3", "kernel blocks"]
+Engine = Literal["eagle3hid", "eagle3", "kernel blocks", "LoRA", "another KV-cache group"]
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,18 @@ class TwinMutation:
     script: str
     options: tuple[str, ...]
     says: str
+
+
+@dataclass(frozen=True)
+class UnitMutation:
+    """One bug that a test without an engine shows.
+
+    :ivar stands_for, changes: as in `Mutation`.
+    """
+
+    name: str
+    stands_for: str
+    changes: tuple[Edit, ...]
 
 
 def one(file: str, scope: str, old: str, new: str) -> tuple[Edit, ...]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.draft_graphs.dp_mutations import DP_MUTATIONS
 from tests.draft_graphs.mutation_table import MUTATIONS
+from tests.draft_graphs.scenario_mutations import BUILDER_MUTATIONS, SCENARIO_MUTATIONS
 from tests.draft_graphs.twin_mutations import TWIN_MUTATIONS
 from tests.gpu.mutation_plan import ALSO
 
@@ -159,7 +160,8 @@ PAGE_TOP = """# Mutations
 
 Each line is a bug that was put into the draft graphs' module, and what showed it, in a real engine
 on CPU with the graph double (`tests/draft_graphs/`). A mutation that nothing shows fails
-`tests/draft_graphs/test_mutations.py`, `test_data_parallel.py` where there are two ranks, or
+`tests/draft_graphs/test_mutations.py`, `test_data_parallel.py` where there are two ranks,
+`test_engine_graphs.py` where it is about adapters or KV-cache groups, `test_builders.py`, or
 `test_same_as_upstream.py` where it is a twin that shows it. A bug is an edit of the syntax of a named
 function (`tests/support/code_edits.py`), so that layout and comments do not count. This page is
 written by `mutations.py` beside them.
@@ -179,7 +181,7 @@ words say which part of the module it is about. What shows it:
   module as it is, said nothing;
 - *twin*: drafts or KV cache differ from those of upstream's code on random batches;
 - *error*: serving failed; *use*: graphs were used for what they must not be;
-- *policy*: the policy's own test, without an engine.
+- *policy*, *builders*: the test of the policy, or of the metadata builders, without an engine.
 
 | stands for | mutation | shown by |
 |---|---|---|
@@ -201,7 +203,7 @@ the bug would do wrong.
 
 def _rows() -> list[tuple[str, str, str]]:
     rows: list[tuple[str, str, str]] = [
-        (each.stands_for, each.name, each.catcher) for each in MUTATIONS
+        (each.stands_for, each.name, each.catcher) for each in (*MUTATIONS, *SCENARIO_MUTATIONS)
     ]
     rows += [
         (
@@ -212,6 +214,7 @@ def _rows() -> list[tuple[str, str, str]]:
         for each in DP_MUTATIONS
     ]
     rows += [(each.stands_for, each.name, "twin") for each in TWIN_MUTATIONS]
+    rows += [(each.stands_for, each.name, "builders") for each in BUILDER_MUTATIONS]
     rows += [
         (each.stands_for, f"the policy forgets `{each.fact}`", "policy")
         for each in POLICY_MUTATIONS

@@ -7,6 +7,16 @@ from typing import cast
 from tests.draft_graphs.mutation_types import Catcher, Mutation, one
 from tests.draft_graphs.package_copies import HOOKED
 
+#: What both kinds of uniform batch have in common.
+_SHARED = ("the next tokens", "the lengths", "the rejected tokens", "the blocks")
+
+
+def _staged_in(what: str, kind: str) -> str:
+    """The function that stages a thing for graphs of a kind."""
+    shared = kind == "First" and what in _SHARED
+    return "_UniformRows.copy" if shared else f"{kind}Staging.stage"
+
+
 REPLAY_MUTATIONS = (
     # ---- what a replay must do
     Mutation(
@@ -82,7 +92,7 @@ REPLAY_MUTATIONS = (
         Mutation(
             f"{what} stay what they were ({kind.lower()})",
             "staging",
-            one("staging.py", f"{kind}Staging.stage", old, new),
+            one("staging.py", _staged_in(what, kind), old, new),
             cast(Catcher, catcher),
             # Only this draft reads the past through the tokens that it is given.
             engine="eagle3" if what == "the target's tokens" else "eagle3hid",

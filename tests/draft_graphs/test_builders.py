@@ -1,8 +1,12 @@
-"""The metadata builders of the captures where the target has PIECEWISE graphs. Needs vLLM."""
+"""The metadata builders of the captures where the target has PIECEWISE graphs. Needs vLLM.
+
+The bugs of `scenario_mutations.BUILDER_MUTATIONS` are put in, and shown.
+"""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -12,9 +16,15 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
-from tests.draft_graphs.added_modules import added
+from tests.draft_graphs.drafters import Drafter
+from tests.draft_graphs.graph_safe_attention import GraphSafeBuilder
+from tests.draft_graphs.mutation_types import UnitMutation
+from tests.draft_graphs.scenario_mutations import BUILDER_MUTATIONS
+from tests.support.code_edits import edited
 
-upstream: Any = added("upstream")
+# The feature's modules lie beside vLLM's own once `drafters` is imported.
+# isort: split
+from vllm.v1.spec_decode.draft_graphs import capture, draft_graphs, upstream
 
 
 def flash_attention_group(mode: str) -> Any:
@@ -40,11 +50,11 @@ def flash_attention_group(mode: str) -> Any:
     return SimpleNamespace(vllm_config=config, draft_attn_groups=[group])
 
 
-def made(proposer: Any) -> Any:
+def made(proposer: Any, module: Any = upstream) -> Any:
     from vllm.v1.attention.backends import flash_attn
 
     with mock.patch.object(flash_attn, "get_flash_attn_version", return_value=3):
-        return upstream.make_builders_of_full_graphs(proposer)
+        return module.make_builders_of_full_graphs(proposer)
 
 
 @pytest.mark.parametrize("mode", ["FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"])
@@ -77,3 +87,71 @@ def test_with_piecewise_graphs_the_number_of_splits_is_bounded_in_captures_alone
     assert group.metadata_builders == [stock]
     with upstream.builders_of_full_graphs(proposer, None):
         assert group.metadata_builders == [stock]
+
+
+class NotedBuilder(GraphSafeBuilder):
+    """Knows in which cudagraph mode of the target it was made."""
+
+    def __init__(self, spec: Any, layer_names: Any, vllm_config: Any, device: Any) -> None:
+        self.kv_cache_spec, self.layer_names, self.device = spec, layer_names, device
+        self.mode = vllm_config.compilation_config.cudagraph_mode.name
+
+
+def modes_of_captures(monkeypatch: pytest.MonkeyPatch, capturing: Any) -> set[str]:
+    """The modes that the builders were made for, of all builds of a capture beside PIECEWISE.
+
+    :param capturing: the module `capture`.
+    """
+    from vllm.config import CUDAGraphMode
+
+    drafter = Drafter()
+    config = drafter.proposer.vllm_config
+    config.compilation_config.cudagraph_mode = CUDAGraphMode.PIECEWISE
+    (group,) = drafter.proposer.draft_attn_groups
+    group.metadata_builders = [NotedBuilder(None, ["draft"], config, torch.device("cpu"))]
+    built: list[str] = []
+    stock = type(group).build_metadata_for_drafting
+
+    def build(common_attn_metadata: Any, draft_index: int) -> Any:
+        (builder,) = group.metadata_builders
+        built.append(builder.mode)
+        return stock(group, common_attn_metadata, draft_index)
+
+    group.build_metadata_for_drafting = build
+    monkeypatch.setattr(draft_graphs, "capture_keys", capturing.capture_keys)
+    drafter.capture()
+    assert drafter.keys, drafter.graphs.withdrawn
+    assert [builder.mode for builder in group.metadata_builders] == ["PIECEWISE"]
+    return set(built)
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_captures_beside_piecewise_graphs_have_builders_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert modes_of_captures(monkeypatch, capture) == {"FULL_DECODE_ONLY"}
+
+
+def with_bug(module: ModuleType, mutation: UnitMutation) -> Any:
+    """The module once more, with the bug in it."""
+    assert module.__file__ is not None
+    source = Path(module.__file__).read_text(encoding="utf-8")
+    for file, *edit in mutation.changes:
+        source = edited(source, [edit], file)
+    made_of: Any = ModuleType(f"{module.__name__}_with_bug")
+    made_of.__package__ = module.__package__
+    exec(compile(source, module.__file__, "exec", dont_inherit=True), vars(made_of))
+    return made_of
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("mutation", BUILDER_MUTATIONS, ids=lambda each: each.name)
+def test_mutation_is_caught(mutation: UnitMutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    ((file, *_),) = mutation.changes
+    if file == "capture.py":
+        assert modes_of_captures(monkeypatch, with_bug(capture, mutation)) == {"PIECEWISE"}
+    else:
+        bug = with_bug(upstream, mutation)
+        assert made(flash_attention_group("PIECEWISE"), bug) is None
+        monkeypatch.setattr(upstream, "make_builders_of_full_graphs", lambda _: None)
+        assert modes_of_captures(monkeypatch, capture) == {"PIECEWISE"}

@@ -193,6 +193,21 @@ def test_ranks_that_come_and_go_draft_together() -> None:
     assert "elastic" in reason
 
 
+def test_a_drafter_with_dummy_passes_of_its_own_drafts_as_upstream() -> None:
+    """dflash: the hook that takes the slots away before a dummy pass is not in its version."""
+    from vllm.v1.spec_decode.dflash import DFlashProposer
+    from vllm.v1.spec_decode.eagle import EagleProposer
+
+    for kind, refused in ((EagleProposer, False), (DFlashProposer, True)):
+        drafter = object.__new__(kind)
+        vars(drafter).update(vars(proposer(Plain())))
+        reason = ranks.coupling(drafter)
+        assert (reason is not None) == refused
+        vars(drafter).update(vars(proposer(Plain(), ranks=1)))
+        assert ranks.coupling(drafter) is None
+    assert "DFlashProposer has dummy passes of its own" in reason
+
+
 def test_without_data_parallelism_nothing_matters() -> None:
     assert ranks.coupling(proposer(Calls(), ranks=1)) is None
     assert ranks.token_counts(proposer(ranks=1).vllm_config, 5) is None

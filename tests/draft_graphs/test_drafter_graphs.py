@@ -1,4 +1,4 @@
-"""Drafters beside EAGLE in a real engine on CPU: draft models, PARD, P-EAGLE, two vocabularies.
+"""Drafters beside EAGLE in a real engine on CPU: draft models, one-pass drafters, dflash.
 
 As `test_engine_graphs`: real captures and replays, an audit of every call, junk in padded rows,
 and an oracle that knows every token and every accepted draft.
@@ -7,6 +7,7 @@ and an oracle that knows every token and every accepted draft.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -37,12 +38,14 @@ DRAFTERS = {
     ),
     "PARD": ("parallel", "pard", {"method": "draft_model", "parallel_drafting": True}),
     "P-EAGLE": ("parallel", "peagle", {"method": "eagle3", "parallel_drafting": True}),
+    "dflash": ("parallel", "dflash", {"method": "dflash"}),
 }
 CASES = [
     *(("draft_model", k) for k in (1, 3)),
     ("vocabularies", 3),
     *(("PARD", k) for k in (1, 3, 5)),
     *(("P-EAGLE", k) for k in (1, 3, 5)),
+    *(("dflash", k) for k in (1, 3, 5)),
 ]
 
 
@@ -70,20 +73,30 @@ def runs(drafter: str, k: int) -> list[Run]:
     ]
 
 
+def looked_at(items: Iterable[pytest.Item]) -> list[tuple[str, int]]:
+    """The drafters and Ks that the chosen tests look at; all of them where none is named."""
+    given = [each.callspec.params for each in items if hasattr(each, "callspec")]
+    chosen = [(drafter, k) for drafter, k in CASES if {"drafter": drafter, "k": k} in given]
+    return chosen or CASES
+
+
 @pytest.fixture(scope="module")
 def outcomes(
-    patched_python: Path, engine_python: Path, tmp_path_factory: pytest.TempPathFactory
+    patched_python: Path,
+    engine_python: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
 ) -> dict[tuple[str, int], dict[str, Outcome]]:
-    """Every drafter and K, each in one engine."""
+    """Every drafter and K that is looked at, each in one engine."""
     models = tmp_path_factory.mktemp("drafters")
     write_models(engine_python, models, "tiny_drafters")
-    plans = []
-    for drafter, k in CASES:
+    plans, cases = [], looked_at(request.session.items)
+    for drafter, k in cases:
         folder, draft, speculative = DRAFTERS[drafter]
         more = {"requests": requests()} if folder == "parallel" else {}
         spec = make_spec(models / folder, draft, k, speculative=speculative, **more)
         plans.append(Plan(spec, runs(drafter, k)))
-    return dict(zip(CASES, run_harness(patched_python, plans), strict=True))
+    return dict(zip(cases, run_harness(patched_python, plans), strict=True))
 
 
 @pytest.mark.parametrize(("drafter", "k"), CASES)

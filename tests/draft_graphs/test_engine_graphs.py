@@ -27,6 +27,9 @@ from tests.draft_graphs.harness_client import (
     make_spec,
     run_harness,
 )
+from tests.draft_graphs.mutation_types import Mutation
+from tests.draft_graphs.scenario_mutations import SCENARIO_MUTATIONS
+from tests.draft_graphs.test_mutations import caught_by
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -38,6 +41,8 @@ CASES = tuple((draft, k) for draft in DRAFTS for k in KS)
 ALWAYS = tuple((draft, k) for draft, k in CASES if draft == "eagle3hid" or k in (KS[0], KS[-1]))
 OWN = [1, 2, 4, 8]
 PIECEWISE = {"mode": 0, "cudagraph_mode": "PIECEWISE"}
+#: The target's layers see 32 tokens, which is enough for it, and the draft's all.
+WINDOWS = {"layer_types": ["sliding_attention"] * 4, "sliding_window": 32}
 
 #: The second sizes make every batch but the full one a padded one.
 RUNS = {
@@ -130,6 +135,11 @@ def scenario(models: Path, name: str) -> Plan:
             # CPU's kernels for adapters want as many rows as there are tokens: no padding.
             "compilation": {**FULL_DECODE_ONLY, "cudagraph_capture_sizes": [*range(4, 33, 4)]},
         },
+        # Each layer of the target has a group of its own, and the draft's is the last one.
+        "another KV-cache group": {
+            "engine": {"hf_overrides": WINDOWS},
+            "kv_blocks": 110,
+        },
         "up to the largest length": {
             "requests": tuple(replace(request, tokens=200) for request in requests[:6]),
             "max_model_len": 80,
@@ -154,18 +164,15 @@ def scenario(models: Path, name: str) -> Plan:
     runs = [Run("auto"), Run("off", "off")]
     if name == "one request at a time":
         runs += [FAILING, Run("a profile that fails", profile_fails=True)]
-    if name == "LoRA":
-        # What is taken off stays off: the runs that need the adapters come first.
-        runs = [Run("off", "off"), ADAPTERS_STAY, Run("auto")]
+    bugs = [
+        Run(each.name, mutation=each.changes) for each in SCENARIO_MUTATIONS if each.engine == name
+    ]
+    # What is taken off stays off: the runs that need the adapters come first.
+    runs = [Run("off", "off"), *bugs, Run("auto")] if name == "LoRA" else [*runs, *bugs]
     # Of the drafts, this one reads its tokens through its embedding alone.
     draft = "eagle3" if name == "LoRA" else "eagle3hid"
     return Plan(make_spec(models, draft, 3, **settings[name]), runs)
 
-
-#: The draft keeps the layers that the target's adapters are around.
-ADAPTERS_STAY = Run(
-    "adapters stay", mutation=(("hooks.py", "create_draft_graphs", "adapters.take_off(...)", "()"),)
-)
 
 #: The host reads a length, which no capture allows.
 FAILING = Run(
@@ -186,6 +193,7 @@ USED = (
     "small capture sizes",
     "the target in FULL",
     "the target in PIECEWISE",
+    "another KV-cache group",
     "up to the largest length",
     "prefix caching, chunked prefill and prompt logprobs",
     "sampled drafts, all greedy",
@@ -243,8 +251,19 @@ def test_the_draft_has_none_of_the_targets_adapters(
     assert any("model.embed_tokens runs without LoRA adapters" in line for line in outcome.log)
     # Upstream's later passes want as many rows as the target's batch has tokens: CPU's kernel says
     # so, where a GPU's writes beyond the rows.
-    for name in ("off", "adapters stay"):
-        assert "does not broadcast" in (scenarios["LoRA"][name].error or ""), name
+    assert "does not broadcast" in (scenarios["LoRA"]["off"].error or "")
+
+
+def test_the_draft_lies_in_another_group(scenarios: dict[str, dict[str, Outcome]]) -> None:
+    assert scenarios["another KV-cache group"]["auto"].group > 0
+    assert scenarios["the target in FULL"]["auto"].group == 0
+
+
+@pytest.mark.parametrize("mutation", SCENARIO_MUTATIONS, ids=lambda each: each.name)
+def test_mutation_is_caught(scenarios: dict[str, dict[str, Outcome]], mutation: Mutation) -> None:
+    outcome = scenarios[mutation.engine][mutation.name]
+    assert caught_by(outcome) == mutation.catcher, outcome.error
+    assert mutation.says in (outcome.error or "")
 
 
 def test_first_passes_over_the_largest_capture_size_stay_upstreams(

@@ -113,7 +113,7 @@ def test_a_copy_from_the_host_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     device = OnDevice("loop")
     device.propose(2)
     (first,) = device.drafter.graphs.replay.first_staging.values()
-    first.no_rejected = torch.zeros(2, dtype=torch.int32)
+    first.rows.no_rejected = torch.zeros(2, dtype=torch.int32)
     assert not device.host
     device.propose(2, num_rejected_tokens_gpu=None)
     assert device.host

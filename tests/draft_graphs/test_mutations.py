@@ -29,10 +29,11 @@ from tests.draft_graphs.harness_client import (
     upstreams_calls,
 )
 from tests.draft_graphs.mutation_table import MUTATIONS
-from tests.draft_graphs.mutation_types import Mutation, TwinMutation
+from tests.draft_graphs.mutation_types import Mutation, TwinMutation, UnitMutation
 from tests.draft_graphs.mutations import POLICY_MUTATIONS, PolicyMutation, render
 from tests.draft_graphs.package_copies import HOOKED
 from tests.draft_graphs.sabotage import SABOTAGES, engine_of, is_named
+from tests.draft_graphs.scenario_mutations import BUILDER_MUTATIONS, SCENARIO_MUTATIONS
 from tests.draft_graphs.test_policy import ATTENTION, LATE, REFUSED
 from tests.draft_graphs.twin_mutations import TWIN_MUTATIONS
 from tests.support.code_edits import edited
@@ -192,8 +193,10 @@ def refuses(source: str, fact: str) -> bool:
     return not module.decide("auto", module.Facts(**facts), ATTENTION).any
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.name)
-def test_mutation_fits_the_module(mutation: Mutation) -> None:
+@pytest.mark.parametrize(
+    "mutation", [*MUTATIONS, *SCENARIO_MUTATIONS, *BUILDER_MUTATIONS], ids=lambda each: each.name
+)
+def test_mutation_fits_the_module(mutation: Mutation | UnitMutation) -> None:
     # Upstream's file only the engine has.
     require_fit(change for change in mutation.changes if change[0] != HOOKED)
 
@@ -233,14 +236,20 @@ def test_the_page_shows_the_table() -> None:
 
 
 def names_in(
-    table: Sequence[Mutation] | Sequence[DpMutation] | Sequence[TwinMutation],
+    table: Sequence[Mutation | DpMutation | TwinMutation | UnitMutation],
 ) -> list[str]:
     return [each.name for each in table]
 
 
 def test_names_are_used_once() -> None:
     names: dict[str, int] = defaultdict(int)
-    tables = (MUTATIONS, DP_MUTATIONS, TWIN_MUTATIONS)
+    tables: tuple[Sequence[Any], ...] = (
+        MUTATIONS,
+        SCENARIO_MUTATIONS,
+        BUILDER_MUTATIONS,
+        DP_MUTATIONS,
+        TWIN_MUTATIONS,
+    )
     for name in [name for table in tables for name in names_in(table)]:
         names[name] += 1
     assert max(names.values()) == 1

@@ -88,6 +88,22 @@ def test_one_adverse_fact_refuses_everything_and_says_so(fact: str, mode: str) -
     assert word in decision.refusals[0]
 
 
+@pytest.mark.parametrize("fact", sorted(REFUSED.keys() - {"no_graphs", "data_parallel"}))
+def test_every_refusal_names_what_the_user_can_change(fact: str) -> None:
+    """A device is what it is; what couples ranks is said, with the remedy, by `ranks.coupling`."""
+    (reason,) = policy.decide("auto", replace(LATE, **{fact: REFUSED[fact][0]}), ATTENTION).refusals
+    remedy = reason[reason.index("(") + 1 : reason.rindex(")")]
+    verbs = ("remove", "set", "get graphs", "get them", "chooses", "shares its group", "replaces")
+    assert any(verb in remedy for verb in verbs), reason
+
+
+@pytest.mark.parametrize("name", sorted(policy.OTHER_DRAFTERS))
+def test_drafters_that_draft_otherwise_are_told_why(name: str) -> None:
+    (reason,) = policy.decide("auto", replace(LATE, proposer_class=name), ATTENTION).refusals
+    assert policy.OTHER_DRAFTERS[name] in reason
+    assert "VLLM_USE_V2_MODEL_RUNNER" in reason
+
+
 def test_all_reasons_are_given_at_once() -> None:
     facts = replace(LATE, rswa=True, eplb=True, context_parallel_size=2)
     assert len(policy.decide("auto", facts, ATTENTION).refusals) == 3

@@ -35,6 +35,8 @@ class Shape:
     parallel: bool = False
     vocabularies: bool = False
     causal: bool = False
+    # Whether batches come with ranges of a prefix language model.
+    ranges: bool = False
     backend: str = "CPU_ATTN"
 
 

@@ -63,6 +63,24 @@ TWIN_MUTATIONS = (
                 "the null block was written",
             ),
             (
+                "the positions of padded rows stay what they were",
+                "staging.py",
+                "ExtendedStaging.__init__",
+                "self.rows.int64_padding.append(...)",
+                "pass",
+                "method='draft_model'",
+                "positions beyond the longest",
+            ),
+            (
+                "rejected tokens go to the KV cache as if they had been accepted",
+                "extended_passes.py",
+                "ExtendedPasses._set_inputs",
+                "num_rejected_tokens_gpu=buffers.rejected[:reqs]",
+                "num_rejected_tokens_gpu=buffers.none[:reqs]",
+                "method='draft_model'",
+                "AssertionError: case ",
+            ),
+            (
                 "drafts are not mapped back to the draft's vocabulary",
                 "upstream.py",
                 "draft_token_ids",
@@ -90,6 +108,19 @@ TWIN_MUTATIONS = (
                 "the null block was written",
             ),
         )
+    ),
+    TwinMutation(
+        "a graph serves a batch with ranges of a prefix language model",
+        "dispatch",
+        one(
+            "replay.py",
+            "Replay._not_uniform",
+            "getattr(cad, 'mm_req_doc_ranges', None)",
+            "False",
+        ),
+        "upstream_twin.py",
+        ("--cases", "30", "--only", "ranges=True"),
+        "AssertionError: case ",
     ),
     TwinMutation(
         "the temperatures of sampled drafts stay what they were",

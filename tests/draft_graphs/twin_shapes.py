@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import fields
 from importlib.util import find_spec
 from typing import Any
 
+from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
 from tests.draft_graphs.twin_model import Shape
@@ -20,6 +22,9 @@ HAS_SAMPLED = hasattr(SpecDecodeBaseProposer, "_sample_draft_tokens")
 HAS_SEVERAL_SAMPLED = HAS_SAMPLED and "repeat_interleave" in inspect.getsource(
     SpecDecodeBaseProposer._sample_from_logits
 )
+
+#: Whether it hands ranges of a prefix language model on: 0.24 and later.
+HAS_RANGES = "mm_req_doc_ranges" in {each.name for each in fields(CommonAttentionMetadata)}
 
 #: Drafters whose first pass is not EAGLE's.
 OTHER_DRAFTERS: tuple[dict[str, Any], ...] = (
@@ -56,6 +61,11 @@ SHAPES = (
         multimodal=True,
         method="mtp",
         returns_tuple=False,
+    ),
+    *(
+        Shape(k=3, mode=mode, max_num_seqs=6, max_capture_tokens=64, ranges=True)
+        for mode in ("loop", "step")
+        if HAS_RANGES
     ),
     *(
         Shape(k=k, mode=mode, max_num_seqs=6, max_capture_tokens=tokens, **drafter)

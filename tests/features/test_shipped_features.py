@@ -11,15 +11,19 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from packaging.version import Version
 
+from overlay.authoring.building import derived_tests
+from overlay.authoring.layout import variants
 from overlay.features.folder import holes, load
 from overlay.features.model import Feature, Variant
 from overlay.features.sources import shipped_folder
 from overlay.package import KNOWN_RELEASES
+from overlay.planning.attempt import Texts, attempt
 from overlay.planning.diff import render
 from overlay.planning.matching import innermost_scope, match
 from overlay.planning.planner import plan
@@ -72,6 +76,11 @@ def test_the_shipped_features_have_no_holes() -> None:
 def test_every_known_release_is_in_every_shipped_range() -> None:
     for one in shipped():
         assert [text for text in KNOWN_RELEASES if Version(text) not in one.releases] == []
+
+
+def test_every_shipped_feature_says_why_it_is_kept_or_since_when_it_is_upstream() -> None:
+    assert {one.id for one in shipped() if one.reason is None} == {LORA}
+    assert str(feature(LORA).merged) == "0.16.0"
 
 
 def our_variants() -> list[Variant]:
@@ -230,6 +239,32 @@ def test_every_known_release_takes_the_draft_graphs_and_has_the_rest(release: st
     added = {file.path for name in OURS for file in feature(name).added}
     patched = {variant.patch.path for variant in our_variants()}
     assert {change.path for change in planned(release).changes} == added | patched
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("release", KNOWN_RELEASES)
+def test_what_is_remembered_as_upstreams_is_there(release: str) -> None:
+    """Memory answers without looking; the tests of the feature look."""
+    forgotten = replace(feature(LORA), merged=None)
+    result = plan([forgotten], target(release), Version(release)).features[0]
+    assert result.state is State.UPSTREAMED
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("name", [STEADY, GREEDY])
+def test_the_lines_that_tell_of_a_feature_are_those_of_its_newest_hunks(name: str) -> None:
+    newest = KNOWN_RELEASES[-1]
+    texts, now = Texts(SYNTAX), {}
+    parts = []
+    for _, variant in variants(feature(name), Version(newest)):
+        path, hunks = variant.patch.path, variant.patch.hunks
+        before = now.get(path) or target(newest).read(path)
+        assert before is not None
+        parts.append((before, path, hunks))
+        now[path] = attempt(variant.patch, before, texts).after
+    wanted = {(test.path, test.scope, test.lines, test.share) for test in derived_tests(parts)}
+    tests = feature(name).upstream_tests
+    assert {(test.path, test.scope, test.lines, test.share) for test in tests} == wanted
 
 
 @pytest.mark.network

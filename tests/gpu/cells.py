@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from overlay.proof.engine_spec import EngineSpec, Request, make_requests
@@ -51,6 +53,20 @@ def falling(count: int, *, shortest: int = 12, **more: Any) -> tuple[Request, ..
     return tuple(
         replace(request, tokens=tokens) for request, tokens in zip(made, spread, strict=True)
     )
+
+
+def release_has(path: str, text: str) -> bool:
+    """Whether a file of the vLLM that will run contains a text; so, too, where there is no vLLM.
+
+    vLLM is not imported here, and without it the cells are only listed.
+
+    :param path: below the folder of the package.
+    """
+    found = importlib.util.find_spec("vllm")
+    if found is None or not found.submodule_search_locations:
+        return True
+    source = Path(found.submodule_search_locations[0], path)
+    return source.is_file() and text in source.read_text(encoding="utf-8")
 
 
 def expects(mode: str) -> str:

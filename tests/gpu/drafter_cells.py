@@ -1,19 +1,20 @@
-"""The cells of ``acceptance.py`` for drafters beside EAGLE: draft models, PARD and P-EAGLE."""
+"""The cells of ``acceptance.py`` for drafters beside EAGLE: draft models, PARD, P-EAGLE, dflash."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from overlay.proof.engine_spec import EngineSpec, Request, make_requests
 from overlay.proof.tiny_drafters import LEAST_PROMPT, VOTERS, following, voters_rule
-from tests.gpu.cells import Cell, expects, falling
+from tests.gpu.cells import Cell, expects, falling, release_has
 from tests.gpu.every_size import at_every_size
 
 #: The folder of these models, beside those of ``tiny_models``.
 FOLDER = "drafters"
+#: Grants what is refused only because no GPU has run it.
+GRANTING = "tests.gpu.granting.GrantedDrafters"
 CHECK = {"OVERLAY_DRAFT_GRAPHS_CHECK": "1"}
 
 
@@ -24,11 +25,13 @@ class Drafter:
     :ivar models: the folder below ``FOLDER``.
     :ivar draft: the model in it.
     :ivar speculative: entries of ``speculative_config``.
+    :ivar causal: whether a token of a pass sees only those before it.
     """
 
     models: str
     draft: str
     speculative: dict[str, Any]
+    causal: bool = True
 
     @property
     def parallel(self) -> bool:
@@ -59,7 +62,8 @@ class Drafter:
         """The engine of a cell."""
         models = f"{base.models}/{FOLDER}/{self.models}"
         given: dict[str, Any] = {"k": k, "draft": self.draft, "speculative": self.speculative}
-        return replace(base, models=models, **{**given, **more})
+        engine = {**base.engine, "worker_extension_cls": GRANTING}
+        return replace(base, models=models, engine=engine, **{**given, **more})
 
 
 DRAFTERS = {
@@ -69,20 +73,15 @@ DRAFTERS = {
     ),
     "pard": Drafter("parallel", "pard", {"method": "draft_model", "parallel_drafting": True}),
     "peagle": Drafter("parallel", "peagle", {"method": "eagle3", "parallel_drafting": True}),
+    "dflash": Drafter("parallel", "dflash", {"method": "dflash"}, causal=False),
 }
-
-
-def has_mapping() -> bool:
-    """Whether the release maps between vocabularies: 0.25 and later."""
-    if importlib.util.find_spec("vllm") is None:
-        return True  # only to list the cells
-    return importlib.util.find_spec("vllm.v1.spec_decode.vocab_mapping") is not None
 
 
 def drafters(base: EngineSpec) -> Iterator[Cell]:
     """Each drafter at several K, mixed with prefills, preempted, checked, and at every size."""
     for name, drafter in DRAFTERS.items():
-        if name == "vocabularies" and not has_mapping():
+        # 0.25 and later
+        if name == "vocabularies" and not release_has("v1/spec_decode/vocab_mapping.py", ""):
             continue
         for mode in drafter.modes:
             yield from _of(name, drafter, mode, base)
@@ -95,8 +94,10 @@ def _of(name: str, drafter: Drafter, mode: str, base: EngineSpec) -> Iterator[Ce
     eight = drafter.requests(24, wave=5)
     for k in (1, 3, 5):
         yield Cell(f"{name}-k{k}", mode, drafter.spec(base, k, requests=eight), wanted)
-    triton = drafter.spec(base, 3, requests=eight, attention_backend="TRITON_ATTN")
-    yield Cell(f"{name}-triton", mode, triton, wanted)
+    # Not causal from 0.26 on.
+    if drafter.causal or release_has("v1/attention/backends/triton_attn.py", "supports_non_causal"):
+        triton = drafter.spec(base, 3, requests=eight, attention_backend="TRITON_ATTN")
+        yield Cell(f"{name}-triton", mode, triton, wanted)
     scarce: dict[str, Any] = {"block_size": 16, "kv_blocks": 40}
     preempted = drafter.spec(base, 3, requests=drafter.requests(24, shortest=80), **scarce)
     yield Cell(f"{name}-preempted", mode, preempted, wanted)

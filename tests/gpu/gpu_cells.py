@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from overlay.proof.engine_spec import EngineSpec, Request, make_requests
-from tests.gpu import drafter_cells, mode_cells
+from tests.gpu import drafter_cells, hybrid_cells, mode_cells
 from tests.gpu.cells import Cell, expects, falling
 from tests.gpu.every_size import at_every_size
 
@@ -59,6 +59,7 @@ def all_cells(models: str) -> list[Cell]:
         *_failures(base, eight),
         *_soaks(base),
         *drafter_cells.drafters(base),
+        *hybrid_cells.hybrids(base, eight),
         *mode_cells.piecewise(base, eight),
         *mode_cells.adapters(base, eight),
         *mode_cells.by_batch_size(base, eight),

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """MTP drafts with latent attention (MLA) on one GPU, equal to the oracle in every cell.
 
-Runs where a patched vLLM can be imported (``PYTHONPATH``): a tiny DeepSeek-V3 with an MTP layer
-whose every token and accepted count is known beforehand, with FLASH_ATTN_MLA, FLASHMLA and
-TRITON_MLA (Hopper), without graphs, in steps and in a loop.  As with ``acceptance.py``, a cell
-that should have graphs and replayed none has failed, and so has one whose draft ran with another
-attention backend.  What proves most begins first; nothing is compiled unless asked for.
+Runs where a patched vLLM can be imported (``PYTHONPATH``): a tiny DeepSeek-V3 with an MTP layer,
+dense or with experts, whose every token and accepted count is known beforehand, with
+FLASH_ATTN_MLA, FLASHMLA and TRITON_MLA (Hopper), without graphs, in steps and in a loop.  As with
+``acceptance.py``, a cell that should have graphs and replayed none has failed, and so has one
+whose draft ran with another attention backend.  What proves most begins first; nothing is
+compiled unless asked for.
 
     mla.py --out result.json [--only REGEX] [--jobs 6] [--timeout 150] [--compiled]
 """
@@ -54,6 +55,12 @@ PLAN: tuple[Planned, ...] = (
     ("FLASH_ATTN_MLA", "deepseek-mtp", "loop", 1, {}),
     ("FLASHMLA", "deepseek-mtp", "loop", 1, {}),
     ("FLASH_ATTN_MLA", "deepseek-mtphid", "loop", 3, {"requests": "long"}),
+    *(
+        (backend, "deepseek-moe-mtp", mode, k, {})
+        for backend in ("FLASH_ATTN_MLA", "FLASHMLA")
+        for mode, k in (("loop", 3), ("step", 5), ("off", 3))
+    ),
+    ("FLASH_ATTN_MLA", "deepseek-moe-mtp", "loop", 5, {"env": CHECK}),
     ("FLASH_ATTN_MLA", "deepseek-mtp", "off", 3, {}),
     ("FLASHMLA", "deepseek-mtp", "off", 3, {}),
     ("TRITON_MLA", "deepseek-mtp", "loop", 3, {}),

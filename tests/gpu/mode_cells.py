@@ -6,15 +6,13 @@ are drawn by temperature.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from overlay.proof.engine_spec import EngineSpec, Request
 from overlay.proof.tiny_adapters import ADAPTERS, MAX_RANK
-from tests.gpu.cells import Cell, expects, falling
+from tests.gpu.cells import Cell, expects, falling, release_has
 from tests.gpu.every_size import at_every_size
 
 PIECEWISE = {"cudagraph_mode": "PIECEWISE"}
@@ -122,12 +120,5 @@ def warmed(requests: tuple[Request, ...]) -> tuple[Request, ...]:
 
 
 def _has(setting: str) -> bool:
-    """Whether the vLLM that will run knows a setting of speculation; so, too, where there is none.
-
-    It is not imported here.
-    """
-    found = importlib.util.find_spec("vllm")
-    if found is None or not found.submodule_search_locations:
-        return True
-    source = Path(found.submodule_search_locations[0], "config", "speculative.py")
-    return setting in source.read_text(encoding="utf-8")
+    """Whether the vLLM that will run knows a setting of speculation."""
+    return release_has("config/speculative.py", setting)

@@ -12,8 +12,8 @@ import pytest
 
 from overlay.errors import TransactionError
 from overlay.on_disk import transaction as commit
-from overlay.on_disk.journal import JOURNAL_PATH
 from overlay.on_disk.recovery import recover
+from overlay.package import VLLM
 from overlay.results import Change
 from tests.support import faults, transactions
 from tests.support.faults import FaultyOs, faulty
@@ -145,7 +145,7 @@ def test_killed_at_every_call(scenario: Scenario) -> None:
         assert scenario.each_file_is_whole(site), where
         stands = snapshot(site.root, bytecode=True)
         with commit.reading(site.root) as interrupted:
-            assert (interrupted is not None) is (JOURNAL_PATH in stands), where
+            assert (interrupted is not None) is (VLLM.journal_path in stands), where
         assert snapshot(site.root, bytecode=True) == stands, where
         recover(site.root)
         assert scenario.whole(site), where

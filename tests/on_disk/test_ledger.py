@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from overlay.errors import LedgerError
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.ledger import Entry, Ledger, LedgerFeature, RecordEntry
+from overlay.package import VLLM
 from overlay.results import FeatureResult, FileResult, HunkResult, Reason, State
 from tests.support import transactions
 from tests.support.transactions import ADDED, ONE, PROPOSER, RUNNER, Site, snapshot
@@ -129,7 +130,7 @@ def test_a_damaged_copy_is_named_before_anything_is_reverted(
     site: Site, damage: bytes | None
 ) -> None:
     (entry,) = (entry for entry in load(site).entries if entry.path == PROPOSER)
-    copy = site.root / ledgers.PRISTINE_FOLDER / str(entry.before)
+    copy = site.root / VLLM.pristine_folder / str(entry.before)
     copy.unlink()
     if damage is not None:
         copy.write_bytes(damage)
@@ -174,7 +175,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_ledger_is_refused(site: Site, damage: Callable[[Any], None]) -> None:
-    path = site.root / ledgers.LEDGER_PATH
+    path = site.root / VLLM.ledger_path
     document = json.loads(path.read_text())
     damage(document)
     path.write_text(json.dumps(document))
@@ -228,7 +229,7 @@ def test_a_ledger_of_the_release_before_is_read(site: Site) -> None:
 
 
 def test_a_newer_ledger_is_left_alone(site: Site) -> None:
-    path = site.root / ledgers.LEDGER_PATH
+    path = site.root / VLLM.ledger_path
     document = json.loads(path.read_text())
     path.write_text(json.dumps({**document, "schema": 3, "overlay": "7.0.0", "new": "things"}))
     before = snapshot(site.root)
@@ -240,7 +241,7 @@ def test_a_newer_ledger_is_left_alone(site: Site) -> None:
 
 def test_only_another_version_of_the_overlay_is_no_reason_to_write(site: Site) -> None:
     """Two overlays with the same patches do not write over each other."""
-    path = site.root / ledgers.LEDGER_PATH
+    path = site.root / VLLM.ledger_path
     path.write_bytes(ledgers.encode(load(site)._replace(overlay="0.0.1")))
     before = snapshot(site.root)
     assert not site.apply().wrote

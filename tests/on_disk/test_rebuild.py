@@ -17,7 +17,7 @@ from overlay.features.model import Feature
 from overlay.on_disk import ledger
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.rebuild import rebuild
-from overlay.package import parse_release
+from overlay.package import VLLM, parse_release
 from overlay.planning import planner as planning
 from overlay.targets.resolution import resolve
 from overlay.targets.target import Target
@@ -77,9 +77,9 @@ def revert(site: Site, features: tuple[Feature, ...] = FEATURES) -> commit.Outco
 
 
 LOSSES: dict[str, Callable[[Site], object]] = {
-    "damaged": lambda site: (site.root / ledger.LEDGER_PATH).write_bytes(b"{"),
-    "gone": lambda site: (site.root / ledger.LEDGER_PATH).unlink(),
-    "all of it gone": lambda site: shutil.rmtree(site.root / ledger.STATE_FOLDER),
+    "damaged": lambda site: (site.root / VLLM.ledger_path).write_bytes(b"{"),
+    "gone": lambda site: (site.root / VLLM.ledger_path).unlink(),
+    "all of it gone": lambda site: shutil.rmtree(site.root / VLLM.state_folder),
 }
 
 

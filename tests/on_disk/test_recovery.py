@@ -19,6 +19,7 @@ from overlay.on_disk import journal as journals
 from overlay.on_disk import lock, recovery
 from overlay.on_disk.journal import Journal, Step
 from overlay.on_disk.recovery import recover
+from overlay.package import VLLM
 from overlay.untrusted import sha256
 from tests.support.faults import FaultyOs, faulty
 from tests.support.sites import interrupt_in_the_middle
@@ -155,8 +156,8 @@ def test_the_state_of_a_stopped_transaction_is_told_as_it_is(nows: list[str], le
     """By the files; what is left to clean up is told, too."""
     with interrupted([case(now, kinds=CHANGED) for now in nows]) as (root, begun):
         if not left:
-            (root / journals.JOURNAL_PATH).unlink()
-            (root / journals.JOURNAL_PATH).parent.rmdir()
+            (root / VLLM.journal_path).unlink()
+            (root / VLLM.journal_path).parent.rmdir()
         rest = "; the next overlay command cleans up" if left else ""
         expected = {
             ("after",): f"The apply is complete{rest}.",
@@ -172,7 +173,7 @@ def test_the_state_of_a_stopped_transaction_is_told_as_it_is(nows: list[str], le
 
 def test_a_state_that_cannot_be_read_is_said_to(installed: Site) -> None:
     interrupt_in_the_middle(installed)
-    (installed.root / journals.JOURNAL_PATH).write_bytes(b"{")
+    (installed.root / VLLM.journal_path).write_bytes(b"{")
     assert "is unknown" in recovery.state(installed.root)
 
 
@@ -261,6 +262,6 @@ def test_a_journal_names_what_it_was_told(installed: Site) -> None:
     begun = Journal("revert", "0.1.0", (Step(PROPOSER, "1" * 64, None),), ("vllm/x",), ("vllm/y",))
     journals.write(installed.root, begun, None)
     assert journals.read(installed.root) == begun
-    (installed.root / journals.JOURNAL_PATH).write_bytes(b"[" * 100_000)
+    (installed.root / VLLM.journal_path).write_bytes(b"[" * 100_000)
     with pytest.raises(LedgerError, match="nested too deeply"):
         journals.read(installed.root)

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlay.errors import TransactionError
-from overlay.on_disk import ledger
 from overlay.on_disk import transaction as commit
+from overlay.package import VLLM
 from tests.support import transactions
 from tests.support.faults import FaultyOs, failing, faulty
 from tests.support.sites import stamps
@@ -114,13 +114,13 @@ def test_others_may_read_what_is_added_whatever_the_umask(site: Site) -> None:
         site.apply()
     finally:
         os.umask(old)
-    for path in (ADDED, ledger.LEDGER_PATH):
+    for path in (ADDED, VLLM.ledger_path):
         assert stat.S_IMODE((site.root / path).stat().st_mode) == 0o644
     for path in (
         "vllm/v1/draft",
         "vllm/v1/draft/parts",
-        ledger.STATE_FOLDER,
-        ledger.PRISTINE_FOLDER,
+        VLLM.state_folder,
+        VLLM.pristine_folder,
     ):
         assert stat.S_IMODE((site.root / path).stat().st_mode) == 0o755
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import pytest
 
 SLOWEST = 10
+SLOWEST_FILES = 30
 _SECONDS_OF_CPU = "seconds_of_cpu"
 
 
@@ -62,19 +63,31 @@ class Costs:
         self.by_test[report.nodeid] = self.by_test.get(report.nodeid, Cost()) + cost
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the table."""
+        """Print the tables of tests and of files."""
         terminalreporter.section(f"the {SLOWEST} slowest tests")
         for line in table(self.by_test):
             terminalreporter.line(line)
+        terminalreporter.section(f"the {SLOWEST_FILES} slowest files")
+        for line in table(by_file(self.by_test), SLOWEST_FILES, of="files"):
+            terminalreporter.line(line)
 
 
-def table(by_test: Mapping[str, Cost], slowest: int = SLOWEST) -> list[str]:
-    """The tests that took most of the CPU, the most first, and the total.
+def by_file(by_test: Mapping[str, Cost]) -> dict[str, Cost]:
+    """Add up what the tests of each file cost."""
+    files: dict[str, Cost] = {}
+    for test, cost in by_test.items():
+        file = test.partition("::")[0]
+        files[file] = files.get(file, Cost()) + cost
+    return files
 
-    :returns: lines of seconds of CPU, seconds on the clock, and the test.
+
+def table(costs: Mapping[str, Cost], slowest: int = SLOWEST, of: str = "tests") -> list[str]:
+    """The tests or files that took most of the CPU, the most first, and the total.
+
+    :returns: lines of seconds of CPU, seconds on the clock, and the test or file.
     """
-    ranked = sorted(by_test.items(), key=lambda entry: -entry[1].cpu)
+    ranked = sorted(costs.items(), key=lambda entry: -entry[1].cpu)
     lines = ["    CPU s   clock s"]
     lines += [f"{cost.cpu:9.1f} {cost.clock:9.1f} {name}" for name, cost in ranked[:slowest]]
-    total = sum(by_test.values(), Cost())
-    return [*lines, f"{total.cpu:9.1f} {total.clock:9.1f} in all {len(by_test)} tests"]
+    total = sum(costs.values(), Cost())
+    return [*lines, f"{total.cpu:9.1f} {total.clock:9.1f} in all {len(costs)} {of}"]

@@ -1,5 +1,6 @@
 """Builders of small fake vLLMs: a source tree, an installation, a wheel, an sdist.
 
+With ``package`` they build another package that is laid out alike, such as ``vllm_ascend``.
 Every builder takes ``extra``, a mapping of path (``vllm/...``) to bytes that is laid over
 ``files(version)``; ``None`` for bytes takes a file away.  The fake package raises when it is
 imported, so that a test which imports its target by mistake fails.
@@ -64,7 +65,9 @@ def helper(value):
 '''
 
 
-def files(version: str = "0.26.0", extra: Files | None = None) -> dict[str, bytes]:
+def files(
+    version: str = "0.26.0", extra: Files | None = None, package: str = "vllm"
+) -> dict[str, bytes]:
     """The files of a fake vLLM, path to bytes."""
     found: dict[str, bytes | None] = {
         "vllm/__init__.py": b'raise RuntimeError("the fake vLLM was imported")\n',
@@ -76,13 +79,17 @@ def files(version: str = "0.26.0", extra: Files | None = None) -> dict[str, byte
         "vllm/v1/worker/__init__.py": b"",
         "vllm/v1/worker/gpu_model_runner.py": _RUNNER.encode(),
     }
+    if package != "vllm":
+        found = {path.replace("vllm/", f"{package}/", 1): data for path, data in found.items()}
     found.update(extra or {})
     return {path: content for path, content in sorted(found.items()) if content is not None}
 
 
-def tree(folder: Path, version: str = "0.26.0", extra: Files | None = None) -> Path:
+def tree(
+    folder: Path, version: str = "0.26.0", extra: Files | None = None, package: str = "vllm"
+) -> Path:
     """Write a source tree without any metadata under ``folder``; return ``folder``."""
-    _write(folder, files(version, extra))
+    _write(folder, files(version, extra, package))
     return folder
 
 
@@ -91,9 +98,10 @@ def site_packages(
     version: str = "0.26.0",
     extra: Files | None = None,
     distribution: str = "vllm",
+    package: str = "vllm",
 ) -> Path:
     """Write an installation (``vllm/`` and a ``.dist-info`` with RECORD); return ``folder``."""
-    _write(folder, _wheel_files(version, extra, distribution, installed=True))
+    _write(folder, _wheel_files(version, extra, distribution, installed=True, package=package))
     return folder
 
 
@@ -103,12 +111,13 @@ def wheel(
     extra: Files | None = None,
     distribution: str = "vllm",
     tag: str = "cp38-abi3-manylinux_2_31_x86_64",
+    package: str = "vllm",
 ) -> Path:
     """Build a wheel in ``folder``; return its path."""
     path = folder / f"{distribution.replace('-', '_')}-{version}-{tag}.whl"
     folder.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in _wheel_files(version, extra, distribution).items():
+        for name, content in _wheel_files(version, extra, distribution, package=package).items():
             archive.writestr(name, content)
     return path
 
@@ -118,13 +127,14 @@ def sdist(
     version: str = "0.26.0",
     extra: Files | None = None,
     distribution: str = "vllm",
+    package: str = "vllm",
 ) -> Path:
     """Build an sdist in ``folder``; return its path."""
     stem = f"{distribution.replace('-', '_')}-{version}"
     path = folder / f"{stem}.tar.gz"
     folder.mkdir(parents=True, exist_ok=True)
     contents = {"PKG-INFO": _metadata(version, distribution), "setup.py": b"raise SystemExit(1)\n"}
-    contents.update(files(version, extra))
+    contents.update(files(version, extra, package))
     with tarfile.open(path, "w:gz") as archive:
         for name, content in contents.items():
             info = tarfile.TarInfo(f"{stem}/{name}")
@@ -145,13 +155,17 @@ def record(contents: Mapping[str, bytes], record_path: str) -> bytes:
 
 
 def _wheel_files(
-    version: str, extra: Files | None, distribution: str, installed: bool = False
+    version: str,
+    extra: Files | None,
+    distribution: str,
+    installed: bool = False,
+    package: str = "vllm",
 ) -> dict[str, bytes]:
     info = f"{distribution.replace('-', '_')}-{version}.dist-info"
-    contents = files(version, extra)
+    contents = files(version, extra, package)
     contents[f"{info}/METADATA"] = _metadata(version, distribution)
     contents[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: fake\nRoot-Is-Purelib: false\n"
-    contents[f"{info}/top_level.txt"] = b"vllm\n"
+    contents[f"{info}/top_level.txt"] = f"{package}\n".encode()
     if installed:
         contents[f"{info}/INSTALLER"] = b"pip\n"
     contents[f"{info}/RECORD"] = record(contents, f"{info}/RECORD")

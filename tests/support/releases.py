@@ -16,7 +16,9 @@ from tests.support.cli import PROPOSER, RUNNER
 RELEASES = ("0.24.0", "0.25.0", "0.26.0", "0.27.0")
 
 #: The modules that know which releases there are.
-_KNOWING = ("overlay.commands.edit", "overlay.commands.edits", "overlay.commands.new")
+_KNOWING = tuple(
+    f"overlay.commands.{name}" for name in ("edit", "edit_files", "edit_new", "edits", "new")
+)
 
 
 def files(release: str) -> dict[str, bytes]:

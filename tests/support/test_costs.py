@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.support.costs import Cost, table
+from tests.support.costs import Cost, by_file, table
 
 BURNS = """
 import os, subprocess, sys, time
@@ -32,6 +32,11 @@ def test_the_most_expensive_come_first_and_the_total_counts_all() -> None:
     assert [line.split() for line in lines] == [["3.0", "1.0", "b"], ["2.0", "0.0", "c"]]
     assert total.split() == ["6.0", "10.0", "in", "all", "3", "tests"]
     assert head.split() == ["CPU", "s", "clock", "s"]
+
+
+def test_a_file_costs_what_its_tests_cost() -> None:
+    by_test = {"a.py::one": Cost(1, 2), "a.py::two[a::b]": Cost(3, 4), "b.py::one": Cost(5, 6)}
+    assert by_file(by_test) == {"a.py": Cost(4, 6), "b.py": Cost(5, 6)}
 
 
 @pytest.mark.parametrize("processes", [(), ("--numprocesses=2",)], ids=["one", "two"])

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from overlay.targets import record
-from overlay.targets.record import Record, owns_vllm
+from overlay.targets.record import Record, owns
 from tests.support import fake_vllm
 
 _NAMES = st.text(
@@ -42,9 +42,9 @@ def test_rows_without_a_usable_sha256_are_left_out() -> None:
 
 
 def test_ownership_is_the_package_itself_not_a_file_beside_it() -> None:
-    assert owns_vllm(b"vllm/__init__.py,sha256=x,1\n")
-    assert owns_vllm(b"a.py,,\r\nvllm/__init__.py,,\r\n")
-    assert not owns_vllm(b"acme/vllm/__init__.py,,\nvllm/plugin.py,,\nvllm_overlay/__init__.py,,\n")
+    assert owns(b"vllm/__init__.py,sha256=x,1\n")
+    assert owns(b"a.py,,\r\nvllm/__init__.py,,\r\n")
+    assert not owns(b"acme/vllm/__init__.py,,\nvllm/plugin.py,,\nvllm_overlay/__init__.py,,\n")
 
 
 @given(

@@ -26,6 +26,17 @@ DRAFTERS = frozenset({EAGLE_PROPOSER, "vllm.v1.spec_decode.draft_model.DraftMode
 #: The same, by reading and beside upstream's code on CPU; refused until a GPU has run them.
 UNTRIED_DRAFTERS = frozenset({"vllm.v1.spec_decode.dflash.DFlashProposer"})
 
+_BY_V2 = "set VLLM_USE_V2_MODEL_RUNNER=1: model runner V2 has graphs for it from"
+#: Proposer classes that draft otherwise: what is different, and what the user can do.
+OTHER_DRAFTERS: Mapping[str, str] = {
+    "vllm.v1.spec_decode.gemma4.Gemma4Proposer": (
+        f"its layers read keys and values of several groups of the target's ({_BY_V2} 0.23 on)"
+    ),
+    "vllm.v1.spec_decode.step3p5.Step3p5MTPProposer": (
+        f"each of its passes runs another MTP layer ({_BY_V2} 0.27 on)"
+    ),
+}
+
 #: By name of an attention backend: the roles whose graphs can build its metadata inside themselves.
 AttentionRoles = Mapping[str, frozenset[Role]]
 
@@ -164,10 +175,13 @@ def _yes_no_refusals(facts: Facts) -> list[str]:
             facts.enforce_eager,
             "the drafter has enforce_eager (remove it from speculative_config)",
         ),
-        (facts.constant_draft_positions, "the draft steps do not advance their positions"),
+        (
+            facts.constant_draft_positions,
+            "the draft steps do not advance their positions (eagle, eagle3 and mtp get graphs)",
+        ),
         (
             facts.shared_mtp_indices,
-            "the draft steps share indices through a host flag (model runner V2 can do it)",
+            f"the draft steps share indices through a host flag ({_BY_V2} 0.32 on)",
         ),
         (
             facts.padded_batch_disabled,
@@ -206,7 +220,7 @@ def _late_refusals(facts: Facts, attention: AttentionRoles) -> list[str]:
         )
     if facts.attention_backends is not None:
         if not facts.attention_backends:
-            reasons.append("the draft model has no attention layers")
+            reasons.append("the draft model has no attention layers (other drafts get graphs)")
         refused = [name for name in facts.attention_backends if name not in attention]
         untried = [name for name in refused if name in UNTRIED_ATTENTION_BACKENDS]
         unknown = [name for name in refused if name not in UNTRIED_ATTENTION_BACKENDS]
@@ -250,15 +264,17 @@ def refusals(facts: Facts, attention: AttentionRoles) -> list[str]:
             "draft_model get graphs; model runner V2 has graphs for dflash from 0.24 on)"
         )
     elif facts.proposer_class not in DRAFTERS:
-        reasons.append(
-            f"{name} drafts otherwise than the graphs do (methods eagle, eagle3, mtp and "
-            "draft_model get them)"
+        otherwise = OTHER_DRAFTERS.get(
+            facts.proposer_class, "methods eagle, eagle3, mtp and draft_model get them"
         )
+        reasons.append(f"{name} drafts otherwise than the graphs do: {otherwise}")
     elif facts.overridden_methods:
         own = ", ".join(sorted(facts.overridden_methods))
         reasons.append(f"{name} has its own {own} (remove what replaces them)")
     if facts.num_speculative_tokens < 1:
-        reasons.append(f"num_speculative_tokens is {facts.num_speculative_tokens}")
+        reasons.append(
+            f"num_speculative_tokens is {facts.num_speculative_tokens} (set it to 1 or more)"
+        )
     reasons += _yes_no_refusals(facts)
     if facts.adapted_layers:
         reasons.append(

@@ -101,11 +101,24 @@ def coupling(proposer: Any) -> str | None:
     lockstep = f"{parallel.data_parallel_size} data-parallel ranks draft in lockstep"
     if getattr(parallel, "enable_elastic_ep", False):
         return f"{lockstep}: elastic expert parallelism changes how many there are"
+    if _has_dummy_passes_of_its_own(proposer):
+        return (
+            f"{lockstep}: {type(proposer).__name__} has dummy passes of its own, which write "
+            "through the slots of the last drafts (set data_parallel_size to 1)"
+        )
     classes = {type(module): None for module in proposer.model.modules()}
     reaching = sorted(cls.__name__ for cls in classes if looks_beyond_its_rank(cls))
     if reaching:
         return f"{lockstep}: layers of the draft model reach other ranks ({', '.join(reaching)})"
     return None
+
+
+def _has_dummy_passes_of_its_own(proposer: Any) -> bool:
+    """Whether an idle rank's dummy passes are not those that the hooks reach (dflash)."""
+    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+
+    stock = SpecDecodeBaseProposer.dummy_run
+    return getattr(type(proposer), "dummy_run", stock) is not stock
 
 
 def has_experts(model: Any) -> bool:

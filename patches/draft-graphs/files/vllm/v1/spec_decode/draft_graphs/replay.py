@@ -174,6 +174,9 @@ class Replay:
         """The reason why the first pass of a batch is not the captured one; None where it is."""
         if mm_embed_inputs is not None and mm_embed_inputs[0]:
             return "multimodal embeddings among the inputs"
+        # 0.24 and later: tokens of one image see each other. Batches of drafts come without.
+        if getattr(cad, "mm_req_doc_ranges", None):
+            return "ranges of a prefix language model among the inputs"
         query_len = self._k + 1
         if cad.max_query_len != query_len or tokens != reqs * query_len:
             return "not K+1 tokens for each request"

@@ -98,6 +98,49 @@ class FirstBatch:
         return positions[0] if positions.dim() == 2 else positions
 
 
+class _UniformRows(_Rows):
+    """Destinations that both kinds of uniform batch have, and those copies by one call a dtype.
+
+    int32_padding, int64_padding: copies that make the rows behind the live ones padding.
+    """
+
+    def __init__(self, buffers: DraftBuffers, key: DraftKey, reqs: int, *, mask: bool) -> None:
+        super().__init__(buffers, key, reqs, mask=mask)
+        self.reqs, padded = reqs, key.num_reqs
+        self.no_rejected = buffers.none[:reqs]
+        self.next_tokens = buffers.next_tokens[:reqs]
+        self.seq_lens = buffers.seq_lens[:reqs]
+        self.rejected = buffers.rejected[:reqs]
+        self.int32_padding: list[Copy] = []
+        self.int64_padding: list[Copy] = list(self.padding_bits)
+        if padded > reqs:
+            self.int32_padding += [
+                (buffers.seq_lens[reqs:padded], buffers.young[reqs:padded]),
+                (buffers.rejected[reqs:padded], buffers.none[reqs:padded]),
+            ]
+
+    def copy(self, batch: FirstBatch, int32: list[Copy], int64: list[Copy]) -> None:
+        """Copy the live rows of a batch and pad the others.
+
+        int32, int64: the copies that only one kind of batch has.
+        """
+        reqs = self.reqs
+        rejected = self.no_rejected if batch.num_rejected is None else batch.num_rejected
+        int32 += [
+            (self.next_tokens, _cut(batch.next_token_ids, reqs)),
+            (self.seq_lens, _cut(batch.seq_lens, reqs)),
+            (self.rejected, rejected),
+            *self.int32_padding,
+        ]
+        if self.block_table_is_large:
+            self.copy_block_table(batch.block_table)
+        else:
+            int32.append((self.block_table, batch.block_table))
+        _copy(int32)
+        _copy(int64 + self.int64_padding)
+        self.pad_block_table()
+
+
 class FirstStaging:
     """Copies a uniform batch of `reqs` requests to where the `first` graph of `key` reads it.
 
@@ -109,59 +152,39 @@ class FirstStaging:
     ) -> None:
         padded, padded_tokens = key.num_reqs, key.num_tokens
         tokens = reqs * (padded_tokens // padded)
-        self.reqs, self.tokens = reqs, tokens
-        self.rows = _Rows(buffers, key, reqs, mask=mask)
-        self.no_rejected = buffers.none[:reqs]
+        self.tokens = tokens
+        self.rows = _UniformRows(buffers, key, reqs, mask=mask)
         self.last_of_each = buffers.last_of_each[:reqs]
         # Shifted by one: each token's successor is what its row drafts from.
         self.input_ids = proposer.input_ids[: tokens - 1]
-        self.next_tokens = buffers.next_tokens[:reqs]
         self.sample_indices = buffers.sample_indices[:reqs]
-        self.seq_lens = buffers.seq_lens[:reqs]
-        self.rejected = buffers.rejected[:reqs]
         self.slots = proposer._slot_mapping_buffer[:tokens]
         hidden = proposer.hidden_states if buffers.target_hidden is None else buffers.target_hidden
         self.hidden = hidden[:tokens]
         self.positions = upstream.position_rows(proposer)[:, :tokens]
         # Rows of M-RoPE are not one piece of memory, so they are copied by a call of their own.
         self.position_row = self.positions[0] if self.positions.shape[0] == 1 else None
-        self.int32_padding: list[Copy] = []
-        self.int64_padding: list[Copy] = list(self.rows.padding_bits)
         if padded > reqs:
-            self.int32_padding += [
-                (buffers.sample_indices[reqs:padded], buffers.last_of_each[reqs:padded]),
-                (buffers.seq_lens[reqs:padded], buffers.young[reqs:padded]),
-                (buffers.rejected[reqs:padded], buffers.none[reqs:padded]),
-            ]
+            indices = buffers.sample_indices[reqs:padded]
+            self.rows.int32_padding.append((indices, buffers.last_of_each[reqs:padded]))
             slots = proposer._slot_mapping_buffer[tokens:padded_tokens]
-            self.int64_padding += [(slots, buffers.padding_slots[: padded_tokens - tokens])]
+            self.rows.int64_padding.append((slots, buffers.padding_slots[: slots.shape[0]]))
 
     def stage(self, batch: FirstBatch) -> None:
         """Copy the live rows and pad the others. No tensor of `batch` is written."""
-        reqs, tokens = self.reqs, self.tokens
+        tokens = self.tokens
         indices = batch.token_indices_to_sample
         indices = self.last_of_each if indices is None else indices
-        rejected = self.no_rejected if batch.num_rejected is None else batch.num_rejected
         int32: list[Copy] = [
             (self.input_ids, batch.target_token_ids[1:tokens]),
-            (self.next_tokens, _cut(batch.next_token_ids, reqs)),
             (self.sample_indices, indices),
-            (self.seq_lens, _cut(batch.seq_lens, reqs)),
-            (self.rejected, rejected),
-            *self.int32_padding,
         ]
-        int64: list[Copy] = [(self.slots, _cut(batch.slots, tokens)), *self.int64_padding]
+        int64: list[Copy] = [(self.slots, _cut(batch.slots, tokens))]
         if self.position_row is None:
             self.positions.copy_(batch.target_positions[:, :tokens])
         else:
             int64.append((self.position_row, _cut(batch.first_positions, tokens)))
-        if self.rows.block_table_is_large:
-            self.rows.copy_block_table(batch.block_table)
-        else:
-            int32.append((self.rows.block_table, batch.block_table))
-        _copy(int32)
-        _copy(int64)
-        self.rows.pad_block_table()
+        self.rows.copy(batch, int32, int64)
         self.hidden.copy_(_cut(batch.target_hidden_states, tokens))
 
 
@@ -183,47 +206,24 @@ class ExtendedStaging:
         tokens, padded_tokens = reqs * per_request, padded * per_request
         if buffers.target_tokens is None or buffers.target_positions is None:
             raise ValueError(f"{drafter} has no static tensors for tokens and positions")
-        self.reqs, self.tokens = reqs, tokens
-        self.rows = _Rows(buffers, key, reqs, mask=mask)
-        self.no_rejected = buffers.none[:reqs]
+        self.tokens = tokens
+        self.rows = _UniformRows(buffers, key, reqs, mask=mask)
         self.target_tokens = buffers.target_tokens[:tokens]
         self.target_positions = buffers.target_positions[:tokens]
-        self.next_tokens = buffers.next_tokens[:reqs]
-        self.seq_lens = buffers.seq_lens[:reqs]
-        self.rejected = buffers.rejected[:reqs]
         self.hidden = None if buffers.target_hidden is None else buffers.target_hidden[:tokens]
-        self.int32_padding: list[Copy] = []
-        self.int64_padding: list[Copy] = list(self.rows.padding_bits)
         if padded > reqs:
-            self.int32_padding += [
-                (buffers.seq_lens[reqs:padded], buffers.young[reqs:padded]),
-                (buffers.rejected[reqs:padded], buffers.none[reqs:padded]),
-            ]
             positions = buffers.target_positions[tokens:padded_tokens]
-            self.int64_padding += [(positions, buffers.zero_positions[tokens:padded_tokens])]
+            zero = buffers.zero_positions[tokens:padded_tokens]
+            self.rows.int64_padding.append((positions, zero))
 
     def stage(self, batch: FirstBatch) -> None:
         """Copy the live rows and pad the others. No tensor of `batch` is written."""
-        reqs, tokens = self.reqs, self.tokens
-        rejected = self.no_rejected if batch.num_rejected is None else batch.num_rejected
-        int32: list[Copy] = [
-            (self.target_tokens, _cut(batch.target_token_ids, tokens)),
-            (self.next_tokens, _cut(batch.next_token_ids, reqs)),
-            (self.seq_lens, _cut(batch.seq_lens, reqs)),
-            (self.rejected, rejected),
-            *self.int32_padding,
-        ]
-        int64: list[Copy] = [
-            (self.target_positions, _cut(batch.first_positions, tokens)),
-            *self.int64_padding,
-        ]
-        if self.rows.block_table_is_large:
-            self.rows.copy_block_table(batch.block_table)
-        else:
-            int32.append((self.rows.block_table, batch.block_table))
-        _copy(int32)
-        _copy(int64)
-        self.rows.pad_block_table()
+        tokens = self.tokens
+        self.rows.copy(
+            batch,
+            [(self.target_tokens, _cut(batch.target_token_ids, tokens))],
+            [(self.target_positions, _cut(batch.first_positions, tokens))],
+        )
         if self.hidden is not None:
             self.hidden.copy_(_cut(batch.target_hidden_states, tokens))
 

@@ -1,0 +1,62 @@
+"""Make a change of files as they were and as they are now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from overlay.authoring.building import Change, EditedFile
+from overlay.authoring.composing import NotComposable, compose
+from overlay.authoring.locating import Base
+from overlay.authoring.triage import Fate, FileFate
+from overlay.planning.scopes import UnparsableError
+from overlay.planning.text import TextError
+
+
+class TwoTexts(NamedTuple):
+    """A file before and after an edit.
+
+    :ivar before: ``None`` where there was no such file; :ivar now: ``None`` where it was removed.
+    """
+
+    path: str
+    before: bytes | None
+    now: bytes | None
+
+
+def change_of(files: Iterable[TwoTexts], release: str) -> Change:
+    """The change that edits make; the fate of a file that cannot be carried says why.
+
+    :param release: the release on whose text, perhaps with features below, the edits were made.
+    """
+    topics: list[EditedFile] = []
+    fates: list[FileFate] = []
+    added: dict[str, bytes] = {}
+    for path, before, now in files:
+        if before is None and now is not None:
+            added[path] = now
+            fates.append(FileFate(path, Fate.ADDED))
+        elif before is not None and now is not None:
+            fate, topic = _edited(path, before, now, release)
+            fates.append(fate)
+            topics += [] if topic is None else [topic]
+        elif before is not None:
+            problem = f"{path} was removed; a feature never removes a file of vLLM"
+            fates.append(FileFate(path, Fate.EDITED, release, problem=problem))
+    return Change(tuple(topics), added, tuple(fates))
+
+
+def _edited(
+    path: str, before: bytes, now: bytes, release: str
+) -> tuple[FileFate, EditedFile | None]:
+    """An edited file in hunks, or why it cannot be said in them."""
+    try:
+        hunks = compose(before, now)
+    except NotComposable as error:
+        problem = f"{path} cannot be said in hunks: {error}"
+    except (TextError, UnparsableError) as error:
+        problem = f"{path} is not Python that can be read: {error}"
+    else:
+        fate = FileFate(path, Fate.EDITED, release, True, len(hunks))
+        return fate, EditedFile(Base(path, release, before, now, by_id=True), hunks)
+    return FileFate(path, Fate.EDITED, release, problem=problem), None

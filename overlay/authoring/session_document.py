@@ -1,0 +1,78 @@
+"""Read and write the document of a session, ``session.toml``, of every kind in the same way."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from overlay.authoring.writing import toml_string
+from overlay.errors import UsageError
+from overlay.untrusted import read_below
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+DOCUMENT = "session.toml"
+
+SCHEMA = 1
+
+S = TypeVar("S")
+
+
+class Kind(Enum):
+    """The command that began a session, and that ends it."""
+
+    EDIT = "edit"
+    PORT = "port"
+
+
+def head(kind: Kind, release: str) -> list[str]:
+    """The first lines of a document."""
+    return [
+        f"# A session of `overlay {kind.value}`. Edit the files below vllm/, not this one.",
+        f"schema = {SCHEMA}",
+        f"kind = {toml_string(kind.value)}",
+        f"release = {toml_string(release)}",
+    ]
+
+
+def read_document(folder: Path, kind: Kind, session: Callable[[dict[str, Any]], S]) -> S:
+    """The session in a folder.
+
+    :param session: makes it of the document's table; what it raises on a damaged one is said.
+    :raises UsageError: if there is none, it is damaged, or another command's.
+    """
+    expected = f"expected a session of `overlay {kind.value}`"
+    data = read_file(folder, DOCUMENT) if folder.is_dir() else None
+    if data is None:
+        raise UsageError(f"{folder}: {expected}, found no {DOCUMENT} there")
+    try:
+        table = tomllib.loads(data.decode("utf-8"))
+        if table["schema"] != SCHEMA or isinstance(table["schema"], bool):
+            raise ValueError(f"schema is {table['schema']!r}, expected {SCHEMA}")
+        found = Kind(table["kind"])
+        read = session(table) if found is kind else None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UsageError(
+            f"{folder / DOCUMENT}: {expected}, found a damaged one ({type(error).__name__}: "
+            f"{error}). Nothing was changed; your edits lie below vllm/ there"
+        ) from error
+    if read is None:
+        raise UsageError(f"{folder}: {expected}, found one of `overlay {found.value}`")
+    return read
+
+
+def read_file(folder: Path, name: str) -> bytes | None:
+    """The bytes of a session's file; ``None`` where there is none.
+
+    :raises UsageError: if something other than a plain file is there.
+    """
+    try:
+        return read_below(folder, name)
+    except OSError as error:
+        raise UsageError(f"{folder / name}: {error.strerror}") from error
