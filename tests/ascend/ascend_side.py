@@ -8,7 +8,6 @@ groups), the runner's buffers and dispatcher (the real ones need a model), masks
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import inspect
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -94,6 +93,7 @@ class Runner:
             lora_id_to_lora_request={},
             block_table=[table],
             num_computed_tokens_cpu_tensor=torch.zeros(ROWS, dtype=torch.int32),
+            sampling_metadata=SimpleNamespace(all_greedy=True),
         )
         self.cudagraph_dispatcher = _Dispatcher(mode, k, sizes)
         self.seq_lens = torch.zeros(ROWS, dtype=torch.int32)
@@ -208,7 +208,7 @@ def _mla_decode(
         cache = (model.cache.first, model.cache.second)
         return decode(*parts, *cache, BLOCK, metadata)  # type: ignore[no-any-return]
     kind = mla_attention.DecodeMLAPreprocessResult
-    names = {field.name for field in dataclasses.fields(kind)}
+    names = inspect.signature(kind).parameters
     given = {
         "ql_nope": parts[0],
         "q_pe": parts[1],
@@ -331,6 +331,9 @@ def _make_builder(model: DraftModel, config: Any, k: int) -> Any:
             else mla_attention.AscendMLAMetadata
         ),
         model_config=SimpleNamespace(runner_type="generate", get_head_size=lambda: WIDTH),
+        dcp_enabled=False,
+        nope_zero_rope_cache=None,
+        use_mla_rope=False,
         pcp_enabled=False,
         reorder_batch_threshold=k + 1,
         speculative_config=config.speculative_config,

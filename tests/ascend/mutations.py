@@ -51,7 +51,7 @@ ASCEND_MUTATIONS = (
     AscendMutation(
         "lengths of the device are corrected in place, in the tensor that pass 0 reads",
         "Ascend, device",
-        ("tensor", "full"),
+        ("tensor", "eager"),
         (
             ("on_device", "proposer.shallow_copy_metadata(common)", "common"),
             ("on_device", "common.seq_lens.clone()", "common.seq_lens"),

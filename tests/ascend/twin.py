@@ -148,7 +148,8 @@ def run_mutations(cases: int, seed: int, named: str) -> dict[str, str]:
         shape = Shape(attention, mode, 5)  # type: ignore[arg-type]  # from the table
         try:
             with sabotage.put_in(mutation, draft_lengths):
-                result = run_shape(shape, cases, seed)
+                # Some show in few batches only.
+                result = run_shape(shape, 2 * cases, seed)
             shown = any(result.rejected) or any(result.others)
             answers[mutation.name] = "twin" if shown else "nothing"
         except ReplayRefused as refused:
