@@ -212,6 +212,8 @@ def _digest(feature: Feature) -> str:
             **({} if feature.package == VLLM else {"package": feature.package.name}),
             "releases": str(feature.releases),
             "upstreamed": [test._asdict() for test in feature.upstream_tests],
+            # Likewise.
+            **({"builds": [each._asdict() for each in feature.builds]} if feature.builds else {}),
             "merged": None if feature.merged is None else str(feature.merged),
             "topics": [
                 {

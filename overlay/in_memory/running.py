@@ -129,7 +129,14 @@ class RunningProcess:
         return tuple(each.id for each in self.activation.features if each.active)
 
     def requires(self, feature: str) -> bool:
-        """Whether vLLM must not serve where ``feature`` has no effect."""
+        """Whether vLLM must not serve where ``feature`` has no effect.
+
+        A situational feature is required by its name only: ``all`` would refuse to serve nearly
+        everywhere.
+        """
+        declared = self.declared().get(feature)
+        if declared is not None and declared.situational:
+            return feature in self.asked.required
         return self.asked.requires(feature)
 
     def declared(self) -> Mapping[str, Declaration]:

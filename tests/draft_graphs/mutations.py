@@ -42,27 +42,31 @@ POLICY_MUTATIONS = (
         "pass",
     ),
     PolicyMutation(
-        "proposer_class", "hazard 8", "refusals", "facts.proposer_class not in DRAFTERS"
+        "proposer_class",
+        "hazard 8",
+        "refusals",
+        "facts.proposer_class not in DRAFTERS | UNTRIED_DRAFTERS",
     ),
     PolicyMutation(
         "overridden_methods",
         "hazard 8",
         "refusals",
-        "if facts.proposer_class not in DRAFTERS:\n    ...\nelif facts.overridden_methods:\n    ...",
-        "if facts.proposer_class not in DRAFTERS:\n    reasons.append('another class')",
+        "if facts.proposer_class not in DRAFTERS | UNTRIED_DRAFTERS:\n    ...\n"
+        "elif facts.overridden_methods:\n    ...",
+        "if facts.proposer_class not in DRAFTERS | UNTRIED_DRAFTERS:\n"
+        "    reasons.append('another class')",
     ),
     _forgets("padded_batch_disabled", "hazard 9"),
     _forgets("shared_mtp_indices", "hazard 11"),
     _forgets("eplb", "hazard 12"),
-    _forgets("micro_batching", "policy"),
     PolicyMutation(
         "adapted_layers", "policy", "refusals", "if facts.adapted_layers:\n    ...", "pass"
     ),
     PolicyMutation(
-        "derived_builders",
+        "attention",
         "policy",
         "_late_refusals",
-        "if facts.derived_builders:\n    ...",
+        "if facts.attention is not None:\n    ...",
         "pass",
     ),
     PolicyMutation(

@@ -277,7 +277,7 @@ def test_steps_serve_every_k_up_to_the_configured_one(k: int) -> None:
 
 def test_a_refusal_at_the_capture_is_one_line(log: list[str]) -> None:
     drafter = Drafter()
-    drafter.backend.attention_backends = {"OTHER": ROLES}  # type: ignore[misc]
+    drafter.backend.attention = ()
     drafter.capture()
     (line,) = log
     assert line.startswith("INFO Draft graphs: none (mode auto)")
@@ -425,7 +425,7 @@ def test_whatever_leaves_it_without_graphs_makes_it_idle(
     drafter.capture()
     drafter.graphs.withdraw("a reason")
     assert told() == ("idle", "withdrawn: a reason")
-    drafter.backend.attention_backends = {"OTHER": ROLES}  # type: ignore[misc]
+    drafter.backend.attention = ()
     drafter.capture()
     assert told()[0] == "idle"
     assert "attention backend CPU_ATTN of the draft is not known" in told()[1]

@@ -115,6 +115,7 @@ class Captured:
 
         In the warm-up every row is padding, so it writes no slot of the KV cache.
         """
+        upstream.require_no_micro_batch()
         proposer = self.passes.proposer
         with (
             upstream.builders_of_full_graphs(proposer, self.builders),

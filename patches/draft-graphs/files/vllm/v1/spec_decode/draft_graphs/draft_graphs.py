@@ -86,6 +86,10 @@ class DraftGraphs:
         memory = max(free - self._backend.free_memory(), 0)
         seconds = time.perf_counter() - started
         self._log(messages.captured_line(self.mode, plan, decision.notes, memory, seconds))
+        if decision.untried and ranks.writes_log():
+            # Granted without the switch, it was granted before there was a table of evidence.
+            say = logger.warning if self._facts.untried else logger.info
+            say("%s", messages.untried_line(decision.untried))
         if self._unprofiled is not None and ranks.writes_log():
             logger.warning("%s", messages.unprofiled_line(self._unprofiled, memory))
         self._unprofiled = None
@@ -153,8 +157,8 @@ class DraftGraphs:
 
     def _plan(self) -> tuple[Decision, list[DraftKey]]:
         """What the policy decides once vLLM captures, and the keys to capture for it."""
-        facts = late_facts(self._facts, self._proposer)
-        decision = decide(self.mode, facts, self._backend.attention_backends)
+        facts = late_facts(self._facts, self._proposer, self._backend)
+        decision = decide(self.mode, facts)
         drafter = facts.drafter
         if drafter is None or not decision.any:
             return decision, []

@@ -47,6 +47,15 @@ def refused_line(mode: Mode, decision: Decision) -> str:
     )
 
 
+def untried_line(untried: Sequence[str]) -> str:
+    """The WARNING line where graphs were captured that no GPU has shown to be right."""
+    return (
+        f"Draft graphs: no GPU has shown that these draft as upstream: {'; '.join(untried)}. "
+        "docs/platforms.md of vllm-overlay says how to show it; OVERLAY_DRAFT_GRAPHS=off drafts as "
+        "upstream."
+    )
+
+
 def unadapted_line(layers: Sequence[str]) -> str:
     """The INFO line where layers that the draft shares with the target lose its LoRA adapters."""
     return (
