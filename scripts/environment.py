@@ -1,6 +1,7 @@
 """Make the environments that the tests and the demo run in, under ``.cache/`` of the checkout.
 
-``python3 scripts/environment.py [dev] [engine] [ray] [ascend]``.  Needs Python 3.11 or 3.12 and pip.
+``python3 scripts/environment.py [dev] [engine] [ray] [ascend]``.  Needs Python 3.11 or 3.12, and
+pip.
 
 - ``dev``: vLLM Overlay itself, editable, with its dependencies and the development tools.
 - ``engine``: a vLLM that runs on CPU, 3.5 GB; the overlay is not in it.
@@ -138,7 +139,7 @@ def ray_python() -> Path:
 
 
 def ascend_python() -> Path:
-    """The Python of an environment with torch_npu and the engine's PyTorch, made or completed first.
+    """The Python of an environment with torch_npu and the engine's PyTorch, completed first.
 
     :raises TorchUnavailable: if pip finds no CPU build of PyTorch.
     :raises AscendUnavailable: if torch_npu cannot be installed, or not without an NPU.

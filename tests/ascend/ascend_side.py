@@ -85,10 +85,10 @@ class Runner:
 
     def __init__(self, k: int, mode: Mode, sizes: tuple[int, ...], pin: bool = False) -> None:
         self._k = k
+        self.table: torch.Tensor = torch.zeros(ROWS, TABLE, dtype=torch.int32)
         table = SimpleNamespace(
             get_device_tensor=lambda *rows: self.table, slot_mapping=_Buffer(TOKENS)
         )
-        self.table = torch.zeros(ROWS, TABLE, dtype=torch.int32)
         self.input_batch = SimpleNamespace(
             lora_id_to_lora_request={},
             block_table=[table],
@@ -149,11 +149,22 @@ class _DenseGroup:
 class _MlaBackend:
     @staticmethod
     def get_impl_cls() -> type:
-        return mla_attention.AscendMLAImpl
+        impl: type = mla_attention.AscendMLAImpl
+        return impl
 
 
 class _MlaGroup(_DenseGroup):
     backend = _MlaBackend
+
+
+class _Off:
+    """A configuration of vllm-ascend in which everything that can be switched on is off."""
+
+    def __getattr__(self, name: str) -> _Off:
+        return _Off()
+
+    def __bool__(self) -> bool:
+        return False
 
 
 @contextlib.contextmanager
@@ -190,7 +201,7 @@ def attend(
     if model.attention == "dense":
         own = [each.view(each.shape[0], -1, WIDTH) for each in (first, second)]
         output = torch.zeros(query.shape[0], *query.shape[1:])
-        return model.impl.forward_fused_infer_attention(query, *own, metadata, output)  # type: ignore[no-any-return]
+        return model.impl.forward_fused_infer_attention(query, *own, metadata, output)
     count = metadata.decode.actual_seq_lengths_q[-1]
     parts = (query[:count, :, :WIDTH].contiguous(), query[:count, :, WIDTH:].contiguous())
     out = _mla_decode(model, parts, metadata)
@@ -206,7 +217,7 @@ def _mla_decode(
     decode = model.impl._forward_decode
     if "decode_preprocess_res" not in inspect.signature(decode).parameters:
         cache = (model.cache.first, model.cache.second)
-        return decode(*parts, *cache, BLOCK, metadata)  # type: ignore[no-any-return]
+        return decode(*parts, *cache, BLOCK, metadata)
     kind = mla_attention.DecodeMLAPreprocessResult
     names = inspect.signature(kind).parameters
     given = {
@@ -215,7 +226,7 @@ def _mla_decode(
         "k_nope": model.cache.first,
         "k_pe": model.cache.second,
     }
-    return decode(kind(**{n: given.get(n) for n in names}), BLOCK, metadata)  # type: ignore[no-any-return]
+    return decode(kind(**{n: given.get(n) for n in names}), BLOCK, metadata)
 
 
 def make_impl(model: DraftModel) -> Any:
@@ -346,14 +357,7 @@ def replace_parts() -> None:
     """Let vllm-ascend draft without an NPU; `npu_double.install` has run before its import."""
     base_proposer.set_ascend_forward_context = _forward_context
     base_proposer.lmhead_tp_enable = lambda: False
-    # Everything that can be switched on is off.
-    ascend_config._ASCEND_CONFIG = SimpleNamespace(
-        ascend_compilation_config=SimpleNamespace(enable_super_kernel=False),
-        enable_reduce_sample=False,
-        pa_shape_list=[],
-        sparse_kv_offload_config=SimpleNamespace(enabled=False, use_fused_copy_sfa=False),
-        vllm_config=None,
-    )
+    ascend_config._ASCEND_CONFIG = _Off()
     ascend_config._is_ascend_config_initialized = lambda config: True
     acl_graph.current_platform = SimpleNamespace(get_global_graph_pool=lambda: None)
     mla_attention.get_cos_and_sin_mla = lambda positions, *given, **more: (

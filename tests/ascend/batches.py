@@ -69,7 +69,10 @@ def draw(
     lengths = [k + 1 if uniform else dice.choice([k + 1, 1, 5]) for _ in range(requests)]
     free = dice.sample(range(1, BLOCKS), BLOCKS - 1)
     table = torch.zeros(requests, TABLE, dtype=torch.int32)
-    seen, positions, slots, rejected = [], [], [], []
+    seen: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    rejected: list[int] = []
     for row, length in enumerate(lengths):
         near_the_end = dice.random() < 0.25
         lowest = LONGEST - k if near_the_end else length

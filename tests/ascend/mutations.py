@@ -1,4 +1,4 @@
-"""The bugs that the twin must show: each a small change of the feature, or of how graphs are updated.
+"""The bugs that the twin must show: small changes of the feature, or of how graphs are updated.
 
 Data only: `docs/mutations.md` lists them, `twin.py` puts them in.
 """
@@ -109,7 +109,11 @@ ASCEND_MUTATIONS = (
         "Ascend, host",
         ("mla", "full"),
         (
-            ("_Counts.__init__", "with torch.npu.stream(stream):\n    ...", "self._device = rejected"),
+            (
+                "_Counts.__init__",
+                "with torch.npu.stream(stream):\n    ...",
+                "self._device = rejected",
+            ),
             (
                 "_Counts.wait",
                 "self._copied.synchronize()",

@@ -74,7 +74,11 @@ class Task:
         """The arguments after a replay: of host lengths 1 each, of a block table null blocks."""
         lengths = {name: [1] * len(self.kwargs[name]) for name in _KEY_LENGTHS & self.kwargs.keys()}
         # An update binds a table that is the host's only until the next step.
-        return {**self.kwargs, **lengths, "block_table": torch.zeros_like(self.kwargs["block_table"])}
+        return {
+            **self.kwargs,
+            **lengths,
+            "block_table": torch.zeros_like(self.kwargs["block_table"]),
+        }
 
 
 class Wait:
@@ -117,6 +121,8 @@ def _frozen(argument: Any) -> Any:
 
 class _NpuRecorder(_Recorder):
     """Records operators of the NPU as tasks, without entering the CPU's stand-ins for them."""
+
+    graph: NPUGraph
 
     def __torch_dispatch__(
         self,
@@ -251,7 +257,8 @@ class Event:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._stream: Stream | None = None
-        self._count, self._behind = 0, [*()]
+        self._count = 0
+        self._behind: list[NPUGraph] = []
 
     def record(self, stream: Stream | None = None) -> None:
         """Record it on a stream, or on the current one."""
@@ -364,10 +371,11 @@ class _LateCopies(TorchDispatchMode):  # type: ignore[misc]  # mypy sees no PyTo
         return args[0]
 
 
-def _capturing() -> RecordedGraph:
-    if RecordedGraph.capturing is None:
+def _capturing() -> NPUGraph:
+    graph = RecordedGraph.capturing
+    if not isinstance(graph, NPUGraph):
         raise CaptureRefused("an external event is waited for and reset inside a capture")
-    return RecordedGraph.capturing
+    return graph
 
 
 @contextlib.contextmanager
@@ -392,7 +400,6 @@ def graph(captured: NPUGraph, pool: Any = None, **options: Any) -> Iterator[None
 def graph_task_group_begin(stream: Stream) -> None:
     """Begin a task group of the graph that is being captured."""
     capturing = _capturing()
-    assert isinstance(capturing, NPUGraph)
     _groups.append(TaskGroup(capturing, len(capturing.operations)))
 
 

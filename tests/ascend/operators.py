@@ -44,7 +44,7 @@ def fused_infer_attention(
     :returns: in the layout that the operator writes.
     """
     # What equals the schema's default does not reach a kernel.
-    options = {"scale": 1.0, "num_heads": 1, "sparse_mode": 0}
+    options: dict[str, Any] = {"scale": 1.0, "num_heads": 1, "sparse_mode": 0}
     options |= {_NAMES.get(name, name): value for name, value in given.items()}
     for name in options.keys() - _KNOWN - _INERT:
         raise NotImplementedError(f"the stand-in does not know {name}={options[name]!r}")
@@ -59,8 +59,10 @@ def fused_infer_attention(
     keys = _by_slot(key, options["block_size"], key_heads)
     values = _by_slot(value, options["block_size"], key_heads)
     if rope is not None:
-        keys = torch.cat([keys, _by_slot(options["key_rope"], options["block_size"], key_heads)], -1)
-    ends = options.get("actual_seq_lengths")
+        keys = torch.cat(
+            [keys, _by_slot(options["key_rope"], options["block_size"], key_heads)], -1
+        )
+    ends = options.get("actual_seq_lengths", [])
     if not layout.startswith("TND"):  # one query a request
         ends = list(range(1, tokens.shape[0] + 1))
     result = _attention(tokens, keys, values, ends, options)

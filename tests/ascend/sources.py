@@ -19,9 +19,13 @@ ASCEND = package_named("vllm_ascend")
 QUICK = ("0.23.0.post1", "0.30.0rc2")
 
 
+#: 0.21.0rc1 imports what vLLM has since 0.22.0, and asks for 0.22.1 in twenty places.
+_OTHER_VLLM = {"0.21.0rc1": "0.22.1"}
+
+
 def vllm_of(release: str) -> str:
-    """The release of vLLM that a release of vllm-ascend is for: its number without the rest."""
-    return Version(release).base_version
+    """The release of vLLM that a release of vllm-ascend is for: as a rule the same number."""
+    return _OTHER_VLLM.get(release, Version(release).base_version)
 
 
 def unpack(package: Package, release: str, site: Path) -> None:

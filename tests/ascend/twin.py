@@ -23,14 +23,14 @@ from tests.ascend import npu_double, operators
 
 npu_double.install()
 
-import vllm_ascend.ops  # noqa: E402, F401  (its parts import each other in this order only)
-from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config  # noqa: E402
+import vllm_ascend.ops  # noqa: F401  (its parts import each other in this order only)
+from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
 
-from tests.ascend import ascend_side, batches, sabotage, vllm_side  # noqa: E402
-from tests.ascend.ascend_side import Mode  # noqa: E402
-from tests.ascend.mutations import ASCEND_MUTATIONS  # noqa: E402
-from tests.ascend.twin_model import LAYER, LONGEST, Attention, DraftModel  # noqa: E402
-from tests.draft_graphs.recorded_graph import ReplayRefused  # noqa: E402
+from tests.ascend import ascend_side, batches, sabotage, vllm_side
+from tests.ascend.ascend_side import Mode
+from tests.ascend.mutations import ASCEND_MUTATIONS
+from tests.ascend.twin_model import LAYER, LONGEST, Attention, DraftModel
+from tests.draft_graphs.recorded_graph import ReplayRefused
 
 SIZES = (2, 5)
 
@@ -105,9 +105,7 @@ def run_shape(shape: Shape, cases: int, seed: int) -> Result:
         model = DraftModel(shape.attention)
         config.compilation_config.static_forward_context[LAYER] = model
         theirs = vllm_side.make_proposer(model, config, shape.k)
-        own = ascend_side.make_proposer(
-            model, config, shape.k, shape.mode, SIZES, enpu=shape.enpu
-        )
+        own = ascend_side.make_proposer(model, config, shape.k, shape.mode, SIZES, enpu=shape.enpu)
         os.environ["OVERLAY_ASCEND_DRAFT_LENGTHS"] = shape.switch
         npu_double.DEVICE.waits.clear()
         wide = 1 if shape.attention == "mla" else 3

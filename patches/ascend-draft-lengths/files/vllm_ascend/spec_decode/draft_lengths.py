@@ -117,7 +117,9 @@ class LaterLengths(list[int]):
         counts, self._counts = self._counts, None
         if counts is None:
             return
-        for row, (length, base, count) in enumerate(zip(self, self._base, counts.wait())):
+        # Rows without a count are padding.
+        rows = zip(self, self._base, counts.wait(), strict=False)
+        for row, (length, base, count) in enumerate(rows):
             grown = base + self._draft_index
             # From the longest context on, releases differ in which row gets a filler.
             if length != grown < self._longest:
@@ -162,7 +164,8 @@ class _LaterPass(dict[str, Any]):
         return super().__getitem__(layer)
 
     def get(self, layer: str, default: Any = None) -> Any:
-        return self[layer] if layer in self else default
+        _settle(self)
+        return super().get(layer, default)
 
     def values(self) -> Any:
         _settle(self)
@@ -183,7 +186,9 @@ class _Counts:
     def __init__(self, proposer: Any, rejected: torch.Tensor) -> None:
         if not hasattr(proposer, "rejected_counts"):
             runner = proposer.runner
-            host = torch.empty(runner.max_num_reqs, dtype=rejected.dtype, pin_memory=runner.pin_memory)
+            host = torch.empty(
+                runner.max_num_reqs, dtype=rejected.dtype, pin_memory=runner.pin_memory
+            )
             proposer.rejected_counts = torch.npu.Stream(), host
         stream, host = proposer.rejected_counts
         # One draft at a time uses the buffer: it waits for its counts before the next one begins.
