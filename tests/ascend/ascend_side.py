@@ -498,6 +498,8 @@ def draft(proposer: Any, batch: Batch) -> torch.Tensor:
     for lengths in (runner.seq_lens, runner.optimistic_seq_lens_cpu):
         lengths.fill_(0)[:rows] = seen
     runner.table.zero_()[:rows] = batch.table
+    # 0.20.2rc1 leaves what the last batch had in padded rows; an NPU reads past the end there.
+    proposer.token_indices_to_sample.zero_()
     runner.query_start_loc.cpu[: rows + 1] = batch.ends
     runner.query_start_loc.copy_to_gpu()
     common = AscendCommonAttentionMetadata(
