@@ -389,7 +389,7 @@ def alone() -> None:
     use_cpu_kernels()
     from vllm.v1.spec_decode.draft_graphs import ranks
 
-    ranks.all_ranks_agree = lambda yes: yes  # no process group here
+    ranks.all_ranks_agree = lambda yes, **_: yes  # no process group here
     ranks.even_out_recorded_all_reduces = lambda backend: None
     ranks.writes_log = lambda: False
     torch.set_num_threads(1)
