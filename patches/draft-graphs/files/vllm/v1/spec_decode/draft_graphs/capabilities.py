@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What draft graphs can do on each platform and with each attention backend, and what shows it.
 
-A table, therefore longer than other modules, and two functions that look a row up by exact classes: a subclass, or a class of
-somebody else under a known name, has no row. Imports neither torch nor vLLM. The tables of
-docs/platforms.md are generated from the rows.
+A table, therefore longer than other modules, and two functions that look a row up by exact
+classes: a subclass, or a class of somebody else under a known name, has no row. Imports neither
+torch nor vLLM. The tables of docs/platforms.md are generated from the rows.
 
 Attention backends are granted where their `build_for_drafting` is host arithmetic on the numbers
 of a key, and device work that a capture records and every replay repeats: none for FLASH_ATTN,
