@@ -95,9 +95,10 @@ class Drafter:
 def one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One process, one rank, which writes the log."""
     twin.use_cpu_kernels()
-    monkeypatch.setattr(ranks, "all_ranks_agree", lambda yes: yes)
+    monkeypatch.setattr(ranks, "all_ranks_agree", lambda yes, **_: yes)
     monkeypatch.setattr(ranks, "even_out_recorded_all_reduces", lambda backend: None)
     monkeypatch.setattr(ranks, "writes_log", lambda: True)
+    monkeypatch.setattr(ranks, "differences", lambda plan: [])
     monkeypatch.setattr(same_settings, "require_equal_settings", lambda mine: None)
     with set_current_vllm_config(VllmConfig()), torch.inference_mode():
         yield

@@ -15,6 +15,8 @@ policy: Any = added("policy")
 attention: Any = added("attention")
 capabilities: Any = added("capabilities")
 drafters: Any = added("drafter")
+coupling: Any = added("coupling")
+Coupling, Manner = coupling.Coupling, coupling.Manner
 
 PAGE = Path(__file__).parents[2] / "docs" / "draft-graphs.md"
 BEGIN = "<!-- what a configuration gets: tests/draft_graphs/policy_table.py writes this -->\n"
@@ -46,6 +48,11 @@ DRAFTERS = {
     ),
     "dflash": drafters.Drafter("context", one_pass=True, hands_over=False, combines=True),
 }
+#: Why ranks with experts in the draft do not draft alone.
+LOCKSTEP = (
+    "2 data-parallel ranks draft in lockstep: layers of the draft model reach other ranks "
+    "(FusedMoE)"
+)
 #: So few requests that a pass with additional tokens holds them all.
 SMALL = {"max_num_seqs": 64}
 #: (the configuration in words, how its facts differ from `PLAIN`'s).
@@ -97,15 +104,33 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
         "LoRA, where a layer of the draft has an adapter and none below it (no layer of vLLM's)",
         {"adapted_layers": ("model.norm",)},
     ),
-    ("expert load balancing beside a draft with experts", {"eplb": True}),
     ("micro-batching (`enable_dbo`, `ubatch_size`)", {}),
     ("sequence parallelism of experts (`use_sequence_parallel_moe`)", {}),
-    ("expert load balancing (`enable_eplb`) beside a draft without experts", {}),
+    ("expert load balancing (`enable_eplb`)", {}),
     (
-        "data parallelism, where a layer of the draft reaches other ranks",
+        "data parallelism, where the draft has experts",
+        {"coupling": Coupling(Manner.TOGETHER, LOCKSTEP)},
+    ),
+    (
+        "the same, with a target in PIECEWISE or FULL",
+        {"coupling": Coupling(Manner.TOGETHER, LOCKSTEP), "cudagraph_mode": "FULL"},
+    ),
+    (
+        "the same, with `draft_sample_method: probabilistic`",
+        {"coupling": Coupling(Manner.TOGETHER, LOCKSTEP), "probabilistic": True},
+    ),
+    (
+        "the same, with low-latency exchanges, where a failed capture stops the start",
+        {"coupling": Coupling(Manner.TOGETHER, LOCKSTEP), "low_latency_exchange": True},
+    ),
+    (
+        "data parallelism with elastic expert parallelism",
         {
-            "data_parallel": "2 data-parallel ranks draft in lockstep: layers of the draft model "
-            "reach other ranks (FusedMoE)"
+            "coupling": Coupling(
+                Manner.REFUSED,
+                "2 data-parallel ranks draft in lockstep: elastic expert parallelism changes how "
+                "many there are (remove enable_elastic_ep)",
+            )
         },
     ),
     ("decode context parallelism", {"decode_context_parallel_size": 2}),

@@ -28,6 +28,7 @@ facts: Any = added("facts")
 policy: Any = added("policy")
 drafters: Any = added("drafter")
 upstream: Any = added("upstream")
+couplings: Any = added("coupling")
 
 #: Every one that `early_facts` or `late_facts` reads.
 PROPOSER = {
@@ -279,7 +280,7 @@ def granted_classes() -> Iterator[type]:
 
 def test_the_classes_that_graphs_are_for_are_vllms() -> None:
     found = {f"{cls.__module__}.{cls.__name__}" for cls in granted_classes()}
-    assert found == policy.DRAFTERS | policy.UNTRIED_DRAFTERS
+    assert found == policy.DRAFTERS
 
 
 @pytest.mark.parametrize(
@@ -317,12 +318,11 @@ def test_the_kind_of_a_proposer(
     found = read(proposer)
     assert found.drafter == drafters.Drafter(**expected)
     assert found.overridden_methods == ()
-    decision = policy.decide("auto", found)
-    assert decision.first == (found.proposer_class not in policy.UNTRIED_DRAFTERS)
+    assert policy.decide("auto", found).first
     # A class that is derived from it may do anything.
     derived = make_proposer(type("Derived", (type(proposer),), {}))
     vars(derived).update(attributes)
-    assert read(derived).proposer_class not in policy.DRAFTERS | policy.UNTRIED_DRAFTERS
+    assert read(derived).proposer_class not in policy.DRAFTERS
 
 
 def test_a_draft_model_in_another_group_than_the_metadata_it_gets() -> None:
@@ -338,8 +338,9 @@ def test_data_parallel_ranks_that_change() -> None:
     proposer = make_proposer()
     parallel = proposer.vllm_config.parallel_config
     parallel.data_parallel_size, parallel.enable_elastic_ep = 2, True
-    (reason,) = changed(proposer).values()
-    assert "elastic" in reason
+    (coupling,) = changed(proposer).values()
+    assert coupling.manner is couplings.Manner.REFUSED
+    assert "elastic" in coupling.reason
 
 
 class Experts(torch.nn.Module):  # type: ignore[misc, name-defined, unused-ignore]  # mypy may see no PyTorch
@@ -348,13 +349,28 @@ class Experts(torch.nn.Module):  # type: ignore[misc, name-defined, unused-ignor
     __module__ = "vllm.model_executor.layers.fused_moe.layer"
 
 
-def test_load_balancing_of_experts_is_the_drafts_business_only_if_it_has_some() -> None:
+def test_data_parallel_ranks_with_experts_in_the_draft_draft_together() -> None:
     proposer = make_proposer()
-    proposer.vllm_config.parallel_config.enable_eplb = True
-    assert changed(proposer) == {}
     proposer.model.mlp = Experts()
-    assert changed(proposer) == {"eplb": True}
-    proposer.vllm_config.parallel_config.enable_eplb = False
+    assert changed(proposer) == {}, "there is one rank"
+    proposer.vllm_config.parallel_config.data_parallel_size = 2
+    (coupling,) = changed(proposer).values()
+    assert coupling.together
+    assert "Experts" in coupling.reason
+
+
+@pytest.mark.parametrize("backend", ["deepep_low_latency", "nixl_ep"])
+def test_buffers_that_alternate_between_the_halves(backend: str) -> None:
+    proposer = make_proposer()
+    proposer.vllm_config.parallel_config.all2all_backend = backend
+    assert changed(proposer) == {"low_latency_exchange": True}
+
+
+def test_load_balancing_of_experts_is_no_fact() -> None:
+    """It moves weights in place, behind the drafts, and graphs read the new ones."""
+    proposer = make_proposer()
+    proposer.model.mlp = Experts()
+    proposer.vllm_config.parallel_config.enable_eplb = True
     assert changed(proposer) == {}
 
 
@@ -428,11 +444,71 @@ def test_first_passes_that_cannot_be_captured() -> None:
     assert changed(latent) == {"attention": (stranger("MLA"),)}
 
 
+def test_every_builder_is_asked_whether_it_takes_the_first_pass_for_prefills() -> None:
+    """FLASHINFER's native kernels plan prefills on the host, too."""
+    proposer = make_proposer()
+    proposer.draft_attn_groups = [Group("FLASHINFER", threshold=1)]
+    facts = read(proposer)
+    assert facts.no_first == "attention backend FLASHINFER takes K+1 tokens for a prefill"
+    # Its builder takes all requests of a draft for decodes, whatever its threshold.
+    proposer.draft_attn_groups = [Group("ROCM_AITER_FA", threshold=1)]
+    assert read(proposer).no_first is None
+
+
+FLASHINFER = {"use_trtllm_decode_attention": True, "dcp_world_size": 1, "cache_dtype": "auto"}
+XQA = {"flashinfer_trtllm_api_decode_kernel": SimpleNamespace(value="xqa")}
+GEN = {"flashinfer_trtllm_api_decode_kernel": SimpleNamespace(value="trtllm-gen")}
+
+
+@pytest.mark.parametrize(
+    ("attributes", "kernel", "evidence"),
+    [
+        (FLASHINFER, "trtllm-gen", "doubles"),
+        (FLASHINFER | {"cache_dtype": "fp8_e4m3"}, "trtllm-gen fp8", "refused"),
+        (FLASHINFER | GEN, "trtllm-gen", "doubles"),
+        (FLASHINFER | GEN | {"cache_dtype": "fp8_e4m3"}, "trtllm-gen", "doubles"),
+        (FLASHINFER | XQA, "xqa", "doubles"),
+        (FLASHINFER | XQA | {"dcp_world_size": 2}, "native", "refused"),
+        (FLASHINFER | {"use_trtllm_decode_attention": False}, "native", "refused"),
+        (FLASHINFER | {"flashinfer_trtllm_api_decode_kernel": None}, "native", "refused"),
+    ],
+)
+def test_the_kernel_of_flashinfer_is_told_by_its_builder(
+    attributes: dict[str, Any], kernel: str, evidence: str
+) -> None:
+    proposer, group = make_proposer(), Group("FLASHINFER", threshold=4)
+    vars(group.builder).update(attributes)
+    group.layer_names = ()
+    proposer.draft_attn_groups = [group]
+    (found,) = read(proposer).attention
+    assert (found.row.kernel, found.row.evidence) == (kernel, evidence)
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
+def test_the_version_of_flash_attention_is_told_by_its_layers(version: int) -> None:
+    proposer = make_proposer()
+    layer = proposer.vllm_config.compilation_config.static_forward_context["draft.0"]
+    layer.impl.vllm_flash_attn_version = version
+    (found,) = read(proposer).attention
+    assert found.row.kernel == f"fa{version}"
+
+
+def test_a_class_of_somebody_else_under_a_known_name_is_a_stranger() -> None:
+    """As vllm-musa's builder, whose backend calls itself FLASH_ATTN."""
+    proposer, group = make_proposer(), Group()
+    theirs = instance("vllm_musa.v1.attention.backends.flash_attn.FlashAttentionMetadataBuilder")
+    theirs.reorder_batch_threshold = None
+    group.builder = theirs
+    proposer.draft_attn_groups = [group]
+    (found,) = read(proposer).attention
+    assert (found.name, found.row) == ("FLASH_ATTN", None)
+
+
 def test_every_fact_is_read() -> None:
     tested = CHANGES.keys() | {
-        *("no_graphs", "cudagraph_mode", "overridden_methods", "adapted_layers", "eplb"),
-        *("unseen_group", "platform", "untried"),
-        *("proposer_class", "data_parallel", "sequence_parallel", "weight_offloader", "no_first"),
+        *("no_graphs", "cudagraph_mode", "overridden_methods", "adapted_layers"),
+        *("unseen_group", "platform", "untried", "low_latency_exchange"),
+        *("proposer_class", "coupling", "sequence_parallel", "weight_offloader", "no_first"),
     }
     # Releases have these that the installed one has not: see `test_facts_releases.py`.
     assert {field.name for field in fields(policy.Facts)} - tested == {

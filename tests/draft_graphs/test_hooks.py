@@ -111,10 +111,10 @@ def test_off_is_one_line_and_no_graphs(monkeypatch: pytest.MonkeyPatch, log: lis
 def test_a_refusal_is_one_line_with_its_reasons(
     monkeypatch: pytest.MonkeyPatch, log: list[str]
 ) -> None:
-    facts = policy.Facts(num_speculative_tokens=3, rswa=True, eplb=True)
+    facts = policy.Facts(num_speculative_tokens=3, rswa=True, fast_prefill=True)
     assert create(monkeypatch, facts=facts) is None
     (line,) = log
     assert line.startswith("INFO ")
     assert "R-SWA takes" in line
     assert overlay_effects.effects()["draft-graphs"]["text"] in line
-    assert "expert load balancing" in line
+    assert "kv_sharing_fast_prefill" in line

@@ -22,6 +22,8 @@ messages: Any = added("messages")
 keys: Any = added("keys")
 attention: Any = added("attention")
 capabilities: Any = added("capabilities")
+coupling: Any = added("coupling")
+Coupling, Manner = coupling.Coupling, coupling.Manner
 
 EARLY = policy.Facts(num_speculative_tokens=3)
 LATE = replace(
@@ -44,8 +46,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "padded_batch_disabled": (True, "disable_padded_drafter_batch"),
     "xdrope": (True, "XD-RoPE"),
     "adapted_layers": (("model.norm",), "model.norm"),
-    "eplb": (True, "enable_eplb"),
-    "data_parallel": ("2 data-parallel ranks draft in lockstep", "data-parallel"),
+    "coupling": (Coupling(Manner.REFUSED, "2 data-parallel ranks change"), "data-parallel"),
     "decode_context_parallel_size": (2, "decode context parallelism"),
     "prefill_context_parallel_size": (2, "prefill context parallelism"),
     "sequence_parallel": (True, "sequence parallelism"),
@@ -67,6 +68,7 @@ GRANTED = {
     "multimodal",
     "no_first",
     "max_num_seqs",
+    "low_latency_exchange",
     "tensor_parallel_size",
     "untried",
 }
@@ -97,11 +99,9 @@ def test_one_adverse_fact_refuses_everything_and_says_so(fact: str, mode: str) -
     assert word in decision.refusals[0]
 
 
-@pytest.mark.parametrize(
-    "fact", sorted(REFUSED.keys() - {"no_graphs", "data_parallel", "platform"})
-)
+@pytest.mark.parametrize("fact", sorted(REFUSED.keys() - {"no_graphs", "coupling", "platform"}))
 def test_every_refusal_names_what_the_user_can_change(fact: str) -> None:
-    """A device is what it is; what couples ranks is said, with the remedy, by `ranks.coupling`."""
+    """A device is what it is; what couples ranks is said, with the remedy, by `coupling`."""
     (reason,) = policy.decide("auto", replace(LATE, **{fact: REFUSED[fact][0]})).refusals
     remedy = reason[reason.index("(") + 1 : reason.rindex(")")]
     verbs = ("remove", "set", "get graphs", "get them", "chooses", "shares its group", "replaces")
@@ -116,7 +116,7 @@ def test_drafters_that_draft_otherwise_are_told_why(name: str) -> None:
 
 
 def test_all_reasons_are_given_at_once() -> None:
-    facts = replace(LATE, rswa=True, eplb=True, decode_context_parallel_size=2)
+    facts = replace(LATE, rswa=True, fast_prefill=True, decode_context_parallel_size=2)
     assert len(policy.decide("auto", facts).refusals) == 3
 
 
@@ -252,15 +252,6 @@ def test_what_was_granted_before_there_was_a_table_stays_and_is_named(kernel: st
     assert policy.decide("auto", LATE).untried == ()
 
 
-def test_a_drafter_that_no_gpu_has_shown() -> None:
-    facts = replace(LATE, proposer_class="vllm.v1.spec_decode.dflash.DFlashProposer")
-    (reason,) = policy.decide("auto", facts).refusals
-    assert "OVERLAY_DRAFT_GRAPHS_UNTRIED=on grants them" in reason
-    decision = policy.decide("auto", replace(facts, untried=True))
-    assert decision.any
-    assert decision.untried[0].startswith("DFlashProposer (doubles: ")
-
-
 def test_musa_gets_no_loop_with_tensor_parallelism() -> None:
     musa = capabilities.platform_row("vllm_musa.platform.MtmlMUSAPlatform")
     facts = replace(LATE, platform=musa, attention=(backend("TRITON_ATTN"),), untried=True)
@@ -342,9 +333,9 @@ def test_the_line_of_a_capture_says_what_was_captured() -> None:
 
 
 def test_the_line_of_a_refusal_gives_the_reasons() -> None:
-    decision = policy.decide("auto", replace(LATE, rswa=True, eplb=True))
+    decision = policy.decide("auto", replace(LATE, rswa=True, fast_prefill=True))
     line = messages.refused_line("auto", decision)
-    assert line.startswith("Draft graphs: none (mode auto), the drafter runs as upstream: expert")
+    assert line.startswith("Draft graphs: none (mode auto), the drafter runs as upstream: kv_sh")
     assert "; R-SWA" in line
 
 
@@ -378,3 +369,39 @@ def test_without_its_one_pass_a_drafter_has_no_graphs() -> None:
     decision = policy.decide("auto", facts)
     assert not decision.any
     assert decision.refusals == ("whole: the width is not known",)
+
+
+TOGETHER = replace(LATE, coupling=Coupling(Manner.TOGETHER, "2 data-parallel ranks in lockstep"))
+#: Fact -> (a value with which ranks cannot draft together, a word of the reason).
+NOT_TOGETHER: dict[str, tuple[Any, str]] = {
+    "cudagraph_mode": ("FULL", "FULL_DECODE_ONLY"),
+    "probabilistic": (True, "draft_sample_method"),
+    "multimodal": (True, "images"),
+    "dynamic_k": (True, "num_speculative_tokens_per_batch_size"),
+    "no_first": ("the width is not known", "the width is not known"),
+}
+
+
+def test_ranks_that_draft_together_get_graphs_and_one_line_says_when_not() -> None:
+    decision = policy.decide("auto", TOGETHER)
+    assert (decision.first, decision.later) == (True, ("loop",))
+    assert decision.notes == (
+        "all data-parallel ranks in steps in which one of them has a prefill",
+    )
+
+
+@pytest.mark.parametrize("fact", sorted(NOT_TOGETHER))
+def test_what_one_rank_could_change_for_all_refuses(fact: str) -> None:
+    value, word = NOT_TOGETHER[fact]
+    assert policy.decide("auto", replace(LATE, **{fact: value})).any
+    decision = policy.decide("auto", replace(TOGETHER, **{fact: value}))
+    assert not decision.any
+    (reason,) = decision.refusals
+    assert reason.startswith("2 data-parallel ranks in lockstep; ")
+    assert word in reason
+
+
+@pytest.mark.parametrize("mode", ["PIECEWISE", "FULL"])
+def test_modes_without_a_full_graph_of_uniform_batches_alone_refuse(mode: str) -> None:
+    decision = policy.decide("auto", replace(TOGETHER, cudagraph_mode=mode))
+    assert not decision.any

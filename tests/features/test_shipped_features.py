@@ -213,11 +213,17 @@ def test_the_hooks_import_what_the_package_has() -> None:
 
 def test_the_hooks_call_the_draft_graphs_by_their_arguments() -> None:
     calls = {ast.unparse(call.func).split(".")[-1]: call for call in calls_on("draft_graphs")}
-    assert set(calls) == {"propose", "later_steps", "token_counts", "before_dummy_run"}
+    assert set(calls) == {
+        *("propose", "later_steps", "token_counts", "dummy_run", "vote", "counted"),
+    }
     for name, call in calls.items():
         owner = ("replay", "Replay") if call.keywords else ("draft_graphs", "DraftGraphs")
         arguments = method(*owner, name).args
-        required = [argument.arg for argument in arguments.kwonlyargs]
+        required = [
+            argument.arg
+            for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+            if default is None
+        ]
         assert [keyword.arg for keyword in call.keywords] == required
         assert len(arguments.args) == 1 + len(call.args)
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from . import adapters, ranks, upstream
+from . import adapters, upstream
 from .capabilities import UNKNOWN
+from .coupling import coupling
 from .drafter import Drafter, drafter_of
 from .graph_backend import GraphBackend
 from .policy import NO_CAPTURE, Facts
@@ -38,8 +39,8 @@ def early_facts(proposer: Any, backend: GraphBackend) -> Facts:
         xdrope=getattr(proposer, "uses_xdrope_dim", 0) > 0
         and getattr(proposer, "draft_uses_xdrope_dim", 0) > 0,
         adapted_layers=adapters.kept(proposer),
-        eplb=bool(parallel.enable_eplb) and ranks.has_experts(proposer.model),
-        data_parallel=ranks.coupling(proposer),
+        coupling=coupling(proposer),
+        low_latency_exchange=str(parallel.all2all_backend) in upstream.LOW_LATENCY_EXCHANGES,
         decode_context_parallel_size=int(parallel.decode_context_parallel_size),
         prefill_context_parallel_size=int(parallel.prefill_context_parallel_size),
         sequence_parallel=upstream.sequence_parallel(config),

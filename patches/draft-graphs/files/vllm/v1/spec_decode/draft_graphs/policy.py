@@ -10,6 +10,7 @@ from typing import Literal, get_args
 from . import attention
 from .attention import UNTRIED_VARIABLE, Attention
 from .capabilities import PLATFORMS, Platform
+from .coupling import Coupling, Manner
 from .drafter import Drafter
 from .keys import ROLES, Role
 
@@ -21,14 +22,18 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 
 #: The cudagraph mode in which vLLM captures nothing; in every other one its `capture_model` runs.
 NO_CAPTURE = "NONE"
-
+#: The modes in which a FULL graph of the target means a uniform batch.
+UNIFORM_FULL = ("FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 
 EAGLE_PROPOSER = "vllm.v1.spec_decode.eagle.EagleProposer"
 #: The proposer classes that get draft graphs, by module and name; a subclass is another class.
-DRAFTERS = frozenset({EAGLE_PROPOSER, "vllm.v1.spec_decode.draft_model.DraftModelProposer"})
-#: The same, by reading and beside upstream's code on CPU; refused until a GPU has run them, unless
-#: `OVERLAY_DRAFT_GRAPHS_UNTRIED` grants them.
-UNTRIED_DRAFTERS = frozenset({"vllm.v1.spec_decode.dflash.DFlashProposer"})
+DRAFTERS = frozenset(
+    {
+        EAGLE_PROPOSER,
+        "vllm.v1.spec_decode.dflash.DFlashProposer",
+        "vllm.v1.spec_decode.draft_model.DraftModelProposer",
+    }
+)
 
 _BY_V2 = "set VLLM_USE_V2_MODEL_RUNNER=1: model runner V2 has graphs for it from"
 #: Proposer classes that draft otherwise: what is different, and what the user can do.
@@ -101,10 +106,10 @@ class Facts:
     xdrope: bool = False
     # Layers of the draft model from which a LoRA adapter cannot be taken off, by name.
     adapted_layers: tuple[str, ...] = ()
-    # Whether expert load balancing moves experts of the draft model.
-    eplb: bool = False
-    # The reason why data-parallel ranks must draft in lockstep; None where they need not.
-    data_parallel: str | None = None
+    # How data-parallel ranks draft.
+    coupling: Coupling = field(default_factory=Coupling)
+    # Whether their experts exchange rows through buffers that alternate with every call.
+    low_latency_exchange: bool = False
     decode_context_parallel_size: int = 1
     prefill_context_parallel_size: int = 1
     # Of dense layers; that of experts takes any token count.
@@ -174,10 +179,6 @@ def _yes_no_refusals(facts: Facts) -> list[str]:
         ),
         (facts.xdrope, "the drafter has XD-RoPE positions (drafts without them get graphs)"),
         (
-            facts.eplb,
-            "expert load balancing moves the draft's experts between passes (remove enable_eplb)",
-        ),
-        (
             facts.sequence_parallel,
             "sequence parallelism of dense layers bounds token counts (remove enable_sp)",
         ),
@@ -192,6 +193,40 @@ def _yes_no_refusals(facts: Facts) -> list[str]:
         (facts.rswa, "R-SWA takes prefix lengths from the host (other models get graphs)"),
     ]
     return [reason for refused, reason in table if refused]
+
+
+def _refusals_together(facts: Facts) -> list[str]:
+    """The reasons why ranks that must draft together do so as upstream."""
+    table: list[tuple[bool, str]] = [
+        (
+            facts.cudagraph_mode not in (None, NO_CAPTURE, *UNIFORM_FULL),
+            (
+                "a step with graphs needs K+1 tokens a request on every rank, which cudagraph mode "
+                f"{facts.cudagraph_mode} does not tell (set cudagraph_mode to "
+                f"{' or '.join(UNIFORM_FULL)})"
+            ),
+        ),
+        (
+            facts.probabilistic,
+            "one rank's sampled drafts would change the graphs of all (remove draft_sample_method)",
+        ),
+        (
+            facts.multimodal,
+            "one rank's images would change the graphs of all (drafts without them get graphs)",
+        ),
+        (
+            facts.dynamic_k,
+            "K changes from rank to rank (remove num_speculative_tokens_per_batch_size)",
+        ),
+        (
+            facts.no_first is not None,
+            (
+                "the first pass has no graph, and all ranks need one for every pass: "
+                f"{facts.no_first} (set attention_backend in speculative_config)"
+            ),
+        ),
+    ]
+    return [f"{facts.coupling.reason}; {reason}" for refused, reason in table if refused]
 
 
 def _late_refusals(facts: Facts) -> list[str]:
@@ -219,15 +254,9 @@ def refusals(facts: Facts) -> list[str]:
     """Every reason why this configuration gets no draft graphs at all; empty where it does."""
     reasons = [] if facts.no_graphs is None else [facts.no_graphs]
     name = facts.proposer_class.rpartition(".")[2]
-    if facts.proposer_class in UNTRIED_DRAFTERS and not facts.untried:
-        reasons.append(
-            f"graphs with {name} are not proven on a GPU yet ({UNTRIED_VARIABLE}=on grants them; "
-            "methods eagle, eagle3, mtp and draft_model get graphs; model runner V2 has graphs "
-            "for dflash from 0.24 on)"
-        )
-    elif facts.proposer_class not in DRAFTERS | UNTRIED_DRAFTERS:
+    if facts.proposer_class not in DRAFTERS:
         otherwise = OTHER_DRAFTERS.get(
-            facts.proposer_class, "methods eagle, eagle3, mtp and draft_model get them"
+            facts.proposer_class, "methods eagle, eagle3, mtp, draft_model and dflash get them"
         )
         reasons.append(f"{name} drafts otherwise than the graphs do: {otherwise}")
     elif facts.overridden_methods:
@@ -243,8 +272,10 @@ def refusals(facts: Facts) -> list[str]:
             f"LoRA adapters cannot be taken off the draft's {', '.join(facts.adapted_layers)} "
             "(remove enable_lora)"
         )
-    if facts.data_parallel is not None:
-        reasons.append(facts.data_parallel)
+    if facts.coupling.manner is Manner.REFUSED:
+        reasons.append(facts.coupling.reason)
+    if facts.coupling.together:
+        reasons += _refusals_together(facts)
     if facts.decode_context_parallel_size > 1:
         reasons.append(
             "with decode context parallelism vLLM's own drafts go wrong from the second on, since "
@@ -283,23 +314,16 @@ def decide(mode: Mode, facts: Facts) -> Decision:
         notes.append("sampled drafts (probabilistic, not all greedy) in batches with a prefill")
     if facts.multimodal and first:
         notes.append("first passes with multimodal embeddings among them")
+    if facts.coupling.together:
+        notes.append("all data-parallel ranks in steps in which one of them has a prefill")
     notes += _too_large(facts, first, later)
     return Decision(
         first=first,
         later=later,
         sampled=sampled,
         notes=tuple(notes),
-        untried=tuple(_untried(facts)),
+        untried=tuple(attention.untried_grants(facts.attention or (), facts.platform)),
     )
-
-
-def _untried(facts: Facts) -> list[str]:
-    """What is granted although no GPU has shown it, with what shows it instead."""
-    shown = []
-    if facts.proposer_class in UNTRIED_DRAFTERS:
-        name = facts.proposer_class.rpartition(".")[2]
-        shown.append(f"{name} (doubles: tests/draft_graphs/upstream_twin.py)")
-    return [*shown, *attention.untried_grants(facts.attention or (), facts.platform)]
 
 
 def _barred_roles(facts: Facts) -> dict[Role, str]:

@@ -20,6 +20,10 @@ from .capabilities import Backend, backend_row
 from .drafter import own_methods
 from .ranks import token_counts
 
+# all2all backends whose buffers alternate with every call: a rank that made one call less than the
+# others, as when a capture fails between two of them, reads the wrong half from then on.
+LOW_LATENCY_EXCHANGES = ("deepep_low_latency", "nixl_ep")
+
 # Methods of SpecDecodeBaseProposer whose work the graphs take over or build on. A proposer that
 # has its own version of one of them keeps upstream's drafting.
 TAKEN_OVER = (
@@ -161,8 +165,10 @@ def attention_kernel(builder: Any, layers: Iterable[Any]) -> str:
     """Which of several kernels an attention group uses, in the words of `capabilities.KERNELS`.
 
     FlashAttention's version is that of its layers, FlashInfer's decode kernel an attribute of its
-    builder. Empty where the backend has one kernel, or does not tell.
+    builder. Empty where the backend has one kernel, or is not vLLM's.
     """
+    if not type(builder).__module__.startswith("vllm."):
+        return ""
     impls = [getattr(layer, "impl", None) for layer in layers]
     versions = {getattr(impl, "vllm_flash_attn_version", None) for impl in impls}
     versions.discard(None)
@@ -227,23 +233,6 @@ def sequence_parallel(vllm_config: Any) -> bool:
     return bool(getattr(passes, "enable_sp", False))
 
 
-def require_no_micro_batch() -> None:
-    """Raise RuntimeError while a micro-batch of the target (dual-batch overlap) is running.
-
-    A pass that was captured then would take that micro-batch's forward context, stream, workspace
-    and half of the all-to-all buffers for its own. Upstream ends them all before the target's
-    forward pass returns.
-    """
-    from vllm.v1.worker import ubatching
-
-    running = [context for context in ubatching._CURRENT_CONTEXTS if context is not None]
-    if running or ubatching.dbo_enabled():
-        raise RuntimeError(
-            f"{max(len(running), 1)} micro-batches of the target are still running; draft graphs "
-            "are captured outside of them"
-        )
-
-
 def combine_width(proposer: Any) -> int | None:
     """Columns of the hidden states that `combine_hidden_states` takes; None where not known.
 
@@ -255,6 +244,39 @@ def combine_width(proposer: Any) -> int | None:
     fc = getattr(getattr(proposer.model, "model", None), "fc", None)
     width = getattr(fc, "input_size", None) or getattr(fc, "in_features", None)
     return int(width) if width is not None else None
+
+
+def count_experts_tokens(proposer: Any, num_tokens: int) -> None:
+    """Tell expert load balancing how many tokens of the next passes are not padding.
+
+    From 0.25 on the layers of experts read it from the device, in a graph as elsewhere; until then,
+    and without load balancing of the draft's experts, there is nobody to tell.
+    """
+    state = getattr(proposer, "eplb_state", None)
+    if state is not None:
+        state.prepare_forward(proposer.draft_model_config, num_tokens)
+
+
+@contextmanager
+def fixed_workspace() -> Iterator[None]:
+    """Let vLLM's workspace raise inside, rather than grow: the target's graphs read it where it is.
+
+    vLLM itself locks it once all its graphs are captured, so a draft that needs a larger one could
+    not run as upstream either.
+    """
+    from vllm.v1.worker import workspace
+
+    if not workspace.is_workspace_manager_initialized():
+        yield
+        return
+    manager = workspace.current_workspace_manager()
+    locked = manager.is_locked()
+    manager.lock()
+    try:
+        yield
+    finally:
+        if not locked:
+            manager.unlock()
 
 
 def position_rows(proposer: Any) -> torch.Tensor:
@@ -356,7 +378,7 @@ def make_builders_of_full_graphs(proposer: Any) -> list[list[Any]] | None:
     upstream's passes go on with them as they are. The new ones are made as vLLM makes them for
     FULL_DECODE_ONLY, from the same specification of the KV cache.
     """
-    from vllm.config import CUDAGraphMode
+    from vllm.config import CUDAGraphMode, set_current_vllm_config
 
     config = proposer.vllm_config
     if config.compilation_config.cudagraph_mode.has_full_cudagraphs():
@@ -364,13 +386,14 @@ def make_builders_of_full_graphs(proposer: Any) -> list[list[Any]] | None:
     full = copy.copy(config)
     full.compilation_config = copy.copy(config.compilation_config)
     full.compilation_config.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
-    return [
-        [
-            type(builder)(builder.kv_cache_spec, builder.layer_names, full, builder.device)
-            for builder in group.metadata_builders
+    with set_current_vllm_config(full):  # FlashInfer's builder asks for it when it chooses a kernel
+        return [
+            [
+                type(builder)(builder.kv_cache_spec, builder.layer_names, full, builder.device)
+                for builder in group.metadata_builders
+            ]
+            for group in proposer.draft_attn_groups
         ]
-        for group in proposer.draft_attn_groups
-    ]
 
 
 def unseen_group(proposer: Any) -> int | None:
