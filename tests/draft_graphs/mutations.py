@@ -10,11 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-<<<<<<< HEAD
 from tests.ascend.mutations import ASCEND_MUTATIONS
-=======
 from tests.draft_graphs.capability_mutations import CAPABILITY_MUTATIONS
->>>>>>> main
 from tests.draft_graphs.dp_mutations import DP_MUTATIONS
 from tests.draft_graphs.mutation_table import MUTATIONS
 from tests.draft_graphs.scenario_mutations import BUILDER_MUTATIONS, SCENARIO_MUTATIONS
@@ -239,13 +236,10 @@ def _rows() -> list[tuple[str, str, str]]:
     rows += [(each.stands_for, each.name, "together") for each in TOGETHER_MUTATIONS]
     rows += [(each.stands_for, each.name, "twin") for each in TWIN_MUTATIONS]
     rows += [(each.stands_for, each.name, "builders") for each in BUILDER_MUTATIONS]
-<<<<<<< HEAD
     rows += [(each.stands_for, each.name, each.catcher) for each in ASCEND_MUTATIONS]
-=======
     rows += [("ranks", each.name, "settings") for each in SETTINGS_MUTATIONS]
     rows += [("micro-batching", *each) for each in MICRO_BATCH_MUTATIONS]
     rows += [(each.stands_for, each.name, "policy") for each in CAPABILITY_MUTATIONS]
->>>>>>> main
     rows += [
         (each.stands_for, f"the policy forgets `{each.fact}`", "policy")
         for each in POLICY_MUTATIONS
@@ -254,13 +248,8 @@ def _rows() -> list[tuple[str, str, str]]:
 
 
 def _order(row: tuple[str, str, str]) -> tuple[str, int]:
-<<<<<<< HEAD
-    kind, _, number = row[0].partition(" ")
-    return (kind, int(number)) if number.isdigit() else (f"~{row[0]}", 0)
-=======
     kind, _, number = row[0].rpartition(" ")
-    return (kind or f"~{number}", int(number) if kind else 0)
->>>>>>> main
+    return (kind, int(number)) if number.isdigit() else (f"~{row[0]}", 0)
 
 
 def render() -> str:
