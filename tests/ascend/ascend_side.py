@@ -344,7 +344,7 @@ def _make_builder(model: DraftModel, config: Any, k: int) -> Any:
         model_config=SimpleNamespace(runner_type="generate", get_head_size=lambda: WIDTH),
         dcp_enabled=False,
         nope_zero_rope_cache=None,
-        use_mla_rope=False,
+        use_mla_rope=True,
         pcp_enabled=False,
         reorder_batch_threshold=k + 1,
         speculative_config=config.speculative_config,
