@@ -169,8 +169,14 @@ def step_watched(both: list[Rank], doings: list[int | str]) -> list[Any]:
 
 def test_the_agreed_size_is_that_of_the_rank_with_most_requests(both: list[Rank]) -> None:
     prepare(both)
-    for size, doings in ((1, [1, 1]), (1, ["idle", 1]), (2, [1, 2]), (3, [3, "no room"])):
-        step_watched(both, list(doings))
+    cases: list[tuple[int, list[int | str]]] = [
+        (1, [1, 1]),
+        (1, ["idle", 1]),
+        (2, [1, 2]),
+        (3, [3, "no room"]),
+    ]
+    for size, doings in cases:
+        step_watched(both, doings)
         assert [rank.replayed for rank in both] == [[f"first {size}", f"loop {size}"]] * 2
 
 
@@ -239,11 +245,16 @@ def test_the_plan_that_is_compared_names_the_graphs_and_the_attention(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plans: list[dict[str, str]] = []
-    monkeypatch.setattr(ranks, "differences", lambda plan: plans.append(plan) or [])
+
+    def differences(plan: dict[str, str]) -> list[str]:
+        plans.append(plan)
+        return []
+
+    monkeypatch.setattr(ranks, "differences", differences)
     Drafter(SHAPE, coupling=TOGETHER).capture()
     (plan,) = plans
     assert plan["graphs"] == "first 3 (1, 2, 3 requests); loop 3 (1, 2, 3 requests)"
-    assert "CPU_ATTN" in plan["attention_backends"]
+    assert "CPU_ATTN" in plan["attention"]
     assert plan["mode"] == "auto"
 
 
