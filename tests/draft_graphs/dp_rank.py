@@ -104,7 +104,8 @@ class DpEngine(harness.Engine):
     """One rank's engine.
 
     Unlike its base it captures in the same way whether a run has a mutation or not: what the target
-    captures is a matter of all ranks. It captures for the first run only.
+    captures is a matter of all ranks. It captures for the first run, and where a rank is without
+    draft graphs, whose dummy passes write through the slots that were left last.
     """
 
     rank = 0
@@ -116,7 +117,8 @@ class DpEngine(harness.Engine):
         self.trace = traceback.format_exc()
 
     def capture(self, run: harness.Run, outcome: harness.Outcome) -> Any:
-        captured, self.target_captured = self.target_captured, True
+        captured = self.target_captured and "off" not in self.dp_run.modes
+        self.target_captured = True
         return super().capture(replace(run, mutation=(), draft_only=captured), outcome)
 
     def make_graphs(self, run: harness.Run, scratch: Path) -> None:

@@ -173,7 +173,7 @@ REPLAYED = re.compile(r"first (\d+), (loop \1|step \1, step \1); asked 0")
 UPSTREAM = "; asked 2"
 
 
-@pytest.mark.parametrize("name", ["loop", "step", "both busy", "long"])
+@pytest.mark.parametrize("name", ["loop", "step", "long"])
 class TestRanksThatDraftTogether:
     pytestmark = engine_test
 
@@ -203,22 +203,21 @@ class TestRanksThatDraftTogether:
             assert outcome.python_calls == 0
 
 
-@pytest.mark.parametrize("name", ["loop", "step"])
 @pytest.mark.parametrize("rank", range(RANKS))
 class TestADraftWithExperts:
     pytestmark = engine_test
 
     def test_ranks_replay_the_same_graphs_and_draft_what_the_oracle_does(
-        self, pairs: dict[str, list[dict[str, DpOutcome]] | RanksFailed], name: str, rank: int
+        self, pairs: dict[str, list[dict[str, DpOutcome]] | RanksFailed], rank: int
     ) -> None:
-        outcome, other = (ranks_of(pairs, GLM)[each][name] for each in (rank, 1 - rank))
+        outcome, other = (ranks_of(pairs, GLM)[each]["loop"] for each in (rank, 1 - rank))
         expect_right(outcome)
         assert outcome.captured
         assert outcome.trail == other.trail
         assert all(REPLAYED.fullmatch(step) or step == UPSTREAM for step in outcome.trail)
         assert sum(step != UPSTREAM for step in outcome.trail) > len(outcome.trail) // 2
         assert outcome.dummy_writes == []
-        assert (outcome.dummy_batches > 10) == (rank == (1 if name == "loop" else 0))
+        assert (outcome.dummy_batches > 10) == (rank == 1)
 
 
 @pytest.mark.thorough

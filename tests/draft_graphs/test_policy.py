@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import fields, replace
 from typing import Any
 
@@ -423,3 +426,28 @@ def test_ranks_draft_together_only_with_a_graph_for_every_pass() -> None:
         (reason,) = policy.decide("auto", barred(TOGETHER, *roles)).refusals
         assert "all ranks need a graph for every pass" in reason
         assert "not tried" in reason
+
+
+TABLE = """
+import json
+from tests.draft_graphs.test_policy import LATE, messages, policy
+decision = policy.decide("auto", LATE)
+print(json.dumps(messages.plan_table("auto", LATE, decision, []), sort_keys=True))
+"""
+
+
+def test_what_ranks_compare_does_not_depend_on_the_process() -> None:
+    """Each process of Python puts the elements of a set of strings in an order of its own."""
+    tables = [
+        subprocess.run(
+            [sys.executable, "-c", TABLE],
+            cwd=PAGE.parents[1],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    ]
+    assert "FLASH_ATTN" in tables[0]
+    assert len(set(tables)) == 1
