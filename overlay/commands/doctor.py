@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from overlay.commands.request import Request
 from overlay.errors import OverlayError
-from overlay.report.model import DoctorReport
-from overlay.report.wording import attention, diagnosed
+from overlay.report.diagnosis import DoctorReport, Page, diagnosed
+from overlay.report.wording import attention
 
 if TYPE_CHECKING:
     from overlay.processes.live import LiveProcess
@@ -26,39 +26,40 @@ def doctor(request: Request) -> DoctorReport:
     problems: list[str] = [missing] if missing is not None else []
     problems += diagnosis.plugin_problems(plugins)
     problems += environment.problems
-    problems += [cache["problem"]] if cache["problem"] else []
+    problems += [cache.problem] if cache.problem else []
     notes = list(environment.notes)
-    standing = _standing(request, target, problems)
+    installed = _installed(request, target, problems)
     processes = _processes(target, problems, notes)
-    data: dict[str, Any] = {
-        "overlay": diagnosis.this_overlay(request.patches),
-        "python": diagnosis.interpreter(),
-        "vllm": None if target is None else diagnosis.vllm(target),
-        "torch": diagnosis.torch(),
-        "devices": diagnosis.devices(),
-        "plugins": plugins,
-        "environment": environment.data,
-        "cache": cache,
-        "model_runner": diagnosis.model_runner(target),
-        "notes": notes,
-    }
-    return DoctorReport(diagnosed(problems), standing, processes, data, tuple(problems))
+    page = Page(
+        overlay=diagnosis.this_overlay(request.patches),
+        python=diagnosis.interpreter(),
+        vllm=None if target is None else diagnosis.vllm(target),
+        torch=diagnosis.torch(),
+        devices=diagnosis.devices(),
+        plugins=plugins,
+        environment=environment.facts,
+        cache=cache,
+        model_runner=diagnosis.model_runner(target),
+        notes=tuple(notes),
+    )
+    return DoctorReport(diagnosed(problems), installed, processes, page, tuple(problems))
 
 
-def _standing(request: Request, target: Target | None, problems: list[str]) -> TargetReport | None:
+def _installed(request: Request, target: Target | None, problems: list[str]) -> TargetReport | None:
+    """The state of the installed vLLM; what needs the user there is added to ``problems``."""
     if target is None:
         return None
     from overlay.commands.status import of_files
 
     try:
         features = request.load()
-        standing = of_files(target, features)
+        answer = of_files(target, features)
     except OverlayError as error:
         problems.append(str(error))
         return None
-    if bad := attention(standing):
+    if bad := attention(answer):
         problems.append(bad)
-    return standing
+    return answer
 
 
 def _processes(
@@ -68,17 +69,17 @@ def _processes(
     from overlay.processes.live import processes
 
     try:
-        found = processes()
+        running = processes()
     except OverlayError as error:
         problems.append(str(error))
         return ()
     root = None if target is None or target.root is None else str(target.root)
-    engines = {process.engine for process in found if process.record is not None}
-    for process in found:
+    engines = {process.engine for process in running if process.record is not None}
+    for process in running:
         if process.problem is None:
             continue
         if process.record is None and process.engine not in engines and process.root != root:
             notes.append(f"process {process.pid} is another vLLM, {process.problem}")
         else:
             problems.append(f"process {process.pid}: {process.problem}")
-    return found
+    return running

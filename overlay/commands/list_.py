@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from overlay.commands.request import Request
 from overlay.errors import UsageError
 from overlay.package import VLLM, package_of_distribution
-from overlay.report.model import FeatureEntry, ListReport, ReleaseEntry, TopicEntry
-from overlay.report.wording import listed
+from overlay.report.catalogue import FeatureEntry, ListReport, ReleaseEntry, TopicEntry, listed
 
 if TYPE_CHECKING:
     from overlay.features.folder import Hole

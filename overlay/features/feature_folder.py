@@ -63,7 +63,7 @@ def read_feature(folder: Path, origin: str, errors: list[PatchFormatError]) -> F
     if len(errors) > known:
         return None
     feature = Feature(
-        **{**vars(fields), "releases": fields.releases},
+        **{**fields._asdict(), "releases": fields.releases},
         topics=tuple(topics),
         added=tuple(added),
         origin=origin,

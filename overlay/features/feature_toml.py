@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from packaging.version import Version
 
@@ -61,8 +60,7 @@ _TEST_KEYS = ("path", "scope", "contains", "lines", "share")
 _BUILD_KEYS = ("name", "path", "scope", "contains", "text")
 
 
-@dataclass(frozen=True)
-class Fields:
+class Fields(NamedTuple):
     """What a ``feature.toml`` says; as in ``overlay.features.model.Feature``.
 
     :ivar releases: ``None`` after an error.
@@ -84,8 +82,7 @@ class Fields:
     package: Package
 
 
-@dataclass(frozen=True)
-class Document:
+class Document(NamedTuple):
     """A ``feature.toml`` that could be parsed.
 
     :ivar errors: takes every malformed place.

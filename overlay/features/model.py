@@ -31,8 +31,7 @@ class UpstreamPlan(str, Enum):
     NEVER = "never"
 
 
-@dataclass(frozen=True)
-class Hunk:
+class Hunk(NamedTuple):
     """One hunk of a unified diff, without its line numbers' meaning: it lands by its pre-image.
 
     :ivar scope: qualified name of the class or function that holds it, or ``<module>``.
@@ -86,8 +85,7 @@ class Way(Enum):
     UPSTREAM = "upstream"
 
 
-@dataclass(frozen=True)
-class Patch:
+class Patch(NamedTuple):
     """A patch file: DEP-3 headers and the hunks for exactly one path.
 
     :ivar name: the patch file relative to its patches folder, for messages and reports.

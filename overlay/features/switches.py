@@ -202,7 +202,7 @@ def _deprecated_problem(deprecated: object, values: list[str]) -> str | None:
 
 
 class SwitchCheck(NamedTuple):
-    """What is to be said of the variables that are set.
+    """Result of comparing the variables that are set with the declared ones.
 
     :ivar wrong: values that no feature accepts; vLLM must not start with them.
     :ivar unknown: variables that no feature declares; they do nothing.

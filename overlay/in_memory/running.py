@@ -145,8 +145,8 @@ class RunningProcess:
             from overlay.features.switches import declarations
             from overlay.on_disk.patch_folders import patches_folders
 
-            found = declarations(patches_folders(self.asked))
-            self._declared = {declaration.id: declaration for declaration in found}
+            declared = declarations(patches_folders(self.asked))
+            self._declared = {declaration.id: declaration for declaration in declared}
         return self._declared
 
     def publish(self, published: Published) -> None:

@@ -89,6 +89,11 @@ def test_any_output_is_joined_to_that_of_the_whole_batch(shape: Any, sizes: list
     assert same(micro_batch_outputs.joined(parts), whole)
 
 
+def test_another_order_of_the_micro_batches_is_noticed() -> None:
+    whole, parts = cut((2, [3, 3]), [2, 3])
+    assert not same(micro_batch_outputs.joined(parts[::-1]), whole)
+
+
 def test_different_numbers_of_tensors_are_an_error() -> None:
     one = torch.zeros(2, 2)
     with pytest.raises(ValueError, match="zip"):

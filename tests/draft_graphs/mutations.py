@@ -10,9 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.draft_graphs.capability_mutations import CAPABILITY_MUTATIONS
 from tests.draft_graphs.dp_mutations import DP_MUTATIONS
 from tests.draft_graphs.mutation_table import MUTATIONS
 from tests.draft_graphs.scenario_mutations import BUILDER_MUTATIONS, SCENARIO_MUTATIONS
+from tests.draft_graphs.settings_mutations import MICRO_BATCH_MUTATIONS, SETTINGS_MUTATIONS
 from tests.draft_graphs.together_mutations import NOT_SHOWN, TOGETHER_MUTATIONS
 from tests.draft_graphs.twin_mutations import TWIN_MUTATIONS
 from tests.gpu.mutation_plan import ALSO
@@ -186,6 +188,9 @@ words say which part of the module it is about. What shows it:
   not (`test_together.py`; "many GPUs" counts what parts ranks that draft together);
 - *twin*: drafts or KV cache differ from those of upstream's code on random batches;
 - *error*: serving failed; *use*: graphs were used for what they must not be;
+- *settings*: ranks that differ started, or one waited for another without end
+  (`tests/draft_graphs/test_same_settings.py`);
+- *outputs*: what was joined is not what one batch returns (`tests/dbo_drafts`);
 - *policy*, *builders*: the test of the policy, or of the metadata builders, without an engine.
 
 | stands for | mutation | shown by |
@@ -228,6 +233,9 @@ def _rows() -> list[tuple[str, str, str]]:
     rows += [(each.stands_for, each.name, "together") for each in TOGETHER_MUTATIONS]
     rows += [(each.stands_for, each.name, "twin") for each in TWIN_MUTATIONS]
     rows += [(each.stands_for, each.name, "builders") for each in BUILDER_MUTATIONS]
+    rows += [("ranks", each.name, "settings") for each in SETTINGS_MUTATIONS]
+    rows += [("micro-batching", *each) for each in MICRO_BATCH_MUTATIONS]
+    rows += [(each.stands_for, each.name, "policy") for each in CAPABILITY_MUTATIONS]
     rows += [
         (each.stands_for, f"the policy forgets `{each.fact}`", "policy")
         for each in POLICY_MUTATIONS

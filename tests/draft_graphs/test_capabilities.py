@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import ast
 import functools
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
 
 from overlay.package import KNOWN_RELEASES
 from overlay.targets.resolution import resolve
-from tests.draft_graphs.added_modules import added
+from tests.draft_graphs.added_modules import FOLDER, added
+from tests.draft_graphs.capability_mutations import CAPABILITY_MUTATIONS
 from tests.draft_graphs.capability_tables import PAGE, page_with_tables
+from tests.draft_graphs.mutation_types import UnitMutation
+from tests.support.code_edits import edited
 
 capabilities: Any = added("capabilities")
 
@@ -174,3 +179,51 @@ def test_every_backend_of_a_release_has_a_row_or_is_listed_as_unread(release: st
 def test_what_is_listed_as_unread_is_a_backend_of_some_release() -> None:
     members = {name for release in KNOWN_RELEASES for name, _ in enumeration(release)}
     assert members >= capabilities.UNREAD | capabilities.NO_BACKEND
+
+
+def shown_by_the_table(capabilities: Any, attention: Any) -> list[str]:
+    """What the table of backends gets wrong, by the rule that it breaks."""
+    rows, flash = capabilities.BACKENDS, capabilities.BACKENDS[0]
+    cls, cuda = flash.classes[0], capabilities.PLATFORMS[0]
+    rocm = capabilities.platform_row("vllm.platforms.rocm.RocmPlatform")
+    native = next(row for row in rows if row.kernel == "native")
+    named = {row.names[0]: row for row in rows}
+    triton = next(row for row in capabilities.GRANTED if row.names == ("TRITON_MLA",))
+    doubles = attention.Attention("TRITON_MLA", "B", triton)
+    flex = attention.Attention("FLEX_ATTENTION", "B", named["FLEX_ATTENTION"])
+    by_triton = attention.Attention("TRITON_ATTN", "B", named["TRITON_ATTN"])
+    rules = {
+        "builder": capabilities.backend_row(rows, cls, "a.Builder", flash.kernel) is None,
+        "backend": capabilities.backend_row(rows, "a.Backend", flash.builder, "fa3") is None,
+        "kernel": capabilities.backend_row(rows, native.classes[0], native.builder, "native")
+        == native,
+        "untried": bool(attention.refusals([doubles], cuda, False))
+        and not attention.refusals([doubles], cuda, True),
+        "refused": bool(attention.refusals([flex], cuda, True)),
+        "platform": bool(attention.refusals([by_triton], rocm, False)),
+        "told": list(attention.untried_grants([doubles], cuda)) != [],
+    }
+    return [rule for rule, holds in rules.items() if not holds]
+
+
+def with_bug(mutation: UnitMutation) -> list[str]:
+    """What the table gets wrong with a bug in one of its modules."""
+    ((file, *edit),) = mutation.changes
+    source = (FOLDER / "draft_graphs" / file).read_text(encoding="utf-8")
+    name = f"draft_graphs.mutated_{Path(file).stem}"
+    module: Any = ModuleType(name)
+    module.__package__ = "draft_graphs"
+    sys.modules[name] = module
+    try:
+        exec(compile(edited(source, [edit], file), file, "exec"), vars(module))
+    finally:
+        del sys.modules[name]
+    if file == "capabilities.py":
+        return shown_by_the_table(module, added("attention"))
+    return shown_by_the_table(capabilities, module)
+
+
+@pytest.mark.parametrize("mutation", CAPABILITY_MUTATIONS, ids=lambda each: each.name)
+def test_mutation_of_the_table_is_caught(mutation: UnitMutation) -> None:
+    assert shown_by_the_table(capabilities, added("attention")) == []
+    assert with_bug(mutation) != []

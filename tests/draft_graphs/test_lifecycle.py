@@ -27,7 +27,7 @@ from tests.draft_graphs.twin_sampling import Metadata
 # The feature's modules lie beside vLLM's own once `drafters` is imported.
 # isort: split
 from vllm.v1 import overlay_effects
-from vllm.v1.spec_decode.draft_graphs import address_check, draft_graphs, hooks, ranks
+from vllm.v1.spec_decode.draft_graphs import address_check, capture, draft_graphs, hooks, ranks
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
@@ -130,6 +130,29 @@ def test_a_capture_that_fails_leaves_nothing_and_says_so_once(number: int, log: 
     (line,) = log
     assert line.startswith("WARNING Draft graphs withdrawn, the drafter runs as upstream: ")
     assert "RuntimeError: on purpose" in line
+
+
+def test_nothing_is_captured_while_a_micro_batch_is_running(
+    log: list[str], monkeypatch: Any
+) -> None:
+    from vllm.v1.worker import ubatching
+
+    drafter = Drafter()
+    monkeypatch.setattr(ubatching, "_CURRENT_CONTEXTS", [None, object()])
+    drafter.capture()
+    assert drafter.keys == []
+    assert drafter.graphs.captured is None
+    (line,) = log
+    assert line.startswith("WARNING Draft graphs withdrawn, the drafter runs as upstream: ")
+    assert "1 micro-batches of the target are still running" in line
+    monkeypatch.setattr(ubatching, "_CURRENT_CONTEXTS", [None, None])
+    drafter.capture()
+    assert drafter.keys
+    # The bug that this would catch: nobody looks.
+    monkeypatch.setattr(ubatching, "_CURRENT_CONTEXTS", [object(), None])
+    monkeypatch.setattr(capture, "require_no_micro_batch", lambda: None)
+    drafter.capture()
+    assert drafter.keys, "without the check graphs are captured"
 
 
 def test_another_ranks_failure_is_a_failure(log: list[str], monkeypatch: Any) -> None:

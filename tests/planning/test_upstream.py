@@ -200,7 +200,7 @@ def test_without_a_base_lines_tell_nothing_of_a_hunk(tmp_path: Path) -> None:
     (first, *_) = three(tmp_path).topics[0].variants[0].patch.hunks
     lines = [["    second_0 = compute(0)", "    third_0 = 3"]]
     assert taken(first, lines).merged
-    assert not taken(replace(first, base_has=None), lines).merged
+    assert not taken(first._replace(base_has=None), lines).merged
     assert not taken(first, [["    third_0 = 3"]]).merged
 
 

@@ -119,7 +119,7 @@ class Captured:
 
         In the warm-up every row is padding, so it writes no slot of the KV cache.
         """
-        upstream.require_no_micro_batch()
+        require_no_micro_batch()
         proposer = self.passes.proposer
         with (
             upstream.builders_of_full_graphs(proposer, self.builders),
@@ -176,6 +176,23 @@ def capture_keys(
         captured.buffers.pad_all(proposer)
         backend.synchronize()
     return captured
+
+
+def require_no_micro_batch() -> None:
+    """Raise RuntimeError while a micro-batch of the target (dual-batch overlap) is running.
+
+    A pass that was captured then would take that micro-batch's forward context, stream, workspace
+    and half of the all-to-all buffers for its own. Upstream ends them all before the target's
+    forward pass returns.
+    """
+    from vllm.v1.worker import ubatching
+
+    running = [context for context in ubatching._CURRENT_CONTEXTS if context is not None]
+    if running or ubatching.dbo_enabled():
+        raise RuntimeError(
+            f"{max(len(running), 1)} micro-batches of the target are still running; draft graphs "
+            "are captured outside of them"
+        )
 
 
 def _even_out(backend: GraphBackend, failure: CaptureFailed) -> None:
