@@ -54,12 +54,13 @@ def prune(
     if write:
         settle(folder)
     names = _served(oldest)
-    features = request.load()
+    features = request.load_vllm()
     served = [_with_files(feature, folder) for feature in features]
     texts = ReleaseTexts(KNOWN_RELEASES, lambda release: resolve(release, progress=progress))
     proposals = Pruner(texts, names, Memo()).propose(served)
     if write and proposals:
-        if [feature.source for feature in request.load()] != [each.source for each in features]:
+        loaded = request.load_vllm()
+        if [feature.source for feature in loaded] != [each.source for each in features]:
             raise OverlayError(f"{folder}: it was changed meanwhile; run the command again")
         _carry_out(folder, proposals)
     shown = tuple(

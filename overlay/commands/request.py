@@ -64,6 +64,24 @@ class Request(NamedTuple):
             raise
         return self.scene(name, features, progress)
 
+    def load_vllm(self) -> tuple[Feature, ...]:
+        """The features of vLLM, for commands that write patches: of it alone they know the releases.
+
+        :raises UsageError: if a feature is named that patches another package.
+        :raises OverlayError: if the features cannot be read.
+        """
+        from overlay.features.model import of_package
+        from overlay.package import VLLM
+
+        features = self.load()
+        for feature in features:
+            if feature.id in self.features and feature.package != VLLM:
+                raise UsageError(
+                    f"{feature.id}: expected a feature that patches vllm, this one patches "
+                    f"{feature.package.name}: edit its files by hand"
+                )
+        return of_package(features, VLLM)
+
     def package(self, features: tuple[Feature, ...]) -> Package:
         """The package whose releases bare version numbers are: that of all features named, or vLLM.
 
