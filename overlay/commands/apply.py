@@ -28,12 +28,11 @@ from overlay.errors import UsageError
 from overlay.on_disk import transaction as commit
 from overlay.report.codes import Verdict
 from overlay.report.model import ApplyReport, TargetReport
+from overlay.report.several import neither, together
 from overlay.report.wording import (
     applied,
-    neither,
     not_applied,
     required_missing,
-    together,
     untested_refused,
     would_apply,
 )
@@ -103,7 +102,7 @@ def _attempt(job: _Job, said: str | None) -> ApplyReport:
         if target.root is not None
     ]
     outcomes = commit.carry_out(works)
-    _keep_receipts(scene.targets)
+    _keep_receipt(scene.targets)
     everything = [
         by_ledger(target, scene.features) or examine(target, scene.features).report
         for target in scene.targets
@@ -185,13 +184,7 @@ def _without(report: TargetReport, ids: Container[str]) -> list[FeatureResult]:
     return [entry for entry in report.features if entry.feature not in ids]
 
 
-def _keep_receipts(targets: Sequence[Target]) -> None:
-    """Let the next process of this environment read what it will find, and plan nothing."""
-    for target in targets:
-        _keep_receipt(target)
-
-
-def _keep_receipt(target: Target) -> None:
+def _keep_receipt(targets: Sequence[Target]) -> None:
     """Let the next process of this environment read what it will find, and plan nothing."""
     from overlay import settings
     from overlay.on_disk.process_decision import keep_applied
@@ -200,7 +193,7 @@ def _keep_receipt(target: Target) -> None:
         switches = settings.read()
     except UsageError:
         return  # no process would start with such a variable
-    keep_applied(target, switches)
+    keep_applied(targets, switches)
 
 
 def _overruled(target: TargetReport, verdict: Verdict) -> Verdict:

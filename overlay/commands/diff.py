@@ -15,7 +15,8 @@ from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
 from overlay.report.codes import Exit
 from overlay.report.model import DiffReport
-from overlay.report.wording import differs, together
+from overlay.report.several import together
+from overlay.report.wording import differs
 from overlay.untrusted import all_unreadable
 
 if TYPE_CHECKING:

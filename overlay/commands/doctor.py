@@ -42,23 +42,38 @@ def doctor(request: Request) -> DoctorReport:
         "model_runner": diagnosis.model_runner(target),
         "notes": notes,
     }
-    return DoctorReport(diagnosed(problems), standing, processes, data, tuple(problems))
+    first, others = (standing[0], standing[1:]) if standing else (None, ())
+    conclusion = diagnosed(problems)
+    return DoctorReport(conclusion, first, processes, data, tuple(problems), others)
 
 
-def _standing(request: Request, target: Target | None, problems: list[str]) -> TargetReport | None:
+def _standing(
+    request: Request, target: Target | None, problems: list[str]
+) -> tuple[TargetReport, ...]:
+    """The state of vLLM and of each other package that is there and has features.
+
+    :param problems: takes what needs the user.
+    """
     if target is None:
-        return None
+        return ()
     from overlay.commands.status import of_files
+    from overlay.features.model import packages_of
+    from overlay.package import VLLM
+    from overlay.targets.resolution import ABSENT, resolve_each
 
+    answers: list[TargetReport] = []
     try:
         features = request.load()
-        standing = of_files(target, features)
+        answers.append(of_files(target, features))
+        further = [package for package in packages_of(features) if package != VLLM]
+        if further:
+            answers += [of_files(each, features) for each in resolve_each(None, further)]
+    except ABSENT:
+        pass  # features for a package that is not installed have nothing to do
     except OverlayError as error:
         problems.append(str(error))
-        return None
-    if bad := attention(standing):
-        problems.append(bad)
-    return standing
+    problems += [bad for answer in answers if (bad := attention(answer))]
+    return tuple(answers)
 
 
 def _processes(

@@ -23,14 +23,8 @@ from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.disk_state import from_ledger
 from overlay.report.model import RevertReport, TargetReport
-from overlay.report.wording import (
-    also_kept,
-    neither,
-    not_kept,
-    not_reverted,
-    reverted,
-    together,
-)
+from overlay.report.several import neither, together
+from overlay.report.wording import also_kept, not_kept, not_reverted, reverted
 from overlay.results import Change, FeatureResult, FileResult, Plan, State
 from overlay.targets.target import public
 

@@ -17,7 +17,8 @@ from overlay.on_disk.ledger import damaged_copies, reinstall
 from overlay.on_disk.transaction import reading
 from overlay.report.codes import Code
 from overlay.report.model import Obstacle, ProcessesReport, StatusReport
-from overlay.report.wording import running, standing, together
+from overlay.report.several import together
+from overlay.report.wording import running, standing
 from overlay.report.words import enumeration
 from overlay.results import Notice, Reason, State
 from overlay.targets.target import Progress, public

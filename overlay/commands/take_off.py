@@ -24,7 +24,8 @@ from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
 from overlay.report.codes import Code
 from overlay.report.model import Obstacle, RevertReport
-from overlay.report.wording import neither, not_taken_off, taken_off, together
+from overlay.report.several import neither, together
+from overlay.report.wording import not_taken_off, taken_off
 from overlay.report.words import enumeration
 from overlay.results import FeatureResult, Plan, Reason, State
 from overlay.targets.target import public

@@ -377,6 +377,7 @@ class DoctorReport(Report):
     :ivar processes: the running vLLM processes of this user.
     :ivar facts: the sections of the page, by name; each a mapping of plain values.
     :ivar problems: what needs the user, one sentence each.
+    :ivar others: the other packages there that features are for.
     """
 
     _command: ClassVar[str] = "doctor"
@@ -384,11 +385,12 @@ class DoctorReport(Report):
     processes: tuple[LiveProcess, ...]
     facts: Mapping[str, Any]
     problems: tuple[str, ...]
+    others: tuple[TargetReport, ...] = ()
 
     @property
     def targets(self) -> tuple[TargetReport, ...]:
-        """The installed vLLM, if there is one."""
-        return () if self.installed is None else (self.installed,)
+        """The installed vLLM, if there is one, and the other packages."""
+        return () if self.installed is None else (self.installed, *self.others)
 
 
 class CachePart(NamedTuple):

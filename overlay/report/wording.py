@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from overlay.report.codes import Code, Exit, Verdict
+from overlay.report.codes import Code, Verdict
 from overlay.report.model import CachePart, Pending, RevertReport, TargetFailure, TargetReport
 from overlay.report.problems import problems
 from overlay.report.words import are, count, enumeration, megabytes, named, those, vllm
@@ -89,21 +89,6 @@ def _needs_action(target: TargetReport) -> Verdict | None:
     code = _attention_code(target)
     step = ", which `overlay apply` completes" if code is Code.APPLY_COMPLETES else ""
     return Verdict(code, f"Action needed: {needy} on {vllm(target)}{step}.")
-
-
-def together(verdicts: Sequence[Verdict]) -> Verdict:
-    """The verdict of a command on several packages, from that on each."""
-    first, *others = verdicts
-    if not others:
-        return first
-    needy = [verdict for verdict in verdicts if verdict.code.exit is not Exit.OK]
-    codes = {verdict.code for verdict in needy or verdicts}
-    code = codes.pop() if len(codes) == 1 else Code.NEEDS_ATTENTION if needy else Code.MIXED
-    texts = [first.text.removesuffix(".")]
-    texts += [
-        f"{verdict.text[0].lower()}{verdict.text[1:].removesuffix('.')}" for verdict in others
-    ]
-    return Verdict(code, f"{'; '.join(texts)}.")
 
 
 # check
@@ -251,15 +236,6 @@ def not_applied(target: TargetReport) -> Verdict:
     """The verdict of an ``apply`` that something prevents."""
     text = f"Nothing was written to {vllm(target)}: {attention(target)}."
     return Verdict(_attention_code(target), text)
-
-
-def neither(verdict: Verdict, others: Sequence[TargetReport], done: str = "written to") -> Verdict:
-    """The verdict of a refusal, with the other packages, to which nothing was done either."""
-    if not others:
-        return verdict
-    names = enumeration([vllm(target) for target in others])
-    text = f"{verdict.text.removesuffix('.')}; nothing was {done} {names} either."
-    return Verdict(verdict.code, text)
 
 
 def untested_refused(target: TargetReport, features: Sequence[FeatureResult]) -> Verdict:
