@@ -58,7 +58,8 @@ class Pair:
 
     def finds(self, *expected: str, **changes: str) -> str:
         """Require what vLLM's proposer and the other one's give; returns the log."""
-        return self.box.run(f"{BOTH}assert found == {expected!r}, found\n", **changes)
+        code = f"import vllm\n{BOTH}assert found == {expected!r}, found\n"
+        return self.box.run(code, **changes)
 
     def receipts(self) -> int:
         """How many decisions are kept."""
