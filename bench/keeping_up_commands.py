@@ -105,6 +105,7 @@ def measure() -> dict[str, object]:
             timed([*words, "--patches", str(folder / "team"), "--update"])
         matrix = timed(["log", "--matrix", "--patches", str(folder / "team")])
     return {
+        "machine": {"cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1)},
         "import": {"hunks": hunks, "files": len(commit.files), **imported._asdict()},
         "log --matrix": {"features": 4 + TEAM, "releases": len(texts.names), **matrix._asdict()},
     }

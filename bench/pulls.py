@@ -158,7 +158,7 @@ PULLS = (
         "0.28.0",
         {"vllm/v1/worker/utils.py": r"(?i)zero|page|seg|chunk"},
         "cccccccccccccUUUUUU",
-        "c and M are both refused: M where the function that is changed is not there yet",
+        "rebuilt on 0.27.1, so it lands there; upstream's own diff was made on a later text",
     ),
     Pull(
         45418,
@@ -205,7 +205,8 @@ PULLS = (
             f"{_SAMPLE}/spec_decode/rejection_sampler.py": r"max_num_logprobs|chunk",
         },
         "MMMMcccccc3UUUUUUUU",
-        "rebuilt in the two files whose own lines tell it, of nine; c and M are both refused",
+        "rebuilt on 0.26.0, so it lands there, from the two of nine files whose own lines tell it; "
+        "on 0.20.0 to 0.21.0 those files conflict, and the others are missing",
     ),
     Pull(
         49144,

@@ -78,7 +78,7 @@ class PrivateFolder:
         :raises OSError: if it cannot be made; :raises NotPrivate: if somebody else could write it.
         """
         if not self._private:
-            _make(self.path, self._mode)
+            make_folders(self.path, self._mode)
             self.require()
 
     def read(self, name: str, limit: int = MAX_BYTES) -> bytes | None:
@@ -215,11 +215,14 @@ def size_of(place: Path) -> int:
     return total
 
 
-def _make(folder: Path, mode: int) -> None:
-    # mkdir(parents=True) would give the folders above the mode that the umask leaves.
+def make_folders(folder: Path, mode: int) -> None:
+    """Make a folder and those above it that are missing, all with the same mode.
+
+    ``mkdir(parents=True)`` would give the folders above the mode that the umask leaves.
+    """
     if not folder.is_dir():
         if folder.parent != folder:
-            _make(folder.parent, mode)
+            make_folders(folder.parent, mode)
         with suppress(FileExistsError):
             folder.mkdir(mode=mode)
 

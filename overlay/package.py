@@ -17,7 +17,7 @@ class Tree(Protocol):
     """The files of a target, as far as planning needs them."""
 
     def read(self, path: str) -> bytes | None:
-        """The bytes of ``path``, or ``None`` where there is no such file."""
+        """The bytes of ``path``, or ``None`` if the file does not exist."""
 
 
 #: The releases of vLLM that the shipped features are made and tested for, oldest first

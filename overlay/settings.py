@@ -18,9 +18,9 @@ def kept_out(why: str) -> str:
 
 
 def require_known(switches: Switches, known: Iterable[str]) -> None:
-    """Refuse an ``OVERLAY_FEATURES`` that names a feature that there is not.
+    """Refuse an ``OVERLAY_FEATURES`` that names an unknown feature.
 
-    :raises UsageError: naming every such id, and those that there are.
+    :raises UsageError: naming every unknown id, and the known ones.
     """
     there = sorted(known)
     if unknown := sorted((switches.features or frozenset()).difference(there)):

@@ -23,44 +23,38 @@ if TYPE_CHECKING:
     from overlay.api.calls import Place
     from overlay.features.model import Feature
     from overlay.processes.live import LiveProcess
+    from overlay.report.base import Report
+    from overlay.report.catalogue import ListReport
+    from overlay.report.changes import ApplyReport, DiffReport, RevertReport
     from overlay.report.codes import Code
-    from overlay.report.model import (
-        ApplyReport,
-        CheckReport,
-        DiffReport,
-        DoctorReport,
-        ListReport,
-        Obstacle,
-        ProcessesReport,
-        Report,
-        RevertReport,
-        StatusReport,
-        TargetReport,
-    )
+    from overlay.report.diagnosis import DoctorReport
+    from overlay.report.model import Obstacle, TargetReport
+    from overlay.report.reading import CheckReport, StatusReport
+    from overlay.report.running import ProcessesReport
     from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State
     from overlay.targets.target import Progress
 
 #: Where each type of the promise is defined; imported when it is asked for.
 _TYPES = {
-    "ApplyReport": "overlay.report.model",
-    "CheckReport": "overlay.report.model",
+    "ApplyReport": "overlay.report.changes",
+    "CheckReport": "overlay.report.reading",
     "Code": "overlay.report.codes",
-    "DiffReport": "overlay.report.model",
-    "DoctorReport": "overlay.report.model",
+    "DiffReport": "overlay.report.changes",
+    "DoctorReport": "overlay.report.diagnosis",
     "Feature": "overlay.features.model",
     "FeatureResult": "overlay.results",
     "FileResult": "overlay.results",
     "HunkResult": "overlay.results",
-    "ListReport": "overlay.report.model",
+    "ListReport": "overlay.report.catalogue",
     "LiveProcess": "overlay.processes.live",
     "Notice": "overlay.results",
     "Obstacle": "overlay.report.model",
-    "ProcessesReport": "overlay.report.model",
+    "ProcessesReport": "overlay.report.running",
     "Reason": "overlay.results",
-    "Report": "overlay.report.model",
-    "RevertReport": "overlay.report.model",
+    "Report": "overlay.report.base",
+    "RevertReport": "overlay.report.changes",
     "State": "overlay.results",
-    "StatusReport": "overlay.report.model",
+    "StatusReport": "overlay.report.reading",
     "TargetReport": "overlay.report.model",
 }
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from overlay.commands.request import Request
-    from overlay.report.model import Report
+    from overlay.report.base import Report
 
     #: A path or a name, as the functions of the API take them.
     Place: TypeAlias = str | Path

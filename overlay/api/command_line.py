@@ -16,18 +16,15 @@ if TYPE_CHECKING:
     from overlay.api.calls import Place
     from overlay.commands.project import Project
     from overlay.report.authored import EditReport, NewReport
+    from overlay.report.base import Report
+    from overlay.report.cached import CacheReport
+    from overlay.report.catalogue import ListReport
+    from overlay.report.changes import AdoptReport, DiffReport
     from overlay.report.codes import Code
-    from overlay.report.model import (
-        AdoptReport,
-        CacheReport,
-        CheckReport,
-        DiffReport,
-        DoctorReport,
-        ListReport,
-        ProcessesReport,
-        Report,
-    )
+    from overlay.report.diagnosis import DoctorReport
     from overlay.report.progress import Meter
+    from overlay.report.reading import CheckReport
+    from overlay.report.running import ProcessesReport
     from overlay.targets.target import Progress
 
 
@@ -267,7 +264,7 @@ def meter() -> Meter:
 
 def failure(command: str, error: str, code: Code) -> Report:
     """The report of a command that usage or the environment stopped."""
-    from overlay.report.model import failure as report
+    from overlay.report.base import failure as report
 
     return report(command, error, code)
 

@@ -8,7 +8,7 @@ these files byte for byte.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from packaging.version import Version
 
@@ -229,7 +229,7 @@ def _as_they_were(hunks: Sequence[Hunk], patch: Patch | None, before: bytes) -> 
             hunks[at + 1].source_line if at + 1 < len(hunks) else len(text.lines) + 1,
         )
         if room.start <= line and line + len(known.pre) <= room.stop:
-            made[at] = replace(known, source_line=line, base_has=None)
+            made[at] = known._replace(source_line=line, base_has=None)
     return tuple(made)
 
 

@@ -14,6 +14,8 @@ from difflib import SequenceMatcher
 from enum import Enum
 from itertools import pairwise
 
+from overlay.planning.diff import common_ends
+
 Lines = tuple[str, ...]
 
 
@@ -229,13 +231,7 @@ def _once(lines: Sequence[str], place: range) -> dict[str, int]:
 def _marked(region: Region, labels: tuple[str, str, str]) -> Lines:
     """A conflict between markers; what both sides begin or end with is outside of them."""
     ours, theirs = region.ours, region.theirs
-    shorter = min(len(ours), len(theirs))
-    head = 0
-    while head < shorter and ours[head] == theirs[head]:
-        head += 1
-    tail = 0
-    while tail < shorter - head and ours[-1 - tail] == theirs[-1 - tail]:
-        tail += 1
+    head, tail = common_ends(ours, theirs)
     mine, base, other = labels
     return (
         *ours[:head],

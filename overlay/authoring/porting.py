@@ -323,7 +323,7 @@ class Porter:
             made = compose(before, carried.after)
         except NotComposable as error:
             return replace(port, problem=f"the merged text cannot be written as hunks: {error}")
-        again = attempt(replace(variant.patch, hunks=made), before, self._answers)
+        again = attempt(variant.patch._replace(hunks=made), before, self._answers)
         if again.after != carried.after:
             return replace(port, problem="the merged text cannot be written as hunks")
         return replace(port, made=made)
@@ -391,4 +391,4 @@ def as_patch(port: TopicPort) -> Patch:
     """
     if port.made is None:
         raise ValueError(f"{port.topic}: no hunks were made")
-    return replace(port.variant.patch, hunks=port.made)
+    return port.variant.patch._replace(hunks=port.made)

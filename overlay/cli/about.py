@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from overlay.cli.arguments import cli
+from overlay.cli.group import COMMANDS, cli
 from overlay.cli.options import Answer, common_options, patches_of
 
 
@@ -24,7 +24,7 @@ def doctor(context: click.Context, as_json: bool, verbose: bool) -> Answer:
     return Answer(command_line.doctor(patches=patches_of(context)), as_json, verbose)
 
 
-@cli.command(short_help="Show or empty the cache: dir, size or clean.")
+@cli.command()
 @click.argument("what", type=click.Choice(["dir", "size", "clean"]))
 @common_options
 def cache(what: str, as_json: bool, verbose: bool) -> Answer:
@@ -45,7 +45,7 @@ def cache(what: str, as_json: bool, verbose: bool) -> Answer:
     return Answer(command_line.cache(what), as_json, verbose)
 
 
-@cli.command(short_help="Print what makes your shell complete overlay's words.")
+@cli.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> str:
     """Print the lines that make a shell complete commands, options, features and releases.
@@ -63,7 +63,7 @@ def completion(shell: str) -> str:
     return kind(cli, {}, "overlay", "_OVERLAY_COMPLETE").source().strip()
 
 
-@cli.command("help", short_help="Show the help of a command.")
+@cli.command("help")
 @click.argument("command", required=False)
 @click.pass_context
 def help_(context: click.Context, command: str | None) -> str:
@@ -76,15 +76,15 @@ def help_(context: click.Context, command: str | None) -> str:
     root = context.find_root()
     if command is None:
         return root.get_help()
-    found = cli.get_command(context, command)
-    if found is None:
+    known = cli.get_command(context, command)
+    if known is None:
         raise click.UsageError(_unknown(command), root)
-    return found.get_help(click.Context(found, info_name=command, parent=root))
+    return known.get_help(click.Context(known, info_name=command, parent=root))
 
 
 def _unknown(command: str) -> str:
     from difflib import get_close_matches
 
-    close = get_close_matches(command, cli.commands)
+    close = get_close_matches(command, COMMANDS)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"No such command {command!r}.{hint}"

@@ -1,6 +1,7 @@
-"""The command line: arguments in, answers out; ``overlay.api`` does the work.
+"""The commands that patch a vLLM or say how it is patched; ``overlay.api`` does their work.
 
-Whatever a command needs is imported when it runs, so that ``--help`` and ``status`` stay fast."""
+Whatever a command needs is imported when it runs, so that ``--help`` and ``status`` stay fast.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from overlay import __version__
+from overlay.cli.group import cli
 from overlay.cli.options import (
     TARGET_HELP,
     WRITABLE_HELP,
@@ -20,7 +21,6 @@ from overlay.cli.options import (
     feature_option,
     folder_to_write,
     patches_of,
-    patches_option,
     python_option,
     refuse_both,
     require_option,
@@ -32,37 +32,6 @@ if TYPE_CHECKING:
     from overlay.api import Report
 
 _ONLY = "Only this feature; may be given several times."
-
-
-class _Commands(click.Group):
-    """A group that lists its commands in the order in which they are used."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """Names in the order of definition."""
-        return list(self.commands)
-
-
-@click.group(
-    cls=_Commands,
-    invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Exit status: 0 nothing needs you, 1 something does, 2 usage or environment.",
-)
-@click.version_option(
-    __version__, "-V", "--version", prog_name="overlay", message="%(prog)s %(version)s"
-)
-@patches_option
-@click.pass_context
-def cli(context: click.Context) -> str | None:
-    """Source patches for an installed vLLM, applied by their anchors.
-
-    \b
-    Example:
-      overlay check          # would the patches go onto the installed vLLM?
-      overlay apply          # patch it
-      overlay revert         # put every byte back
-    """
-    return context.get_help() if context.invoked_subcommand is None else None
 
 
 def _with_progress(work: Callable[..., Report], *arguments: Any, **options: Any) -> Report:
@@ -189,7 +158,7 @@ def apply(
     return Answer(report, as_json, verbose)
 
 
-@cli.command(short_help="Put every byte back.", epilog=WRITABLE_HELP)
+@cli.command(epilog=WRITABLE_HELP)
 @target_argument
 @feature_option("Take off only this feature and leave the others; may be repeated.")
 @click.option(
@@ -276,7 +245,7 @@ def status(
     return Answer(report, as_json, verbose)
 
 
-@cli.command(short_help="Take over lines that were applied without a ledger.", epilog=WRITABLE_HELP)
+@cli.command(epilog=WRITABLE_HELP)
 @target_argument
 @common_options
 @click.pass_context
@@ -301,7 +270,7 @@ def adopt(
     return Answer(report, as_json, verbose)
 
 
-@cli.command(epilog=TARGET_HELP, short_help="Print the change as one unified diff.")
+@cli.command(epilog=TARGET_HELP)
 @target_argument
 @feature_option(_ONLY)
 @without_option
@@ -337,7 +306,7 @@ def diff(
     return Answer(report, as_json, verbose)
 
 
-@cli.command("list", short_help="Show the features and the releases they are made for.")
+@cli.command("list")
 @click.option("--releases", is_flag=True, help="Also ask the package index for its releases.")
 @click.option("--pre", is_flag=True, help="With --releases: pre-releases as well.")
 @click.option(

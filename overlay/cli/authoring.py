@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from overlay.cli.arguments import cli
+from overlay.cli.group import cli
 from overlay.cli.options import (
     WRITABLE_HELP,
     Answer,
@@ -21,7 +21,7 @@ from overlay.cli.options import (
 )
 
 
-@cli.command("import", short_help="Make a feature of a diff, of mails, or of a pull request.")
+@cli.command("import")
 @click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
 @click.option("--id", "id_", metavar="ID", required=True, help="The new feature's id.")
 @click.option(
@@ -86,7 +86,7 @@ def import_(
     return Answer(report, as_json, verbose)
 
 
-@cli.command(short_help="Make a feature: of files to edit, or of edits.", epilog=WRITABLE_HELP)
+@cli.command(epilog=WRITABLE_HELP)
 @click.argument("id_", metavar="ID")
 @target_argument
 @click.option(
@@ -195,7 +195,7 @@ def _expect_one_way(id_: str, target: str | None, options: Mapping[str, Any]) ->
         raise click.UsageError("--release goes with --file; --from-edits takes a TARGET.")
 
 
-@cli.command(short_help="Edit a feature as files, in a session's folder.")
+@cli.command()
 @click.argument("id_", metavar="ID", required=False, shell_complete=complete_features)
 @click.option(
     "--release",

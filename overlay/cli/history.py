@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from overlay.cli.arguments import cli
+from overlay.cli.group import cli
 from overlay.cli.options import (
     Answer,
     common_options,
@@ -14,7 +14,7 @@ from overlay.cli.options import (
 )
 
 
-@cli.command(short_help="Show a feature from release to release, or all as a matrix.")
+@cli.command()
 @click.argument("feature", metavar="[ID]", required=False, shell_complete=complete_features)
 @click.option(
     "--releases",
@@ -40,7 +40,7 @@ def log(
     as_json: bool,
     verbose: bool,
 ) -> Answer:
-    """Show how a feature stands on each release: by which means, with which variant, by whom.
+    """Show the state of a feature on each release: by which means, with which variant, by whom.
 
     An upstreamed feature is known by memory (`merged` in feature.toml), by the lines of the
     change, or by its whole images. With --matrix, all features as letters, and where one does not
@@ -69,7 +69,7 @@ def log(
     return Answer(report, as_json, verbose)
 
 
-@cli.command(short_help="Propose what a folder of patches no longer needs.")
+@cli.command()
 @click.option(
     "--oldest",
     metavar="RELEASE",

@@ -174,7 +174,8 @@ def folder_to_write(folders: Sequence[str | Path]) -> str | Path:
     """
     if not folders:
         raise click.UsageError(
-            "there is no folder to write to: name one with --patches DIR, or in overlay.toml."
+            "expected a folder of patches to write to, found none: name one with --patches DIR, or "
+            "in overlay.toml."
         )
     return folders[-1]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from overlay.cli.arguments import cli
+from overlay.cli.group import cli
 from overlay.cli.options import Answer, common_options, patches_of
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _KEYS = {
 }
 
 
-@cli.command("port", short_help="Carry features to another release.")
+@cli.command("port")
 @click.argument("words", metavar="ID... RELEASE|all", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="Port every feature at hand.")
 @click.option("--write", is_flag=True, help="Write what lands exactly into the patches folders.")

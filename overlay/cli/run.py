@@ -9,11 +9,7 @@ from contextlib import suppress
 
 import click
 
-from overlay.cli import about as about  # noqa: PLC0414 - adds its commands
-from overlay.cli import authoring as authoring  # noqa: PLC0414 - adds its commands
-from overlay.cli import history as history  # noqa: PLC0414 - adds its commands
-from overlay.cli import porting as porting  # noqa: PLC0414 - as above
-from overlay.cli.arguments import cli
+from overlay.cli.group import COMMANDS, cli
 from overlay.cli.options import Answer
 
 ERROR, INTERRUPTED = 2, 130
@@ -99,7 +95,7 @@ def _options(arguments: list[str]) -> list[str]:
 
 def _command(arguments: list[str]) -> str:
     """The command that was meant, as far as it can be told."""
-    return next((word for word in _options(arguments) if word in cli.commands), "overlay")
+    return next((word for word in _options(arguments) if word in COMMANDS), "overlay")
 
 
 def _usage(error: click.ClickException, command: str) -> str:
@@ -120,8 +116,8 @@ def _deliver(answer: Answer | str) -> int:
     except OSError as error:
         with suppress(OSError):
             sys.stderr.write(
-                f"error: the answer could not be written: {error.strerror}; what the command did "
-                "stands all the same: `overlay status` says how\n"
+                f"error: the answer could not be written: {error.strerror}; the command "
+                "itself was carried out: `overlay status` shows the result\n"
             )
         _silence()
         return ERROR

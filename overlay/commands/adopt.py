@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from overlay.commands.request import only, resolve_writable, with_notices
+from overlay.commands.request import resolve_writable
 from overlay.commands.status import of_files
+from overlay.commands.target_report import only, with_notices
 from overlay.commands.unrecorded import is_changed, prove
 from overlay.features.model import of_package
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
+from overlay.on_disk.journal import reading
 from overlay.on_disk.recovery import recover
-from overlay.on_disk.transaction import reading
-from overlay.report.model import AdoptReport
-from overlay.report.wording import adopted
+from overlay.report.changes import AdoptReport
+from overlay.report.outcomes import adopted
 from overlay.targets.target import public
 
 if TYPE_CHECKING:

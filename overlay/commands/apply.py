@@ -21,21 +21,24 @@ from overlay.commands.assess import (
     until_current,
 )
 from overlay.commands.next_process import with_plugin
-from overlay.commands.request import Request, Scene, ended, notices, only, writable, writing_to_none
+from overlay.commands.request import Request, Scene, ended, writable, writing_to_none
 from overlay.commands.required import expect_known, with_requirements
 from overlay.commands.status import by_ledger
+from overlay.commands.target_report import notices, only
 from overlay.errors import UsageError
 from overlay.on_disk import transaction as commit
+from overlay.report.changes import ApplyReport
 from overlay.report.codes import Verdict
-from overlay.report.model import ApplyReport, TargetReport
-from overlay.report.several import neither, together
-from overlay.report.wording import (
+from overlay.report.model import TargetReport
+from overlay.report.outcomes import (
     applied,
+    neither,
     not_applied,
     required_missing,
     untested_refused,
     would_apply,
 )
+from overlay.report.wording import together
 
 if TYPE_CHECKING:
     from overlay.results import FeatureResult
@@ -209,4 +212,4 @@ def _noted(found: Examination, said: str | None) -> Examination:
     def noted(report: TargetReport) -> TargetReport:
         return replace(report, notices=(*notices([said]), *report.notices))
 
-    return replace(found, report=noted(found.report), everything=noted(found.everything))
+    return found._replace(report=noted(found.report), everything=noted(found.everything))

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from overlay.commands.request import report, with_features
+from overlay.commands.target_report import report, with_features
 from overlay.commands.unrecorded import recognise
 from overlay.errors import PlanOutdated
 from overlay.features.model import of_package, paths_of
 from overlay.on_disk import ledger as ledgers
-from overlay.on_disk import transaction
 from overlay.on_disk.disk_state import assess, conditions, pristine_view, void
-from overlay.on_disk.transaction import reading
+from overlay.on_disk.journal import reading
 from overlay.planning.planner import below
 from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
@@ -38,8 +37,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True)
-class Examination:
+class Examination(NamedTuple):
     """The state of features in one target.
 
     :ivar features: those that were planned: the ones that are meant, and those that are applied.
@@ -192,6 +190,8 @@ def _writes(examination: Examination, target: Target) -> Decision:
     results = examination.everything.features
     if report.interrupted or target.root is None:
         return Decision(Outlook.WRITE, report)
+    from overlay.on_disk import transaction  # status asks nothing of it
+
     writes = transaction.would_apply(
         target.root,
         examination.plan,

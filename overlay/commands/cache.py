@@ -11,8 +11,7 @@ import re
 from pathlib import Path
 
 from overlay.cache import PrivateFolder, cache_folder, remove, size_of
-from overlay.report.model import CachePart, CacheReport
-from overlay.report.wording import cached
+from overlay.report.cached import CachePart, CacheReport, cached
 from overlay.untrusted import require_private
 
 #: Folder of the cache -> what it holds, and the names of its entries.

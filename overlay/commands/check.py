@@ -11,7 +11,8 @@ from overlay.commands.assess import examine, outlook
 from overlay.commands.parallel import Step, cores, in_processes, in_threads, no_step, stepped
 from overlay.commands.request import Request, Scene
 from overlay.errors import OverlayError, described
-from overlay.report.model import CheckReport, TargetFailure, TargetReport
+from overlay.report.model import TargetFailure, TargetReport
+from overlay.report.reading import CheckReport
 from overlay.report.wording import checked, nothing_new
 from overlay.targets.resolution import releases
 from overlay.targets.target import Progress
@@ -113,8 +114,11 @@ def _answer(scene: Scene | TargetFailure) -> list[TargetReport | TargetFailure]:
 
 @contextmanager
 def _counting(meter: Meter | None, verb: str, things: Sequence[object]) -> Iterator[Step]:
-    """What is called after each thing, so that ``meter`` shows how many there are already."""
-    if meter is None:
+    """What is called after each thing, so that ``meter`` shows how many there are already.
+
+    One thing is not counted: the meter's thread would cost more than it tells.
+    """
+    if meter is None or len(things) < 2:
         yield no_step
         return
     with meter.counting(verb, len(things), "target") as counting:

@@ -1,6 +1,7 @@
-"""What ``overlay doctor`` collects: everything that a bug report needs, as plain data.
+"""Collect what ``overlay doctor`` shows: everything that a bug report needs.
 
-Nothing of vLLM or torch is imported; a part that cannot be told says why instead."""
+Nothing of vLLM or torch is imported; a part that cannot be told says why instead.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +9,10 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import overlay
 from overlay import settings as switches
@@ -19,6 +20,15 @@ from overlay.commands.project import find_project
 from overlay.commands.variables import cache_problem
 from overlay.errors import OverlayError
 from overlay.processes import records
+from overlay.report.diagnosis import (
+    CacheFacts,
+    DeviceFacts,
+    OverlayFacts,
+    PluginFacts,
+    PythonFacts,
+    TorchFacts,
+    VllmFacts,
+)
 from overlay.settings import kept_out
 
 if TYPE_CHECKING:
@@ -29,38 +39,36 @@ GROUP = "vllm.general_plugins"
 
 _OTHERS = ("vllm.platform_plugins",)
 
-Data = dict[str, Any]
 
-
-def interpreter() -> Data:
+def interpreter() -> PythonFacts:
     """The Python that runs this, and the machine."""
-    return {
-        "version": platform.python_version(),
-        "implementation": platform.python_implementation(),
-        "executable": sys.executable,
-        "prefix": sys.prefix,
-        "platform": platform.platform(),
-    }
+    return PythonFacts(
+        version=platform.python_version(),
+        implementation=platform.python_implementation(),
+        executable=sys.executable,
+        prefix=sys.prefix,
+        platform=platform.platform(),
+    )
 
 
-def this_overlay(patches: tuple[str, ...]) -> Data:
+def this_overlay(patches: tuple[str, ...]) -> OverlayFacts:
     """The overlay itself."""
-    return {
-        "version": overlay.__version__,
-        "folder": str(Path(overlay.__file__).parent),
-        "patches": list(patches),
-        "project": str(find_project().file or "no overlay.toml at or above the working folder"),
-    }
+    return OverlayFacts(
+        version=overlay.__version__,
+        folder=str(Path(overlay.__file__).parent),
+        patches=patches,
+        project=str(find_project().file or "no overlay.toml at or above the working folder"),
+    )
 
 
-def vllm(target: Target) -> Data:
+def vllm(target: Target) -> VllmFacts:
     """The vLLM that this Python would import, and how it was found."""
-    return {
-        "version": target.vllm,
-        "root": str(target.root),
-        "found": _how(target),
-        "record": None if target.record_file is None else str(target.record_file),
-    }
+    return VllmFacts(
+        version=target.vllm,
+        root=str(target.root),
+        found=_how(target),
+        record=None if target.record_file is None else str(target.record_file),
+    )
 
 
 def _how(target: Target) -> str:
@@ -71,19 +79,19 @@ def _how(target: Target) -> str:
     return "by an editable installation"
 
 
-def torch() -> Data:
+def torch() -> TorchFacts:
     """torch's version and what it was built for, from its files."""
     try:
         distribution = metadata.distribution("torch")
     except metadata.PackageNotFoundError:
-        return {"version": None, "built_for": None}
+        return TorchFacts(None, None)
     text = distribution.read_text("../torch/version.py") or ""
     built = [
         f"{name} {value}"
         for name in ("cuda", "hip", "xpu")
         if (value := _assigned(text, name)) is not None
     ]
-    return {"version": distribution.version, "built_for": ", ".join(built) or "cpu"}
+    return TorchFacts(distribution.version, ", ".join(built) or "cpu")
 
 
 def _assigned(text: str, name: str) -> str | None:
@@ -95,24 +103,27 @@ def _assigned(text: str, name: str) -> str | None:
         targets += node.targets if isinstance(node, ast.Assign) else []
         if any(getattr(target, "id", None) == name for target in targets):
             value = getattr(node, "value", None)
-            found = value.value if isinstance(value, ast.Constant) else None
-            return None if found is None else str(found)
+            constant = value.value if isinstance(value, ast.Constant) else None
+            return None if constant is None else str(constant)
     return None
 
 
-def devices(root: Path = Path("/")) -> Data:
+def devices(root: Path = Path("/")) -> DeviceFacts:
     """The graphics drivers and devices that the kernel tells of, without asking any of them."""
-    data: Data = {"nvidia_driver": None, "amd_driver": None, "devices": []}
-    for name, file, pattern in (
-        ("nvidia_driver", root / "proc/driver/nvidia/version", r"(\d+(?:\.\d+)+)"),
-        ("amd_driver", root / "sys/module/amdgpu/version", r"(\S+)"),
-    ):
-        found = re.search(pattern, _text(file))
-        data[name] = found[1] if found else None
+    models = []
     for place in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")):
         model = re.search(r"^Model:\s*(.+?)\s*$", _text(place), re.MULTILINE)
-        data["devices"].append(model[1] if model else f"{place.parent.name}, model not told")
-    return data
+        models.append(model[1] if model else f"{place.parent.name}, model not told")
+    return DeviceFacts(
+        nvidia_driver=_version(root / "proc/driver/nvidia/version", r"(\d+(?:\.\d+)+)"),
+        amd_driver=_version(root / "sys/module/amdgpu/version", r"(\S+)"),
+        devices=tuple(models),
+    )
+
+
+def _version(file: Path, pattern: str) -> str | None:
+    match = re.search(pattern, _text(file))
+    return match[1] if match else None
 
 
 def _text(file: Path) -> str:
@@ -122,10 +133,10 @@ def _text(file: Path) -> str:
         return ""
 
 
-def plugins(environment: Mapping[str, str] = os.environ) -> list[Data]:
+def plugins(environment: Mapping[str, str] = os.environ) -> tuple[PluginFacts, ...]:
     """Every plugin of vLLM that this Python sees, and why it runs or not."""
     allowed = environment.get("VLLM_PLUGINS")
-    found = []
+    seen = []
     for group in (GROUP, *_OTHERS):
         for entry in metadata.entry_points(group=group):
             runs = allowed is None or entry.name in allowed.split(",")
@@ -136,57 +147,59 @@ def plugins(environment: Mapping[str, str] = os.environ) -> list[Data]:
             if runs and entry.name == switches.PLUGIN_NAME and mode in ("off", "disk"):
                 why += f"; OVERLAY={mode}"
             distribution = getattr(entry, "dist", None)
-            found.append(
-                {
-                    "group": group,
-                    "name": entry.name,
-                    "value": entry.value,
-                    "distribution": distribution and f"{distribution.name} {distribution.version}",
-                    "runs": runs,
-                    "why": why,
-                }
+            seen.append(
+                PluginFacts(
+                    group=group,
+                    name=entry.name,
+                    value=entry.value,
+                    distribution=distribution and f"{distribution.name} {distribution.version}",
+                    runs=runs,
+                    why=why,
+                )
             )
-    return found
+    return tuple(seen)
 
 
-def plugin_problems(found: list[Data]) -> Iterator[str]:
-    """What keeps our plugin from doing its work, one sentence each."""
-    ours = [one for one in found if one["group"] == GROUP and one["name"] == switches.PLUGIN_NAME]
+def plugin_problems(seen: Sequence[PluginFacts]) -> Iterator[str]:
+    """What keeps the overlay's plugin from doing its work, one sentence each.
+
+    :param seen: every plugin of vLLM that this Python sees.
+    """
+    ours = [
+        plugin for plugin in seen if plugin.group == GROUP and plugin.name == switches.PLUGIN_NAME
+    ]
     if not ours:
         yield (
             "vLLM does not find the overlay's plugin: install vllm-overlay into the environment of "
             "vLLM, or patch on disk with `overlay apply`"
         )
     if len(ours) > 1:
-        names = ", ".join(f"{one['distribution']} ({one['value']})" for one in ours)
+        names = ", ".join(f"{plugin.distribution} ({plugin.value})" for plugin in ours)
         yield f"several distributions bring a plugin called overlay: {names}; uninstall all but one"
-    for one in ours[:1]:
-        if not one["runs"]:
-            yield kept_out(one["why"])
+    for plugin in ours[:1]:
+        if not plugin.runs:
+            yield kept_out(plugin.why)
 
 
-def cache() -> Data:
+def cache() -> CacheFacts:
     """The store of patched modules, and where processes leave their records."""
     from overlay.cache import cache_folder
 
-    data: Data = {"folder": None, "entries": 0, "bytes": 0, "problem": None}
     try:
         folder = cache_folder() / "modules"
     except RuntimeError as error:
-        return {**data, "problem": f"no home folder: {error}", "records": _records()}
-    data["folder"] = str(folder)
+        return CacheFacts(None, 0, 0, f"no home folder: {error}", _records())
+    entries, size, problem = list[Path](), 0, None
     try:
         entries = [place for place in folder.iterdir() if not place.name.startswith(".")]
-        data["entries"] = len(entries)
-        data["bytes"] = sum(
+        size = sum(
             file.stat().st_size for place in entries for file in place.rglob("*") if file.is_file()
         )
     except FileNotFoundError:
         pass  # nothing was patched in memory yet
     except OSError as error:
-        data["problem"] = str(error)
-    data["problem"] = cache_problem(folder) or data["problem"]
-    return {**data, "records": _records()}
+        problem = str(error)
+    return CacheFacts(str(folder), len(entries), size, cache_problem(folder) or problem, _records())
 
 
 def _records() -> str:
@@ -194,7 +207,7 @@ def _records() -> str:
     return "no folder yet; the first process of vLLM makes one" if folder is None else str(folder)
 
 
-def model_runner(target: Target | None, found: Mapping[str, str] = os.environ) -> str:
+def model_runner(target: Target | None, environment: Mapping[str, str] = os.environ) -> str:
     """Which model runner the installed release chooses; see ``overlay.commands.model_runners``."""
     from importlib.util import find_spec
 
@@ -202,7 +215,7 @@ def model_runner(target: Target | None, found: Mapping[str, str] = os.environ) -
 
     # A search on the path; nothing of vllm-ascend is imported.
     ascend = find_spec("vllm_ascend") is not None
-    return advice(target.release if target else None, found, ascend=ascend)
+    return advice(target.release if target else None, environment, ascend=ascend)
 
 
 def installed() -> tuple[Target | None, str | None]:

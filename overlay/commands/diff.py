@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from overlay.commands.assess import needed
-from overlay.commands.request import Request, report
+from overlay.commands.request import Request
+from overlay.commands.target_report import report
 from overlay.features.model import of_package
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import pristine_view
-from overlay.on_disk.transaction import reading
+from overlay.on_disk.journal import reading
 from overlay.planning.diff import render
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
+from overlay.report.changes import DiffReport
 from overlay.report.codes import Exit
-from overlay.report.model import DiffReport
-from overlay.report.several import together
-from overlay.report.wording import differs
+from overlay.report.outcomes import differs
+from overlay.report.wording import together
 from overlay.untrusted import all_unreadable
 
 if TYPE_CHECKING:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from overlay.commands.request import Request
 from overlay.errors import OverlayError
-from overlay.report.model import DoctorReport
-from overlay.report.wording import attention, diagnosed
+from overlay.report.diagnosis import DoctorReport, Page, diagnosed
+from overlay.report.wording import attention
 
 if TYPE_CHECKING:
     from overlay.processes.live import LiveProcess
@@ -26,28 +26,28 @@ def doctor(request: Request) -> DoctorReport:
     problems: list[str] = [missing] if missing is not None else []
     problems += diagnosis.plugin_problems(plugins)
     problems += environment.problems
-    problems += [cache["problem"]] if cache["problem"] else []
+    problems += [cache.problem] if cache.problem else []
     notes = list(environment.notes)
-    standing = _standing(request, target, problems)
+    installed = _installed(request, target, problems)
     processes = _processes(target, problems, notes)
-    data: dict[str, Any] = {
-        "overlay": diagnosis.this_overlay(request.patches),
-        "python": diagnosis.interpreter(),
-        "vllm": None if target is None else diagnosis.vllm(target),
-        "torch": diagnosis.torch(),
-        "devices": diagnosis.devices(),
-        "plugins": plugins,
-        "environment": environment.data,
-        "cache": cache,
-        "model_runner": diagnosis.model_runner(target),
-        "notes": notes,
-    }
-    first, others = (standing[0], standing[1:]) if standing else (None, ())
+    page = Page(
+        overlay=diagnosis.this_overlay(request.patches),
+        python=diagnosis.interpreter(),
+        vllm=None if target is None else diagnosis.vllm(target),
+        torch=diagnosis.torch(),
+        devices=diagnosis.devices(),
+        plugins=plugins,
+        environment=environment.facts,
+        cache=cache,
+        model_runner=diagnosis.model_runner(target),
+        notes=tuple(notes),
+    )
+    first, others = (installed[0], installed[1:]) if installed else (None, ())
     conclusion = diagnosed(problems)
-    return DoctorReport(conclusion, first, processes, data, tuple(problems), others)
+    return DoctorReport(conclusion, first, processes, page, tuple(problems), others)
 
 
-def _standing(
+def _installed(
     request: Request, target: Target | None, problems: list[str]
 ) -> tuple[TargetReport, ...]:
     """The state of vLLM and of each other package that is there and has features.
@@ -83,17 +83,17 @@ def _processes(
     from overlay.processes.live import processes
 
     try:
-        found = processes()
+        running = processes()
     except OverlayError as error:
         problems.append(str(error))
         return ()
     root = None if target is None or target.root is None else str(target.root)
-    engines = {process.engine for process in found if process.record is not None}
-    for process in found:
+    engines = {process.engine for process in running if process.record is not None}
+    for process in running:
         if process.problem is None:
             continue
         if process.record is None and process.engine not in engines and process.root != root:
             notes.append(f"process {process.pid} is another vLLM, {process.problem}")
         else:
             problems.append(f"process {process.pid}: {process.problem}")
-    return found
+    return running

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -133,7 +132,7 @@ def commit(request: Request, folder: Path, progress: Progress | None = None) -> 
     """
     session = read(folder, Kind.EDIT)
     id_ = next(iter(session.features))
-    request = replace(request, patches=(*request.patches, *named_folders(session)))
+    request = request._replace(patches=(*request.patches, *named_folders(session)))
     if not session.features[id_]:
         return commit_new(request, session, id_, progress)
     features = request.authored()

@@ -15,7 +15,7 @@ from overlay.errors import PackageIndexError, UsageError
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import conditions, void
 from overlay.on_disk.edits import Edit, PristineFiles, find
-from overlay.on_disk.transaction import reading
+from overlay.on_disk.journal import reading
 from overlay.package import KNOWN_RELEASES
 from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
@@ -97,7 +97,7 @@ def survey(
         edits = find(pristine)
     # The folder that is written to comes last, and may not be there yet.
     if request.patches and not os.path.lexists(request.folders[-1]):
-        request = replace(request, patches=request.patches[:-1])
+        request = request._replace(patches=request.patches[:-1])
     features = request.authored()
     surveyed = Workshop(target, release, ledger, pristine, edits, features, request.folders)
     return _with_patched(surveyed) if any(edit.written for edit in edits) else surveyed

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from overlay.commands.request import Request
 from overlay.errors import UsageError
 from overlay.package import VLLM, package_of_distribution
-from overlay.report.model import FeatureEntry, ListReport, ReleaseEntry, TopicEntry
-from overlay.report.wording import listed
+from overlay.report.catalogue import FeatureEntry, ListReport, ReleaseEntry, TopicEntry, listed
 
 if TYPE_CHECKING:
     from overlay.features.folder import Hole
@@ -99,23 +98,13 @@ def _entry(feature: Feature, holes: Sequence[Hole]) -> FeatureEntry:
         )
         for topic in feature.topics
     )
-    retires = []
-    if feature.merged is not None:
-        retires.append(f"from {feature.merged} on, where upstream merged it")
-    retires += [
-        f"once a release has {test.contains.strip()!r} in {test.scope} of {test.path}"
-        if test.contains
-        else f"once a release has {test.share:.0%} of its {len(test.lines)} new lines in "
-        f"{test.scope} of {test.path}"
-        for test in feature.upstream_tests
-    ]
     return FeatureEntry(
         feature=feature.id,
         title=feature.title,
         why=feature.why,
         releases=str(feature.releases),
         upstream=feature.upstream,
-        retires=tuple(retires)
+        retires=tuple(_retires(feature))
         or ("once a release has all of its changes itself, told by their lines",),
         topics=topics,
         added=tuple(added.path for added in feature.added),
@@ -126,6 +115,28 @@ def _entry(feature: Feature, holes: Sequence[Hole]) -> FeatureEntry:
         warnings=tuple(_warnings(feature)),
         package=feature.package.name,
     )
+
+
+def _retires(feature: Feature) -> Iterator[str]:
+    """What shows that a release has a feature itself, in words; all of them must hold."""
+    if feature.merged is not None:
+        yield f"from {feature.merged} on, where upstream merged it" + (
+            "; where the release is not known, by the tests in its feature.toml"
+            if feature.upstream_tests
+            else ""
+        )
+        return
+    for test in feature.upstream_tests:
+        if test.contains:
+            yield f"once a release has {test.contains.strip()!r} in {test.scope} of {test.path}"
+    lined = [test for test in feature.upstream_tests if test.lines]
+    if lined:
+        number = sum(len(test.lines) for test in lined)
+        share = min(test.share for test in lined)  # as it is judged: of the lines of all scopes
+        lines = "new line" if number == 1 else f"{number} new lines"
+        scopes = ", ".join(dict.fromkeys(test.scope for test in lined))
+        few = "its" if number == 1 else f"{share:.0%} of its"
+        yield f"once a release has {few} {lines} in {scopes}"
 
 
 def _warnings(feature: Feature) -> Iterator[str]:

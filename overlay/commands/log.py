@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +44,7 @@ def log(
     :raises OverlayError: if a release cannot be read.
     """
     features = request.load()
-    (feature,) = replace(request, features=(id_,)).select(features)
+    (feature,) = request._replace(features=(id_,)).select(features)
     names = releases("all" if span is None else span, package=feature.package)
     entries = tuple(
         _release(target, feature) for target in every_target(request, names, features, meter)

@@ -46,7 +46,7 @@ class Resolving:
 
         self.session: PortSession = load(find(folder))
         named = tuple(dict.fromkeys((*request.patches, *self.session.patches)))
-        self.request = replace(request, patches=named)
+        self.request = request._replace(patches=named)
         self.features: tuple[Feature, ...] = self.request.authored()
         at_hand = {feature.id: feature for feature in self.features}
         check_there(self.session, at_hand)

@@ -34,7 +34,7 @@ _TABLE = re.compile(rb"^\s*\[\s*tool\s*\.\s*[\"']?vllm-overlay[\"']?\s*\]", re.M
 class Project(NamedTuple):
     """What a project names.
 
-    :ivar file: the file that names it; ``None`` where there is no such file.
+    :ivar file: the file that names it; ``None`` if the file does not exist.
     :ivar patches: absolute paths of patches folders, in order.
     """
 

@@ -47,7 +47,8 @@ def prune(
 
     if not request.patches:
         raise UsageError(
-            "there is no folder to prune: name one with --patches DIR, or in overlay.toml"
+            "expected a folder of patches to prune, found none: name one with --patches DIR, or in "
+            "overlay.toml"
         )
     folder = request.folders[-1]
     if write:

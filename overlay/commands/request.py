@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from overlay.errors import LedgerError, OverlayError, TargetError, TransactionError, UsageError
-from overlay.on_disk.site import foreign_state
-from overlay.report.model import TargetReport
-from overlay.report.wording import was_interrupted
-from overlay.results import FeatureResult, Notice, Plan, Reason, State
+from overlay.results import FeatureResult, Reason, State
 
 if TYPE_CHECKING:
     from overlay.features.model import Feature
-    from overlay.on_disk.journal import Journal
     from overlay.package import Package
+    from overlay.report.model import TargetReport
     from overlay.targets.target import Progress, Target
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """The part of a command's arguments that all commands share.
 
     :ivar patches: folders with features beside those shipped, in order.
@@ -195,6 +190,8 @@ class Scene(NamedTuple):
 
     def with_absent(self, reports: Sequence[TargetReport]) -> tuple[TargetReport, ...]:
         """The reports on the targets, the first with the features whose package is not there."""
+        from dataclasses import replace  # `list` has no report on a target
+
         first, *others = reports
         results = tuple(
             FeatureResult(
@@ -205,61 +202,6 @@ class Scene(NamedTuple):
             for feature in self.absent
         )
         return (replace(first, features=(*first.features, *results)), *others)
-
-
-def report(
-    target: Target, plan: Plan, meant: Sequence[Feature], interrupted: Journal | None = None
-) -> TargetReport:
-    """A target's part of the answer.
-
-    :param meant: the features that the user asked about; a plan can hold others.
-    :param interrupted: the transaction that was interrupted there, if one was.
-    """
-    ids = {feature.id for feature in meant}
-    return TargetReport(
-        target=target.name,
-        vllm=target.vllm,
-        root=target.root,
-        features=tuple(result for result in plan.features if result.feature in ids),
-        package=target.package.name,
-        notices=(
-            *notices(_of_state_folder(target, interrupted)),
-            *notices(target.warnings),
-            *plan.notices,
-        ),
-        interrupted=interrupted is not None,
-    )
-
-
-def notices(texts: Iterable[str]) -> tuple[Notice, ...]:
-    """Notices about a target as a whole."""
-    return tuple(Notice(None, text) for text in texts)
-
-
-def with_notices(target: TargetReport, texts: Iterable[str]) -> TargetReport:
-    """A target with further notices about it as a whole, before its own."""
-    return replace(target, notices=tuple(dict.fromkeys((*notices(texts), *target.notices))))
-
-
-def only(target: TargetReport, meant: Sequence[Feature]) -> TargetReport:
-    """A target with the features that are meant, and no others."""
-    ids = {feature.id for feature in meant}
-    return with_features(target, [one for one in target.features if one.feature in ids])
-
-
-def _of_state_folder(target: Target, interrupted: Journal | None) -> Iterator[str]:
-    """What to say of an interrupted transaction, and of a ledger that others could have written."""
-    if target.root is None:
-        return
-    if interrupted is not None:
-        yield was_interrupted(interrupted.action, target.root)
-    if (problem := foreign_state(target.root, target.package)) is not None:
-        yield problem
-
-
-def with_features(target: TargetReport, features: Sequence[FeatureResult]) -> TargetReport:
-    """The same target with other results."""
-    return replace(target, features=tuple(features))
 
 
 def resolve_writable(request: Request, name: str | None, command: str) -> tuple[Target, Path]:

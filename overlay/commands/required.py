@@ -30,9 +30,9 @@ _COMING = frozenset({State.PRISTINE, State.PARTIAL})
 
 
 def expect_known(require: Sequence[str], features: Sequence[Feature]) -> None:
-    """Refuse a required feature that there is not.
+    """Refuse a required feature that does not exist.
 
-    :raises UsageError: naming every such id, and those that there are.
+    :raises UsageError: naming every unknown id, and the known ones.
     """
     known = [feature.id for feature in features]
     unknown = [name for name in dict.fromkeys(require) if name not in (*known, EVERY)]

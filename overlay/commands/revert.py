@@ -10,21 +10,18 @@ from typing import TYPE_CHECKING, NamedTuple
 from overlay.commands.edits import Workshop, feature_of, saved, survey
 from overlay.commands.new import found, require_free, written
 from overlay.commands.next_process import with_plugin
-from overlay.commands.request import (
-    ended,
-    notices,
-    refuse_release,
-    root_of,
-    writing_to_none,
-)
+from overlay.commands.request import ended, refuse_release, root_of, writing_to_none
 from overlay.commands.take_off import take_off
+from overlay.commands.target_report import notices
 from overlay.errors import LedgerError, OverlayError, RevertRefused, UsageError
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.disk_state import from_ledger
-from overlay.report.model import RevertReport, TargetReport
-from overlay.report.several import neither, together
-from overlay.report.wording import also_kept, not_kept, not_reverted, reverted
+from overlay.on_disk.journal import reading
+from overlay.report.changes import RevertReport
+from overlay.report.model import TargetReport
+from overlay.report.outcomes import also_kept, neither, not_kept, not_reverted, reverted
+from overlay.report.wording import together
 from overlay.results import Change, FeatureResult, FileResult, Plan, State
 from overlay.targets.target import public
 
@@ -86,7 +83,7 @@ def _targets(request: Request, name: str | None) -> tuple[Target, ...]:
     except OverlayError:
         features = ()
     # A feature that is named and does not exist is reported where it is known what is applied.
-    targets = replace(request, features=(), require=()).scene(name, features).targets
+    targets = request._replace(features=(), require=()).scene(name, features).targets
     for target in targets:
         root_of(target, "revert")
     return targets
@@ -179,7 +176,7 @@ def _of_plugin(answer: TargetReport, request: Request) -> tuple[Feature, ...]:
 def _ledger(target: Target) -> Ledger | None:
     """The ledger, for the report only: whether a damaged one can be reverted is decided later."""
     assert target.root is not None
-    with commit.reading(target.root, package=target.package):
+    with reading(target.root, package=target.package):
         try:
             return ledgers.load(target.root, target.package)
         except LedgerError:

@@ -8,17 +8,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from overlay.commands.next_process import with_plugin
-from overlay.commands.request import Request, report
+from overlay.commands.request import Request
 from overlay.commands.required import expect_known, with_requirements
+from overlay.commands.target_report import report
 from overlay.features.model import of_package
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import from_ledger
+from overlay.on_disk.journal import reading
 from overlay.on_disk.ledger import damaged_copies, reinstall
-from overlay.on_disk.transaction import reading
 from overlay.report.codes import Code
-from overlay.report.model import Obstacle, ProcessesReport, StatusReport
-from overlay.report.several import together
-from overlay.report.wording import running, standing
+from overlay.report.model import Obstacle
+from overlay.report.reading import StatusReport
+from overlay.report.running import ProcessesReport, running
+from overlay.report.wording import standing, together
 from overlay.report.words import enumeration
 from overlay.results import Notice, Reason, State
 from overlay.targets.target import Progress, public

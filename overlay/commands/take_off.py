@@ -13,19 +13,20 @@ from typing import TYPE_CHECKING
 
 from overlay.commands.assess import absent, needed, until_current
 from overlay.commands.next_process import with_plugin
-from overlay.commands.request import notices, report
+from overlay.commands.target_report import notices, report
 from overlay.errors import UsageError
 from overlay.features.model import of_package
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.disk_state import KEEP_EDIT, Condition, conditions, pristine_view, void
-from overlay.on_disk.transaction import reading
+from overlay.on_disk.journal import reading
 from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
+from overlay.report.changes import RevertReport
 from overlay.report.codes import Code
-from overlay.report.model import Obstacle, RevertReport
-from overlay.report.several import neither, together
-from overlay.report.wording import not_taken_off, taken_off
+from overlay.report.model import Obstacle
+from overlay.report.outcomes import neither, not_taken_off, taken_off
+from overlay.report.wording import together
 from overlay.report.words import enumeration
 from overlay.results import FeatureResult, Plan, Reason, State
 from overlay.targets.target import public
@@ -51,7 +52,7 @@ def take_off(request: Request, name: str | None, said: str | None, *, named: boo
     :raises OverlayError: if the patches or the ledger cannot be read, or the target not written.
     """
     features = request.load()
-    targets = replace(request, features=(), require=()).scene(name, features).targets
+    targets = request._replace(features=(), require=()).scene(name, features).targets
     return until_current(lambda: _attempt(request, targets, features, said, named=named))
 
 

@@ -9,8 +9,7 @@ are there.  Nothing is guessed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from overlay.errors import LedgerError
 from overlay.planning.planner import plan as make_plan
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
     from overlay.targets.target import Target
 
 
-@dataclass(frozen=True)
-class Unrecorded:
+class Unrecorded(NamedTuple):
     """Features whose bytes are in a target without a ledger.
 
     :ivar features: them, in their own order.
@@ -38,8 +36,7 @@ class Unrecorded:
     folders: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class _Undone:
+class _Undone(NamedTuple):
     """A target with its patches taken out; satisfies ``overlay.package.Tree``."""
 
     tree: Tree
@@ -114,7 +111,7 @@ def _may_stand(feature: Feature, entries: Mapping[str, object], tree: Tree) -> b
 def recognise(
     planned: Plan, features: Sequence[Feature], target: Target
 ) -> tuple[Plan, tuple[str, ...]]:
-    """A plan for a target without a ledger, with what is proven to be ours said so.
+    """Plan a target without a ledger, and name the features that are proven to be in it.
 
     :param planned: for the target as it is.
     :returns: the plan, and the ids of the features that are there.

@@ -6,11 +6,12 @@ import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from overlay import settings
 from overlay.errors import OverlayError, UsageError
 from overlay.features.switches import Declaration, check_values, declarations
+from overlay.report.diagnosis import EnvironmentFacts, SwitchFacts
 from overlay.untrusted import problem_of_owner
 
 if TYPE_CHECKING:
@@ -32,12 +33,12 @@ _WATCHED = (
 class Variables(NamedTuple):
     """What the environment says to the overlay.
 
-    :ivar data: for the page: ``set`` (name -> value) and ``switches`` (what features declare).
+    :ivar facts: for the page of ``doctor``.
     :ivar problems: with what vLLM would not start, or what has no effect, a sentence each.
     :ivar notes: what is worth knowing and no problem.
     """
 
-    data: dict[str, Any]
+    facts: EnvironmentFacts
     problems: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -52,13 +53,12 @@ def variables(
     """
     ours = settings.ours(environment)
     names = sorted({*ours, *(name for name in _WATCHED if name in environment)})
-    shown: dict[str, Any] = {"set": {name: environment[name] for name in names}, "switches": []}
+    shown = {name: environment[name] for name in names}
     try:
         asked = settings.read(environment)
     except UsageError as error:
-        return Variables(shown, (str(error),), ())
+        return Variables(EnvironmentFacts(shown), (str(error),), ())
     declared = declarations([*folders, *asked.patches])
-    shown["switches"] = list(_switches(declared, ours))
     checked = check_values(asked.all, declared)
     known = {declaration.id for declaration in declared} | _on_disk(target)
     problems = [*checked.wrong, *checked.unknown]
@@ -69,7 +69,8 @@ def variables(
     ):
         problems += _unknown_ids(name, ids, known)
     problems += _unread_patches(asked.patches)
-    return Variables(shown, tuple(problems), (*asked.warnings, *checked.former))
+    facts = EnvironmentFacts(shown, tuple(_switches(declared, ours)))
+    return Variables(facts, tuple(problems), (*asked.warnings, *checked.former))
 
 
 def _unread_patches(folders: Iterable[Path]) -> Iterator[str]:
@@ -87,17 +88,17 @@ def _unread_patches(folders: Iterable[Path]) -> Iterator[str]:
                 yield f"OVERLAY_PATCHES: {place}"
 
 
-def _switches(declared: Iterable[Declaration], ours: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+def _switches(declared: Iterable[Declaration], ours: Mapping[str, str]) -> Iterator[SwitchFacts]:
     for declaration in declared:
         for switch in declaration.switches:
-            yield {
-                "feature": declaration.id,
-                "name": switch.name,
-                "values": list(switch.values),
-                "default": switch.default,
-                "value": ours.get(switch.name),
-                "text": switch.text,
-            }
+            yield SwitchFacts(
+                feature=declaration.id,
+                name=switch.name,
+                values=tuple(switch.values),
+                default=switch.default,
+                value=ours.get(switch.name),
+                text=switch.text,
+            )
 
 
 def _on_disk(target: Target | None) -> set[str]:

@@ -63,7 +63,7 @@ def read_feature(folder: Path, origin: str, errors: list[PatchFormatError]) -> F
     if len(errors) > known:
         return None
     feature = Feature(
-        **{**vars(fields), "releases": fields.releases},
+        **{**fields._asdict(), "releases": fields.releases},
         topics=tuple(topics),
         added=tuple(added),
         origin=origin,
@@ -212,6 +212,8 @@ def _digest(feature: Feature) -> str:
             **({} if feature.package == VLLM else {"package": feature.package.name}),
             "releases": str(feature.releases),
             "upstreamed": [test._asdict() for test in feature.upstream_tests],
+            # Likewise.
+            **({"builds": [each._asdict() for each in feature.builds]} if feature.builds else {}),
             "merged": None if feature.merged is None else str(feature.merged),
             "topics": [
                 {

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from packaging.version import Version
 
 from overlay.errors import PatchFormatError
-from overlay.features.model import MODULE_SCOPE, UpstreamPlan, UpstreamTest
+from overlay.features.model import MODULE_SCOPE, Build, UpstreamPlan, UpstreamTest
 from overlay.features.sources import read_text
-from overlay.features.switches import Switch, read_model_runner, read_switches
+from overlay.features.switches import (
+    Switch,
+    read_model_runner,
+    read_situational,
+    read_switches,
+)
 from overlay.package import (
     VLLM,
     Package,
@@ -43,18 +47,20 @@ _KEYS = (
         "reason",
         "merged",
         "upstreamed",
+        "builds",
         "needs",
         "required",
         "switches",
         "model_runner",
+        "situational",
     ),
 )
 
 _TEST_KEYS = ("path", "scope", "contains", "lines", "share")
+_BUILD_KEYS = ("name", "path", "scope", "contains", "text")
 
 
-@dataclass(frozen=True)
-class Fields:
+class Fields(NamedTuple):
     """What a ``feature.toml`` says; as in ``overlay.features.model.Feature``.
 
     :ivar releases: ``None`` after an error.
@@ -71,12 +77,12 @@ class Fields:
     switches: tuple[Switch, ...]
     model_runner: str | None
     merged: Version | None
+    builds: tuple[Build, ...]
     reason: UpstreamPlan | None
     package: Package
 
 
-@dataclass(frozen=True)
-class Document:
+class Document(NamedTuple):
     """A ``feature.toml`` that could be parsed.
 
     :ivar errors: takes every malformed place.
@@ -128,6 +134,8 @@ def read_fields(document: Document) -> Fields:
     for key in table:
         if key not in _KEYS:
             document.error(key, f"unknown key {key!r}; known are {', '.join(_KEYS)}")
+    # Only processes that run the feature go by it: see `switches.Declaration`.
+    read_situational(table, document.error)
     package = _package(document)
     return Fields(
         id=_id(document),
@@ -141,6 +149,7 @@ def read_fields(document: Document) -> Fields:
         switches=read_switches(table, document.error),
         model_runner=read_model_runner(table, document.error),
         merged=_merged(document),
+        builds=_builds(document, package),
         reason=_reason(document),
         package=package,
     )
@@ -248,25 +257,49 @@ def _required(document: Document) -> bool:
     return required is True
 
 
-def _upstream_tests(document: Document, package: Package) -> tuple[UpstreamTest, ...]:
-    tables = document.table.get("upstreamed", [])
+def _tables(document: Document, name: str, known: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The tables of a key, with an error for each of their keys that is not known."""
+    tables = document.table.get(name, [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        document.error("upstreamed", "upstreamed: expected tables, written [[upstreamed]]")
-        return ()
+        document.error(name, f"{name}: expected tables, written [[{name}]]")
+        return []
+    for key in (key for table in tables for key in table if key not in known):
+        document.error(key, f"unknown key {key!r} in [[{name}]]; known are {', '.join(known)}")
+    return tables
+
+
+def _test_place(
+    document: Document, name: str, table: dict[str, Any], package: Package
+) -> tuple[str, str]:
+    """``path`` and ``scope`` of a table; empty after an error."""
+    path, scope = (_test_text(document, table, key, name) for key in ("path", "scope"))
+    problem = path_problem(path, package) if path else None
+    if problem:
+        document.error("path", f"path: {problem}")
+    return path, scope
+
+
+def _upstream_tests(document: Document, package: Package) -> tuple[UpstreamTest, ...]:
     tests = []
-    for table in tables:
-        for key in table:
-            if key not in _TEST_KEYS:
-                known = ", ".join(_TEST_KEYS)
-                document.error(key, f"unknown key {key!r} in [[upstreamed]]; known are {known}")
-        path, scope = (_test_text(document, table, key) for key in ("path", "scope"))
-        problem = path_problem(path, package) if path else None
-        if problem:
-            document.error("path", f"path: {problem}")
+    for table in _tables(document, "upstreamed", _TEST_KEYS):
+        path, scope = _test_place(document, "upstreamed", table, package)
         evidence = _evidence(document, table)
         if path and scope and evidence is not None:
             tests.append(UpstreamTest(path, scope, *evidence))
     return tuple(tests)
+
+
+def _builds(document: Document, package: Package) -> tuple[Build, ...]:
+    """Somebody's own builds of releases, for which the feature is not made."""
+    builds = []
+    for table in _tables(document, "builds", _BUILD_KEYS):
+        path, scope = _test_place(document, "builds", table, package)
+        name, contains, text = (
+            _test_text(document, table, key, "builds") for key in ("name", "contains", "text")
+        )
+        if path and scope and name and contains and text:
+            builds.append(Build(name, path, scope, contains, text))
+    return tuple(builds)
 
 
 def _evidence(
@@ -292,9 +325,11 @@ def _is_line(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip()) and "\n" not in value
 
 
-def _test_text(document: Document, table: dict[str, Any], key: str) -> str:
+def _test_text(
+    document: Document, table: dict[str, Any], key: str, name: str = "upstreamed"
+) -> str:
     value = table.get(key, MODULE_SCOPE if key == "scope" else None)
     if isinstance(value, str) and value.strip():
         return value
-    document.error("upstreamed", f"[[upstreamed]] needs a text as {key}, found {value!r}")
+    document.error(name, f"[[{name}]] needs a text as {key}, found {value!r}")
     return ""

@@ -31,8 +31,7 @@ class UpstreamPlan(str, Enum):
     NEVER = "never"
 
 
-@dataclass(frozen=True)
-class Hunk:
+class Hunk(NamedTuple):
     """One hunk of a unified diff, without its line numbers' meaning: it lands by its pre-image.
 
     :ivar scope: qualified name of the class or function that holds it, or ``<module>``.
@@ -86,8 +85,7 @@ class Way(Enum):
     UPSTREAM = "upstream"
 
 
-@dataclass(frozen=True)
-class Patch:
+class Patch(NamedTuple):
     """A patch file: DEP-3 headers and the hunks for exactly one path.
 
     :ivar name: the patch file relative to its patches folder, for messages and reports.
@@ -147,6 +145,22 @@ class UpstreamTest(NamedTuple):
     share: float = 1.0
 
 
+class Build(NamedTuple):
+    """Somebody's own build of a release, for which a feature is not made.
+
+    :ivar name: whose it is.
+    :ivar scope: qualified name of the class or function of ``path`` by which it is recognised.
+    :ivar contains: a text that the scope holds in this build and in no other.
+    :ivar text: why the feature does nothing there, and what the user can do.
+    """
+
+    name: str
+    path: str
+    scope: str
+    contains: str
+    text: str
+
+
 @dataclass(frozen=True)
 class Feature:
     """One capability that is applied or not as a whole.
@@ -154,6 +168,7 @@ class Feature:
     :ivar origin: the patches folder it came from (``shipped`` or a path).
     :ivar upstream_tests: all of them hold where upstream has merged the feature; none, and only
         the post-images can tell.
+    :ivar builds: builds of releases in which the feature is not applied, whatever else they hold.
     :ivar merged: the first release that has the feature, if that is known: every later one has it.
     :ivar digest: sha256 over everything that decides what the feature does to a target.
     :ivar required: whether vLLM must not start without it where the plugin cannot bring it about.
@@ -183,6 +198,7 @@ class Feature:
     switches: tuple[Switch, ...] = ()
     model_runner: str | None = None
     merged: Version | None = None
+    builds: tuple[Build, ...] = ()
     reason: UpstreamPlan | None = None
     package: Package = VLLM
 
@@ -208,6 +224,7 @@ def paths_of(features: Iterable[Feature]) -> list[str]:
     paths: list[str] = []
     for feature in features:
         paths += [test.path for test in feature.upstream_tests]
+        paths += [build.path for build in feature.builds]
         paths += [added.path for added in feature.added]
         paths += [v.patch.path for topic in feature.topics for v in topic.variants]
     return paths

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from overlay.errors import PatchFormatErrors
 from overlay.features.model import Patch
 from overlay.features.patch_headers import read_headers, way
@@ -26,7 +24,7 @@ def parse_patch(text: str, name: str, package: Package = VLLM) -> Patch:
     hunks = read_hunks(source) if path is not None else ()
     if "Base" in headers:
         base_has = tuple(line for line in headers.get("Base-Has", "").split("\n") if line)
-        hunks = tuple(replace(hunk, base_has=base_has) for hunk in hunks)
+        hunks = tuple(hunk._replace(base_has=base_has) for hunk in hunks)
     if source.errors:
         raise PatchFormatErrors(sorted(source.errors, key=lambda error: error.line or 0))
     assert path is not None  # no path is an error

@@ -184,7 +184,7 @@ def _add_header(
 
 
 def _check_required(source: Source, headers: Mapping[str, str], misspelt: set[str]) -> None:
-    """A patch says what it does, where it comes from and when it changed.
+    """Require the headers that say what a patch does, where it comes from and when it changed.
 
     As DEP-3 has it, an author may stand for the origin.
     """
@@ -213,7 +213,7 @@ def _check_date(source: Source, headers: Mapping[str, str]) -> None:
 
 
 def _check_transport(source: Source, headers: Mapping[str, str]) -> None:
-    """A mail whose body is encoded for transport holds another diff than it shows."""
+    """Refuse a mail whose body is encoded for transport: it holds another diff than it shows."""
     encoding = headers.get("Content-Transfer-Encoding", "8bit").lower()
     if encoding not in ("7bit", "8bit", "binary"):
         source.error(
@@ -224,7 +224,7 @@ def _check_transport(source: Source, headers: Mapping[str, str]) -> None:
 
 
 def _check_base(source: Source, value: str | None) -> None:
-    """A base is a release, so that its text can be had again."""
+    """Require a base that is a release, so that its text can be fetched again."""
     if value is None:
         return
     try:
@@ -240,7 +240,7 @@ def way(value: str | None) -> Way | None:
 
 
 def _check_way(source: Source, value: str | None) -> None:
-    """The last word decides whether the patch is applied, so it must be a known one."""
+    """Require a known last word: it decides whether the patch is applied."""
     if value is not None and way(value) is None:
         ways = ", ".join(known.value for known in Way)
         source.error(

@@ -48,7 +48,7 @@ _STRAY = re.compile(r"\..*|.*~|.*\.(orig|rej|bak|sw[a-p])|#.*#|Thumbs\.db|deskto
 
 
 def left_behind(name: str) -> bool:
-    """Whether Python and the usual tools leave such a folder behind; it says nothing."""
+    """Whether Python and the usual tools leave such a folder behind; nothing is said of it."""
     return _LEFT_BEHIND.fullmatch(name) is not None
 
 

@@ -9,9 +9,9 @@
     text = "what it does, in one line"
     deprecated = { "0" = "off" }      # former spellings, accepted with a warning
 
-``read_switches`` and ``read_model_runner`` serve the full reader of a feature; ``declarations``
-reads these keys alone, without a feature's patches, for the start of a process; ``check_values``
-compares what an environment sets with what features declare."""
+``read_switches``, ``read_model_runner`` and ``read_situational`` serve the full reader of a
+feature; ``declarations`` reads these keys alone, without a feature's patches, for the start of a
+process; ``check_values`` compares what an environment sets with what features declare."""
 
 from __future__ import annotations
 
@@ -62,6 +62,8 @@ class Declaration(NamedTuple):
     """What a feature declares about the processes that run it.
 
     :ivar reports: whether it adds the module through which patched code reports its effect.
+    :ivar situational: whether it has an effect in some configurations only, and is rightly idle in
+        all others: ``all`` in ``OVERLAY_REQUIRED`` does not ask that it be used.
     """
 
     id: str
@@ -69,6 +71,7 @@ class Declaration(NamedTuple):
     switches: tuple[Switch, ...]
     model_runner: str | None
     reports: bool
+    situational: bool = False
 
 
 def declarations(folders: Iterable[Path]) -> tuple[Declaration, ...]:
@@ -102,11 +105,17 @@ def _declaration(document: Path) -> Declaration | None:
 
     switches = read_switches(table, error)
     model_runner = read_model_runner(table, error)
+    situational = read_situational(table, error)
     if errors:
         return None
     reports = (document.parent / "files" / EFFECTS_PATH).is_file()
     return Declaration(
-        document.parent.name, str(table.get("title", "")), switches, model_runner, reports
+        document.parent.name,
+        str(table.get("title", "")),
+        switches,
+        model_runner,
+        reports,
+        situational,
     )
 
 
@@ -121,6 +130,14 @@ def read_model_runner(table: dict[str, Any], error: ErrorAt) -> str | None:
         "the feature does not depend on it",
     )
     return None
+
+
+def read_situational(table: dict[str, Any], error: ErrorAt) -> bool:
+    """The key ``situational`` of a feature.toml, ``False`` where it is left out."""
+    value = table.get("situational", False)
+    if not isinstance(value, bool):
+        error("situational", f"situational: expected true or false, found {value!r}")
+    return value is True
 
 
 def read_switches(table: dict[str, Any], error: ErrorAt) -> tuple[Switch, ...]:
@@ -185,7 +202,7 @@ def _deprecated_problem(deprecated: object, values: list[str]) -> str | None:
 
 
 class SwitchCheck(NamedTuple):
-    """What is to be said of the variables that are set.
+    """Result of comparing the variables that are set with the declared ones.
 
     :ivar wrong: values that no feature accepts; vLLM must not start with them.
     :ivar unknown: variables that no feature declares; they do nothing.

@@ -49,7 +49,7 @@ def activate(targets: Sequence[Target], switches: Switches, observer: Observer) 
     wanted = _wanted(switches)
     try:
         parts = [_activated(target, switches, wanted, observer) for target in targets]
-        found = _together(parts, targets, switches)
+        activation = _together(parts, targets, switches)
     except UsageError:
         raise
     except OverlayError as error:
@@ -57,10 +57,10 @@ def activate(targets: Sequence[Target], switches: Switches, observer: Observer) 
         hook = sys.modules.get("overlay.in_memory.import_hook")
         if hook is not None:
             hook.uninstall(sys.meta_path)
-        found = impossible(str(error), switches, targets[0])
-    _refuse_missing(found, wanted)
-    active = {feature.id for feature in found.features if feature.active}
-    return found._replace(required=bool(active and ("all" in wanted or active & wanted)))
+        activation = impossible(str(error), switches, targets[0])
+    _refuse_missing(activation, wanted)
+    active = {feature.id for feature in activation.features if feature.active}
+    return activation._replace(required=bool(active and ("all" in wanted or active & wanted)))
 
 
 def _together(
@@ -95,7 +95,7 @@ def impossible(why: str, switches: Switches, target: Target | None = None) -> Ac
 
     :raises RequiredMissing: if a required feature cannot run for that reason.
     """
-    found = Activation(
+    activation = Activation(
         "none",
         (target and target.vllm) or "unknown",
         str(target.root) if target else "",
@@ -106,7 +106,7 @@ def impossible(why: str, switches: Switches, target: Target | None = None) -> Ac
     )
     if wanted := _wanted(switches):
         raise RequiredMissing(_refusal([f"{', '.join(sorted(wanted))}: {why}"]))
-    return found
+    return activation
 
 
 def _activated(
@@ -120,37 +120,41 @@ def _activated(
     kept = (target.root / target.package.state_folder).exists()
     ledger = _ledger(target.root, target.package) if kept else None
     features: list[FeatureStanding] = []
-    found = Activation("none", target.vllm or "unknown", str(target.root), (), "")
+    activation = Activation("none", target.vllm or "unknown", str(target.root), (), "")
     if ledger is not None and ledger.applied:
         on_disk, blocked = from_disk(target, ledger)
         if on_disk:
             features += on_disk
-            found = found._replace(way="none" if blocked else "disk", features=tuple(features))
+            activation = activation._replace(
+                way="none" if blocked else "disk", features=tuple(features)
+            )
             if blocked:  # a plan on top of files that somebody edited proves nothing
-                return found._replace(
+                return activation._replace(
                     features=tuple(features), digest=digest(features, switches.all)
                 )
-    settled = ledger is None or not ledger.applied or found.way == "disk"
-    entries = () if ledger is None or found.way != "disk" else ledger.entries
+    settled = ledger is None or not ledger.applied or activation.way == "disk"
+    entries = () if ledger is None or activation.way != "disk" else ledger.entries
     known = {entry.path: entry.after for entry in entries}
     if switches.mode == "auto":
         rest = None
-        if ledger is not None and found.way == "disk":
+        if ledger is not None and activation.way == "disk":
             rest = needless(target, ledger, switches)
         if rest is None:
-            found, more = _in_memory(target, switches, wanted, observer, found)
+            activation, more = _in_memory(target, switches, wanted, observer, activation)
             features += more
             # Where the ledger is void, more than these files would have to be compared.
-            inputs = None if found.inputs is None or not settled else {**found.inputs, **known}
-            found = found._replace(inputs=inputs)
+            inputs = (
+                None if activation.inputs is None or not settled else {**activation.inputs, **known}
+            )
+            activation = activation._replace(inputs=inputs)
         else:
             features += rest
-            found = found._replace(inputs=known)
+            activation = activation._replace(inputs=known)
     elif wanted - {feature.id for feature in features}:
         features += _not_on_disk(target, switches, {feature.id for feature in features})
     elif settled:
-        found = found._replace(inputs=known)
-    return found._replace(features=tuple(features), digest=digest(features, switches.all))
+        activation = activation._replace(inputs=known)
+    return activation._replace(features=tuple(features), digest=digest(features, switches.all))
 
 
 def _ledger(root: Path, package: Package) -> Ledger | None:
@@ -169,7 +173,7 @@ def _in_memory(
     switches: Switches,
     wanted: frozenset[str],
     observer: Observer,
-    found: Activation,
+    activation: Activation,
 ) -> tuple[Activation, list[FeatureStanding]]:
     """Hook every feature that is not on disk and can be patched.
 
@@ -177,11 +181,12 @@ def _in_memory(
     :returns: what the process runs then, and how the features stand that are not on disk.
     """
     from overlay.in_memory import import_hook as hook
-    from overlay.in_memory.preparation import prepare
+    from overlay.in_memory.preparation import Plans, prepare
 
-    on_disk = {feature.id: feature.digest for feature in found.features}
+    on_disk = {feature.id: feature.digest for feature in activation.features}
     features = []
-    prepared = prepare(target, switches, on_disk)
+    plans = Plans(target, switches)
+    prepared = prepare(plans, on_disk)
     late = {
         feature.id: hook.imported(feature.modules)
         for feature in prepared.features
@@ -190,7 +195,7 @@ def _in_memory(
     late = {name: modules for name, modules in late.items() if modules}
     if late:
         # Each feature goes in as a whole or not at all, so what came too late is planned without.
-        prepared = prepare(target, switches, on_disk.keys() | late.keys())
+        prepared = prepare(plans, on_disk.keys() | late.keys())
     for planned in prepared.features:
         if planned.id in on_disk:
             continue
@@ -212,20 +217,20 @@ def _in_memory(
         }
         finder = hook.PatchFinder(target.root, prepared.entry.modules, observer, required)
         hook.install(finder)
-        way = "both" if found.way == "disk" else "memory"
-        found = found._replace(
+        way = "both" if activation.way == "disk" else "memory"
+        activation = activation._replace(
             way=way,
             scopes=prepared.scopes,
             modules=tuple(sorted(finder.modules)),
         )
     elif not late and not prepared.warnings:
-        found = found._replace(inputs=prepared.read)
+        activation = activation._replace(inputs=prepared.read)
     others = tuple(
         _other_form(planned)
         for planned in prepared.features
         if on_disk.get(planned.id, planned.digest) != planned.digest
     )
-    return found._replace(warnings=(*prepared.warnings, *others)), features
+    return activation._replace(warnings=(*prepared.warnings, *others)), features
 
 
 def _other_form(planned: Planned) -> str:
@@ -240,12 +245,12 @@ def _other_form(planned: Planned) -> str:
 
 def _not_on_disk(target: Target, switches: Switches, on_disk: set[str]) -> list[FeatureStanding]:
     """How the features stand that ``OVERLAY=disk`` does not find applied; nothing is hooked."""
-    from overlay.in_memory.preparation import prepare
+    from overlay.in_memory.preparation import Plans, prepare
 
     why = "it is not applied on disk, and OVERLAY=disk allows no other way"
     return [
         FeatureStanding(planned.id, planned.digest, planned.state, False, planned.why or why)
-        for planned in prepare(target, switches, on_disk).features
+        for planned in prepare(Plans(target, switches), on_disk).features
         if planned.id not in on_disk
     ]
 
@@ -262,23 +267,23 @@ def _late(imported: Mapping[str, str]) -> str:
     return f"already imported, so it cannot be patched in memory: {names}"
 
 
-def _refuse_missing(found: Activation, wanted: frozenset[str]) -> None:
+def _refuse_missing(activation: Activation, wanted: frozenset[str]) -> None:
     missing = [
         f"{feature.id} is {feature.state.value}: {feature.why or 'not active'}".replace(
             "\n", "\n    "
         )
-        for feature in found.features
+        for feature in activation.features
         if (feature.id in wanted or ("all" in wanted and feature.asked))
         and not feature.active
         and feature.state not in HARMLESS
     ]
-    known = {feature.id for feature in found.features}
+    known = {feature.id for feature in activation.features}
     missing += [
         f"{name} is not active: no such feature is applied or known here"
         for name in sorted(wanted - known - {"all"})
     ]
-    idle = not any(feature.active for feature in found.features)
-    done = bool(found.features) and all(f.state in HARMLESS for f in found.features)
+    idle = not any(feature.active for feature in activation.features)
+    done = bool(activation.features) and all(f.state in HARMLESS for f in activation.features)
     if "all" in wanted and idle and not done and not missing:
         missing.append("no feature is active in this process")
     if missing:

@@ -89,13 +89,13 @@ class EffectWatch:
         self.ready = False
 
     def start(self) -> None:
-        """Wait for the modules that tell, and for vLLM's worker."""
+        """Watch for the imports of the module that reports, and of vLLM's worker."""
         when_imported(EFFECTS_MODULE, self._subscribe, "the effect of the patches is not told")
         lost = "whether the patches take effect is not checked once the model is loaded"
         when_imported(_WORKER_MODULE, self._watch_worker, lost)
 
     def forget(self) -> None:
-        """Begin again in a forked child: what was told and counted is the parent's."""
+        """Forget in a forked child what its parent has logged and counted."""
         self._other_runner, self._told, self.ready = {}, {}, False
         if self._counts_fd is not None:
             os.close(self._counts_fd)
@@ -109,7 +109,7 @@ class EffectWatch:
 
     @staticmethod
     def _memory(module: ModuleType) -> int | None:
-        """Have the module count in memory that another process can read; its descriptor."""
+        """Let the module count in memory that another process can read; return its descriptor."""
         if not hasattr(os, "memfd_create"):
             return None
         import mmap
@@ -224,7 +224,7 @@ class EffectWatch:
         self._say_changes()
 
     def _say_changes(self) -> None:
-        """One line in the log for what was not told yet; a WARNING for a required feature."""
+        """Log in one line what was not logged yet; as a WARNING for a required feature."""
         news = [
             each
             for each in self.effects()
@@ -248,10 +248,10 @@ class EffectWatch:
         ]
         if idle:
             raise RequiredIdle(
-                f"vllm-overlay: OVERLAY_REQUIRED wants features that have no effect in process "
-                f"{os.getpid()}: {told(idle)}. Mend what stands in the way, take the requirement "
-                "back, or set OVERLAY_REQUIRED_PRESENT in its place: that one wants the patched "
-                "code, whether it is used or not"
+                f"vllm-overlay: OVERLAY_REQUIRED names features that have no effect in process "
+                f"{os.getpid()}: {told(idle)}. Remove the cause, remove the requirement, or set "
+                "OVERLAY_REQUIRED_PRESENT instead, which requires the patched code, whether it is "
+                "used or not"
             )
 
 

@@ -45,15 +45,15 @@ class Expected:
         self._offered: set[str] = set()
 
     def offered(self, name: str) -> None:
-        """Our loader was handed out for ``name``; who asked may execute it, or another one."""
+        """Note that our loader was returned for ``name``; the caller may still use another."""
         self._offered.add(name)
 
     def executes(self, name: str) -> None:
-        """Our loader begins to execute ``name``."""
+        """Note that our loader begins to execute ``name``."""
         self._names.discard(name)
 
     def failed(self, name: str) -> None:
-        """Our loader could not execute ``name``, which may be imported once more."""
+        """Note that our loader could not execute ``name``, which may be imported once more."""
         self._names.add(name)
 
     def bypassed(self) -> dict[str, str]:
@@ -93,16 +93,16 @@ def _attribute(module: object, name: str) -> object:
 
 
 def others_before(finder: object) -> str:
-    """The types of the finders, but ours, that are asked before ``finder``, for an error."""
+    """Name the foreign finders that are asked before ``finder``, for an error message."""
     finders = list(sys.meta_path)
     before = finders[: finders.index(finder)] if finder in finders else finders
-    kinds = (one if isinstance(one, type) else type(one) for one in before)
+    kinds = (each if isinstance(each, type) else type(each) for each in before)
     names = [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds]
     return ", ".join(name for name in names if not name.startswith("overlay.")) or "none"
 
 
 class Observer(Protocol):
-    """Whoever records what this process runs."""
+    """Records what this process runs."""
 
     def executed(self, name: str, module: ModuleType, stored: StoredModule) -> None:
         """Hear of a patched module that was executed; ``stored`` has the code that ran.
@@ -297,7 +297,7 @@ class PatchFinder(importlib.abc.MetaPathFinder):
                 f"expected {self.root / stored.path}; is the package on the path twice?"
             )
         try:
-            found = sha256(Path(origin).read_bytes())
+            present = sha256(Path(origin).read_bytes())
         except OSError as error:
             raise HookError(
                 f"vllm-overlay: {origin} cannot be read ({error}); expected sha256 "
@@ -305,9 +305,9 @@ class PatchFinder(importlib.abc.MetaPathFinder):
                 name=fullname,
                 path=origin,
             ) from error
-        if found != stored.pristine:
+        if present != stored.pristine:
             raise HookError(
-                f"vllm-overlay: {origin} has sha256 {found}, planned for {stored.pristine}; "
+                f"vllm-overlay: {origin} has sha256 {present}, planned for {stored.pristine}; "
                 "it changed after this process started; restart"
             )
 
@@ -366,4 +366,6 @@ def require_asked() -> None:
 def uninstall(finders: list[Any]) -> None:
     """Remove every finder of the overlay from ``finders`` (``sys.meta_path``)."""
     _installed.clear()
-    finders[:] = [one for one in finders if not isinstance(one, (PatchFinder, WatchFinder))]
+    finders[:] = [
+        finder for finder in finders if not isinstance(finder, (PatchFinder, WatchFinder))
+    ]

@@ -16,7 +16,7 @@ def importers(name: str) -> str:
     ``import a.b.c`` leaves only ``a`` behind, so those that hold that one are read.
     """
     target, top = sys.modules[name], sys.modules.get(name.partition(".")[0])
-    found = []
+    holders = []
     for other, module in list(sys.modules.items()):
         if other == name or module is None or name.startswith(other + "."):
             continue
@@ -25,8 +25,8 @@ def importers(name: str) -> str:
         if any(value is target or _home(value) == name for value in values) or (
             any(value is top for value in values) and _says(held, name)
         ):
-            found.append(other)
-    return ", ".join(sorted(found)[:3]) or "nobody that still holds it"
+            holders.append(other)
+    return ", ".join(sorted(holders)[:3]) or "nobody that still holds it"
 
 
 def _globals(module: object) -> Mapping[str, object]:
@@ -38,7 +38,7 @@ def _globals(module: object) -> Mapping[str, object]:
 
 
 def _home(value: object) -> str | None:
-    """The module in which a function or class was made; any other object is not looked into."""
+    """The module that defines a function or class; ``None`` for any other object."""
     kind = type(value)  # isinstance would ask the object for its class
     if kind is FunctionType:
         return cast("FunctionType", value).__module__

@@ -1,4 +1,4 @@
-"""What the plugin has to say reaches vLLM's log, also where vLLM configures it later.
+"""Log through vLLM's logger; buffer until vLLM has configured it (0.31 and later).
 
 From 0.31.0 on vLLM configures its loggers from the parsed arguments, after it has loaded its
 plugins; a line that is logged before would be lost."""
@@ -25,13 +25,13 @@ _waiting: list[Line] = []
 
 def say(lines: Iterable[Line]) -> None:
     """Log the lines (level, text) now, or as soon as vLLM has configured its loggers."""
-    found = sys.modules.get("vllm.logger")
-    if found is None or not _configures_later(found):
+    vllm_logger = sys.modules.get("vllm.logger")
+    if vllm_logger is None or not _configures_later(vllm_logger):
         for level, text in lines:
             logger.log(level, "%s", printable(text, lines=True))
         return
     if not _waiting:
-        _listen(found)
+        _listen(vllm_logger)
         atexit.register(_flush)
     _waiting.extend(lines)
 
@@ -42,7 +42,7 @@ def warn(text: str) -> None:
 
 
 def forget() -> None:
-    """Drop what waits: it was another process's, from which this one was forked."""
+    """Drop the buffered lines in a forked child: they are its parent's."""
     _waiting.clear()
 
 

@@ -6,7 +6,8 @@ of each pristine file that the entry was made from, below a line with its own sh
 written beside its place and renamed into it, so that any number of processes may make the same one;
 every byte is checked against the manifest, and manifest, files and folders against their owner and
 mode, before anything of it is executed.  The checked text is what ``linecache`` gives from then on,
-whatever becomes of the file."""
+whatever becomes of the file.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 
+from overlay.cache import ABANDONED_AFTER, PrivateFolder, make_folders
 from overlay.errors import OverlayError
 from overlay.untrusted import NotPrivate, read_regular, require_private, sha256
 
@@ -43,9 +45,6 @@ def module_name(path: str) -> str:
 MAX_ENTRIES = 16
 
 MAX_BYTES = 64 * 2**20
-
-#: Seconds after which an unfinished entry that no process holds was left by one that was killed.
-ABANDONED_AFTER = 3600.0
 
 _MAKING = ".making-"
 
@@ -141,8 +140,10 @@ class Store:
         :raises OSError: if the folder cannot be written.
         :raises SyntaxError: if a text does not compile.
         """
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _require_private(self.folder)
+        try:
+            PrivateFolder(self.folder).make()
+        except NotPrivate as error:
+            raise StoreError(str(error)) from error
         final = self.folder / key
         made = Path(tempfile.mkdtemp(prefix=_MAKING, dir=self.folder))
         try:
@@ -157,7 +158,7 @@ class Store:
                 self._publish(made, final)
         finally:
             shutil.rmtree(made, ignore_errors=True)
-        self._evict(keep=key)
+        PrivateFolder(self.folder).make_room(MAX_ENTRIES, MAX_BYTES, keep=key)
         self._sweep()
         entry = self.load(key)
         if entry is None:
@@ -184,19 +185,6 @@ class Store:
             if not final.is_dir():
                 raise
 
-    def _evict(self, keep: str) -> None:
-        """Remove what is too much, but not ``keep``, which may be more than that by itself."""
-        entries = []
-        for folder in self.folder.iterdir():
-            if folder.name != keep and not folder.name.startswith("."):
-                with contextlib.suppress(FileNotFoundError):
-                    entries.append((folder.stat().st_mtime, folder))
-        number, size = 1, _size(self.folder / keep)
-        for _, folder in sorted(entries, reverse=True):
-            number, size = number + 1, size + _size(folder)
-            if number > MAX_ENTRIES or size > MAX_BYTES:
-                shutil.rmtree(folder, ignore_errors=True)  # another process may evict it, too
-
     def _sweep(self) -> None:
         """Remove what processes that were killed while they wrote have left."""
         for made in self.folder.glob(f"{_MAKING}*"):
@@ -204,16 +192,6 @@ class Store:
             with contextlib.suppress(OSError), _held(made, required=True) as age:
                 if age > ABANDONED_AFTER:
                     shutil.rmtree(made, ignore_errors=True)
-
-
-def _size(folder: Path) -> int:
-    """The bytes of the files in an entry, as far as it is there: another process may evict it."""
-    total = 0
-    for place, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                total += os.lstat(os.path.join(place, name)).st_size
-    return total
 
 
 @contextlib.contextmanager
@@ -311,15 +289,8 @@ def _write_module(
     return {"pristine": pristine, "source": sha256(text), "code": sha256(bytecode)}
 
 
-def _make_private(folder: Path) -> None:
-    # mkdir(parents=True) would give the folders above the mode that the umask leaves.
-    if not folder.is_dir():
-        _make_private(folder.parent)
-        folder.mkdir(mode=0o700)
-
-
 def _write(file: Path, data: bytes) -> None:
-    _make_private(file.parent)
+    make_folders(file.parent, 0o700)
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "wb") as stream:
         stream.write(data)

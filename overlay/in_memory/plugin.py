@@ -72,7 +72,7 @@ def start(environment: Environment = os.environ) -> None:
 
 
 def _decide(asked: settings.Switches, process: RunningProcess) -> Activation:
-    """What this process runs, after whatever is asked for has been done.
+    """Carry out what the environment asks for; return what this process runs.
 
     The variables that features declare are checked first, before a weight is read.
 

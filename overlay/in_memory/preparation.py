@@ -1,7 +1,9 @@
-"""From features and a pristine vLLM to a verified store entry: what the import hook serves.
+"""From features and a pristine vLLM to a verified cache entry: what the import hook serves.
 
 The plan is kept in the entry beside the patched texts, so that a warm process reads and hashes a
-handful of files and parses nothing."""
+handful of files and parses nothing.  In a process without an entry ``Plans`` reads the features
+once, and plans once what can be told from one plan.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,9 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +32,9 @@ from overlay.settings import require_known
 from overlay.untrusted import sha256
 
 if TYPE_CHECKING:
-    from overlay.features.folder import Malformed
+    from overlay.features.folder import Loaded, Malformed
     from overlay.features.model import Feature
+    from overlay.planning.scopes import Syntax
     from overlay.results import FeatureResult, Plan
     from overlay.settings import Switches
     from overlay.targets.target import Target
@@ -70,21 +74,101 @@ class Prepared:
     read: Mapping[str, str | None]
 
 
-def prepare(target: Target, switches: Switches, left_out: Iterable[str] = ()) -> Prepared:
+class Plans:
+    """The plans of one process for one vLLM; features are read, and texts parsed, only once."""
+
+    def __init__(self, target: Target, switches: Switches) -> None:
+        self.target, self.switches = target, switches
+        self.tree = Recording(target)
+
+    @cached_property
+    def loaded(self) -> Loaded:
+        """Every feature at hand, and those that cannot be used.
+
+        :raises UsageError: if ``OVERLAY_FEATURES`` names a feature that does not exist.
+        """
+        from overlay.features.folder import load_all
+
+        loaded = load_all(patches_folders(self.switches), private=True)
+        ids = [feature.id for feature in loaded.features]
+        require_known(self.switches, [*ids, *(malformed.id for malformed in loaded.malformed)])
+        return loaded
+
+    @cached_property
+    def features(self) -> tuple[Feature, ...]:
+        """Every feature at hand that is for the package of the target."""
+        from overlay.features.model import of_package
+
+        return tuple(of_package(self.loaded.features, self.target.package))
+
+    @cached_property
+    def asked(self) -> tuple[Feature, ...]:
+        """Those that ``OVERLAY_FEATURES`` allows."""
+        return tuple(each for each in self.features if self.switches.allows(each.id))
+
+    @cached_property
+    def of_asked(self) -> Plan:
+        """The plan of the features that are asked for."""
+        return self._plan(self.asked)
+
+    def of_chosen(self, chosen: Sequence[Feature]) -> Plan:
+        """The plan of some of the features that are asked for.
+
+        Where the others change nothing, the plan of all of them tells it.
+        """
+        from overlay.features.model import paths_of
+
+        ids = {feature.id for feature in chosen}
+        idle = (State.UPSTREAMED, State.INAPPLICABLE)
+        if any(
+            each.state not in idle for each in self.of_asked.features if each.feature not in ids
+        ):
+            return self._plan(chosen)
+        own, paths = {notice for each in chosen for notice in each.notices}, {*paths_of(chosen)}
+        return self.of_asked._replace(
+            features=tuple(each for each in self.of_asked.features if each.feature in ids),
+            notices=tuple(
+                notice for notice in self.of_asked.notices if notice in own or notice.path in paths
+            ),
+        )
+
+    def results(self) -> dict[str, FeatureResult]:
+        """The result of each feature; how those stand that are not asked for is only told."""
+        results = {result.feature: result for result in self.of_asked.features}
+        if len(self.asked) == len(self.features):
+            return results
+        every = self._plan(self.features)
+        return {result.feature: result for result in every.features} | results
+
+    def _plan(self, features: Sequence[Feature]) -> Plan:
+        from overlay.planning.planner import plan
+
+        release, record = self.target.release, self.target.record
+        return plan(features, self.tree, release, record, self._syntax)
+
+    @cached_property
+    def _syntax(self) -> Syntax:
+        from overlay.planning.scopes import Syntax
+
+        return Syntax()
+
+
+def prepare(plans: Plans, left_out: Iterable[str] = ()) -> Prepared:
     """The entry for this vLLM and this patch set, made where there is none.
 
+    :param plans: made from where there is no entry.
     :param left_out: ids of features that must not be in it.
     :raises StoreError: if there is no place where it could be kept.
-    :raises UsageError: if ``OVERLAY_FEATURES`` names a feature that there is not.
+    :raises UsageError: if ``OVERLAY_FEATURES`` names a feature that does not exist.
     """
-    entry, warnings = _entry(target, switches, patches_folders(switches), frozenset(left_out))
+    entry, warnings = _entry(plans, frozenset(left_out))
     facts = entry.facts
     features = tuple(
         Planned(**{**row, "state": State(row["state"]), "modules": tuple(row["modules"])})
         for row in _rows(facts, "features")
     )
     scopes = {str(row["module"]): tuple(row["scopes"]) for row in _rows(facts, "scopes")}
-    planned = tuple(str(one) for one in _rows(facts, "warnings"))
+    planned = tuple(str(warning) for warning in _rows(facts, "warnings"))
     read = facts.get("read")
     if not isinstance(read, dict):
         raise store.StoreError("the cache entry lacks read; remove it")
@@ -98,12 +182,11 @@ def _rows(facts: Mapping[str, object], name: str) -> list[Any]:
     return rows
 
 
-def _entry(
-    target: Target, switches: Switches, folders: list[Path], without: frozenset[str]
-) -> tuple[store.Entry, tuple[str, ...]]:
+def _entry(plans: Plans, without: frozenset[str]) -> tuple[store.Entry, tuple[str, ...]]:
+    target, switches = plans.target, plans.switches
     package = target.package
     named = Named(package.name)
-    patch_set = fingerprint((str(folder) for folder in folders), named.see)
+    patch_set = fingerprint((str(folder) for folder in patches_folders(switches)), named.see)
     pristine = named.hashes(target)
     key = store.entry_key(
         overlay.__version__,
@@ -127,11 +210,11 @@ def _entry(
             if entry is not None:  # a file that the key does not cover has changed
                 cache.discard(key)
         except store.StoreError as error:
-            warnings.append(f"{error}; made again elsewhere or anew")
+            warnings.append(f"{error}; the entry was made again")
             with contextlib.suppress(OSError):
                 cache.discard(key)
         try:
-            texts, facts = _planned(target, switches, folders, without)
+            texts, facts = _planned(plans, without)
             return cache.save(key, texts, facts), tuple(warnings)
         except (OSError, store.StoreError) as error:
             warnings.append(f"the cache at {place} cannot be used ({error})")
@@ -170,35 +253,21 @@ def _fits(entry: store.Entry, pristine: Mapping[str, str | None], target: Target
 
 
 def _planned(
-    target: Target, switches: Switches, folders: list[Path], without: frozenset[str]
+    plans: Plans, without: frozenset[str]
 ) -> tuple[dict[str, tuple[bytes, str | None]], dict[str, object]]:
-    """What ``store.Store.save`` takes: the patched texts, and the facts of the plan."""
-    from overlay.features.folder import load_all
-    from overlay.features.model import of_package
-    from overlay.planning.planner import plan
-
-    loaded = load_all(folders, private=True)
-    ids = [feature.id for feature in loaded.features]
-    features = of_package(loaded.features, target.package)
-    require_known(switches, [*ids, *(malformed.id for malformed in loaded.malformed)])
-    asked = [feature for feature in features if switches.allows(feature.id)]
-    tree = Recording(target)
-    first = plan(asked, tree, target.release, target.record)
-    chosen = _choose(asked, first, switches, without)
+    """What ``module_cache.Store.save`` takes: the patched texts, and the facts of the plan."""
+    chosen = _choose(plans.asked, plans.of_asked, plans.switches, without)
     # What needs attention is left out as a whole; the rest is planned without it.
-    final = plan(chosen, tree, target.release, target.record)
-    results = {result.feature: result for result in first.features}
-    if len(asked) < len(features):  # how the others stand is only told
-        every = plan(features, tree, target.release, target.record)
-        results = {result.feature: result for result in every.features} | results
+    final = plans.of_chosen(chosen)
+    results = plans.results()
     rows = [
-        vars(_describe(feature, results[feature.id], feature in chosen, feature in asked))
-        for feature in features
+        vars(_describe(feature, results[feature.id], feature in chosen, feature in plans.asked))
+        for feature in plans.features
     ]
-    if target.package == VLLM:  # whichever package they are for, they are told of once
+    if plans.target.package == VLLM:  # whichever package they are for, they are told of once
         rows += [
-            vars(_describe_malformed(malformed, switches.allows(malformed.id)))
-            for malformed in loaded.malformed
+            vars(_describe_malformed(malformed, plans.switches.allows(malformed.id)))
+            for malformed in plans.loaded.malformed
         ]
     texts = {
         change.path: (change.after, None if change.before is None else sha256(change.before))
@@ -207,7 +276,7 @@ def _planned(
     }
     facts: dict[str, object] = {
         "features": rows,
-        "read": tree.read_so_far,
+        "read": dict(plans.tree.read_so_far),
         "scopes": _scopes(final),
         "warnings": [str(notice) for notice in final.notices],
     }
@@ -277,5 +346,7 @@ def _scopes(plan: Plan) -> list[dict[str, object]]:
     scopes: dict[str, set[str]] = {}
     for feature in plan.features:
         for file in feature.files:
-            scopes.setdefault(module_name(file.path), set()).update(one.scope for one in file.hunks)
-    return [{"module": name, "scopes": sorted(found)} for name, found in sorted(scopes.items())]
+            scopes.setdefault(module_name(file.path), set()).update(
+                hunk.scope for hunk in file.hunks
+            )
+    return [{"module": name, "scopes": sorted(names)} for name, names in sorted(scopes.items())]

@@ -33,7 +33,7 @@ def watch(describe: Describe, required: bool = False) -> None:
     :param required: whether vLLM must not go on where the ranks cannot be compared.
     """
     lost = "the ranks of this engine are not compared; `overlay status --live` shows what each runs"
-    when_imported(_MODULE, lambda found: _wrap(found, describe), None if required else lost)
+    when_imported(_MODULE, lambda module: _wrap(module, describe), None if required else lost)
 
 
 def _wrap(module: ModuleType, describe: Describe) -> None:
@@ -83,16 +83,13 @@ def report(rank: int, vllm: str, digest: str, summary: str) -> RankReport:
 
 def table(reports: Iterable[RankReport]) -> str:
     """Reports as lines of host, rank, vLLM release and digest."""
-    head = ("host", "rank", "pid", "vllm", "digest", "runs")
-    rows = [head] + [
+    from overlay.report.lines import Span, aligned
+
+    rows = [("host", "rank", "pid", "vllm", "digest", "runs")] + [
         (r.host, str(r.rank), str(r.pid), r.vllm, r.digest[:12], r.summary)
-        for r in sorted(reports, key=lambda one: one.rank)
+        for r in sorted(reports, key=lambda each: each.rank)
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
+    return "\n".join(str(line) for line in aligned([[Span(cell) for cell in row] for row in rows]))
 
 
 def require_equal(reports: Sequence[RankReport]) -> None:

@@ -129,7 +129,14 @@ class RunningProcess:
         return tuple(each.id for each in self.activation.features if each.active)
 
     def requires(self, feature: str) -> bool:
-        """Whether vLLM must not serve where ``feature`` has no effect."""
+        """Whether vLLM must not serve where ``feature`` has no effect.
+
+        A situational feature is required by its name only: ``all`` would refuse to serve nearly
+        everywhere.
+        """
+        declared = self.declared().get(feature)
+        if declared is not None and declared.situational:
+            return feature in self.asked.required
         return self.asked.requires(feature)
 
     def declared(self) -> Mapping[str, Declaration]:
@@ -138,8 +145,8 @@ class RunningProcess:
             from overlay.features.switches import declarations
             from overlay.on_disk.patch_folders import patches_folders
 
-            found = declarations(patches_folders(self.asked))
-            self._declared = {declaration.id: declaration for declaration in found}
+            declared = declarations(patches_folders(self.asked))
+            self._declared = {declaration.id: declaration for declaration in declared}
         return self._declared
 
     def publish(self, published: Published) -> None:

@@ -90,18 +90,18 @@ def compare(module: ModuleType, code: CodeType, scopes: Iterable[str]) -> dict[s
     :returns: scope -> ``runs``; ``differs`` (other code is there); or ``unseen`` (a nested
         function or an opaque decorator: nothing to compare).
     """
-    found = {}
+    results = {}
     for scope in sorted(set(scopes)):
         if scope == "<module>":
             continue
         planned = planned_code(code, scope)
-        methods = [name for one in planned for name in _functions(one)]
+        methods = [name for body in planned for name in _functions(body)]
         if methods and _is_class(module, scope):
             states = {_compare(module, code, f"{scope}.{name}") for name in methods}
-            found[scope] = next((one for one in (DIFFERS, RUNS) if one in states), UNSEEN)
+            results[scope] = next((state for state in (DIFFERS, RUNS) if state in states), UNSEEN)
         else:
-            found[scope] = _compare(module, code, scope)
-    return found
+            results[scope] = _compare(module, code, scope)
+    return results
 
 
 def _compare(module: ModuleType, code: CodeType, scope: str) -> str:
@@ -109,7 +109,7 @@ def _compare(module: ModuleType, code: CodeType, scope: str) -> str:
     running = running_code(module, scope)
     if not planned or not running:
         return UNSEEN
-    return RUNS if any(one in planned for one in running) else DIFFERS
+    return RUNS if any(code_ in planned for code_ in running) else DIFFERS
 
 
 def _functions(body: CodeType) -> list[str]:

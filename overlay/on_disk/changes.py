@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -193,7 +192,7 @@ def _to_revert_without_ledger(site: Site, record_file: Path | None, rebuilt: Reb
             writes.append(Write(site.real(path), record, after, site.form(path)))
     intent = _removal("revert", site, old, drafts, [], writes)
     warning = "the ledger was lost: it was reconstructed from RECORD and the patches at hand"
-    return replace(intent, warnings=(warning, *intent.warnings))
+    return intent._replace(warnings=(warning, *intent.warnings))
 
 
 class _Draft(NamedTuple):

@@ -12,18 +12,20 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from overlay.errors import LedgerError
-from overlay.on_disk import files
+from overlay.on_disk import files, lock
 from overlay.on_disk.ledger import (
     MAX_STATE_BYTES,
     is_pristine_copy,
     is_record,
     require_sha256,
 )
+from overlay.on_disk.site import require_plain_state
 from overlay.package import (
     VLLM,
     Package,
@@ -154,6 +156,25 @@ def read(root: Path, package: Package = VLLM) -> Journal | None:
         raise _unreadable(path, error.strerror or str(error), package) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _unreadable(path, f"{type(error).__name__}: {error}", package) from error
+
+
+@contextmanager
+def reading(
+    root: Path, timeout: float = lock.TIMEOUT, package: Package = VLLM
+) -> Iterator[Journal | None]:
+    """Hold the lock of a package in ``root`` while it is read; nothing is written.
+
+    A transaction that still runs is waited for.
+
+    :yields: the transaction that was interrupted there, if there is one; the files are as it left
+        them, and the next command that writes ends it.
+    :raises TransactionError: if another command holds the target for longer than ``timeout``.
+    :raises LedgerError: if the journal is damaged.
+    """
+    root = root.resolve()
+    with lock.shared(root, timeout, package):
+        require_plain_state(root, package)
+        yield read(root, package)
 
 
 def _unreadable(path: Path, problem: str, package: Package) -> LedgerError:

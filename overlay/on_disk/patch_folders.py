@@ -52,7 +52,7 @@ def needless(
         found.append(one)
     there = {one.result.feature for one in ledger.features} - set(left) | others
     if (switches.features or frozenset()) - there:
-        return None  # OVERLAY_FEATURES names one that there is not: an error, too
+        return None  # OVERLAY_FEATURES names an unknown one: an error, too
     return tuple(found)
 
 

@@ -47,7 +47,7 @@ class FeatureStanding(NamedTuple):
 
     @property
     def harmless(self) -> bool:
-        """Whether nobody has to look at it, active or not."""
+        """Whether it needs no attention, active or not."""
         return self.state in HARMLESS
 
     @property

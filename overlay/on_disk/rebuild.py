@@ -118,13 +118,12 @@ def _reversed(feature: Feature) -> Feature:
 
 
 def _reversed_patch(patch: Patch) -> Patch:
-    return replace(patch, hunks=tuple(_reversed_hunk(hunk) for hunk in patch.hunks))
+    return patch._replace(hunks=tuple(_reversed_hunk(hunk) for hunk in patch.hunks))
 
 
 def _reversed_hunk(hunk: Hunk) -> Hunk:
     swapped = {"+": "-", "-": "+", " ": " "}
-    return replace(
-        hunk,
+    return hunk._replace(
         lines=tuple((swapped[op], text) for op, text in hunk.lines),
         pre_unfinished=hunk.post_unfinished,
         post_unfinished=hunk.pre_unfinished,

@@ -69,7 +69,7 @@ class Site:
         return relative
 
     def read(self, path: str) -> bytes | None:
-        """The bytes of ``path``, or ``None`` where there is no such file.
+        """The bytes of ``path``, or ``None`` if the file does not exist.
 
         :raises TransactionError: if it cannot be read, or is not a plain file of bounded size.
         """

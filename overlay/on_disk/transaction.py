@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,17 +14,16 @@ from overlay.features.model import Feature
 from overlay.on_disk import files, journal, lock, recovery
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.changes import Rebuilt, Request, to_adopt, to_apply, to_revert
-from overlay.on_disk.journal import Journal, Member, Partner
+from overlay.on_disk.journal import Journal, Member, Partner, reading
 from overlay.on_disk.members import held, in_order
 from overlay.on_disk.recovery import Part
-from overlay.on_disk.site import Site, require_plain_state, unwritable
+from overlay.on_disk.site import Site, unwritable
 from overlay.on_disk.writes import Intent
 from overlay.package import VLLM, Package
 from overlay.results import Change, Plan
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What an apply or a revert did.
 
     :ivar changed: the files of the package that were written or removed, sorted.
@@ -197,25 +195,6 @@ def adopt(
     request = Request(plan, tuple(features), release, record_file)
     work = Work(root, package, lambda site: to_adopt(site, request, tuple(folders)))
     return carry_out([work], timeout)[0]
-
-
-@contextmanager
-def reading(
-    root: Path, timeout: float = lock.TIMEOUT, package: Package = VLLM
-) -> Iterator[Journal | None]:
-    """Hold the lock of a package in ``root`` while it is read; nothing is written.
-
-    A transaction that still runs is waited for.
-
-    :yields: the transaction that was interrupted there, if there is one; the files are as it left
-        them, and the next command that writes ends it.
-    :raises TransactionError: if another command holds the target for longer than ``timeout``.
-    :raises LedgerError: if the journal is damaged.
-    """
-    root = root.resolve()
-    with lock.shared(root, timeout, package):
-        require_plain_state(root, package)
-        yield journal.read(root, package)
 
 
 class Work(NamedTuple):

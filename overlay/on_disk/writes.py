@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import overlay
 from overlay.errors import TransactionError
@@ -16,8 +16,7 @@ from overlay.package import Package
 from overlay.untrusted import sha256
 
 
-@dataclass(frozen=True)
-class Write:
+class Write(NamedTuple):
     """New bytes of one file; ``None`` means no file."""
 
     path: str
@@ -26,8 +25,7 @@ class Write:
     form: Form
 
 
-@dataclass(frozen=True)
-class Intent:
+class Intent(NamedTuple):
     """A transaction that is ready to be written.
 
     :ivar writes: in the order in which they are made; none: there is nothing to do.

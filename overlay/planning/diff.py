@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
+from typing import TypeVar
 
 from overlay.planning.matching import holding_scopes
 from overlay.planning.scopes import Scopes, UnparsableError, find
@@ -14,6 +15,7 @@ from overlay.results import Change
 CONTEXT = 3
 
 _Opcode = tuple[str, int, int, int, int]
+Line = TypeVar("Line", str, bytes)
 
 
 def render(changes: Iterable[Change]) -> bytes:
@@ -81,15 +83,21 @@ def _groups(before: list[bytes], after: list[bytes]) -> Iterator[list[_Opcode]]:
         yield group
 
 
-def _opcodes(before: list[bytes], after: list[bytes]) -> list[_Opcode]:
-    """How one becomes the other; the search leaves out their common beginning and end."""
-    shorter = min(len(before), len(after))
+def common_ends(one: Sequence[Line], other: Sequence[Line]) -> tuple[int, int]:
+    """How many lines two texts begin with, and end with, in common; no line counts for both."""
+    shorter = min(len(one), len(other))
     head = 0
-    while head < shorter and before[head] == after[head]:
+    while head < shorter and one[head] == other[head]:
         head += 1
     tail = 0
-    while tail < shorter - head and before[-1 - tail] == after[-1 - tail]:
+    while tail < shorter - head and one[-1 - tail] == other[-1 - tail]:
         tail += 1
+    return head, tail
+
+
+def _opcodes(before: list[bytes], after: list[bytes]) -> list[_Opcode]:
+    """How one becomes the other; the search leaves out their common beginning and end."""
+    head, tail = common_ends(before, after)
     end_before, end_after = len(before) - tail, len(after) - tail
     matcher = SequenceMatcher(None, before[head:end_before], after[head:end_after], autojunk=False)
     return [

@@ -26,7 +26,7 @@ from overlay.planning.attempt import Attempt, Texts, attempt
 from overlay.planning.provenance import Provenance
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
-from overlay.planning.upstream import Evidence, evidence, taken
+from overlay.planning.upstream import Evidence, build_of, evidence, taken
 from overlay.results import (
     Change,
     FeatureResult,
@@ -131,6 +131,9 @@ class _Planner:
         if self.release is not None and below(self.release, feature.releases):
             draft.state = State.INAPPLICABLE
             draft.notes.append(f"{self.release} is below its range, {feature.releases}")
+        elif (build := build_of(feature, self._scope_lines)) is not None:
+            draft.state = State.INAPPLICABLE
+            draft.notes.append(build)
         elif (shown := evidence(feature, self.release, self._scope_lines)).merged:
             draft.state = State.UPSTREAMED
             draft.notes.append(f"the release has it: {shown.text}")

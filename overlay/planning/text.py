@@ -167,7 +167,7 @@ class SourceText:
                 ) from error
 
     def _check_same_reading(self, spliced: SourceText, edits: list[Edit]) -> None:
-        """A coding line or a byte-order mark is read from the start of the file: keep both."""
+        """Refuse edits that change how the start of the file declares its encoding."""
         touches_start = any(edit.start < 2 for edit in edits)
         splittable = any("\n" in line for edit in edits for line in edit.lines)
         if not (touches_start or splittable):

@@ -61,6 +61,18 @@ def evidence(feature: Feature, release: Version | None, scope_lines: ScopeLines)
     return Evidence(bool(said), "; ".join(said))
 
 
+def build_of(feature: Feature, scope_lines: ScopeLines) -> str | None:
+    """Whose build of a release this is, where the feature is not made for it; ``None`` elsewhere.
+
+    A build that has a change of its own may show all the texts of upstream's.
+    """
+    for build in feature.builds:
+        places = scope_lines(build.path, build.scope)
+        if any(build.contains in "\n".join(lines) for lines in places):
+            return f"this is {build.name}'s build of the release: {build.text}"
+    return None
+
+
 def taken(hunk: Hunk, places: Iterable[Sequence[str]]) -> Evidence:
     """Whether a release has one hunk, by the share of its new lines in its scope.
 

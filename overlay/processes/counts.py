@@ -2,7 +2,8 @@
 
 A process that counts keeps its numbers in anonymous memory with the name ``COUNTS_NAME``; its
 record says under which file descriptor, and which number is which.  Reading costs that process
-nothing."""
+nothing.  It is a module of its own, small as it is: it alone reads another process's memory.
+"""
 
 from __future__ import annotations
 

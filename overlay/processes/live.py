@@ -111,12 +111,12 @@ def _differs(mine: ProcessRecord | None, peers: Iterable[ProcessRecord | None]) 
             else "runs without the overlay's plugin: is it installed there, and does VLLM_PLUGINS "
             "allow it?"
         )
-    unpatched = [one.module for one in mine.modules if one.state == UNPATCHED]
+    unpatched = [module.module for module in mine.modules if module.state == UNPATCHED]
     if unpatched:
         return (
             f"{', '.join(unpatched)}: unpatched, loaded by another import hook than the overlay's"
         )
-    differs = [one.module for one in mine.modules if one.state == "differs"]
+    differs = [module.module for module in mine.modules if module.state == "differs"]
     if differs:
         return f"{', '.join(differs)}: other code than planned"
     if mine.way == OFF:

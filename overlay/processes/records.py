@@ -70,8 +70,8 @@ class ModuleRecord(NamedTuple):
     @property
     def state(self) -> str:
         """``runs``; ``differs`` where a scope holds other code than planned; or ``unpatched``."""
-        found = self.scopes.values()
-        return next((one for one in (UNPATCHED, "differs") if one in found), "runs")
+        states = self.scopes.values()
+        return next((state for state in (UNPATCHED, "differs") if state in states), "runs")
 
 
 class ProcessRecord(NamedTuple):
@@ -106,7 +106,7 @@ class ProcessRecord(NamedTuple):
 
     def with_module(self, module: ModuleRecord) -> ProcessRecord:
         """The record after another module was executed (or executed again)."""
-        others = tuple(one for one in self.modules if one.module != module.module)
+        others = tuple(known for known in self.modules if known.module != module.module)
         return self._replace(modules=(*others, module))
 
 
@@ -197,8 +197,8 @@ def role() -> str:
             ("enginecore", "engine core"),
             ("api", "api server"),
         )
-    found = next((role for needle, role in known if needle in command.lower()), None)
-    return found or ("main" if name == "MainProcess" else name)
+    part = next((role for needle, role in known if needle in command.lower()), None)
+    return part or ("main" if name == "MainProcess" else name)
 
 
 def write(record: ProcessRecord) -> None:
@@ -239,22 +239,24 @@ def read_all() -> Iterator[ProcessRecord]:
                     yield record
 
 
-def _decoded(found: dict[str, Any]) -> ProcessRecord | None:
+def _decoded(document: dict[str, Any]) -> ProcessRecord | None:
     """The record of a file's JSON, ``None`` for another version's.
 
     :raises ValueError, TypeError, KeyError: if it is malformed.
     """
-    if found.pop("schema") != SCHEMA:
+    if document.pop("schema") != SCHEMA:
         return None
     for name in ("left_out", "required"):
-        found[name] = tuple(map(str, found[name]))
-    found["modules"] = tuple(ModuleRecord(**module) for module in found["modules"])
-    found["effects"] = tuple(
+        document[name] = tuple(map(str, document[name]))
+    document["modules"] = tuple(ModuleRecord(**module) for module in document["modules"])
+    document["effects"] = tuple(
         EffectRecord(str(feature), Effect(state), str(text))
-        for feature, state, text in found["effects"]
+        for feature, state, text in document["effects"]
     )
-    found["counters"] = tuple((str(feature), str(name)) for feature, name in found["counters"])
-    return ProcessRecord(**found)
+    document["counters"] = tuple(
+        (str(feature), str(name)) for feature, name in document["counters"]
+    )
+    return ProcessRecord(**document)
 
 
 def _read(file: Path) -> ProcessRecord | None:

@@ -8,15 +8,22 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from overlay.proof.engine_spec import EngineSpec
 
 PACKAGE = Path(__file__).resolve().parents[1]
 #: Modules that write models; see their docstrings.
-WRITERS = ("tiny_models", "tiny_moe", "tiny_mla", "tiny_drafters", "tiny_hybrids")
+WRITERS = (
+    "tiny_models",
+    "tiny_moe",
+    "tiny_mla",
+    "tiny_glm",
+    "tiny_drafters",
+    "tiny_hybrids",
+)
 
 
 class EngineFailed(Exception):
@@ -102,21 +109,13 @@ def launch(
         spec_file.write_text(spec.to_json(), encoding="utf-8")
         code = link_packages(Path(work, "code"), map(Path, spec.packages))
         with log.open("wb") as stream:
-            process = subprocess.Popen(
+            status = run_session(
                 [str(python), "-m", "overlay.proof.run_engine", str(spec_file), "--out", str(out)],
-                cwd=work,
-                env=append_path({**foreign_environment(), **(env or {})}, code),
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+                Path(work),
+                append_path({**foreign_environment(), **(env or {})}, code),
+                stream,
+                timeout,
             )
-            try:
-                status: int | None = process.wait(timeout)
-            except subprocess.TimeoutExpired:
-                status = None
-            finally:
-                _end_session(process)
         text = log.read_text(encoding="utf-8", errors="replace")
         if status is None:
             raise EngineFailed(f"the engine did not end within {timeout} seconds", text)
@@ -127,8 +126,32 @@ def launch(
     return result
 
 
-def _end_session(process: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of the engine's own process group."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def run_session(
+    command: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str],
+    output: IO[bytes],
+    timeout: float,
+) -> int | None:
+    """Run a command in a session of its own; whatever it started is killed at the end.
+
+    :param folder: its working folder; :param output: takes what it prints.
+    :returns: its exit status; ``None`` where it was killed after ``timeout`` seconds.
+    """
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        return process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -100,7 +100,7 @@ def attention(name: str, distance: int, value: torch.Tensor, *, on: float, loud:
     return {f"{name}.self_attn.{part}.weight": weight for part, weight in weights.items()}
 
 
-def _silent(name: str, inputs: int = HIDDEN) -> Weights:
+def silent_attention(name: str, inputs: int = HIDDEN) -> Weights:
     """A whole attention that adds nothing."""
     shapes = {"q_proj": inputs, "k_proj": inputs, "v_proj": inputs, "o_proj": HIDDEN}
     return {f"{name}.self_attn.{part}.weight": zeros(HIDDEN, n) for part, n in shapes.items()}
@@ -143,7 +143,7 @@ def target_weights(rule: Rule) -> Weights:
             slot = copy_blocks(HIDDEN, (0, 0, rule.vocab))
             weights |= attention(name, 1, slot, on=NORMED, loud=1.0)
         else:
-            weights |= _silent(name)
+            weights |= silent_attention(name)
         weights |= silent_mlp(name)
         weights |= norms(f"{name}.input_layernorm", f"{name}.post_attention_layernorm")
     return weights

@@ -57,17 +57,20 @@ def moe_weights(rule: Rule) -> Weights:
         )
         loud = layer == LAYERS - 1
         for expert in range(EXPERTS):
-            weights |= _expert(f"{name}.mlp.experts.{expert}", rule.vocab if loud else 0)
+            weights |= loud_expert(f"{name}.mlp.experts.{expert}", rule.vocab if loud else 0)
     return weights
 
 
-def _expert(name: str, slots: int) -> Weights:
-    """An expert that adds the first `slots` dimensions of its normed input, several times over."""
+def loud_expert(name: str, slots: int, first: int = 0) -> Weights:
+    """An expert that adds ``slots`` dimensions of its normed input, several times over.
+
+    :param first: the first of these dimensions.
+    """
     gate, up, down = zeros(WIDTH, HIDDEN), zeros(WIDTH, HIDDEN), zeros(HIDDEN, WIDTH)
     for slot in range(slots):
         gate[slot, ON] = OPEN
-        up[slot, slot] = 1
-        down[slot, slot] = 1
+        up[slot, first + slot] = 1
+        down[first + slot, slot] = 1
     parts = {"gate_proj": gate, "up_proj": up, "down_proj": down}
     return {f"{name}.{part}.weight": weight for part, weight in parts.items()}
 

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from overlay.package import VLLM
-from overlay.report.model import (
-    CacheReport,
-    DiffReport,
-    DoctorReport,
-    FeatureEntry,
-    ListReport,
-    ProcessesReport,
-    Report,
-    TargetReport,
-)
+from overlay.report.base import Report
+from overlay.report.model import TargetReport
 from overlay.report.problems import explained
 from overlay.results import FeatureResult, FileResult, HunkResult, Reason
-
-if TYPE_CHECKING:
-    from overlay.processes.live import LiveProcess
-
 
 #: Version of the JSON, described by ``schema-2.json``.  Under the same number, keys and codes are
 #: only ever added.
@@ -36,9 +23,9 @@ def as_json(report: Report) -> str:
 def as_data(report: Report) -> dict[str, Any]:
     """The report as plain data, as ``schema-2.json`` describes it.
 
-    Beside the keys that are always there: ``error`` in a report whose exit is 2, ``features`` in
-    that of ``list``, ``processes`` and ``doctor`` in those of ``status --live`` and ``doctor``, and
-    ``reason``, ``next`` and ``untested`` in a feature or a file of which there is something to say.
+    Beside the keys that are always there: ``error`` in a report whose exit is 2, the keys of the
+    report's own type, and ``reason``, ``next`` and ``untested`` in a feature or a file of which
+    there is something to say.
     """
     data: dict[str, Any] = {
         "schema": SCHEMA,
@@ -50,61 +37,7 @@ def as_data(report: Report) -> dict[str, Any]:
         data["error"] = report.error
     data["verdict"] = report.verdict
     data["targets"] = [_target(target) for target in report.targets]
-    if isinstance(report, DiffReport):
-        data["diff"] = report.diff.decode("utf-8", "backslashreplace")
-    if isinstance(report, ListReport):
-        data["features"] = [_entry(entry) for entry in report.features]
-        if report.releases is not None:
-            data["releases"] = [entry._asdict() for entry in report.releases]
-    if isinstance(report, ProcessesReport | DoctorReport):
-        data["processes"] = [_process(process) for process in report.processes]
-    if isinstance(report, DoctorReport):
-        data["doctor"] = {**report.facts, "problems": list(report.problems)}
     data.update(report.own_data())
-    if isinstance(report, CacheReport):
-        data["cache"] = {
-            "folder": str(report.folder),
-            "parts": [
-                {"name": part.name, "entries": part.entries, "bytes": part.size}
-                for part in report.parts
-            ],
-        }
-    return data
-
-
-def _process(process: LiveProcess) -> dict[str, Any]:
-    """A running process with what it recorded; ``null`` where it has no record."""
-    record = process.record
-    data: dict[str, Any] = {
-        "pid": process.pid,
-        "engine": process.engine,
-        "title": process.title,
-        "problem": process.problem,
-        "record": None,
-    }
-    if record is not None:
-        modules = [
-            {
-                "module": module.module,
-                "state": module.state,
-                "sha256": module.sha256,
-                "scopes": module.scopes,
-            }
-            for module in record.modules
-        ]
-        names = ("host", "role", "rank", "vllm", "root", "way", "digest", "summary")
-        data["record"] = {
-            **{name: getattr(record, name) for name in names},
-            "modules": modules,
-            "effects": [
-                {"feature": each.feature, "state": each.state.value, "text": each.text}
-                for each in record.effects
-            ],
-            "counts": [
-                {"feature": feature, "count": name, "number": number}
-                for feature, name, number in process.counts
-            ],
-        }
     return data
 
 
@@ -168,26 +101,4 @@ def _hunk(hunk: HunkResult, *, writable: bool) -> dict[str, Any]:
         "line": hunk.line,
         **(_reason(reason) or {"reason": None, "next": None}),
         "candidates": list(hunk.candidates),
-    }
-
-
-def _entry(entry: FeatureEntry) -> dict[str, Any]:
-    return {
-        "feature": entry.feature,
-        "title": entry.title,
-        "why": entry.why,
-        "releases": entry.releases,
-        "upstream": entry.upstream,
-        "retires": list(entry.retires),
-        "topics": [
-            {"topic": topic.name, "variants": list(topic.variants), "holes": list(topic.holes)}
-            for topic in entry.topics
-        ],
-        "needs": list(entry.needs),
-        "added": list(entry.added),
-        "origin": entry.origin,
-        "digest": entry.digest,
-        "reason": entry.reason,
-        "warnings": list(entry.warnings),
-        **({} if entry.package == VLLM.name else {"package": entry.package}),
     }

@@ -8,10 +8,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from overlay.report.base import Report
 from overlay.report.codes import Code, Verdict
 from overlay.report.imported import landings
 from overlay.report.lines import Line, Span, labelled
-from overlay.report.model import Report
 from overlay.report.words import count, enumeration
 from overlay.results import Outcome
 
@@ -63,7 +63,7 @@ class NewReport(Report):
     unread: tuple[tuple[str, str], ...] = ()
     folder: Path | None = None
 
-    def own_lines(self) -> Iterator[Line]:
+    def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
         """The text of the report."""
         return lines(self)
 
@@ -107,7 +107,7 @@ class EditReport(Report):
     folder: Path | None = None
     without: tuple[str, ...] = ()
 
-    def own_lines(self) -> Iterator[Line]:
+    def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
         """The text of the report."""
         return lines(self)
 

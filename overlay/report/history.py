@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, NamedTuple
 
+from overlay.report.base import Report
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, MARK, Line, Span, labelled
-from overlay.report.model import Report
 from overlay.report.words import count, enumeration
 from overlay.results import Outcome, State
 
@@ -26,14 +26,14 @@ class Means(str, Enum):
 
 
 class Release(NamedTuple):
-    """How a feature stands on one release.
+    """State of a feature on one release.
 
     :ivar means: by what upstream is known to have it; ``None`` in every other state.
     :ivar variants: the ranges of the variants that serve it, each once; of several topics there can
         be several.
     :ivar bases: the releases on which their texts were made.
     :ivar authors: who wrote them, and ``dates`` when they were last changed, by their headers.
-    :ivar why: what prevents it, or what is to be known of it.
+    :ivar why: what prevents it, or what else to know about it.
     """
 
     release: str
@@ -93,7 +93,7 @@ class LogReport(Report):
     merge: Merge | None = None
     not_found: int | None = None
 
-    def own_lines(self) -> Iterator[Line]:
+    def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
         """The text of the report."""
         return lines(self)
 
@@ -163,7 +163,7 @@ class MatrixReport(Report):
     releases: tuple[str, ...]
     rows: tuple[Row, ...]
 
-    def own_lines(self) -> Iterator[Line]:
+    def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
         """The text of the report."""
         return matrix_lines(self)
 

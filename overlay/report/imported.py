@@ -8,9 +8,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from overlay.report.base import Report
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, Line, Span, labelled
-from overlay.report.model import Report
 from overlay.report.words import count, enumeration
 from overlay.results import Outcome
 
@@ -79,7 +79,7 @@ class ImportReport(Report):
         kinds = [entry.fate for entry in self.files if entry.fate not in ("edited", "added")]
         return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
 
-    def own_lines(self) -> Iterator[Line]:
+    def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
         """The text of the report."""
         return lines(self)
 
@@ -103,7 +103,7 @@ class SeriesReport(Report):
         """Why files could not be placed, one sentence each."""
         return "\n".join(entry.error for entry in self.imports if entry.error) or None
 
-    def own_lines(self) -> Iterator[Line]:
+    def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
         """The text of the report."""
         return series_lines(self)
 

@@ -1,14 +1,15 @@
 """Lines of styled text, and how they are written to a stream.
 
 Reports are lines first and rich renderables only on a terminal, since importing rich takes longer
-than all of `overlay status` does (0.3 s beside 0.1 s on a busy machine with two cores).  Foreign
-text ends here: whatever a line holds, no control character of it is written."""
+than all of `overlay status` does (0.3 s beside 0.1 s on a busy machine with two cores).  For the
+same reason ``aligned`` lays out tables, which ``rich.table`` would do on a terminal only.  Foreign
+text ends here: whatever a line holds, no control character of it is written.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TextIO
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, TextIO
 
 from overlay.untrusted import printable
 
@@ -16,8 +17,7 @@ from overlay.untrusted import printable
 MARK = "!"
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """Text in one style: the name of a state, ``heading``, ``muted``, ``warning`` or nothing."""
 
     text: str
@@ -29,8 +29,7 @@ class Span:
         return printable(self.text)
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """A line; where it is too long for a terminal, ``body`` wraps and ``head`` stays its margin."""
 
     head: tuple[Span, ...]
@@ -41,6 +40,24 @@ class Line:
 
 
 BLANK = Line(())
+
+
+def aligned(rows: Sequence[Sequence[Span]], indent: int = 0) -> Iterator[Line]:
+    """The rows of a table, a line each: every column as wide as its widest cell.
+
+    :param rows: cells of one row each; a short row ends the earlier.
+    """
+    widths: list[int] = []
+    for row in rows:
+        widths += [0] * (len(row) - len(widths))
+        for column, cell in enumerate(row):
+            widths[column] = max(widths[column], len(cell.shown))
+    for row in rows:
+        cells = [
+            Span(cell.text + " " * (width - len(cell.shown) + 2), cell.style)
+            for cell, width in zip(row, widths, strict=False)
+        ]
+        yield Line((Span(" " * indent), *cells))
 
 
 def labelled(indent: int, label: str, text: str, style: str = "muted") -> Line:

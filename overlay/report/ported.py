@@ -9,9 +9,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from overlay.report.base import Report
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, Line, Span, labelled
-from overlay.report.model import Report
 from overlay.report.words import count, enumeration
 from overlay.results import Outcome
 
@@ -99,7 +99,7 @@ class PortReport(Report):
     session: Path | None = None
     open: tuple[OpenFile, ...] = ()
 
-    def own_lines(self) -> Iterator[Line]:
+    def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
         """The text of the report."""
         return lines(self)
 

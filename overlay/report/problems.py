@@ -79,7 +79,7 @@ class Problem:
 
 
 def explained(state: State, reason: Reason | None, *, writable: bool) -> Reason | None:
-    """The reason of a state with what to do about it; ``None`` where nothing is to be told.
+    """The reason of a state with what to do about it; ``None`` where there is none.
 
     :param writable: whether the target is one that the user could edit or reinstall.
     """

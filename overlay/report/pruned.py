@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from overlay.report.base import Report
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import Line, Span, labelled
-from overlay.report.model import Report
 from overlay.report.words import count
 
 
@@ -39,7 +39,7 @@ class PruneReport(Report):
     entries: tuple[PruneEntry, ...]
     written: bool
 
-    def own_lines(self) -> Iterator[Line]:
+    def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
         """The text of the report."""
         return lines(self)
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from overlay.package import package_named
-from overlay.report.model import TargetReport
-from overlay.results import FeatureResult, State
+
+if TYPE_CHECKING:
+    from overlay.report.model import TargetReport
+    from overlay.results import FeatureResult, State
 
 
 def vllm(target: TargetReport) -> str:

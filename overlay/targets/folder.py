@@ -82,6 +82,12 @@ def file_reader(root: Path, package: Package = VLLM) -> Callable[[str], bytes | 
     """
 
     def read(path: str) -> bytes | None:
+        try:
+            return read_below(root, path, MAX_FILE_BYTES)
+        except OSError:  # a link on the way, or a problem that is told with where links lead
+            return read_through_links(path)
+
+    def read_through_links(path: str) -> bytes | None:
         full = root / path
         real = os.path.realpath(full)
         out = way_out(root, path, real)

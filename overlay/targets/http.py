@@ -272,7 +272,7 @@ def _local_page(path: Path, url: str, limit: int) -> bytes:
     except OSError as error:
         raise PackageIndexError(f"{url}: cannot be read: {error.strerror}") from error
     if content is None:
-        raise NotFoundError(f"{url}: there is no such file")
+        raise NotFoundError(f"{url}: the file does not exist")
     return content
 
 

@@ -57,11 +57,11 @@ def read_config(environ: Mapping[str, str] | None = None) -> IndexConfig:
     if options.get("no-index", "").lower() not in ("1", "true", "yes", "on"):
         main = _main_index(settings, options, environ) or _built_in_default(pip, environ)
         extra = [*_words(options.get("extra-index-url")), *_uv_extra(environ)]
-        indexes = tuple(dict.fromkeys(_as_url(one) for one in (main, *extra)))
+        indexes = tuple(dict.fromkeys(_as_url(each) for each in (main, *extra)))
     links = [*_words(options.get("find-links")), *_split(environ.get("UV_FIND_LINKS"), ",")]
     return IndexConfig(
         indexes=indexes,
-        find_links=tuple(dict.fromkeys(_as_url(one) for one in links)),
+        find_links=tuple(dict.fromkeys(_as_url(each) for each in links)),
         cert=options.get("cert")
         or environ.get("REQUESTS_CA_BUNDLE")
         or environ.get("CURL_CA_BUNDLE"),
@@ -91,7 +91,7 @@ def _main_index(
 
 
 def _uv_extra(environ: Mapping[str, str]) -> list[str]:
-    named = [_unnamed(one) for one in _words(environ.get("UV_INDEX"))]
+    named = [_unnamed(word) for word in _words(environ.get("UV_INDEX"))]
     return [*named, *_words(environ.get("UV_EXTRA_INDEX_URL"))]
 
 
@@ -110,8 +110,8 @@ def _pip() -> list[str] | None:
     if spec is not None and spec.origin is not None:
         for wheel in sorted(Path(spec.origin).parent.glob("_bundled/pip-*.whl")):
             return [sys.executable, "-I", f"{wheel}/pip"]
-    found = shutil.which("pip")
-    return [found] if found else None
+    program = shutil.which("pip")
+    return [program] if program else None
 
 
 def _run(command: list[str], environ: Mapping[str, str]) -> str:
@@ -196,7 +196,7 @@ def _words(value: str | None) -> list[str]:
 
 
 def _split(value: str | None, separator: str) -> list[str]:
-    return [one.strip() for one in (value or "").split(separator) if one.strip()]
+    return [piece.strip() for piece in (value or "").split(separator) if piece.strip()]
 
 
 def _as_url(place: str) -> str:

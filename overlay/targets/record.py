@@ -6,7 +6,7 @@ import base64
 import binascii
 import csv
 import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from overlay.package import VLLM, Package
@@ -28,7 +28,10 @@ class Row(NamedTuple):
 
 
 class Record(Mapping[str, str]):
-    """Path to sha256 (hex) for the rows under a package; read on first use, for it is long.
+    """Path to sha256 (hex) for the rows under a package.
+
+    It is long, and few of its rows are asked for: it is read on first use, and a hash is decoded
+    when it is asked for.
 
     Rows without a sha256, such as those of bytecode, are left out: nothing can be compared.  So
     are the overlay's own rows, for they tell nothing about the release.
@@ -40,25 +43,31 @@ class Record(Mapping[str, str]):
     def __init__(self, raw: bytes, package: Package = VLLM) -> None:
         self._raw = raw
         self._package = package
-        self._hashes: dict[str, str] | None = None
+        self._known: dict[str, str] | None = None
 
-    def _read(self) -> dict[str, str]:
-        if self._hashes is None:
-            self._hashes = {
-                row.path: row.sha256
-                for row in _rows(release_part(self._raw, self._package))
-                if row.sha256 is not None and row.path.startswith(f"{self._package.name}/")
-            }
-        return self._hashes
+    @property
+    def _codes(self) -> dict[str, str]:
+        """Path -> second field; of a path that is listed twice the last that is a sha256."""
+        if self._known is None:
+            self._known, folder = {}, f"{self._package.name}/"
+            for path, code, _ in _fields(release_part(self._raw, self._package)):
+                if not (path.startswith(folder) and code.startswith(_ALGORITHM)):
+                    continue
+                if path not in self._known or _hex(code) is not None:
+                    self._known[path] = code
+        return self._known
 
     def __getitem__(self, path: str) -> str:
-        return self._read()[path]
+        digest = _hex(self._codes[path])
+        if digest is None:
+            raise KeyError(path)
+        return digest
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._read())
+        return (path for path, code in self._codes.items() if _hex(code) is not None)
 
     def __len__(self) -> int:
-        return len(self._read())
+        return sum(1 for _ in self)
 
 
 def owns(raw: bytes, package: Package = VLLM) -> bool:
@@ -86,7 +95,14 @@ def our_rows(record: bytes, package: Package = VLLM) -> tuple[Row, ...]:
 
 
 def _rows(record: bytes) -> Iterator[Row]:
-    """The rows of a RECORD; what is not CSV is left out, for RECORD is a stranger's data."""
+    return (Row(path, _hex(code), _size(size)) for path, code, size in _fields(record))
+
+
+def _fields(record: bytes) -> Iterator[Sequence[str]]:
+    """The first three fields of each row of a RECORD, empty ones where there are fewer.
+
+    What is not CSV is left out, for RECORD is a stranger's data.
+    """
     reader = csv.reader(io.StringIO(record.decode("utf-8", "surrogateescape"), newline=""))
     while True:
         try:
@@ -95,9 +111,10 @@ def _rows(record: bytes) -> Iterator[Row]:
             return
         except csv.Error:
             continue
-        if fields:
-            path, code, size = (*fields, "", "")[:3]
-            yield Row(path, _hex(code), _size(size))
+        if len(fields) > 2:
+            yield fields[:3]
+        elif fields:
+            yield (*fields, "", "")[:3]
 
 
 def _hex(code: str) -> str | None:

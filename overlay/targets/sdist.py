@@ -149,9 +149,9 @@ def _collect(members: Iterator[tuple[str, bytes | None]], name: str, package: Pa
     if package.initial not in files:
         raise NotInArchive(name, package)
     if len(tops) > 1:
-        found = ", ".join(sorted(tops)[:4])
+        named = ", ".join(sorted(tops)[:4])
         raise ArchiveError(
-            f"{name}: expected an sdist with one folder at its top, found {len(tops)}: {found}"
+            f"{name}: expected an sdist with one folder at its top, found {len(tops)}: {named}"
         )
     metadata = files.pop("PKG-INFO", b"")
     stated = files.get(f"{package.name}/_version.py", b"")

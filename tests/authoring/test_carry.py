@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from overlay.authoring.carry import Carried, carry
@@ -120,7 +118,7 @@ def test_only_telling_lines_tell(
 ) -> None:
     (hunk,) = compose(BASE, PATCHED)
     lines = (*((" ", text) for text in hunk.pre), *(("+", text) for text in added))
-    assert new_lines(replace(hunk, lines=tuple(lines)), there) == expected
+    assert new_lines(hunk._replace(lines=tuple(lines)), there) == expected
 
 
 def test_a_share_counts_lines_that_stand_in_the_scope() -> None:

@@ -220,6 +220,19 @@ def test_there_is_no_part_of_a_diff(cli: Cli, site: Path) -> None:
 # list
 
 
+def test_list_says_what_shows_that_upstream_has_a_feature(cli: Cli) -> None:
+    table = '[[upstreamed]]\npath = "vllm/a.py"\nscope = "{}"\nlines = [{}]\nshare = 0.6\n'
+    two = table.format("first", '"one = 1 + 1"') + table.format("second", '"two = 2", "three = 3"')
+    toml = cli.team / "team-capture/feature.toml"
+    before = toml.read_text()
+    toml.write_text(f"{before}{two}")
+    told = "retires:  once a release has 60% of its 3 new lines in first, second"
+    assert told in cli("list", "--patches", cli.team).out
+    toml.write_text(f'{before}merged = "0.33.0"\n{two}')
+    told = "retires:  from 0.33.0 on, where upstream merged it; where the release is not known"
+    assert told in cli("list", "--patches", cli.team).out
+
+
 def test_list_shows_the_features(cli: Cli) -> None:
     toml = cli.shipped / "demo/feature.toml"
     text = toml.read_text().replace('why = "To test."', 'why = """To test,\nin two lines."""')

@@ -8,13 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
 from tests.support import fake_vllm
-from tests.support.cli import ADDED, PROPOSE, digest
+from tests.support.cli import ADDED, PROPOSE, RUNNER, digest, edit
+from tests.support.fake_index import serve
 from tests.support.patches import write_feature
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -38,11 +40,12 @@ class Killed:
     """Runs commands as processes of their own, and kills them."""
 
     def __init__(self, folder: Path) -> None:
-        self.patches = folder / "patches"
+        self.folder, self.patches = folder, folder / "patches"
         files = {"10-propose/0.20.0..0.33.0.patch": PROPOSE, f"files/{ADDED}": "VALUE = 1\n"}
         write_feature(self.patches, files)
         self.environment = {
             **os.environ,
+            "PYTHONPATH": str(REPOSITORY),
             "OVERLAY_PATCHES": str(self.patches),
             "OVERLAY_CACHE": str(folder / "cache"),
         }
@@ -50,7 +53,7 @@ class Killed:
     def start(self, *words: str | Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-m", "overlay", *map(str, words)],
-            cwd=REPOSITORY,
+            cwd=self.folder,
             env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -105,33 +108,67 @@ def test_a_killed_command_leaves_a_whole_target(
     assert digest(site) == pristine
 
 
-#: Commands without a target; ``DIFF`` is a file to import.
+#: Commands that write patches, caches or sessions, or nothing.  Words in capitals are places:
+#: ``DIFF`` is a file to import, ``EDITED`` an installation with an edit, ``OURS`` a new folder of
+#: patches, ``TEAM`` one with the feature ``demo``.
 OTHERS = [
     ("doctor",),
     ("list", "--releases"),
     ("cache", "size"),
     ("cache", "clean"),
     ("import", "DIFF", "--id", "mine", "--patches", "OURS"),
+    ("new", "mine", "EDITED", "--from-edits", "--releases", "0.33.0", "--patches", "OURS"),
+    ("edit", "demo", "--release", "0.33.0", "--patches", "TEAM"),
+    ("port", "demo", "0.33.0", "--write", "--patches", "TEAM"),
+    ("prune", "--oldest", "0.32.0", "--write", "--patches", "TEAM"),
+    ("log", "demo", "--releases", "0.32.0..0.33.0", "--patches", "TEAM"),
+    ("log", "--matrix", "--releases", "0.32.0..0.33.0", "--patches", "TEAM"),
     ("completion", "zsh"),
 ]
 
 
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a package index that serves two small releases."""
+    folder = tmp_path_factory.mktemp("index")
+    with serve() as running:
+        for version in ("0.32.0", "0.33.0"):
+            running.add(fake_vllm.wheel(folder, version))
+        yield running.simple
+
+
+def places(folder: Path, team: Path) -> dict[str, str]:
+    """What the words in capitals are called in a test's folder."""
+    (folder / "x.diff").write_text("--- a/vllm/x.py\n+++ b/vllm/x.py\n@@ -1 +1 @@\n-a\n+b\n")
+    site = fake_vllm.site_packages(folder / "edited", "0.33.0")
+    edit(site, RUNNER, "return captured\n", "return captured + 1\n")
+    return {
+        "DIFF": str(folder / "x.diff"),
+        "EDITED": str(site),
+        "OURS": str(folder / "ours"),
+        "TEAM": str(team),
+    }
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("words", OTHERS, ids=lambda words: words[0])
+@pytest.mark.parametrize("words", OTHERS, ids=lambda words: " ".join(words[:2]))
 def test_a_killed_command_leaves_no_process_and_no_lock(
-    tmp_path: Path, words: tuple[str, ...]
+    tmp_path: Path, index: str, words: tuple[str, ...]
 ) -> None:
-    """What they write is looked at in ``test_every_call.py``, before each call."""
+    """What they write is looked at before each call in ``test_every_call*.py``."""
     killed = Killed(tmp_path)
-    (tmp_path / "x.diff").write_text("--- a/vllm/x.py\n+++ b/vllm/x.py\n@@ -1 +1 @@\n-a\n+b\n")
-    places = {"DIFF": str(tmp_path / "x.diff"), "OURS": str(tmp_path / "ours")}
-    named = [places.get(word, word) for word in words]
-    killed.environment |= {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
+    # A folder of patches that the environment names is not the one to be written to.
+    team = killed.patches.rename(tmp_path / "team")
+    killed.patches.mkdir()
+    named = [places(tmp_path, team).get(word, word) for word in words]
+    killed.environment |= {"PIP_INDEX_URL": index, "PIP_CONFIG_FILE": os.devnull}
     began = time.monotonic()
-    killed.run(*named)
+    assert killed.run(*named) in (0, 1, 2)
     lasts = time.monotonic() - began
     for number in (signal.SIGKILL, signal.SIGTERM):
         for moment in (0.4, 0.9):
+            for session in tmp_path.glob("*@*"):
+                shutil.rmtree(session)
             process = killed.start(*named)
             time.sleep(lasts * moment)
             process.send_signal(number)
@@ -142,4 +179,5 @@ def test_a_killed_command_leaves_no_process_and_no_lock(
                 time.sleep(0.01)
             for left in (tmp_path / "cache").rglob("*.lock"):
                 FileLock(left).acquire(timeout=0)  # the file may stay, the lock may not
-    assert not (tmp_path / "ours/mine").exists()
+    folders = [team, *(folder for folder in (tmp_path / "ours",) if folder.is_dir())]
+    assert killed.run("list", *(word for folder in folders for word in ("--patches", folder))) == 0

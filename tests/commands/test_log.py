@@ -13,6 +13,7 @@ from tests.commands.test_import import SCHEMA
 from tests.support import fake_vllm
 from tests.support.cli import Cli
 from tests.support.git_repository import Repository, needs_git
+from tests.support.releases import know
 
 MAIL = b"From " + b"1" * 40 + b" Mon Sep 17 00:00:00 2001\nFrom: Ada Love <ada@example.com>\n"
 MAIL += b"Subject: [PATCH] Count runs (#12345)\n\n---\n\n"
@@ -41,7 +42,7 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli: Cli) -> Path:
 
     for module in ("commands.import_", "commands.log", "commands.matrix"):
         monkeypatch.setattr(f"overlay.{module}.KNOWN_RELEASES", tuple(RELEASES), raising=False)
-    monkeypatch.setattr("overlay.targets.resolution.KNOWN_RELEASES", tuple(RELEASES))
+    know(monkeypatch, RELEASES)
     monkeypatch.setattr("overlay.targets.resolution.resolve", opened)
     monkeypatch.setattr("overlay.commands.matrix.resolve", opened)
     change = tmp_path / "fix.mbox"

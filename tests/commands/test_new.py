@@ -236,7 +236,7 @@ def test_a_folder_to_write_to_must_be_named(cli: Cli, site: Path) -> None:
     for arguments in (["new", "mine", site, "--from-edits"], ["revert", site, "--keep-as", "mine"]):
         result = cli(*arguments)
         assert result.exit == 2
-        assert "there is no folder to write to" in result.err
+        assert "expected a folder of patches to write to" in result.err
 
 
 def test_the_edit_of_an_added_module_stacks_on_it(cli: Cli, site: Path, ours: Path) -> None:

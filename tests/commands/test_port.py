@@ -22,6 +22,7 @@ from overlay.report.ported import OpenFile, PortReport
 from overlay.results import State
 from tests.support import port_world as world
 from tests.support.cli import Cli
+from tests.support.releases import know
 
 SCHEMA = json.loads(
     resources.files("overlay.report").joinpath("schema-2.json").read_text(encoding="utf-8")
@@ -32,7 +33,7 @@ SCHEMA = json.loads(
 def releases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Releases that are small and need no network; a working folder of the test's own."""
     monkeypatch.setattr("overlay.commands.port.KNOWN_RELEASES", world.NAMES)
-    monkeypatch.setattr("overlay.targets.resolution.KNOWN_RELEASES", world.NAMES)
+    know(monkeypatch, world.NAMES)
     monkeypatch.setattr("overlay.targets.resolution.resolve", lambda name, **_: world.Tree(name))
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
@@ -163,7 +164,7 @@ def test_a_release_that_upstream_took_the_change_back_from_leaves_no_hole(
     """A fix that was picked to a release's branch, and came to the next release later."""
     texts = {"0.21.0": world.BASE, "0.22.0": world.PATCHED, "0.23.0": world.OTHER_FUNCTION}
     monkeypatch.setattr("overlay.commands.port.KNOWN_RELEASES", tuple(texts))
-    monkeypatch.setattr("overlay.targets.resolution.KNOWN_RELEASES", tuple(texts))
+    know(monkeypatch, texts)
     monkeypatch.setattr(
         "overlay.targets.resolution.resolve", lambda name, **_: world.Tree(name, texts)
     )

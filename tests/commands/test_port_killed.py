@@ -16,6 +16,7 @@ from overlay.errors import OverlayError
 from overlay.features.folder import load
 from tests.support import port_world as world
 from tests.support.faults import FaultyOs, failing, faulty, in_child, killing
+from tests.support.releases import know
 
 #: More calls than any of these commands makes.
 MOST = 400
@@ -25,7 +26,7 @@ MOST = 400
 def releases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Releases that are small and need no network; a working folder of the test's own."""
     monkeypatch.setattr("overlay.commands.port.KNOWN_RELEASES", world.NAMES)
-    monkeypatch.setattr("overlay.targets.resolution.KNOWN_RELEASES", world.NAMES)
+    know(monkeypatch, world.NAMES)
     monkeypatch.setattr("overlay.targets.resolution.resolve", lambda name, **_: world.Tree(name))
     shipped = tmp_path / "shipped"
     shipped.mkdir()

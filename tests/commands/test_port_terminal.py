@@ -14,6 +14,7 @@ from overlay.planning.planner import plan
 from overlay.results import State
 from tests.support import port_world as world
 from tests.support.cli import Cli
+from tests.support.releases import know
 from tests.support.terminal import Terminal
 
 PROMPT = "what: "
@@ -24,7 +25,7 @@ SESSION = Path("port-0.24.0")
 def ours(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A feature that conflicts on 0.24.0, on small releases; a working folder of the test's own."""
     monkeypatch.setattr("overlay.commands.port.KNOWN_RELEASES", world.NAMES)
-    monkeypatch.setattr("overlay.targets.resolution.KNOWN_RELEASES", world.NAMES)
+    know(monkeypatch, world.NAMES)
     monkeypatch.setattr("overlay.targets.resolution.resolve", lambda name, **_: world.Tree(name))
     monkeypatch.setenv("TERM", "dumb")
     (tmp_path / "work").mkdir()

@@ -14,7 +14,7 @@ from overlay.processes.live import LiveProcess
 from overlay.processes.records import ModuleRecord, ProcessRecord
 from overlay.report.as_text import render
 from overlay.report.codes import Code, Verdict
-from overlay.report.model import ProcessesReport
+from overlay.report.running import ProcessesReport
 from tests.support.cli import Cli
 
 ROOT = Path(__file__).resolve().parents[2]

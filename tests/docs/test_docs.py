@@ -11,7 +11,7 @@ import click
 import pytest
 
 from overlay import settings
-from overlay.cli.run import cli
+from overlay.cli.group import COMMANDS, cli
 from overlay.features.folder import load
 from overlay.features.sources import shipped_folder
 from overlay.results import State
@@ -86,9 +86,10 @@ def problem_of(call: str) -> str | None:
             if isinstance(parameter, click.Option) and not parameter.is_flag and not value:
                 words = words[1:]
         elif isinstance(command, click.Group):
-            if word not in command.commands:
+            named = command.get_command(click.Context(command), word)
+            if named is None:
                 return f"there is no command {word}"
-            command = command.commands[word]
+            command = named
     return None
 
 
@@ -120,7 +121,7 @@ def test_every_command_is_on_a_page_for_users() -> None:
     text = "\n".join(
         (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/commands.md")
     )
-    missing = [name for name in cli.commands if f"overlay {name}" not in text]
+    missing = [name for name in COMMANDS if f"overlay {name}" not in text]
     assert not missing
 
 

@@ -19,8 +19,8 @@ CAPTURE_MUTATIONS = (
         one(
             "draft_graphs.py",
             "DraftGraphs.capture",
-            "capture_keys(self._proposer, runner, self._backend, plan, plan, check=self.check)",
-            "capture_keys(self._proposer, runner, self._backend, plan, plan[1:], check=self.check)",
+            "self._capture_keys(runner, plan, plan, check=self.check)",
+            "self._capture_keys(runner, plan, plan[1:], check=self.check)",
         ),
         "error",
         says="KeyError",

@@ -158,8 +158,12 @@ def _outcomes(folder: Path) -> list[dict[str, DpOutcome]] | RanksFailed:
     for rank in range(RANKS):
         out = folder / f"out-{rank}.json"
         if not out.is_file():
-            said = (folder / f"log-{rank}").read_text(encoding="utf-8", errors="replace")
-            return RanksFailed(f"rank {rank} finished no run:\n{said[-4000:]}")
+            said = [
+                f"rank {each}:\n{log.read_text(encoding='utf-8', errors='replace')[-4000:]}"
+                for each in range(RANKS)
+                if (log := folder / f"log-{each}").is_file()
+            ]
+            return RanksFailed("\n".join([f"rank {rank} finished no run", *said]))
         outcomes = json.loads(out.read_text(encoding="utf-8"))
         by_rank.append({each["name"]: DpOutcome(**each) for each in outcomes})
     return by_rank

@@ -9,8 +9,8 @@ from tests.draft_graphs.mutation_types import one
 from tests.support.code_edits import Edit
 
 #: audit: a dummy batch wrote the KV cache, or replayed a graph. graph double: the capture was
-#: refused. lockstep: each rank failed where it must. use: there are graphs that must not be.
-DpCatcher = Literal["audit", "graph double", "lockstep", "use"]
+#: refused. lockstep: each rank failed where it must.
+DpCatcher = Literal["audit", "graph double", "lockstep"]
 
 _AGREED_COUNTS = """from vllm.v1.worker.dp_utils import coordinate_batch_across_dp
 
@@ -23,7 +23,7 @@ class DpMutation:
     """One bug, in the module of some of two ranks.
 
     :ivar stands_for, changes: as in `mutation_types.Mutation`.
-    :ivar mutated: the ranks that have it. modes, fails, reaches: as in `dp_rank.DpRun`.
+    :ivar mutated: the ranks that have it. modes, fails, captures, reaches: as in `dp_rank.DpRun`.
     :ivar ends: for each rank, what the trace of its error must hold; empty if none may fail.
     :ivar shows: a count or list of `dp_rank.DpOutcome` that must not be empty on some rank.
     """
@@ -35,6 +35,7 @@ class DpMutation:
     mutated: tuple[int, ...] = (0, 1)
     modes: tuple[str, ...] = ("loop", "loop")
     fails: tuple[int, ...] = ()
+    captures: int = 0
     reaches: bool = False
     ends: tuple[tuple[str, ...], ...] = ()
     shows: str = ""
@@ -61,7 +62,7 @@ DP_MUTATIONS = (
         "hazard 14",
         one(
             "draft_graphs.py",
-            "DraftGraphs.before_dummy_run",
+            "DraftGraphs.dummy_run",
             "self._proposer._slot_mapping_buffer.fill_(-1)",
             """
                 MATCH
@@ -104,7 +105,7 @@ DP_MUTATIONS = (
     DpMutation(
         "each rank goes by its own environment",
         "defect 9",
-        one("ranks.py", "all_ranks_want", "return bool(votes.item())", "return yes"),
+        one("ranks.py", "all_ranks_want", "return all_ranks_agree(...)", "return yes"),
         "lockstep",
         modes=("loop", "off"),
         ends=(_MIXED_UP, ("in capture_model", "in coordinate_batch_across_dp", _LEFT_ALONE)),
@@ -118,16 +119,20 @@ DP_MUTATIONS = (
     DpMutation(
         "nobody looks at the layers of the draft model",
         "defect 9",
-        one("facts.py", "early_facts", "data_parallel=...", "data_parallel=None"),
-        "use",
+        one("facts.py", "early_facts", "coupling=...", "coupling=type(coupling(proposer))()"),
+        "lockstep",
         reaches=True,
+        ends=(
+            ("in propose", "ranks exchange by different counts"),
+            ("in execute_dummy_batch", "ranks exchange by different counts"),
+        ),
     ),
     DpMutation(
         "an idle rank's dummy passes find the slots of its last drafts",
         "defect 11",
         one(
             "draft_graphs.py",
-            "DraftGraphs.before_dummy_run",
+            "DraftGraphs.dummy_run",
             "self._proposer._slot_mapping_buffer.fill_(-1)",
             "None",
         ),

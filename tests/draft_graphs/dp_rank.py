@@ -13,7 +13,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
+import functools
 import importlib
+import itertools
 import json
 import os
 import signal
@@ -38,8 +41,11 @@ class DpRun:
     :ivar modes: `OVERLAY_DRAFT_GRAPHS` by rank.
     :ivar requests: those of each rank, as `engine_spec.Request` has them.
     :ivar mutation: as in `harness.Run`. mutated: the ranks that have it.
-    :ivar fails: the ranks on which the capture fails.
-    :ivar reaches: whether a layer of the draft model reaches other ranks; it is never called.
+    :ivar fails: the ranks on which the capture fails, after ``captures`` graphs that it made, those
+        for vLLM's profile of their memory included.
+    :ivar reaches: whether a layer of the draft model exchanges its rows with the other ranks.
+    :ivar unforeseen: the ranks that find, in the tenth batch that they draft for in graphs, that
+        these do not hold it.
     """
 
     name: str
@@ -48,7 +54,9 @@ class DpRun:
     mutation: tuple[Edit, ...] = ()
     mutated: tuple[int, ...] = ()
     fails: tuple[int, ...] = ()
+    captures: int = 0
     reaches: bool = False
+    unforeseen: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,8 @@ class DpOutcome(harness.Outcome):
     :ivar dummy_writes: the layers whose KV cache one of them wrote.
     :ivar agreements: how often the drafter asked the other ranks for their token counts.
     :ivar steps: engine steps by what the rank was doing (dummy, working, nothing).
+    :ivar trail: for each engine step the draft graphs that were replayed and how often the drafter
+        asked the other ranks, such as "first 4, loop 4; asked 0".
     :ivar trace: of the error and of what it arose from: PyTorch's own message about a collective
         that failed may hide why.
     """
@@ -86,6 +96,7 @@ class DpOutcome(harness.Outcome):
     dummy_writes: list[str] = field(default_factory=list)
     agreements: int = 0
     steps: dict[str, int] = field(default_factory=dict)
+    trail: list[str] = field(default_factory=list)
     trace: str = ""
 
 
@@ -109,10 +120,7 @@ class DpEngine(harness.Engine):
     def make_graphs(self, run: harness.Run, scratch: Path) -> None:
         from tests.draft_graphs import dp_collectives
 
-        with (
-            no_capture(self.rank in self.dp_run.fails),
-            reaching_layer(self.runner.drafter.model, self.dp_run.reaches),
-        ):
+        with no_capture(self.rank in self.dp_run.fails, self.dp_run.captures):
             super().make_graphs(run, scratch)
         upstream: Any = sys.modules[f"{PACKAGE}.upstream"]
         upstream.token_counts = dp_collectives.on_the_host(upstream.token_counts)
@@ -137,10 +145,12 @@ class DpEngine(harness.Engine):
         own = DpOutcome(dp_run.name)
 
         def serve(llm: Any, requests: Any, models: str) -> Any:
-            return lockstep(llm, requests, horizon, own)
+            with unforeseen_batch(self.rank in dp_run.unforeseen), watched_replays(own) as replayed:
+                return lockstep(llm, requests, horizon, own, replayed)
 
         with (
             mock.patch.object(run_engine, "serve", serve),
+            exchanging_layer(self.runner.drafter.model, dp_run.reaches),
             watched_drafter(self, own),
             watched_dummies(self, own),
         ):
@@ -149,43 +159,76 @@ class DpEngine(harness.Engine):
 
 
 @contextlib.contextmanager
-def no_capture(fails: bool) -> Iterator[None]:
-    """Let backends that are made inside refuse to capture if `fails`."""
+def no_capture(fails: bool, captures: int) -> Iterator[None]:
+    """Let backends that are made inside refuse to capture if `fails`, after so many graphs."""
     if not fails:
         yield
         return
     from tests.draft_graphs import recorded_backend
 
-    def refuse(*args: Any) -> Any:
-        raise RuntimeError("this rank cannot capture")
+    backend = recorded_backend.RecordedBackend
+    stock = backend.capture
 
-    stock = recorded_backend.RecordedBackend.install
+    def capture(self: Any, *args: Any) -> Any:
+        if len(self.graphs) >= captures:
+            raise RuntimeError("this rank cannot capture")
+        return stock(self, *args)
 
-    def install(self: Any) -> None:
-        self.capture = refuse
-        stock(self)
+    install = backend.install
 
-    with mock.patch.object(recorded_backend.RecordedBackend, "install", install):
+    def installed(self: Any) -> None:
+        self.capture = functools.partial(capture, self)
+        install(self)
+
+    with mock.patch.object(backend, "install", installed):
         yield
 
 
 @contextlib.contextmanager
-def reaching_layer(model: Any, wanted: bool) -> Iterator[None]:
-    """Give the model inside a layer that reaches other ranks, if `wanted`."""
+def exchanging_layer(model: Any, wanted: bool) -> Iterator[None]:
+    """Let an MLP of the draft model get its rows by way of all ranks, if `wanted`."""
     if not wanted:
         yield
         return
-    import torch
+    from tests.draft_graphs.dp_collectives import Exchanging
 
-    class Reaching(torch.nn.Module):  # type: ignore[misc]  # mypy sees no PyTorch
-        def forward(self, rows: Any) -> Any:
-            return self.dp_group.all_gather(rows)
-
-    model.reaching = Reaching()
+    name, mlp = next(pair for pair in model.named_modules() if pair[0].endswith(".mlp"))
+    parent = model.get_submodule(name.rpartition(".")[0])
+    parent.mlp = Exchanging(mlp)
     try:
         yield
     finally:
-        del model.reaching
+        parent.mlp = mlp
+
+
+@contextlib.contextmanager
+def unforeseen_batch(wanted: bool) -> Iterator[None]:
+    """Let the replay find once that no graph holds a batch, if `wanted`."""
+    if not wanted:
+        yield
+        return
+    replay: Any = sys.modules[f"{PACKAGE}.replay"]
+    stock, batches = replay.Replay._mismatch, itertools.count(1)
+
+    def mismatch(self: Any, *args: Any) -> Any:
+        return "this test says so" if next(batches) == 10 else stock(self, *args)
+
+    with mock.patch.object(replay.Replay, "_mismatch", mismatch):
+        yield
+
+
+@contextlib.contextmanager
+def watched_replays(outcome: DpOutcome) -> Iterator[list[str]]:
+    """A list to which the key of each replay is added, by role and size."""
+    replay: Any = sys.modules[f"{PACKAGE}.replay"]
+    stock, replayed = replay.Replay.run, []
+
+    def run(self: Any, key: Any) -> None:
+        replayed.append(f"{key.role} {key.num_reqs}")
+        stock(self, key)
+
+    with mock.patch.object(replay.Replay, "run", run):
+        yield replayed
 
 
 @contextlib.contextmanager
@@ -237,11 +280,12 @@ def same_bits(a: Any, b: Any) -> bool:
 
 
 def lockstep(
-    llm: Any, requests: Any, horizon: int, outcome: DpOutcome
+    llm: Any, requests: Any, horizon: int, outcome: DpOutcome, replayed: list[str]
 ) -> tuple[dict[str, Any], int]:
     """`run_engine.serve` for one of several ranks: every rank makes every step.
 
     :param horizon: the last step at which any rank still gets a request.
+    :param replayed: the replays of draft graphs so far.
     """
     from vllm import SamplingParams
 
@@ -266,9 +310,12 @@ def lockstep(
         doing = "working" if own else "dummy" if anybody else "nothing"
         outcome.steps[doing] = outcome.steps.get(doing, 0) + 1
         if anybody:
+            asked = outcome.agreements
+            replayed.clear()
             for output in engine.step():
                 if output.finished:
                     done[engine_compat.external_id(output.request_id)] = output
+            outcome.trail.append(f"{', '.join(replayed)}; asked {outcome.agreements - asked}")
         elif step >= horizon:
             return done, step
         step += 1
@@ -306,6 +353,9 @@ def serve_ranks(engines: Engines) -> None:
     while running:
         if time.monotonic() > deadline:
             for process in running:
+                os.kill(process, signal.SIGUSR1)  # says where it is
+            time.sleep(1)
+            for process in running:
                 os.kill(process, signal.SIGKILL)
         for process in list(running):
             if os.waitpid(process, os.WNOHANG)[0]:
@@ -326,6 +376,7 @@ def fork_rank(engines: Engines, rank: int, ranks: int) -> int:
         with Path(engines.folder, f"log-{rank}").open("wb") as log:
             for stream in (sys.stdout, sys.stderr):
                 os.dup2(log.fileno(), stream.fileno())
+        faulthandler.register(signal.SIGUSR1, all_threads=False)
         os.environ.update(
             VLLM_DP_SIZE=str(ranks),
             VLLM_DP_RANK=str(rank),
@@ -370,7 +421,9 @@ def read_run(run: dict[str, Any]) -> DpRun:
         mutation=tuple(tuple(change) for change in run["mutation"]),
         mutated=tuple(run["mutated"]),
         fails=tuple(run["fails"]),
+        captures=run["captures"],
         reaches=run["reaches"],
+        unforeseen=tuple(run["unforeseen"]),
     )
 
 

@@ -21,7 +21,14 @@ from tests.support.beside_vllm import put_beside_vllm
 put_beside_vllm("draft-graphs")
 
 from vllm.config import VllmConfig, set_current_vllm_config
-from vllm.v1.spec_decode.draft_graphs import draft_graphs, hooks, policy, ranks, replay
+from vllm.v1.spec_decode.draft_graphs import (
+    draft_graphs,
+    hooks,
+    policy,
+    ranks,
+    replay,
+    same_settings,
+)
 
 from tests.draft_graphs import upstream_twin as twin
 from tests.draft_graphs.recorded_backend import RecordedBackend
@@ -88,9 +95,11 @@ class Drafter:
 def one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One process, one rank, which writes the log."""
     twin.use_cpu_kernels()
-    monkeypatch.setattr(ranks, "all_ranks_agree", lambda yes: yes)
+    monkeypatch.setattr(ranks, "all_ranks_agree", lambda yes, **_: yes)
     monkeypatch.setattr(ranks, "even_out_recorded_all_reduces", lambda backend: None)
     monkeypatch.setattr(ranks, "writes_log", lambda: True)
+    monkeypatch.setattr(ranks, "differences", lambda plan: [])
+    monkeypatch.setattr(same_settings, "require_equal_settings", lambda mine: None)
     with set_current_vllm_config(VllmConfig()), torch.inference_mode():
         yield
 

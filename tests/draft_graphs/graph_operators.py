@@ -29,6 +29,8 @@ HOST_READS = frozenset(
 )
 # Planners that are C++ on CPU and host code on any GPU.
 HOST_PLANNERS = frozenset({"_C::get_scheduler_metadata"})
+# Python kernels that stand for one of the device's: an exchange of rows between ranks.
+LEAVES = frozenset({"overlay_ranks::gather", "overlay_ranks::scatter"})
 DATA_DEPENDENT = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 INDEX_WRITES = frozenset({"aten::index_put", "aten::index_put_", "aten::_index_put_impl_"})
 
@@ -36,7 +38,7 @@ INDEX_WRITES = frozenset({"aten::index_put", "aten::index_put_", "aten::_index_p
 @cache
 def has_python_kernel(func: torch._ops.OpOverload) -> bool:
     """Whether the operator's CPU kernel is a Python function (`Library.impl`, `custom_op`)."""
-    if func.namespace in ("aten", "prims"):
+    if func.namespace in ("aten", "prims") or func._schema.name in LEAVES:
         return False
     overload = func._schema.overload_name
     names = {func._schema.name, func._schema.name + (f".{overload}" if overload else "")}

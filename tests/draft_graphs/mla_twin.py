@@ -14,12 +14,12 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from vllm.config import VllmConfig
 from vllm.forward_context import get_forward_context
-from vllm.v1.spec_decode.draft_graphs import capture, policy
+from vllm.v1.spec_decode.draft_graphs import capture
 
 from tests.draft_graphs import mla_kernels, upstream_twin
 from tests.draft_graphs.recorded_backend import RecordedBackend
@@ -52,12 +52,7 @@ class HostAware(capture.DraftBuffers):  # type: ignore[misc]  # mypy sees no vLL
 
 
 class Recorded(RecordedBackend):
-    """Knows the attention backends that the module knows."""
-
-    attention_backends: ClassVar[Any] = {
-        **policy.GRAPH_ATTENTION_BACKENDS,
-        **policy.UNTRIED_ATTENTION_BACKENDS,
-    }
+    """Tells host memory from device memory."""
 
     def __init__(self) -> None:
         super().__init__()

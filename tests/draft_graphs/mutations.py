@@ -10,9 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.draft_graphs.capability_mutations import CAPABILITY_MUTATIONS
 from tests.draft_graphs.dp_mutations import DP_MUTATIONS
 from tests.draft_graphs.mutation_table import MUTATIONS
 from tests.draft_graphs.scenario_mutations import BUILDER_MUTATIONS, SCENARIO_MUTATIONS
+from tests.draft_graphs.settings_mutations import MICRO_BATCH_MUTATIONS, SETTINGS_MUTATIONS
+from tests.draft_graphs.together_mutations import NOT_SHOWN, TOGETHER_MUTATIONS
 from tests.draft_graphs.twin_mutations import TWIN_MUTATIONS
 from tests.gpu.mutation_plan import ALSO
 
@@ -33,7 +36,7 @@ def _forgets(fact: str, stands_for: str) -> PolicyMutation:
 
 
 POLICY_MUTATIONS = (
-    PolicyMutation("data_parallel", "defect 9", "refusals", "facts.data_parallel is not None"),
+    PolicyMutation("coupling", "defect 9", "refusals", "facts.coupling.manner is Manner.REFUSED"),
     PolicyMutation(
         "unseen_group",
         "hazard 7",
@@ -42,27 +45,29 @@ POLICY_MUTATIONS = (
         "pass",
     ),
     PolicyMutation(
-        "proposer_class", "hazard 8", "refusals", "facts.proposer_class not in DRAFTERS"
+        "proposer_class",
+        "hazard 8",
+        "refusals",
+        "facts.proposer_class not in DRAFTERS",
     ),
     PolicyMutation(
         "overridden_methods",
         "hazard 8",
         "refusals",
-        "if facts.proposer_class not in DRAFTERS:\n    ...\nelif facts.overridden_methods:\n    ...",
+        "if facts.proposer_class not in DRAFTERS:\n    ...\n"
+        "elif facts.overridden_methods:\n    ...",
         "if facts.proposer_class not in DRAFTERS:\n    reasons.append('another class')",
     ),
     _forgets("padded_batch_disabled", "hazard 9"),
     _forgets("shared_mtp_indices", "hazard 11"),
-    _forgets("eplb", "hazard 12"),
-    _forgets("micro_batching", "policy"),
     PolicyMutation(
         "adapted_layers", "policy", "refusals", "if facts.adapted_layers:\n    ...", "pass"
     ),
     PolicyMutation(
-        "derived_builders",
+        "attention",
         "policy",
         "_late_refusals",
-        "if facts.derived_builders:\n    ...",
+        "if facts.attention is not None:\n    ...",
         "pass",
     ),
     PolicyMutation(
@@ -179,8 +184,13 @@ words say which part of the module it is about. What shows it:
   own; the test demands of both ranks in which function, and of what, each failed;
 - *sabotage*: a tensor was replaced after the capture and the address check, which names it in the
   module as it is, said nothing;
+- *together*: ranks in one process, whose agreements the test makes, part or go on where they must
+  not (`test_together.py`; "many GPUs" counts what parts ranks that draft together);
 - *twin*: drafts or KV cache differ from those of upstream's code on random batches;
 - *error*: serving failed; *use*: graphs were used for what they must not be;
+- *settings*: ranks that differ started, or one waited for another without end
+  (`tests/draft_graphs/test_same_settings.py`);
+- *outputs*: what was joined is not what one batch returns (`tests/dbo_drafts`);
 - *policy*, *builders*: the test of the policy, or of the metadata builders, without an engine.
 
 | stands for | mutation | shown by |
@@ -201,6 +211,13 @@ the bug would do wrong.
 |---|---|---|---|"""
 
 
+NOT_SHOWN_TOP = """
+## No machine of the project can show
+
+| stands for | what |
+|---|---|"""
+
+
 def _rows() -> list[tuple[str, str, str]]:
     rows: list[tuple[str, str, str]] = [
         (each.stands_for, each.name, each.catcher) for each in (*MUTATIONS, *SCENARIO_MUTATIONS)
@@ -213,8 +230,12 @@ def _rows() -> list[tuple[str, str, str]]:
         )
         for each in DP_MUTATIONS
     ]
+    rows += [(each.stands_for, each.name, "together") for each in TOGETHER_MUTATIONS]
     rows += [(each.stands_for, each.name, "twin") for each in TWIN_MUTATIONS]
     rows += [(each.stands_for, each.name, "builders") for each in BUILDER_MUTATIONS]
+    rows += [("ranks", each.name, "settings") for each in SETTINGS_MUTATIONS]
+    rows += [("micro-batching", *each) for each in MICRO_BATCH_MUTATIONS]
+    rows += [(each.stands_for, each.name, "policy") for each in CAPABILITY_MUTATIONS]
     rows += [
         (each.stands_for, f"the policy forgets `{each.fact}`", "policy")
         for each in POLICY_MUTATIONS
@@ -223,8 +244,8 @@ def _rows() -> list[tuple[str, str, str]]:
 
 
 def _order(row: tuple[str, str, str]) -> tuple[str, int]:
-    kind, _, number = row[0].partition(" ")
-    return (kind if number else f"~{kind}", int(number or 0))
+    kind, _, number = row[0].rpartition(" ")
+    return (kind or f"~{number}", int(number) if kind else 0)
 
 
 def render() -> str:
@@ -234,7 +255,8 @@ def render() -> str:
         f"| {what} | {each.why} | {each.right} | {each.bug} |" for what, each in GPU_ONLY.items()
     ]
     gpu_top = GPU_TOP.format(also=len(ALSO), must=sum(each.must for each in ALSO))
-    return "\n".join([PAGE_TOP + "\n".join(lines), gpu_top, *gpu, ""])
+    not_shown = [f"| many GPUs {hazard} | {why} |" for hazard, why in NOT_SHOWN.items()]
+    return "\n".join([PAGE_TOP + "\n".join(lines), gpu_top, *gpu, NOT_SHOWN_TOP, *not_shown, ""])
 
 
 if __name__ == "__main__":

@@ -34,13 +34,7 @@ def loaded_package() -> Modules:
 
 
 def use_package(modules: Modules) -> None:
-    """Let vLLM find these modules as the package, where it looks by name.
-
-    What the policy refuses only because no GPU has run it is granted: this is where it is proven.
-    """
-    policy = modules[f"{PACKAGE}.policy"]
-    policy.DRAFTERS |= policy.UNTRIED_DRAFTERS
-    policy.UNTRIED_DRAFTERS = frozenset()
+    """Let vLLM find these modules as the package, where it looks by name."""
     for name in [name for name in sys.modules if belongs(name)]:
         del sys.modules[name]
     sys.modules.update(modules)

@@ -12,18 +12,30 @@ from typing import Any
 from tests.draft_graphs.added_modules import added
 
 policy: Any = added("policy")
+attention: Any = added("attention")
+capabilities: Any = added("capabilities")
 drafters: Any = added("drafter")
+coupling: Any = added("coupling")
+Coupling, Manner = coupling.Coupling, coupling.Manner
 
 PAGE = Path(__file__).parents[2] / "docs" / "draft-graphs.md"
 BEGIN = "<!-- what a configuration gets: tests/draft_graphs/policy_table.py writes this -->\n"
 END = "<!-- end of what a configuration gets -->\n"
 
+
+def backend(name: str, kernel: str = "") -> Any:
+    """The draft's attention backend of this name, with its row."""
+    rows = [row for row in capabilities.BACKENDS if name in row.names and row.kernel == kernel]
+    return attention.Attention(name, rows[0].builder.rpartition(".")[2], rows[0], derived=True)
+
+
+FLASH_ATTN = backend("FLASH_ATTN", "fa3")
 PLAIN = policy.Facts(
     num_speculative_tokens=3,
     cudagraph_mode="FULL_AND_PIECEWISE",
     max_num_seqs=128,
     max_capture_tokens=512,
-    attention_backends=("FLASH_ATTN",),
+    attention=(FLASH_ATTN,),
 )
 DRAFT_MODEL = "vllm.v1.spec_decode.draft_model.DraftModelProposer"
 DFLASH = "vllm.v1.spec_decode.dflash.DFlashProposer"
@@ -36,6 +48,11 @@ DRAFTERS = {
     ),
     "dflash": drafters.Drafter("context", one_pass=True, hands_over=False, combines=True),
 }
+#: Why ranks with experts in the draft do not draft alone.
+LOCKSTEP = (
+    "2 data-parallel ranks draft in lockstep: layers of the draft model reach other ranks "
+    "(FusedMoE)"
+)
 #: So few requests that a pass with additional tokens holds them all.
 SMALL = {"max_num_seqs": 64}
 #: (the configuration in words, how its facts differ from `PLAIN`'s).
@@ -87,29 +104,68 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
         "LoRA, where a layer of the draft has an adapter and none below it (no layer of vLLM's)",
         {"adapted_layers": ("model.norm",)},
     ),
-    ("expert load balancing beside a draft with experts", {"eplb": True}),
-    ("micro-batching", {"micro_batching": True}),
+    ("micro-batching (`enable_dbo`, `ubatch_size`)", {}),
+    ("sequence parallelism of experts (`use_sequence_parallel_moe`)", {}),
+    ("expert load balancing (`enable_eplb`)", {}),
     (
-        "data parallelism, where a layer of the draft reaches other ranks",
+        "data parallelism, where the draft has experts",
+        {"coupling": Coupling(Manner.TOGETHER, LOCKSTEP)},
+    ),
+    (
+        "the same, with a target in PIECEWISE or FULL",
+        {"coupling": Coupling(Manner.TOGETHER, LOCKSTEP), "cudagraph_mode": "FULL"},
+    ),
+    (
+        "the same, with `draft_sample_method: probabilistic`",
+        {"coupling": Coupling(Manner.TOGETHER, LOCKSTEP), "probabilistic": True},
+    ),
+    (
+        "the same, with low-latency exchanges, where a failed capture stops the start",
+        {"coupling": Coupling(Manner.TOGETHER, LOCKSTEP), "low_latency_exchange": True},
+    ),
+    (
+        "data parallelism with elastic expert parallelism",
         {
-            "data_parallel": "2 data-parallel ranks draft in lockstep: layers of the draft model "
-            "reach other ranks (FusedMoE)"
+            "coupling": Coupling(
+                Manner.REFUSED,
+                "2 data-parallel ranks draft in lockstep: elastic expert parallelism changes how "
+                "many there are (remove enable_elastic_ep)",
+            )
         },
     ),
-    ("context parallelism, decode or prefill", {"context_parallel_size": 2}),
-    ("sequence parallelism", {"sequence_parallel": True}),
+    ("decode context parallelism", {"decode_context_parallel_size": 2}),
+    ("prefill context parallelism", {"prefill_context_parallel_size": 2}),
+    ("sequence parallelism of dense layers (`enable_sp`, until 0.31)", {"sequence_parallel": True}),
     ("an offloader that copies weights", {"weight_offloader": "PrefetchOffloader"}),
     ("KV scales computed on the fly (until 0.27)", {"computes_kv_scales": True}),
     ("`kv_sharing_fast_prefill`", {"fast_prefill": True}),
     ("R-SWA (from 0.25)", {"rswa": True}),
     (
         "an attention backend that is not in the table below",
-        {"attention_backends": ("FLASHINFER",)},
+        {"attention": (attention.Attention("HPC_ATTN", "HpcAttnMetadataBuilder"),)},
     ),
-    ("one that no GPU has run with graphs", {"attention_backends": ("TRITON_MLA",)}),
+    ("one that was read, and cannot have graphs", {"attention": (backend("FLEX_ATTENTION"),)}),
+    ("one that no GPU has run with graphs", {"attention": (backend("TRITON_MLA"),)}),
+    (
+        "the same with `OVERLAY_DRAFT_GRAPHS_UNTRIED=on`",
+        {"attention": (backend("TRITON_MLA"),), "untried": True},
+    ),
+    (
+        "MUSA with tensor parallelism (and `OVERLAY_DRAFT_GRAPHS_UNTRIED=on`)",
+        {
+            "platform": capabilities.platform_row("vllm_musa.platform.MtmlMUSAPlatform"),
+            "tensor_parallel_size": 2,
+            "attention": (backend("TRITON_ATTN"),),
+            "untried": True,
+        },
+    ),
     (
         "chunked or sink attention in the draft",
-        {"derived_builders": ("ChunkedLocalAttentionBuilder",)},
+        {
+            "attention": (
+                attention.Attention("FLASH_ATTN", "ChunkedLocalAttentionBuilder", derived=True),
+            )
+        },
     ),
 )
 
@@ -117,7 +173,7 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
 def row(words: str, changes: dict[str, Any]) -> str:
     """One row: what the default mode captures, and what the log says of the rest."""
     facts = replace(PLAIN, **changes)
-    decision = policy.decide("auto", facts, policy.GRAPH_ATTENTION_BACKENDS)
+    decision = policy.decide("auto", facts)
     roles = [facts.drafter.first_role] * decision.first + list(decision.later)
     said = "; ".join([*decision.refusals, *decision.notes])
     return f"| {words} | {', '.join(f'`{role}`' for role in roles) or 'nothing'} | {said} |"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -17,9 +17,20 @@ class RecordedBackend:
     whatever else the device may have done there since the last one.
     """
 
-    attention_backends: ClassVar[Any] = {"CPU_ATTN": frozenset({"first", "step", "loop", "whole"})}
-
     def __init__(self) -> None:
+        from vllm.v1.spec_decode.draft_graphs import capabilities
+
+        attention = "tests.draft_graphs.graph_safe_attention."
+        double = capabilities.Backend(
+            names=("CPU_ATTN",),
+            classes=(attention + "GraphSafeBackend",),
+            builder=attention + "GraphSafeBuilder",
+            evidence="gpu",
+            where="the double itself",
+        )
+        #: As on CUDA, with the double of an attention backend beside vLLM's own.
+        self.platform: Any = capabilities.PLATFORMS[0]
+        self.attention: tuple[Any, ...] = (*capabilities.BACKENDS, double)
         self.graphs: list[RecordedGraph] = []
         self.host_only: list[torch.Tensor] = []
         self.host: list[torch.Tensor] = []

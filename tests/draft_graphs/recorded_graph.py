@@ -154,6 +154,13 @@ class GraphPool:
                     memory.poison()
 
 
+def _is_host_memory(args: tuple[Any, ...]) -> bool:
+    """Whether the first argument is a tensor that a GPU's code would keep on the host."""
+    graph = RecordedGraph.capturing
+    known = {} if graph is None else graph._host
+    return bool(args) and isinstance(args[0], torch.Tensor) and _key(args[0]) in known
+
+
 class _HostEscapes(TorchFunctionMode):  # type: ignore[misc]  # mypy sees no PyTorch
     def __torch_function__(
         self,
@@ -162,7 +169,7 @@ class _HostEscapes(TorchFunctionMode):  # type: ignore[misc]  # mypy sees no PyT
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if func in HOST_ESCAPES:
+        if func in HOST_ESCAPES and not _is_host_memory(args):
             raise CaptureRefused(f"{HOST_ESCAPES[func]}: a value crosses between host and device")
         if func is torch.as_tensor and not isinstance(args[0], torch.Tensor):
             raise CaptureRefused("torch.as_tensor: fresh host data")

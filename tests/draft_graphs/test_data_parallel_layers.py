@@ -18,6 +18,7 @@ pytest.importorskip("vllm")
 from tests.draft_graphs.added_modules import added
 
 ranks: Any = added("ranks")
+couplings: Any = added("coupling")
 Module: Any = torch.nn.Module
 
 
@@ -59,12 +60,12 @@ TOGETHER = (
 
 @pytest.mark.parametrize(("module", "name"), ALONE)
 def test_layers_of_dense_drafts_stay_on_their_rank(module: str, name: str) -> None:
-    assert not ranks.looks_beyond_its_rank(layer(module, name))
+    assert not couplings.looks_beyond_its_rank(layer(module, name))
 
 
 @pytest.mark.parametrize(("module", "name"), TOGETHER)
 def test_layers_of_experts_reach_other_ranks(module: str, name: str) -> None:
-    assert ranks.looks_beyond_its_rank(layer(module, name))
+    assert couplings.looks_beyond_its_rank(layer(module, name))
 
 
 def get_dp_group() -> Any:
@@ -162,8 +163,8 @@ REACHING = (
 
 @pytest.mark.parametrize("cls", REACHING, ids=lambda cls: cls.__name__)
 def test_code_that_names_other_ranks_is_found_wherever_it_stands(cls: type) -> None:
-    assert ranks.looks_beyond_its_rank(cls)
-    assert not ranks.looks_beyond_its_rank(Plain)
+    assert couplings.looks_beyond_its_rank(cls)
+    assert not couplings.looks_beyond_its_rank(Plain)
 
 
 def proposer(*layers: Any, ranks: int = 2, **more: Any) -> Any:
@@ -174,23 +175,23 @@ def proposer(*layers: Any, ranks: int = 2, **more: Any) -> Any:
 
 
 def test_a_draft_without_such_layers_needs_no_other_rank() -> None:
-    assert ranks.coupling(proposer(Plain(), torch.nn.Linear(2, 2))) is None
+    assert couplings.coupling(proposer(Plain(), torch.nn.Linear(2, 2))) == couplings.Coupling()
 
 
 def test_one_such_layer_anywhere_is_the_reason_and_is_named() -> None:
     deep = torch.nn.Sequential(Plain(), torch.nn.Sequential(Calls()))
-    reason = ranks.coupling(proposer(Plain(), deep))
-    assert reason is not None
-    assert "2 data-parallel ranks" in reason
-    assert "Calls" in reason
-    assert "Plain" not in reason
+    found = couplings.coupling(proposer(Plain(), deep))
+    assert found.together
+    assert "2 data-parallel ranks" in found.reason
+    assert "Calls" in found.reason
+    assert "Plain" not in found.reason
 
 
-def test_ranks_that_come_and_go_draft_together() -> None:
-    assert ranks.coupling(proposer(Plain(), enable_elastic_ep=False)) is None
-    reason = ranks.coupling(proposer(Plain(), enable_elastic_ep=True))
-    assert reason is not None
-    assert "elastic" in reason
+def test_ranks_that_come_and_go_draft_as_upstream() -> None:
+    for layer in (Plain(), Calls()):
+        found = couplings.coupling(proposer(layer, enable_elastic_ep=True))
+        assert found.manner is couplings.Manner.REFUSED
+        assert "elastic" in found.reason
 
 
 def test_a_drafter_with_dummy_passes_of_its_own_drafts_as_upstream() -> None:
@@ -201,15 +202,15 @@ def test_a_drafter_with_dummy_passes_of_its_own_drafts_as_upstream() -> None:
     for kind, refused in ((EagleProposer, False), (DFlashProposer, True)):
         drafter = object.__new__(kind)
         vars(drafter).update(vars(proposer(Plain())))
-        reason = ranks.coupling(drafter)
-        assert (reason is not None) == refused
+        reason = couplings.coupling(drafter).reason
+        assert bool(reason) == refused
         vars(drafter).update(vars(proposer(Plain(), ranks=1)))
-        assert ranks.coupling(drafter) is None
+        assert couplings.coupling(drafter) == couplings.Coupling()
     assert "DFlashProposer has dummy passes of its own" in reason
 
 
 def test_without_data_parallelism_nothing_matters() -> None:
-    assert ranks.coupling(proposer(Calls(), ranks=1)) is None
+    assert couplings.coupling(proposer(Calls(), ranks=1)) == couplings.Coupling()
     assert ranks.token_counts(proposer(ranks=1).vllm_config, 5) is None
 
 
@@ -241,15 +242,57 @@ def test_all_ranks_go_by_the_one_that_wants_least(own: bool, others: bool) -> No
         mock.patch("vllm.distributed.parallel_state.get_tp_group", return_value=both),
         mock.patch("torch.distributed.all_reduce", all_reduce),
     ):
-        assert ranks.all_ranks_want(proposer(Plain()), own) is (own and others)
-    assert len(votes) == 2  # asked whatever it wants itself, in both groups
+        for layer in (Plain(), Calls()):
+            assert ranks.all_ranks_want(proposer(layer), own) is (own and others)
+    assert len(votes) == 4  # asked whatever it wants itself, in both groups
 
 
 @pytest.mark.parametrize("own", [True, False])
-@pytest.mark.parametrize("draft", [proposer(Calls()), proposer(Calls(), ranks=1)])
+@pytest.mark.parametrize(
+    "draft", [proposer(Calls(), enable_elastic_ep=True), proposer(Calls(), ranks=1)]
+)
 def test_where_nothing_is_to_be_agreed_nobody_is_asked(own: bool, draft: Any) -> None:
     with mock.patch("torch.distributed.all_reduce", side_effect=AssertionError):
         assert ranks.all_ranks_want(draft, own) is own
+
+
+def gathering(theirs: list[dict[str, str]]) -> Any:
+    """A group in which another rank has gathered these plans."""
+
+    def all_gather_object(gathered: list[Any], tables: list[dict[str, str]], group: Any) -> None:
+        assert group == "cpu"
+        gathered[:] = [tables, theirs]
+
+    return SimpleNamespace(world_size=2, cpu_group="cpu"), all_gather_object
+
+
+@pytest.mark.parametrize(
+    ("theirs", "lines"),
+    [
+        ({"mode": "loop", "graphs": "8"}, []),
+        (
+            {"mode": "step", "graphs": "8"},
+            ["  rank 0: mode = loop", "  rank 1: mode = step"],
+        ),
+        (
+            {"error": "out of memory"},
+            [
+                *("  rank 0: error = nothing", "  rank 1: error = out of memory"),
+                *("  rank 0: graphs = 8", "  rank 1: graphs = nothing"),
+                *("  rank 0: mode = loop", "  rank 1: mode = nothing"),
+            ],
+        ),
+    ],
+)
+def test_what_ranks_plan_differently_is_a_table(theirs: dict[str, str], lines: list[str]) -> None:
+    both, all_gather_object = gathering([theirs])
+    one = SimpleNamespace(world_size=1)
+    with (
+        mock.patch("vllm.distributed.parallel_state.get_dp_group", return_value=both),
+        mock.patch("vllm.distributed.parallel_state.get_tp_group", return_value=one),
+        mock.patch("torch.distributed.all_gather_object", all_gather_object),
+    ):
+        assert ranks.differences({"mode": "loop", "graphs": "8"}) == lines
 
 
 # What vLLM makes of data parallelism

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from packaging.version import Version
 
 from overlay.package import KNOWN_RELEASES
 from overlay.targets.resolution import resolve
@@ -142,7 +143,7 @@ def test_what_the_ranks_vote_with_is_there(release: str) -> None:
 
 def other_ranks() -> re.Pattern[str]:
     """`ranks._OTHER_RANKS`, out of a module that only torch can import."""
-    text = (FOLDER / "draft_graphs" / "ranks.py").read_text(encoding="utf-8")
+    text = (FOLDER / "draft_graphs" / "coupling.py").read_text(encoding="utf-8")
     match = re.search(r'^_OTHER_RANKS = re\.compile\(r"(.*)"\)$', text, re.MULTILINE)
     assert match is not None
     return re.compile(match[1])
@@ -184,3 +185,31 @@ def test_layers_of_eagle_heads_name_no_other_rank(release: str, path: str) -> No
 def test_layers_of_experts_name_other_ranks(release: str, path: str, name: str) -> None:
     named = names(scope(source(release, f"model_executor/{path}"), name))
     assert [name for name in named if OTHER_RANKS.search(name)]
+
+
+def test_an_idle_rank_runs_as_many_tokens_as_a_request_verifies(release: str) -> None:
+    """So it has a FULL graph in the agreement, and does not take those of the others from them."""
+    worker = scope(source(release, "v1/worker/gpu_worker.py"), "Worker", "execute_dummy_batch")
+    text = ast.unparse(worker)
+    assert "uniform_decode_query_len" in text
+    assert "uniform_decode=True" in text
+
+
+def test_the_least_vote_is_the_mode_and_only_none_leaves_sizes_apart(release: str) -> None:
+    """A vote below all modes reaches every rank, and pads all of them to one size."""
+    utils = source(release, "v1/worker/dp_utils.py")
+    mode = ast.unparse(scope(utils, "_post_process_cudagraph_mode"))
+    assert "int(tensor[3, :].min().item())" in mode
+    assert "synced_cudagraph_mode != 0" in ast.unparse(scope(utils, "_synchronize_dp_ranks"))
+
+
+def test_a_rank_without_room_joins_the_draft_passes(release: str) -> None:
+    """Upstream's from 0.25 on, the feature's hunk before."""
+    text = ast.unparse(
+        scope(source(release, "v1/worker/gpu_model_runner.py"), "GPUModelRunner", "sample_tokens")
+    )
+    joins = "self.drafter.dummy_run(num_tokens=1)" in text
+    assert joins == (Version(release) >= Version("0.25"))
+    first, last = ("0.20.0", "0.24.0")
+    patch = (FOLDER.parents[3] / "70-runner-agreement" / f"{first}..{last}.patch").read_text()
+    assert "+                    self.drafter.dummy_run(num_tokens=1)" in patch

@@ -22,10 +22,13 @@ pytest.importorskip("vllm")
 
 from tests.draft_graphs.added_modules import added
 
+attention: Any = added("attention")
+capabilities: Any = added("capabilities")
 facts: Any = added("facts")
 policy: Any = added("policy")
 drafters: Any = added("drafter")
 upstream: Any = added("upstream")
+couplings: Any = added("coupling")
 
 #: Every one that `early_facts` or `late_facts` reads.
 PROPOSER = {
@@ -43,26 +46,47 @@ class Backend:
     """A device that has graphs."""
 
     reason: str | None = None
+    platform = capabilities.PLATFORMS[0]
+    attention = capabilities.BACKENDS
 
     def no_graphs(self) -> str | None:
         return self.reason
 
 
+def instance(path: str) -> Any:
+    """An object whose class has this module and name, and nothing of vLLM's."""
+    module, _, name = path.rpartition(".")
+    return type(name, (), {"__module__": module})()
+
+
 class Group:
     """An attention group of the draft, as far as facts go."""
 
+    layer_names = ("draft.0",)
+
     def __init__(
-        self, name: str = "FLASH_ATTN", cls: str | None = None, *, threshold: int | None = 0
+        self, name: str = "FLASH_ATTN", cls: str | None = None, *, threshold: int | None = None
     ) -> None:
         """cls: module and name of its metadata builder; None for the backend's own."""
-        path = cls or policy.ATTENTION_BUILDERS.get(name, "a.Builder")
-        module, _, of_class = path.rpartition(".")
-        self.backend = SimpleNamespace(get_name=lambda: name, is_mla=lambda: threshold != 0)
-        self.builder = type(of_class, (), {"__module__": module})()
+        rows = [row for row in capabilities.BACKENDS if name in row.names]
+        path = rows[0].classes[0] if rows else f"a.{name}Backend"
+        self.backend = type(instance(path))
+        self.backend.get_name = lambda: name
+        self.builder = instance(cls or (rows[0].builder if rows else f"a.{name}Builder"))
         self.builder.reorder_batch_threshold = threshold
 
     def get_metadata_builder(self) -> Any:
         return self.builder
+
+
+FLASH_ATTN = attention.Attention(
+    "FLASH_ATTN", "FlashAttentionMetadataBuilder", capabilities.BACKENDS[0], derived=True
+)
+
+
+def stranger(name: str) -> Any:
+    """What is known of a backend without a row."""
+    return attention.Attention(name, f"{name}Builder")
 
 
 def make_proposer(cls: type | None = None) -> Any:
@@ -99,12 +123,14 @@ def make_proposer(cls: type | None = None) -> Any:
         max_num_tokens=2048,
         draft_attn_groups=[Group()],
     )
+    layer = SimpleNamespace(impl=SimpleNamespace(vllm_flash_attn_version=3))
+    compilation.static_forward_context["draft.0"] = layer
     return proposer
 
 
 def read(proposer: Any, backend: Any = None) -> Any:
-    early = facts.early_facts(proposer, backend or Backend())
-    return facts.late_facts(early, proposer)
+    backend = backend or Backend()
+    return facts.late_facts(facts.early_facts(proposer, backend), proposer, backend)
 
 
 PLAIN = policy.Facts(
@@ -113,7 +139,7 @@ PLAIN = policy.Facts(
     cudagraph_mode="FULL_AND_PIECEWISE",
     max_num_seqs=128,
     max_capture_tokens=512,
-    attention_backends=("FLASH_ATTN",),
+    attention=(FLASH_ATTN,),
 )
 
 
@@ -129,7 +155,7 @@ def changed(proposer: Any, backend: Any = None) -> dict[str, Any]:
 def test_a_plain_configuration_gets_graphs() -> None:
     plain = read(make_proposer())
     assert plain == PLAIN
-    assert policy.decide("auto", plain, policy.GRAPH_ATTENTION_BACKENDS).later == ("loop",)
+    assert policy.decide("auto", plain).later == ("loop",)
 
 
 def setting(part: str, name: str, value: Any) -> Callable[[Any], None]:
@@ -156,8 +182,8 @@ CHANGES: dict[str, tuple[Callable[[Any], None], Any]] = {
     "constant_draft_positions": (setting("", "constant_draft_positions", True), True),
     "shared_mtp_indices": (setting("", "_share_mtp_indices", True), True),
     "padded_batch_disabled": (setting(SPECULATIVE, "disable_padded_drafter_batch", True), True),
-    "micro_batching": (setting(PARALLEL, "enable_dbo", True), True),
-    "context_parallel_size": (setting(PARALLEL, "decode_context_parallel_size", 2), 2),
+    "decode_context_parallel_size": (setting(PARALLEL, "decode_context_parallel_size", 2), 2),
+    "prefill_context_parallel_size": (setting(PARALLEL, "prefill_context_parallel_size", 4), 4),
     "fast_prefill": (setting("vllm_config.cache_config", "kv_sharing_fast_prefill", True), True),
     "rswa": (setting(ARCHITECTURE, "rswa_window", 64), True),
     "dynamic_k": (setting(SPECULATIVE, "num_speculative_tokens_per_batch_size", [(1, 8, 3)]), True),
@@ -165,19 +191,21 @@ CHANGES: dict[str, tuple[Callable[[Any], None], Any]] = {
     "multimodal": (setting("", "supports_mm_inputs", True), True),
     "max_num_seqs": (setting("", "max_batch_size", 7), 7),
     "max_capture_tokens": (setting("", "max_num_tokens", 100), 100),
-    "attention_backends": (setting("", "draft_attn_groups", [Group("FLEX")]), ("FLEX",)),
-    "derived_builders": (
-        setting("", "draft_attn_groups", [Group(), Group(cls="a.ChunkedLocalAttentionBuilder")]),
-        ("ChunkedLocalAttentionBuilder",),
-    ),
+    "attention": (setting("", "draft_attn_groups", [Group("OTHER")]), (stranger("OTHER"),)),
+    "tensor_parallel_size": (setting(PARALLEL, "tensor_parallel_size", 2), 2),
 }
 #: The same facts, from elsewhere.
 OTHERWISE: dict[str, tuple[Callable[[Any], None], Any]] = {
-    "micro_batching": (setting(PARALLEL, "ubatch_size", 2), True),
-    "context_parallel_size": (setting(PARALLEL, "prefill_context_parallel_size", 4), 4),
     "max_capture_tokens": (
         setting("vllm_config.compilation_config", "max_cudagraph_capture_size", None),
         0,
+    ),
+    "attention": (
+        setting("", "draft_attn_groups", [Group(), Group(cls="a.ChunkedLocalAttentionBuilder")]),
+        (
+            attention.Attention("FLASH_ATTN", "ChunkedLocalAttentionBuilder", derived=True),
+            FLASH_ATTN,
+        ),
     ),
 }
 
@@ -236,7 +264,7 @@ def test_other_proposers_are_refused_by_their_class() -> None:
         assert facts.proposer_class == f"{cls.__module__}.{cls.__name__}"
         if facts.proposer_class in policy.DRAFTERS:
             continue
-        decision = policy.decide("auto", facts, policy.GRAPH_ATTENTION_BACKENDS)
+        decision = policy.decide("auto", facts)
         assert decision.refusals[0].startswith(f"{cls.__name__} drafts otherwise")
 
 
@@ -252,7 +280,7 @@ def granted_classes() -> Iterator[type]:
 
 def test_the_classes_that_graphs_are_for_are_vllms() -> None:
     found = {f"{cls.__module__}.{cls.__name__}" for cls in granted_classes()}
-    assert found == policy.DRAFTERS | policy.UNTRIED_DRAFTERS
+    assert found == policy.DRAFTERS
 
 
 @pytest.mark.parametrize(
@@ -290,12 +318,11 @@ def test_the_kind_of_a_proposer(
     found = read(proposer)
     assert found.drafter == drafters.Drafter(**expected)
     assert found.overridden_methods == ()
-    decision = policy.decide("auto", found, policy.GRAPH_ATTENTION_BACKENDS)
-    assert decision.first == (found.proposer_class not in policy.UNTRIED_DRAFTERS)
+    assert policy.decide("auto", found).first
     # A class that is derived from it may do anything.
     derived = make_proposer(type("Derived", (type(proposer),), {}))
     vars(derived).update(attributes)
-    assert read(derived).proposer_class not in policy.DRAFTERS | policy.UNTRIED_DRAFTERS
+    assert read(derived).proposer_class not in policy.DRAFTERS
 
 
 def test_a_draft_model_in_another_group_than_the_metadata_it_gets() -> None:
@@ -311,8 +338,9 @@ def test_data_parallel_ranks_that_change() -> None:
     proposer = make_proposer()
     parallel = proposer.vllm_config.parallel_config
     parallel.data_parallel_size, parallel.enable_elastic_ep = 2, True
-    (reason,) = changed(proposer).values()
-    assert "elastic" in reason
+    (coupling,) = changed(proposer).values()
+    assert coupling.manner is couplings.Manner.REFUSED
+    assert "elastic" in coupling.reason
 
 
 class Experts(torch.nn.Module):  # type: ignore[misc, name-defined, unused-ignore]  # mypy may see no PyTorch
@@ -321,13 +349,28 @@ class Experts(torch.nn.Module):  # type: ignore[misc, name-defined, unused-ignor
     __module__ = "vllm.model_executor.layers.fused_moe.layer"
 
 
-def test_load_balancing_of_experts_is_the_drafts_business_only_if_it_has_some() -> None:
+def test_data_parallel_ranks_with_experts_in_the_draft_draft_together() -> None:
     proposer = make_proposer()
-    proposer.vllm_config.parallel_config.enable_eplb = True
-    assert changed(proposer) == {}
     proposer.model.mlp = Experts()
-    assert changed(proposer) == {"eplb": True}
-    proposer.vllm_config.parallel_config.enable_eplb = False
+    assert changed(proposer) == {}, "there is one rank"
+    proposer.vllm_config.parallel_config.data_parallel_size = 2
+    (coupling,) = changed(proposer).values()
+    assert coupling.together
+    assert "Experts" in coupling.reason
+
+
+@pytest.mark.parametrize("backend", ["deepep_low_latency", "nixl_ep"])
+def test_buffers_that_alternate_between_the_halves(backend: str) -> None:
+    proposer = make_proposer()
+    proposer.vllm_config.parallel_config.all2all_backend = backend
+    assert changed(proposer) == {"low_latency_exchange": True}
+
+
+def test_load_balancing_of_experts_is_no_fact() -> None:
+    """It moves weights in place, behind the drafts, and graphs read the new ones."""
+    proposer = make_proposer()
+    proposer.model.mlp = Experts()
+    proposer.vllm_config.parallel_config.enable_eplb = True
     assert changed(proposer) == {}
 
 
@@ -351,12 +394,22 @@ def test_layers_that_keep_their_adapter() -> None:
     assert changed(proposer) == {"adapted_layers": ("norm",)}
 
 
-def test_sequence_parallelism_of_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequence_parallelism_of_experts_is_no_fact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such layers pad inside themselves, so they take any token count."""
     proposer = make_proposer()
     parallel = proposer.vllm_config.parallel_config
     assert not parallel.use_sequence_parallel_moe
     monkeypatch.setattr(type(parallel), "use_sequence_parallel_moe", property(lambda _: True))
-    assert changed(proposer) == {"sequence_parallel": True}
+    assert changed(proposer) == {}
+
+
+@pytest.mark.parametrize(("name", "value"), [("enable_dbo", True), ("ubatch_size", 2)])
+def test_micro_batching_of_the_target_is_no_fact(name: str, value: object) -> None:
+    """The drafter is never split, and drafts when all micro-batches have ended."""
+    proposer = make_proposer()
+    setattr(proposer.vllm_config.parallel_config, name, value)
+    assert proposer.vllm_config.parallel_config.use_ubatching
+    assert changed(proposer) == {}
 
 
 def test_an_offloader_that_copies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,18 +437,18 @@ def test_first_passes_that_cannot_be_captured() -> None:
     latent = make_proposer()
     latent.draft_attn_groups = [Group("MLA", threshold=3)]
     assert changed(latent) == {
-        "attention_backends": ("MLA",),
+        "attention": (stranger("MLA"),),
         "no_first": "attention backend MLA takes K+1 tokens for a prefill",
     }
     latent.draft_attn_groups = [Group("MLA", threshold=4)]
-    assert changed(latent) == {"attention_backends": ("MLA",)}
+    assert changed(latent) == {"attention": (stranger("MLA"),)}
 
 
 def test_every_fact_is_read() -> None:
     tested = CHANGES.keys() | {
-        *("no_graphs", "cudagraph_mode", "overridden_methods", "adapted_layers", "eplb"),
-        "unseen_group",
-        *("proposer_class", "data_parallel", "sequence_parallel", "weight_offloader", "no_first"),
+        *("no_graphs", "cudagraph_mode", "overridden_methods", "adapted_layers"),
+        *("unseen_group", "platform", "untried", "low_latency_exchange"),
+        *("proposer_class", "coupling", "sequence_parallel", "weight_offloader", "no_first"),
     }
     # Releases have these that the installed one has not: see `test_facts_releases.py`.
     assert {field.name for field in fields(policy.Facts)} - tested == {
@@ -422,4 +475,4 @@ def test_a_builder_without_a_threshold_splits_nothing() -> None:
     """Sparse MLA up to 0.25.1: its backend is refused by name, and nothing is raised."""
     proposer = make_proposer()
     proposer.draft_attn_groups = [Group("SPARSE", threshold=None)]
-    assert changed(proposer) == {"attention_backends": ("SPARSE",)}
+    assert changed(proposer) == {"attention": (stranger("SPARSE"),)}

@@ -35,13 +35,13 @@ NAMES: dict[tuple[str, str, str], tuple[str, str]] = {
     ("config/parallel.py", "ParallelConfig", "enable_elastic_ep"): ("0", LAST),
     ("config/parallel.py", "ParallelConfig", "decode_context_parallel_size"): ("0", LAST),
     ("config/parallel.py", "ParallelConfig", "prefill_context_parallel_size"): ("0", LAST),
-    ("config/parallel.py", "ParallelConfig", "use_sequence_parallel_moe"): ("0", LAST),
     ("config/cache.py", "CacheConfig", "calculate_kv_scales"): ("0", "0.28"),
     ("config/cache.py", "CacheConfig", "kv_sharing_fast_prefill"): ("0", LAST),
     ("config/compilation.py", "PassConfig", "enable_sp"): ("0", "0.32"),
     ("config/compilation.py", "CompilationConfig", "max_cudagraph_capture_size"): ("0", LAST),
     ("config/vllm.py", "VllmConfig", "lora_config"): ("0", LAST),
     ("config/model.py", "ModelConfig", "rswa_window"): ("0.25", LAST),
+    ("v1/worker/ubatching.py", "", "dbo_enabled"): ("0", LAST),
     ("model_executor/offloader/base.py", "", "get_offloader"): ("0", LAST),
     ("model_executor/offloader/base.py", "", "NoopOffloader"): ("0", LAST),
     ("model_executor/offloader/uva.py", "", "UVAOffloader"): ("0", LAST),
@@ -120,6 +120,15 @@ def test_every_name_that_may_be_missing_is_known(release: str) -> None:
     assert release
 
 
+def test_the_contexts_of_micro_batches_are_a_list_of_the_module(release: str) -> None:
+    contexts = [
+        node.value
+        for node in tree(release, "v1/worker/ubatching.py").body
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "_CURRENT_CONTEXTS"
+    ]
+    assert [type(each) for each in contexts] == [ast.List]
+
+
 def test_every_method_that_graphs_take_over_is_upstreams(release: str) -> None:
     text = (FOLDER / "draft_graphs" / "upstream.py").read_text(encoding="utf-8")
     listed = re.search(r"^TAKEN_OVER = \((.*?)^\)", text, re.MULTILINE | re.DOTALL)
@@ -155,9 +164,9 @@ BUILDERS = {
     "flash_attn": "FlashAttentionMetadataBuilder",
     "triton_attn": "TritonAttentionMetadataBuilder",
 }
-#: What a draft's metadata never has, or what is refused: `context_parallel_size`, prefixes that
-#: come from the host (`rswa`, and ranges of multimodal prefixes), and a prefix that requests have
-#: in common.
+#: What a draft's metadata never has, or what is refused: `decode_context_parallel_size`, prefixes
+#: that come from the host (`rswa`, and ranges of multimodal prefixes), and a prefix that requests
+#: have in common.
 NEVER = re.compile(r"dcp_world_size|mm_prefix|rswa|use_cascade")
 HOST = re.compile(r"cpu$|^item$|^tolist$|^numpy$|_np$")
 

@@ -6,6 +6,7 @@ allocator and the generators), in the three forms that they have had. Needs vLLM
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from tests.draft_graphs import drafters  # noqa: F401 - for what importing it do
 
 # The feature's modules lie beside vLLM's own once `drafters` is imported.
 # isort: split
-from vllm.v1.spec_decode.draft_graphs import graph_backend
+from vllm.v1.spec_decode.draft_graphs import capabilities, graph_backend
 
 POOL = (0, 7)
 #: Who tells the allocator of a capture that CUDA has ended: nobody, `capture_end`, or `reset`.
@@ -144,6 +145,37 @@ def test_an_error_that_cuda_does_not_see_is_told_as_it_is(world: World) -> None:
     assert not world.underway
     assert not world.random
     assert not world.uses[POOL]
+
+
+@pytest.mark.parametrize("undo", [True, False])
+def test_a_platform_without_pytorchs_functions_tells_the_first_error(
+    world: World, monkeypatch: pytest.MonkeyPatch, undo: bool
+) -> None:
+    """As torchada, which sends torch.cuda to another device, and `torch._C` it does not."""
+    monkeypatch.delattr(torch._C, "_cuda_endAllocateToPool")
+    row = dataclasses.replace(capabilities.PLATFORMS[0], undo_failed_capture=undo)
+    monkeypatch.setattr(graph_backend.CudaGraphBackend, "platform", row)
+    with pytest.raises(RuntimeError, match="operation not permitted when stream is capturing"):
+        capture(world.read_a_value)
+
+
+def device(monkeypatch: pytest.MonkeyPatch, path: str) -> Any:
+    """The backend on a platform whose class has this module and name."""
+    module, _, name = path.rpartition(".")
+    platform = type(name, (), {"__module__": module})()
+    monkeypatch.setattr("vllm.platforms.current_platform", platform)
+    return graph_backend.default_graph_backend()
+
+
+def test_a_platform_is_known_by_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    for row in capabilities.PLATFORMS:
+        for path in row.classes:
+            backend = device(monkeypatch, path)
+            assert backend.platform == row
+            assert backend.no_graphs() == (row.why or None)
+    stranger = device(monkeypatch, "somewhere.NvmlCudaPlatform")
+    assert stranger.platform is None
+    assert "somewhere.NvmlCudaPlatform" in stranger.no_graphs()
 
 
 def test_what_is_not_understood_is_not_passed_over(

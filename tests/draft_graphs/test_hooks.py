@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,13 +18,14 @@ from tests.draft_graphs.recorded_backend import RecordedBackend
 # isort: split
 from vllm.v1 import overlay_effects
 from vllm.v1.spec_decode.draft_graphs import graph_backend, hooks, policy
+from vllm.v1.spec_decode.eagle import EagleProposer
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 def create(monkeypatch: pytest.MonkeyPatch, *, facts: Any = None, **variables: str) -> Any:
-    for name in ("OVERLAY_DRAFT_GRAPHS", "OVERLAY_DRAFT_GRAPHS_CHECK"):
-        monkeypatch.delenv(name, raising=False)
+    for name in ("", "_CHECK", "_UNTRIED"):
+        monkeypatch.delenv(f"OVERLAY_DRAFT_GRAPHS{name}", raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     found = facts or policy.Facts(num_speculative_tokens=3)
@@ -37,6 +39,7 @@ def create(monkeypatch: pytest.MonkeyPatch, *, facts: Any = None, **variables: s
     [
         ("OVERLAY_DRAFT_GRAPHS", "off, step, loop, auto"),
         ("OVERLAY_DRAFT_GRAPHS_CHECK", "on or off"),
+        ("OVERLAY_DRAFT_GRAPHS_UNTRIED", "on or off"),
     ],
 )
 def test_an_unknown_value_stops_the_start(
@@ -57,6 +60,43 @@ def test_the_mode_is_what_was_asked_for(
     assert log == [], "that they are captured is said when they are"
 
 
+@pytest.mark.parametrize("value", ["on", "1"])
+def test_the_user_may_grant_a_drafter_that_no_gpu_has_shown(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    facts = policy.Facts(
+        num_speculative_tokens=3, proposer_class="vllm.v1.spec_decode.dflash.DFlashProposer"
+    )
+    assert create(monkeypatch, facts=facts) is None
+    assert create(monkeypatch, facts=facts, OVERLAY_DRAFT_GRAPHS_UNTRIED=value) is not None
+
+
+def test_a_class_that_drafts_by_its_own_code_is_one_line(log: list[str]) -> None:
+    """As vllm-ascend's proposers, whose `load_model` asks for no graphs."""
+
+    class Ascend(EagleProposer):  # type: ignore[misc]  # mypy sees no vLLM
+        draft_graphs = None
+
+    runner = SimpleNamespace(speculative_config=object(), drafter=object.__new__(Ascend))
+    hooks.capture_draft_graphs(runner)
+    (line,) = log
+    assert line.startswith("INFO Draft graphs: none (mode auto), the drafter runs as upstream: ")
+    assert "Ascend (" in line
+    assert "loads its model and drafts by its own code" in line
+    told = overlay_effects.effects()["draft-graphs"]
+    assert (told["state"], told["text"] in line) == ("idle", True)
+    # One that asked has been answered by `create_draft_graphs`.
+    runner.drafter.draft_graphs = None
+    hooks.capture_draft_graphs(runner)
+    assert len(log) == 1
+
+
+def test_a_rank_without_a_drafter_says_so(log: list[str]) -> None:
+    hooks.capture_draft_graphs(SimpleNamespace(speculative_config=object(), drafter=None))
+    (line,) = log
+    assert "this rank has no drafter" in line
+
+
 def test_off_is_one_line_and_no_graphs(monkeypatch: pytest.MonkeyPatch, log: list[str]) -> None:
     assert create(monkeypatch, OVERLAY_DRAFT_GRAPHS="off") is None
     (line,) = log
@@ -71,10 +111,10 @@ def test_off_is_one_line_and_no_graphs(monkeypatch: pytest.MonkeyPatch, log: lis
 def test_a_refusal_is_one_line_with_its_reasons(
     monkeypatch: pytest.MonkeyPatch, log: list[str]
 ) -> None:
-    facts = policy.Facts(num_speculative_tokens=3, rswa=True, eplb=True)
+    facts = policy.Facts(num_speculative_tokens=3, rswa=True, fast_prefill=True)
     assert create(monkeypatch, facts=facts) is None
     (line,) = log
     assert line.startswith("INFO ")
     assert "R-SWA takes" in line
     assert overlay_effects.effects()["draft-graphs"]["text"] in line
-    assert "expert load balancing" in line
+    assert "kv_sharing_fast_prefill" in line

@@ -27,7 +27,7 @@ from tests.draft_graphs.twin_sampling import Metadata
 # The feature's modules lie beside vLLM's own once `drafters` is imported.
 # isort: split
 from vllm.v1 import overlay_effects
-from vllm.v1.spec_decode.draft_graphs import address_check, draft_graphs, hooks, ranks
+from vllm.v1.spec_decode.draft_graphs import address_check, capture, draft_graphs, hooks, ranks
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
@@ -132,9 +132,32 @@ def test_a_capture_that_fails_leaves_nothing_and_says_so_once(number: int, log: 
     assert "RuntimeError: on purpose" in line
 
 
+def test_nothing_is_captured_while_a_micro_batch_is_running(
+    log: list[str], monkeypatch: Any
+) -> None:
+    from vllm.v1.worker import ubatching
+
+    drafter = Drafter()
+    monkeypatch.setattr(ubatching, "_CURRENT_CONTEXTS", [None, object()])
+    drafter.capture()
+    assert drafter.keys == []
+    assert drafter.graphs.captured is None
+    (line,) = log
+    assert line.startswith("WARNING Draft graphs withdrawn, the drafter runs as upstream: ")
+    assert "1 micro-batches of the target are still running" in line
+    monkeypatch.setattr(ubatching, "_CURRENT_CONTEXTS", [None, None])
+    drafter.capture()
+    assert drafter.keys
+    # The bug that this would catch: nobody looks.
+    monkeypatch.setattr(ubatching, "_CURRENT_CONTEXTS", [object(), None])
+    monkeypatch.setattr(capture, "require_no_micro_batch", lambda: None)
+    drafter.capture()
+    assert drafter.keys, "without the check graphs are captured"
+
+
 def test_another_ranks_failure_is_a_failure(log: list[str], monkeypatch: Any) -> None:
     answers = iter([True, True, False])
-    monkeypatch.setattr(ranks, "all_ranks_agree", lambda yes: next(answers))
+    monkeypatch.setattr(ranks, "all_ranks_agree", lambda yes, **_: next(answers))
     drafter = Drafter()
     with mock.patch.object(ranks, "even_out_recorded_all_reduces") as evened:
         drafter.capture()
@@ -277,7 +300,7 @@ def test_steps_serve_every_k_up_to_the_configured_one(k: int) -> None:
 
 def test_a_refusal_at_the_capture_is_one_line(log: list[str]) -> None:
     drafter = Drafter()
-    drafter.backend.attention_backends = {"OTHER": ROLES}  # type: ignore[misc]
+    drafter.backend.attention = ()
     drafter.capture()
     (line,) = log
     assert line.startswith("INFO Draft graphs: none (mode auto)")
@@ -425,7 +448,7 @@ def test_whatever_leaves_it_without_graphs_makes_it_idle(
     drafter.capture()
     drafter.graphs.withdraw("a reason")
     assert told() == ("idle", "withdrawn: a reason")
-    drafter.backend.attention_backends = {"OTHER": ROLES}  # type: ignore[misc]
+    drafter.backend.attention = ()
     drafter.capture()
     assert told()[0] == "idle"
     assert "attention backend CPU_ATTN of the draft is not known" in told()[1]

@@ -34,7 +34,7 @@ from tests.draft_graphs.mutations import POLICY_MUTATIONS, PolicyMutation, rende
 from tests.draft_graphs.package_copies import HOOKED
 from tests.draft_graphs.sabotage import SABOTAGES, engine_of, is_named
 from tests.draft_graphs.scenario_mutations import BUILDER_MUTATIONS, SCENARIO_MUTATIONS
-from tests.draft_graphs.test_policy import ATTENTION, LATE, REFUSED
+from tests.draft_graphs.test_policy import LATE, REFUSED
 from tests.draft_graphs.twin_mutations import TWIN_MUTATIONS
 from tests.support.code_edits import edited
 
@@ -190,7 +190,7 @@ def refuses(source: str, fact: str) -> bool:
     sys.modules[module.__name__] = module
     exec(compile(source, "policy.py", "exec"), module.__dict__)
     facts = {**vars(LATE), fact: REFUSED[fact][0]}
-    return not module.decide("auto", module.Facts(**facts), ATTENTION).any
+    return not module.decide("auto", module.Facts(**facts)).any
 
 
 @pytest.mark.parametrize(

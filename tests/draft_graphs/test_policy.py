@@ -8,21 +8,30 @@ from typing import Any
 import pytest
 
 from tests.draft_graphs.added_modules import added
-from tests.draft_graphs.policy_table import CASES, DRAFTERS, PAGE, page_with_table
+from tests.draft_graphs.policy_table import (
+    CASES,
+    DRAFTERS,
+    FLASH_ATTN,
+    PAGE,
+    backend,
+    page_with_table,
+)
 
 policy: Any = added("policy")
 messages: Any = added("messages")
 keys: Any = added("keys")
+attention: Any = added("attention")
+capabilities: Any = added("capabilities")
+coupling: Any = added("coupling")
+Coupling, Manner = coupling.Coupling, coupling.Manner
 
-ALL = frozenset(keys.ROLES)
-ATTENTION = {"FLASH_ATTN": ALL, "TRITON_ATTN": ALL}
 EARLY = policy.Facts(num_speculative_tokens=3)
 LATE = replace(
     EARLY,
     cudagraph_mode="FULL_AND_PIECEWISE",
     max_num_seqs=128,
     max_capture_tokens=512,
-    attention_backends=("FLASH_ATTN",),
+    attention=(FLASH_ATTN,),
 )
 
 # Fact -> (a value that must refuse, a word of the reason).
@@ -37,10 +46,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "padded_batch_disabled": (True, "disable_padded_drafter_batch"),
     "xdrope": (True, "XD-RoPE"),
     "adapted_layers": (("model.norm",), "model.norm"),
-    "eplb": (True, "enable_eplb"),
-    "micro_batching": (True, "micro-batching"),
-    "data_parallel": ("2 data-parallel ranks draft in lockstep", "data-parallel"),
-    "context_parallel_size": (2, "context parallelism"),
+    "coupling": (Coupling(Manner.REFUSED, "2 data-parallel ranks change"), "data-parallel"),
+    "decode_context_parallel_size": (2, "decode context parallelism"),
+    "prefill_context_parallel_size": (2, "prefill context parallelism"),
     "sequence_parallel": (True, "sequence parallelism"),
     "weight_offloader": ("PrefetchOffloader", "PrefetchOffloader"),
     "computes_kv_scales": (True, "KV scales"),
@@ -48,9 +56,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "rswa": (True, "R-SWA"),
     "cudagraph_mode": ("NONE", "cudagraph mode is NONE"),
     "max_capture_tokens": (0, "capture sizes"),
-    "attention_backends": (("FLASHINFER",), "FLASHINFER"),
+    "attention": ((attention.Attention("OF_SOMEBODY", "Builder"),), "OF_SOMEBODY"),
+    "platform": (capabilities.UNKNOWN, "the platform is not known"),
     "unseen_group": (1, "group 1"),
-    "derived_builders": (("ChunkedLocalAttentionBuilder",), "by ChunkedLocalAttentionBuilder"),
 }
 # Facts that leave something to capture; the tests below say what.
 GRANTED = {
@@ -60,6 +68,9 @@ GRANTED = {
     "multimodal",
     "no_first",
     "max_num_seqs",
+    "low_latency_exchange",
+    "tensor_parallel_size",
+    "untried",
 }
 
 
@@ -70,7 +81,7 @@ def test_every_fact_is_tested() -> None:
 @pytest.mark.parametrize("mode", ["step", "loop", "auto"])
 @pytest.mark.parametrize("facts", [EARLY, LATE], ids=["early", "late"])
 def test_a_plain_configuration_gets_graphs(mode: str, facts: Any) -> None:
-    decision = policy.decide(mode, facts, ATTENTION)
+    decision = policy.decide(mode, facts)
     assert decision.any
     assert decision.first
     assert decision.later == (("step",) if mode == "step" else ("loop",))
@@ -82,16 +93,16 @@ def test_a_plain_configuration_gets_graphs(mode: str, facts: Any) -> None:
 @pytest.mark.parametrize("mode", ["step", "loop", "auto"])
 def test_one_adverse_fact_refuses_everything_and_says_so(fact: str, mode: str) -> None:
     value, word = REFUSED[fact]
-    decision = policy.decide(mode, replace(LATE, **{fact: value}), ATTENTION)
+    decision = policy.decide(mode, replace(LATE, **{fact: value}))
     assert not decision.any
     assert len(decision.refusals) == 1
     assert word in decision.refusals[0]
 
 
-@pytest.mark.parametrize("fact", sorted(REFUSED.keys() - {"no_graphs", "data_parallel"}))
+@pytest.mark.parametrize("fact", sorted(REFUSED.keys() - {"no_graphs", "coupling", "platform"}))
 def test_every_refusal_names_what_the_user_can_change(fact: str) -> None:
-    """A device is what it is; what couples ranks is said, with the remedy, by `ranks.coupling`."""
-    (reason,) = policy.decide("auto", replace(LATE, **{fact: REFUSED[fact][0]}), ATTENTION).refusals
+    """A device is what it is; what couples ranks is said, with the remedy, by `coupling`."""
+    (reason,) = policy.decide("auto", replace(LATE, **{fact: REFUSED[fact][0]})).refusals
     remedy = reason[reason.index("(") + 1 : reason.rindex(")")]
     verbs = ("remove", "set", "get graphs", "get them", "chooses", "shares its group", "replaces")
     assert any(verb in remedy for verb in verbs), reason
@@ -99,25 +110,20 @@ def test_every_refusal_names_what_the_user_can_change(fact: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(policy.OTHER_DRAFTERS))
 def test_drafters_that_draft_otherwise_are_told_why(name: str) -> None:
-    (reason,) = policy.decide("auto", replace(LATE, proposer_class=name), ATTENTION).refusals
+    (reason,) = policy.decide("auto", replace(LATE, proposer_class=name)).refusals
     assert policy.OTHER_DRAFTERS[name] in reason
     assert "VLLM_USE_V2_MODEL_RUNNER" in reason
 
 
 def test_all_reasons_are_given_at_once() -> None:
-    facts = replace(LATE, rswa=True, eplb=True, context_parallel_size=2)
-    assert len(policy.decide("auto", facts, ATTENTION).refusals) == 3
+    facts = replace(LATE, rswa=True, fast_prefill=True, decode_context_parallel_size=2)
+    assert len(policy.decide("auto", facts).refusals) == 3
 
 
 @pytest.mark.parametrize("mode", ["PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"])
 def test_every_mode_in_which_vllm_captures_grants(mode: str) -> None:
     """Draft graphs need that `capture_model` runs, and nothing of the target's own graphs."""
-    assert policy.decide("auto", replace(LATE, cudagraph_mode=mode), ATTENTION).any
-
-
-def test_the_builder_of_each_known_attention_backend_is_known() -> None:
-    known = policy.GRAPH_ATTENTION_BACKENDS | policy.UNTRIED_ATTENTION_BACKENDS
-    assert policy.ATTENTION_BUILDERS.keys() == known.keys()
+    assert policy.decide("auto", replace(LATE, cudagraph_mode=mode)).any
 
 
 def test_the_page_has_the_table_of_what_a_configuration_gets() -> None:
@@ -130,104 +136,158 @@ def test_the_page_has_the_table_of_what_a_configuration_gets() -> None:
 
 
 def test_no_attention_layers_refuse() -> None:
-    assert not policy.decide("auto", replace(LATE, attention_backends=()), ATTENTION).any
+    assert not policy.decide("auto", replace(LATE, attention=())).any
 
 
 def test_off_refuses_whatever_the_facts() -> None:
-    decision = policy.decide("off", LATE, ATTENTION)
+    decision = policy.decide("off", LATE)
     assert not decision.any
     assert decision.refusals == ("OVERLAY_DRAFT_GRAPHS=off",)
 
 
 def test_one_draft_token_has_no_later_pass() -> None:
-    decision = policy.decide("auto", replace(LATE, num_speculative_tokens=1), ATTENTION)
+    decision = policy.decide("auto", replace(LATE, num_speculative_tokens=1))
     assert (decision.first, decision.later) == (True, ())
 
 
 def test_a_changing_k_gets_steps_in_auto_and_a_note_in_loop() -> None:
     facts = replace(LATE, dynamic_k=True)
-    assert policy.decide("auto", facts, ATTENTION).later == ("step",)
-    loop = policy.decide("loop", facts, ATTENTION)
+    assert policy.decide("auto", facts).later == ("step",)
+    loop = policy.decide("loop", facts)
     assert loop.later == ("loop",)
     assert "K below" in loop.notes[0]
 
 
 def test_without_a_first_pass_the_later_ones_stay() -> None:
     facts = replace(LATE, no_first="no fc layer")
-    decision = policy.decide("auto", facts, ATTENTION)
+    decision = policy.decide("auto", facts)
     assert (decision.first, decision.later) == (False, ("loop",))
     assert "first: no fc layer" in decision.notes
-    alone = policy.decide("auto", replace(facts, num_speculative_tokens=1), ATTENTION)
+    alone = policy.decide("auto", replace(facts, num_speculative_tokens=1))
     assert not alone.any
     assert alone.refusals == ("first: no fc layer",)
 
 
-def attention(**roles: tuple[str, ...]) -> dict[str, frozenset[str]]:
-    """What is known of attention backends, by name."""
-    return {name: frozenset(each) for name, each in roles.items()}
+def serving(*roles: str, name: str = "FLASH_ATTN") -> Any:
+    """An attention backend whose row has these roles."""
+    row = replace(FLASH_ATTN.row, names=(name,), roles=frozenset(roles))
+    return replace(FLASH_ATTN, name=name, row=row)
 
 
 def test_an_attention_backend_may_serve_the_first_pass_alone() -> None:
-    known = attention(FLASH_ATTN=("first",))
+    facts = replace(LATE, attention=(serving("first"),))
     for mode, wanted in (("auto", "step"), ("loop", "step"), ("step", "step")):
-        decision = policy.decide(mode, LATE, known)
+        decision = policy.decide(mode, facts)
         assert (decision.first, decision.later) == (True, ())
         assert decision.notes[0].startswith(f"{wanted}: attention backend FLASH_ATTN ")
 
 
 def test_an_attention_backend_may_serve_steps_and_no_loop() -> None:
-    known = attention(FLASH_ATTN=("first", "step"))
+    facts = replace(LATE, attention=(serving("first", "step"),))
     for mode in ("auto", "loop"):
-        decision = policy.decide(mode, LATE, known)
+        decision = policy.decide(mode, facts)
         assert (decision.first, decision.later) == (True, ("step",))
         assert decision.notes[0].startswith("no loop, but steps: attention backend FLASH_ATTN ")
-    assert policy.decide("step", LATE, known).notes == ()
+    assert policy.decide("step", facts).notes == ()
 
 
 def test_an_attention_backend_may_serve_later_passes_alone() -> None:
-    decision = policy.decide("auto", LATE, attention(FLASH_ATTN=("step", "loop")))
+    decision = policy.decide("auto", replace(LATE, attention=(serving("step", "loop"),)))
     assert (decision.first, decision.later) == (False, ("loop",))
     assert decision.notes[0].startswith("first: attention backend FLASH_ATTN ")
 
 
 def test_of_two_attention_backends_both_must_serve_a_role() -> None:
-    facts = replace(LATE, attention_backends=("FLASH_ATTN", "TRITON_ATTN"))
-    known = attention(FLASH_ATTN=policy.ROLES, TRITON_ATTN=("step",))
-    decision = policy.decide("auto", facts, known)
+    both = (serving(*policy.ROLES), serving("step", name="TRITON_ATTN"))
+    decision = policy.decide("auto", replace(LATE, attention=both))
     assert (decision.first, decision.later) == (False, ("step",))
-    known = attention(FLASH_ATTN=("first",), TRITON_ATTN=("step", "loop"))
-    decision = policy.decide("auto", facts, known)
+    both = (serving("first"), serving("step", "loop", name="TRITON_ATTN"))
+    decision = policy.decide("auto", replace(LATE, attention=both))
     assert not decision.any
     assert len(decision.refusals) == 2
 
 
+def test_a_builder_of_another_class_is_a_stranger() -> None:
+    derived = attention.Attention("FLASH_ATTN", "ChunkedLocalAttentionBuilder", derived=True)
+    (reason,) = policy.decide("auto", replace(LATE, attention=(derived,))).refusals
+    assert "builds its metadata by ChunkedLocalAttentionBuilder" in reason
+
+
+@pytest.mark.parametrize("evidence", ["doubles", "reading"])
+def test_what_no_gpu_has_shown_is_refused_until_the_user_grants_it(evidence: str) -> None:
+    row = replace(backend("TRITON_MLA").row, evidence=evidence)
+    facts = replace(LATE, attention=(replace(backend("TRITON_MLA"), row=row),))
+    (reason,) = policy.decide("auto", facts).refusals
+    assert "OVERLAY_DRAFT_GRAPHS_UNTRIED=on grants it" in reason
+    decision = policy.decide("auto", replace(facts, untried=True))
+    assert (decision.first, decision.later) == (True, ("loop",))
+    (told,) = decision.untried
+    assert "TRITON_MLA" in told
+    assert f"({evidence}: {row.where})" in told
+
+
+def test_the_switch_grants_nothing_that_was_read_and_refused() -> None:
+    facts = replace(LATE, attention=(backend("FLEX_ATTENTION"),), untried=True)
+    (reason,) = policy.decide("auto", facts).refusals
+    assert reason.startswith("attention backend FLEX_ATTENTION of the draft: it uploads ids")
+
+
+def test_a_platform_that_no_graph_has_run_on_lowers_what_shows_its_backends() -> None:
+    rocm = capabilities.platform_row("vllm.platforms.rocm.RocmPlatform")
+    facts = replace(LATE, platform=rocm, attention=(backend("TRITON_ATTN"),))
+    (reason,) = policy.decide("auto", facts).refusals
+    assert "TRITON_ATTN of the draft has run on a GPU of platform rocm" in reason
+    (told,) = policy.decide("auto", replace(facts, untried=True)).untried
+    assert told.startswith("attention backend TRITON_ATTN on platform rocm (reading: ")
+
+
+@pytest.mark.parametrize("kernel", ["fa2", "fa4"])
+def test_what_was_granted_before_there_was_a_table_stays_and_is_named(kernel: str) -> None:
+    decision = policy.decide("auto", replace(LATE, attention=(backend("FLASH_ATTN", kernel),)))
+    assert (decision.first, decision.later) == (True, ("loop",))
+    (told,) = decision.untried
+    assert told.startswith(
+        f"attention backend FLASH_ATTN (FlashAttention {kernel[-1]}) on platform"
+    )
+    assert policy.decide("auto", LATE).untried == ()
+
+
+def test_musa_gets_no_loop_with_tensor_parallelism() -> None:
+    musa = capabilities.platform_row("vllm_musa.platform.MtmlMUSAPlatform")
+    facts = replace(LATE, platform=musa, attention=(backend("TRITON_ATTN"),), untried=True)
+    assert policy.decide("loop", facts).later == ("loop",)
+    decision = policy.decide("loop", replace(facts, tensor_parallel_size=2))
+    assert (decision.first, decision.later) == (True, ("step",))
+    assert "MCCL" in decision.notes[0]
+
+
 def test_sampled_drafts_get_graphs_of_their_own() -> None:
-    assert not policy.decide("auto", LATE, ATTENTION).sampled
+    assert not policy.decide("auto", LATE).sampled
     facts = replace(LATE, probabilistic=True)
-    decision = policy.decide("auto", facts, ATTENTION)
+    decision = policy.decide("auto", facts)
     assert decision.sampled
     assert "in batches with a prefill" in decision.notes[0]
     # Behind a first pass of upstream's they have none.
-    alone = policy.decide("auto", replace(facts, no_first="a reason"), ATTENTION)
+    alone = policy.decide("auto", replace(facts, no_first="a reason"))
     assert (alone.first, alone.sampled, alone.later) == (False, False, ("loop",))
-    one = policy.decide("auto", replace(facts, num_speculative_tokens=1), ATTENTION)
+    one = policy.decide("auto", replace(facts, num_speculative_tokens=1))
     assert (one.sampled, one.notes) == (True, ())
 
 
 def test_batches_with_images_are_noted() -> None:
-    decision = policy.decide("auto", replace(LATE, multimodal=True), ATTENTION)
+    decision = policy.decide("auto", replace(LATE, multimodal=True))
     assert decision.any
     assert decision.notes == ("first passes with multimodal embeddings among them",)
     later_only = replace(LATE, multimodal=True, no_first="a reason")
-    assert policy.decide("auto", later_only, ATTENTION).notes == ("first: a reason",)
+    assert policy.decide("auto", later_only).notes == ("first: a reason",)
 
 
 def test_batches_beyond_the_capture_size_are_noted() -> None:
-    decision = policy.decide("auto", replace(LATE, max_num_seqs=200), ATTENTION)
+    decision = policy.decide("auto", replace(LATE, max_num_seqs=200))
     assert decision.notes == (
         "first passes over 128 requests, the largest capture size being 512 tokens",
     )
-    decision = policy.decide("auto", replace(LATE, max_num_seqs=600), ATTENTION)
+    decision = policy.decide("auto", replace(LATE, max_num_seqs=600))
     assert decision.notes[1] == "later passes over 512 requests"
 
 
@@ -252,12 +312,15 @@ def test_an_unknown_mode_stops_and_names_the_modes(value: str) -> None:
 )
 def test_the_check_is_off_unless_it_is_on(value: str, on: bool) -> None:
     assert policy.check_from({"OVERLAY_DRAFT_GRAPHS_CHECK": value}) is on
+    assert policy.untried_from({"OVERLAY_DRAFT_GRAPHS_UNTRIED": value}) is on
 
 
 def test_the_check_takes_no_other_value() -> None:
     assert not policy.check_from({})
     with pytest.raises(ValueError, match="on or off"):
         policy.check_from({"OVERLAY_DRAFT_GRAPHS_CHECK": "yes"})
+    with pytest.raises(ValueError, match="OVERLAY_DRAFT_GRAPHS_UNTRIED is 'yes'; set it to on or"):
+        policy.untried_from({"OVERLAY_DRAFT_GRAPHS_UNTRIED": "yes"})
 
 
 def test_the_line_of_a_capture_says_what_was_captured() -> None:
@@ -270,9 +333,9 @@ def test_the_line_of_a_capture_says_what_was_captured() -> None:
 
 
 def test_the_line_of_a_refusal_gives_the_reasons() -> None:
-    decision = policy.decide("auto", replace(LATE, rswa=True, eplb=True), ATTENTION)
+    decision = policy.decide("auto", replace(LATE, rswa=True, fast_prefill=True))
     line = messages.refused_line("auto", decision)
-    assert line.startswith("Draft graphs: none (mode auto), the drafter runs as upstream: expert")
+    assert line.startswith("Draft graphs: none (mode auto), the drafter runs as upstream: kv_sh")
     assert "; R-SWA" in line
 
 
@@ -281,7 +344,7 @@ def test_the_line_of_a_refusal_gives_the_reasons() -> None:
 def test_each_kind_of_drafter_gets_graphs(name: str, mode: str) -> None:
     drafter = DRAFTERS[name]
     facts = replace(LATE, drafter=drafter, max_num_seqs=64)
-    decision = policy.decide(mode, facts, ATTENTION)
+    decision = policy.decide(mode, facts)
     assert decision.first
     chain = ("step",) if mode == "step" else ("loop",)
     assert decision.later == (() if drafter.one_pass else chain)
@@ -291,20 +354,54 @@ def test_each_kind_of_drafter_gets_graphs(name: str, mode: str) -> None:
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_tokens_that_a_drafter_adds_count_for_the_largest_batch(name: str) -> None:
     drafter = DRAFTERS[name]
-    decision = policy.decide("auto", replace(LATE, drafter=drafter, max_num_seqs=512), ATTENTION)
+    decision = policy.decide("auto", replace(LATE, drafter=drafter, max_num_seqs=512))
     largest = 512 // (4 + drafter.extra)
     assert f"first passes over {largest} requests" in decision.notes[0]
 
 
 def test_one_pass_serves_the_configured_k_only() -> None:
     facts = replace(LATE, drafter=DRAFTERS["PARD"], dynamic_k=True, max_num_seqs=64)
-    assert policy.decide("auto", facts, ATTENTION).notes == (
-        "batches with a K below the configured one",
-    )
+    assert policy.decide("auto", facts).notes == ("batches with a K below the configured one",)
 
 
 def test_without_its_one_pass_a_drafter_has_no_graphs() -> None:
     facts = replace(LATE, drafter=DRAFTERS["P-EAGLE"], no_first="the width is not known")
-    decision = policy.decide("auto", facts, ATTENTION)
+    decision = policy.decide("auto", facts)
     assert not decision.any
     assert decision.refusals == ("whole: the width is not known",)
+
+
+TOGETHER = replace(LATE, coupling=Coupling(Manner.TOGETHER, "2 data-parallel ranks in lockstep"))
+#: Fact -> (a value with which ranks cannot draft together, a word of the reason).
+NOT_TOGETHER: dict[str, tuple[Any, str]] = {
+    "cudagraph_mode": ("FULL", "FULL_DECODE_ONLY"),
+    "probabilistic": (True, "draft_sample_method"),
+    "multimodal": (True, "images"),
+    "dynamic_k": (True, "num_speculative_tokens_per_batch_size"),
+    "no_first": ("the width is not known", "the width is not known"),
+}
+
+
+def test_ranks_that_draft_together_get_graphs_and_one_line_says_when_not() -> None:
+    decision = policy.decide("auto", TOGETHER)
+    assert (decision.first, decision.later) == (True, ("loop",))
+    assert decision.notes == (
+        "all data-parallel ranks in steps in which one of them has a prefill",
+    )
+
+
+@pytest.mark.parametrize("fact", sorted(NOT_TOGETHER))
+def test_what_one_rank_could_change_for_all_refuses(fact: str) -> None:
+    value, word = NOT_TOGETHER[fact]
+    assert policy.decide("auto", replace(LATE, **{fact: value})).any
+    decision = policy.decide("auto", replace(TOGETHER, **{fact: value}))
+    assert not decision.any
+    (reason,) = decision.refusals
+    assert reason.startswith("2 data-parallel ranks in lockstep; ")
+    assert word in reason
+
+
+@pytest.mark.parametrize("mode", ["PIECEWISE", "FULL"])
+def test_modes_without_a_full_graph_of_uniform_batches_alone_refuse(mode: str) -> None:
+    decision = policy.decide("auto", replace(TOGETHER, cudagraph_mode=mode))
+    assert not decision.any

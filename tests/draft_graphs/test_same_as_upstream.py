@@ -72,6 +72,15 @@ def test_with_mla_they_are_those_of_upstream(patched: PrivateCopy) -> None:
 
 
 @pytest.mark.slow
+def test_with_flashinfer_and_rocm_they_are_those_of_upstream(patched: PrivateCopy) -> None:
+    """The builders are vLLM's; TRTLLM-gen, XQA and those of ROCm have a double of their kernels."""
+    used = drafted(run_twin(patched, "backend_twin.py", "--cases", "10"))
+    for backend in ("TRTLLM-gen", "XQA", "ROCM_ATTN", "ROCM_AITER_FA"):
+        assert used[backend]["propose used"] > 20, backend
+        assert used[backend]["later_steps used"] > 5, backend
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("mutation", TWIN_MUTATIONS, ids=lambda each: each.name)
 def test_mutation_is_caught(patched: PrivateCopy, mutation: TwinMutation) -> None:
     module = patched.site / "vllm/v1/spec_decode/draft_graphs"

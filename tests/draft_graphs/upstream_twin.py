@@ -24,6 +24,7 @@ import torch
 from vllm.config import CUDAGraphMode, VllmConfig, set_current_vllm_config
 from vllm.forward_context import BatchDescriptor
 from vllm.platforms import current_platform
+from vllm.v1 import overlay_effects
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.spec_decode.draft_graphs.draft_graphs import DraftGraphs
 from vllm.v1.spec_decode.draft_graphs.drafter import drafter_of
@@ -165,20 +166,24 @@ def make_graphs(shape: Shape, proposer: Any, parts: Parts) -> DraftGraphs:
     """The module's own object, captured with recordings on memory that no request has used."""
     table = SimpleNamespace(get_device_tensor=lambda rows: torch.zeros(rows, WIDTH))
     runner = SimpleNamespace(input_batch=SimpleNamespace(block_table=[table]))
+    backend = parts.backend()
     graphs = DraftGraphs(
         proposer,
         mode=shape.mode,
-        backend=parts.backend(),
+        backend=backend,
         check=True,
         facts=Facts(
             num_speculative_tokens=shape.k,
             drafter=drafter_of(proposer),
+            platform=backend.platform,
+            untried=True,
             probabilistic=bool(shape.sampled),
         ),
     )
     before = proposer.model.kv_cache.clone()
     graphs.capture(runner)
-    assert graphs.captured is not None, f"nothing was captured: {graphs.withdrawn}"
+    told = graphs.withdrawn or overlay_effects.effects()
+    assert graphs.captured is not None, f"nothing was captured: {told}"
     assert torch.equal(proposer.model.kv_cache, before), "the capture wrote the KV cache"
     return graphs
 
@@ -384,7 +389,7 @@ def alone() -> None:
     use_cpu_kernels()
     from vllm.v1.spec_decode.draft_graphs import ranks
 
-    ranks.all_ranks_agree = lambda yes: yes  # no process group here
+    ranks.all_ranks_agree = lambda yes, **_: yes  # no process group here
     ranks.even_out_recorded_all_reduces = lambda backend: None
     ranks.writes_log = lambda: False
     torch.set_num_threads(1)

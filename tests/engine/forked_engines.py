@@ -7,12 +7,9 @@ for each keeps whatever one engine does from the others.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import traceback
@@ -26,6 +23,7 @@ from overlay.proof.engine_launch import (
     append_path,
     foreign_environment,
     link_packages,
+    run_session,
 )
 from overlay.proof.engine_spec import EngineSpec
 
@@ -60,26 +58,17 @@ def launch_forked(
             file.write_text(spec.to_json(), encoding="utf-8")
         code = link_packages(Path(work, "code"), (TESTS,))
         with Path(work, "log").open("w+b") as log:
-            process = subprocess.Popen(
+            status = run_session(
                 [str(python), "-m", "tests.engine.forked_engines", *map(str, files)],
-                cwd=work,
-                env=append_path({**foreign_environment(), **(env or {})}, code),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+                Path(work),
+                append_path({**foreign_environment(), **(env or {})}, code),
+                log,
+                timeout,
             )
-            try:
-                status: int | str = process.wait(timeout)
-            except subprocess.TimeoutExpired:
-                status = f"killed after {timeout:.0f} seconds"
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
             log.seek(0)
             said = log.read().decode("utf-8", "replace")
-        return [_result(file, f"{said}(status {status})") for file in files]
+        ended = f"killed after {timeout:.0f} seconds" if status is None else f"status {status}"
+        return [_result(file, f"{said}({ended})") for file in files]
 
 
 def _result(spec: Path, said: str) -> dict[str, Any]:

@@ -124,6 +124,18 @@ def test_an_installation_without_the_shipped_patches_says_so(
             '[[upstreamed]]\npath = "vllm/a.py"\ncontains = "x"\nscpe = "f"',
             "feature.toml:9: unknown key 'scpe'",
         ),
+        ({TOPIC: PATCH}, "builds = 1", "feature.toml:6: builds: expected tables"),
+        ({TOPIC: PATCH}, '[[builds]]\npath = "vllm/a.py"', "[[builds]] needs a text as name"),
+        (
+            {TOPIC: PATCH},
+            '[[builds]]\nname = "n"\npath = "a.py"\ncontains = "x"\ntext = "t"',
+            "outside vllm/",
+        ),
+        (
+            {TOPIC: PATCH},
+            '[[builds]]\nname = "n"\npath = "vllm/a.py"\ncontains = "x"\ntext = "t"\nlines = 1',
+            "unknown key 'lines' in [[builds]]",
+        ),
         ({"01-x/0.20.0.patch": PATCH}, "", "not a closed range"),
         ({"01-x/0.20.0...patch": PATCH}, "", "not a closed range"),
         ({"01-x/0.21.0..0.20.0.patch": PATCH}, "", "ends before it begins"),

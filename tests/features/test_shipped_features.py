@@ -37,8 +37,10 @@ DRAFTS = "draft-graphs"
 LORA = "active-lora-graphs"
 STEADY = "steady-inputs"
 GREEDY = "greedy-verification"
+DBO = "dbo-drafts"
+DBO_EAGLE3 = "dbo-eagle3"
 #: The features that patch the known releases.
-OURS = (DRAFTS, STEADY, GREEDY)
+OURS = (DRAFTS, STEADY, GREEDY, DBO, DBO_EAGLE3)
 SYNTAX = Syntax()
 
 
@@ -54,6 +56,44 @@ def feature(name: str) -> Feature:
 @functools.cache
 def target(release: str) -> Target:
     return resolve(release)
+
+
+class Musa:
+    """The tree of 0.28.0 with what vllm-musa 0.1.28 makes of it, as far as it is looked for.
+
+    It carries the pull request, in which the drafter's graphs wait for a variable of its own.
+    """
+
+    dispatcher = "vllm/v1/cudagraph_dispatcher.py"
+    proposer = "vllm/v1/spec_decode/llm_base_proposer.py"
+
+    def read(self, path: str) -> bytes | None:
+        data = target("0.28.0").read(path)
+        if data is not None and path == self.dispatcher:
+            at = b"class CudagraphDispatcher:\n"
+            data = data.replace(at, at + b"    for_draft_model = False\n")
+            assert b"for_draft_model" in data
+        if data is not None and path == self.proposer:
+            at = b"        self.model = self._get_model()\n"
+            wrapped = (
+                b"        if os.environ.get('VLLM_MUSA_DRAFT_FULL_WRAP') == '1':\n"
+                b"            self.model = wrap(self.model, runtime_mode=CUDAGraphMode.FULL)\n"
+            )
+            assert at in data
+            data = data.replace(at, at + wrapped)
+        return data
+
+
+@pytest.mark.network
+def test_draft_graphs_are_not_upstreams_in_vllm_musas_build() -> None:
+    (result,) = plan([feature(DRAFTS)], Musa(), Version("0.28.0")).features
+    assert result.state is State.INAPPLICABLE
+    note = str(result.reason)
+    assert note.startswith("this is vllm-musa's build of the release: ")
+    assert "VLLM_MUSA_DRAFT_FULL_WRAP=1" in note
+    # Without knowing the build, both texts of the pull request would have retired the feature.
+    (fooled,) = plan([replace(feature(DRAFTS), builds=())], Musa(), Version("0.28.0")).features
+    assert fooled.state is State.UPSTREAMED
 
 
 @functools.cache
@@ -170,11 +210,17 @@ def test_the_hooks_import_what_the_package_has() -> None:
 
 def test_the_hooks_call_the_draft_graphs_by_their_arguments() -> None:
     calls = {ast.unparse(call.func).split(".")[-1]: call for call in calls_on("draft_graphs")}
-    assert set(calls) == {"propose", "later_steps", "token_counts", "before_dummy_run"}
+    assert set(calls) == {
+        *("propose", "later_steps", "token_counts", "dummy_run", "vote", "counted"),
+    }
     for name, call in calls.items():
         owner = ("replay", "Replay") if call.keywords else ("draft_graphs", "DraftGraphs")
         arguments = method(*owner, name).args
-        required = [argument.arg for argument in arguments.kwonlyargs]
+        required = [
+            argument.arg
+            for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+            if default is None
+        ]
         assert [keyword.arg for keyword in call.keywords] == required
         assert len(arguments.args) == 1 + len(call.args)
 
@@ -233,6 +279,8 @@ def test_every_known_release_takes_the_draft_graphs_and_has_the_rest(release: st
         LORA: State.UPSTREAMED,
         STEADY: State.PRISTINE,
         GREEDY: State.PRISTINE,
+        DBO: State.PRISTINE,
+        DBO_EAGLE3: State.PRISTINE,
     }
     assert planned(release).notices == ()
     assert all(not result.untested for result in planned(release).features)
@@ -383,6 +431,8 @@ def test_the_history_begins_with_0_16() -> None:
         LORA: State.UPSTREAMED,
         STEADY: State.INAPPLICABLE,
         GREEDY: State.INAPPLICABLE,
+        DBO: State.INAPPLICABLE,
+        DBO_EAGLE3: State.INAPPLICABLE,
     }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from overlay.errors import PatchFormatErrors
 from overlay.features.folder import load
 from overlay.features.switches import check_values, declarations, read_switches
 
@@ -83,6 +84,29 @@ def test_no_table_is_reported() -> None:
     errors: list[str] = []
     assert read_switches({"switches": 3}, lambda key, text: errors.append(text)) == ()
     assert errors
+
+
+@pytest.mark.parametrize(
+    ("line", "declared"),
+    [("", False), ("situational = false", False), ("situational = true", True)],
+)
+def test_a_feature_declares_that_it_is_rightly_idle_elsewhere(
+    tmp_path: Path, line: str, declared: bool
+) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/feature.toml").write_text(f'title = "A"\n{line}\n')
+    (found,) = declarations([tmp_path])
+    assert found.situational is declared
+
+
+def test_situational_is_true_or_false(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/feature.toml").write_text('id = "a"\nsituational = "yes"\n')
+    assert declarations([tmp_path]) == ()
+    with pytest.raises(
+        PatchFormatErrors, match=r"feature.toml:2: situational: expected true or false"
+    ):
+        load([tmp_path])
 
 
 def test_a_document_that_cannot_be_read_declares_nothing(tmp_path: Path) -> None:

@@ -3,14 +3,18 @@
 
 Runs where a patched vLLM can be imported (``PYTHONPATH``), on a host with two GPUs. Each cell is an
 engine as ``vllm serve --data-parallel-size 2`` starts it: a front end, two engine cores, and for
-the target with experts a coordinator; requests name their rank. First rank 0 is busy while rank 1
+targets with experts a coordinator; requests name their rank. First rank 0 is busy while rank 1
 gets two short requests, then the other way round. A cell is right if
 
 - every request's tokens, and what every verification accepted, are the oracle's, on each rank;
 - graphs were replayed on each rank, if they were wanted, and none if not;
-- ranks with experts ran dummy batches, in which no graph was replayed and no KV cell of the draft
-  was written, and ranks of the dense target, which are alone, ran none;
-- the drafter asked other ranks for nothing where there are graphs.
+- ranks with experts ran dummy batches, in which no KV cell of the draft was written, and ranks of
+  the dense target, which are alone, ran none;
+- where the draft has no experts, the drafter asked other ranks for nothing where there are graphs,
+  and no dummy batch replayed one;
+- where the draft has experts (``glm``, GLM-4-MoE with its MTP layer and expert parallelism; and
+  ``eplb``, the same while its experts are moved), both ranks replayed the same graphs in the same
+  order, dummy batches among them, and asked each other in the other steps only.
 
 A cell that hangs is killed with all its processes and has failed. Writes one JSON file.
 
@@ -35,6 +39,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -45,12 +50,23 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from overlay.proof import engine_launch
 from overlay.proof.engine_spec import EngineSpec, Request, make_requests
 from tests.gpu import dp_hooks
-from tests.gpu.dp_judging import RANKS, Served, judge, why_wrong
+from tests.gpu.dp_judging import RANKS, TOGETHER, Served, judge, why_wrong
 
 DOUBLE_VARIABLE = "TEST_DATA_PARALLEL_DOUBLE"
-TARGETS = ("dense", "moe")
+#: The folder of each target's models, and the module that writes it.
+TARGETS = {
+    "dense": ("dense", "tiny_models"),
+    "moe": ("moe", "tiny_moe"),
+    "glm": ("glm", "tiny_glm"),
+    "eplb": ("glm", "tiny_glm"),
+}
+GLM_DRAFT = "glm-mtphid"
+#: Expert load balancing that moves experts a few times in a cell.
+BALANCING = {"window_size": 8, "step_interval": 16}
 #: Live requests of the busy rank.
 LIVE = 8
+#: Of the prompts; an MTP layer needs three tokens.
+LENGTHS = (3, 39)
 #: Starts much faster, and a FULL_DECODE_ONLY drafter has no piecewise graphs to fall back to.
 UNCOMPILED = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
 CELLS = {
@@ -60,15 +76,21 @@ CELLS = {
 
 def busy(seed: int) -> tuple[Request, ...]:
     """Requests of many lengths: prefills beside decodes, and a batch that shrinks at the end."""
-    made = make_requests(24, seed=seed)
+    made = make_requests(24, lengths=LENGTHS, seed=seed)
     return tuple(
         replace(request, tokens=12 + (7 * index) % 61) for index, request in enumerate(made)
     )
 
 
-def make_spec(models: Path, *, double: bool) -> EngineSpec:
+def make_spec(models: Path, target: str, *, double: bool) -> EngineSpec:
     """The engine of a cell, which each rank has one of."""
     engine: dict[str, Any] = {"data_parallel_size": RANKS}
+    speculative: dict[str, Any] = {}
+    if target in TOGETHER:
+        engine |= {"model": f"{models}/{GLM_DRAFT}", "enable_expert_parallel": not double}
+        speculative["method"] = "mtp"
+    if target == "eplb":
+        engine |= {"enable_eplb": True, "eplb_config": BALANCING}
     if double:
         engine["distributed_executor_backend"] = "uni"  # fewer processes
     else:
@@ -76,8 +98,9 @@ def make_spec(models: Path, *, double: bool) -> EngineSpec:
         engine["moe_backend"] = "triton"  # others may want to fetch or to compile kernels
     return EngineSpec(
         str(models),
-        draft="eagle3hid",
+        draft=GLM_DRAFT if target in TOGETHER else "eagle3hid",
         k=3,
+        speculative=speculative,
         max_num_seqs=LIVE,
         block_size=16,
         enforce_eager=False,
@@ -123,7 +146,9 @@ async def phase(engine: Any, number: int, working: int, served: Served) -> None:
             half.set()
 
     async def idle() -> None:
-        for index, request in enumerate(make_requests(2, tokens=12, seed=20 + number)):
+        for index, request in enumerate(
+            make_requests(2, tokens=12, lengths=LENGTHS, seed=20 + number)
+        ):
             name = f"{1 - working}.{number}.{index}"
             served[name] = (request, await ask(engine, name, request))
             await half.wait()
@@ -208,7 +233,7 @@ def launch_cell(name: str, folders: dict[str, Path], logs: Path, arguments: Any)
     begun = time.monotonic()
     log = logs / f"data-parallel-{name}.log"
     found: dict[str, Any] = {"cell": name, "target": target, "mode": mode}
-    spec = make_spec(folders[target], double=arguments.double)
+    spec = make_spec(folders[target], target, double=arguments.double)
     with tempfile.TemporaryDirectory(prefix="data-parallel-") as scratch:
         given, out, events = (Path(scratch, each) for each in ("spec.json", "out.json", "events"))
         given.write_text(spec.to_json(), encoding="utf-8")
@@ -239,12 +264,10 @@ def launch_cell(name: str, folders: dict[str, Path], logs: Path, arguments: Any)
 
 
 def write_models(folder: Path) -> dict[str, Path]:
-    """The folders of both targets."""
-    writers = {"dense": "tiny_models", "moe": "tiny_moe"}
-    folders = {target: folder / target for target in TARGETS}
-    for target, writer in writers.items():
-        engine_launch.write_models(sys.executable, folders[target], writer)
-    return folders
+    """The folder of each target."""
+    for name, writer in sorted(set(TARGETS.values())):
+        engine_launch.write_models(sys.executable, folder / name, writer)
+    return {target: folder / name for target, (name, _) in TARGETS.items()}
 
 
 def main() -> int:
@@ -298,19 +321,29 @@ def cell_main(given: Path, out: Path) -> int:
     return 0
 
 
-def prepare(*, front_end: bool) -> None:
-    """Environment and hooks of one process of a cell, before it loads vLLM."""
+def set_environment(runner: Mapping[str, str]) -> None:
+    """Set the variables of a process of an engine, where they are not set.
+
+    :param runner: those that choose the model runner.
+    """
     from overlay.proof import engine_compat
 
     wanted = {
         **engine_compat.base_environment(workers=1),
-        **engine_compat.runner_environment("v1"),
+        **runner,
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-        # Only a process that is spawned imports this file, and so gets its hooks.
+        # Only a process that is spawned imports the script, and so gets its hooks.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     }
     for name, value in wanted.items():
         os.environ.setdefault(name, value)
+
+
+def prepare(*, front_end: bool) -> None:
+    """Environment and hooks of one process of a cell, before it loads vLLM."""
+    from overlay.proof import engine_compat
+
+    set_environment(engine_compat.runner_environment("v1"))
     double = os.environ.get(DOUBLE_VARIABLE) == "1"
     if double:
         from tests.draft_graphs import dp_double

@@ -13,8 +13,6 @@ from tests.gpu.every_size import at_every_size
 
 #: The folder of these models, beside those of ``tiny_models``.
 FOLDER = "drafters"
-#: Grants what is refused only because no GPU has run it.
-GRANTING = "tests.gpu.granting.GrantedDrafters"
 CHECK = {"OVERLAY_DRAFT_GRAPHS_CHECK": "1"}
 
 
@@ -62,8 +60,7 @@ class Drafter:
         """The engine of a cell."""
         models = f"{base.models}/{FOLDER}/{self.models}"
         given: dict[str, Any] = {"k": k, "draft": self.draft, "speculative": self.speculative}
-        engine = {**base.engine, "worker_extension_cls": GRANTING}
-        return replace(base, models=models, engine=engine, **{**given, **more})
+        return replace(base, models=models, **{**given, **more})
 
 
 DRAFTERS = {

@@ -57,7 +57,16 @@ def _watch(worker: Any) -> dict[str, Any] | None:
         "keys": dict(keys),
         "withdrawn": graphs.withdrawn,
         "attention": attention,
+        "rows": _rows(drafter, graphs),
     }
+
+
+def _rows(drafter: Any, graphs: Any) -> list[str | None]:
+    """Titles of the rows of docs/platforms.md that the draft's attention backends have."""
+    upstream = sys.modules["vllm.v1.spec_decode.draft_graphs.upstream"]
+    backend = graphs._backend
+    backends = upstream.attention_of(drafter, backend.attention, backend.platform.name)
+    return [None if each.row is None else each.row.title for each in backends]
 
 
 def _compiled() -> int:

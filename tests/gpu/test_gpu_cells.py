@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
-from tests.gpu import mla, ray_executor
+from tests.gpu import backends, mla, ray_executor
 
 UNIFORM = "QueryLenSupport.UNIFORM"
 
@@ -25,6 +26,38 @@ def test_ray_engines_take_different_ports() -> None:
     assert len(set(taken)) == len(taken)
     assert min(taken) > 1024
     assert max(taken) < 32768  # Linux gives away ports from there on.
+
+
+def test_cells_of_a_backend() -> None:
+    cells = list(backends.all_cells("models", "FLASHINFER"))
+    assert set(Counter(cell.title for cell in cells).values()) == {1}
+    assert {cell.mode for cell in cells} == {"off", "step", "loop"}
+    for cell in cells:
+        assert cell.spec.env["OVERLAY_DRAFT_GRAPHS_UNTRIED"] == "on"
+        assert cell.expects == ("none" if cell.mode == "off" else "graphs")
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        (["FLASHINFER (XQA)"], None),
+        (["FLASHINFER (native)"], "not with a row named 'XQA'"),
+        ([None], "not with a row named 'XQA'"),
+        ([], "not with a row named 'XQA'"),
+        (["FLASHINFER (XQA)", "TRITON_ATTN"], "not with a row named 'XQA'"),
+    ],
+)
+def test_a_cell_that_ran_on_another_row_has_failed(
+    monkeypatch: pytest.MonkeyPatch, rows: list[str | None], why: str | None
+) -> None:
+    monkeypatch.setattr(backends, "judge", lambda results: None)
+    result: dict[str, Any] = {"ok": True, "expects": "graphs", "captured": {"rows": rows}}
+    backends.judge_by("XQA")([result])
+    assert result["ok"] == (why is None)
+    assert why is None or why in result["why"]
+    without = {"ok": True, "expects": "none", "captured": {"graphs": None}}
+    backends.judge_by("XQA")([without])
+    assert without["ok"]
 
 
 @pytest.mark.parametrize("source", ["", UNIFORM])

@@ -24,7 +24,8 @@ def story(target: str, mode: str) -> tuple[Served, Events]:
     """A cell in which all is right: requests, and what its processes tell."""
     served: Served = {}
     told: Events = []
-    lockstep = target == "moe"
+    lockstep = target != "dense"
+    together = target in dp_judging.TOGETHER and mode != "off"
     for rank in range(dp_judging.RANKS):
         told.append({"kind": "loaded", "rank": rank, "ranks": 2 if lockstep else 1})
         if mode != "off":
@@ -43,9 +44,20 @@ def story(target: str, mode: str) -> tuple[Served, Events]:
                 elif lockstep:
                     told.append({"kind": "asked", "rank": rank})
         if lockstep:
-            told.append({"kind": "dummy", "rank": rank, "replays": 0, "wrote": []})
-            told.append({"kind": "dummy", "rank": rank, "replays": 0, "wrote": None})
+            replays = 2 * together
+            told.append({"kind": "dummy", "rank": rank, "replays": replays, "wrote": []})
+            told.append({"kind": "dummy", "rank": rank, "replays": replays, "wrote": None})
+    if together:
+        even_out(told)
     return served, told
+
+
+def even_out(told: Events) -> None:
+    """Let the rank with fewer replays have as many."""
+    lists = [[e for e in told if (e["kind"], e.get("rank")) == ("replay", r)] for r in (0, 1)]
+    short = min((0, 1), key=lambda rank: len(lists[rank]))
+    missing = lists[1 - short][len(lists[short]) :]
+    told += [{**event, "rank": short} for event in missing]
 
 
 def verdict(target: str, mode: str, served: Served, told: Events) -> list[str]:
@@ -142,6 +154,45 @@ def test_what_is_wrong_on_one_rank_is_named(change: Callable[[Served, Events], N
     found = verdict("moe", "loop", served, told)
     assert f"rank 1: {WRONG[change]}" in found
     assert not [each for each in found if each.startswith("rank 0")]
+
+
+def other_replays(served: Served, told: Events) -> None:
+    next(each for each in told if each["kind"] == "replay" and each["rank"] == 1)["size"] = 2
+
+
+def fewer_replays(served: Served, told: Events) -> None:
+    replays = [each for each in told if each["kind"] == "replay" and each["rank"] == 1]
+    for each in replays[-4:]:
+        told.remove(each)
+
+
+def silent_dummies(served: Served, told: Events) -> None:
+    for each in told:
+        if (each["kind"], each.get("rank")) == ("dummy", 1):
+            each["replays"] = 0
+
+
+def asks_in_every_step(served: Served, told: Events) -> None:
+    told += [{"kind": "asked", "rank": 1}] * len(told)
+
+
+#: What is wrong where the draft has experts, and on which ranks it shows.
+WRONG_TOGETHER: dict[Callable[[Served, Events], None], tuple[str, tuple[int, ...]]] = {
+    other_replays: ("the other rank's replays", (0, 1)),
+    fewer_replays: ("the other rank's replays", (0, 1)),
+    silent_dummies: ("replays in dummy batches", (1,)),
+    asks_in_every_step: ("asked", (1,)),
+}
+
+
+@pytest.mark.parametrize("change", WRONG_TOGETHER, ids=lambda each: each.__name__)
+def test_ranks_that_do_not_draft_together_are_named(
+    change: Callable[[Served, Events], None],
+) -> None:
+    served, told = story("glm", "loop")
+    change(served, told)
+    what, ranks = WRONG_TOGETHER[change]
+    assert verdict("glm", "loop", served, told) == [f"rank {rank}: {what}" for rank in ranks]
 
 
 def test_without_graphs_there_are_no_replays_and_ranks_ask() -> None:

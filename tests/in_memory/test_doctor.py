@@ -23,8 +23,8 @@ from overlay.processes.records import Effect, EffectRecord, ModuleRecord, Proces
 from overlay.report.as_json import as_data
 from overlay.report.as_text import render
 from overlay.report.codes import Code, Verdict
-from overlay.report.model import ProcessesReport
-from overlay.report.wording import running
+from overlay.report.diagnosis import DeviceFacts, PluginFacts
+from overlay.report.running import ProcessesReport, running
 from tests.in_memory.boxes import REPO, Box
 
 #: What the command imports beyond the standard library; not every Python needs all of it.
@@ -138,11 +138,7 @@ GCC version:  gcc version 12.3.0
 
 
 def test_devices_are_told_by_the_kernel(tmp_path: Path) -> None:
-    assert diagnosis.devices(tmp_path) == {
-        "nvidia_driver": None,
-        "amd_driver": None,
-        "devices": [],
-    }
+    assert diagnosis.devices(tmp_path) == DeviceFacts(None, None, ())
     driver = tmp_path / "proc/driver/nvidia"
     for name, model in (
         ("0000:01:00.0", "Model: \t\t NVIDIA H200\nIRQ: 1\n"),
@@ -153,11 +149,9 @@ def test_devices_are_told_by_the_kernel(tmp_path: Path) -> None:
     (driver / "version").write_text(NVIDIA)
     (tmp_path / "sys/module/amdgpu").mkdir(parents=True)
     (tmp_path / "sys/module/amdgpu/version").write_text("6.10.5\n")
-    assert diagnosis.devices(tmp_path) == {
-        "nvidia_driver": "570.86.15",
-        "amd_driver": "6.10.5",
-        "devices": ["NVIDIA H200", "0000:02:00.0, model not told"],
-    }
+    assert diagnosis.devices(tmp_path) == DeviceFacts(
+        "570.86.15", "6.10.5", ("NVIDIA H200", "0000:02:00.0, model not told")
+    )
 
 
 def test_doctor_counts_what_is_in_the_cache(box: Box) -> None:
@@ -206,10 +200,12 @@ def test_doctor_finds_that_there_is_no_vllm(box: Box, tmp_path: Path) -> None:
 
 
 def test_doctor_finds_two_overlays_and_a_missing_plugin() -> None:
-    ours = {"group": diagnosis.GROUP, "name": "overlay", "runs": True, "why": ""}
     two = [
-        {**ours, "distribution": "vllm-overlay 1", "value": "overlay.plugin:register"},
-        {**ours, "distribution": "fork 2", "value": "fork.plugin:register"},
+        PluginFacts(diagnosis.GROUP, "overlay", value, distribution, runs=True, why="")
+        for value, distribution in (
+            ("overlay.plugin:register", "vllm-overlay 1"),
+            ("fork.plugin:register", "fork 2"),
+        )
     ]
     (problem,) = diagnosis.plugin_problems(two)
     assert "vllm-overlay 1 (overlay.plugin:register), fork 2" in problem
@@ -320,7 +316,7 @@ def test_every_known_release_has_a_rule_for_its_model_runner() -> None:
 
 def test_torch_is_told_without_importing_it() -> None:
     before = "torch" in sys.modules
-    assert set(diagnosis.torch()) == {"version", "built_for"}
+    assert diagnosis.torch()._fields == ("version", "built_for")
     assert ("torch" in sys.modules) == before
     text = "cuda: Optional[str] = '12.8'\nhip: Optional[str] = None\ngit_version = 'x'\n"
     assert diagnosis._assigned(text, "cuda") == "12.8"
@@ -389,9 +385,9 @@ def test_doctor_names_another_vllm_and_is_not_red_for_it(monkeypatch: pytest.Mon
     monkeypatch.setattr("overlay.processes.live.processes", lambda: (alien,))
     monkeypatch.setattr(diagnosis, "installed", lambda: (None, None))
     monkeypatch.setattr(diagnosis, "plugin_problems", lambda plugins: iter(()))
-    page = doctor(Request())
-    assert page.problems == ()
-    assert page.facts["notes"] == ["process 7 is another vLLM, runs without the overlay's plugin"]
+    report = doctor(Request())
+    assert report.problems == ()
+    assert report.page.notes == ("process 7 is another vLLM, runs without the overlay's plugin",)
     peer = replace(process(8), engine=7)
     mine = replace(alien, engine=7)
     monkeypatch.setattr("overlay.processes.live.processes", lambda: (mine, peer))

@@ -116,6 +116,26 @@ def test_what_is_idle_is_said_with_its_reason(reporting: Box) -> None:
     assert "INFO:vllm.overlay:vllm-overlay: demo is idle: the platform has no graphs" in log
 
 
+def test_all_does_not_want_the_effect_of_what_is_rightly_idle(reporting: Box) -> None:
+    document = reporting.patches / "demo/feature.toml"
+    text = document.read_text()
+    required = reporting.attempt(
+        SERVE.format(report=IDLE, runner=V1, then=""), OVERLAY_REQUIRED="all"
+    )
+    assert required.returncode != 0
+    document.write_text(
+        text.replace('model_runner = "v1"', 'model_runner = "v1"\nsituational = true')
+    )
+    (effects, _, _), log = serve(reporting, IDLE, OVERLAY_REQUIRED="all")
+    assert effects == [["demo", "idle", "the platform has no graphs"]]
+    assert "WARNING" not in log
+    named = reporting.attempt(
+        SERVE.format(report=IDLE, runner=V1, then=""), OVERLAY_REQUIRED="demo"
+    )
+    assert named.returncode != 0
+    assert "demo is idle: the platform has no graphs" in named.stderr
+
+
 def test_what_reports_nothing_is_idle(reporting: Box) -> None:
     (effects, _, _), _ = serve(reporting, "pass")
     assert effects == [["demo", "idle", "its code was not reached while the model was loaded"]]

@@ -232,7 +232,7 @@ def test_a_required_feature_that_is_idle_refuses_to_serve(box: Box, tiny_models:
     environment = box.environment | {"OVERLAY_REQUIRED": "draft-graphs"}
     with pytest.raises(EngineFailed) as refused:
         launch(box.copy.python, spec, env=environment)
-    assert "OVERLAY_REQUIRED wants features that have no effect" in str(refused.value)
+    assert "OVERLAY_REQUIRED names features that have no effect" in str(refused.value)
     assert f"draft-graphs is idle: {NO_GRAPHS}" in str(refused.value)
 
 

@@ -21,6 +21,7 @@ from typing import IO
 
 import pytest
 
+from overlay.cache import ABANDONED_AFTER
 from overlay.in_memory import module_cache as store
 from overlay.in_memory.module_cache import Store, StoreError, entry_key
 from tests.in_memory.stored import TEXTS
@@ -129,8 +130,8 @@ def abandoned(cache: Store, name: str, seconds: float) -> Path:
 def test_what_killed_makers_left_goes_with_the_next_write(cache: Store, tmp_path: Path) -> None:
     cache.folder.mkdir(mode=0o700)
     for number in range(40):
-        abandoned(cache, f"old{number}", store.ABANDONED_AFTER + 60)
-    fresh = abandoned(cache, "fresh", store.ABANDONED_AFTER - 60)
+        abandoned(cache, f"old{number}", ABANDONED_AFTER + 60)
+    fresh = abandoned(cache, "fresh", ABANDONED_AFTER - 60)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     link = cache.folder / ".making-link"
@@ -149,7 +150,7 @@ def test_without_locks_an_entry_is_made_and_nothing_is_judged_abandoned(
         raise OSError(38, "Function not implemented")
 
     cache.folder.mkdir(mode=0o700)
-    old = abandoned(cache, "old", store.ABANDONED_AFTER + 60)
+    old = abandoned(cache, "old", ABANDONED_AFTER + 60)
     monkeypatch.setattr(fcntl, "flock", without_locks)
     cache.save("key", TEXTS, {})
     assert old.exists()
@@ -210,7 +211,7 @@ def test_what_a_living_process_makes_is_never_taken_from_it(cache: Store) -> Non
     try:
         made = cache.folder / line_of(halted.stdout)
         assert made.name.startswith(".making-")
-        long_ago = time.time() - 10 * store.ABANDONED_AFTER
+        long_ago = time.time() - 10 * ABANDONED_AFTER
         os.utime(made, (long_ago, long_ago))
         cache.save("key1", TEXTS, {})
         assert (made / "vllm/a.py").exists()

@@ -9,6 +9,9 @@ import pytest
 
 from overlay import settings as switches
 from overlay.errors import UsageError
+from overlay.features.sources import shipped_folder
+from overlay.features.switches import declarations
+from overlay.on_disk.process_decision import digest
 from tests.in_memory.boxes import PATCHED, PRISTINE, Box
 
 
@@ -54,6 +57,16 @@ def test_features_that_may_be_patched_in_memory() -> None:
     assert read.features == {"a", "b"}
     assert [read.allows(name) for name in "abc"] == [True, True, False]
     assert switches.read({}).allows("anything")
+
+
+def test_the_digest_tells_each_value_of_every_shipped_switch_apart() -> None:
+    """Ranks compare digests, so a rank at another value of any switch is found."""
+    declared = declarations([shipped_folder()])
+    found = {switch.name: switch.values for each in declared for switch in each.switches}
+    assert {"OVERLAY_DRAFT_GRAPHS", "OVERLAY_DBO_DRAFTS"} <= found.keys()
+    for name, values in found.items():
+        digests = {digest((), switches.read({name: value}).all) for value in ("", *values)}
+        assert len(digests) == len(values) + 1, name
 
 
 def test_every_switch_counts_but_places_of_one_machine() -> None:

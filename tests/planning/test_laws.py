@@ -132,7 +132,7 @@ def test_a_plan_does_not_depend_on_the_order_of_hunks_and_files(
 ) -> None:
     lines, found = given_
     data = "".join(f"{line}\n" for line in lines).encode()
-    ours = [replace(case.hunk, patch_line=n) for n, case in enumerate(found, 1)]
+    ours = [case.hunk._replace(patch_line=n) for n, case in enumerate(found, 1)]
     shuffled = list(ours)
     random.shuffle(shuffled)
     added = {"vllm/x.py": b"", "vllm/y.py": b"y = 1\n"}
@@ -284,7 +284,7 @@ def test_the_form_of_the_file_changes_no_state_and_is_kept(
 @given(cases())
 def test_a_patch_file_says_what_the_hunk_says(case: Case) -> None:
     (hunk,) = parse_patch(patch_text(PATH, case.hunk), "x.patch").hunks
-    assert replace(hunk, patch_line=1) == case.hunk
+    assert hunk._replace(patch_line=1) == case.hunk
 
 
 @laws

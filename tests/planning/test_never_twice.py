@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +21,7 @@ def with_base(case: Case) -> Hunk:
     places = find(case.lines)[case.hunk.scope]
     there = {line.strip() for place in places for line in case.lines[place.start : place.stop]}
     added = {text for op, text in case.hunk.lines if op == "+"}
-    return replace(case.hunk, base_has=tuple(text for text in added if text.strip() in there))
+    return case.hunk._replace(base_has=tuple(text for text in added if text.strip() in there))
 
 
 @SLOW
@@ -114,6 +112,6 @@ def test_lines_that_the_base_had_tell_nothing() -> None:
     lines = ["def f():", "    count = 0", "    a = 1", "    count = 0"]
     hunk = Hunk("f", ((" ", "    a = 1"), ("+", "    count = 0")), 3, 1, base_has=())
     assert match(hunk, lines[:3], find(lines[:3])).state is State.AMBIGUOUS
-    known = replace(hunk, base_has=("    count = 0",))
+    known = hunk._replace(base_has=("    count = 0",))
     assert match(known, lines[:3], find(lines[:3])).state is State.PRISTINE
     assert MODULE_SCOPE not in (hunk.scope, known.scope)

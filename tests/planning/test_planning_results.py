@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from overlay.features.model import Hunk
@@ -223,12 +221,12 @@ def test_a_hunk_that_renames_its_own_scope_is_refused() -> None:
     result = planned(feature((A, [rename])))
     assert result.state is State.DRIFTED
     assert "another scope" in str(result.features[0].files[0].hunks[0].reason)
-    assert planned(feature((A, [replace(rename, scope="<module>")]))).state is State.PRISTINE
+    assert planned(feature((A, [rename._replace(scope="<module>")]))).state is State.PRISTINE
 
 
 def test_hunks_that_share_lines_are_refused() -> None:
-    one = replace(hunk(["     y = x", "+    a", "     z = y"], "f"), patch_line=7)
-    two = replace(hunk(["     z = y", "+    b", "     return z"], "f"), patch_line=12)
+    one = hunk(["     y = x", "+    a", "     z = y"], "f")._replace(patch_line=7)
+    two = hunk(["     z = y", "+    b", "     return z"], "f")._replace(patch_line=12)
     result = planned(feature((A, [two, one])))
     hunks = result.features[0].files[0].hunks
     assert [h.state for h in hunks] == [State.DRIFTED, State.DRIFTED]

@@ -11,7 +11,7 @@ from packaging.version import Version
 from overlay.authoring.composing import compose
 from overlay.errors import PatchFormatErrors
 from overlay.features.folder import load
-from overlay.features.model import Feature, UpstreamTest
+from overlay.features.model import Build, Feature, UpstreamTest
 from overlay.planning.planner import plan
 from overlay.planning.upstream import Evidence, evidence, taken
 from overlay.results import State
@@ -62,6 +62,23 @@ def test_once_merged_it_is_there_for_good(
 ) -> None:
     remembered = replace(feature, merged=Version("0.27.0"))
     assert shown(remembered, [], release).merged is merged
+
+
+def test_a_vendors_build_is_recognised_whatever_else_it_holds(feature: Feature) -> None:
+    """Its own change may show every text of upstream's, switched off."""
+    tests = (UpstreamTest(PATH, "f", "first = 1"),)
+    build = Build("a vendor", PATH, "f", "VENDOR_SWITCH", "it has graphs of its own")
+    made = replace(feature, upstream_tests=tests, builds=(build,))
+    (result,) = plan([made], Tree(), Version("0.26.0")).features
+    assert result.state is State.UPSTREAMED
+    theirs = Tree(TEXT.replace(b"    return first", b"    VENDOR_SWITCH = 0\n    return first"))
+    (result,) = plan([made], theirs, Version("0.26.0")).features
+    assert result.state is State.INAPPLICABLE
+    assert str(result.reason) == "this is a vendor's build of the release: it has graphs of its own"
+    # Elsewhere the text means nothing.
+    beside = Tree(TEXT + b"VENDOR_SWITCH = 0\n")
+    (result,) = plan([made], beside, Version("0.26.0")).features
+    assert result.state is State.UPSTREAMED
 
 
 def test_without_memory_and_tests_there_is_no_evidence(feature: Feature) -> None:
@@ -183,7 +200,7 @@ def test_without_a_base_lines_tell_nothing_of_a_hunk(tmp_path: Path) -> None:
     (first, *_) = three(tmp_path).topics[0].variants[0].patch.hunks
     lines = [["    second_0 = compute(0)", "    third_0 = 3"]]
     assert taken(first, lines).merged
-    assert not taken(replace(first, base_has=None), lines).merged
+    assert not taken(first._replace(base_has=None), lines).merged
     assert not taken(first, [["    third_0 = 3"]]).merged
 
 

@@ -9,19 +9,13 @@ from hypothesis import strategies as st
 
 from overlay.planning import advice
 from overlay.report.as_text import render
+from overlay.report.base import Report, failure
+from overlay.report.catalogue import FeatureEntry, ListReport, TopicEntry
 from overlay.report.codes import Code, Exit, Verdict
-from overlay.report.lines import Line, Span, paint
-from overlay.report.model import (
-    CheckReport,
-    FeatureEntry,
-    ListReport,
-    Report,
-    StatusReport,
-    TargetReport,
-    TopicEntry,
-    failure,
-)
+from overlay.report.lines import Line, Span, aligned, paint
+from overlay.report.model import TargetReport
 from overlay.report.problems import Place, problems
+from overlay.report.reading import CheckReport, StatusReport
 from overlay.report.wording import checked
 from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State, combine
 
@@ -248,3 +242,13 @@ def test_a_feature_without_a_patch_is_not_told_beside_the_real_problem() -> None
     beside = TargetReport("0.26.0", "0.26.0", None, (*drifted("0.26.0").features, expected))
     assert [problem.features for problem in problems(beside)] == [("f",)]
     assert checked([beside]).text == "Action needed: f has drifted on vLLM 0.26.0."
+
+
+def test_columns_are_as_wide_as_their_widest_cell_is_shown() -> None:
+    rows = [["a", "b", "c"], ["long", "\x1b"], ["", "x", "end"]]
+    lines = aligned([[Span(cell) for cell in row] for row in rows], indent=2)
+    assert [str(line) for line in lines] == [
+        "  a     b     c",
+        "  long  \\x1b",
+        "        x     end",
+    ]

@@ -14,20 +14,13 @@ from overlay.processes.live import LiveProcess
 from overlay.processes.records import ProcessRecord
 from overlay.report.as_json import as_json
 from overlay.report.as_text import render
+from overlay.report.base import Report, failure
+from overlay.report.catalogue import FeatureEntry, ListReport, TopicEntry
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import paint
-from overlay.report.model import (
-    CheckReport,
-    FeatureEntry,
-    ListReport,
-    Obstacle,
-    ProcessesReport,
-    Report,
-    StatusReport,
-    TargetReport,
-    TopicEntry,
-    failure,
-)
+from overlay.report.model import Obstacle, TargetReport
+from overlay.report.reading import CheckReport, StatusReport
+from overlay.report.running import ProcessesReport
 from overlay.report.wording import standing
 from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State
 from tests.commands.conftest import fake_vllm

@@ -5,16 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from overlay.report.as_json import as_data, as_json
+from overlay.report.base import failure
+from overlay.report.catalogue import FeatureEntry, ListReport, TopicEntry
 from overlay.report.codes import Code, Verdict
-from overlay.report.model import (
-    CheckReport,
-    FeatureEntry,
-    ListReport,
-    StatusReport,
-    TargetReport,
-    TopicEntry,
-    failure,
-)
+from overlay.report.model import TargetReport
+from overlay.report.reading import CheckReport, StatusReport
 from overlay.report.words import enumeration
 from overlay.results import FeatureResult, FileResult, HunkResult, Reason, State
 

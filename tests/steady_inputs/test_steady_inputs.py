@@ -129,6 +129,7 @@ def runner(ids: Any) -> SimpleNamespace:
     buffers = {name: FakeBuffer(SIZE) for name in steady.STEADY_BUFFERS}
     return SimpleNamespace(
         input_ids=SimpleNamespace(gpu=ids),
+        device=SimpleNamespace(type="cpu"),
         speculative_config=object(),
         max_num_reqs=SIZE,
         **buffers,
@@ -193,6 +194,65 @@ def test_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OVERLAY_STEADY_INPUTS", "off")
     assert steady.create_steady_inputs(runner(np.zeros(1))) is None
     assert effect() == ("idle", "OVERLAY_STEADY_INPUTS=off")
+
+
+class Platform:
+    """vLLM's platform, as far as it is asked."""
+
+    def __init__(self, cuda: bool) -> None:
+        self.is_cuda = lambda: cuda
+
+
+def on_platform(
+    monkeypatch: pytest.MonkeyPatch, *, cuda: bool, triton: bool, value: str = ""
+) -> tuple[Any, list[str]]:
+    """What a runner on a device gets, and what the log says; nothing is compiled."""
+    modules = {name: ModuleType(f"vllm.{name}") for name in ("platforms", "triton_utils", "logger")}
+    lines: list[str] = []
+    log = SimpleNamespace(info=lambda text, *values: lines.append(text % values))
+    vars(modules["platforms"])["current_platform"] = Platform(cuda)
+    vars(modules["triton_utils"])["HAS_TRITON"] = triton
+    vars(modules["logger"])["init_logger"] = lambda name: log
+    for module in modules.values():
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    monkeypatch.setenv("OVERLAY_STEADY_INPUTS", value)
+    device = runner(np.zeros(1))
+    device.device, device.use_async_spec_decode = SimpleNamespace(type="npu"), True
+    with mock.patch.object(steady.SteadyInputs, "warm_up"):
+        return steady.create_steady_inputs(device), lines
+
+
+@pytest.mark.parametrize("value", ["", "on", "untried"])
+def test_on_cuda_they_work(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    kept, lines = on_platform(monkeypatch, cuda=True, triton=True, value=value)
+    assert kept is not None
+    assert lines == []
+
+
+def test_on_a_platform_where_no_test_has_run_they_do_nothing_and_say_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept, lines = on_platform(monkeypatch, cuda=False, triton=True)
+    assert kept is None
+    (line,) = lines
+    assert "no test has run on platform Platform" in line
+    assert effect() == ("idle", effect()[1])
+    assert effect()[1] in line
+    kept, lines = on_platform(monkeypatch, cuda=False, triton=True, value="untried")
+    assert kept is not None
+
+
+@pytest.mark.parametrize("value", ["", "untried"])
+@pytest.mark.parametrize("cuda", [True, False])
+def test_without_triton_they_do_nothing_and_say_so(
+    monkeypatch: pytest.MonkeyPatch, cuda: bool, value: str
+) -> None:
+    """The kernel would be a plain function, and its launch a TypeError that stops the start."""
+    kept, (line,) = on_platform(monkeypatch, cuda=cuda, triton=False, value=value)
+    assert kept is None
+    assert "has no Triton" in line
+    assert effect()[0] == "idle"
 
 
 def test_without_speculative_decoding_there_is_nothing_to_keep() -> None:

@@ -57,8 +57,11 @@ def changes_disk(event: str, arguments: tuple[Any, ...]) -> bool:
     return bool(flags & _WRITING) and not str(path).startswith("/dev/")
 
 
-def calls(work: Callable[[], object], folder: Path) -> list[str]:
-    """The calls that change the disk in a forked process that does some work, in order."""
+def calls(work: Callable[[], object], folder: Path, ends: int = REACHED_ITS_END) -> list[str]:
+    """The calls that change the disk in a forked process that does some work, in order.
+
+    :param ends: the exit status of the work.
+    """
     notes = folder / "calls"
     notes.write_bytes(b"")
     descriptor = os.open(notes, os.O_WRONLY | os.O_APPEND)
@@ -75,7 +78,7 @@ def calls(work: Callable[[], object], folder: Path) -> list[str]:
         status = in_child(counted)
     finally:
         os.close(descriptor)
-    assert status == REACHED_ITS_END, status
+    assert status == ends, status
     listed = notes.read_text().splitlines()
     notes.unlink()
     return listed

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import pytest
 
 from overlay.errors import PackageIndexError
+from overlay.package import VLLM
 from overlay.targets import resolution
 from tests.support import fake_vllm
 from tests.support.cli import PROPOSER, RUNNER
@@ -19,6 +20,15 @@ RELEASES = ("0.24.0", "0.25.0", "0.26.0", "0.27.0")
 _KNOWING = tuple(
     f"overlay.commands.{name}" for name in ("edit", "edit_files", "edit_new", "edits", "new")
 )
+
+
+def know(monkeypatch: pytest.MonkeyPatch, names: Iterable[str]) -> None:
+    """Let ``--releases all`` mean these releases of vLLM, and no others."""
+    package = VLLM._replace(releases=tuple(names))
+    monkeypatch.setattr(resolution, "VLLM", package)
+    defaults = resolution.releases.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "package", package)
 
 
 def files(release: str) -> dict[str, bytes]:

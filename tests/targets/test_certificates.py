@@ -99,7 +99,7 @@ def test_a_file_url_is_read_only_if_it_is_a_plain_file(tmp_path: Path) -> None:
     page.write_text("<a>")
     assert fetch(page.as_uri(), IndexConfig(())) == b"<a>"
     page.unlink()
-    with pytest.raises(PackageIndexError, match="there is no such file"):
+    with pytest.raises(PackageIndexError, match="the file does not exist"):
         fetch(page.as_uri(), IndexConfig(()))
     os.mkfifo(page)
     with pytest.raises(PackageIndexError, match="found a pipe"):

@@ -37,12 +37,33 @@ STEADY_BUFFERS = (
 def wanted(environ: Mapping[str, str]) -> bool:
     """Whether the environment asks for steady inputs; it does where it is unset.
 
-    Raises ValueError for anything but on and off.
+    Raises ValueError for anything but on, off and untried.
     """
     value = environ.get(VARIABLE) or "on"
-    if value not in ("on", "off"):
-        raise ValueError(f"{VARIABLE} is {value!r}; set it to on or off")
-    return value == "on"
+    if value not in ("on", "off", "untried"):
+        raise ValueError(f"{VARIABLE} is {value!r}; set it to on or off, or to untried")
+    return value != "off"
+
+
+def unproven(device: Any, untried: bool) -> str | None:
+    """Why steady inputs do nothing on this platform; None where they work.
+
+    device: where the runner's tensors lie.
+    untried: whether the user has them work on platforms where no test has run.
+    """
+    if device.type == "cpu":  # without the kernel
+        return None
+    from vllm.platforms import current_platform
+    from vllm.triton_utils import HAS_TRITON
+
+    if not HAS_TRITON:
+        return f"platform {device.type} has no Triton, and the kernel of steady steps needs it"
+    if current_platform.is_cuda() or untried:
+        return None
+    return (
+        f"no test has run on platform {type(current_platform).__name__} ({VARIABLE}=untried has it "
+        "work there all the same)"
+    )
 
 
 class SteadyCopy:
@@ -182,15 +203,24 @@ class SteadyInputs:
 
 
 def create_steady_inputs(runner: Any) -> SteadyInputs | None:
-    """Create the inputs that a runner keeps; None without speculative decoding or if switched off.
+    """Create the inputs that a runner keeps.
 
-    Reports the feature's effect. Raises ValueError for an unknown value of OVERLAY_STEADY_INPUTS.
+    Returns None without speculative decoding, if switched off, and, with a line in the log, on a
+    platform where no test has run. Reports the feature's effect. Raises ValueError for an unknown
+    value of OVERLAY_STEADY_INPUTS.
     """
     if not wanted(os.environ):
         idle(FEATURE, f"{VARIABLE}=off")
         return None
     if runner.speculative_config is None:
         idle(FEATURE, "no speculative decoding")
+        return None
+    reason = unproven(runner.device, os.environ.get(VARIABLE) == "untried")
+    if reason is not None:
+        from vllm.logger import init_logger
+
+        init_logger(__name__).info("Steady inputs: off, %s.", reason)
+        idle(FEATURE, reason)
         return None
     inputs = SteadyInputs(runner)
     inputs.warm_up()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Captures draft graphs: all that are planned, on all tensor-parallel ranks, or none.
+"""Captures draft graphs: all that are planned, on all ranks that draft together, or none.
 
 Without the votes between ranks, the address check and the undoing of failures, capture and replay
 are these lines:
@@ -57,7 +57,8 @@ class Captured:
     hidden_width: columns of the target's hidden states; None where they are not staged.
     blocks: columns of the block table.
     graphs: the captured graphs by key.
-    masked: keys in which batches with fewer requests run, and whose graphs compute slots.
+    masked: keys in which batches with fewer requests run, and whose graphs compute slots. Where
+        data-parallel ranks draft together any of them may have no request at all.
     sampling: the static tensors of sampled drafts; None where drafts are greedy.
     builders: metadata builders of the captures; None for those of the attention groups.
     mapping: tables between two vocabularies; None where there is one.
@@ -72,6 +73,7 @@ class Captured:
         plan: list[DraftKey],
         *,
         check: bool,
+        together: bool,
     ) -> None:
         drafter = drafter_of(proposer)
         if drafter is None:
@@ -105,7 +107,9 @@ class Captured:
         self.graphs: dict[DraftKey, Graph] = {}
         # The slots of a shifted first pass are staged, not computed.
         staged = "first" if drafter.inputs == "shifted" else None
-        self.masked = {key for key in plan if key.role != staged and has_padding(key, plan)}
+        self.masked = {
+            key for key in plan if key.role != staged and (together or has_padding(key, plan))
+        }
         self.mapping = static_mapping(proposer)
         self.builders = upstream.make_builders_of_full_graphs(proposer)
         self.address_check = AddressCheck(proposer, self.buffers) if check else None
@@ -115,6 +119,7 @@ class Captured:
 
         In the warm-up every row is padding, so it writes no slot of the KV cache.
         """
+        require_no_micro_batch()
         proposer = self.passes.proposer
         with (
             upstream.builders_of_full_graphs(proposer, self.builders),
@@ -140,22 +145,27 @@ def capture_keys(
     keys: list[DraftKey],
     *,
     check: bool,
+    together: bool,
     after_each: Callable[[DraftKey], None] | None = None,
 ) -> Captured:
     """Capture `keys` of `plan`, with static memory for the whole plan.
 
     check: whether to record the addresses that the graphs read.
+    together: whether data-parallel ranks draft together: each key is captured on all of them, in
+        lockstep, since its warm-up exchanges rows with them.
     after_each: called with each key once it is captured.
 
     Raises CaptureFailed, having kept nothing, if any rank fails.
     """
     with torch.inference_mode():
         captured = _agreed(
-            partial(Captured, proposer, runner, backend, plan, check=check), "the static memory"
+            partial(Captured, proposer, runner, backend, plan, check=check, together=together),
+            "the static memory",
+            data_parallel=together,
         )
         try:
             for key in keys:
-                _agreed(partial(captured.capture, key, backend), str(key))
+                _agreed(partial(captured.capture, key, backend), str(key), data_parallel=together)
                 if after_each is not None:
                     after_each(key)
         except CaptureFailed as failure:
@@ -166,6 +176,23 @@ def capture_keys(
         captured.buffers.pad_all(proposer)
         backend.synchronize()
     return captured
+
+
+def require_no_micro_batch() -> None:
+    """Raise RuntimeError while a micro-batch of the target (dual-batch overlap) is running.
+
+    A pass that was captured then would take that micro-batch's forward context, stream, workspace
+    and half of the all-to-all buffers for its own. Upstream ends them all before the target's
+    forward pass returns.
+    """
+    from vllm.v1.worker import ubatching
+
+    running = [context for context in ubatching._CURRENT_CONTEXTS if context is not None]
+    if running or ubatching.dbo_enabled():
+        raise RuntimeError(
+            f"{max(len(running), 1)} micro-batches of the target are still running; draft graphs "
+            "are captured outside of them"
+        )
 
 
 def _even_out(backend: GraphBackend, failure: CaptureFailed) -> None:
@@ -179,8 +206,10 @@ def _even_out(backend: GraphBackend, failure: CaptureFailed) -> None:
         ) from error
 
 
-def _agreed(work: Callable[[], T], what: str) -> T:
-    """The result of `work` if it succeeds on all tensor-parallel ranks; else raise CaptureFailed.
+def _agreed(work: Callable[[], T], what: str, *, data_parallel: bool) -> T:
+    """The result of `work` if it succeeds on all ranks that vote; else raise CaptureFailed.
+
+    data_parallel: whether the data-parallel ranks vote as well as the tensor-parallel ones.
 
     A rank that went on alone would wait for the others in its next collective. Any exception means
     that this configuration cannot be captured, so all of them count.
@@ -188,8 +217,9 @@ def _agreed(work: Callable[[], T], what: str) -> T:
     try:
         result = work()
     except Exception as error:
-        ranks.all_ranks_agree(False)
+        ranks.all_ranks_agree(False, data_parallel=data_parallel)
         raise CaptureFailed(f"{what}: {reason_of(error)}") from error
-    if not ranks.all_ranks_agree(True):
-        raise CaptureFailed(f"{what}: another tensor-parallel rank failed")
+    if not ranks.all_ranks_agree(True, data_parallel=data_parallel):
+        other = "rank" if data_parallel else "tensor-parallel rank"
+        raise CaptureFailed(f"{what}: another {other} failed")
     return result

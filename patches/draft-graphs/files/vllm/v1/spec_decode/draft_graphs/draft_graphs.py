@@ -4,22 +4,26 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from vllm.logger import init_logger
 from vllm.v1 import overlay_effects
 
-from . import messages, ranks
+from . import messages, ranks, upstream
 from .capture import Captured, CaptureFailed, capture_keys
 from .facts import late_facts
 from .graph_backend import GraphBackend
 from .keys import FEATURE, DraftKey, plan_keys
 from .policy import Decision, Facts, Mode, decide
-from .replay import Replay
+from .replay import Keys, Replay, Unforeseen
+from .together import WITHDRAW, Together
 
 logger = init_logger(__name__)
 
+#: Why graphs may not be replayed once vLLM has made the KV cache again.
+STALE = "the KV cache was initialized again after the capture"
 # Upstream's profile counts at least this much for each graph beside the largest (bytes).
 LEAST_PER_GRAPH = 1 << 20
 
@@ -29,6 +33,9 @@ class DraftGraphs:
 
     Until `capture` has succeeded, and again once they were withdrawn, `propose` and `later_steps`
     return None: vLLM drafts as upstream.
+
+    together: what this rank keeps of the data-parallel ranks' agreements; None where it drafts
+        without the others.
     """
 
     def __init__(
@@ -38,6 +45,7 @@ class DraftGraphs:
         self.check = check
         self.replay: Replay | None = None
         self.withdrawn: str | None = None
+        self.together = Together() if facts.coupling.together else None
         self._proposer = proposer
         self._backend = backend
         self._facts = facts
@@ -57,27 +65,35 @@ class DraftGraphs:
 
         Called inside vLLM's `graph_capture()`, after the target's graphs. May be called again:
         earlier graphs are dropped first. Raises nothing for a failed capture: all draft keys are
-        withdrawn, a warning gives the reason, and vLLM drafts as upstream.
+        withdrawn, a warning gives the reason, and vLLM drafts as upstream. Where data-parallel
+        ranks draft together all of them have to call this.
+
+        Raises RuntimeError if ranks that draft together have different plans, or if they exchange
+        rows through DeepEP's low-latency buffers and a capture failed.
         """
         self.release()
         self.withdrawn = None
         self._outcome_logged = True
+        self._forget_agreements()
         try:
-            decision, plan = self._plan()
-        except Exception as error:  # the same on all ranks; vLLM serves without draft graphs
+            facts, decision, plan = self._plan()
+        except Exception as error:
             logger.debug("Draft graphs: the failed plan", exc_info=True)
+            # Other ranks may have a plan, and show it to all before they act on it.
+            self._expect_one_plan({"error": messages.reason_of(error)})
             self.withdraw(messages.reason_of(error))
             return
+        self._expect_one_plan(messages.plan_table(self.mode, facts, decision, plan))
         if not plan:
             self._refuse(decision)
             return
         started, free = time.perf_counter(), self._backend.free_memory()
         try:
-            captured = capture_keys(
-                self._proposer, runner, self._backend, plan, plan, check=self.check
-            )
+            with upstream.fixed_workspace():
+                captured = self._capture_keys(runner, plan, plan, check=self.check)
         except CaptureFailed as failure:
             logger.debug("Draft graphs: the failed capture", exc_info=True)
+            self._expect_even_exchanges(str(failure))
             self.withdraw(str(failure))
             return
         self.replay = Replay(self._proposer, captured, self._facts)
@@ -86,6 +102,10 @@ class DraftGraphs:
         memory = max(free - self._backend.free_memory(), 0)
         seconds = time.perf_counter() - started
         self._log(messages.captured_line(self.mode, plan, decision.notes, memory, seconds))
+        if decision.untried and ranks.writes_log():
+            # Granted without the switch, it was granted before there was a table of evidence.
+            say = logger.warning if self._facts.untried else logger.info
+            say("%s", messages.untried_line(decision.untried))
         if self._unprofiled is not None and ranks.writes_log():
             logger.warning("%s", messages.unprofiled_line(self._unprofiled, memory))
         self._unprofiled = None
@@ -102,11 +122,14 @@ class DraftGraphs:
         """
         self.release()
         self._unprofiled = None
+        self._forget_agreements()
         try:
-            _, plan = self._plan()
-        except Exception:  # `capture` fails in the same way, and logs it
+            facts, decision, plan = self._plan()
+        except Exception as error:  # `capture` fails in the same way, and logs it
             logger.debug("Draft graphs: the failed plan", exc_info=True)
+            self._expect_one_plan({"error": messages.reason_of(error)})
             return 0
+        self._expect_one_plan(messages.plan_table(self.mode, facts, decision, plan))
         if not plan:
             return 0
         free = self._backend.free_memory()
@@ -123,11 +146,10 @@ class DraftGraphs:
             roles.setdefault((key.role, key.sampled), []).append(key)
         largest = [key for keys in roles.values() for key in keys[:2]]
         try:
-            capture_keys(
-                self._proposer, runner, self._backend, plan, largest, check=False, after_each=sample
-            )
+            self._capture_keys(runner, plan, largest, check=False, after_each=sample)
         except CaptureFailed as failure:
             logger.debug("Draft graphs: the failed capture of the profile", exc_info=True)
+            self._expect_even_exchanges(str(failure))
             self._unprofiled = str(failure)
             return 0
         total = 0
@@ -151,35 +173,127 @@ class DraftGraphs:
         self.withdrawn = reason
         overlay_effects.idle(FEATURE, f"withdrawn: {reason}")
 
-    def _plan(self) -> tuple[Decision, list[DraftKey]]:
-        """What the policy decides once vLLM captures, and the keys to capture for it."""
-        facts = late_facts(self._facts, self._proposer)
-        decision = decide(self.mode, facts, self._backend.attention_backends)
+    def _plan(self) -> tuple[Facts, Decision, list[DraftKey]]:
+        """The facts once vLLM captures, what the policy decides, and the keys to capture for it."""
+        facts = late_facts(self._facts, self._proposer, self._backend)
+        decision = decide(self.mode, facts)
         drafter = facts.drafter
         if drafter is None or not decision.any:
-            return decision, []
-        return decision, plan_keys(
-            k=facts.num_speculative_tokens,
-            max_num_seqs=facts.max_num_seqs or 0,
-            max_capture_tokens=facts.max_capture_tokens or 0,
-            first=decision.first,
-            later=decision.later,
-            extra=drafter.extra,
-            one_pass=drafter.one_pass,
-            sampled=decision.sampled,
+            return facts, decision, []
+        return (
+            facts,
+            decision,
+            plan_keys(
+                k=facts.num_speculative_tokens,
+                max_num_seqs=facts.max_num_seqs or 0,
+                max_capture_tokens=facts.max_capture_tokens or 0,
+                first=decision.first,
+                later=decision.later,
+                extra=drafter.extra,
+                one_pass=drafter.one_pass,
+                sampled=decision.sampled,
+            ),
         )
+
+    def _capture_keys(
+        self,
+        runner: Any,
+        plan: list[DraftKey],
+        keys: list[DraftKey],
+        *,
+        check: bool,
+        after_each: Callable[[DraftKey], None] | None = None,
+    ) -> Captured:
+        """Capture `keys` of `plan`; see `capture.capture_keys`."""
+        return capture_keys(
+            self._proposer,
+            runner,
+            self._backend,
+            plan,
+            keys,
+            check=check,
+            together=self.together is not None,
+            after_each=after_each,
+        )
+
+    def _expect_one_plan(self, plan: Mapping[str, str]) -> None:
+        """Raise RuntimeError with a table if ranks that draft together plan differently."""
+        if self.together is None:
+            return
+        lines = ranks.differences(plan)
+        if lines:
+            raise RuntimeError(messages.different_plans(lines))
+
+    def _expect_even_exchanges(self, reason: str) -> None:
+        """Raise RuntimeError if a failed capture may have left the ranks' exchanges out of step."""
+        if self.together is not None and self._facts.low_latency_exchange:
+            raise RuntimeError(messages.cannot_go_on(reason))
+
+    def _forget_agreements(self) -> None:
+        """Start over: what was agreed or vetoed was about other graphs."""
+        if self.together is not None:
+            self.together = Together()
 
     # ---- serving
 
     def propose(self, **batch: Any) -> torch.Tensor | None:
-        """All drafts of a uniform batch, or None where upstream drafts; see `Replay.propose`."""
+        """All drafts of a uniform batch, or None where upstream drafts; see `Replay.propose`.
+
+        Where data-parallel ranks draft together, None only where all of them get None.
+        """
         replay = self._usable_replay()
-        return None if replay is None else replay.propose(**batch)
+        if self.together is None:
+            return None if replay is None else replay.propose(**batch)
+        keys = self._agreed_keys(self.together, replay)
+        if replay is None or keys is None:
+            return None
+        try:
+            return replay.propose(agreed=keys, **batch)
+        except Unforeseen as unforeseen:
+            # The other ranks are replaying. Verification keeps the tokens right.
+            self.together.veto(str(unforeseen))
+            replay.run_padded(keys)
+            reqs = batch["common_attn_metadata"].batch_size()
+            drafts = (reqs, batch["num_speculative_tokens"])
+            return batch["next_token_ids"].new_zeros(drafts, dtype=torch.int64)
 
     def later_steps(self, **batch: Any) -> torch.Tensor | None:
         """All drafts after upstream's first pass, or None; see `Replay.later_steps`."""
         replay = self._usable_replay()
-        return None if replay is None else replay.later_steps(**batch)
+        if replay is None or self.together is not None:
+            return None
+        return replay.later_steps(**batch)
+
+    def dummy_run(self, capturing: bool) -> bool:
+        """Whether graphs have taken the place of upstream's dummy passes.
+
+        They do so where data-parallel ranks draft together and have agreed on graphs, on a rank
+        that has no requests and on one whose input does not fit into the drafter.
+
+        capturing: whether vLLM captures graphs of the draft's passes, or warms up for that.
+
+        Upstream's passes write to the KV cache with the slots of the last draft pass, and so with
+        tokens and hidden states that need not be those of these slots; they are taken away.
+        """
+        self._proposer._slot_mapping_buffer.fill_(-1)
+        if self.together is None:
+            return False
+        replay = self.replay
+        keys = self._agreed_keys(self.together, replay)
+        if replay is None or keys is None or capturing:
+            return False
+        replay.run_padded(keys)
+        return True
+
+    def _agreed_keys(self, together: Together, replay: Replay | None) -> Keys | None:
+        """The graphs that all ranks replay now; None where all of them draft as upstream."""
+        tokens = together.take()
+        if replay is None:
+            return None
+        keys = None if tokens is None else replay.agreed_keys(tokens)
+        if keys is None:
+            overlay_effects.count(FEATURE, messages.NOT_AGREED)
+        return keys
 
     def _usable_replay(self) -> Replay | None:
         """The replay of the captured graphs; None without any.
@@ -192,28 +306,59 @@ class DraftGraphs:
             if not self._outcome_logged:
                 self._log_never_captured()
             return None
-        if replay.captured.attn_groups is not self._proposer.draft_attn_groups:
-            self.withdraw("the KV cache was initialized again after the capture")
+        if self.together is None and self._is_stale(replay):
+            self.withdraw(STALE)
             return None
         return replay
 
-    # ---- upstream's own passes
+    def _is_stale(self, replay: Replay) -> bool:
+        return replay.captured.attn_groups is not self._proposer.draft_attn_groups
+
+    # ---- agreements between data-parallel ranks
+
+    def agree(self, mode: Any, num_tokens: int) -> None:
+        """Keep what the target's batches agreed on for the draft that follows.
+
+        mode: vLLM's CUDAGraphMode; num_tokens: of each rank's batch, padding included.
+        """
+        if self.together is not None:
+            self.together.agree(mode, num_tokens)
+
+    def vetoes(self) -> bool:
+        """Whether this rank must not run a FULL graph of the target in the coming step.
+
+        So that no rank replays draft graphs behind it; see `together`.
+        """
+        if self.together is None or self.replay is None:
+            return False
+        if self._is_stale(self.replay):
+            self.together.veto(STALE)
+        return self.together.vetoed is not None
 
     def token_counts(self, num_tokens: int) -> torch.Tensor | None:
         """The token counts of all data-parallel ranks for a pass that upstream's code runs.
 
-        Returns [ranks] int32, in place of upstream's agreement between the ranks: where draft
-        graphs are wanted at all, every rank drafts for itself. None without data parallelism.
+        Returns [ranks] int32, in place of upstream's agreement between the ranks, where each of
+        them drafts for itself. None without data parallelism.
         """
         return ranks.token_counts(self._proposer.vllm_config, num_tokens)
 
-    def before_dummy_run(self) -> None:
-        """Keep the dummy passes of an idle data-parallel rank from writing to the KV cache.
+    def vote(self, mode: Any) -> Any:
+        """This rank's vote where the drafter asks the others; mode: upstream's, a CUDAGraphMode."""
+        if self.together is None or self.replay is None:
+            return mode
+        return self.together.vote(mode)
 
-        Upstream runs them with the slots of the last draft pass, and so with tokens and hidden
-        states that need not be those of these slots.
+    def counted(self, mode: int) -> int:
+        """The value of the cudagraph mode that the drafters agreed on; mode: their least vote.
+
+        Withdraws the graphs, as every other rank does now, if a rank voted for it.
         """
-        self._proposer._slot_mapping_buffer.fill_(-1)
+        if mode != WITHDRAW.value:
+            return mode
+        vetoed = self.together.vetoed if self.together is not None else None
+        self.withdraw(vetoed or "another data-parallel rank cannot replay its draft graphs")
+        return 0
 
     # ---- log
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from . import adapters, ranks, upstream
+from . import adapters, upstream
+from .capabilities import UNKNOWN
+from .coupling import coupling
 from .drafter import Drafter, drafter_of
 from .graph_backend import GraphBackend
 from .policy import NO_CAPTURE, Facts
@@ -22,6 +24,8 @@ def early_facts(proposer: Any, backend: GraphBackend) -> Facts:
     return Facts(
         num_speculative_tokens=int(speculative.num_speculative_tokens),
         no_graphs=backend.no_graphs(),
+        platform=backend.platform or UNKNOWN,
+        tensor_parallel_size=int(parallel.tensor_parallel_size),
         enforce_eager=bool(speculative.enforce_eager),
         proposer_class=upstream.class_path(proposer),
         drafter=drafter_of(proposer) or Drafter(),
@@ -35,12 +39,10 @@ def early_facts(proposer: Any, backend: GraphBackend) -> Facts:
         xdrope=getattr(proposer, "uses_xdrope_dim", 0) > 0
         and getattr(proposer, "draft_uses_xdrope_dim", 0) > 0,
         adapted_layers=adapters.kept(proposer),
-        eplb=bool(parallel.enable_eplb) and ranks.has_experts(proposer.model),
-        micro_batching=bool(parallel.use_ubatching),
-        data_parallel=ranks.coupling(proposer),
-        context_parallel_size=max(
-            int(parallel.decode_context_parallel_size), int(parallel.prefill_context_parallel_size)
-        ),
+        coupling=coupling(proposer),
+        low_latency_exchange=str(parallel.all2all_backend) in upstream.LOW_LATENCY_EXCHANGES,
+        decode_context_parallel_size=int(parallel.decode_context_parallel_size),
+        prefill_context_parallel_size=int(parallel.prefill_context_parallel_size),
         sequence_parallel=upstream.sequence_parallel(config),
         weight_offloader=upstream.weight_offloader(),
         computes_kv_scales=bool(getattr(cache, "calculate_kv_scales", False)),
@@ -57,7 +59,7 @@ def early_facts(proposer: Any, backend: GraphBackend) -> Facts:
     )
 
 
-def late_facts(early: Facts, proposer: Any) -> Facts:
+def late_facts(early: Facts, proposer: Any, backend: GraphBackend) -> Facts:
     """Facts when vLLM captures: attention groups, KV cache and the final cudagraph mode added."""
     config = proposer.vllm_config
     compilation = config.compilation_config
@@ -65,7 +67,7 @@ def late_facts(early: Facts, proposer: Any) -> Facts:
     no_first = None
     drafter = early.drafter or Drafter()
     tokens = drafter.first_tokens(early.num_speculative_tokens)
-    prefills = upstream.prefill_backends(groups, tokens)
+    prefills = upstream.prefill_backends(groups, tokens, backend.attention)
     if prefills:
         name = "K+1" if drafter.extra == 0 else str(tokens)
         no_first = f"attention backend {', '.join(prefills)} takes {name} tokens for a prefill"
@@ -78,8 +80,7 @@ def late_facts(early: Facts, proposer: Any) -> Facts:
         max_capture_tokens=min(
             int(compilation.max_cudagraph_capture_size or 0), int(proposer.max_num_tokens)
         ),
-        attention_backends=tuple(sorted({group.backend.get_name() for group in groups})),
+        attention=upstream.attention_of(proposer, backend.attention, early.platform.name),
         unseen_group=upstream.unseen_group(proposer),
-        derived_builders=upstream.derived_builders(groups),
         no_first=no_first,
     )

@@ -11,8 +11,8 @@ from unittest.mock import patch
 
 import torch
 
+from .capabilities import BACKENDS, Backend, Platform, platform_row
 from .messages import reason_of
-from .policy import GRAPH_ATTENTION_BACKENDS, AttentionRoles
 
 
 class Graph(Protocol):
@@ -25,9 +25,12 @@ class Graph(Protocol):
 class GraphBackend(Protocol):
     """Makes graphs on one kind of device."""
 
-    # By `AttentionBackend.get_name()`: the roles whose graphs can build its drafting metadata
-    # inside themselves.
-    attention_backends: AttentionRoles
+    # What is known of attention backends.
+    attention: tuple[Backend, ...]
+
+    @property
+    def platform(self) -> Platform | None:
+        """The row of this machine's platform; None where the table has none."""
 
     def no_graphs(self) -> str | None:
         """The reason why this machine cannot make graphs; None where it can."""
@@ -46,17 +49,21 @@ class GraphBackend(Protocol):
 
 
 class CudaGraphBackend:
-    """CUDA graphs, and HIP graphs on ROCm, on the current stream."""
+    """Graphs of `torch.cuda` on the current stream: CUDA's, HIP's on ROCm, and MUSA's."""
 
-    attention_backends = GRAPH_ATTENTION_BACKENDS
+    attention = BACKENDS
+
+    @property
+    def platform(self) -> Platform | None:
+        """The row of this machine's platform; None where the table has none."""
+        return platform_row(_platform_class())
 
     def no_graphs(self) -> str | None:
-        """The reason why this platform has neither CUDA nor HIP graphs; None where it has."""
-        from vllm.platforms import current_platform
-
-        if not current_platform.is_cuda_alike():
-            return f"the platform ({current_platform.device_type}) has neither CUDA nor HIP graphs"
-        return None
+        """The reason why this platform gets no graphs; None where it may."""
+        row = self.platform
+        if row is None:
+            return f"platform {_platform_class()} is not one that draft graphs were made for"
+        return row.why or None
 
     def new_pool(self) -> object:
         """A pool id of PyTorch."""
@@ -83,7 +90,8 @@ class CudaGraphBackend:
                 with torch.cuda.graph(cuda_graph, pool=pool, stream=torch.cuda.current_stream()):
                     _call_noting_error(function, first)
             except Exception as error:
-                undo_capture(cuda_graph, pool)
+                if self.platform is None or self.platform.undo_failed_capture:
+                    undo_capture(cuda_graph, pool)
                 if first in ([], [reason_of(error)]):
                     raise
                 # At the end of the capture CUDA only says that something in it was wrong.
@@ -106,6 +114,14 @@ def default_graph_backend() -> GraphBackend:
     return CudaGraphBackend()
 
 
+def _platform_class() -> str:
+    """Module and qualified name of the class of vLLM's platform."""
+    from vllm.platforms import current_platform
+
+    cls = type(current_platform)
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
 def announce_graph_pool(pool: object) -> None:
     """Tell NCCL's allocator for symmetric memory which pool the next graph is captured into."""
     from vllm.distributed.device_communicators.pynccl_allocator import set_graph_pool_id
@@ -126,6 +142,8 @@ def undo_capture(cuda_graph: Any, pool: Any) -> None:
         cuda_graph.reset()
     else:
         return
+    if not hasattr(torch._C, "_cuda_endAllocateToPool"):
+        return  # a platform that takes the part of torch.cuda has nothing to be told
     device = torch.cuda.current_device()
     try:
         torch._C._cuda_endAllocateToPool(device, pool)

@@ -4,16 +4,17 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 from vllm.logger import init_logger
 from vllm.v1 import overlay_effects
 
-from . import adapters, graph_backend, messages, ranks
+from . import adapters, graph_backend, messages, ranks, same_settings
 from .draft_graphs import DraftGraphs
 from .facts import early_facts
 from .keys import FEATURE
-from .policy import Decision, Facts, check_from, decide, mode_from
+from .policy import Decision, Facts, check_from, decide, mode_from, untried_from
 
 __all__ = [
     "DraftGraphs",
@@ -29,16 +30,20 @@ def create_draft_graphs(proposer: Any) -> DraftGraphs | None:
     """Create the draft graphs of a proposer whose model has been loaded, to be captured later.
 
     Returns None, with the reasons in the log, where the configuration gets none. Raises ValueError
-    for an unknown value of OVERLAY_DRAFT_GRAPHS or OVERLAY_DRAFT_GRAPHS_CHECK.
+    for an unknown value of one of the feature's switches, and `same_settings.RanksDiffer` where
+    tensor-parallel ranks would not draft alike.
     """
     mode, check = mode_from(os.environ), check_from(os.environ)
+    untried = untried_from(os.environ)
     backend = graph_backend.default_graph_backend()
     if mode == "off":
         facts = Facts(num_speculative_tokens=1)
-        decision = decide(mode, facts, {})
     else:
-        facts = early_facts(proposer, backend)
-        decision = decide(mode, facts, backend.attention_backends)
+        facts = replace(early_facts(proposer, backend), untried=untried)
+    decision = decide(mode, facts)
+    same_settings.require_equal_settings(
+        same_settings.settings(mode, decision, check=check, untried=untried)
+    )
     if not ranks.all_ranks_want(proposer, decision.any) and decision.any:
         decision = Decision(refusals=("another data-parallel rank drafts as upstream",))
     if not decision.any:
@@ -63,9 +68,29 @@ def capture_draft_graphs(runner: Any) -> None:
         draft_graphs.capture(runner)
     elif getattr(runner, "speculative_config", None) is None:
         overlay_effects.idle(FEATURE, "no speculative decoding")
-    elif not hasattr(getattr(runner, "drafter", None), "draft_graphs"):
-        drafter = type(getattr(runner, "drafter", None)).__name__
-        overlay_effects.idle(FEATURE, f"{drafter} drafts without a draft model")
+    else:
+        _say_who_drafts(getattr(runner, "drafter", None))
+
+
+def _say_who_drafts(drafter: Any) -> None:
+    """Log why a drafter never asked for graphs; one that did has told its own reasons.
+
+    `load_model` of vLLM's proposer gives each drafter a `draft_graphs` of its own, None included. A
+    class that loads or drafts by its own code, as vllm-ascend's, has the class attribute at most.
+    """
+    if "draft_graphs" in getattr(drafter, "__dict__", {}):
+        return
+    name = type(drafter).__name__
+    if drafter is None:
+        reason = "this rank has no drafter"
+    elif hasattr(drafter, "draft_graphs"):
+        reason = f"{name} ({type(drafter).__module__}) loads its model and drafts by its own code"
+    else:
+        reason = f"{name} drafts without a draft model"
+    overlay_effects.idle(FEATURE, reason)
+    if ranks.writes_log():
+        refused = Decision(refusals=(reason,))
+        logger.info("%s", messages.refused_line(mode_from(os.environ), refused))
 
 
 def profile_draft_graphs(runner: Any) -> int:

@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 
 from .keys import ROLES, DraftKey
-from .policy import Decision, Mode
+from .policy import Decision, Facts, Mode
+
+#: The count of steps that all data-parallel ranks draft as upstream although there are graphs.
+NOT_AGREED = "steps left to upstream: the data-parallel ranks agreed on no FULL graph"
 
 
 def reason_of(error: Exception) -> str:
@@ -47,6 +51,15 @@ def refused_line(mode: Mode, decision: Decision) -> str:
     )
 
 
+def untried_line(untried: Sequence[str]) -> str:
+    """The WARNING line where graphs were captured that no GPU has shown to be right."""
+    return (
+        f"Draft graphs: no GPU has shown that these draft as upstream: {'; '.join(untried)}. "
+        "docs/platforms.md of vllm-overlay says how to show it; OVERLAY_DRAFT_GRAPHS=off drafts as "
+        "upstream."
+    )
+
+
 def unadapted_line(layers: Sequence[str]) -> str:
     """The INFO line where layers that the draft shares with the target lose its LoRA adapters."""
     return (
@@ -71,4 +84,39 @@ def unprofiled_line(reason: str, memory: int) -> str:
         f"Draft graphs: captured, but not in the profile of the graphs' memory ({reason}); the KV "
         f"cache was sized without their {memory / (1 << 20):.0f} MiB. If memory runs out, lower "
         "gpu_memory_utilization or set OVERLAY_DRAFT_GRAPHS=off."
+    )
+
+
+def plan_table(
+    mode: Mode, facts: Facts, decision: Decision, keys: Sequence[DraftKey]
+) -> Mapping[str, str]:
+    """What ranks that draft together must have in common, by name."""
+    return {
+        "mode": mode,
+        "graphs": captured_sizes(keys) or "none",
+        "refused": "; ".join(decision.refusals) or "nothing",
+        **{each.name: str(getattr(facts, each.name)) for each in fields(facts)},
+    }
+
+
+def different_plans(lines: Sequence[str]) -> str:
+    """The error where ranks that draft together plan different graphs."""
+    return "\n".join(
+        [
+            (
+                "Draft graphs: the ranks draft together, and would capture different graphs. Give "
+                "all ranks the same vLLM, patches, variables and attention backends, or set "
+                "OVERLAY_DRAFT_GRAPHS=off on all of them. They differ in:"
+            ),
+            *lines,
+        ]
+    )
+
+
+def cannot_go_on(reason: str) -> str:
+    """The error where a failed capture may have left the ranks' exchange of rows out of step."""
+    return (
+        f"Draft graphs: a capture failed ({reason}), and the buffers through which the experts "
+        "exchange rows with low latency may be out of step between the ranks. Set "
+        "OVERLAY_DRAFT_GRAPHS=off on all ranks and start them again."
     )

@@ -7,6 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from . import attention
+from .attention import UNTRIED_VARIABLE, Attention
+from .capabilities import PLATFORMS, Platform
+from .coupling import Coupling, Manner
 from .drafter import Drafter
 from .keys import ROLES, Role
 
@@ -18,13 +22,18 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 
 #: The cudagraph mode in which vLLM captures nothing; in every other one its `capture_model` runs.
 NO_CAPTURE = "NONE"
-
+#: The modes in which a FULL graph of the target means a uniform batch.
+UNIFORM_FULL = ("FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 
 EAGLE_PROPOSER = "vllm.v1.spec_decode.eagle.EagleProposer"
 #: The proposer classes that get draft graphs, by module and name; a subclass is another class.
-DRAFTERS = frozenset({EAGLE_PROPOSER, "vllm.v1.spec_decode.draft_model.DraftModelProposer"})
-#: The same, by reading and beside upstream's code on CPU; refused until a GPU has run them.
-UNTRIED_DRAFTERS = frozenset({"vllm.v1.spec_decode.dflash.DFlashProposer"})
+DRAFTERS = frozenset(
+    {
+        EAGLE_PROPOSER,
+        "vllm.v1.spec_decode.dflash.DFlashProposer",
+        "vllm.v1.spec_decode.draft_model.DraftModelProposer",
+    }
+)
 
 _BY_V2 = "set VLLM_USE_V2_MODEL_RUNNER=1: model runner V2 has graphs for it from"
 #: Proposer classes that draft otherwise: what is different, and what the user can do.
@@ -36,42 +45,6 @@ OTHER_DRAFTERS: Mapping[str, str] = {
         f"each of its passes runs another MTP layer ({_BY_V2} 0.27 on)"
     ),
 }
-
-#: By name of an attention backend: the roles whose graphs can build its metadata inside themselves.
-AttentionRoles = Mapping[str, frozenset[Role]]
-
-# Attention backends whose `build_for_drafting` is host arithmetic on the numbers of a key, and
-# device work that a capture records and every replay repeats: none for FLASH_ATTN, TRITON_ATTN,
-# TRITON_MLA and FLASHINFER_MLA; the schedule of FLASH_ATTN_MLA, written to a buffer of its
-# builder; that of FLASHMLA, made by the first layer that asks for it; from 0.32 the mapping of
-# the block table to smaller blocks. docs/draft-graphs.md has the verdicts.
-_ALL_ROLES = frozenset(ROLES)
-GRAPH_ATTENTION_BACKENDS: AttentionRoles = {
-    "FLASH_ATTN": _ALL_ROLES,
-    "TRITON_ATTN": _ALL_ROLES,
-    "FLASH_ATTN_MLA": _ALL_ROLES,
-    "FLASHMLA": _ALL_ROLES,
-}
-# The same, by reading and with doubles of their kernels; refused until one of their graphs has run
-# on a GPU.
-UNTRIED_ATTENTION_BACKENDS: AttentionRoles = {
-    "TRITON_MLA": _ALL_ROLES,
-    "FLASHINFER_MLA": _ALL_ROLES,
-}
-# The metadata builder that was read for each of them. Layers with chunked or sink attention keep
-# the backend's name and derive a builder from its builder, which may read lengths on the host.
-ATTENTION_BUILDERS: Mapping[str, str] = {
-    "FLASH_ATTN": "vllm.v1.attention.backends.flash_attn.FlashAttentionMetadataBuilder",
-    "TRITON_ATTN": "vllm.v1.attention.backends.triton_attn.TritonAttentionMetadataBuilder",
-    "FLASH_ATTN_MLA": "vllm.v1.attention.backends.mla.flashattn_mla.FlashAttnMLAMetadataBuilder",
-    "FLASHMLA": "vllm.v1.attention.backends.mla.flashmla.FlashMLAMetadataBuilder",
-    "TRITON_MLA": "vllm.v1.attention.backends.mla.triton_mla.TritonMLAMetadataBuilder",
-    "FLASHINFER_MLA": "vllm.v1.attention.backends.mla.flashinfer_mla.FlashInferMLAMetadataBuilder",
-}
-
-
-# What the user can do about an attention backend; in 0.20 the drafter uses the target's.
-CHOOSE_BACKEND = "from 0.21 on attention_backend in speculative_config chooses another one of"
 
 
 def mode_from(environ: Mapping[str, str]) -> Mode:
@@ -91,9 +64,21 @@ def check_from(environ: Mapping[str, str]) -> bool:
 
     Raises ValueError for anything but on and off, or 1 and 0.
     """
-    value = environ.get(CHECK_VARIABLE) or "off"
+    return _flag(environ, CHECK_VARIABLE)
+
+
+def untried_from(environ: Mapping[str, str]) -> bool:
+    """Whether what no GPU has shown is granted, too; off where unset or empty.
+
+    Raises ValueError for anything but on and off, or 1 and 0.
+    """
+    return _flag(environ, UNTRIED_VARIABLE)
+
+
+def _flag(environ: Mapping[str, str], variable: str) -> bool:
+    value = environ.get(variable) or "off"
     if value not in ("on", "off", "1", "0"):
-        raise ValueError(f"{CHECK_VARIABLE} is {value!r}; set it to on or off")
+        raise ValueError(f"{variable} is {value!r}; set it to on or off")
     return value in ("on", "1")
 
 
@@ -104,6 +89,10 @@ class Facts:
     num_speculative_tokens: int
     # The reason why this device cannot make graphs; None where it can.
     no_graphs: str | None = None
+    platform: Platform = PLATFORMS[0]
+    tensor_parallel_size: int = 1
+    # Whether the user grants what no GPU has shown.
+    untried: bool = False
     enforce_eager: bool = False
     # Module and name.
     proposer_class: str = EAGLE_PROPOSER
@@ -117,12 +106,13 @@ class Facts:
     xdrope: bool = False
     # Layers of the draft model from which a LoRA adapter cannot be taken off, by name.
     adapted_layers: tuple[str, ...] = ()
-    # Whether expert load balancing moves experts of the draft model.
-    eplb: bool = False
-    micro_batching: bool = False
-    # The reason why data-parallel ranks must draft in lockstep; None where they need not.
-    data_parallel: str | None = None
-    context_parallel_size: int = 1
+    # How data-parallel ranks draft.
+    coupling: Coupling = field(default_factory=Coupling)
+    # Whether their experts exchange rows through buffers that alternate with every call.
+    low_latency_exchange: bool = False
+    decode_context_parallel_size: int = 1
+    prefill_context_parallel_size: int = 1
+    # Of dense layers; that of experts takes any token count.
     sequence_parallel: bool = False
     # Name of the offloader that moves weights between passes; None where there is none.
     weight_offloader: str | None = None
@@ -136,12 +126,10 @@ class Facts:
     cudagraph_mode: str | None = None
     max_num_seqs: int | None = None
     max_capture_tokens: int | None = None
-    attention_backends: tuple[str, ...] | None = None
+    attention: tuple[Attention, ...] | None = None
     # The KV-cache group of the draft's layers, where vLLM hands the proposer the metadata of
     # another one; None where it does not.
     unseen_group: int | None = None
-    # Metadata builders of known backends that are not the ones of `ATTENTION_BUILDERS`, by name.
-    derived_builders: tuple[str, ...] = ()
     # The reason why `first` cannot be staged; None where it can.
     no_first: str | None = None
 
@@ -155,6 +143,7 @@ class Decision:
     sampled: whether all of them are captured once more, for drafts drawn by temperature.
     refusals: reasons why there are no draft graphs at all.
     notes: batches that run as upstream although there are graphs, and why.
+    untried: what is captured although no GPU has shown it, and what shows it instead.
     """
 
     first: bool = False
@@ -162,6 +151,7 @@ class Decision:
     sampled: bool = False
     refusals: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    untried: tuple[str, ...] = ()
 
     @property
     def any(self) -> bool:
@@ -189,13 +179,8 @@ def _yes_no_refusals(facts: Facts) -> list[str]:
         ),
         (facts.xdrope, "the drafter has XD-RoPE positions (drafts without them get graphs)"),
         (
-            facts.eplb,
-            "expert load balancing moves the draft's experts between passes (remove enable_eplb)",
-        ),
-        (facts.micro_batching, "micro-batching is on (remove enable_dbo)"),
-        (
             facts.sequence_parallel,
-            "sequence parallelism pads token counts (remove enable_sp, or enable_expert_parallel)",
+            "sequence parallelism of dense layers bounds token counts (remove enable_sp)",
         ),
         (
             facts.computes_kv_scales,
@@ -210,7 +195,41 @@ def _yes_no_refusals(facts: Facts) -> list[str]:
     return [reason for refused, reason in table if refused]
 
 
-def _late_refusals(facts: Facts, attention: AttentionRoles) -> list[str]:
+def _refusals_together(facts: Facts) -> list[str]:
+    """The reasons why ranks that must draft together do so as upstream."""
+    table: list[tuple[bool, str]] = [
+        (
+            facts.cudagraph_mode not in (None, NO_CAPTURE, *UNIFORM_FULL),
+            (
+                "a step with graphs needs K+1 tokens a request on every rank, which cudagraph mode "
+                f"{facts.cudagraph_mode} does not tell (set cudagraph_mode to "
+                f"{' or '.join(UNIFORM_FULL)})"
+            ),
+        ),
+        (
+            facts.probabilistic,
+            "one rank's sampled drafts would change the graphs of all (remove draft_sample_method)",
+        ),
+        (
+            facts.multimodal,
+            "one rank's images would change the graphs of all (drafts without them get graphs)",
+        ),
+        (
+            facts.dynamic_k,
+            "K changes from rank to rank (remove num_speculative_tokens_per_batch_size)",
+        ),
+        (
+            facts.no_first is not None,
+            (
+                "the first pass has no graph, and all ranks need one for every pass: "
+                f"{facts.no_first} (set attention_backend in speculative_config)"
+            ),
+        ),
+    ]
+    return [f"{facts.coupling.reason}; {reason}" for refused, reason in table if refused]
+
+
+def _late_refusals(facts: Facts) -> list[str]:
     reasons = []
     if facts.cudagraph_mode == NO_CAPTURE:
         reasons.append(
@@ -218,54 +237,26 @@ def _late_refusals(facts: Facts, attention: AttentionRoles) -> list[str]:
             "or set cudagraph_mode in compilation_config to another one; with PIECEWISE it wants "
             "compiled models, so compilation mode VLLM_COMPILE)"
         )
-    if facts.attention_backends is not None:
-        if not facts.attention_backends:
-            reasons.append("the draft model has no attention layers (other drafts get graphs)")
-        refused = [name for name in facts.attention_backends if name not in attention]
-        untried = [name for name in refused if name in UNTRIED_ATTENTION_BACKENDS]
-        unknown = [name for name in refused if name not in UNTRIED_ATTENTION_BACKENDS]
-        if untried:
-            reasons.append(
-                f"no graph with attention backend {', '.join(untried)} of the draft has run on a "
-                f"GPU yet ({CHOOSE_BACKEND} {', '.join(sorted(attention))})"
-            )
-        if unknown:
-            reasons.append(
-                f"attention backend {', '.join(unknown)} of the draft is not known to build its "
-                f"metadata inside a graph ({CHOOSE_BACKEND} {', '.join(sorted(attention))})"
-            )
+    if facts.attention is not None:
+        reasons += attention.refusals(facts.attention, facts.platform, facts.untried)
     if facts.unseen_group is not None:
         reasons.append(
             f"the draft model's layers lie in KV-cache group {facts.unseen_group}, and vLLM gives "
             "their proposer the block table of group 0 (a draft model whose attention layers are "
             "of the kinds of the target's shares its group)"
         )
-    if facts.derived_builders:
-        reasons.append(
-            f"the draft's attention builds its metadata by {', '.join(facts.derived_builders)}, "
-            "which may read lengths on the host (draft models without chunked or sink attention "
-            "get graphs)"
-        )
     if facts.max_num_seqs is not None and (facts.max_capture_tokens or 0) < 1:
         reasons.append("there are no cudagraph capture sizes (set cudagraph_capture_sizes)")
     return reasons
 
 
-def refusals(facts: Facts, attention: AttentionRoles) -> list[str]:
-    """Every reason why this configuration gets no draft graphs at all; empty where it does.
-
-    attention: the attention backends that are granted; any other is refused.
-    """
+def refusals(facts: Facts) -> list[str]:
+    """Every reason why this configuration gets no draft graphs at all; empty where it does."""
     reasons = [] if facts.no_graphs is None else [facts.no_graphs]
     name = facts.proposer_class.rpartition(".")[2]
-    if facts.proposer_class in UNTRIED_DRAFTERS:
-        reasons.append(
-            f"graphs with {name} are not proven on a GPU yet (methods eagle, eagle3, mtp and "
-            "draft_model get graphs; model runner V2 has graphs for dflash from 0.24 on)"
-        )
-    elif facts.proposer_class not in DRAFTERS:
+    if facts.proposer_class not in DRAFTERS:
         otherwise = OTHER_DRAFTERS.get(
-            facts.proposer_class, "methods eagle, eagle3, mtp and draft_model get them"
+            facts.proposer_class, "methods eagle, eagle3, mtp, draft_model and dflash get them"
         )
         reasons.append(f"{name} drafts otherwise than the graphs do: {otherwise}")
     elif facts.overridden_methods:
@@ -281,28 +272,36 @@ def refusals(facts: Facts, attention: AttentionRoles) -> list[str]:
             f"LoRA adapters cannot be taken off the draft's {', '.join(facts.adapted_layers)} "
             "(remove enable_lora)"
         )
-    if facts.data_parallel is not None:
-        reasons.append(facts.data_parallel)
-    if facts.context_parallel_size > 1:
+    if facts.coupling.manner is Manner.REFUSED:
+        reasons.append(facts.coupling.reason)
+    if facts.coupling.together:
+        reasons += _refusals_together(facts)
+    if facts.decode_context_parallel_size > 1:
         reasons.append(
-            "context parallelism computes lengths on the host (set decode_context_parallel_size "
-            "and prefill_context_parallel_size to 1)"
+            "with decode context parallelism vLLM's own drafts go wrong from the second on, since "
+            "model runner V1 takes their slots for those of one rank (set "
+            "decode_context_parallel_size to 1; from 0.29 on model runner V2 serves it)"
+        )
+    if facts.prefill_context_parallel_size > 1:
+        reasons.append(
+            "prefill context parallelism is not written for model runner V1 (set "
+            "prefill_context_parallel_size to 1; from 0.28 on model runner V2 serves it)"
         )
     if facts.weight_offloader is not None:
         reasons.append(
             f"{facts.weight_offloader} moves weights between passes (set offload_group_size to 0)"
         )
-    return reasons + _late_refusals(facts, attention)
+    return reasons + _late_refusals(facts)
 
 
-def decide(mode: Mode, facts: Facts, attention: AttentionRoles) -> Decision:
+def decide(mode: Mode, facts: Facts) -> Decision:
     """Decide what to capture for `facts` in `mode`, with a reason for all that is not captured."""
     if mode == "off":
         return Decision(refusals=(f"{MODE_VARIABLE}=off",))
-    reasons = refusals(facts, attention)
+    reasons = refusals(facts)
     if reasons:
         return Decision(refusals=tuple(reasons))
-    barred = _barred_roles(facts, attention)
+    barred = _barred_roles(facts)
     role = facts.drafter.first_role
     first = role not in barred
     later, notes = _later_roles(mode, facts, barred)
@@ -315,17 +314,29 @@ def decide(mode: Mode, facts: Facts, attention: AttentionRoles) -> Decision:
         notes.append("sampled drafts (probabilistic, not all greedy) in batches with a prefill")
     if facts.multimodal and first:
         notes.append("first passes with multimodal embeddings among them")
+    if facts.coupling.together:
+        notes.append("all data-parallel ranks in steps in which one of them has a prefill")
     notes += _too_large(facts, first, later)
-    return Decision(first=first, later=later, sampled=sampled, notes=tuple(notes))
+    return Decision(
+        first=first,
+        later=later,
+        sampled=sampled,
+        notes=tuple(notes),
+        untried=tuple(attention.untried_grants(facts.attention or (), facts.platform)),
+    )
 
 
-def _barred_roles(facts: Facts, attention: AttentionRoles) -> dict[Role, str]:
-    """Roles that the attention backends cannot build inside a graph, with the reason for each."""
-    barred: dict[Role, str] = {}
-    for name in facts.attention_backends or ():
+def _barred_roles(facts: Facts) -> dict[Role, str]:
+    """Roles that platform or attention backends do not get, with the reason for each."""
+    barred: dict[Role, str] = {
+        bar.role: bar.why
+        for bar in facts.platform.bars
+        if facts.tensor_parallel_size >= bar.tensor_parallel
+    }
+    for each in facts.attention or ():
         for role in ROLES:
-            if role not in attention[name]:
-                barred[role] = f"attention backend {name} has no metadata for it inside a graph"
+            if each.row is not None and role not in each.row.roles:
+                barred[role] = f"attention backend {each.title} has no metadata for it in a graph"
     if facts.no_first is not None:
         barred["first"] = barred["whole"] = facts.no_first
     return barred

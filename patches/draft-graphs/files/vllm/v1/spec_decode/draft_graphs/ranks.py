@@ -1,30 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks agree on: votes between tensor-parallel ranks, and drafting under data parallelism.
+"""Votes between ranks: whether all of them want draft graphs, plan the same ones and captured them.
 
-Where data-parallel ranks run in lockstep (their target has experts), upstream lets them agree on
-the size and the graph of every draft pass, idle ranks included. A draft model none of whose layers
-reads or writes another rank needs no such agreement: its ranks draft independently, in graphs, in
-upstream's passes and in dummy batches alike. Whether they do is decided once, when the draft model
-has been loaded, and for all ranks alike: a rank that waited for an agreement would wait forever.
+All votes take place while vLLM starts, on the CPU; none of them takes place while it serves.
 """
 
 from __future__ import annotations
 
-import functools
-import re
-from collections.abc import Iterable, Iterator
-from types import CodeType, FunctionType
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .coupling import Manner, coupling
+
 if TYPE_CHECKING:
     from .graph_backend import GraphBackend
-
-#: Layers of experts: their tokens go to other ranks, or their weights are split over them.
-EXPERTS = "vllm.model_executor.layers.fused_moe"
-#: Names in code that deals with other data-parallel ranks: their groups, or their token counts.
-_OTHER_RANKS = re.compile(r"(?:^|_)(?:dp|ep|etp|eplb)_(?:group|metadata)|_across_dp|all2all")
 
 
 # ---- tensor parallelism
@@ -37,19 +27,30 @@ def writes_log() -> bool:
     return bool(get_tp_group().rank_in_group == 0)
 
 
-def all_ranks_agree(yes: bool) -> bool:
+def all_ranks_agree(yes: bool, *, data_parallel: bool) -> bool:
     """Whether all tensor-parallel ranks vote yes; every one of them has to call this.
+
+    data_parallel: whether all data-parallel ranks vote, too; the same on all of them.
 
     The vote takes place on the CPU: the device may be in the middle of a capture.
     """
-    from vllm.distributed.parallel_state import get_tp_group
-
-    group = get_tp_group()
-    if group.world_size == 1:
+    groups = _groups(data_parallel)
+    if not groups:
         return yes
     votes = torch.tensor([int(yes)], dtype=torch.int32)
-    torch.distributed.all_reduce(votes, op=torch.distributed.ReduceOp.MIN, group=group.cpu_group)
+    for group in groups:
+        torch.distributed.all_reduce(
+            votes, op=torch.distributed.ReduceOp.MIN, group=group.cpu_group
+        )
     return bool(votes.item())
+
+
+def _groups(data_parallel: bool) -> list[Any]:
+    """The groups of more than one rank that vote: a vote in one after the other reaches all."""
+    from vllm.distributed.parallel_state import get_dp_group, get_tp_group
+
+    groups = [get_tp_group(), *([get_dp_group()] if data_parallel else [])]
+    return [group for group in groups if group.world_size > 1]
 
 
 def even_out_recorded_all_reduces(backend: GraphBackend) -> None:
@@ -89,127 +90,44 @@ def even_out_recorded_all_reduces(backend: GraphBackend) -> None:
 # ---- data parallelism
 
 
-def coupling(proposer: Any) -> str | None:
-    """The reason why data-parallel ranks must draft in lockstep; None where they need not.
-
-    Depends only on the configuration and on the classes of the draft model's layers, those that it
-    shares with the target included, so it is the same on all ranks.
-    """
-    parallel = proposer.vllm_config.parallel_config
-    if int(parallel.data_parallel_size) == 1:
-        return None
-    lockstep = f"{parallel.data_parallel_size} data-parallel ranks draft in lockstep"
-    if getattr(parallel, "enable_elastic_ep", False):
-        return f"{lockstep}: elastic expert parallelism changes how many there are"
-    if _has_dummy_passes_of_its_own(proposer):
-        return (
-            f"{lockstep}: {type(proposer).__name__} has dummy passes of its own, which write "
-            "through the slots of the last drafts (set data_parallel_size to 1)"
-        )
-    classes = {type(module): None for module in proposer.model.modules()}
-    reaching = sorted(cls.__name__ for cls in classes if looks_beyond_its_rank(cls))
-    if reaching:
-        return f"{lockstep}: layers of the draft model reach other ranks ({', '.join(reaching)})"
-    return None
-
-
-def _has_dummy_passes_of_its_own(proposer: Any) -> bool:
-    """Whether an idle rank's dummy passes are not those that the hooks reach (dflash)."""
-    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
-
-    stock = SpecDecodeBaseProposer.dummy_run
-    return getattr(type(proposer), "dummy_run", stock) is not stock
-
-
-def has_experts(model: Any) -> bool:
-    """Whether a model (torch.nn.Module) has layers of experts."""
-    classes = {type(module) for module in model.modules()}
-    return any(base.__module__.startswith(EXPERTS) for cls in classes for base in cls.__mro__)
-
-
-def looks_beyond_its_rank(cls: type) -> bool:
-    """Whether a class of layers is one of experts, or its code names other ranks.
-
-    Its code is that of its methods, inherited ones included, of what their decorators wrap, and of
-    the functions that they call in their own file. PyTorch's own classes know nothing of ranks.
-    """
-    own = [base for base in cls.__mro__ if base.__module__.partition(".")[0] != "torch"]
-    if any(base.__module__.startswith(EXPERTS) for base in own):
-        return True
-    pending = [function for base in own for function in _functions(vars(base).values())]
-    seen = set(pending)
-    while pending:
-        function = pending.pop()
-        names = list(_names(function.__code__))
-        if any(_OTHER_RANKS.search(name) for name in names):
-            return True
-        called = _functions(map(function.__globals__.get, names))
-        same_file = [each for each in called if each.__module__ == function.__module__]
-        for each in [*same_file, *_functions(_enclosed(function))]:
-            if each not in seen:
-                seen.add(each)
-                pending.append(each)
-    return False
-
-
-def _functions(values: Iterable[Any]) -> Iterator[FunctionType]:
-    """The functions among `values`, unwrapped from properties, methods and caches."""
-    for value in values:
-        if isinstance(value, property):
-            yield from _functions([value.fget, value.fset])
-        elif isinstance(value, (staticmethod, classmethod)):
-            yield from _functions([value.__func__])
-        elif isinstance(value, functools.cached_property):
-            yield from _functions([value.func])
-        elif isinstance(value, functools._lru_cache_wrapper):
-            yield from _functions([value.__wrapped__])
-        elif isinstance(value, FunctionType):
-            yield value
-
-
-def _enclosed(function: FunctionType) -> Iterator[Any]:
-    """The values in a function's closure; a decorator keeps there what it wraps."""
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # not bound yet
-            continue
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """The globals and attributes that code names, nested functions included."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
-
-
 def all_ranks_want(proposer: Any, yes: bool) -> bool:
     """Whether draft graphs are wanted on every data-parallel rank, as far as ranks must agree.
 
     Every rank has to call this, with graphs or without, once its draft model is loaded: what one
-    rank's own environment or device says must not leave the others waiting. Where the ranks draft
-    in lockstep, as upstream, the answer is `yes` itself, without a vote.
+    rank's own environment or device says must not leave the others waiting. Where all ranks draft
+    as upstream, the answer is `yes` itself, without a vote.
     """
     parallel = proposer.vllm_config.parallel_config
-    if int(parallel.data_parallel_size) == 1 or coupling(proposer) is not None:
+    if int(parallel.data_parallel_size) == 1 or coupling(proposer).manner is Manner.REFUSED:
         return yes
-    from vllm.distributed.parallel_state import get_dp_group, get_tp_group
+    return all_ranks_agree(yes, data_parallel=True)
 
-    votes = torch.tensor([int(yes)], dtype=torch.int32)
-    for group in (get_tp_group(), get_dp_group()):
-        if group.world_size > 1:
-            torch.distributed.all_reduce(
-                votes, op=torch.distributed.ReduceOp.MIN, group=group.cpu_group
-            )
-    return bool(votes.item())
+
+def differences(plan: Mapping[str, str]) -> list[str]:
+    """Lines of a table of what the data- and tensor-parallel ranks plan differently; empty if not.
+
+    plan: what this rank has planned, by name. Every rank has to call this.
+    """
+    tables: list[Any] = [dict(plan)]
+    for group in _groups(data_parallel=True):
+        gathered: list[Any] = [None] * group.world_size
+        torch.distributed.all_gather_object(gathered, tables, group=group.cpu_group)
+        tables = [table for each in gathered for table in each]
+    names = sorted({name for table in tables for name in table})
+    lines = []
+    for name in names:
+        values = [table.get(name, "nothing") for table in tables]
+        if len(set(values)) > 1:
+            lines += [f"  rank {rank}: {name} = {value}" for rank, value in enumerate(values)]
+    return lines
 
 
 def token_counts(vllm_config: Any, num_tokens: int) -> torch.Tensor | None:
     """The token counts of all ranks for the forward context; None without data parallelism.
 
-    Returns [ranks] int32 on the CPU, where vLLM reads them. Only this rank's own count is true: no
-    layer of the draft model reads the others.
+    Returns [ranks] int32 on the CPU, where vLLM reads them. In a graph that all ranks replay
+    together each of them is true. Where ranks draft alone only this rank's own is, and no layer of
+    the draft model reads the others.
     """
     ranks = int(vllm_config.parallel_config.data_parallel_size)
     if ranks == 1:

@@ -9,7 +9,7 @@ import torch
 from vllm.logger import init_logger
 from vllm.v1 import overlay_effects
 
-from . import messages, ranks
+from . import messages, ranks, upstream
 from .capture import Captured
 from .keys import FEATURE, ROLES, DraftKey
 from .policy import Facts
@@ -23,6 +23,15 @@ REPLAYS = {
     **{(role, True): f"replays of sampled {role}" for role in ROLES},
 }
 NO_GRAPH = "no graph for so many requests or this K"
+#: The count of steps in which this rank had nothing to draft for and others had.
+PADDED = "replays of all passes for other data-parallel ranks alone"
+
+#: The graphs of all passes of a uniform batch; the second is None where there is one pass.
+Keys = tuple[DraftKey, DraftKey | None]
+
+
+class Unforeseen(Exception):
+    """A batch that no graph of the agreed size can hold, although the policy granted graphs."""
 
 
 class Replay:
@@ -41,12 +50,38 @@ class Replay:
         self._drafter = captured.drafter
         self._first_tokens = captured.drafter.first_tokens(self._k)
         self._probabilistic = facts.probabilistic
+        self._together = facts.coupling.together
         # Reasons, unforeseen by the policy, that were logged for batches left to upstream.
         self._logged: set[str] = set()
+
+    def agreed_keys(self, num_tokens: int) -> Keys | None:
+        """The graphs of a step for which data-parallel ranks agreed on a FULL graph.
+
+        num_tokens: of the target's batch, padding included, the same on all ranks. No rank has more
+        requests than it has room for, nor than vLLM admits. None if no graphs hold so many; the
+        same on all ranks, which have captured the same ones.
+        """
+        reqs = -(-num_tokens // (self._k + 1))
+        first, later = self._dispatch_all(
+            min(reqs, int(self._proposer.max_batch_size)), self._k, sampled=False
+        )
+        return None if first is None else (first, later)
+
+    def run_padded(self, keys: Keys) -> None:
+        """Replay the graphs with every row padded: for the other ranks, without a draft."""
+        first, later = keys
+        self.captured.buffers.pad_all(self._proposer)
+        upstream.count_experts_tokens(self._proposer, 0)
+        self.run(first)
+        if later is not None:
+            self._run_later(later, self._k)
+        overlay_effects.count(FEATURE, PADDED)
 
     def propose(
         self,
         *,
+        # the graphs that all data-parallel ranks replay now; None where this rank drafts alone
+        agreed: Keys | None = None,
         # K of this batch, at most the configured one
         num_speculative_tokens: int,
         # [tokens] int32
@@ -68,8 +103,10 @@ class Replay:
     ) -> torch.Tensor | None:
         """All drafts of a uniform batch, [num_reqs, K] int64; None if no graphs hold it.
 
-        The arguments are those of upstream's `propose`; none of them is written. A batch is uniform
-        if each request has K+1 tokens and none of them is a multimodal embedding.
+        The other arguments are those of upstream's `propose`; none of them is written. A batch is
+        uniform if each request has K+1 tokens and none of them is a multimodal embedding.
+
+        Raises Unforeseen, having replayed nothing, if the agreed graphs do not hold the batch.
         """
         cad = common_attn_metadata
         reqs, tokens = cad.seq_lens.shape[0], target_token_ids.shape[0]
@@ -78,7 +115,10 @@ class Replay:
         reason = self._not_uniform(reqs, tokens, cad, mm_embed_inputs) or self._mismatch(
             k, cad, target_hidden_states
         )
-        first, later = (None, None) if reason else self._dispatch_all(reqs, k, sampled)
+        if agreed is not None:
+            first, later = self._checked(agreed, reason, reqs, k, sampled)
+        else:
+            first, later = (None, None) if reason else self._dispatch_all(reqs, k, sampled)
         if first is None:
             self._leave("first passes", reason or NO_GRAPH)
             return None
@@ -98,8 +138,10 @@ class Replay:
         )
         if sampling is not None:
             sampling.stage(sampling_metadata.temperature, reqs, first.num_reqs)
+        upstream.count_experts_tokens(self._proposer, reqs * self._first_tokens)
         self.run(first)
         if later is not None:
+            upstream.count_experts_tokens(self._proposer, reqs)
             self._run_later(later, k)
         if self._probabilistic:
             # Where upstream's `propose` leaves them for vLLM to take.
@@ -145,6 +187,7 @@ class Replay:
             seq_lens=cad.seq_lens,
             block_table=cad.block_table_tensor,
         )
+        upstream.count_experts_tokens(self._proposer, reqs)
         self._run_later(key, k)
         return _drafts(self.captured, k, reqs)
 
@@ -169,6 +212,16 @@ class Replay:
             buffers.drafts[index, :reqs].copy_(buffers.step_drafts[:reqs])
 
     # ---- which graphs hold a batch
+
+    def _checked(self, agreed: Keys, reason: str | None, reqs: int, k: int, sampled: bool) -> Keys:
+        """`agreed`, if it holds this rank's batch; else raise Unforeseen."""
+        if reason is None and sampled:
+            reason = "sampled drafts"
+        if reason is None and (k != self._k or reqs > agreed[0].num_reqs):
+            reason = f"{reqs} requests for {k} drafts, where {agreed[0].num_reqs} for {self._k} fit"
+        if reason is not None:
+            raise Unforeseen(reason)
+        return agreed
 
     def _not_uniform(self, reqs: int, tokens: int, cad: Any, mm_embed_inputs: Any) -> str | None:
         """The reason why the first pass of a batch is not the captured one; None where it is."""
@@ -281,8 +334,11 @@ class Replay:
         overlay_effects.count(FEATURE, f"{passes} left to upstream: {reason}")
 
     def _log_once(self, reason: str) -> str:
-        """Log a reason that the policy did not foresee, the first time; return it."""
-        if reason not in self._logged:
+        """Log a reason that the policy did not foresee, the first time; return it.
+
+        Where ranks draft together no batch is left to upstream for it: the graphs are withdrawn.
+        """
+        if reason not in self._logged and not self._together:
             self._logged.add(reason)
             if ranks.writes_log():
                 logger.info("%s", messages.left_line(reason))

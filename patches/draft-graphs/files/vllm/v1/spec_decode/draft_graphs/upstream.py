@@ -15,9 +15,14 @@ from typing import Any
 
 import torch
 
+from .attention import Attention
+from .capabilities import Backend, backend_row
 from .drafter import own_methods
-from .policy import ATTENTION_BUILDERS
 from .ranks import token_counts
+
+# all2all backends whose buffers alternate with every call: a rank that made one call less than the
+# others, as when a capture fails between two of them, reads the wrong half from then on.
+LOW_LATENCY_EXCHANGES = ("deepep_low_latency", "nixl_ep")
 
 # Methods of SpecDecodeBaseProposer whose work the graphs take over or build on. A proposer that
 # has its own version of one of them keeps upstream's drafting.
@@ -146,25 +151,63 @@ def overridden_methods(proposer: Any) -> tuple[str, ...]:
     )
 
 
+def class_name(cls: type) -> str:
+    """Module and qualified name of a class."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
 def class_path(value: object) -> str:
-    """Module and name of the class of `value`."""
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+    """Module and qualified name of the class of `value`."""
+    return class_name(type(value))
 
 
-def derived_builders(groups: Iterable[Any]) -> tuple[str, ...]:
-    """Names of metadata builders that are not the ones that were read for their backends.
+def attention_kernel(builder: Any, layers: Iterable[Any]) -> str:
+    """Which of several kernels an attention group uses, in the words of `capabilities.KERNELS`.
 
-    Layers with chunked or sink attention keep the name of a backend, and derive their builder from
-    its builder.
+    FlashAttention's version is that of its layers, FlashInfer's decode kernel an attribute of its
+    builder. Empty where the backend has one kernel, or does not tell.
     """
-    builders = [(group.backend.get_name(), group.get_metadata_builder()) for group in groups]
-    return tuple(
-        sorted(
-            type(builder).__name__
-            for backend, builder in builders
-            if ATTENTION_BUILDERS.get(backend, class_path(builder)) != class_path(builder)
+    impls = [getattr(layer, "impl", None) for layer in layers]
+    versions = {getattr(impl, "vllm_flash_attn_version", None) for impl in impls}
+    versions.discard(None)
+    if versions:
+        return f"fa{max(versions)}"
+    if getattr(builder, "is_fp8_kvcache", False):
+        return "fp8"
+    if not hasattr(builder, "use_trtllm_decode_attention"):
+        return ""
+    if not builder.use_trtllm_decode_attention or int(builder.dcp_world_size) > 1:
+        return "native"
+    if hasattr(builder, "flashinfer_trtllm_api_decode_kernel"):  # 0.25 and later
+        kernel = builder.flashinfer_trtllm_api_decode_kernel
+        return "native" if kernel is None else str(kernel.value)
+    # Until 0.24 a batch with a native prefill changes the type of the queries for good.
+    return "trtllm-gen fp8" if builder.cache_dtype.startswith("fp8") else "trtllm-gen"
+
+
+def attention_of(proposer: Any, rows: Iterable[Backend], platform: str) -> tuple[Attention, ...]:
+    """The attention backends of the draft's groups with their rows, each once.
+
+    rows: of the table of backends; platform: the name of this one.
+    """
+    here = [row for row in rows if platform in row.platforms]
+    known = {name for row in here for name in row.classes}
+    context = proposer.vllm_config.compilation_config.static_forward_context
+    backends = {}
+    for group in proposer.draft_attn_groups:
+        builder = group.get_metadata_builder()
+        layers = [context[name] for name in group.layer_names if name in context]
+        kernel = attention_kernel(builder, layers)
+        cls = class_name(group.backend)
+        row = backend_row(here, cls, class_path(builder), kernel)
+        attention = Attention(
+            name=group.backend.get_name(),
+            builder=type(builder).__name__,
+            row=row,
+            derived=cls in known,
         )
-    )
+        backends[attention] = None
+    return tuple(sorted(backends, key=lambda each: (each.name, each.builder)))
 
 
 def weight_offloader() -> str | None:
@@ -179,15 +222,13 @@ def weight_offloader() -> str | None:
 
 
 def sequence_parallel(vllm_config: Any) -> bool:
-    """Whether token counts must be multiples of the tensor-parallel size."""
+    """Whether dense layers want token counts that are multiples of the tensor-parallel size.
+
+    The compile pass that does it is in 0.20 to 0.31. Experts that are split in the same way
+    (`use_sequence_parallel_moe`) pad inside their layer, and take any token count.
+    """
     passes = vllm_config.compilation_config.pass_config
-    parallel = vllm_config.parallel_config
-    return bool(
-        getattr(passes, "enable_sp", False)
-        or getattr(
-            parallel, "use_sequence_parallel_moe", False
-        )  # from 0.33 also without data parallelism
-    )
+    return bool(getattr(passes, "enable_sp", False))
 
 
 def combine_width(proposer: Any) -> int | None:
@@ -201,6 +242,39 @@ def combine_width(proposer: Any) -> int | None:
     fc = getattr(getattr(proposer.model, "model", None), "fc", None)
     width = getattr(fc, "input_size", None) or getattr(fc, "in_features", None)
     return int(width) if width is not None else None
+
+
+def count_experts_tokens(proposer: Any, num_tokens: int) -> None:
+    """Tell expert load balancing how many tokens of the next passes are not padding.
+
+    From 0.25 on the layers of experts read it from the device, in a graph as elsewhere; until then,
+    and without load balancing of the draft's experts, there is nobody to tell.
+    """
+    state = getattr(proposer, "eplb_state", None)
+    if state is not None:
+        state.prepare_forward(proposer.draft_model_config, num_tokens)
+
+
+@contextmanager
+def fixed_workspace() -> Iterator[None]:
+    """Let vLLM's workspace raise inside, rather than grow: the target's graphs read it where it is.
+
+    vLLM itself locks it once all its graphs are captured, so a draft that needs a larger one could
+    not run as upstream either.
+    """
+    from vllm.v1.worker import workspace
+
+    if not workspace.is_workspace_manager_initialized():
+        yield
+        return
+    manager = workspace.current_workspace_manager()
+    locked = manager.is_locked()
+    manager.lock()
+    try:
+        yield
+    finally:
+        if not locked:
+            manager.unlock()
 
 
 def position_rows(proposer: Any) -> torch.Tensor:
@@ -261,17 +335,19 @@ def block_table_width(runner: Any, kv_cache_gid: int) -> int:
     return int(table.get_device_tensor(1).shape[1])
 
 
-def prefill_backends(groups: Iterable[Any], query_len: int) -> list[str]:
-    """MLA backends of the draft that take a request of `query_len` tokens for a prefill.
+def prefill_backends(groups: Iterable[Any], query_len: int, rows: Iterable[Backend]) -> list[str]:
+    """Attention backends of the draft that take a request of `query_len` tokens for a prefill.
 
-    A prefill is planned on the host, from lengths on the host. A builder without a threshold
-    (sparse backends) does not split batches and plans no prefills.
+    A prefill is planned on the host, from lengths on the host. A builder without a threshold does
+    not split batches; one whose row says so builds all requests of a draft as decodes.
     """
+    unsplit = {row.builder for row in rows if not row.asks_threshold}
+    builders = [(group.backend.get_name(), group.get_metadata_builder()) for group in groups]
     return sorted(
-        group.backend.get_name()
-        for group in groups
-        if group.backend.is_mla()
-        and (group.get_metadata_builder().reorder_batch_threshold or query_len) < query_len
+        name
+        for name, builder in builders
+        if class_path(builder) not in unsplit
+        and (getattr(builder, "reorder_batch_threshold", None) or query_len) < query_len
     )
 
 

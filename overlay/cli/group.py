@@ -1,0 +1,101 @@
+"""The command ``overlay`` with its list of commands, each imported when it is used.
+
+The overview needs a name and a sentence of each command and nothing else, so both are here and
+``overlay --help`` imports no command.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import NamedTuple
+
+import click
+
+from overlay import __version__
+from overlay.cli.options import patches_option
+
+
+class Entry(NamedTuple):
+    """A command in the overview.
+
+    :ivar module: the module that defines it.
+    :ivar summary: what it does, in one sentence; shown in the overview and by shells.
+    """
+
+    module: str
+    summary: str
+
+
+#: Command -> its entry, in the order in which commands are used.
+COMMANDS = {
+    "check": Entry("arguments", "Say whether the patches match; write nothing."),
+    "apply": Entry("arguments", "Patch a vLLM: all of it or nothing."),
+    "revert": Entry("arguments", "Put every byte back."),
+    "status": Entry(
+        "arguments",
+        "Say what is applied, and whether it is intact.",
+    ),
+    "adopt": Entry("arguments", "Take over lines that were applied without a ledger."),
+    "diff": Entry("arguments", "Print the change as one unified diff."),
+    "list": Entry("arguments", "Show the features and the releases they are made for."),
+    "doctor": Entry("about", "Show everything that a bug report needs, and what needs you."),
+    "cache": Entry("about", "Show or empty the cache: dir, size or clean."),
+    "completion": Entry("about", "Print what makes your shell complete overlay's words."),
+    "help": Entry("about", "Show the help of a command."),
+    "import": Entry("authoring", "Make a feature of a diff, of mails, or of a pull request."),
+    "new": Entry("authoring", "Make a feature: of files to edit, or of edits."),
+    "edit": Entry("authoring", "Edit a feature as files, in a session's folder."),
+    "log": Entry("history", "Show a feature from release to release, or all as a matrix."),
+    "prune": Entry("history", "Propose what a folder of patches no longer needs."),
+    "port": Entry("porting", "Carry features to another release."),
+}
+
+
+class _Commands(click.Group):
+    """A group that imports the module of a command when the command is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Names in the order in which commands are used."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of a name, with its summary; ``None`` where there is none."""
+        entry = COMMANDS.get(cmd_name)
+        if entry is not None:
+            import_module(f"overlay.cli.{entry.module}")
+        command = super().get_command(ctx, cmd_name)
+        if command is not None and entry is not None:
+            command.short_help = entry.summary
+        return command
+
+    def format_commands(
+        self,
+        ctx: click.Context,  # noqa: ARG002 - click's signature
+        formatter: click.HelpFormatter,
+    ) -> None:
+        """Write the overview; click would import every command for its first sentence."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
+
+
+@click.group(
+    cls=_Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit status: 0 nothing needs you, 1 something does, 2 usage or environment.",
+)
+@click.version_option(
+    __version__, "-V", "--version", prog_name="overlay", message="%(prog)s %(version)s"
+)
+@patches_option
+@click.pass_context
+def cli(context: click.Context) -> str | None:
+    """Source patches for an installed vLLM, applied by their anchors.
+
+    \b
+    Example:
+      overlay check          # would the patches go onto the installed vLLM?
+      overlay apply          # patch it
+      overlay revert         # put every byte back
+    """
+    return context.get_help() if context.invoked_subcommand is None else None

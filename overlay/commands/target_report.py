@@ -1,0 +1,73 @@
+"""Make a target's part of a report, and change what it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from overlay.on_disk.site import foreign_state
+from overlay.report.model import TargetReport
+from overlay.report.wording import was_interrupted
+from overlay.results import Notice, Plan
+
+if TYPE_CHECKING:
+    from overlay.features.model import Feature
+    from overlay.on_disk.journal import Journal
+    from overlay.results import FeatureResult
+    from overlay.targets.target import Target
+
+
+def report(
+    target: Target, plan: Plan, meant: Sequence[Feature], interrupted: Journal | None = None
+) -> TargetReport:
+    """A target's part of the answer.
+
+    :param meant: the features that the user asked about; a plan can hold others.
+    :param interrupted: the transaction that was interrupted there, if one was.
+    """
+    ids = {feature.id for feature in meant}
+    return TargetReport(
+        target=target.name,
+        vllm=target.vllm,
+        root=target.root,
+        features=tuple(result for result in plan.features if result.feature in ids),
+        package=target.package.name,
+        notices=(
+            *notices(_of_state_folder(target, interrupted)),
+            *notices(target.warnings),
+            *plan.notices,
+        ),
+        interrupted=interrupted is not None,
+    )
+
+
+def notices(texts: Iterable[str]) -> tuple[Notice, ...]:
+    """Notices about a target as a whole."""
+    return tuple(Notice(None, text) for text in texts)
+
+
+def with_notices(target: TargetReport, texts: Iterable[str]) -> TargetReport:
+    """A target with further notices about it as a whole, before its own."""
+    return replace(target, notices=tuple(dict.fromkeys((*notices(texts), *target.notices))))
+
+
+def only(target: TargetReport, meant: Sequence[Feature]) -> TargetReport:
+    """A target with the features that are meant, and no others."""
+    ids = {feature.id for feature in meant}
+    return with_features(target, [result for result in target.features if result.feature in ids])
+
+
+def _of_state_folder(target: Target, interrupted: Journal | None) -> Iterator[str]:
+    """What to say of an interrupted transaction, and of a ledger that others could have written."""
+    if target.root is None:
+        return
+    if interrupted is not None:
+        yield was_interrupted(interrupted.action, target.root)
+    if (problem := foreign_state(target.root, target.package)) is not None:
+        yield problem
+
+
+def with_features(target: TargetReport, features: Sequence[FeatureResult]) -> TargetReport:
+    """The same target with other results."""
+    return replace(target, features=tuple(features))

@@ -1,0 +1,111 @@
+"""The type that all reports have in common, and the report of a command that was stopped.
+
+What a report concludes (a code, a sentence, and the exit status that goes with the code) is
+computed once, by the function of ``overlay.report`` that words it; text and JSON are readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from overlay.report.codes import Code, Exit, Verdict
+
+if TYPE_CHECKING:
+    from overlay.report.lines import Line
+    from overlay.report.model import TargetReport
+
+
+@dataclass(frozen=True)
+class Report:
+    """Answer of a command; the base of one type for each question.
+
+    :ivar conclusion: what follows from it, by ``overlay.report.wording``.
+    """
+
+    _command: ClassVar[str] = "overlay"
+    conclusion: Verdict
+
+    @property
+    def command(self) -> str:
+        """The command that it answers."""
+        return self._command
+
+    @property
+    def verdict(self) -> str:
+        """One sentence that agrees with ``exit``; the last line for people."""
+        return self.conclusion.text
+
+    @property
+    def code(self) -> Code:
+        """What the command concluded, for programs."""
+        return self.conclusion.code
+
+    @property
+    def exit(self) -> Exit:
+        """Exit status: 0 nothing needs the user, 1 something does, 2 usage or environment."""
+        return self.code.exit
+
+    @property
+    def targets(self) -> tuple[TargetReport, ...]:
+        """The targets that it speaks of."""
+        return ()
+
+    @property
+    def error(self) -> str | None:
+        """Why the command could not answer, where ``exit`` is 2."""
+        return None
+
+    @property
+    def body(self) -> bytes | None:
+        """What goes to standard output as it is; ``None`` where the text of the report does."""
+        return None
+
+    def first_lines(self) -> Iterable[Line]:
+        """The lines for people that come before those of the targets."""
+        return ()
+
+    def own_lines(self, *, verbose: bool = False) -> Iterable[Line]:  # noqa: ARG002 - for others
+        """The lines for people of a report that speaks of more than targets.
+
+        Each such type brings them itself, so that no command imports the reports of others.
+
+        :param verbose: whether to show everything.
+        """
+        return ()
+
+    def own_data(self) -> dict[str, Any]:
+        """The same for JSON: what is added to the keys that every report has."""
+        return {}
+
+
+@dataclass(frozen=True)
+class FailureReport(Report):
+    """A command that usage or the environment stopped.
+
+    :ivar name: the command, or ``overlay`` where it is not known.
+    :ivar problem: why, in one or several lines.
+    """
+
+    name: str
+    problem: str
+
+    @property
+    def command(self) -> str:
+        """The command that was stopped."""
+        return self.name
+
+    @property
+    def error(self) -> str:
+        """Why it was stopped."""
+        return self.problem
+
+
+def failure(command: str, error: str, code: Code = Code.ENVIRONMENT) -> FailureReport:
+    """The report of a command that usage or the environment stopped.
+
+    :param command: its name, or ``overlay`` where it is not known.
+    """
+    name = command if command == "overlay" else f"overlay {command}"
+    return FailureReport(Verdict(code, f"{name} stopped: see the error."), command, error)

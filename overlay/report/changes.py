@@ -1,0 +1,73 @@
+"""Reports of the commands that change a target, or print the change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from overlay.report.base import Report
+from overlay.report.reading import OneTarget
+
+if TYPE_CHECKING:
+    from overlay.report.lines import Line
+
+
+@dataclass(frozen=True)
+class ApplyReport(OneTarget):
+    """What ``apply`` did, or would do.
+
+    :ivar changed: the files of the package that were written or removed, sorted.
+    """
+
+    _command: ClassVar[str] = "apply"
+    changed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RevertReport(OneTarget):
+    """What ``revert`` did.
+
+    :ivar changed: the files of the package that were written or removed, sorted.
+    :ivar kept: the feature that holds the edits, where there were any and they were to be kept.
+    """
+
+    _command: ClassVar[str] = "revert"
+    changed: tuple[str, ...] = ()
+    kept: Report | None = None
+
+    def own_lines(self, *, verbose: bool = False) -> Iterable[Line]:
+        """The text of the feature that holds the edits."""
+        return () if self.kept is None else self.kept.own_lines(verbose=verbose)
+
+    def own_data(self) -> dict[str, Any]:
+        """The feature that holds the edits, under ``kept``."""
+        made = {} if self.kept is None else self.kept.own_data()
+        return {"kept": made["new"]} if "new" in made else {}
+
+
+@dataclass(frozen=True)
+class AdoptReport(OneTarget):
+    """What ``adopt`` took over."""
+
+    _command: ClassVar[str] = "adopt"
+
+
+@dataclass(frozen=True)
+class DiffReport(OneTarget):
+    """The change to a pristine target.
+
+    :ivar diff: one unified diff; empty where there is no change or a feature does not fit.
+    """
+
+    _command: ClassVar[str] = "diff"
+    diff: bytes = b""
+
+    @property
+    def body(self) -> bytes:
+        """The diff."""
+        return self.diff
+
+    def own_data(self) -> dict[str, Any]:
+        """The diff as text, under ``diff``."""
+        return {"diff": self.diff.decode("utf-8", "backslashreplace")}

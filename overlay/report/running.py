@@ -1,0 +1,163 @@
+"""The report on running processes of vLLM, for people and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from overlay.report.base import Report
+from overlay.report.codes import Code, Verdict
+from overlay.report.lines import BLANK, MARK, Line, Span, aligned, labelled
+from overlay.report.words import count
+
+if TYPE_CHECKING:
+    from overlay.processes.live import LiveProcess
+
+_HEAD = ("pid", "role", "rank", "vllm", "digest", "runs")
+
+
+@dataclass(frozen=True)
+class ProcessesReport(Report):
+    """The running vLLM processes of this user, and what each has loaded."""
+
+    _command: ClassVar[str] = "status"
+    processes: tuple[LiveProcess, ...]
+
+    def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:
+        """A table for each engine."""
+        return process_lines(self.processes, verbose=verbose)
+
+    def own_data(self) -> dict[str, Any]:
+        """The processes, under ``processes``."""
+        return {"processes": [process_data(process) for process in self.processes]}
+
+
+def running(processes: Sequence[LiveProcess]) -> Verdict:
+    """The verdict of ``status --live``."""
+    from overlay.processes.records import PATCHED
+
+    if not processes:
+        return Verdict(Code.NOT_RUNNING, "No vLLM of this user is running.")
+    needy = [process for process in processes if process.problem is not None]
+    engines = len({process.engine for process in processes})
+    what = f"{count(len(processes), 'process', 'processes')} of vLLM"
+    if needy:
+        return Verdict(Code.NEEDS_ATTENTION, f"Action needed on {len(needy)} of {what}.")
+    patched = sum(
+        process.record is not None and process.record.way in PATCHED for process in processes
+    )
+    effects = _active(processes)
+    return Verdict(
+        Code.RUNNING,
+        f"{what} in {count(engines, 'engine')}, {patched} patched, none needs you"
+        f"{f'; {effects}' if effects else ''}.",
+    )
+
+
+def _active(processes: Sequence[LiveProcess]) -> str:
+    """Which features are active in any process, and which in none, where they report it."""
+    from overlay.processes.records import Effect
+
+    states: dict[str, set[Effect]] = {}
+    for process in processes:
+        for effect in () if process.record is None else process.record.effects:
+            states.setdefault(effect.feature, set()).add(effect.state)
+    words = []
+    for state in (Effect.ACTIVE, Effect.IDLE):
+        names = sorted(
+            feature
+            for feature, seen in states.items()
+            if state in seen and (state is Effect.ACTIVE or Effect.ACTIVE not in seen)
+        )
+        if names:
+            words.append(f"{state.value}: {', '.join(names)}")
+    return "; ".join(words)
+
+
+def process_lines(processes: tuple[LiveProcess, ...], *, verbose: bool = False) -> Iterator[Line]:
+    """A table for each engine; what is wrong with a process is below its row.
+
+    :param verbose: whether each patched module and its scopes are shown too.
+    """
+    for engine in dict.fromkeys(process.engine for process in processes):
+        members = [process for process in processes if process.engine == engine]
+        yield Line(
+            (Span(f"engine {engine}", "heading"), Span("  ")), (Span(members[0].title, "muted"),)
+        )
+        rows = [[Span(name, "muted") for name in _HEAD], *map(_row, members)]
+        header, *lines = aligned(rows, indent=2)
+        yield header
+        for line, process in zip(lines, members, strict=True):
+            yield line
+            if process.problem:
+                yield labelled(4, f"{MARK} ", process.problem, "bad")
+            yield from _effects(process)
+            if verbose:
+                yield from _modules(process)
+        yield BLANK
+
+
+def _row(process: LiveProcess) -> list[Span]:
+    record, pid = process.record, str(process.pid)
+    cells = [pid, "?", "", "", "", "no record"]
+    if record is not None:
+        rank = "" if record.rank is None else str(record.rank)
+        cells = [pid, record.role, rank, record.vllm, record.digest[:12], record.summary]
+    return [Span(cell, "bad" if process.problem else "") for cell in cells]
+
+
+def _modules(process: LiveProcess) -> Iterator[Line]:
+    """The patched modules of a process: where each came from, and the scopes that are patched."""
+    for module in () if process.record is None else process.record.modules:
+        scopes = ", ".join(f"{name} {state}" for name, state in module.scopes.items())
+        scopes = scopes or "the whole module"
+        yield labelled(4, f"{module.module} ({module.state}): ", scopes)
+
+
+def _effects(process: LiveProcess) -> Iterator[Line]:
+    """What each feature does in a process, with its counts."""
+    for effect in () if process.record is None else process.record.effects:
+        counts = [
+            f"{name} {number}"
+            for feature, name, number in process.counts
+            if feature == effect.feature
+        ]
+        text = "; ".join([f"{effect.state.value}: {effect.text}", *counts])
+        yield labelled(4, f"{effect.feature} is ", text)
+
+
+def process_data(process: LiveProcess) -> dict[str, Any]:
+    """A running process with what it recorded; ``null`` where it has no record."""
+    record = process.record
+    data: dict[str, Any] = {
+        "pid": process.pid,
+        "engine": process.engine,
+        "title": process.title,
+        "problem": process.problem,
+        "record": None,
+    }
+    if record is not None:
+        modules = [
+            {
+                "module": module.module,
+                "state": module.state,
+                "sha256": module.sha256,
+                "scopes": module.scopes,
+            }
+            for module in record.modules
+        ]
+        names = ("host", "role", "rank", "vllm", "root", "way", "digest", "summary")
+        data["record"] = {
+            **{name: getattr(record, name) for name in names},
+            "modules": modules,
+            "effects": [
+                {"feature": each.feature, "state": each.state.value, "text": each.text}
+                for each in record.effects
+            ],
+            "counts": [
+                {"feature": feature, "count": name, "number": number}
+                for feature, name, number in process.counts
+            ],
+        }
+    return data

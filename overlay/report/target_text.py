@@ -1,0 +1,234 @@
+"""Targets as lines for people to read: one by one, or several as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from overlay.package import package_named
+from overlay.report.lines import BLANK, MARK, Line, Span, aligned, labelled
+from overlay.report.model import Obstacle, TargetReport
+from overlay.report.problems import Problem, problems, same_cause
+from overlay.report.words import count, enumeration
+from overlay.results import FeatureResult, FileResult, Notice, State
+
+#: How many files or patches of one problem are named, unless all are asked for.
+_MOST_NAMES = 6
+
+
+def target_lines(targets: tuple[TargetReport, ...], *, verbose: bool = False) -> Iterator[Line]:
+    """The lines of targets; several share a table and tell the problems that they share once.
+
+    :param verbose: whether each target is shown with every file and hunk instead.
+    """
+    several = len({target.target for target in targets}) > 1
+    if several:
+        yield from _matrix(targets)
+    if several and not verbose:
+        yield from _shared_problems(targets)
+        return
+    if several:
+        yield BLANK
+    width = _name_width(targets)
+    for target in sorted(targets, key=lambda target: -target.state.rank):
+        yield from _target(target, width, verbose)
+        yield BLANK
+
+
+def _name_width(targets: Iterable[TargetReport]) -> int:
+    names = [len(feature.feature) for target in targets for feature in target.features]
+    return max(names, default=0)
+
+
+def _target(target: TargetReport, width: int, verbose: bool) -> Iterator[Line]:
+    place = target.target if target.root is None else str(target.root)
+    place = "" if place == target.vllm else place
+    title = package_named(target.package).title
+    release = f"{title} {target.vllm or 'of an unknown release'}"
+    yield Line(
+        (
+            Span(release, "heading"),
+            Span("  "),
+            # A state of the whole says less than its features', unless it needs somebody.
+            Span(f"{target.state.value} {MARK}  ", target.state.value)
+            if target.state.needs_attention
+            else Span(""),
+        ),
+        (Span(place, "muted"),),
+    )
+    for feature in sorted(target.features, key=lambda feature: -feature.state.rank):
+        yield Line(
+            (
+                Span(f"  {feature.feature:<{width}}  "),
+                Span(f"{_cell(feature):<12}  ", feature.state.value),
+            ),
+            (Span(_summary(feature), "muted"),),
+        )
+        if verbose:
+            yield from _files(feature)
+    for problem in problems(target):
+        yield from _problem(problem, 2, verbose=verbose)
+    for obstacle in target.obstacles:
+        yield from _obstacle(obstacle)
+    if target.left_out:
+        words = " ".join(f"--without {name}" for name in target.left_out)
+        yield labelled(2, "go on: ", f"`overlay apply {words}` applies the others")
+    if target.in_memory:
+        text = (
+            f"{enumeration(target.in_memory)}: the plugin adds what is not on disk to each vLLM "
+            "process that starts, unless OVERLAY=disk or OVERLAY_FEATURES says otherwise"
+        )
+        yield labelled(2, "in memory: ", text)
+    for notice in target.notices:
+        yield labelled(2, "warning: ", str(notice), "warning")
+
+
+def _cell(feature: FeatureResult) -> str:
+    mark = f" {MARK}" if feature.state.needs_attention else ""
+    return f"{feature.state.value}{mark}"
+
+
+def _summary(feature: FeatureResult) -> str:
+    """What a feature's state means here, in a few words."""
+    hunks = [hunk for file in feature.files for hunk in file.hunks]
+    patched = len({file.path for file in feature.files if file.patch is not None})
+    added = sum(file.patch is None and not file.hunks for file in feature.files)
+    parts = []
+    if feature.state.needs_attention:
+        bad = sum(hunk.state.needs_attention for hunk in hunks)
+        if bad:
+            parts.append(f"{bad} of {count(len(hunks), 'hunk')}")
+    elif feature.state is State.UPSTREAMED:
+        return "vLLM has it already"
+    elif feature.state is State.INAPPLICABLE:
+        return str(feature.reason or "not made for this release")
+    else:
+        if hunks:
+            parts.append(f"{count(len(hunks), 'hunk')} in {count(patched, 'file')}")
+        elif patched:
+            parts.append(count(patched, "file"))
+        if added:
+            parts.append(count(added, "added module"))
+    if feature.reason:
+        parts.append(str(feature.reason))
+    elif feature.untested:
+        parts.append("untested on this release")
+    return ", ".join(parts)
+
+
+def _files(feature: FeatureResult) -> Iterator[Line]:
+    if feature.reason and feature.state is State.UPSTREAMED:
+        yield labelled(4, "", str(feature.reason))
+    for file in feature.files:
+        yield Line(
+            (Span("    "), Span(f"{file.state.value:<12}  ", file.state.value)),
+            (Span(file.path), Span(f"  {_origin(file)}", "muted")),
+        )
+        for hunk in file.hunks:
+            where = f"line {hunk.line}  " if hunk.line is not None else ""
+            yield Line(
+                (Span("      "), Span(f"{hunk.state.value:<12}  ", hunk.state.value)),
+                (
+                    Span(f"{where}{hunk.scope}"),
+                    Span(f"  {hunk.reason}" if hunk.reason else "", "muted"),
+                ),
+            )
+
+
+def _origin(file: FileResult) -> str:
+    return file.patch or ("(expected of the release)" if file.hunks else "(added module)")
+
+
+def _problem(
+    problem: Problem, indent: int, *, where: str = "", verbose: bool = False
+) -> Iterator[Line]:
+    inner = indent + 2
+    yield Line(
+        (Span(" " * indent), Span(f"{MARK} {problem.state.value}: ", problem.state.value)),
+        (Span(_places(problem)),),
+    )
+    most = len(problem.places) + 1 if verbose else _MOST_NAMES
+    if where:
+        yield labelled(inner, "on:    ", where)
+    yield labelled(inner, "why:   ", problem.reason.text)
+    if len(problem.places) > 1:
+        yield labelled(inner, "files: ", enumeration(problem.paths, most=most))
+    candidates = {line for place in problem.places for line in place.candidates}
+    if candidates:
+        lines = enumeration([str(line) for line in sorted(candidates)], most=12)
+        yield labelled(inner, "lines: ", lines)
+    if problem.patches:
+        yield labelled(inner, "patch: ", enumeration(problem.patches, most=most))
+    yield labelled(inner, "next:  ", problem.reason.next_step or "")
+
+
+def _places(problem: Problem) -> str:
+    """Where a problem is: the place, or how many there are."""
+    if not problem.places:
+        return ", ".join(problem.features)
+    if len(problem.places) > 1:
+        files = count(len(problem.paths), "file")
+        if len(problem.paths) == len(problem.places):
+            return files
+        if len(problem.paths) > 1:
+            return f"{count(len(problem.places), 'place')} in {files}"
+    if len(problem.paths) == 1 and len(problem.places) > 1:
+        scopes = [place.scope for place in problem.places if place.scope]
+        return f"{problem.paths[0]} in {enumeration(scopes)}" if scopes else problem.paths[0]
+    (place,) = problem.places
+    return place.path if place.scope is None else f"{place.path} in {place.scope}"
+
+
+def _obstacle(obstacle: Obstacle) -> Iterator[Line]:
+    yield Line((Span(f"  {MARK} ", "bad"),), (Span(obstacle.summary),))
+    yield labelled(4, "why:   ", obstacle.reason.text)
+    if obstacle.reason.next_step is not None:
+        yield labelled(4, "next:  ", obstacle.reason.next_step)
+
+
+def _matrix(targets: tuple[TargetReport, ...]) -> Iterator[Line]:
+    """One row a target, one column a feature; what needs attention is marked."""
+    features = list(dict.fromkeys(entry.feature for target in targets for entry in target.features))
+    plain = all(target.target == target.vllm for target in targets)
+    header = ["release" if plain else "target", *features]
+    rows = [[Span(name, "heading") for name in header]]
+    for target in targets:
+        cells = {entry.feature: _matrix_cell(entry) for entry in target.features}
+        rows.append([Span(target.target), *(cells.get(name, Span("")) for name in features)])
+    return aligned(rows)
+
+
+def _matrix_cell(feature: FeatureResult) -> Span:
+    note = " (untested)" if feature.untested else ""
+    return Span(_cell(feature) + note, feature.state.value)
+
+
+def _shared_problems(targets: tuple[TargetReport, ...]) -> Iterator[Line]:
+    """Each problem once, with the releases that have it; the same for the warnings."""
+    found: dict[tuple[object, ...], list[tuple[str, Problem]]] = {}
+    warned: dict[Notice, list[str]] = {}
+    for target in targets:
+        for problem in problems(target):
+            found.setdefault(same_cause(problem), []).append((target.target, problem))
+        for notice in target.notices:
+            warned.setdefault(notice, []).append(target.target)
+    if found or warned:
+        yield BLANK
+    for group in sorted(found.values(), key=lambda group: -group[0][1].state.rank):
+        names = [name for name, _ in group]
+        yield from _problem(_shown(group), 0, where=enumeration(names, most=20))
+    for notice, names in warned.items():
+        yield labelled(0, "warning: ", f"{enumeration(names, most=20)}: {notice}", "warning")
+
+
+def _shown(group: Sequence[tuple[str, Problem]]) -> Problem:
+    """One problem for those of one cause on several targets: that of the last, the newest."""
+    name, newest = group[-1]
+    if len({problem for _, problem in group}) == 1:
+        return newest
+    reason, steps = newest.reason, {problem.reason.next_step for _, problem in group}
+    if len({problem.reason.text for _, problem in group}) > 1:
+        reason = reason._replace(text=f"{reason.text} (lines of {name})")
+    if len(steps) > 1:
+        reason = reason._replace(next_step=f"{reason.next_step}; the same for the others")
+    return replace(newest, reason=reason)

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decides on the draft's attention backends by their rows. Imports neither torch nor vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .capabilities import BACKENDS, EVIDENCE, Backend, Evidence, Platform
+
+UNTRIED_VARIABLE = "OVERLAY_DRAFT_GRAPHS_UNTRIED"
+
+# What the user can do about an attention backend; in 0.20 the drafter uses the target's.
+CHOOSE_BACKEND = "from 0.21 on attention_backend in speculative_config chooses another one of"
+
+
+@dataclass(frozen=True)
+class Attention:
+    """An attention backend of the draft, with the row that describes it.
+
+    name: what the backend calls itself.
+    builder: the class of its metadata builder, by name.
+    row: None where the table has none for these classes.
+    derived: whether the table has the backend, with another builder.
+    """
+
+    name: str
+    builder: str
+    row: Backend | None = None
+    derived: bool = False
+
+    @property
+    def title(self) -> str:
+        """Its name; the row's title, with the kernel, where the row has one of several."""
+        return self.row.title if self.row is not None and self.row.kernel else self.name
+
+
+def evidence(platform: Platform, row: Backend) -> Evidence:
+    """What shows that a backend works on a platform: the weaker of the evidence for both."""
+    return max(row.evidence, platform.evidence, key=EVIDENCE.index)
+
+
+def refusals(backends: Sequence[Attention], platform: Platform, untried: bool) -> list[str]:
+    """Every reason why these backends get no draft graphs; empty where they do.
+
+    untried: whether the user grants what no GPU has shown.
+    """
+    if not backends:
+        return ["the draft model has no attention layers (other drafts get graphs)"]
+    reasons = []
+    choose = _choose(platform)
+    derived = sorted({each.builder for each in backends if each.row is None and each.derived})
+    if derived:
+        reasons.append(
+            f"the draft's attention builds its metadata by {', '.join(derived)}, which may read "
+            "lengths on the host (draft models without chunked or sink attention get graphs)"
+        )
+    unread = sorted({each.name for each in backends if each.row is None and not each.derived})
+    if unread:
+        reasons.append(
+            f"attention backend {', '.join(unread)} of the draft is not known to build its "
+            f"metadata inside a graph{_hints(choose)}"
+        )
+    for each in backends:
+        if each.row is None:
+            continue
+        shown = evidence(platform, each.row)
+        if shown == "refused":
+            why = each.row.why or platform.why
+            reasons.append(f"attention backend {each.title} of the draft: {why}{_hints(choose)}")
+        elif shown != "gpu" and not each.row.kept and not untried:
+            reasons.append(
+                f"no graph with attention backend {each.title} of the draft has run on a GPU of "
+                f"platform {platform.name} yet{_hints(f'{UNTRIED_VARIABLE}=on grants it', choose)}"
+            )
+    return reasons
+
+
+def untried_grants(backends: Sequence[Attention], platform: Platform) -> Iterator[str]:
+    """The granted backends that no GPU has shown, with what shows them instead."""
+    for each in backends:
+        if each.row is not None and (shown := evidence(platform, each.row)) != "gpu":
+            yield (
+                f"attention backend {each.title} on platform {platform.name} "
+                f"({shown}: {each.row.where})"
+            )
+
+
+def _choose(platform: Platform) -> str:
+    """What the user can do about an attention backend; empty where there is no other one."""
+    names = {
+        name
+        for row in BACKENDS
+        if platform.name in row.platforms and evidence(platform, row) == "gpu"
+        for name in row.names
+    }
+    return f"{CHOOSE_BACKEND} {', '.join(sorted(names))}" if names else ""
+
+
+def _hints(*hints: str) -> str:
+    told = "; ".join(filter(None, hints))
+    return f" ({told})" if told else ""

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agreement by which data-parallel ranks with experts in the draft replay the same graphs.
+
+In every step the ranks agree, in upstream's one all-reduce before the target runs, on a cudagraph
+mode and a number of tokens. `Together` keeps what they agreed on until the rank drafts:
+
+- mode FULL: every rank's batch is uniform, K+1 tokens a request, and no rank has more requests than
+  tokens / (K+1). All ranks replay the keys of that size: a busy one with its other rows padded, an
+  idle one and one whose input does not fit into the drafter with every row padded.
+- any other mode: all ranks draft as upstream, which asks again before the first two passes.
+
+So whether to replay, and what, follows from values that are the same on all ranks, and nothing is
+asked while serving that upstream does not ask.
+
+A rank that must not replay any more can neither fall back alone nor ask the others. It *vetoes*:
+for the next agreement of the target it has no FULL graph, so that all ranks draft as upstream; and
+in the drafter's agreement of that step it votes `WITHDRAW`, which all ranks see in that very
+all-reduce, whereupon all of them withdraw their graphs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Vote(NamedTuple):
+    """A vote in place of a cudagraph mode, as far as upstream's code looks at one."""
+
+    value: int
+
+
+#: A vote below every cudagraph mode: the ranks go by the least vote. Upstream pads all ranks to one
+#: size for any vote but NONE, this one included.
+WITHDRAW = Vote(-1)
+
+
+class Together:
+    """What one rank keeps of an agreement, and how it leaves the others.
+
+    vetoed: why this rank cannot replay any more; None while it can.
+    """
+
+    def __init__(self) -> None:
+        self.vetoed: str | None = None
+        self._tokens: int | None = None
+
+    def agree(self, mode: Any, num_tokens: int) -> None:
+        """Keep an agreement of the target for the draft that follows, in place of the last one.
+
+        mode: vLLM's CUDAGraphMode.
+        num_tokens: of each rank's batch, padding included.
+        """
+        from vllm.config import CUDAGraphMode
+
+        self._tokens = num_tokens if mode is CUDAGraphMode.FULL else None
+
+    def take(self) -> int | None:
+        """The tokens of the agreed FULL step, once; None after any other agreement."""
+        tokens, self._tokens = self._tokens, None
+        return tokens
+
+    def veto(self, reason: str) -> None:
+        """Let all ranks draft as upstream from the next step on."""
+        if self.vetoed is None:
+            self.vetoed = reason
+
+    def vote(self, mode: Any) -> Any:
+        """This rank's vote in the drafter's own agreement; mode: upstream's, a CUDAGraphMode."""
+        return mode if self.vetoed is None else WITHDRAW

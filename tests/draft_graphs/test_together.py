@@ -1,0 +1,399 @@
+"""Ranks that draft together never part, whatever each of them is doing. Needs vLLM; no engine runs.
+
+The ranks are `drafters.Drafter`s in this process, each with graphs of its own; the agreements
+between them, the target's and the drafter's, are made here as vLLM makes them: a FULL graph only
+if all ranks have one, the largest number of tokens, the least vote. The tests with real engines are
+in `test_data_parallel.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import pytest
+
+# What is imported below needs both of them.
+torch = pytest.importorskip("torch")
+pytest.importorskip("vllm")
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.draft_graphs.added_modules import FOLDER, require_fit
+from tests.draft_graphs.drafters import Drafter
+from tests.draft_graphs.together_mutations import TOGETHER_MUTATIONS, TogetherMutation
+from tests.draft_graphs.twin_model import Shape
+from tests.support.code_edits import edited
+
+# The feature's modules lie beside vLLM's own once `drafters` is imported.
+# isort: split
+from vllm.config import CUDAGraphMode
+from vllm.v1.spec_decode.draft_graphs import coupling, draft_graphs, ranks, replay
+
+pytestmark = pytest.mark.usefixtures("one_rank")
+
+#: Three graphs of each role.
+SHAPE = Shape(k=2, mode="auto", max_num_seqs=3, max_capture_tokens=9)
+K = SHAPE.k
+#: Tokens of the target's FULL graphs.
+FULL_SIZES = (3, 6, 9)
+TOGETHER = coupling.Coupling(coupling.Manner.TOGETHER, "experts")
+#: What a rank does in a step: drafts for so many requests; has none; has no room to draft for one;
+#: has a prefill; finds in its batch that no graph holds it.
+DOINGS = st.one_of(
+    st.integers(1, SHAPE.max_num_seqs),
+    st.sampled_from(["idle", "no room", "prefill", "unforeseen"]),
+)
+
+
+@dataclass
+class Rank:
+    """One rank, what it replayed in a step, and how often upstream's code asked the others."""
+
+    drafter: Drafter
+    replayed: list[str] = field(default_factory=list)
+    asked: int = 0
+
+    @property
+    def graphs(self) -> Any:
+        return self.drafter.graphs
+
+    def full_tokens(self, doing: int | str) -> int | None:
+        """The tokens of its FULL graph in the target's agreement; None if it has none."""
+        if self.graphs.vetoes() or doing == "prefill":
+            return None
+        tokens = (K + 1) * (doing if isinstance(doing, int) else 1)
+        return next((size for size in FULL_SIZES if size >= tokens), None)
+
+    def draft(self, doing: int | str) -> Any:
+        """Draft as vLLM's runner does; the drafts, None where upstream's code makes them."""
+        self.replayed.clear()
+        if doing in ("idle", "no room"):
+            self.asked += not self.graphs.dummy_run(False)
+            return None
+        batch = self.drafter.batch(doing if isinstance(doing, int) else 1)
+        if doing == "unforeseen":
+            batch["common_attn_metadata"].causal = False
+        drafts = self.graphs.propose(**batch)
+        self.asked += drafts is None
+        return drafts
+
+
+@pytest.fixture(scope="module")
+def both() -> list[Rank]:
+    return [Rank(Drafter(SHAPE, coupling=TOGETHER)) for _ in range(2)]
+
+
+def prepare(both: list[Rank]) -> None:
+    """Let all ranks capture, unless they can go on with what they have."""
+    for rank in both:
+        if rank.graphs.captured is None or rank.graphs.together.vetoed:
+            rank.drafter.capture()
+        assert rank.graphs.captured is not None
+        rank.asked = 0
+
+
+def watched(both: list[Rank]) -> Any:
+    """A context in which each rank's replays are noted."""
+    run = replay.Replay.run
+
+    def noted(self: Any, key: Any) -> None:
+        (rank,) = [each for each in both if each.graphs.replay is self]
+        rank.replayed.append(f"{key.role} {key.num_reqs}")
+        run(self, key)
+
+    return mock.patch.object(replay.Replay, "run", noted)
+
+
+def step(both: list[Rank], doings: list[int | str]) -> list[Any]:
+    """One step of all ranks: the target's agreement, the drafts, the drafter's agreement."""
+    sizes = [rank.full_tokens(doing) for rank, doing in zip(both, doings, strict=True)]
+    full = None not in sizes
+    for rank in both:
+        mode = CUDAGraphMode.FULL if full else CUDAGraphMode.NONE
+        rank.graphs.agree(mode, max(size or 0 for size in sizes))
+    before = [rank.asked for rank in both]
+    drafts = [rank.draft(doing) for rank, doing in zip(both, doings, strict=True)]
+    asked = [rank.asked - old for rank, old in zip(both, before, strict=True)]
+    assert len(set(asked)) == 1, "a rank asks, and another replays"
+    assert both[0].replayed == both[1].replayed
+    if asked[0]:
+        votes = [rank.graphs.vote(CUDAGraphMode.NONE).value for rank in both]
+        modes = {rank.graphs.counted(min(votes)) for rank in both}
+        assert modes == {0}
+    else:
+        assert full
+        assert len(both[0].replayed) == 2, "first, and loop"
+    return drafts
+
+
+@settings(max_examples=20)
+@given(st.lists(st.tuples(DOINGS, DOINGS), min_size=1, max_size=8))
+def test_all_ranks_replay_the_same_graphs_or_all_ask(
+    both: list[Rank], doings: list[tuple[int | str, int | str]]
+) -> None:
+    prepare(both)
+    with watched(both):
+        for each in doings:
+            caches = [rank.drafter.proposer.model.kv_cache.clone() for rank in both]
+            drafts = step(both, list(each))
+            for rank, doing, cache, got in zip(both, each, caches, drafts, strict=True):
+                if not isinstance(doing, int):
+                    written = rank.drafter.proposer.model.kv_cache
+                    assert torch.equal(cache, written), "wrote the KV cache without a draft"
+                elif got is not None:
+                    assert got.shape == (doing, K)
+    withdrawn = {rank.graphs.withdrawn is not None for rank in both}
+    assert len(withdrawn) == 1, "only one rank has withdrawn its graphs"
+
+
+def test_a_rank_drafts_what_it_drafts_alone(both: list[Rank]) -> None:
+    prepare(both)
+    alone = Drafter(SHAPE)
+    alone.capture()
+    expected = alone.propose()
+    for other in (1, 2, 3):
+        drafts, _ = step_watched(both, [3, other])
+        assert torch.equal(drafts, expected)
+
+
+def step_watched(both: list[Rank], doings: list[int | str]) -> list[Any]:
+    with watched(both):
+        return step(both, doings)
+
+
+def test_the_agreed_size_is_that_of_the_rank_with_most_requests(both: list[Rank]) -> None:
+    prepare(both)
+    for size, doings in ((1, [1, 1]), (1, ["idle", 1]), (2, [1, 2]), (3, [3, "no room"])):
+        step_watched(both, list(doings))
+        assert [rank.replayed for rank in both] == [[f"first {size}", f"loop {size}"]] * 2
+
+
+def test_an_idle_rank_writes_nothing_behind_its_last_draft(both: list[Rank]) -> None:
+    prepare(both)
+    step_watched(both, [3, 3])
+    cache = both[0].drafter.proposer.model.kv_cache
+    before = cache.clone()
+    step_watched(both, ["idle", 3])
+    assert torch.equal(cache, before)
+
+
+def test_an_agreement_is_used_once(both: list[Rank]) -> None:
+    prepare(both)
+    rank = both[0]
+    rank.graphs.agree(CUDAGraphMode.FULL, K + 1)
+    assert rank.graphs.dummy_run(False)
+    assert not rank.graphs.dummy_run(False), "nothing was agreed on for this run"
+    rank.graphs.agree(CUDAGraphMode.FULL, K + 1)
+    assert not rank.graphs.dummy_run(True), "vLLM is capturing"
+    assert not rank.graphs.dummy_run(False), "what was agreed on was the capture's"
+    rank.graphs.agree(CUDAGraphMode.FULL, K + 1)
+    rank.graphs.agree(CUDAGraphMode.PIECEWISE, K + 1)
+    assert rank.drafter.propose() is None
+    rank.graphs.agree(CUDAGraphMode.FULL, K + 1)
+    rank.drafter.capture()
+    assert not rank.graphs.dummy_run(False), "what was agreed on was about other graphs"
+
+
+def test_a_kv_cache_that_is_made_again_on_one_rank_withdraws_on_all(
+    both: list[Rank], log: list[str]
+) -> None:
+    prepare(both)
+    groups = both[0].drafter.proposer.draft_attn_groups
+    both[0].drafter.proposer.draft_attn_groups = [*groups]
+    step_watched(both, [2, 2])
+    assert [rank.asked for rank in both] == [1, 1], "a graph was replayed on memory that is gone"
+    reasons = ("the KV cache was initialized again", "another data-parallel rank cannot replay")
+    for line, reason in zip(log, reasons, strict=True):
+        assert reason in line
+    assert all(rank.graphs.captured is None for rank in both)
+
+
+def test_a_batch_that_no_graph_holds_gets_drafts_of_zeros(both: list[Rank]) -> None:
+    prepare(both)
+    first, _ = step_watched(both, ["unforeseen", 2])
+    assert first.tolist() == [[0] * K]
+    assert first.dtype == torch.int64
+    assert all(rank.graphs.captured is not None for rank in both)
+    step_watched(both, [1, 2])
+    assert all(rank.graphs.captured is None for rank in both), "the next step withdraws"
+
+
+def test_ranks_with_different_plans_stop_with_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = Drafter(SHAPE, coupling=TOGETHER)
+    lines = ["  rank 0: mode = auto", "  rank 1: mode = step"]
+    monkeypatch.setattr(ranks, "differences", lambda plan: lines)
+    with pytest.raises(RuntimeError, match=r"(?s)mode = auto.*mode = step"):
+        drafter.capture()
+    with pytest.raises(RuntimeError, match="OVERLAY_DRAFT_GRAPHS=off on all of them"):
+        drafter.graphs.profile(drafter.runner)
+    assert drafter.backend.graphs == []
+
+
+def test_the_plan_that_is_compared_names_the_graphs_and_the_attention(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plans: list[dict[str, str]] = []
+    monkeypatch.setattr(ranks, "differences", lambda plan: plans.append(plan) or [])
+    Drafter(SHAPE, coupling=TOGETHER).capture()
+    (plan,) = plans
+    assert plan["graphs"] == "first 3 (1, 2, 3 requests); loop 3 (1, 2, 3 requests)"
+    assert "CPU_ATTN" in plan["attention_backends"]
+    assert plan["mode"] == "auto"
+
+
+@pytest.mark.parametrize("entry", ["capture", "profile"])
+def test_a_failed_capture_stops_ranks_whose_buffers_alternate(entry: str) -> None:
+    drafter = Drafter(SHAPE, coupling=TOGETHER, low_latency_exchange=True)
+    with (
+        mock.patch.object(drafter.backend, "capture", side_effect=RuntimeError("on purpose")),
+        pytest.raises(RuntimeError, match="out of step between the ranks"),
+    ):
+        getattr(drafter.graphs, entry)(drafter.runner)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_data_parallel_ranks_vote_on_each_graph_only_if_they_draft_together(
+    together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    votes: list[bool] = []
+
+    def agree(yes: bool, *, data_parallel: bool) -> bool:
+        votes.append(data_parallel)
+        return yes
+
+    monkeypatch.setattr(ranks, "all_ranks_agree", agree)
+    drafter = Drafter(SHAPE, coupling=TOGETHER if together else coupling.Coupling())
+    drafter.capture()
+    assert votes == [together] * (1 + len(drafter.keys))
+
+
+def test_every_graph_of_ranks_that_draft_together_masks_its_slots() -> None:
+    """A rank without requests replays the smallest graph, too."""
+    drafter = Drafter(SHAPE, coupling=TOGETHER)
+    drafter.capture()
+    later = {key for key in drafter.graphs.captured.plan if key.role != "first"}
+    assert drafter.graphs.captured.masked == later
+
+
+class Workspace:
+    """vLLM's workspace, as far as its lock goes."""
+
+    def __init__(self) -> None:
+        self.locked = False
+        self.seen: list[bool] = []
+
+    def is_locked(self) -> bool:
+        return self.locked
+
+    def lock(self) -> None:
+        self.locked = True
+
+    def unlock(self) -> None:
+        self.locked = False
+
+
+def test_no_capture_moves_the_workspace_that_the_targets_graphs_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from vllm.v1.worker import workspace
+
+    manager = Workspace()
+    monkeypatch.setattr(workspace, "is_workspace_manager_initialized", lambda: True)
+    monkeypatch.setattr(workspace, "current_workspace_manager", lambda: manager)
+    drafter = Drafter(SHAPE)
+    capture = draft_graphs.capture_keys
+
+    def seen(*args: Any, **more: Any) -> Any:
+        manager.seen.append(manager.locked)
+        return capture(*args, **more)
+
+    monkeypatch.setattr(draft_graphs, "capture_keys", seen)
+    drafter.graphs.profile(drafter.runner)
+    drafter.capture()
+    assert manager.seen == [False, True], "the profile may let it grow, the capture must not"
+    assert not manager.locked
+
+
+class Balance:
+    """vLLM's state of expert load balancing, as far as a drafter tells it anything."""
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+
+    def prepare_forward(self, config: Any, tokens: int) -> None:
+        self.told.append(tokens)
+
+
+@pytest.mark.parametrize(
+    ("doing", "told"), [(3, [3 * (K + 1), 3]), ("idle", [0]), ("no room", [0])]
+)
+def test_load_balancing_is_told_how_many_rows_are_no_padding(
+    both: list[Rank], doing: int | str, told: list[int]
+) -> None:
+    prepare(both)
+    proposer = both[0].drafter.proposer
+    proposer.eplb_state = balance = Balance()
+    step_watched(both, [doing, 2])
+    proposer.eplb_state = None
+    assert balance.told == told
+
+
+def test_load_balancing_is_told_after_upstreams_first_pass() -> None:
+    drafter = Drafter(SHAPE)
+    drafter.capture()
+    drafter.proposer.eplb_state = balance = Balance()
+    assert drafter.later_steps() is not None
+    assert balance.told == [3]
+
+
+# The bugs
+
+
+def put_in(mutation: TogetherMutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the function that the mutation changes be the changed one, in the modules that run."""
+    file, scope, old, new = mutation.change
+    source = (FOLDER / "draft_graphs" / file).read_text(encoding="utf-8")
+    tree = ast.parse(edited(source, [(scope, old, new)], file))
+    module = importlib.import_module(f"vllm.v1.spec_decode.draft_graphs.{file[:-3]}")
+    owner: Any = module
+    body = tree.body
+    *classes, name = scope.split(".")
+    for cls in classes:
+        body = next(n for n in body if isinstance(n, ast.ClassDef) and n.name == cls).body
+        owner = getattr(owner, cls)
+    function = next(n for n in body if isinstance(n, ast.FunctionDef) and n.name == name)
+    # Annotations are texts in the module, too.
+    future = ast.parse("from __future__ import annotations").body
+    made: dict[str, Any] = {}
+    code = compile(ast.Module([*future, function], []), file, "exec", dont_inherit=True)
+    exec(code, vars(module), made)
+    monkeypatch.setattr(owner, name, made[name])
+
+
+@pytest.mark.parametrize("mutation", TOGETHER_MUTATIONS, ids=lambda each: each.name)
+def test_mutation_is_caught(
+    mutation: TogetherMutation, both: list[Rank], log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = globals()[mutation.test]
+    given = {"both": both, "log": log, "monkeypatch": monkeypatch}
+    names = list(inspect.signature(test).parameters)
+    fixtures = {name: given[name] for name in names if name in given}
+    others = [name for name in names if name not in given]
+    arguments = dict(zip(others, mutation.arguments, strict=True))
+    put_in(mutation, monkeypatch)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        test(**fixtures, **arguments)
+    for rank in both:
+        rank.drafter.proposer.eplb_state = None
+        rank.graphs.release()
+
+
+@pytest.mark.parametrize("mutation", TOGETHER_MUTATIONS, ids=lambda each: each.name)
+def test_mutation_fits_the_module(mutation: TogetherMutation) -> None:
+    require_fit([mutation.change])

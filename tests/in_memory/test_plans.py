@@ -1,0 +1,103 @@
+"""The plans of one process: one plan tells all that it can, and tells what planning again would."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from overlay.features.folder import Loaded
+from overlay.features.model import Feature
+from overlay.in_memory.preparation import Plans
+from overlay.planning import planner
+from overlay.results import Notice, Plan, State
+from overlay.settings import read
+from overlay.targets.folder import resolve_folder
+from tests.support import fake_vllm
+from tests.support.patches import feature, hunk
+
+PROPOSER = "vllm/v1/spec_decode/proposer.py"
+RUNNER = "vllm/v1/worker/gpu_model_runner.py"
+
+
+def change(id_: str, path: str, old: str, new: str, **more: object) -> Feature:
+    """A feature that replaces a line."""
+    return feature((path, [hunk([f"-{old}", f"+{new}"])]), id=id_, **more)  # type: ignore[arg-type]
+
+
+FITS = change("fits", PROPOSER, "        return self.model(tokens)", "        return 1")
+UPSTREAMED = feature(
+    (PROPOSER, [hunk(["-absent", "+present"])]),
+    id="upstreamed",
+    tests=[(PROPOSER, "SpecDecodeBaseProposer", "return self.model(tokens)")],
+)
+TOO_NEW = change("too-new", RUNNER, "absent", "present", releases="0.30.0..0.33.0")
+DRIFTED = change("drifted", RUNNER, "absent", "present")
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The ids of the features of each plan that is made."""
+    plans: list[list[str]] = []
+    real = planner.plan
+
+    def counting(features: Sequence[Feature], *rest: object) -> Plan:
+        plans.append([each.id for each in features])
+        return real(features, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(planner, "plan", counting)
+    return plans
+
+
+def plans_of(tmp_path: Path, *features: Feature, only: str | None = None) -> Plans:
+    """The plans of a process for these features, on a vLLM with a foreign file."""
+    site = fake_vllm.site_packages(tmp_path / "site")
+    with (site / PROPOSER).open("a") as file:
+        file.write("# edited\n")
+    with (site / RUNNER).open("a") as file:
+        file.write("# edited\n")
+    environment = {} if only is None else {"OVERLAY_FEATURES": only}
+    plans = Plans(resolve_folder(site, str(site)), read(environment))
+    plans.__dict__["loaded"] = Loaded(features, ())  # as if a folder had held them
+    return plans
+
+
+def test_one_plan_where_the_others_change_nothing(tmp_path: Path, made: list[list[str]]) -> None:
+    noted = replace(FITS, notices=(Notice(None, "about fits"),))
+    stray = replace(UPSTREAMED, notices=(Notice(None, "about it"),))
+    plans = plans_of(tmp_path, noted, stray, TOO_NEW)
+    final = plans.of_chosen([noted])
+    assert [each.state for each in plans.results().values()] == [
+        State.PRISTINE,
+        State.UPSTREAMED,
+        State.INAPPLICABLE,
+    ]
+    assert made == [["fits", "upstreamed", "too-new"]]
+    assert final == plans._plan([noted])
+    assert [notice.path for notice in final.notices] == [None, PROPOSER]
+
+
+def test_what_needs_attention_is_planned_without(tmp_path: Path, made: list[list[str]]) -> None:
+    plans = plans_of(tmp_path, FITS, DRIFTED)
+    assert plans.of_asked.changes == ()
+    assert [change.path for change in plans.of_chosen([FITS]).changes] == [PROPOSER]
+    assert made == [["fits", "drifted"], ["fits"]]
+
+
+def test_a_second_entry_needs_only_its_own_plan(tmp_path: Path, made: list[list[str]]) -> None:
+    second = change("second", RUNNER, "        return size", "        return 2")
+    plans = plans_of(tmp_path, FITS, second)
+    plans.of_chosen([FITS, second])
+    plans.of_chosen([FITS])
+    assert made == [["fits", "second"], ["fits"]]
+
+
+def test_what_is_not_asked_for_is_planned_beside_the_rest(
+    tmp_path: Path, made: list[list[str]]
+) -> None:
+    plans = plans_of(tmp_path, FITS, TOO_NEW, only="fits")
+    plans.of_chosen([FITS])
+    assert plans.results()["too-new"].state is State.INAPPLICABLE
+    assert made == [["fits"], ["fits", "too-new"]]
