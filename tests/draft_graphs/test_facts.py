@@ -444,6 +444,66 @@ def test_first_passes_that_cannot_be_captured() -> None:
     assert changed(latent) == {"attention": (stranger("MLA"),)}
 
 
+def test_every_builder_is_asked_whether_it_takes_the_first_pass_for_prefills() -> None:
+    """FLASHINFER's native kernels plan prefills on the host, too."""
+    proposer = make_proposer()
+    proposer.draft_attn_groups = [Group("FLASHINFER", threshold=1)]
+    facts = read(proposer)
+    assert facts.no_first == "attention backend FLASHINFER takes K+1 tokens for a prefill"
+    # Its builder takes all requests of a draft for decodes, whatever its threshold.
+    proposer.draft_attn_groups = [Group("ROCM_AITER_FA", threshold=1)]
+    assert read(proposer).no_first is None
+
+
+FLASHINFER = {"use_trtllm_decode_attention": True, "dcp_world_size": 1, "cache_dtype": "auto"}
+XQA = {"flashinfer_trtllm_api_decode_kernel": SimpleNamespace(value="xqa")}
+GEN = {"flashinfer_trtllm_api_decode_kernel": SimpleNamespace(value="trtllm-gen")}
+
+
+@pytest.mark.parametrize(
+    ("attributes", "kernel", "evidence"),
+    [
+        (FLASHINFER, "trtllm-gen", "doubles"),
+        (FLASHINFER | {"cache_dtype": "fp8_e4m3"}, "trtllm-gen fp8", "refused"),
+        (FLASHINFER | GEN, "trtllm-gen", "doubles"),
+        (FLASHINFER | GEN | {"cache_dtype": "fp8_e4m3"}, "trtllm-gen", "doubles"),
+        (FLASHINFER | XQA, "xqa", "doubles"),
+        (FLASHINFER | XQA | {"dcp_world_size": 2}, "native", "refused"),
+        (FLASHINFER | {"use_trtllm_decode_attention": False}, "native", "refused"),
+        (FLASHINFER | {"flashinfer_trtllm_api_decode_kernel": None}, "native", "refused"),
+    ],
+)
+def test_the_kernel_of_flashinfer_is_told_by_its_builder(
+    attributes: dict[str, Any], kernel: str, evidence: str
+) -> None:
+    proposer, group = make_proposer(), Group("FLASHINFER", threshold=4)
+    vars(group.builder).update(attributes)
+    group.layer_names = ()
+    proposer.draft_attn_groups = [group]
+    (found,) = read(proposer).attention
+    assert (found.row.kernel, found.row.evidence) == (kernel, evidence)
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
+def test_the_version_of_flash_attention_is_told_by_its_layers(version: int) -> None:
+    proposer = make_proposer()
+    layer = proposer.vllm_config.compilation_config.static_forward_context["draft.0"]
+    layer.impl.vllm_flash_attn_version = version
+    (found,) = read(proposer).attention
+    assert found.row.kernel == f"fa{version}"
+
+
+def test_a_class_of_somebody_else_under_a_known_name_is_a_stranger() -> None:
+    """As vllm-musa's builder, whose backend calls itself FLASH_ATTN."""
+    proposer, group = make_proposer(), Group()
+    theirs = instance("vllm_musa.v1.attention.backends.flash_attn.FlashAttentionMetadataBuilder")
+    theirs.reorder_batch_threshold = None
+    group.builder = theirs
+    proposer.draft_attn_groups = [group]
+    (found,) = read(proposer).attention
+    assert (found.name, found.row) == ("FLASH_ATTN", None)
+
+
 def test_every_fact_is_read() -> None:
     tested = CHANGES.keys() | {
         *("no_graphs", "cudagraph_mode", "overridden_methods", "adapted_layers"),

@@ -165,8 +165,10 @@ def attention_kernel(builder: Any, layers: Iterable[Any]) -> str:
     """Which of several kernels an attention group uses, in the words of `capabilities.KERNELS`.
 
     FlashAttention's version is that of its layers, FlashInfer's decode kernel an attribute of its
-    builder. Empty where the backend has one kernel, or does not tell.
+    builder. Empty where the backend has one kernel, or is not vLLM's.
     """
+    if not type(builder).__module__.startswith("vllm."):
+        return ""
     impls = [getattr(layer, "impl", None) for layer in layers]
     versions = {getattr(impl, "vllm_flash_attn_version", None) for impl in impls}
     versions.discard(None)
@@ -376,7 +378,7 @@ def make_builders_of_full_graphs(proposer: Any) -> list[list[Any]] | None:
     upstream's passes go on with them as they are. The new ones are made as vLLM makes them for
     FULL_DECODE_ONLY, from the same specification of the KV cache.
     """
-    from vllm.config import CUDAGraphMode
+    from vllm.config import CUDAGraphMode, set_current_vllm_config
 
     config = proposer.vllm_config
     if config.compilation_config.cudagraph_mode.has_full_cudagraphs():
@@ -384,13 +386,14 @@ def make_builders_of_full_graphs(proposer: Any) -> list[list[Any]] | None:
     full = copy.copy(config)
     full.compilation_config = copy.copy(config.compilation_config)
     full.compilation_config.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
-    return [
-        [
-            type(builder)(builder.kv_cache_spec, builder.layer_names, full, builder.device)
-            for builder in group.metadata_builders
+    with set_current_vllm_config(full):  # FlashInfer's builder asks for it when it chooses a kernel
+        return [
+            [
+                type(builder)(builder.kv_cache_spec, builder.layer_names, full, builder.device)
+                for builder in group.metadata_builders
+            ]
+            for group in proposer.draft_attn_groups
         ]
-        for group in proposer.draft_attn_groups
-    ]
 
 
 def unseen_group(proposer: Any) -> int | None:
