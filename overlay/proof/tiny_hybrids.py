@@ -4,7 +4,7 @@
 
 ``gpt-oss``
     ``target``: attention sinks, sliding windows in every other layer, experts; and the EAGLE3
-    drafts of ``tiny_models``, whose attention lies in another KV-cache group than group 0.
+    drafts of ``tiny_models``, whose attention has none of them.
 ``qwen3-next``
     ``target``: three layers of linear attention, one of full attention, and an MTP layer, each
     with experts.  The draft lies in the group of the full attention.

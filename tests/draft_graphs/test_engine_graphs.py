@@ -41,8 +41,12 @@ CASES = tuple((draft, k) for draft in DRAFTS for k in KS)
 ALWAYS = tuple((draft, k) for draft, k in CASES if draft == "eagle3hid" or k in (KS[0], KS[-1]))
 OWN = [1, 2, 4, 8]
 PIECEWISE = {"mode": 0, "cudagraph_mode": "PIECEWISE"}
-#: The target's layers see 32 tokens, which is enough for it, and the draft's all.
-WINDOWS = {"layer_types": ["sliding_attention"] * 4, "sliding_window": 32}
+#: The target's last layer sees 32 tokens. There is one of its kind, so that all KV-cache groups
+#: have one layer, and that of the draft is the last one that sees everything.
+WINDOWS = {
+    "layer_types": ["full_attention"] * 3 + ["sliding_attention"],
+    "sliding_window": 32,
+}
 
 #: The second sizes make every batch but the full one a padded one.
 RUNS = {
@@ -135,10 +139,9 @@ def scenario(models: Path, name: str) -> Plan:
             # CPU's kernels for adapters want as many rows as there are tokens: no padding.
             "compilation": {**FULL_DECODE_ONLY, "cudagraph_capture_sizes": [*range(4, 33, 4)]},
         },
-        # Each layer of the target has a group of its own, and the draft's is the last one.
         "another KV-cache group": {
             "engine": {"hf_overrides": WINDOWS},
-            "kv_blocks": 110,
+            "kv_blocks": 130,
         },
         "up to the largest length": {
             "requests": tuple(replace(request, tokens=200) for request in requests[:6]),

@@ -12,6 +12,7 @@ import ast
 import importlib
 import inspect
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -132,8 +133,24 @@ def step(both: list[Rank], doings: list[int | str]) -> list[Any]:
     return drafts
 
 
-@settings(max_examples=20)
-@given(st.lists(st.tuples(DOINGS, DOINGS), min_size=1, max_size=8))
+class Reaching(torch.nn.Module):  # type: ignore[misc, name-defined, unused-ignore]  # mypy may see no PyTorch
+    """A layer that exchanges rows."""
+
+    def forward(self, rows: Any) -> Any:
+        return self.dp_group.all_gather(rows)
+
+
+def test_a_draft_whose_layers_reach_other_ranks_does_not_draft_alone() -> None:
+    parallel = SimpleNamespace(data_parallel_size=2)
+    proposer = SimpleNamespace(
+        vllm_config=SimpleNamespace(parallel_config=parallel),
+        model=torch.nn.Sequential(torch.nn.Linear(2, 2), Reaching()),
+    )
+    assert coupling.coupling(proposer).together
+
+
+@settings(max_examples=12)
+@given(st.lists(st.tuples(DOINGS, DOINGS), min_size=1, max_size=6))
 def test_all_ranks_replay_the_same_graphs_or_all_ask(
     both: list[Rank], doings: list[tuple[int | str, int | str]]
 ) -> None:
@@ -169,8 +186,14 @@ def step_watched(both: list[Rank], doings: list[int | str]) -> list[Any]:
 
 def test_the_agreed_size_is_that_of_the_rank_with_most_requests(both: list[Rank]) -> None:
     prepare(both)
-    for size, doings in ((1, [1, 1]), (1, ["idle", 1]), (2, [1, 2]), (3, [3, "no room"])):
-        step_watched(both, list(doings))
+    cases: list[tuple[int, list[int | str]]] = [
+        (1, [1, 1]),
+        (1, ["idle", 1]),
+        (2, [1, 2]),
+        (3, [3, "no room"]),
+    ]
+    for size, doings in cases:
+        step_watched(both, doings)
         assert [rank.replayed for rank in both] == [[f"first {size}", f"loop {size}"]] * 2
 
 
@@ -239,11 +262,16 @@ def test_the_plan_that_is_compared_names_the_graphs_and_the_attention(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plans: list[dict[str, str]] = []
-    monkeypatch.setattr(ranks, "differences", lambda plan: plans.append(plan) or [])
+
+    def differences(plan: dict[str, str]) -> list[str]:
+        plans.append(plan)
+        return []
+
+    monkeypatch.setattr(ranks, "differences", differences)
     Drafter(SHAPE, coupling=TOGETHER).capture()
     (plan,) = plans
     assert plan["graphs"] == "first 3 (1, 2, 3 requests); loop 3 (1, 2, 3 requests)"
-    assert "CPU_ATTN" in plan["attention_backends"]
+    assert "CPU_ATTN" in plan["attention"]
     assert plan["mode"] == "auto"
 
 

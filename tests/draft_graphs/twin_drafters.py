@@ -6,6 +6,7 @@ draft_model with another vocabulary than the target's.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -101,6 +102,32 @@ def use_expanding_kernels() -> None:
             next_power_of_2=lambda number: 1 << (number - 1).bit_length(),
             cdiv=lambda number, by: -(-number // by),
         )
+
+
+def use_dispatched_kernels() -> None:
+    """The same in 0.30.0, where each kernel has a dispatcher that asks it for its arguments."""
+    from vllm.utils import cpu_triton_utils
+    from vllm.v1.spec_decode import utils
+
+    for owner in list(vars(utils).values()):
+        kernel = vars(owner).get("kernel") if hasattr(owner, "launch") else None
+        name = f"_{getattr(kernel, '__name__', '')}_impl"
+        if kernel is not None and hasattr(cpu_triton_utils, name):
+            owner.kernel = Dispatched(kernel, getattr(cpu_triton_utils, name))
+
+
+class Dispatched:
+    """A function in the place of a Triton kernel, by whose names a dispatcher gives arguments."""
+
+    def __init__(self, kernel: Callable[..., None], function: Callable[..., None]) -> None:
+        self.arg_names = tuple(inspect.signature(kernel).parameters)
+        self.function = function
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        def run(**arguments: Any) -> None:
+            self.function(*(arguments[name] for name in self.arg_names if name in arguments))
+
+        return run
 
 
 class AnyGrid:

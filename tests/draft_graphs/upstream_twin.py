@@ -37,6 +37,7 @@ from tests.draft_graphs.twin_drafters import (
     AnyGrid,
     extra_attributes,
     proposer_class,
+    use_dispatched_kernels,
     use_expanding_kernels,
 )
 from tests.draft_graphs.twin_model import (
@@ -382,6 +383,7 @@ def use_cpu_kernels() -> None:
     name = "eagle_step_slot_mapping_metadata_kernel"
     setattr(utils, name, AnyGrid(getattr(cpu_triton_utils, f"_{name}_impl")))
     use_expanding_kernels()
+    use_dispatched_kernels()
 
 
 def alone() -> None:

@@ -82,7 +82,7 @@ def busy(seed: int) -> tuple[Request, ...]:
     )
 
 
-def make_spec(models: Path, target: str, *, double: bool) -> EngineSpec:
+def make_spec(models: Path, target: str = "moe", *, double: bool) -> EngineSpec:
     """The engine of a cell, which each rank has one of."""
     engine: dict[str, Any] = {"data_parallel_size": RANKS}
     speculative: dict[str, Any] = {}

@@ -53,7 +53,7 @@ def _same_replays(told: list[dict[str, Any]]) -> bool:
 
 
 def _replayed(event: dict[str, Any], rank: int) -> bool:
-    return event["kind"] == "replay" and event["rank"] == rank
+    return bool(event["kind"] == "replay" and event["rank"] == rank)
 
 
 def _of_rank(served: Served, rank: int) -> Served:

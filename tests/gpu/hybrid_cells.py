@@ -17,8 +17,12 @@ from tests.gpu.every_size import at_every_size
 #: The folder of these models, beside those of ``tiny_models``.
 FOLDER = "hybrids"
 CHECK = {"OVERLAY_DRAFT_GRAPHS_CHECK": "1"}
-#: Of the tiny target: each of its layers sees 32 tokens, and has a KV-cache group of its own.
-WINDOWS = {"layer_types": ["sliding_attention"] * 4, "sliding_window": 32}
+#: The tiny target's last layer sees 32 tokens. There is one of its kind, so that all KV-cache
+#: groups have one layer, and that of the draft is the last one that sees everything.
+WINDOWS = {
+    "layer_types": ["full_attention"] * 3 + ["sliding_attention"],
+    "sliding_window": 32,
+}
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,13 @@ HYBRIDS = {
     "windows-hid": Hybrid("", "eagle3hid", engine={"hf_overrides": WINDOWS}),
     "gpt-oss": Hybrid("gpt-oss", "eagle3"),
     "gpt-oss-hid": Hybrid("gpt-oss", "eagle3hid"),
-    "qwen3-next": Hybrid("qwen3-next", "target", {"method": "mtp"}),
+    # By default vLLM takes FlashInfer's prefill on Hopper, which not every installation has.
+    "qwen3-next": Hybrid(
+        "qwen3-next",
+        "target",
+        {"method": "mtp"},
+        {"additional_config": {"gdn_prefill_backend": "triton"}},
+    ),
 }
 
 

@@ -75,7 +75,7 @@ def is_split(name: str) -> bool:
 
 def make_spec(models: Path, name: str, *, double: bool) -> EngineSpec:
     """The engine of a cell, which each rank has one of."""
-    spec = data_parallel.make_spec(models, double=double)
+    spec = data_parallel.make_spec(models, "moe", double=double)
     more = micro_batches.ARGUMENTS if is_split(name) else EPLB
     return replace(spec, draft=CELLS[name][0], engine={**spec.engine, **more})
 
