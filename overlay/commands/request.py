@@ -64,24 +64,6 @@ class Request(NamedTuple):
             raise
         return self.scene(name, features, progress)
 
-    def load_vllm(self) -> tuple[Feature, ...]:
-        """The features of vLLM, for commands that write patches: of it alone they know the releases.
-
-        :raises UsageError: if a feature is named that patches another package.
-        :raises OverlayError: if the features cannot be read.
-        """
-        from overlay.features.model import of_package
-        from overlay.package import VLLM
-
-        features = self.load()
-        for feature in features:
-            if feature.id in self.features and feature.package != VLLM:
-                raise UsageError(
-                    f"{feature.id}: expected a feature that patches vllm, this one patches "
-                    f"{feature.package.name}: edit its files by hand"
-                )
-        return of_package(features, VLLM)
-
     def package(self, features: tuple[Feature, ...]) -> Package:
         """The package whose releases bare version numbers are: that of all features named, or vLLM.
 
@@ -151,6 +133,23 @@ class Request(NamedTuple):
         from overlay.features.folder import load
 
         return load(self.folders)
+
+    def authored(self) -> tuple[Feature, ...]:
+        """The features for vLLM, with which the commands that write patches work.
+
+        :raises UsageError: if ``--feature`` names one for another package.
+        """
+        from overlay.features.model import of_package
+        from overlay.package import VLLM
+
+        features = self.load()
+        for feature in features:
+            if feature.package != VLLM and feature.id in self.features:
+                raise UsageError(
+                    f"--feature {feature.id}: expected a feature for vLLM, found one for "
+                    f"{feature.package.title}, whose patches are written by hand"
+                )
+        return of_package(features, VLLM)
 
     def select(self, features: tuple[Feature, ...]) -> tuple[Feature, ...]:
         """The features that are meant, in their own order.
