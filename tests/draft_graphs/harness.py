@@ -53,6 +53,7 @@ class Run:
     :ivar profile_fails: whether no graph can be captured for vLLM's profile of their memory.
     :ivar tunes: whether the draft model reads a value at its first call of each size, as a kernel
         does that tunes itself, or one that is loaded when it is first used.
+    :ivar draft_only: whether the target's graphs are those of an earlier run.
     :ivar until_wrong: whether the first wrong draft ends it, with the error `WrongDraft`.
     """
 
@@ -64,6 +65,7 @@ class Run:
     check: bool = True
     profile_fails: bool = False
     tunes: bool = False
+    draft_only: bool = False
     until_wrong: bool = False
 
 
@@ -249,7 +251,7 @@ class Engine:
                         mock.patch.object(self.backend, "capture", side_effect=refusal)
                     )
                 outcome.profiled = hooks.profile_draft_graphs(self.runner)
-            if run.mutation:
+            if run.mutation or run.draft_only:
                 # The target's part, which takes longest, is what it was.
                 hooks.capture_draft_graphs(self.runner)
             else:

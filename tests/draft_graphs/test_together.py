@@ -12,6 +12,7 @@ import ast
 import importlib
 import inspect
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -132,8 +133,24 @@ def step(both: list[Rank], doings: list[int | str]) -> list[Any]:
     return drafts
 
 
-@settings(max_examples=20)
-@given(st.lists(st.tuples(DOINGS, DOINGS), min_size=1, max_size=8))
+class Reaching(torch.nn.Module):  # type: ignore[misc, name-defined, unused-ignore]  # mypy may see no PyTorch
+    """A layer that exchanges rows."""
+
+    def forward(self, rows: Any) -> Any:
+        return self.dp_group.all_gather(rows)
+
+
+def test_a_draft_whose_layers_reach_other_ranks_does_not_draft_alone() -> None:
+    parallel = SimpleNamespace(data_parallel_size=2)
+    proposer = SimpleNamespace(
+        vllm_config=SimpleNamespace(parallel_config=parallel),
+        model=torch.nn.Sequential(torch.nn.Linear(2, 2), Reaching()),
+    )
+    assert coupling.coupling(proposer).together
+
+
+@settings(max_examples=12)
+@given(st.lists(st.tuples(DOINGS, DOINGS), min_size=1, max_size=6))
 def test_all_ranks_replay_the_same_graphs_or_all_ask(
     both: list[Rank], doings: list[tuple[int | str, int | str]]
 ) -> None:

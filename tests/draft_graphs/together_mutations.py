@@ -32,6 +32,12 @@ _PADDED = ("replay.py", "Replay.run_padded")
 
 TOGETHER_MUTATIONS = (
     TogetherMutation(
+        "nobody looks at the layers of the draft model",
+        "defect 9",
+        ("coupling.py", "looks_beyond_its_rank", "...", "return False"),
+        "test_a_draft_whose_layers_reach_other_ranks_does_not_draft_alone",
+    ),
+    TogetherMutation(
         "a rank replays the smallest graph that holds its own batch",
         "many GPUs 1",
         (*_PROPOSE, "self._checked(...)", "self._dispatch_all(reqs, k, sampled)"),

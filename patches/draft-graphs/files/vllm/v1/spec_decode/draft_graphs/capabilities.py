@@ -74,7 +74,7 @@ class Backend:
     builder: the class of its metadata builder, likewise.
     where: the test or file that shows it.
     kernel: which of several kernels the builder or the layers have chosen; empty where there is
-        one, see `upstream.attention_kernel`.
+        one, see `facts.attention_kernel`.
     platforms: names of those on which it exists. The weaker evidence of the two counts.
     releases: first and last release of vLLM in which these classes are found.
     kept: granted without a switch although no GPU has shown it; the log says so.
@@ -181,20 +181,25 @@ UNKNOWN = Platform("unknown", (), "refused", "", why="the platform is not known"
 _BACKENDS = "vllm.v1.attention.backends."
 _MLA = _BACKENDS + "mla."
 _MUSA = "vllm_musa.v1.attention.backends."
+#: Builders of backends with several kernels.
+FLASH_ATTN_BUILDER = _BACKENDS + "flash_attn.FlashAttentionMetadataBuilder"
+FLASHINFER_BUILDER = _BACKENDS + "flashinfer.FlashInferMetadataBuilder"
+FLASHMLA_BUILDER = _MLA + "flashmla.FlashMLAMetadataBuilder"
+
 _FLASH_ATTN = (
     ("FLASH_ATTN",),
     (_BACKENDS + "flash_attn.FlashAttentionBackend",),
-    _BACKENDS + "flash_attn.FlashAttentionMetadataBuilder",
+    FLASH_ATTN_BUILDER,
 )
 _FLASHINFER = (
     ("FLASHINFER",),
     (_BACKENDS + "flashinfer.FlashInferBackend",),
-    _BACKENDS + "flashinfer.FlashInferMetadataBuilder",
+    FLASHINFER_BUILDER,
 )
 _FLASHMLA = (
     ("FLASHMLA",),
     (_MLA + "flashmla.FlashMLABackend",),
-    _MLA + "flashmla.FlashMLAMetadataBuilder",
+    FLASHMLA_BUILDER,
 )
 _UNIFIED = _BACKENDS + "rocm_aiter_unified_attn.RocmAiterUnifiedAttentionBackend"
 _TRITON_MLA = _MLA + "triton_mla.TritonMLABackend"
