@@ -15,6 +15,7 @@ from overlay.on_disk import files, journal, lock, recovery
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.changes import Rebuilt, Request, to_adopt, to_apply, to_revert
 from overlay.on_disk.journal import Journal, Member, Partner, reading
+from overlay.on_disk.members import held, in_order
 from overlay.on_disk.recovery import Part
 from overlay.on_disk.site import Site, unwritable
 from overlay.on_disk.writes import Intent
@@ -222,16 +223,16 @@ def carry_out(works: Sequence[Work], timeout: float = lock.TIMEOUT) -> tuple[Out
     recovered: str | None = None
     try:
         with ExitStack() as readers:
-            for member in recovery.in_order(members):
+            for member in in_order(members):
                 readers.enter_context(reading(member.root, timeout, member.package))
             unfinished = any(journal.pending(*member) for member in members)
             if not unfinished:
                 intents = {each: _worked_out(Site(*each), computes[each]) for each in members}
         if unfinished or any(intent.writes for intent in intents.values()):
-            with recovery.held(members, timeout) as party:
+            with held(members, timeout) as party:
                 # Another command may have died after the shared locks were released.
                 recovered = recovery.recover_locked(party)
-                sites = {each: Site(*each) for each in recovery.in_order(members)}
+                sites = {each: Site(*each) for each in in_order(members)}
                 intents = {each: _worked_out(sites[each], computes[each]) for each in sites}
                 execute([(sites[each], intents[each]) for each in sites if intents[each].writes])
     except (TransactionError, LedgerError) as error:
