@@ -18,7 +18,7 @@ from .capabilities import (
     Backend,
     backend_row,
 )
-from .coupling import coupling
+from .coupling import LOW_LATENCY_EXCHANGES, coupling
 from .drafter import Drafter, drafter_of
 from .graph_backend import GraphBackend
 from .policy import NO_CAPTURE, Facts
@@ -50,7 +50,7 @@ def early_facts(proposer: Any, backend: GraphBackend) -> Facts:
         and getattr(proposer, "draft_uses_xdrope_dim", 0) > 0,
         adapted_layers=adapters.kept(proposer),
         coupling=coupling(proposer),
-        low_latency_exchange=str(parallel.all2all_backend) in upstream.LOW_LATENCY_EXCHANGES,
+        low_latency_exchange=str(parallel.all2all_backend) in LOW_LATENCY_EXCHANGES,
         decode_context_parallel_size=int(parallel.decode_context_parallel_size),
         prefill_context_parallel_size=int(parallel.prefill_context_parallel_size),
         sequence_parallel=upstream.sequence_parallel(config),
