@@ -115,6 +115,8 @@ class Replay:
         reason = self._not_uniform(reqs, tokens, cad, mm_embed_inputs) or self._mismatch(
             k, cad, target_hidden_states
         )
+        first: DraftKey | None
+        later: DraftKey | None
         if agreed is not None:
             first, later = self._checked(agreed, reason, reqs, k, sampled)
         else:
