@@ -74,13 +74,13 @@ class Backend:
     builder: the class of its metadata builder, likewise.
     where: the test or file that shows it.
     kernel: which of several kernels the builder or the layers have chosen; empty where there is
-        one, see `upstream.attention_kernel`.
+        one, see `facts.attention_kernel`.
     platforms: names of those on which it exists. The weaker evidence of the two counts.
     releases: first and last release of vLLM in which these classes are found.
     kept: granted without a switch although no GPU has shown it; the log says so.
     why: why it is refused, and what to do; empty where it is not.
     asks_threshold: whether requests longer than the builder's `reorder_batch_threshold` are
-        prefills, which are planned on the host.
+        prefills, which are planned on the host; `facts.prefill_backends` knows what else asks.
     """
 
     names: tuple[str, ...]
@@ -181,20 +181,25 @@ UNKNOWN = Platform("unknown", (), "refused", "", why="the platform is not known"
 _BACKENDS = "vllm.v1.attention.backends."
 _MLA = _BACKENDS + "mla."
 _MUSA = "vllm_musa.v1.attention.backends."
+#: Builders of backends with several kernels.
+FLASH_ATTN_BUILDER = _BACKENDS + "flash_attn.FlashAttentionMetadataBuilder"
+FLASHINFER_BUILDER = _BACKENDS + "flashinfer.FlashInferMetadataBuilder"
+FLASHMLA_BUILDER = _MLA + "flashmla.FlashMLAMetadataBuilder"
+
 _FLASH_ATTN = (
     ("FLASH_ATTN",),
     (_BACKENDS + "flash_attn.FlashAttentionBackend",),
-    _BACKENDS + "flash_attn.FlashAttentionMetadataBuilder",
+    FLASH_ATTN_BUILDER,
 )
 _FLASHINFER = (
     ("FLASHINFER",),
     (_BACKENDS + "flashinfer.FlashInferBackend",),
-    _BACKENDS + "flashinfer.FlashInferMetadataBuilder",
+    FLASHINFER_BUILDER,
 )
 _FLASHMLA = (
     ("FLASHMLA",),
     (_MLA + "flashmla.FlashMLABackend",),
-    _MLA + "flashmla.FlashMLAMetadataBuilder",
+    FLASHMLA_BUILDER,
 )
 _UNIFIED = _BACKENDS + "rocm_aiter_unified_attn.RocmAiterUnifiedAttentionBackend"
 _TRITON_MLA = _MLA + "triton_mla.TritonMLABackend"
@@ -287,7 +292,7 @@ GRANTED = (
         _BACKEND_TWIN,
         platforms=("rocm",),
         roles=_NO_WHOLE,
-        asks_threshold=False,  # its `build_for_drafting` takes all requests for decodes
+        asks_threshold=False,  # its `build_for_drafting` takes nearly all requests for decodes
     ),
 )
 
