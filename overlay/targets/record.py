@@ -78,8 +78,8 @@ def owns(raw: bytes, package: Package = VLLM) -> bool:
 
 def packages_in(record: bytes) -> tuple[str, ...]:
     """The names of the packages that a RECORD lists, in order."""
-    paths = (row.path for row in _rows(record) if row.path.count("/") == 1)
-    return tuple(sorted(p.partition("/")[0] for p in paths if p.endswith("/__init__.py")))
+    paths = (path for path, _, _ in _fields(record) if path.endswith("/__init__.py"))
+    return tuple(sorted(path.partition("/")[0] for path in paths if path.count("/") == 1))
 
 
 def release_part(record: bytes, package: Package = VLLM) -> bytes:

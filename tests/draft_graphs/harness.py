@@ -74,11 +74,14 @@ class Plan:
     """One engine: an `EngineSpec` as a dictionary, and its runs.
 
     :ivar kernel_block: tokens in a block of the attention kernel; None for those of the manager.
+    :ivar zero_null_block: whether the null block holds zeros at each call, as on a GPU. On CPU
+        linear attention leaves states there, which are no numbers to an attention layer.
     """
 
     spec: dict[str, Any]
     runs: list[Run]
     kernel_block: int | None = None
+    zero_null_block: bool = False
 
 
 @dataclass
@@ -171,6 +174,7 @@ class Engine:
         graph_safe_attention.KERNEL_BLOCK_SIZES[:] = (
             [plan.kernel_block] if plan.kernel_block else sizes
         )
+        self.zero_null_block = plan.zero_null_block
         use_package(INSTALLED)
         self.backend = RecordedBackend()
         self.backend.install()
@@ -230,7 +234,7 @@ class Engine:
                 slots.copy_(torch.arange(slots.shape[0]) % (16 * int(self.spec.block_size or 16)))
         hooks: Any = sys.modules[f"{PACKAGE}.hooks"]
         stock = hooks.capture_draft_graphs
-        audit = Audit(self.runner, self.backend)
+        audit = Audit(self.runner, self.backend, zero_null_block=self.zero_null_block)
 
         def capture_draft_graphs(runner: Any) -> None:
             with audit.untouched_by_capture():
@@ -399,6 +403,7 @@ def main() -> None:
                 for run in plan["runs"]
             ],
             plan["kernel_block"],
+            plan["zero_null_block"],
         )
         for plan in json.loads(arguments.plan.read_text(encoding="utf-8"))
     ]

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,7 +63,7 @@ def instance(path: str) -> Any:
 class Group:
     """An attention group of the draft, as far as facts go."""
 
-    layer_names = ("draft.0",)
+    layer_names: tuple[str, ...] = ("draft.0",)
 
     def __init__(
         self, name: str = "FLASH_ATTN", cls: str | None = None, *, threshold: int | None = None
@@ -452,9 +453,24 @@ def test_every_builder_is_asked_whether_it_takes_the_first_pass_for_prefills() -
     proposer.draft_attn_groups = [native]
     facts = read(proposer)
     assert facts.no_first == "attention backend FLASHINFER takes K+1 tokens for a prefill"
-    # Its builder takes all requests of a draft for decodes, whatever its threshold.
-    proposer.draft_attn_groups = [Group("ROCM_AITER_FA", threshold=1)]
-    assert read(proposer).no_first is None
+
+
+@pytest.mark.parametrize(
+    ("kernel", "longest", "staged"), [(None, 4, True), (True, 4, True), (True, 3, False)]
+)
+def test_the_builder_of_aiter_takes_drafts_for_decodes_up_to_the_kernels_length(
+    monkeypatch: pytest.MonkeyPatch, kernel: bool | None, longest: int, staged: bool
+) -> None:
+    """In 0.29 to 0.31 longer ones have the real split where the gluon kernel decodes."""
+    proposer, group = make_proposer(), Group("ROCM_AITER_FA", threshold=1)
+    module: Any = ModuleType(type(group.builder).__module__)
+    if kernel is not None:
+        module._pa_gluon_supports = lambda *heads: kernel
+        module._PA_GLUON_MAX_QUERY_LEN = longest
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    vars(group.builder).update(num_heads_q=8, num_heads_kv=1, headdim=128)
+    proposer.draft_attn_groups = [group]
+    assert (read(proposer).no_first is None) == staged
 
 
 FLASHINFER = {"use_trtllm_decode_attention": True, "dcp_world_size": 1, "cache_dtype": "auto"}

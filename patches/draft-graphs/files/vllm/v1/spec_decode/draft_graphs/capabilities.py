@@ -80,7 +80,7 @@ class Backend:
     kept: granted without a switch although no GPU has shown it; the log says so.
     why: why it is refused, and what to do; empty where it is not.
     asks_threshold: whether requests longer than the builder's `reorder_batch_threshold` are
-        prefills, which are planned on the host.
+        prefills, which are planned on the host; `facts.prefill_backends` knows what else asks.
     """
 
     names: tuple[str, ...]
@@ -292,7 +292,7 @@ GRANTED = (
         _BACKEND_TWIN,
         platforms=("rocm",),
         roles=_NO_WHOLE,
-        asks_threshold=False,  # its `build_for_drafting` takes all requests for decodes
+        asks_threshold=False,  # its `build_for_drafting` takes nearly all requests for decodes
     ),
 )
 

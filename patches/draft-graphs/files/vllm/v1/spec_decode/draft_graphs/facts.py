@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,7 @@ from .capabilities import (
     Backend,
     backend_row,
 )
-from .coupling import coupling
+from .coupling import LOW_LATENCY_EXCHANGES, coupling
 from .drafter import Drafter, drafter_of
 from .graph_backend import GraphBackend
 from .policy import NO_CAPTURE, Facts
@@ -49,7 +50,7 @@ def early_facts(proposer: Any, backend: GraphBackend) -> Facts:
         and getattr(proposer, "draft_uses_xdrope_dim", 0) > 0,
         adapted_layers=adapters.kept(proposer),
         coupling=coupling(proposer),
-        low_latency_exchange=str(parallel.all2all_backend) in upstream.LOW_LATENCY_EXCHANGES,
+        low_latency_exchange=str(parallel.all2all_backend) in LOW_LATENCY_EXCHANGES,
         decode_context_parallel_size=int(parallel.decode_context_parallel_size),
         prefill_context_parallel_size=int(parallel.prefill_context_parallel_size),
         sequence_parallel=upstream.sequence_parallel(config),
@@ -127,7 +128,7 @@ def attention_of(proposer: Any, rows: Iterable[Backend], platform: str) -> tuple
     here = [row for row in rows if platform in row.platforms]
     known = {name for row in here for name in row.classes}
     context = proposer.vllm_config.compilation_config.static_forward_context
-    backends = {}
+    backends: dict[Attention, None] = {}
     for group in proposer.draft_attn_groups:
         builder = group.get_metadata_builder()
         layers = [context[name] for name in group.layer_names if name in context]
@@ -148,13 +149,28 @@ def prefill_backends(groups: Iterable[Any], query_len: int, rows: Iterable[Backe
     """Attention backends of the draft that take a request of `query_len` tokens for a prefill.
 
     A prefill is planned on the host, from lengths on the host. A builder without a threshold does
-    not split batches; one whose row says so builds all requests of a draft as decodes.
+    not split batches; one whose row says so has another bound for drafts.
     """
-    unsplit = {row.builder for row in rows if not row.asks_threshold}
-    builders = [(group.backend.get_name(), group.get_metadata_builder()) for group in groups]
-    return sorted(
-        name
-        for name, builder in builders
-        if upstream.class_path(builder) not in unsplit
-        and (getattr(builder, "reorder_batch_threshold", None) or query_len) < query_len
-    )
+    own = {row.builder for row in rows if not row.asks_threshold}
+    prefills = []
+    for group in groups:
+        builder = group.get_metadata_builder()
+        if upstream.class_path(builder) in own:
+            threshold = _longest_draft(builder)
+        else:
+            threshold = getattr(builder, "reorder_batch_threshold", None)
+        if (threshold or query_len) < query_len:
+            prefills.append(group.backend.get_name())
+    return sorted(prefills)
+
+
+def _longest_draft(builder: Any) -> int | None:
+    """Tokens of a request beyond which ROCM_AITER_FA builds a draft's metadata on the host.
+
+    None where it never does: before 0.29, from 0.32 on, and where the gluon kernel does not decode.
+    """
+    module: Any = sys.modules.get(type(builder).__module__)
+    supports = getattr(module, "_pa_gluon_supports", None)
+    if supports is None or not supports(builder.num_heads_q, builder.num_heads_kv, builder.headdim):
+        return None
+    return int(module._PA_GLUON_MAX_QUERY_LEN)
