@@ -192,9 +192,25 @@ def adopt(
     :param timeout: seconds to wait for other commands.
     :raises TransactionError: if a file is not as the plan wants it, or nothing can be written.
     """
-    request = Request(plan, tuple(features), release, record_file)
-    work = Work(root, package, lambda site: to_adopt(site, request, tuple(folders)))
+    work = adopting(
+        root, plan, features, folders, release=release, record_file=record_file, package=package
+    )
     return carry_out([work], timeout)[0]
+
+
+def adopting(
+    root: Path,
+    plan: Plan,
+    features: Sequence[Feature],
+    folders: Sequence[str],
+    *,
+    release: str,
+    record_file: Path | None = None,
+    package: Package = VLLM,
+) -> Work:
+    """The work of ``adopt``, as a part of a transaction over several packages."""
+    request = Request(plan, tuple(features), release, record_file)
+    return Work(root, package, lambda site: to_adopt(site, request, tuple(folders)))
 
 
 class Work(NamedTuple):

@@ -96,11 +96,13 @@ def test_the_paths_are_read_off_every_file_that_names_one(tmp_path: Path) -> Non
 def test_the_shipped_features_name_all_that_a_plan_reads() -> None:
     """So a warm process reads each file once."""
     from overlay.features.folder import load
+    from overlay.features.model import of_package
     from overlay.features.sources import fingerprint
+    from overlay.package import VLLM
 
     named = Named("vllm")
     fingerprint([str(shipped_folder())], named.see)
-    features = load([shipped_folder()])
+    features = of_package(load([shipped_folder()]), VLLM)
     patched = {v.patch.path for feature in features for t in feature.topics for v in t.variants}
     tested = {test.path for feature in features for test in feature.upstream_tests}
     added = {module.path for feature in features for module in feature.added}
