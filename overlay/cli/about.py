@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from overlay.cli.group import COMMANDS, cli
+from overlay.cli.group import cli, unknown
 from overlay.cli.options import Answer, common_options, patches_of
 
 
@@ -78,13 +78,5 @@ def help_(context: click.Context, command: str | None) -> str:
         return root.get_help()
     known = cli.get_command(context, command)
     if known is None:
-        raise click.UsageError(_unknown(command), root)
+        raise click.UsageError(unknown(command), root)
     return known.get_help(click.Context(known, info_name=command, parent=root))
-
-
-def _unknown(command: str) -> str:
-    from difflib import get_close_matches
-
-    close = get_close_matches(command, COMMANDS)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    return f"No such command {command!r}.{hint}"

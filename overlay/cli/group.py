@@ -71,6 +71,18 @@ class _Commands(click.Group):
             command.short_help = entry.summary
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that the arguments name.
+
+        :raises click.UsageError: if there is none, with the name that was probably meant.
+        """
+        named = args[0].isidentifier() and not ctx.resilient_parsing
+        if named and self.get_command(ctx, args[0]) is None:
+            raise click.UsageError(unknown(args[0]), ctx)
+        return super().resolve_command(ctx, args)
+
     def format_commands(
         self,
         ctx: click.Context,  # noqa: ARG002 - click's signature
@@ -79,6 +91,15 @@ class _Commands(click.Group):
         """Write the overview; click would import every command for its first sentence."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
+
+
+def unknown(command: str) -> str:
+    """The error of a command that does not exist, with the name that was probably meant."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(command, COMMANDS)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"No such command {command!r}.{hint}"
 
 
 @click.group(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from overlay.commands.request import resolve_writable
+from overlay.commands.request import ended, writable, writing_to_none
 from overlay.commands.status import of_files
 from overlay.commands.target_report import only, with_notices
 from overlay.commands.unrecorded import is_changed, prove
@@ -16,17 +16,19 @@ from overlay.features.model import of_package
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.journal import reading
-from overlay.on_disk.recovery import recover
 from overlay.report.changes import AdoptReport
 from overlay.report.outcomes import adopted
+from overlay.report.wording import together
 from overlay.targets.target import public
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from overlay.commands.request import Request
     from overlay.commands.unrecorded import Unrecorded
     from overlay.features.model import Feature
+    from overlay.report.model import TargetReport
     from overlay.targets.target import Target
 
 
@@ -37,27 +39,45 @@ def adopt(request: Request, name: str | None = None) -> AdoptReport:
     :raises UsageError: if the target is a file or a release.
     :raises OverlayError: if the features or the target cannot be read or written.
     """
-    target, root = resolve_writable(request, name, "adopt")
-    features = of_package(request.load(), target.package)
-    said = recover(root, package=target.package)
-    proven = None if _has_ledger(target, root) else _proven(features, target)
-    wrote = False
-    if proven is not None:
-        outcome = commit.adopt(
-            root,
-            proven.plan,
-            proven.features,
-            proven.folders,
+    scene = writable(request, name, "adopt")
+    said = ended(scene.targets)
+    with writing_to_none(scene.targets):
+        proven = [_to_adopt(scene.features, target) for target in scene.targets]
+    works = [
+        commit.adopting(
+            target.root,
+            entry.plan,
+            entry.features,
+            entry.folders,
             release=public(target) or target.vllm or "unknown",
             record_file=target.record_file,
             package=target.package,
         )
-        wrote = outcome.wrote
-    answer = of_files(target, features)
-    if proven is not None:
-        answer = only(answer, proven.features)
-    answer = with_notices(answer, [said] if said else [])
-    return AdoptReport(adopted(answer, wrote=wrote), answer)
+        for target, entry in zip(scene.targets, proven, strict=True)
+        if entry is not None and target.root is not None
+    ]
+    outcomes = commit.carry_out(works) if works else ()
+    wrote = {work.package for work, done in zip(works, outcomes, strict=True) if done.wrote}
+    answers: list[TargetReport] = []
+    verdicts = []
+    for target, entry in zip(scene.targets, proven, strict=True):
+        answer = of_files(target, scene.features)
+        if entry is not None:
+            answer = only(answer, entry.features)
+        if said and not answers:
+            answer = with_notices(answer, [said])
+        answers.append(answer)
+        verdicts.append(adopted(answer, wrote=target.package in wrote))
+    first, *others = answers
+    return AdoptReport(together(verdicts), first, others=tuple(others))
+
+
+def _to_adopt(features: Sequence[Feature], target: Target) -> Unrecorded | None:
+    """What can be taken over of one package; ``None`` where there is nothing."""
+    assert target.root is not None
+    if _has_ledger(target, target.root):
+        return None
+    return _proven(of_package(features, target.package), target)
 
 
 def _has_ledger(target: Target, root: Path) -> bool:

@@ -105,7 +105,7 @@ def _attempt(job: _Job, said: str | None) -> ApplyReport:
         if target.root is not None
     ]
     outcomes = commit.carry_out(works)
-    _keep_receipts(scene.targets)
+    _keep_receipt(scene.targets)
     everything = [
         by_ledger(target, scene.features) or examine(target, scene.features).report
         for target in scene.targets
@@ -187,13 +187,7 @@ def _without(report: TargetReport, ids: Container[str]) -> list[FeatureResult]:
     return [entry for entry in report.features if entry.feature not in ids]
 
 
-def _keep_receipts(targets: Sequence[Target]) -> None:
-    """Let the next process of this environment read what it will find, and plan nothing."""
-    for target in targets:
-        _keep_receipt(target)
-
-
-def _keep_receipt(target: Target) -> None:
+def _keep_receipt(targets: Sequence[Target]) -> None:
     """Let the next process of this environment read what it will find, and plan nothing."""
     from overlay import settings
     from overlay.on_disk.process_decision import keep_applied
@@ -202,7 +196,7 @@ def _keep_receipt(target: Target) -> None:
         switches = settings.read()
     except UsageError:
         return  # no process would start with such a variable
-    keep_applied(target, switches)
+    keep_applied(targets, switches)
 
 
 def _overruled(target: TargetReport, verdict: Verdict) -> Verdict:

@@ -42,24 +42,38 @@ def doctor(request: Request) -> DoctorReport:
         model_runner=diagnosis.model_runner(target),
         notes=tuple(notes),
     )
-    return DoctorReport(diagnosed(problems), installed, processes, page, tuple(problems))
+    first, others = (installed[0], installed[1:]) if installed else (None, ())
+    conclusion = diagnosed(problems)
+    return DoctorReport(conclusion, first, processes, page, tuple(problems), others)
 
 
-def _installed(request: Request, target: Target | None, problems: list[str]) -> TargetReport | None:
-    """The state of the installed vLLM; what needs the user there is added to ``problems``."""
+def _installed(
+    request: Request, target: Target | None, problems: list[str]
+) -> tuple[TargetReport, ...]:
+    """The state of vLLM and of each other package that is there and has features.
+
+    :param problems: takes what needs the user.
+    """
     if target is None:
-        return None
+        return ()
     from overlay.commands.status import of_files
+    from overlay.features.model import packages_of
+    from overlay.package import VLLM
+    from overlay.targets.resolution import ABSENT, resolve_each
 
+    answers: list[TargetReport] = []
     try:
         features = request.load()
-        answer = of_files(target, features)
+        answers.append(of_files(target, features))
+        further = [package for package in packages_of(features) if package != VLLM]
+        if further:
+            answers += [of_files(each, features) for each in resolve_each(None, further)]
+    except ABSENT:
+        pass  # features for a package that is not installed have nothing to do
     except OverlayError as error:
         problems.append(str(error))
-        return None
-    if bad := attention(answer):
-        problems.append(bad)
-    return answer
+    problems += [bad for answer in answers if (bad := attention(answer))]
+    return tuple(answers)
 
 
 def _processes(

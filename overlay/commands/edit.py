@@ -59,7 +59,7 @@ def begin(
         release, or something other than its session lies in that folder.
     :raises OverlayError: if the features or the release cannot be read.
     """
-    features = request.load()
+    features = request.authored()
     feature = _named(features, id_)
     patches = _writable(feature)
     wanted = release_to_edit(release, feature)
@@ -135,7 +135,7 @@ def commit(request: Request, folder: Path, progress: Progress | None = None) -> 
     request = request._replace(patches=(*request.patches, *named_folders(session)))
     if not session.features[id_]:
         return commit_new(request, session, id_, progress)
-    features = request.load()
+    features = request.authored()
     feature = _named(features, id_)
     release = Version(session.release)
     if session.untouched():

@@ -91,7 +91,7 @@ def _at_hand(request: Request) -> tuple[Feature, ...]:
     """Every feature; the folder that is written to comes last, and may not be there yet."""
     there = [each for each in request.patches if os.path.lexists(Path(each).expanduser())]
     missing = [each for each in request.patches[:-1] if each not in there]
-    return request._replace(patches=(*missing, *there)).load()
+    return request._replace(patches=(*missing, *there)).authored()
 
 
 def _behind(feature: Feature, id_: str, patches: Path) -> bool:

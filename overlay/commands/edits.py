@@ -98,7 +98,7 @@ def survey(
     # The folder that is written to comes last, and may not be there yet.
     if request.patches and not os.path.lexists(request.folders[-1]):
         request = request._replace(patches=request.patches[:-1])
-    features = request.load()
+    features = request.authored()
     surveyed = Workshop(target, release, ledger, pristine, edits, features, request.folders)
     return _with_patched(surveyed) if any(edit.written for edit in edits) else surveyed
 

@@ -61,7 +61,7 @@ def port(
             f"{place}: expected no such folder, found a session of an earlier port: end it with "
             f"`overlay port --continue {place}` or `overlay port --abort {place}`"
         )
-    features = request.load()
+    features = request.authored()
     meant = request.select(features)
     if not request.features:
         # Those of an installed overlay change with its next version, and whoever names folders of
@@ -85,7 +85,7 @@ def port(
     folder = None
     ids = {port.feature.id for port in waits if port.release == asked[0]}
     if ids and place is not None:
-        features = request.load() if written else features  # as they are now
+        features = request.authored() if written else features  # as they are now
         again = [
             porter.port(feature, asked[0], features[:index])
             for index, feature in enumerate(features)

@@ -47,7 +47,7 @@ class Resolving:
         self.session: PortSession = load(find(folder))
         named = tuple(dict.fromkeys((*request.patches, *self.session.patches)))
         self.request = request._replace(patches=named)
-        self.features: tuple[Feature, ...] = self.request.load()
+        self.features: tuple[Feature, ...] = self.request.authored()
         at_hand = {feature.id: feature for feature in self.features}
         check_there(self.session, at_hand)
         if not trusting:
@@ -197,7 +197,7 @@ def _ended(resolving: Resolving, ports: Sequence[FeaturePort]) -> PortReport:
     """The report of a session that wrote its ports, with the releases that are left between."""
     entries = tuple(replace(described(port), written=True) for port in ports)
     ids = {port.feature.id for port in ports}
-    now = resolving.request.load()
+    now = resolving.request.authored()
     holes = [
         (feature.id, hole.release)
         for feature in now

@@ -54,12 +54,12 @@ def prune(
     if write:
         settle(folder)
     names = _served(oldest)
-    features = request.load()
+    features = request.authored()
     served = [_with_files(feature, folder) for feature in features]
     texts = ReleaseTexts(KNOWN_RELEASES, lambda release: resolve(release, progress=progress))
     proposals = Pruner(texts, names, Memo()).propose(served)
     if write and proposals:
-        if [feature.source for feature in request.load()] != [each.source for each in features]:
+        if [feature.source for feature in request.authored()] != [each.source for each in features]:
             raise OverlayError(f"{folder}: it was changed meanwhile; run the command again")
         _carry_out(folder, proposals)
     shown = tuple(

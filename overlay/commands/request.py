@@ -134,6 +134,23 @@ class Request(NamedTuple):
 
         return load(self.folders)
 
+    def authored(self) -> tuple[Feature, ...]:
+        """The features for vLLM, with which the commands that write patches work.
+
+        :raises UsageError: if ``--feature`` names one for another package.
+        """
+        from overlay.features.model import of_package
+        from overlay.package import VLLM
+
+        features = self.load()
+        for feature in features:
+            if feature.package != VLLM and feature.id in self.features:
+                raise UsageError(
+                    f"--feature {feature.id}: expected a feature for vLLM, found one for "
+                    f"{feature.package.title}, whose patches are written by hand"
+                )
+        return of_package(features, VLLM)
+
     def select(self, features: tuple[Feature, ...]) -> tuple[Feature, ...]:
         """The features that are meant, in their own order.
 

@@ -24,6 +24,7 @@ class Activation(NamedTuple):
         patched code is on disk, or may be; ``None`` otherwise.
     :ivar inputs: path -> sha256 of the files on which the decision rests, beside the ledger and the
         patches folders; ``None`` where it rests on something else, too, and must not be kept.
+    :ivar others: import name and root of each package beside vLLM that features are for.
     """
 
     way: str
@@ -38,6 +39,7 @@ class Activation(NamedTuple):
     impossible: str | None = None
     off_summary: str | None = None
     inputs: Mapping[str, str | None] | None = None
+    others: tuple[tuple[str, str], ...] = ()
 
     @property
     def left_out(self) -> tuple[FeatureStanding, ...]:

@@ -7,7 +7,7 @@ and what it planned is handed to the import hook."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from overlay.errors import OverlayError, TransactionError, UsageError
@@ -19,7 +19,6 @@ from overlay.on_disk.process_decision import (
     from_disk,
     needless,
 )
-from overlay.package import VLLM
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from overlay.in_memory.import_hook import Observer
     from overlay.in_memory.preparation import Planned
     from overlay.on_disk.ledger import Ledger
+    from overlay.package import Package
     from overlay.settings import Switches
     from overlay.targets.target import Target
 
@@ -35,26 +35,59 @@ class RequiredMissing(OverlayError, RuntimeError):
     """A required feature cannot run in this process; it must not start."""
 
 
-def activate(target: Target, switches: Switches, observer: Observer) -> Activation:
+def activate(targets: Sequence[Target], switches: Switches, observer: Observer) -> Activation:
     """Bring about what ``switches`` ask for in this process.
 
     A feature that something prevents is left out as a whole, with the reason.
 
-    :param target: the vLLM that is running; it has a root.
+    :param targets: the vLLM that is running, then the other packages that features are for; each
+        has a root.
     :param observer: hears what the import hook executes, and what another hook loads in its place.
     :raises RequiredMissing: if a required feature cannot run here.
     :raises UsageError: if a patches folder is not there.
     """
     wanted = _wanted(switches)
     try:
-        activation = _activated(target, switches, wanted, observer)
+        parts = [_activated(target, switches, wanted, observer) for target in targets]
+        activation = _together(parts, targets, switches)
     except UsageError:
         raise
     except OverlayError as error:
-        activation = impossible(str(error), switches, target)
+        # What one package has already would be half of what was asked for.
+        hook = sys.modules.get("overlay.in_memory.import_hook")
+        if hook is not None:
+            hook.uninstall(sys.meta_path)
+        activation = impossible(str(error), switches, targets[0])
     _refuse_missing(activation, wanted)
     active = {feature.id for feature in activation.features if feature.active}
     return activation._replace(required=bool(active and ("all" in wanted or active & wanted)))
+
+
+def _together(
+    parts: Sequence[Activation], targets: Sequence[Target], switches: Switches
+) -> Activation:
+    """What a process runs, from what it runs of each package; one digest over all of it."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    features = tuple(feature for part in parts for feature in part.features)
+    ways = {part.way for part in parts} - {"none"}
+    inputs: dict[str, str | None] | None = {}
+    for part, target in zip(parts, targets, strict=True):
+        if part.inputs is None or inputs is None:
+            inputs = None
+        else:  # the paths of another package are below a root of its own
+            inputs |= {str(target.root) + "/" + path: each for path, each in part.inputs.items()}
+    return first._replace(
+        way=ways.pop() if len(ways) == 1 else "both" if ways else "none",
+        features=features,
+        digest=digest(features, switches.all),
+        scopes={name: scopes for part in parts for name, scopes in part.scopes.items()},
+        modules=tuple(sorted(name for part in parts for name in part.modules)),
+        warnings=tuple(dict.fromkeys(text for part in parts for text in part.warnings)),
+        inputs=inputs,
+        others=tuple((target.package.name, str(target.root)) for target in targets[1:]),
+    )
 
 
 def impossible(why: str, switches: Switches, target: Target | None = None) -> Activation:
@@ -84,7 +117,8 @@ def _activated(
 ) -> Activation:
     assert target.root is not None  # an importable vLLM lies in a folder
     # What reads a ledger is imported only where the overlay has left something.
-    ledger = _ledger(target.root) if (target.root / VLLM.state_folder).exists() else None
+    kept = (target.root / target.package.state_folder).exists()
+    ledger = _ledger(target.root, target.package) if kept else None
     features: list[FeatureStanding] = []
     activation = Activation("none", target.vllm or "unknown", str(target.root), (), "")
     if ledger is not None and ledger.applied:
@@ -123,15 +157,15 @@ def _activated(
     return activation._replace(features=tuple(features), digest=digest(features, switches.all))
 
 
-def _ledger(root: Path) -> Ledger | None:
+def _ledger(root: Path, package: Package) -> Ledger | None:
     from overlay.on_disk import ledger as ledgers
 
-    if (root / VLLM.journal_path).exists():
+    if (root / package.journal_path).exists():
         raise TransactionError(
             f"an apply or revert in {root} is running or was interrupted; run `overlay apply` or "
             "`overlay revert`, either of which finishes or undoes it first, and start again"
         )
-    return ledgers.load(root)
+    return ledgers.load(root, package)
 
 
 def _in_memory(

@@ -13,30 +13,29 @@ if TYPE_CHECKING:
     from overlay.package import Tree
     from overlay.targets.target import Target
 
-# No data classes, and nothing compiled ahead: a process without features would pay for it, too.
-_PATCHED = rb"(?m)^\+\+\+ (?:b/)?(vllm/[^\t\r\n]+)"
-
-_TESTED = rb"""["'](vllm/[^"'\r\n]+)["']"""
-
-_ADDED = r"(?:^|/)files/(vllm/.+)$"
-
 
 class Named:
-    """The paths that features name, read off their files without parsing them.
+    """The paths of a package that features name, read off their files without parsing them.
 
     A path in an unusual form is not seen; ``Recording`` sees it when the plan reads the file.
+
+    :param package: its import name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, package: str) -> None:
         self.paths: set[str] = set()
+        # No data classes, and nothing compiled ahead: a process without features pays for it, too.
+        self._patched = rf"(?m)^\+\+\+ (?:b/)?({package}/[^\t\r\n]+)".encode()
+        self._tested = rf"""["']({package}/[^"'\r\n]+)["']""".encode()
+        self._added = rf"(?:^|/)files/({package}/.+)$"
 
     def see(self, name: str, data: bytes) -> None:
         """Look at one file of a patches folder."""
         if name.endswith(".patch"):
-            self._found(re.findall(_PATCHED, data))
+            self._found(re.findall(self._patched, data))
         elif name.endswith("feature.toml"):
-            self._found(re.findall(_TESTED, data))
-        elif found := re.search(_ADDED, name):
+            self._found(re.findall(self._tested, data))
+        elif found := re.search(self._added, name):
             self.paths.add(found[1])
 
     def _found(self, paths: Iterable[bytes]) -> None:

@@ -207,7 +207,7 @@ class PatchedLoader(importlib.abc.InspectLoader):
 class PatchFinder(importlib.abc.MetaPathFinder):
     """Finds the modules of one store entry.
 
-    :param root: the folder that holds ``vllm/``; a module found elsewhere is refused.
+    :param root: the folder that holds the package; a module found elsewhere is refused.
     :param required: names of the modules that must not run their pristine code.
     """
 
@@ -294,7 +294,7 @@ class PatchFinder(importlib.abc.MetaPathFinder):
         if origin is None or Path(origin).resolve() != (self.root / stored.path).resolve():
             raise HookError(
                 f"vllm-overlay: {fullname} would be imported from {origin}, "
-                f"expected {self.root / stored.path}; two vLLMs on the path?"
+                f"expected {self.root / stored.path}; is the package on the path twice?"
             )
         try:
             present = sha256(Path(origin).read_bytes())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -136,7 +137,43 @@ def _activation(asked: settings.Switches, process: RunningProcess) -> Activation
         target = running_vllm()
     except TargetError as error:  # in an archive, frozen, or nothing that could be patched
         return impossible(str(error), asked)
-    return activate(target, asked, process)
+    try:
+        others = further_packages(asked)
+    except TargetError as error:  # as for vLLM: half of what was asked for is not brought about
+        return impossible(str(error), asked, target)
+    return activate((target, *others), asked, process)
+
+
+def further_packages(asked: settings.Switches) -> tuple[Target, ...]:
+    """The packages beside vLLM that features are for, as this process would import them.
+
+    A package that is not there is passed over.
+
+    :raises TargetError: if one is there and cannot be patched.
+    """
+    from overlay.on_disk.patch_folders import further_packages, patches_folders
+    from overlay.package import package_named
+    from overlay.targets.folder import build
+    from overlay.targets.installed import NotInstalled, editable_version, resolve_installed
+
+    found = []
+    for name in further_packages(patches_folders(asked)):
+        try:
+            package = package_named(name)
+        except ValueError:
+            continue  # loading the feature says so
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if isinstance(file, str) and os.path.isfile(file):
+            place = Path(os.path.dirname(os.path.abspath(file)))
+            root = Path(os.path.realpath(place)).parent
+            version = partial(editable_version, root, sys.path, package)
+            found.append(build(place, str(root), fallback=version, package=package))
+            continue
+        try:
+            found.append(resolve_installed(package))
+        except NotInstalled:
+            continue
+    return tuple(found)
 
 
 def _off(environment: Environment) -> Activation:

@@ -25,6 +25,7 @@ from overlay.in_memory import module_cache as store
 from overlay.in_memory.file_hashes import Named, Recording, as_it_stands
 from overlay.in_memory.module_cache import module_name
 from overlay.on_disk.patch_folders import NOT_ASKED, patches_folders
+from overlay.package import VLLM
 from overlay.processes import records
 from overlay.results import State
 from overlay.settings import require_known
@@ -183,7 +184,8 @@ def _rows(facts: Mapping[str, object], name: str) -> list[Any]:
 
 def _entry(plans: Plans, without: frozenset[str]) -> tuple[store.Entry, tuple[str, ...]]:
     target, switches = plans.target, plans.switches
-    named = Named()
+    package = target.package
+    named = Named(package.name)
     patch_set = fingerprint((str(folder) for folder in patches_folders(switches)), named.see)
     pristine = named.hashes(target)
     key = store.entry_key(
@@ -196,6 +198,7 @@ def _entry(plans: Plans, without: frozenset[str]) -> tuple[store.Entry, tuple[st
         patch_set,
         *(owner_problem(folder) or "" for folder in switches.patches),
         json.dumps(pristine, sort_keys=True),
+        *(() if package == VLLM else (package.name,)),
     )
     warnings: list[str] = []
     for place in _places():
@@ -261,10 +264,11 @@ def _planned(
         vars(_describe(feature, results[feature.id], feature in chosen, feature in plans.asked))
         for feature in plans.features
     ]
-    rows += [
-        vars(_describe_malformed(malformed, plans.switches.allows(malformed.id)))
-        for malformed in plans.loaded.malformed
-    ]
+    if plans.target.package == VLLM:  # whichever package they are for, they are told of once
+        rows += [
+            vars(_describe_malformed(malformed, plans.switches.allows(malformed.id)))
+            for malformed in plans.loaded.malformed
+        ]
     texts = {
         change.path: (change.after, None if change.before is None else sha256(change.before))
         for change in final.changes

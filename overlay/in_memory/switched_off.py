@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 from overlay import settings
 from overlay.errors import OverlayError
 from overlay.in_memory.activation import Activation
-from overlay.package import VLLM
+from overlay.package import VLLM, package_named
 
 
 def activation(off: Activation, root: Path, environment: MutableMapping[str, str]) -> Activation:
-    """What ``OVERLAY=off`` comes to in the vLLM of ``root``.
+    """What ``OVERLAY=off`` comes to in the vLLM of ``root``, and the packages beside it.
 
     The plugin cannot take patched code off the disk while vLLM starts, but each feature may declare
     a switch that turns its effect off; these are set in ``environment`` before vLLM reads them.
 
     :param off: an activation without features.
     """
-    if not (root / VLLM.state_folder).exists():
-        return off
-    from overlay.on_disk import ledger as ledgers
-
     try:
-        ledger = ledgers.load(root)
+        applied = _applied(root, environment)
     except OverlayError as error:
         text = f"OVERLAY=off, but patched code may be on disk ({error}); run `overlay status`"
         return off._replace(warnings=(text,), off_summary="off (OVERLAY=off)")
-    applied = () if ledger is None else tuple(each.result.feature for each in ledger.applied)
     if not applied:
         return off
     set_off, without = _turn_off(applied, environment)
@@ -43,6 +38,26 @@ def activation(off: Activation, root: Path, environment: MutableMapping[str, str
         warnings=(f"{text}. `overlay revert` takes the code away",),
         off_summary=summary,
     )
+
+
+def _applied(root: Path, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The ids of the features that are applied to vLLM and to the other packages.
+
+    :raises OverlayError: if a ledger cannot be read.
+    """
+    from overlay.on_disk.patch_folders import patches_folders
+    from overlay.on_disk.process_decision import further_roots
+
+    folders = patches_folders(settings.read(_folders_only(environment)))
+    applied: tuple[str, ...] = ()
+    for name, place in {VLLM.name: root, **further_roots(folders)}.items():
+        if not (place / f".{name}-overlay").exists():
+            continue
+        from overlay.on_disk import ledger as ledgers
+
+        ledger = ledgers.load(place, package_named(name))
+        applied += () if ledger is None else tuple(e.result.feature for e in ledger.applied)
+    return applied
 
 
 def _turn_off(
@@ -70,5 +85,5 @@ def _turn_off(
     return set_off, without
 
 
-def _folders_only(environment: MutableMapping[str, str]) -> dict[str, str]:
+def _folders_only(environment: Mapping[str, str]) -> dict[str, str]:
     return {"OVERLAY_PATCHES": environment.get("OVERLAY_PATCHES", "")}

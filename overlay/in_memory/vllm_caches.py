@@ -44,8 +44,11 @@ _MODEL_CODE = (
 
 
 def concerned(modules: Iterable[str]) -> bool:
-    """Whether any of the patched modules can change what those caches hold."""
-    return any(name.startswith(_MODEL_CODE) for name in modules)
+    """Whether any of the patched modules can change what those caches hold.
+
+    Of a module of another package nothing is known, so it can.
+    """
+    return any(name.startswith(_MODEL_CODE) or not name.startswith("vllm.") for name in modules)
 
 
 def keep_apart(key: str, required: bool = False) -> None:

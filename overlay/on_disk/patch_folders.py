@@ -59,28 +59,37 @@ def needless(
 def package_in(feature: Path) -> str:
     """The name of the package that a feature's folder says it patches; ``vllm`` where it says none.
 
-    Looks into the text first, since each process asks, and parses few of them.  What is malformed
-    is vLLM's: loading the feature reports it.
+    Looks into the text first, since each process asks, and parses only what has an unusual form.
+    What is malformed is vLLM's: loading the feature reports it.
     """
-    import sys
-
-    from overlay.package import VLLM, package_problem
-
     try:
         data = read_regular(feature / "feature.toml", follow=False) or b""
     except OSError:
-        return VLLM.name
-    if b"package" not in data:
-        return VLLM.name
-    if sys.version_info >= (3, 11):
-        import tomllib
+        return "vllm"
+    lines = [line for line in data.splitlines() if _names(line, b"package")]
+    if not lines:
+        return "vllm"
+    name: object = None
+    plain = len(lines) == 1 and lines[0].count(b'"') == 2 and b"\\" not in lines[0]
+    if plain and b'"""' not in data and b"'''" not in data:  # so it is no line of a text
+        name = lines[0].split(b'"')[1].decode("utf-8", "replace")
     else:
-        import tomli as tomllib
-    try:
-        name = tomllib.loads(data.decode("utf-8-sig")).get("package", VLLM.name)
-    except (ValueError, RecursionError):
-        return VLLM.name
-    return name if isinstance(name, str) and package_problem(name) is None else VLLM.name
+        import sys
+
+        if sys.version_info >= (3, 11):
+            import tomllib
+        else:
+            import tomli as tomllib
+        try:
+            name = tomllib.loads(data.decode("utf-8-sig")).get("package", "vllm")
+        except (ValueError, RecursionError):
+            return "vllm"
+    return name if isinstance(name, str) and name.isidentifier() else "vllm"
+
+
+def further_packages(folders: Iterable[Path]) -> tuple[str, ...]:
+    """The names of the packages other than vLLM that features in folders patch, sorted."""
+    return tuple(sorted({package_in(Path(path)) for _, path in _features(folders)} - {"vllm"}))
 
 
 def _features(folders: Iterable[Path]) -> Iterator[tuple[str, str]]:
@@ -122,7 +131,7 @@ def required_features(switches: Switches) -> frozenset[str]:
                 text = read_regular(document, follow=False) or b""
             except OSError:
                 continue  # loading the feature says what is wrong with it
-            if any(map(_names_required, text.splitlines())):
+            if any(_names(line, b"required") for line in text.splitlines()):
                 from overlay.features.folder import load_all
 
                 loaded = load_all([folder])
@@ -132,6 +141,6 @@ def required_features(switches: Switches) -> frozenset[str]:
     return frozenset(found)
 
 
-def _names_required(line: bytes) -> bool:
-    """Whether a line of a feature.toml may set ``required``."""
-    return line.partition(b"=")[0].strip(b" \t\"'") == b"required"
+def _names(line: bytes, key: bytes) -> bool:
+    """Whether a line of a feature.toml may set a key."""
+    return line.partition(b"=")[0].strip(b" \t\"'") == key

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -60,6 +60,7 @@ class Kept(NamedTuple):
     """A decision as a receipt keeps it; none of a process that patches modules in memory.
 
     :ivar way: ``disk``, or ``none`` where no feature is active.
+    :ivar vllm: the version of vLLM; :ivar root: the folder that holds it.
     :ivar required: whether vLLM must not start without one of the features that are active.
     :ivar switches: those that features declare, with the fields of ``features.switches.Switch``.
     """
@@ -122,9 +123,39 @@ def needless(target: Target, ledger: Ledger, switches: Switches) -> list[Feature
     return standings
 
 
+def further_roots(folders: Iterable[Path]) -> dict[str, Path]:
+    """The packages beside vLLM that features are for and that this Python would import.
+
+    Nothing is imported: the module that is there tells, or else whoever would find it.
+
+    :param folders: the patches folders.
+    :returns: import name -> the folder that holds the package, by name.
+    """
+    from overlay.on_disk.patch_folders import further_packages
+
+    roots = {}
+    for name in further_packages(folders):
+        origin = getattr(sys.modules.get(name), "__file__", None) or _origin(name)
+        if isinstance(origin, str) and os.path.basename(origin) == "__init__.py":
+            roots[name] = Path(os.path.realpath(os.path.dirname(origin))).parent
+    return roots
+
+
+def _origin(name: str) -> str | None:
+    """The file that the import of a package would begin with; ``None`` where there is none."""
+    from importlib.util import find_spec
+
+    try:
+        spec = find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        return None
+    return None if spec is None else spec.origin
+
+
 class Question:
     """What a process asks its receipt: the decision with these variables on the vLLM of a root.
 
+    :ivar others: import name -> root of each package beside it that features are for.
     :raises OverlayError: if this installation lacks the shipped patches.
     :raises RuntimeError: if there is no home folder, and so no cache.
     """
@@ -135,9 +166,11 @@ class Question:
 
         self.root = root
         self.folders = [os.path.abspath(folder) for folder in patches_folders(asked)]
+        self.others = further_roots(map(Path, self.folders))
         own = {name: value for name, value in asked.all.items() if name not in asked.further}
         self._cache = cache_folder() / "receipts"
-        self._name = receipt.name_of(str(root), {**own, "OVERLAY": asked.mode}, self.folders)
+        roots = [str(root), *(f"{name} {place}" for name, place in self.others.items())]
+        self._name = receipt.name_of(roots, {**own, "OVERLAY": asked.mode}, self.folders)
 
     @property
     def is_answered(self) -> bool:
@@ -159,18 +192,23 @@ class Question:
 
         :returns: ``None`` where it cannot be read, or no file says which release it is.
         """
-        from overlay.package import VLLM
+        from overlay.package import VLLM, package_named
 
-        state = [self.root / VLLM.ledger_path, self.root / VLLM.journal_path]
-        versions = [self.root / "vllm/_version.py", *self._metadata()]
+        files: list[Path] = []
+        told = []
+        packages = {VLLM: self.root}
+        packages |= {package_named(name): root for name, root in self.others.items()}
+        for package, root in packages.items():
+            stem = package.distribution.replace("-", "_")
+            metadata = sorted(root.glob(f"{stem}*.dist-info/METADATA"))
+            told.append([root / package.name / "_version.py", *metadata])
+            files += [root / package.ledger_path, root / package.journal_path, *told[-1]]
         try:
-            evidence = receipt.Evidence(map(str, (*state, *versions)), self.folders)
+            evidence = receipt.Evidence(map(str, files), self.folders)
         except OSError:
             return None
-        return evidence if any(evidence.files[str(path)] for path in versions) else None
-
-    def _metadata(self) -> list[Path]:
-        return sorted(self.root.glob("vllm*.dist-info/METADATA"))
+        known = all(any(evidence.files[str(path)] for path in paths) for paths in told)
+        return evidence if known else None
 
     def keep(
         self, decision: Kept, inputs: Mapping[str, str | None], evidence: receipt.Evidence
@@ -179,57 +217,69 @@ class Question:
 
         A cache that cannot be written costs the next process its time, and nothing else.
 
-        :param inputs: path below the root -> sha256 of what was read, ``None`` for no file.
+        :param inputs: path, below vLLM's root or absolute -> sha256 of what was read, ``None`` for
+            no file.
         """
         files = {str(self.root / path): known for path, known in inputs.items()}
         with contextlib.suppress(OSError, OverlayError):
             receipt.write(self._cache, self._name, _encoded(decision), files, evidence)
 
 
-def keep_applied(target: Target, switches: Switches) -> None:
-    """Write the receipt of the process that starts next in a target that was patched.
+def keep_applied(targets: Sequence[Target], switches: Switches) -> None:
+    """Write the receipt of the process that starts next in packages that were patched.
 
-    There is one only where this Python would import that vLLM, and where what is on disk is all
-    that a process needs: else the process has to decide for itself.
+    There is one only where this Python would import just these, vLLM among them, and where what is
+    on disk is all that a process needs: else the process has to decide for itself.
 
     :param switches: the environment's, as the next process will have them.
     """
-    if target.root is None or switches.mode == "off" or not _importable(target.root):
+    roots = {target.package.name: target.root for target in targets}
+    root = roots.pop("vllm", None)
+    if root is None or switches.mode == "off" or not _importable(root):
         return
     try:
-        question = Question(switches, target.root)
+        question = Question(switches, root)
+        if question.others != roots:
+            return
         evidence = None if question.is_answered else question.evidence()
         if evidence is not None:
-            _keep_applied(question, evidence, target, switches)
+            _keep_applied(question, evidence, targets, switches)
     except (OverlayError, RuntimeError, OSError):
         return  # the next process meets the same problem, and says so
 
 
 def _keep_applied(
-    question: Question, evidence: receipt.Evidence, target: Target, switches: Switches
+    question: Question, evidence: receipt.Evidence, targets: Sequence[Target], switches: Switches
 ) -> None:
     from overlay.on_disk import ledger as ledgers
     from overlay.on_disk.patch_folders import required_features
 
-    ledger = ledgers.load(question.root)
-    if ledger is None or not ledger.applied:
-        return
-    features, blocked = from_disk(target, ledger)
-    rest = needless(target, ledger, switches) if switches.mode == "auto" else []
+    features: list[FeatureStanding] = []
+    inputs: dict[str, str | None] = {}
+    for target in targets:
+        assert target.root is not None
+        ledger = ledgers.load(target.root, target.package)
+        if ledger is None or not ledger.applied:
+            return
+        own, blocked = from_disk(target, ledger)
+        rest = needless(target, ledger, switches) if switches.mode == "auto" else []
+        if not own or blocked or rest is None:
+            return
+        features += [*own, *rest]
+        inputs |= {str(target.root / entry.path): entry.after for entry in ledger.entries}
     wanted = switches.present | required_features(switches)
-    active = {feature.id for feature in features}
-    if not features or blocked or rest is None or wanted - active:
+    if wanted - {feature.id for feature in features if feature.active}:
         return
+    vllm = next(target for target in targets if target.package.name == "vllm")
     decision = Kept(
         way="disk",
-        vllm=target.vllm or "unknown",
-        root=str(target.root),
-        features=(*features, *rest),
+        vllm=vllm.vllm or "unknown",
+        root=str(vllm.root),
+        features=tuple(features),
         warnings=(),
         required=bool(wanted),
         switches=declared_switches(switches),
     )
-    inputs = {entry.path: entry.after for entry in ledger.entries}
     question.keep(decision, inputs, evidence)
 
 

@@ -42,10 +42,10 @@ _SETTLED = 50_000_000
 _MAX_BYTES = 1 << 20
 
 
-def name_of(root: str, variables: Mapping[str, str], folders: Sequence[str]) -> str:
+def name_of(roots: Sequence[str], variables: Mapping[str, str], folders: Sequence[str]) -> str:
     """The name of a receipt: a sha256 over all that decides, but for the contents of files.
 
-    :param root: the folder that holds ``vllm/``.
+    :param roots: the folder that holds ``vllm/``, then the other packages with theirs.
     :param variables: those of the plugin itself; switches of features are checked one by one.
     :param folders: absolute paths of the patches folders, in order.
     """
@@ -53,7 +53,7 @@ def name_of(root: str, variables: Mapping[str, str], folders: Sequence[str]) -> 
         "schema": _SCHEMA,
         "overlay": [overlay.__version__, *_code(os.path.dirname(overlay.__file__))],
         "python": [sys.hexversion, sys.implementation.name, sys.flags.optimize],
-        "root": root,
+        "roots": list(roots),
         "variables": dict(variables),
         "folders": list(folders),
     }

@@ -15,6 +15,7 @@ from overlay.on_disk import files, journal, lock, recovery
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.changes import Rebuilt, Request, to_adopt, to_apply, to_revert
 from overlay.on_disk.journal import Journal, Member, Partner, reading
+from overlay.on_disk.members import held, in_order
 from overlay.on_disk.recovery import Part
 from overlay.on_disk.site import Site, unwritable
 from overlay.on_disk.writes import Intent
@@ -191,9 +192,25 @@ def adopt(
     :param timeout: seconds to wait for other commands.
     :raises TransactionError: if a file is not as the plan wants it, or nothing can be written.
     """
-    request = Request(plan, tuple(features), release, record_file)
-    work = Work(root, package, lambda site: to_adopt(site, request, tuple(folders)))
+    work = adopting(
+        root, plan, features, folders, release=release, record_file=record_file, package=package
+    )
     return carry_out([work], timeout)[0]
+
+
+def adopting(
+    root: Path,
+    plan: Plan,
+    features: Sequence[Feature],
+    folders: Sequence[str],
+    *,
+    release: str,
+    record_file: Path | None = None,
+    package: Package = VLLM,
+) -> Work:
+    """The work of ``adopt``, as a part of a transaction over several packages."""
+    request = Request(plan, tuple(features), release, record_file)
+    return Work(root, package, lambda site: to_adopt(site, request, tuple(folders)))
 
 
 class Work(NamedTuple):
@@ -222,16 +239,16 @@ def carry_out(works: Sequence[Work], timeout: float = lock.TIMEOUT) -> tuple[Out
     recovered: str | None = None
     try:
         with ExitStack() as readers:
-            for member in recovery.in_order(members):
+            for member in in_order(members):
                 readers.enter_context(reading(member.root, timeout, member.package))
             unfinished = any(journal.pending(*member) for member in members)
             if not unfinished:
                 intents = {each: _worked_out(Site(*each), computes[each]) for each in members}
         if unfinished or any(intent.writes for intent in intents.values()):
-            with recovery.held(members, timeout) as party:
+            with held(members, timeout) as party:
                 # Another command may have died after the shared locks were released.
                 recovered = recovery.recover_locked(party)
-                sites = {each: Site(*each) for each in recovery.in_order(members)}
+                sites = {each: Site(*each) for each in in_order(members)}
                 intents = {each: _worked_out(sites[each], computes[each]) for each in sites}
                 execute([(sites[each], intents[each]) for each in sites if intents[each].writes])
     except (TransactionError, LedgerError) as error:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from packaging.version import Version
 
@@ -22,9 +21,10 @@ from overlay.features.model import (
 )
 from overlay.package import ReleaseRange, Tree
 from overlay.planning import advice
-from overlay.planning.attempt import Attempt, Texts, attempt
+from overlay.planning.attempt import Attempt, attempt
 from overlay.planning.provenance import Provenance
 from overlay.planning.scopes import Syntax, UnparsableError
+from overlay.planning.sequence import Series, Step
 from overlay.planning.text import TextError
 from overlay.planning.upstream import Evidence, build_of, evidence, taken
 from overlay.results import (
@@ -56,9 +56,7 @@ def plan(
     :param syntax: answers about texts; default: worked out here.
     :returns: a plan whose ``changes`` are empty unless no feature needs attention.
     """
-    planner = _Planner(
-        _Sequence(pristine, syntax or Syntax()), release, Provenance(pristine, record)
-    )
+    planner = _Planner(Series(pristine, syntax or Syntax()), release, Provenance(pristine, record))
     for feature in features:
         planner.add(feature)
     return planner.finish()
@@ -86,40 +84,8 @@ class _Draft:
         return FeatureResult(self.feature.id, state, tuple(self.files), reason, self.untested)
 
 
-class _Step(NamedTuple):
-    """One patch or added module in the sequence: which it is, and what it left of its file."""
-
-    feature: int
-    file: int
-    label: str
-    after: bytes
-
-
-class _Sequence:
-    """The files of a tree, and what the steps so far make of them."""
-
-    def __init__(self, tree: Tree, syntax: Syntax) -> None:
-        self._tree = tree
-        self.texts = Texts(syntax)
-        self._pristine: dict[str, bytes | None] = {}
-        self.steps: dict[str, list[_Step]] = {}
-
-    def pristine(self, path: str) -> bytes | None:
-        """The bytes of the tree's own file."""
-        if path not in self._pristine:
-            self._pristine[path] = self._tree.read(path)
-        return self._pristine[path]
-
-    def current(self, path: str) -> bytes | None:
-        """The bytes that the steps so far leave."""
-        steps = self.steps.get(path)
-        return steps[-1].after if steps else self.pristine(path)
-
-
 class _Planner:
-    def __init__(
-        self, sequence: _Sequence, release: Version | None, provenance: Provenance
-    ) -> None:
+    def __init__(self, sequence: Series, release: Version | None, provenance: Provenance) -> None:
         self.sequence, self.release, self.provenance = sequence, release, provenance
         self.texts = sequence.texts
         self.drafts: list[_Draft] = []
@@ -276,25 +242,25 @@ class _Planner:
         draft.untested = True
         draft.notes.append(f"{why}; untested, judged by content")
 
-    def _best(self, draft: _Draft, topic: Topic) -> tuple[Attempt, list[_Step]]:
+    def _best(self, draft: _Draft, topic: Topic) -> tuple[Attempt, list[Step]]:
         """The variant that fits: all of it pristine, all of it there, or the nearest."""
         variants = _by_distance(topic, self.release)
         attempts = [self._attempt(draft, v.patch) for v in variants if not v.patch.retired]
         order = {State.PRISTINE: 0, State.UPSTREAMED: 1}
 
-        def misfit(tried: tuple[Attempt, list[_Step]]) -> tuple[int, int]:
+        def misfit(tried: tuple[Attempt, list[Step]]) -> tuple[int, int]:
             result = tried[0].result
             wrong = sum(hunk.state.needs_attention for hunk in result.hunks)
             return order.get(result.state, 2), wrong
 
         return min(attempts, key=misfit)
 
-    def _attempt(self, draft: _Draft, patch: Patch) -> tuple[Attempt, list[_Step]]:
+    def _attempt(self, draft: _Draft, patch: Patch) -> tuple[Attempt, list[Step]]:
         """Try a patch on its file as it is now; nothing is kept.
 
         :returns: the attempt, and the steps that it clashes with.
         """
-        clashes: list[_Step] = []
+        clashes: list[Step] = []
 
         def judge(hunk: Hunk, data: bytes) -> HunkResult:
             result = self._judge(draft, patch, hunk, data, clashes)
@@ -305,7 +271,7 @@ class _Planner:
         return attempt(patch, data, self.texts, judge, missing_step), clashes
 
     def _judge(
-        self, draft: _Draft, patch: Patch, hunk: Hunk, data: bytes, clashes: list[_Step]
+        self, draft: _Draft, patch: Patch, hunk: Hunk, data: bytes, clashes: list[Step]
     ) -> HunkResult:
         """The state of one hunk, the release's own text and earlier steps told apart."""
         shown = taken(hunk, self._scope_lines(patch.path, hunk.scope))
@@ -351,10 +317,10 @@ class _Planner:
     def _keep(self, draft: _Draft, label: str, attempt: Attempt) -> None:
         draft.files.append(attempt.result)
         if attempt.after is not None:
-            step = _Step(len(self.drafts) - 1, len(draft.files) - 1, label, attempt.after)
+            step = Step(len(self.drafts) - 1, len(draft.files) - 1, label, attempt.after)
             self.sequence.steps.setdefault(attempt.result.path, []).append(step)
 
-    def _clash_reason(self, step: _Step, draft: _Draft, patch: str | None) -> Reason:
+    def _clash_reason(self, step: Step, draft: _Draft, patch: str | None) -> Reason:
         other = self.drafts[step.feature].feature.id
         mine = f"{draft.feature.id} ({patch})" if patch else draft.feature.id
         return Reason(
@@ -362,7 +328,7 @@ class _Planner:
             "leave one of them out, or make one patch of both",
         )
 
-    def _clash(self, step: _Step, path: str, patch: str | None, draft: _Draft) -> FileResult:
+    def _clash(self, step: Step, path: str, patch: str | None, draft: _Draft) -> FileResult:
         """Refuse the earlier step too; gives the later one's result."""
         reason = self._clash_reason(step, draft, patch)
         files = self.drafts[step.feature].files

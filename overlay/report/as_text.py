@@ -1,4 +1,7 @@
-"""``Report`` -> lines for people to read.  Nothing here prints; ``overlay.report.lines`` does."""
+"""Turn a report into lines for people; nothing here prints, ``overlay.report.lines`` does.
+
+A module of its own, small as it is: the layout of targets is imported only where a report has any.
+"""
 
 from __future__ import annotations
 

@@ -150,6 +150,7 @@ class DoctorReport(Report):
     :ivar installed: the vLLM that this Python would import; ``None`` where there is none.
     :ivar processes: the running vLLM processes of this user.
     :ivar problems: what needs the user, one sentence each.
+    :ivar others: the other packages there that features are for.
     """
 
     _command: ClassVar[str] = "doctor"
@@ -157,11 +158,12 @@ class DoctorReport(Report):
     processes: tuple[LiveProcess, ...]
     page: Page
     problems: tuple[str, ...]
+    others: tuple[TargetReport, ...] = ()
 
     @property
     def targets(self) -> tuple[TargetReport, ...]:
-        """The installed vLLM, if there is one."""
-        return () if self.installed is None else (self.installed,)
+        """The installed vLLM, if there is one, and the other packages."""
+        return () if self.installed is None else (self.installed, *self.others)
 
     def first_lines(self) -> Iterator[Line]:
         """The page, section by section."""

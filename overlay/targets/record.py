@@ -6,6 +6,7 @@ import base64
 import binascii
 import csv
 import io
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -76,10 +77,15 @@ def owns(raw: bytes, package: Package = VLLM) -> bool:
     return raw.startswith(row) or b"\n" + row in raw
 
 
+def may_list_packages(record: bytes) -> int:
+    """The most packages that a RECORD can list; cheaper than ``packages_in``, and never too low."""
+    return len(re.findall(rb'(?:^|[\r\n])[^/\r\n]*/__init__\.py"?(?=[,\r\n]|$)', record))
+
+
 def packages_in(record: bytes) -> tuple[str, ...]:
     """The names of the packages that a RECORD lists, in order."""
-    paths = (row.path for row in _rows(record) if row.path.count("/") == 1)
-    return tuple(sorted(p.partition("/")[0] for p in paths if p.endswith("/__init__.py")))
+    paths = (path for path, _, _ in _fields(record) if path.endswith("/__init__.py"))
+    return tuple(sorted(path.partition("/")[0] for path in paths if path.count("/") == 1))
 
 
 def release_part(record: bytes, package: Package = VLLM) -> bytes:

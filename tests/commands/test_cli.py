@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import click
 import pytest
 
 from overlay import __version__
+from overlay.cli.group import COMMANDS
+from overlay.cli.group import cli as group
 from tests.support import fake_vllm
 from tests.support.cli import ADDED, CAPTURE, PROPOSER, RUNNER, Cli, digest, drift, edit
 from tests.support.patches import write_feature
@@ -279,3 +282,22 @@ def test_every_help_has_an_example(cli: Cli, command: str) -> None:
 
 def test_version(cli: Cli) -> None:
     assert cli("--version").out == f"overlay {__version__}\n"
+
+
+def test_a_misspelt_command_is_answered_with_the_one_that_was_meant(cli: Cli) -> None:
+    for words in (("chekc",), ("help", "chekc")):
+        result = cli(*words)
+        assert result.exit == 2
+        assert "No such command 'chekc'. Did you mean 'check'?" in result.err
+    assert "Did you mean" not in cli("frobnicate").err
+
+
+def test_the_overview_has_every_command_with_its_own_first_sentence(cli: Cli) -> None:
+    overview = cli("--help").out
+    for name, entry in COMMANDS.items():
+        assert f"  {name} " in overview
+        command = group.get_command(click.Context(group), name)
+        assert command is not None
+        assert command.name == name
+        assert command.short_help == entry.summary
+    assert set(group.commands) == set(COMMANDS)

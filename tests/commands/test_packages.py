@@ -309,3 +309,43 @@ def test_list_shows_packages(cli: Cli) -> None:
     (only,) = cli("list", "--package", "vllm-ascend", "--json").json["features"]
     assert only["feature"] == "lengths"
     assert cli("list", "--package", "1x").exit == 2
+
+
+def test_patches_without_a_ledger_are_adopted_in_both(cli: Cli, both: Path) -> None:
+    before = snapshot(both)
+    assert cli("apply", both).exit == 0
+    patched = snapshot(both)
+    for name in (".vllm-overlay", ".vllm_ascend-overlay"):
+        shutil.rmtree(both / name)
+    assert states(cli("status", both, "--json"))[ASCEND] == {"lengths": "partial"}
+    done = cli("adopt", both)
+    assert done.exit == 0
+    assert "vLLM 0.26.0" in done.last
+    assert "vllm-ascend 0.23.0.post1" in done.last
+    assert snapshot(both) == patched
+    assert "othing to adopt" in cli("adopt", both).last
+    assert cli("revert", both).exit == 0
+    assert snapshot(both) == before
+
+
+def test_a_ledger_that_is_lost_in_one_package(cli: Cli, both: Path) -> None:
+    before = snapshot(both)
+    assert cli("apply", both).exit == 0
+    (both / ".vllm_ascend-overlay/ledger.json").write_bytes(b"{")
+    assert cli("status", both).exit == 2
+    assert cli("revert", both).exit == 0
+    assert snapshot(both) == before
+
+
+def test_doctor_knows_of_both(cli: Cli, apart: tuple[Path, Path]) -> None:
+    told = cli("doctor", "--json").json["targets"]
+    assert [target["package"] for target in told] == ["vllm", ASCEND]
+
+
+def test_commands_that_write_patches_leave_other_packages_alone(cli: Cli, site: Path) -> None:
+    feature_for(cli.team, ASCEND, RANGE, "lengths")
+    refused = cli("port", "lengths", "0.33.0", "--patches", cli.team)
+    assert refused.exit == 2
+    assert "found one for vllm-ascend, whose patches are written by hand" in (
+        refused.err + refused.out
+    )

@@ -12,8 +12,9 @@ from overlay.targets import fetch as fetching
 from overlay.targets import http, pip_config
 from overlay.targets.pip_config import IndexConfig
 from tests.commands.test_import import SCHEMA
+from tests.commands.test_packages import feature_for
 from tests.support import fake_vllm
-from tests.support.cli import Cli
+from tests.support.cli import Cli, Result
 from tests.support.fake_index import FakeIndex, serve
 from tests.support.patches import write_feature
 
@@ -133,3 +134,82 @@ def test_another_reason_is_an_error_with_its_line(cli: Cli) -> None:
     result = cli("list", "--patches", cli.team)
     assert result.exit == 2
     assert "feature.toml:1: reason: expected one of waiting, local, never" in result.err
+
+
+# ---- another package
+
+ASCEND = ("0.20.2rc1", "0.23.0", "0.23.0.post1", "0.30.0rc2", "0.30.0", "0.31.0.dev1", "0.31.0rc1")
+
+
+@pytest.fixture
+def ascend(cli: Cli, index: FakeIndex, tmp_path: Path) -> FakeIndex:
+    """The same index with releases of vllm-ascend, and a feature for it."""
+    feature_for(cli.shipped, "vllm_ascend", "0.20.2rc1..0.30.0rc2", "lengths")
+    for number, version in enumerate(ASCEND):
+        build = fake_vllm.wheel if number % 2 else fake_vllm.sdist
+        index.add(build(tmp_path, version, distribution="vllm-ascend", package="vllm_ascend"))
+    return index
+
+
+def checked(result: Result) -> list[tuple[str, str, bool]]:
+    """Each target with its state, and whether it is untested."""
+    return [
+        (target["target"], target["state"], target["features"][0].get("untested", False))
+        for target in result.json["targets"]
+    ]
+
+
+def test_a_release_of_another_package(cli: Cli, ascend: FakeIndex) -> None:
+    for name in ("vllm-ascend==0.23.0.post1", "vllm_ascend == 0.23.0.post1"):
+        (target,) = cli("check", name, "--json").json["targets"]
+        assert (target["package"], target["vllm"]) == ("vllm_ascend", "0.23.0.post1")
+        assert target["state"] == "pristine"
+    fetched = ascend.asked("vllm_ascend-0.23.0.post1.tar.gz")
+    assert fetched == 1  # the second time it comes from the cache
+    assert cli("check", "vllm==0.33.0", "--json").json["targets"][0]["package"] == "vllm"
+    assert cli("check", "vllm-ascend==0.99.0").exit == 2
+    written = cli("apply", "vllm-ascend==0.23.0")
+    assert written.exit == 2
+    assert "which apply cannot write to" in written.err + written.out
+
+
+@pytest.mark.parametrize("option", [(), ("--feature", "lengths")])
+def test_releases_of_another_package(cli: Cli, ascend: FakeIndex, option: tuple[str, ...]) -> None:
+    prefix = "" if option else "vllm-ascend=="
+    ranged = cli("check", "--releases", f"{prefix}0.23.0..0.30.0", "--json", *option)
+    assert ranged.exit == 2  # of the releases that are known most are not on this index
+    some = cli("check", "--releases", f"{prefix}0.23.0,{prefix}0.30.0rc2", "--json", *option)
+    assert checked(some) == [
+        ("vllm-ascend==0.23.0", "pristine", False),
+        ("vllm-ascend==0.30.0rc2", "pristine", False),
+    ]
+    new = cli("check", "--releases", f"{prefix}new", "--json", *option)
+    assert checked(new) == [
+        ("vllm-ascend==0.30.0", "pristine", True),
+        ("vllm-ascend==0.31.0rc1", "pristine", True),
+    ]
+    both = cli("check", "--releases", "vllm==0.33.0,vllm-ascend==0.23.0", "--json")
+    assert [target["package"] for target in both.json["targets"]] == ["vllm", "vllm_ascend"]
+
+
+def test_list_names_the_releases_of_another_package(cli: Cli, ascend: FakeIndex) -> None:
+    answer = cli("list", "--releases", "--package", "vllm-ascend", "--json").json
+    jsonschema.Draft202012Validator(SCHEMA).validate(answer)
+    assert [(entry["release"], entry["known"]) for entry in answer["releases"]] == [
+        *(("0.20.2rc1", True), ("0.23.0", True), ("0.23.0.post1", True), ("0.30.0rc2", True)),
+        *(("0.30.0", False), ("0.31.0rc1", False)),
+    ]
+    assert [entry["feature"] for entry in answer["features"]] == ["lengths"]
+    pre = cli("list", "--releases", "--package", "vllm-ascend", "--pre", "--json").json
+    assert "0.31.0.dev1" in [entry["release"] for entry in pre["releases"]]
+    assert "0.23.0.post1" not in cli("list", "--releases").out
+
+
+def test_what_releases_cannot_be_named(cli: Cli, index: FakeIndex) -> None:
+    for text in (
+        "transformers==all",
+        "vllm-ascend==0.24.0..0.23.0",
+        "1x==all",
+        "vllm==0.20.0rc1..0.33.0",
+    ):
+        assert cli("check", "--releases", text).exit == 2, text

@@ -17,8 +17,9 @@ import yaml
 
 from overlay.cache import cache_folder
 from overlay.features.folder import load
-from overlay.features.model import paths_of
+from overlay.features.model import of_package, paths_of
 from overlay.features.sources import shipped_folder
+from overlay.package import VLLM
 from overlay.targets.resolution import resolve
 from tests.support import fake_vllm
 from tests.support.cli import digest
@@ -55,7 +56,7 @@ class Night:
     def publish(self, version: str, changed: dict[str, bytes | None] | None = None) -> None:
         """A release with the files of ``BASE`` that patches speak of, and with changes."""
         target = resolve(BASE)
-        paths = {PATH, *paths_of(load([shipped_folder()]))}
+        paths = {PATH, *paths_of(of_package(load([shipped_folder()]), VLLM))}
         extra: dict[str, bytes | None] = {path: target.read(path) for path in sorted(paths)}
         self.index.add(fake_vllm.sdist(self.folder, version, {**extra, **(changed or {})}))
 

@@ -27,13 +27,18 @@ class AuditFailed(AssertionError):
 class Audit:
     """Wraps the two entries of one proposer's draft graphs, and counts what passes through.
 
+    zero_null_block: as in `harness.Plan`.
+
     used: calls that graphs answered, by "entry requests". declined: calls that they left to
     upstream's code; missed: those of them that a captured graph could have held. replays: by
     "role size". model_calls: of the draft model's Python in all; python_calls: of those, the
     ones inside the entries.
     """
 
-    def __init__(self, runner: Any, backend: RecordedBackend) -> None:
+    def __init__(
+        self, runner: Any, backend: RecordedBackend, *, zero_null_block: bool = False
+    ) -> None:
+        self.zero_null_block = zero_null_block
         self.runner, self.backend, self.proposer = runner, backend, runner.drafter
         self.used: Counter[str] = Counter()
         self.declined: Counter[str] = Counter()
@@ -99,6 +104,9 @@ class Audit:
             common = kwargs["common_attn_metadata"]
             live = common.batch_size()
             allowed = self._slots(entry, kwargs)
+            if self.zero_null_block:
+                for cache in self._caches:
+                    cache[0].zero_()
             before = [cache.clone() for cache in self._caches]
             foreign = {name: tensor.clone() for name, tensor in self._foreign(kwargs)}
             if self._junk is not None:

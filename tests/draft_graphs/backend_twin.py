@@ -207,6 +207,9 @@ def make_builder(name: str, config: VllmConfig, k: int) -> Any:
         set_up_flashinfer(builder, module, name)
     else:
         builder._build_asm_kv_scale_tables = lambda: None  # of an FP8 cache
+        # Which kernel decodes, in 0.29 to 0.31: gluon has the real split for batches of all kinds.
+        vars(builder).update(num_heads_q=8, num_heads_kv=1, headdim=128)
+        module._pa_gluon_supports = lambda *heads: False
     return builder
 
 

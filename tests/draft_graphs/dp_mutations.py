@@ -117,17 +117,6 @@ DP_MUTATIONS = (
         "graph double",
     ),
     DpMutation(
-        "nobody looks at the layers of the draft model",
-        "defect 9",
-        one("facts.py", "early_facts", "coupling=...", "coupling=type(coupling(proposer))()"),
-        "lockstep",
-        reaches=True,
-        ends=(
-            ("in propose", "ranks exchange by different counts"),
-            ("in execute_dummy_batch", "ranks exchange by different counts"),
-        ),
-    ),
-    DpMutation(
         "an idle rank's dummy passes find the slots of its last drafts",
         "defect 11",
         one(

@@ -103,19 +103,23 @@ class DpOutcome(harness.Outcome):
 class DpEngine(harness.Engine):
     """One rank's engine.
 
-    Unlike its base it captures in the same way in every run: what the target captures is a matter
-    of all ranks.
+    Unlike its base it captures in the same way whether a run has a mutation or not: what the target
+    captures is a matter of all ranks. It captures for the first run, and where a rank is without
+    draft graphs, whose dummy passes write through the slots that were left last.
     """
 
     rank = 0
     trace = ""
+    target_captured = False
 
     def abort(self) -> None:
         """Keep where it was; to abort requests, the other ranks would have to join in."""
         self.trace = traceback.format_exc()
 
     def capture(self, run: harness.Run, outcome: harness.Outcome) -> Any:
-        return super().capture(replace(run, mutation=()), outcome)
+        captured = self.target_captured and "off" not in self.dp_run.modes
+        self.target_captured = True
+        return super().capture(replace(run, mutation=(), draft_only=captured), outcome)
 
     def make_graphs(self, run: harness.Run, scratch: Path) -> None:
         from tests.draft_graphs import dp_collectives

@@ -53,6 +53,7 @@ class Run:
     :ivar profile_fails: whether no graph can be captured for vLLM's profile of their memory.
     :ivar tunes: whether the draft model reads a value at its first call of each size, as a kernel
         does that tunes itself, or one that is loaded when it is first used.
+    :ivar draft_only: whether the target's graphs are those of an earlier run.
     :ivar until_wrong: whether the first wrong draft ends it, with the error `WrongDraft`.
     """
 
@@ -64,6 +65,7 @@ class Run:
     check: bool = True
     profile_fails: bool = False
     tunes: bool = False
+    draft_only: bool = False
     until_wrong: bool = False
 
 
@@ -72,11 +74,14 @@ class Plan:
     """One engine: an `EngineSpec` as a dictionary, and its runs.
 
     :ivar kernel_block: tokens in a block of the attention kernel; None for those of the manager.
+    :ivar zero_null_block: whether the null block holds zeros at each call, as on a GPU. On CPU
+        linear attention leaves states there, which are no numbers to an attention layer.
     """
 
     spec: dict[str, Any]
     runs: list[Run]
     kernel_block: int | None = None
+    zero_null_block: bool = False
 
 
 @dataclass
@@ -169,6 +174,7 @@ class Engine:
         graph_safe_attention.KERNEL_BLOCK_SIZES[:] = (
             [plan.kernel_block] if plan.kernel_block else sizes
         )
+        self.zero_null_block = plan.zero_null_block
         use_package(INSTALLED)
         self.backend = RecordedBackend()
         self.backend.install()
@@ -228,7 +234,7 @@ class Engine:
                 slots.copy_(torch.arange(slots.shape[0]) % (16 * int(self.spec.block_size or 16)))
         hooks: Any = sys.modules[f"{PACKAGE}.hooks"]
         stock = hooks.capture_draft_graphs
-        audit = Audit(self.runner, self.backend)
+        audit = Audit(self.runner, self.backend, zero_null_block=self.zero_null_block)
 
         def capture_draft_graphs(runner: Any) -> None:
             with audit.untouched_by_capture():
@@ -245,7 +251,7 @@ class Engine:
                         mock.patch.object(self.backend, "capture", side_effect=refusal)
                     )
                 outcome.profiled = hooks.profile_draft_graphs(self.runner)
-            if run.mutation:
+            if run.mutation or run.draft_only:
                 # The target's part, which takes longest, is what it was.
                 hooks.capture_draft_graphs(self.runner)
             else:
@@ -397,6 +403,7 @@ def main() -> None:
                 for run in plan["runs"]
             ],
             plan["kernel_block"],
+            plan["zero_null_block"],
         )
         for plan in json.loads(arguments.plan.read_text(encoding="utf-8"))
     ]

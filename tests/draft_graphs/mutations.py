@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.ascend.mutations import ASCEND_MUTATIONS
 from tests.draft_graphs.capability_mutations import CAPABILITY_MUTATIONS
 from tests.draft_graphs.dp_mutations import DP_MUTATIONS
 from tests.draft_graphs.mutation_table import MUTATIONS
@@ -167,7 +168,9 @@ Each line is a bug that was put into the draft graphs' module, and what showed i
 on CPU with the graph double (`tests/draft_graphs/`). A mutation that nothing shows fails
 `tests/draft_graphs/test_mutations.py`, `test_data_parallel.py` where there are two ranks,
 `test_engine_graphs.py` where it is about adapters or KV-cache groups, `test_builders.py`, or
-`test_same_as_upstream.py` where it is a twin that shows it. A bug is an edit of the syntax of a named
+`test_same_as_upstream.py` where it is a twin that shows it. Those of "Ascend" are bugs of the feature
+`ascend-draft-lengths`, or of how vllm-ascend's graphs are updated, and `tests/ascend/test_twin.py` must
+show them. A bug is an edit of the syntax of a named
 function (`tests/support/code_edits.py`), so that layout and comments do not count. This page is
 written by `mutations.py` beside them.
 
@@ -190,7 +193,7 @@ words say which part of the module it is about. What shows it:
 - *error*: serving failed; *use*: graphs were used for what they must not be;
 - *settings*: ranks that differ started, or one waited for another without end
   (`tests/draft_graphs/test_same_settings.py`);
-- *outputs*: what was joined is not what one batch returns (`tests/dbo_drafts`);
+- *outputs*: what micro-batches get or return is not theirs (`tests/dbo_drafts`);
 - *policy*, *builders*: the test of the policy, or of the metadata builders, without an engine.
 
 | stands for | mutation | shown by |
@@ -233,6 +236,7 @@ def _rows() -> list[tuple[str, str, str]]:
     rows += [(each.stands_for, each.name, "together") for each in TOGETHER_MUTATIONS]
     rows += [(each.stands_for, each.name, "twin") for each in TWIN_MUTATIONS]
     rows += [(each.stands_for, each.name, "builders") for each in BUILDER_MUTATIONS]
+    rows += [(each.stands_for, each.name, each.catcher) for each in ASCEND_MUTATIONS]
     rows += [("ranks", each.name, "settings") for each in SETTINGS_MUTATIONS]
     rows += [("micro-batching", *each) for each in MICRO_BATCH_MUTATIONS]
     rows += [(each.stands_for, each.name, "policy") for each in CAPABILITY_MUTATIONS]
@@ -245,7 +249,7 @@ def _rows() -> list[tuple[str, str, str]]:
 
 def _order(row: tuple[str, str, str]) -> tuple[str, int]:
     kind, _, number = row[0].rpartition(" ")
-    return (kind or f"~{number}", int(number) if kind else 0)
+    return (kind, int(number)) if number.isdigit() else (f"~{row[0]}", 0)
 
 
 def render() -> str:

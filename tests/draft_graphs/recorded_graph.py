@@ -234,6 +234,7 @@ class RecordedGraph:
 
     capturing: ClassVar[RecordedGraph | None] = None
     alive: ClassVar[weakref.WeakSet[RecordedGraph]] = weakref.WeakSet()
+    recorder: ClassVar[type[_Recorder]] = _Recorder
 
     def __init__(
         self,
@@ -268,7 +269,7 @@ class RecordedGraph:
                 torch.no_grad(),
                 torch._C._AutoDispatchBelowAutograd(),
                 _HostEscapes(),
-                _Recorder(self),
+                self.recorder(self),
             ):
                 yield
         except BaseException:
@@ -291,6 +292,15 @@ class RecordedGraph:
 
     def replay(self) -> None:
         """Run what was recorded, on the memory that it was recorded on."""
+        self.check_replay()
+        with torch.no_grad(), _disable_current_modes():
+            self.pool.poison(self)
+            for operation in self.operations:
+                operation.run()
+        self.replays += 1
+
+    def check_replay(self) -> None:
+        """Refuse a replay that would use memory that nobody means any more."""
         if not self.captured or RecordedGraph.capturing is not None:
             raise ReplayRefused(f"{self.name}: not captured, or replayed inside a capture")
         for memory in self.memory.values():
@@ -299,11 +309,6 @@ class RecordedGraph:
                     f"{self.name}: only the graph still owns {memory.describe()}: "
                     "the name was assigned a new tensor after capture"
                 )
-        with torch.no_grad(), _disable_current_modes():
-            self.pool.poison(self)
-            for operation in self.operations:
-                operation.run()
-        self.replays += 1
 
     def reset(self) -> None:
         """Forget the recording, as `CUDAGraph.reset` does."""

@@ -14,12 +14,10 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from overlay.proof.engine_launch import write_models
-from overlay.proof.engine_spec import Request
 from tests.draft_graphs.added_modules import require_fit
 from tests.draft_graphs.dp_client import (
     RANKS,
@@ -32,14 +30,16 @@ from tests.draft_graphs.dp_client import (
 )
 from tests.draft_graphs.dp_mutations import DP_MUTATIONS, DpMutation
 from tests.draft_graphs.dp_rank import DpOutcome, DpRun
+from tests.draft_graphs.dp_runs import (
+    FAILING,
+    K,
+    different_plans,
+    glm_runs,
+    glm_spec,
+    good_runs,
+    soak,
+)
 from tests.draft_graphs.harness_client import expect_graphs, expect_right
-
-K = 3
-#: Rank 0 runs into the largest length, where upstream stops to draft; rank 1 stays below it.
-LONG = ((Request(tuple(range(5, 25)), 105), Request(tuple(range(7, 19)), 40)), busy()[:3])
-
-#: Captures before the one that fails: none; those of the profile and three more; all but the last.
-FAILING = (0, 7, 11)
 
 Ranks = list[dict[str, DpOutcome]]
 
@@ -52,58 +52,33 @@ def moe_models(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return folder
 
 
-def good_runs() -> list[DpRun]:
-    """Runs that must succeed, in one pair of engines."""
-    mostly_first, mostly_second = (busy(), idle()), (idle(), busy())
-    return [
-        dp_run("loop", "loop", requests=mostly_first),
-        dp_run("step", "step", requests=mostly_second),
-        dp_run("off", "off", requests=mostly_first),
-        dp_run("one capture fails", "loop", requests=mostly_second, fails=(1,)),
-        dp_run("one is off", "loop", "off", requests=mostly_first),
-        dp_run("long", "loop", requests=LONG),
-        dp_run("long and off", "off", requests=LONG),
-        *together_runs(),
-    ]
-
-
-def together_runs() -> list[DpRun]:
-    """Runs in which a layer of the draft model exchanges its rows with the other rank."""
-    mostly_first, mostly_second = (busy(), idle()), (idle(), busy())
-
-    def run(name: str, *modes: str, requests: Any = mostly_first, **more: Any) -> DpRun:
-        return dp_run(f"together: {name}", *modes, requests=requests, reaches=True, **more)
-
-    return [
-        run("loop", "loop"),
-        run("step", "step", requests=mostly_second),
-        run("off", "off"),
-        run("both busy", "loop", requests=(busy(), busy(7))),
-        run("long", "loop", requests=LONG),
-        run("one is off", "loop", "off"),
-        run("unforeseen on one rank", "loop", unforeseen=(1,), requests=mostly_second),
-        *(
-            run(f"capture {captures} fails", "loop", fails=(1,), captures=captures)
-            for captures in FAILING
-        ),
-    ]
+@pytest.fixture(scope="module")
+def glm_models(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the target whose MTP layer has experts."""
+    folder = tmp_path_factory.mktemp("glm")
+    write_models(engine_python, folder, "tiny_glm")
+    return folder
 
 
 #: For each mutation that its ranks do not survive its own pair of engines; all others, and what
 #: must succeed, share the pair of this name.
 SHARED = "shared"
+#: The pair whose draft has experts, by the draft's name.
+GLM = "glm-mtphid"
 
 
 @pytest.fixture(scope="module")
 def pairs(
-    patched_python: Path, moe_models: Path
+    patched_python: Path, moe_models: Path, glm_models: Path
 ) -> dict[str, list[dict[str, DpOutcome]] | RanksFailed]:
     alone = [each for each in DP_MUTATIONS if each.alone]
     shared = [*good_runs(), *(run_of(each) for each in DP_MUTATIONS if not each.alone)]
+    shared.append(different_plans())
     plans = [(make_dp_spec(moe_models, "eagle3hid", K), shared)]
     # A wait that nobody ends is what shows these, so it is short.
     plans += [(make_dp_spec(moe_models, "eagle3hid", K, patience=15), [run_of(m)]) for m in alone]
-    names = [SHARED, *(each.name for each in alone)]
+    plans.append((glm_spec(glm_models, GLM), glm_runs()))
+    names = [SHARED, *(each.name for each in alone), GLM]
     return dict(zip(names, run_ranks(patched_python, plans, seconds=420), strict=True))
 
 
@@ -207,7 +182,7 @@ REPLAYED = re.compile(r"first (\d+), (loop \1|step \1, step \1); asked 0")
 UPSTREAM = "; asked 2"
 
 
-@pytest.mark.parametrize("name", ["loop", "step", "both busy", "long"])
+@pytest.mark.parametrize("name", ["loop", "step", "long"])
 class TestRanksThatDraftTogether:
     pytestmark = engine_test
 
@@ -235,6 +210,46 @@ class TestRanksThatDraftTogether:
             assert (outcome.dummy_replays > 0) == (outcome.dummy_batches > 0)
             assert outcome.dummy_writes == []
             assert outcome.python_calls == 0
+
+
+@pytest.mark.parametrize("rank", range(RANKS))
+class TestADraftWithExperts:
+    pytestmark = engine_test
+
+    def test_ranks_replay_the_same_graphs_and_draft_what_the_oracle_does(
+        self, pairs: dict[str, list[dict[str, DpOutcome]] | RanksFailed], rank: int
+    ) -> None:
+        outcome, other = (ranks_of(pairs, GLM)[each]["loop"] for each in (rank, 1 - rank))
+        expect_right(outcome)
+        assert outcome.captured
+        assert outcome.trail == other.trail
+        assert all(REPLAYED.fullmatch(step) or step == UPSTREAM for step in outcome.trail)
+        assert sum(step != UPSTREAM for step in outcome.trail) > len(outcome.trail) // 2
+        assert outcome.dummy_writes == []
+        assert (outcome.dummy_batches > 10) == (rank == 1)
+
+
+@pytest.mark.thorough
+@pytest.mark.engine
+@pytest.mark.slow
+def test_a_long_soak_parts_no_ranks(patched_python: Path, moe_models: Path) -> None:
+    """Both ranks come and go for some hundred steps, with an exchange in every pass."""
+    runs = [
+        dp_run(f"soak {seed}", mode, requests=(soak(seed), soak(seed + 50)), reaches=True)
+        for seed in range(4)
+        for mode in ("loop", "step")
+    ]
+    (outcomes,) = run_ranks(
+        patched_python, [(make_dp_spec(moe_models, "eagle3hid", K), runs)], seconds=1800
+    )
+    if isinstance(outcomes, RanksFailed):
+        raise outcomes
+    for run in runs:
+        first, second = (outcomes[rank][run.name] for rank in range(RANKS))
+        assert first.trail == second.trail
+        for outcome in (first, second):
+            expect_right(outcome)
+            assert outcome.dummy_writes == []
 
 
 class TestRanksThatCannotGoOnTogether:
@@ -268,6 +283,16 @@ class TestRanksThatCannotGoOnTogether:
             expect_right(outcome)
             assert not outcome.captured
             assert set(outcome.trail) == {UPSTREAM}
+
+    def test_ranks_that_would_capture_different_graphs_stop_with_a_table(
+        self, ranks: Ranks
+    ) -> None:
+        for rank in range(RANKS):
+            error = ranks[rank]["together: different plans"].error or ""
+            assert "the ranks draft together, and would capture different graphs" in error
+            assert "  rank 0: mode = loop" in error
+            assert "  rank 1: mode = step" in error
+            assert "attention" not in error.partition("They differ in:")[2]
 
     def test_all_ranks_withdraw_in_the_step_behind_a_batch_that_one_cannot_replay(
         self, ranks: Ranks

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,7 +63,7 @@ def instance(path: str) -> Any:
 class Group:
     """An attention group of the draft, as far as facts go."""
 
-    layer_names = ("draft.0",)
+    layer_names: tuple[str, ...] = ("draft.0",)
 
     def __init__(
         self, name: str = "FLASH_ATTN", cls: str | None = None, *, threshold: int | None = None
@@ -442,6 +443,103 @@ def test_first_passes_that_cannot_be_captured() -> None:
     }
     latent.draft_attn_groups = [Group("MLA", threshold=4)]
     assert changed(latent) == {"attention": (stranger("MLA"),)}
+
+
+def test_every_builder_is_asked_whether_it_takes_the_first_pass_for_prefills() -> None:
+    """FLASHINFER's native kernels plan prefills on the host, too."""
+    proposer = make_proposer()
+    native = Group("FLASHINFER", threshold=1)
+    native.builder.use_trtllm_decode_attention = False
+    proposer.draft_attn_groups = [native]
+    facts = read(proposer)
+    assert facts.no_first == "attention backend FLASHINFER takes K+1 tokens for a prefill"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "longest", "staged"), [(None, 4, True), (True, 4, True), (True, 3, False)]
+)
+def test_the_builder_of_aiter_takes_drafts_for_decodes_up_to_the_kernels_length(
+    monkeypatch: pytest.MonkeyPatch, kernel: bool | None, longest: int, staged: bool
+) -> None:
+    """In 0.29 to 0.31 longer ones have the real split where the gluon kernel decodes."""
+    proposer, group = make_proposer(), Group("ROCM_AITER_FA", threshold=1)
+    module: Any = ModuleType(type(group.builder).__module__)
+    if kernel is not None:
+        module._pa_gluon_supports = lambda *heads: kernel
+        module._PA_GLUON_MAX_QUERY_LEN = longest
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    vars(group.builder).update(num_heads_q=8, num_heads_kv=1, headdim=128)
+    proposer.draft_attn_groups = [group]
+    assert (read(proposer).no_first is None) == staged
+
+
+FLASHINFER = {"use_trtllm_decode_attention": True, "dcp_world_size": 1, "cache_dtype": "auto"}
+XQA = {"flashinfer_trtllm_api_decode_kernel": SimpleNamespace(value="xqa")}
+GEN = {"flashinfer_trtllm_api_decode_kernel": SimpleNamespace(value="trtllm-gen")}
+
+
+@pytest.mark.parametrize(
+    ("attributes", "kernel", "evidence"),
+    [
+        (FLASHINFER, "trtllm-gen", "doubles"),
+        (FLASHINFER | {"cache_dtype": "fp8_e4m3"}, "trtllm-gen fp8", "refused"),
+        (FLASHINFER | GEN, "trtllm-gen", "doubles"),
+        (FLASHINFER | GEN | {"cache_dtype": "fp8_e4m3"}, "trtllm-gen", "doubles"),
+        (FLASHINFER | XQA, "xqa", "doubles"),
+        (FLASHINFER | XQA | {"dcp_world_size": 2}, "native", "refused"),
+        (FLASHINFER | {"use_trtllm_decode_attention": False}, "native", "refused"),
+        (FLASHINFER | {"flashinfer_trtllm_api_decode_kernel": None}, "native", "refused"),
+    ],
+)
+def test_the_kernel_of_flashinfer_is_told_by_its_builder(
+    attributes: dict[str, Any], kernel: str, evidence: str
+) -> None:
+    proposer, group = make_proposer(), Group("FLASHINFER", threshold=4)
+    vars(group.builder).update(attributes)
+    group.layer_names = ()
+    proposer.draft_attn_groups = [group]
+    (found,) = read(proposer).attention
+    assert (found.row.kernel, found.row.evidence) == (kernel, evidence)
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
+def test_the_version_of_flash_attention_is_told_by_its_layers(version: int) -> None:
+    proposer = make_proposer()
+    layer = proposer.vllm_config.compilation_config.static_forward_context["draft.0"]
+    layer.impl.vllm_flash_attn_version = version
+    (found,) = read(proposer).attention
+    assert found.row.kernel == f"fa{version}"
+
+
+@pytest.mark.parametrize("name", ["FLASH_ATTN_MLA", "TRITON_MLA", "FLASHINFER_MLA", "TRITON_ATTN"])
+def test_the_version_that_other_layers_tell_is_not_the_drafts(name: str) -> None:
+    """Until 0.22 layers of MLA have the version of FlashAttention that their prefills use."""
+    proposer = make_proposer()
+    proposer.draft_attn_groups = [Group(name)]
+    (found,) = read(proposer).attention
+    assert found.row is not None
+    assert (found.row.names, found.row.kernel) == ((name,), "")
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_an_fp8_cache_of_flashmla_has_a_row_of_its_own(fp8: bool) -> None:
+    proposer, group = make_proposer(), Group("FLASHMLA")
+    group.builder.is_fp8_kvcache = fp8
+    proposer.draft_attn_groups = [group]
+    (found,) = read(proposer).attention
+    assert found.row.kernel == ("fp8" if fp8 else "")
+    assert found.row.evidence == ("reading" if fp8 else "gpu")
+
+
+def test_a_class_of_somebody_else_under_a_known_name_is_a_stranger() -> None:
+    """As vllm-musa's builder, whose backend calls itself FLASH_ATTN."""
+    proposer, group = make_proposer(), Group()
+    theirs = instance("vllm_musa.v1.attention.backends.flash_attn.FlashAttentionMetadataBuilder")
+    theirs.reorder_batch_threshold = None
+    group.builder = theirs
+    proposer.draft_attn_groups = [group]
+    (found,) = read(proposer).attention
+    assert (found.name, found.row) == ("FLASH_ATTN", None)
 
 
 def test_every_fact_is_read() -> None:

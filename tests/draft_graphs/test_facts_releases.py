@@ -52,6 +52,7 @@ NAMES: dict[tuple[str, str, str], tuple[str, str]] = {
     (BASE, "SpecDecodeBaseProposer", "kv_cache_gid"): ("0", LAST),
     (BASE, "SpecDecodeBaseProposer", "constant_draft_positions"): ("0.21", LAST),
     (BASE, "SpecDecodeBaseProposer", "use_heterogeneous_vocab"): ("0.25", LAST),
+    (BASE, "SpecDecodeBaseProposer", "eplb_state"): ("0.25", LAST),
     (BASE, "SpecDecodeBaseProposer", "_share_mtp_indices"): ("0.23", LAST),
     (BASE, "SpecDecodeBaseProposer", "_enable_probabilistic_draft_probs"): ("0.22", LAST),
     (BASE, "SpecDecodeBaseProposer", "supports_mm_inputs"): ("0", LAST),

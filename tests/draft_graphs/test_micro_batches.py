@@ -32,11 +32,10 @@ RUNS: dict[str, list[DpRun]] = {
     ],
     "eagle1": [
         dp_run("off", "off", requests=BOTH),
-        dp_run("loop", "loop", requests=BOTH),
         dp_run("without dbo-drafts", "off", requests=BOTH),
     ],
 }
-GRAPHS = [("eagle3hid", "loop"), ("eagle3hid", "step"), ("eagle1", "loop")]
+GRAPHS = [("eagle3hid", "loop"), ("eagle3hid", "step")]
 RIGHT = [*GRAPHS, ("eagle1", "off")]
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import fields, replace
 from typing import Any
 
@@ -405,3 +408,46 @@ def test_what_one_rank_could_change_for_all_refuses(fact: str) -> None:
 def test_modes_without_a_full_graph_of_uniform_batches_alone_refuse(mode: str) -> None:
     decision = policy.decide("auto", replace(TOGETHER, cudagraph_mode=mode))
     assert not decision.any
+
+
+def barred(facts: Any, *roles: str) -> Any:
+    """`facts` on a platform that does not get these roles."""
+    bars = tuple(capabilities.Bar(role=role, tensor_parallel=1, why="not tried") for role in roles)
+    return replace(facts, platform=replace(facts.platform, bars=bars))
+
+
+def test_ranks_draft_together_only_with_a_graph_for_every_pass() -> None:
+    for facts in (replace(TOGETHER, num_speculative_tokens=1), barred(TOGETHER, "loop")):
+        assert policy.decide("auto", facts).any
+    pard = replace(TOGETHER, drafter=DRAFTERS["PARD"], max_num_seqs=64)
+    assert policy.decide("auto", pard).any
+    for roles in (("first",), ("loop", "step")):
+        assert policy.decide("auto", barred(LATE, *roles)).any
+        (reason,) = policy.decide("auto", barred(TOGETHER, *roles)).refusals
+        assert "all ranks need a graph for every pass" in reason
+        assert "not tried" in reason
+
+
+TABLE = """
+import json
+from tests.draft_graphs.test_policy import LATE, messages, policy
+decision = policy.decide("auto", LATE)
+print(json.dumps(messages.plan_table("auto", LATE, decision, []), sort_keys=True))
+"""
+
+
+def test_what_ranks_compare_does_not_depend_on_the_process() -> None:
+    """Each process of Python puts the elements of a set of strings in an order of its own."""
+    tables = [
+        subprocess.run(
+            [sys.executable, "-c", TABLE],
+            cwd=PAGE.parents[1],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    ]
+    assert "FLASH_ATTN" in tables[0]
+    assert len(set(tables)) == 1

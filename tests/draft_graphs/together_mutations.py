@@ -32,6 +32,12 @@ _PADDED = ("replay.py", "Replay.run_padded")
 
 TOGETHER_MUTATIONS = (
     TogetherMutation(
+        "nobody looks at the layers of the draft model",
+        "defect 9",
+        ("coupling.py", "looks_beyond_its_rank", "...", "return False"),
+        "test_a_draft_whose_layers_reach_other_ranks_does_not_draft_alone",
+    ),
+    TogetherMutation(
         "a rank replays the smallest graph that holds its own batch",
         "many GPUs 1",
         (*_PROPOSE, "self._checked(...)", "self._dispatch_all(reqs, k, sampled)"),
@@ -107,14 +113,14 @@ TOGETHER_MUTATIONS = (
     TogetherMutation(
         "load balancing counts the rows of a rank without requests",
         "many GPUs 11",
-        (*_PADDED, "upstream.count_experts_tokens(self._proposer, 0)", "None"),
+        (*_PADDED, "_count_experts_tokens(self._proposer, 0)", "None"),
         "test_load_balancing_is_told_how_many_rows_are_no_padding",
         ("idle", [0]),
     ),
     TogetherMutation(
         "load balancing counts the tokens of the first pass in the later ones",
         "hazard 12",
-        (*_PROPOSE, "upstream.count_experts_tokens(self._proposer, reqs)", "None"),
+        (*_PROPOSE, "_count_experts_tokens(self._proposer, reqs)", "None"),
         "test_load_balancing_is_told_how_many_rows_are_no_padding",
         (3, [9, 3]),
     ),

@@ -93,6 +93,7 @@ SHAPES = (
             (4, "step", {}),
             (3, "auto", {"method": "draft_model", "returns_tuple": False}),
             (3, "auto", {"parallel": True}),
+            (3, "auto", {"method": "dflash", "returns_tuple": False, "parallel": True}),
         )
         for noise in ("generator", "rows")
         if HAS_SAMPLED and (HAS_SEVERAL_SAMPLED or not drafter.get("parallel"))

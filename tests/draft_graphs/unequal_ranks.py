@@ -9,6 +9,7 @@ two tensor-parallel ranks. Each loads its draft model once for each case of `CAS
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -18,7 +19,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import start_processes
 
 #: Seconds that a rank waits for another one's settings, in the place of the module's own.
 PATIENCE = 6.0
@@ -92,5 +93,8 @@ def rank_main(rank: int, port: str) -> None:
 
 
 if __name__ == "__main__":
+    # Imported once, which takes longer than all cases.
+    for module in ("config", "distributed.parallel_state", "v1.spec_decode.draft_graphs.hooks"):
+        importlib.import_module(f"vllm.{module}")
     # Where mypy sees PyTorch, this call has no types.
-    spawn(rank_main, (sys.argv[1],), nprocs=2)  # type: ignore[no-untyped-call, unused-ignore]
+    start_processes(rank_main, (sys.argv[1],), nprocs=2, start_method="fork")  # type: ignore[no-untyped-call, unused-ignore]

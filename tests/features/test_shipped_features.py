@@ -1,4 +1,7 @@
-"""The shipped features against the real releases they are made for."""
+"""The shipped features of vLLM against the real releases they are made for.
+
+Those of vllm-ascend are tested in `tests/ascend/test_ascend_features.py`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from overlay.authoring.layout import variants
 from overlay.features.folder import holes, load
 from overlay.features.model import Feature, Variant
 from overlay.features.sources import shipped_folder
-from overlay.package import KNOWN_RELEASES
+from overlay.package import KNOWN_RELEASES, VLLM
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.diff import render
 from overlay.planning.matching import innermost_scope, match
@@ -46,7 +49,7 @@ SYNTAX = Syntax()
 
 @functools.cache
 def shipped() -> tuple[Feature, ...]:
-    return load([shipped_folder()])
+    return tuple(each for each in load([shipped_folder()]) if each.package == VLLM)
 
 
 def feature(name: str) -> Feature:
@@ -386,7 +389,10 @@ def test_the_names_that_a_hook_uses_are_assigned_before_it(release: str) -> None
             if old.issuperset(lines[function.lineno - 1 : function.end_lineno]):
                 continue
             known = everywhere | bound_by(list(ast.walk(function)))
-            known |= {one.arg for one in [*function.args.args, *function.args.kwonlyargs]}
+            # A function inside it has arguments of its own, and is looked at itself.
+            for inner in ast.walk(function):
+                if isinstance(inner, ast.FunctionDef):
+                    known |= {one.arg for one in [*inner.args.args, *inner.args.kwonlyargs]}
             stored: dict[str, int] = {}
             for name in names(function, ast.Store):
                 stored[name.id] = min(name.lineno, stored.get(name.id, name.lineno))

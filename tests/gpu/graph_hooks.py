@@ -63,9 +63,9 @@ def _watch(worker: Any) -> dict[str, Any] | None:
 
 def _rows(drafter: Any, graphs: Any) -> list[str | None]:
     """Titles of the rows of docs/platforms.md that the draft's attention backends have."""
-    upstream = sys.modules["vllm.v1.spec_decode.draft_graphs.upstream"]
+    facts = sys.modules["vllm.v1.spec_decode.draft_graphs.facts"]
     backend = graphs._backend
-    backends = upstream.attention_of(drafter, backend.attention, backend.platform.name)
+    backends = facts.attention_of(drafter, backend.attention, backend.platform.name)
     return [None if each.row is None else each.row.title for each in backends]
 
 

@@ -58,7 +58,13 @@ HYBRIDS = {
     "windows-hid": Hybrid("", "eagle3hid", engine={"hf_overrides": WINDOWS}),
     "gpt-oss": Hybrid("gpt-oss", "eagle3"),
     "gpt-oss-hid": Hybrid("gpt-oss", "eagle3hid"),
-    "qwen3-next": Hybrid("qwen3-next", "target", {"method": "mtp"}),
+    # By default vLLM takes FlashInfer's prefill on Hopper, which not every installation has.
+    "qwen3-next": Hybrid(
+        "qwen3-next",
+        "target",
+        {"method": "mtp"},
+        {"additional_config": {"gdn_prefill_backend": "triton"}},
+    ),
 }
 
 

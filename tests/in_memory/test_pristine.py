@@ -81,7 +81,7 @@ def test_a_module_that_would_be_added_and_appears_is_seen(box: Box) -> None:
 
 
 def test_the_paths_are_read_off_every_file_that_names_one(tmp_path: Path) -> None:
-    named = Named()
+    named = Named("vllm")
     lines = ["-    return 1", "+    return 2"]
     text = patch_text("vllm/a.py", hunk(lines, "f")) + patch_text("vllm/b/c.py", hunk(lines, "g"))
     named.see("one/10-first/0.25.0..0.26.0.patch", text.encode())
@@ -96,11 +96,13 @@ def test_the_paths_are_read_off_every_file_that_names_one(tmp_path: Path) -> Non
 def test_the_shipped_features_name_all_that_a_plan_reads() -> None:
     """So a warm process reads each file once."""
     from overlay.features.folder import load
+    from overlay.features.model import of_package
     from overlay.features.sources import fingerprint
+    from overlay.package import VLLM
 
-    named = Named()
+    named = Named("vllm")
     fingerprint([str(shipped_folder())], named.see)
-    features = load([shipped_folder()])
+    features = of_package(load([shipped_folder()]), VLLM)
     patched = {v.patch.path for feature in features for t in feature.topics for v in t.variants}
     tested = {test.path for feature in features for test in feature.upstream_tests}
     added = {module.path for feature in features for module in feature.added}
@@ -112,7 +114,7 @@ def test_what_cannot_be_read_is_left_to_who_plans(box: Box, tmp_path: Path) -> N
     outside.write_text("")
     (box.site / "vllm/linked.py").symlink_to(outside)
     target = resolve_folder(box.site, "box")
-    named = Named()
+    named = Named("vllm")
     named.paths |= {"vllm/linked.py", PROPOSER, "vllm/../x.py", "vllm/none.py"}
     hashes = named.hashes(target)
     assert hashes["vllm/none.py"] is None

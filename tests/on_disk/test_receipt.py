@@ -35,7 +35,7 @@ class Case:
                 (place / f"{name}.py").write_bytes(data)
         self.files = [str(self.package / f"{name}.py") for name in package]
         self.missing = str(self.package / "missing.py")
-        self.name = receipt.name_of(str(self.package), {}, [str(self.patches)])
+        self.name = receipt.name_of([str(self.package)], {}, [str(self.patches)])
 
     def evidence(self) -> receipt.Evidence:
         return receipt.Evidence([self.missing, self.files[0]], [str(self.patches)])
@@ -147,7 +147,10 @@ def test_a_name_belongs_to_one_question(
     elsewhere: str,
 ) -> None:
     same = (variables, folders, root) == (others, further, elsewhere)
-    names = receipt.name_of(root, variables, folders), receipt.name_of(elsewhere, others, further)
+    names = (
+        receipt.name_of([root], variables, folders),
+        receipt.name_of([elsewhere], others, further),
+    )
     assert (names[0] == names[1]) == same
 
 
@@ -155,7 +158,7 @@ def test_a_name_belongs_to_one_question(
 def test_another_overlay_or_interpreter_asks_another_question(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = receipt.name_of("/root", {}, [])
+    before = receipt.name_of(["/root"], {}, [])
     if what == "version":
         monkeypatch.setattr(overlay, "__version__", "0.0.1")
     elif what == "overlay":
@@ -164,7 +167,7 @@ def test_another_overlay_or_interpreter_asks_another_question(
         monkeypatch.setattr(sys, "hexversion", 0)
     else:
         monkeypatch.setattr(sys, "flags", SimpleNamespace(optimize=2))
-    assert receipt.name_of("/root", {}, []) != before
+    assert receipt.name_of(["/root"], {}, []) != before
 
 
 @pytest.mark.parametrize("installed", [True, False])
@@ -177,10 +180,10 @@ def test_other_code_of_the_same_version_asks_another_question(
         file.parent.mkdir(parents=True)
         file.write_text("as it was")
     monkeypatch.setattr(overlay, "__file__", str(tmp_path / "overlay" / "__init__.py"))
-    before = receipt.name_of("/root", {}, [])
-    assert receipt.name_of("/root", {}, []) == before
+    before = receipt.name_of(["/root"], {}, [])
+    assert receipt.name_of(["/root"], {}, []) == before
     (record if installed else module).write_text("another build")
-    assert receipt.name_of("/root", {}, []) != before
+    assert receipt.name_of(["/root"], {}, []) != before
 
 
 def test_a_cache_of_somebody_else_is_not_believed(tmp_path: Path) -> None:

@@ -46,6 +46,24 @@ def test_changes_that_share_context_share_a_hunk() -> None:
         assert [line for line in diff.split(b"\n") if line.startswith(b"@@")] == headers
 
 
+def test_a_hunk_ends_with_its_context_however_few_lines_follow() -> None:
+    lines = [b"v%d = %d\n" % (n, n) for n in range(10)]
+    after = [*lines[:4], b"x = 1\n", *lines[5:]]
+    diff = render([Change("vllm/a.py", b"".join(lines), b"".join(after))])
+    assert b"@@ -2,7 +2,7 @@" in diff
+
+
+def test_a_line_that_is_everywhere_matches_all_the_same() -> None:
+    same = b"x\n" * 250
+    diff = render([Change("vllm/a.py", b"a\n" + same + b"b\n", b"c\n" + same + b"d\n")])
+    assert (b"\n-x\n" in diff, diff.count(b"@@ -")) == (False, 2)
+
+
+def test_a_missing_final_newline_is_marked_as_git_marks_it() -> None:
+    diff = render([Change("vllm/a.py", b"x", b"x\n")])
+    assert diff.endswith(b"-x\n\\ No newline at end of file\n+x\n")
+
+
 def test_a_file_that_comes_or_goes_has_an_empty_span() -> None:
     assert b"--- /dev/null\n+++ b/vllm/a.py\n@@ -0,0 +1,1 @@\n+x\n" in render(
         [Change("vllm/a.py", None, b"x\n")]

@@ -25,10 +25,23 @@ def test_an_edited_file_is_named_with_the_other_patcher() -> None:
     first, second = provenance.notices()
     assert (first.path, second.path) == ("vllm/a.py", "vllm/b.py")
     assert first.text.startswith("it is not the release's own file: expected the sha256 ")
-    assert RECORD["vllm/a.py"][:12] in first.text
-    assert hashlib.sha256(EDITED).hexdigest()[:12] in first.text
+    expected, present = RECORD["vllm/a.py"][:12], hashlib.sha256(EDITED).hexdigest()[:12]
+    assert f" {expected}... of the RECORD, found {present}..., with a mark" in first.text
     assert "with a mark of Genesis at line 1" in first.text
     assert "the RECORD does not list it" in second.text
+
+
+def test_an_edit_without_a_mark_names_no_patcher() -> None:
+    provenance = Provenance(MemoryTree({"vllm/a.py": b"x = 2\n"}), RECORD)
+    present = hashlib.sha256(b"x = 2\n").hexdigest()[:12]
+    assert (provenance.foreign("vllm/a.py") or "").endswith(f"found {present}...")
+
+
+def test_a_file_is_original_where_the_record_has_its_bytes() -> None:
+    tree = MemoryTree({"vllm/a.py": OWN, "vllm/b.py": b"y\n"})
+    assert Provenance(tree, RECORD).original("vllm/a.py") is True
+    assert Provenance(tree, RECORD).original("vllm/b.py") is False
+    assert Provenance(tree, None).original("vllm/a.py") is None
 
 
 def test_only_files_that_matter_are_warned_of() -> None:

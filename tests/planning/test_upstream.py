@@ -13,7 +13,7 @@ from overlay.errors import PatchFormatErrors
 from overlay.features.folder import load
 from overlay.features.model import Build, Feature, UpstreamTest
 from overlay.planning.planner import plan
-from overlay.planning.upstream import Evidence, evidence, taken
+from overlay.planning.upstream import Evidence, build_of, evidence, taken
 from overlay.results import State
 from tests.support.patches import hunk, patch_text, write_feature
 
@@ -201,7 +201,28 @@ def test_without_a_base_lines_tell_nothing_of_a_hunk(tmp_path: Path) -> None:
     lines = [["    second_0 = compute(0)", "    third_0 = 3"]]
     assert taken(first, lines).merged
     assert not taken(first._replace(base_has=None), lines).merged
-    assert not taken(first, [["    third_0 = 3"]]).merged
+    assert taken(first, [["    third_0 = 3"]]) == Evidence(False, "")
+
+
+def test_a_hunk_is_taken_from_the_share_on_that_is_measured() -> None:
+    lines = [f"value_{n} = {n}" for n in range(5)]
+    made = hunk([f"+{line}" for line in lines], "f")._replace(base_has=())
+    there = Evidence(True, "3 of its 5 new lines are in f")
+    assert taken(made, [lines[:2], lines[:3], lines[:1]]) == there
+    assert taken(made, [lines[:2]]) == Evidence(False, "")
+    assert taken(made, []) == Evidence(False, "")
+
+
+def test_a_text_may_be_of_several_lines(feature: Feature) -> None:
+    text = "first = 1\n    second = 2"
+    places = [["other"], ["def f():", "    first = 1", "    second = 2"]]
+    tested = replace(feature, upstream_tests=(UpstreamTest(PATH, "f", text),))
+    assert evidence(tested, None, lambda path, scope: places).merged
+    built = replace(feature, builds=(Build("a vendor", PATH, "f", text, "why"),))
+    assert build_of(built, lambda path, scope: places) == (
+        "this is a vendor's build of the release: why"
+    )
+    assert build_of(built, lambda path, scope: places[:1]) is None
 
 
 def test_a_file_that_is_not_the_releases_own_is_not_upstreams(tmp_path: Path) -> None:

@@ -21,6 +21,9 @@ PATH = "vllm/v1/spec_decode/proposer.py"
 
 PROJECT_PAGE = "/simple/vllm/"
 
+#: The page of another project; it names every file too, and clients pick those of theirs.
+OTHER_PAGE = "/simple/vllm-ascend/"
+
 
 @dataclass
 class FakeIndex:
@@ -131,7 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Location", self.index.redirects[self.path])
             self.send_header("Content-Length", "0")
             self.end_headers()
-        elif self.path == PROJECT_PAGE:
+        elif self.path in (PROJECT_PAGE, OTHER_PAGE):
             self._answer(200, *self.index.page())
         else:
             self._file(self.index.files.get(self.path.removeprefix("/files/")))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What draft graphs can do on each platform and with each attention backend, and what shows it.
 
-Pure data, and two functions that look a row up by exact classes: a subclass, or a class of
-somebody else under a known name, has no row. Imports neither torch nor vLLM. The tables of
-docs/platforms.md are generated from the rows.
+A table, therefore longer than other modules, and two functions that look a row up by exact
+classes: a subclass, or a class of somebody else under a known name, has no row. Imports neither
+torch nor vLLM. The tables of docs/platforms.md are generated from the rows.
 
 Attention backends are granted where their `build_for_drafting` is host arithmetic on the numbers
 of a key, and device work that a capture records and every replay repeats: none for FLASH_ATTN,
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from .keys import ROLES, Role
 
@@ -74,13 +74,13 @@ class Backend:
     builder: the class of its metadata builder, likewise.
     where: the test or file that shows it.
     kernel: which of several kernels the builder or the layers have chosen; empty where there is
-        one, see `upstream.attention_kernel`.
+        one, see `facts.attention_kernel`.
     platforms: names of those on which it exists. The weaker evidence of the two counts.
     releases: first and last release of vLLM in which these classes are found.
     kept: granted without a switch although no GPU has shown it; the log says so.
     why: why it is refused, and what to do; empty where it is not.
     asks_threshold: whether requests longer than the builder's `reorder_batch_threshold` are
-        prefills, which are planned on the host.
+        prefills, which are planned on the host; `facts.prefill_backends` knows what else asks.
     """
 
     names: tuple[str, ...]
@@ -180,23 +180,29 @@ UNKNOWN = Platform("unknown", (), "refused", "", why="the platform is not known"
 
 _BACKENDS = "vllm.v1.attention.backends."
 _MLA = _BACKENDS + "mla."
+_MUSA = "vllm_musa.v1.attention.backends."
+#: Builders of backends with several kernels.
+FLASH_ATTN_BUILDER = _BACKENDS + "flash_attn.FlashAttentionMetadataBuilder"
+FLASHINFER_BUILDER = _BACKENDS + "flashinfer.FlashInferMetadataBuilder"
+FLASHMLA_BUILDER = _MLA + "flashmla.FlashMLAMetadataBuilder"
+
 _FLASH_ATTN = (
     ("FLASH_ATTN",),
     (_BACKENDS + "flash_attn.FlashAttentionBackend",),
-    _BACKENDS + "flash_attn.FlashAttentionMetadataBuilder",
+    FLASH_ATTN_BUILDER,
 )
 _FLASHINFER = (
     ("FLASHINFER",),
     (_BACKENDS + "flashinfer.FlashInferBackend",),
-    _BACKENDS + "flashinfer.FlashInferMetadataBuilder",
+    FLASHINFER_BUILDER,
 )
 _FLASHMLA = (
     ("FLASHMLA",),
     (_MLA + "flashmla.FlashMLABackend",),
-    _MLA + "flashmla.FlashMLAMetadataBuilder",
+    FLASHMLA_BUILDER,
 )
 _UNIFIED = _BACKENDS + "rocm_aiter_unified_attn.RocmAiterUnifiedAttentionBackend"
-_TRITON_MLA = (_MLA + "triton_mla.TritonMLABackend",)
+_TRITON_MLA = _MLA + "triton_mla.TritonMLABackend"
 _SPARSE = (
     "sparse MLA chooses its tokens by an indexer with metadata of its own for each step, which "
     "no draft graph builds"
@@ -205,7 +211,6 @@ _AITER_MLA = (
     "its builder asks the host for the longest query (`.item()`), from 0.31 on also for a value "
     "on the device"
 )
-_MUSA_UNREAD = "nobody has read what vllm-musa's builder reads on the host"
 
 GRANTED = (
     Backend(*_FLASH_ATTN, "gpu", _CELLS, kernel="fa3"),
@@ -230,7 +235,7 @@ GRANTED = (
     Backend(*_FLASHMLA, "reading", _READ, kernel="fp8", kept=True),
     Backend(
         ("TRITON_MLA",),
-        _TRITON_MLA,
+        (_TRITON_MLA,),
         _MLA + "triton_mla.TritonMLAMetadataBuilder",
         "doubles",
         _MLA_TWIN,
@@ -287,20 +292,54 @@ GRANTED = (
         _BACKEND_TWIN,
         platforms=("rocm",),
         roles=_NO_WHOLE,
-        asks_threshold=False,  # its `build_for_drafting` takes all requests for decodes
+        asks_threshold=False,  # its `build_for_drafting` takes nearly all requests for decodes
+    ),
+)
+
+
+def _refused(
+    name: str, backend: str, builder: str, why: str, *, where: str = _READ, **more: Any
+) -> Backend:
+    """A row that is refused: its one class, and its builder's."""
+    return Backend((name,), (backend,), builder, "refused", where, why=why, **more)
+
+
+#: Name, module and class of each sparse backend, its builder, and where it exists.
+_SPARSE_ROWS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
+    (
+        "FLASHMLA_SPARSE",
+        "flashmla_sparse.FlashMLASparseBackend",
+        "FlashMLASparseMetadataBuilder",
+        {},
+    ),
+    (
+        "FLASHINFER_MLA_SPARSE",
+        "flashinfer_mla_sparse.FlashInferMLASparseTRTLLMBackend",
+        "FlashInferMLASparseTRTLLMMetadataBuilder",
+        {"releases": "0.29.0..0.33.0"},
+    ),
+    (
+        "FLASH_ATTN_MLA_SPARSE",
+        "flashattn_mla_sparse.FlashAttnMLASparseBackend",
+        "FlashAttnMLASparseMetadataBuilder",
+        {"releases": "0.25.0..0.33.0"},
+    ),
+    (
+        "ROCM_AITER_MLA_SPARSE",
+        "rocm_aiter_mla_sparse.ROCMAiterMLASparseBackend",
+        "ROCMAiterMLASparseMetadataBuilder",
+        {"platforms": ("rocm",)},
     ),
 )
 
 REFUSED = (
-    Backend(
-        ("TRITON_MLA",),
+    _refused(
+        "TRITON_MLA",
         _TRITON_MLA,
         "vllm.model_executor.layers.attention.mla_attention.MLACommonMetadataBuilder",
-        "refused",
-        _READ,
+        "it has no builder of its own before 0.22, and vLLM no full graphs with it",
         platforms=("cuda", "rocm"),
         releases="0.20.0..0.21.0",
-        why="it has no builder of its own before 0.22, and vLLM no full graphs with it",
     ),
     Backend(
         *_FLASHINFER,
@@ -319,38 +358,30 @@ REFUSED = (
         why="with an FP8 cache a prefill by a native kernel changes the type of all later queries, "
         "which a graph has baked (from 0.25 on it has not)",
     ),
-    Backend(
-        ("FLEX_ATTENTION",),
-        (_BACKENDS + "flex_attention.FlexAttentionBackend",),
+    _refused(
+        "FLEX_ATTENTION",
+        _BACKENDS + "flex_attention.FlexAttentionBackend",
         _BACKENDS + "flex_attention.FlexAttentionMetadataBuilder",
-        "refused",
-        _READ,
-        why="it uploads ids of documents from host memory that is gone when a graph is replayed",
+        "it uploads ids of documents from host memory that is gone when a graph is replayed",
     ),
-    Backend(
-        ("TREE_ATTN",),
-        (_BACKENDS + "tree_attn.TreeAttentionBackend",),
+    _refused(
+        "TREE_ATTN",
+        _BACKENDS + "tree_attn.TreeAttentionBackend",
         _BACKENDS + "tree_attn.TreeAttentionMetadataBuilder",
-        "refused",
-        _READ,
+        "it drafts a tree, not a chain",
         releases="0.20.0..0.20.2",
-        why="it drafts a tree, not a chain",
     ),
-    Backend(
-        ("CUTLASS_MLA",),
-        (_MLA + "cutlass_mla.CutlassMLABackend",),
+    _refused(
+        "CUTLASS_MLA",
+        _MLA + "cutlass_mla.CutlassMLABackend",
         _MLA + "cutlass_mla.CutlassMLAMetadataBuilder",
-        "refused",
-        _READ,
-        why="a larger batch resizes its workspace under a captured graph",
+        "a larger batch resizes its workspace under a captured graph",
     ),
-    Backend(
-        ("FLASHMLA_SPARSE",),
-        (_MLA + "flashmla_sparse.FlashMLASparseBackend",),
-        _MLA + "flashmla_sparse.FlashMLASparseMetadataBuilder",
-        "refused",
-        _READ,
-        why=_SPARSE,
+    *(
+        _refused(
+            name, _MLA + backend, f"{_MLA}{backend.partition('.')[0]}.{builder}", _SPARSE, **more
+        )
+        for name, backend, builder, more in _SPARSE_ROWS
     ),
     Backend(
         ("FLASHINFER_MLA_SPARSE",),
@@ -365,24 +396,6 @@ REFUSED = (
         why=_SPARSE,
     ),
     Backend(
-        ("FLASHINFER_MLA_SPARSE",),
-        (_MLA + "flashinfer_mla_sparse.FlashInferMLASparseTRTLLMBackend",),
-        _MLA + "flashinfer_mla_sparse.FlashInferMLASparseTRTLLMMetadataBuilder",
-        "refused",
-        _READ,
-        releases="0.29.0..0.33.0",
-        why=_SPARSE,
-    ),
-    Backend(
-        ("FLASH_ATTN_MLA_SPARSE",),
-        (_MLA + "flashattn_mla_sparse.FlashAttnMLASparseBackend",),
-        _MLA + "flashattn_mla_sparse.FlashAttnMLASparseMetadataBuilder",
-        "refused",
-        _READ,
-        releases="0.25.0..0.33.0",
-        why=_SPARSE,
-    ),
-    Backend(
         ("ROCM_AITER_MLA", "ROCM_AITER_TRITON_MLA"),
         (
             _MLA + "rocm_aiter_mla.AiterMLABackend",
@@ -394,23 +407,27 @@ REFUSED = (
         platforms=("rocm",),
         why=_AITER_MLA,
     ),
-    Backend(
-        ("ROCM_AITER_MLA_SPARSE",),
-        (_MLA + "rocm_aiter_mla_sparse.ROCMAiterMLASparseBackend",),
-        _MLA + "rocm_aiter_mla_sparse.ROCMAiterMLASparseMetadataBuilder",
-        "refused",
-        _READ,
-        platforms=("rocm",),
-        why=_SPARSE,
-    ),
-    Backend(
-        ("FLASH_ATTN",),
-        ("vllm_musa.v1.attention.backends.flash_attn.MUSAFlashAttentionBackend",),
-        "vllm_musa.v1.attention.backends.flash_attn.FlashAttentionMetadataBuilder",
-        "refused",
-        "vllm-musa 0.1.28",
-        platforms=("musa",),
-        why=_MUSA_UNREAD,
+    *(
+        _refused(
+            name,
+            _MUSA + backend,
+            _MUSA + builder,
+            "nobody has read what vllm-musa's builder reads on the host",
+            where="vllm-musa 0.1.28",
+            platforms=("musa",),
+        )
+        for name, backend, builder in (
+            (
+                "FLASH_ATTN",
+                "flash_attn.MUSAFlashAttentionBackend",
+                "flash_attn.FlashAttentionMetadataBuilder",
+            ),
+            (
+                "FLASHMLA",
+                "mla.flashmla.MUSAFlashMLABackend",
+                "mla.flashmla.FlashMLAMetadataBuilder",
+            ),
+        )
     ),
 )
 

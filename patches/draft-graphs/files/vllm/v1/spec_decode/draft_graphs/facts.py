@@ -3,12 +3,22 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from . import adapters, upstream
-from .capabilities import UNKNOWN
-from .coupling import coupling
+from .attention import Attention
+from .capabilities import (
+    FLASH_ATTN_BUILDER,
+    FLASHINFER_BUILDER,
+    FLASHMLA_BUILDER,
+    UNKNOWN,
+    Backend,
+    backend_row,
+)
+from .coupling import LOW_LATENCY_EXCHANGES, coupling
 from .drafter import Drafter, drafter_of
 from .graph_backend import GraphBackend
 from .policy import NO_CAPTURE, Facts
@@ -40,7 +50,7 @@ def early_facts(proposer: Any, backend: GraphBackend) -> Facts:
         and getattr(proposer, "draft_uses_xdrope_dim", 0) > 0,
         adapted_layers=adapters.kept(proposer),
         coupling=coupling(proposer),
-        low_latency_exchange=str(parallel.all2all_backend) in upstream.LOW_LATENCY_EXCHANGES,
+        low_latency_exchange=str(parallel.all2all_backend) in LOW_LATENCY_EXCHANGES,
         decode_context_parallel_size=int(parallel.decode_context_parallel_size),
         prefill_context_parallel_size=int(parallel.prefill_context_parallel_size),
         sequence_parallel=upstream.sequence_parallel(config),
@@ -67,7 +77,7 @@ def late_facts(early: Facts, proposer: Any, backend: GraphBackend) -> Facts:
     no_first = None
     drafter = early.drafter or Drafter()
     tokens = drafter.first_tokens(early.num_speculative_tokens)
-    prefills = upstream.prefill_backends(groups, tokens, backend.attention)
+    prefills = prefill_backends(groups, tokens, backend.attention)
     if prefills:
         name = "K+1" if drafter.extra == 0 else str(tokens)
         no_first = f"attention backend {', '.join(prefills)} takes {name} tokens for a prefill"
@@ -80,7 +90,87 @@ def late_facts(early: Facts, proposer: Any, backend: GraphBackend) -> Facts:
         max_capture_tokens=min(
             int(compilation.max_cudagraph_capture_size or 0), int(proposer.max_num_tokens)
         ),
-        attention=upstream.attention_of(proposer, backend.attention, early.platform.name),
+        attention=attention_of(proposer, backend.attention, early.platform.name),
         unseen_group=upstream.unseen_group(proposer),
         no_first=no_first,
     )
+
+
+def attention_kernel(builder: Any, layers: Iterable[Any]) -> str:
+    """Which of several kernels an attention group uses, in the words of `capabilities.KERNELS`.
+
+    FlashAttention's version is that of its layers; FlashMLA's and FlashInfer's kernel follows from
+    attributes of the builder. Empty where the backend has one kernel, or does not tell.
+    """
+    path = upstream.class_path(builder)
+    if path == FLASH_ATTN_BUILDER:  # the layers of MLA tell the version of their prefills
+        impls = [getattr(layer, "impl", None) for layer in layers]
+        versions = [getattr(impl, "vllm_flash_attn_version", None) or 0 for impl in impls]
+        return f"fa{max(versions)}" if any(versions) else ""
+    if path == FLASHMLA_BUILDER:
+        return "fp8" if builder.is_fp8_kvcache else ""
+    if path != FLASHINFER_BUILDER:
+        return ""
+    if not builder.use_trtllm_decode_attention or int(builder.dcp_world_size) > 1:
+        return "native"
+    if hasattr(builder, "flashinfer_trtllm_api_decode_kernel"):  # 0.25 and later
+        kernel = builder.flashinfer_trtllm_api_decode_kernel
+        return "native" if kernel is None else str(kernel.value)
+    # Until 0.24 a batch with a native prefill changes the type of the queries for good.
+    return "trtllm-gen fp8" if builder.cache_dtype.startswith("fp8") else "trtllm-gen"
+
+
+def attention_of(proposer: Any, rows: Iterable[Backend], platform: str) -> tuple[Attention, ...]:
+    """The attention backends of the draft's groups with their rows, each once.
+
+    rows: of the table of backends; platform: the name of this one.
+    """
+    here = [row for row in rows if platform in row.platforms]
+    known = {name for row in here for name in row.classes}
+    context = proposer.vllm_config.compilation_config.static_forward_context
+    backends: dict[Attention, None] = {}
+    for group in proposer.draft_attn_groups:
+        builder = group.get_metadata_builder()
+        layers = [context[name] for name in group.layer_names if name in context]
+        kernel = attention_kernel(builder, layers)
+        cls = upstream.class_name(group.backend)
+        row = backend_row(here, cls, upstream.class_path(builder), kernel)
+        attention = Attention(
+            name=group.backend.get_name(),
+            builder=type(builder).__name__,
+            row=row,
+            derived=cls in known,
+        )
+        backends[attention] = None
+    return tuple(sorted(backends, key=lambda each: (each.name, each.builder)))
+
+
+def prefill_backends(groups: Iterable[Any], query_len: int, rows: Iterable[Backend]) -> list[str]:
+    """Attention backends of the draft that take a request of `query_len` tokens for a prefill.
+
+    A prefill is planned on the host, from lengths on the host. A builder without a threshold does
+    not split batches; one whose row says so has another bound for drafts.
+    """
+    own = {row.builder for row in rows if not row.asks_threshold}
+    prefills = []
+    for group in groups:
+        builder = group.get_metadata_builder()
+        if upstream.class_path(builder) in own:
+            threshold = _longest_draft(builder)
+        else:
+            threshold = getattr(builder, "reorder_batch_threshold", None)
+        if (threshold or query_len) < query_len:
+            prefills.append(group.backend.get_name())
+    return sorted(prefills)
+
+
+def _longest_draft(builder: Any) -> int | None:
+    """Tokens of a request beyond which ROCM_AITER_FA builds a draft's metadata on the host.
+
+    None where it never does: before 0.29, from 0.32 on, and where the gluon kernel does not decode.
+    """
+    module: Any = sys.modules.get(type(builder).__module__)
+    supports = getattr(module, "_pa_gluon_supports", None)
+    if supports is None or not supports(builder.num_heads_q, builder.num_heads_kv, builder.headdim):
+        return None
+    return int(module._PA_GLUON_MAX_QUERY_LEN)

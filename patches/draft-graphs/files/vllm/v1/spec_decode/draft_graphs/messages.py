@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 
 from .keys import ROLES, DraftKey
 from .policy import Decision, Facts, Mode
@@ -95,8 +95,20 @@ def plan_table(
         "mode": mode,
         "graphs": captured_sizes(keys) or "none",
         "refused": "; ".join(decision.refusals) or "nothing",
-        **{each.name: str(getattr(facts, each.name)) for each in fields(facts)},
+        **{each.name: _words(getattr(facts, each.name)) for each in fields(facts)},
     }
+
+
+def _words(value: object) -> str:
+    """A fact in words that are the same in every process: sets come in another order in each."""
+    if isinstance(value, (set, frozenset)):
+        return f"{{{', '.join(sorted(map(_words, value)))}}}"
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(_words, value))})"
+    if is_dataclass(value):
+        parts = [f"{each.name}={_words(getattr(value, each.name))}" for each in fields(value)]
+        return f"{type(value).__name__}({', '.join(parts)})"
+    return str(value)
 
 
 def different_plans(lines: Sequence[str]) -> str:

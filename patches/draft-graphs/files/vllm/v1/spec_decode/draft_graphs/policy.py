@@ -218,13 +218,6 @@ def _refusals_together(facts: Facts) -> list[str]:
             facts.dynamic_k,
             "K changes from rank to rank (remove num_speculative_tokens_per_batch_size)",
         ),
-        (
-            facts.no_first is not None,
-            (
-                "the first pass has no graph, and all ranks need one for every pass: "
-                f"{facts.no_first} (set attention_backend in speculative_config)"
-            ),
-        ),
     ]
     return [f"{facts.coupling.reason}; {reason}" for refused, reason in table if refused]
 
@@ -309,6 +302,13 @@ def decide(mode: Mode, facts: Facts) -> Decision:
         notes.append(f"{role}: {barred[role]}")
     if not first and not later:
         return Decision(refusals=tuple(notes))
+    one_pass = facts.drafter.one_pass or facts.num_speculative_tokens == 1
+    if facts.coupling.together and not (first and (later or one_pass)):
+        reason = (
+            f"{facts.coupling.reason}; all ranks need a graph for every pass ({'; '.join(notes)}; "
+            "set attention_backend in speculative_config)"
+        )
+        return Decision(refusals=(reason,))
     sampled = facts.probabilistic and first
     if facts.probabilistic and later:
         notes.append("sampled drafts (probabilistic, not all greedy) in batches with a prefill")

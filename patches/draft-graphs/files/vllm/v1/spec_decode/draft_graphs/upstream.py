@@ -9,20 +9,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 
-from .attention import Attention
-from .capabilities import Backend, backend_row
 from .drafter import own_methods
 from .ranks import token_counts
-
-# all2all backends whose buffers alternate with every call: a rank that made one call less than the
-# others, as when a capture fails between two of them, reads the wrong half from then on.
-LOW_LATENCY_EXCHANGES = ("deepep_low_latency", "nixl_ep")
 
 # Methods of SpecDecodeBaseProposer whose work the graphs take over or build on. A proposer that
 # has its own version of one of them keeps upstream's drafting.
@@ -161,55 +155,6 @@ def class_path(value: object) -> str:
     return class_name(type(value))
 
 
-def attention_kernel(builder: Any, layers: Iterable[Any]) -> str:
-    """Which of several kernels an attention group uses, in the words of `capabilities.KERNELS`.
-
-    FlashAttention's version is that of its layers, FlashInfer's decode kernel an attribute of its
-    builder. Empty where the backend has one kernel, or does not tell.
-    """
-    impls = [getattr(layer, "impl", None) for layer in layers]
-    versions = {getattr(impl, "vllm_flash_attn_version", None) for impl in impls}
-    versions.discard(None)
-    if versions:
-        return f"fa{max(versions)}"
-    if getattr(builder, "is_fp8_kvcache", False):
-        return "fp8"
-    if not hasattr(builder, "use_trtllm_decode_attention"):
-        return ""
-    if not builder.use_trtllm_decode_attention or int(builder.dcp_world_size) > 1:
-        return "native"
-    if hasattr(builder, "flashinfer_trtllm_api_decode_kernel"):  # 0.25 and later
-        kernel = builder.flashinfer_trtllm_api_decode_kernel
-        return "native" if kernel is None else str(kernel.value)
-    # Until 0.24 a batch with a native prefill changes the type of the queries for good.
-    return "trtllm-gen fp8" if builder.cache_dtype.startswith("fp8") else "trtllm-gen"
-
-
-def attention_of(proposer: Any, rows: Iterable[Backend], platform: str) -> tuple[Attention, ...]:
-    """The attention backends of the draft's groups with their rows, each once.
-
-    rows: of the table of backends; platform: the name of this one.
-    """
-    here = [row for row in rows if platform in row.platforms]
-    known = {name for row in here for name in row.classes}
-    context = proposer.vllm_config.compilation_config.static_forward_context
-    backends = {}
-    for group in proposer.draft_attn_groups:
-        builder = group.get_metadata_builder()
-        layers = [context[name] for name in group.layer_names if name in context]
-        kernel = attention_kernel(builder, layers)
-        cls = class_name(group.backend)
-        row = backend_row(here, cls, class_path(builder), kernel)
-        attention = Attention(
-            name=group.backend.get_name(),
-            builder=type(builder).__name__,
-            row=row,
-            derived=cls in known,
-        )
-        backends[attention] = None
-    return tuple(sorted(backends, key=lambda each: (each.name, each.builder)))
-
-
 def weight_offloader() -> str | None:
     """Name of the offloader that copies weights between passes; None where none does."""
     from vllm.model_executor.offloader.base import NoopOffloader, get_offloader
@@ -242,17 +187,6 @@ def combine_width(proposer: Any) -> int | None:
     fc = getattr(getattr(proposer.model, "model", None), "fc", None)
     width = getattr(fc, "input_size", None) or getattr(fc, "in_features", None)
     return int(width) if width is not None else None
-
-
-def count_experts_tokens(proposer: Any, num_tokens: int) -> None:
-    """Tell expert load balancing how many tokens of the next passes are not padding.
-
-    From 0.25 on the layers of experts read it from the device, in a graph as elsewhere; until then,
-    and without load balancing of the draft's experts, there is nobody to tell.
-    """
-    state = getattr(proposer, "eplb_state", None)
-    if state is not None:
-        state.prepare_forward(proposer.draft_model_config, num_tokens)
 
 
 @contextmanager
@@ -335,22 +269,6 @@ def block_table_width(runner: Any, kv_cache_gid: int) -> int:
     return int(table.get_device_tensor(1).shape[1])
 
 
-def prefill_backends(groups: Iterable[Any], query_len: int, rows: Iterable[Backend]) -> list[str]:
-    """Attention backends of the draft that take a request of `query_len` tokens for a prefill.
-
-    A prefill is planned on the host, from lengths on the host. A builder without a threshold does
-    not split batches; one whose row says so builds all requests of a draft as decodes.
-    """
-    unsplit = {row.builder for row in rows if not row.asks_threshold}
-    builders = [(group.backend.get_name(), group.get_metadata_builder()) for group in groups]
-    return sorted(
-        name
-        for name, builder in builders
-        if class_path(builder) not in unsplit
-        and (getattr(builder, "reorder_batch_threshold", None) or query_len) < query_len
-    )
-
-
 @contextmanager
 def builders_of_full_graphs(proposer: Any, builders: list[list[Any]] | None) -> Iterator[None]:
     """Let the draft's attention groups build their metadata with `builders`; None changes nothing.
@@ -376,7 +294,7 @@ def make_builders_of_full_graphs(proposer: Any) -> list[list[Any]] | None:
     upstream's passes go on with them as they are. The new ones are made as vLLM makes them for
     FULL_DECODE_ONLY, from the same specification of the KV cache.
     """
-    from vllm.config import CUDAGraphMode
+    from vllm.config import CUDAGraphMode, set_current_vllm_config
 
     config = proposer.vllm_config
     if config.compilation_config.cudagraph_mode.has_full_cudagraphs():
@@ -384,13 +302,14 @@ def make_builders_of_full_graphs(proposer: Any) -> list[list[Any]] | None:
     full = copy.copy(config)
     full.compilation_config = copy.copy(config.compilation_config)
     full.compilation_config.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
-    return [
-        [
-            type(builder)(builder.kv_cache_spec, builder.layer_names, full, builder.device)
-            for builder in group.metadata_builders
+    with set_current_vllm_config(full):  # FlashInfer's builder asks for it when it chooses a kernel
+        return [
+            [
+                type(builder)(builder.kv_cache_spec, builder.layer_names, full, builder.device)
+                for builder in group.metadata_builders
+            ]
+            for group in proposer.draft_attn_groups
         ]
-        for group in proposer.draft_attn_groups
-    ]
 
 
 def unseen_group(proposer: Any) -> int | None:

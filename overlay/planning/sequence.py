@@ -1,0 +1,42 @@
+"""The sequence of a plan: the files of a tree, and what patches and added modules make of them.
+
+A file that nothing touched is read once; of a touched one every step keeps the text that it left.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from overlay.package import Tree
+from overlay.planning.attempt import Texts
+from overlay.planning.scopes import Syntax
+
+
+class Step(NamedTuple):
+    """One patch or added module in the sequence: which it is, and what it left of its file."""
+
+    feature: int
+    file: int
+    label: str
+    after: bytes
+
+
+class Series:
+    """The files of a tree, and what the steps so far make of them."""
+
+    def __init__(self, tree: Tree, syntax: Syntax) -> None:
+        self._tree = tree
+        self.texts = Texts(syntax)
+        self._pristine: dict[str, bytes | None] = {}
+        self.steps: dict[str, list[Step]] = {}
+
+    def pristine(self, path: str) -> bytes | None:
+        """The bytes of the tree's own file."""
+        if path not in self._pristine:
+            self._pristine[path] = self._tree.read(path)
+        return self._pristine[path]
+
+    def current(self, path: str) -> bytes | None:
+        """The bytes that the steps so far leave."""
+        steps = self.steps.get(path)
+        return steps[-1].after if steps else self.pristine(path)

@@ -1,0 +1,62 @@
+"""Drafts of targets with several KV-cache groups, and with experts, in a real engine on CPU.
+
+As `test_engine_graphs`: real captures and replays, an audit of every call, junk in padded rows,
+and an oracle that knows every token and every accepted draft.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from overlay.proof.engine_launch import write_models
+from tests.draft_graphs.harness_client import (
+    Outcome,
+    Plan,
+    Run,
+    expect_graphs,
+    expect_right,
+    make_spec,
+    run_harness,
+)
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+K = 3
+#: The sizes of the first make every batch but the full one a padded one.
+RUNS = [Run("loop, only 8", "loop", ladder=(8,)), Run("step", "step")]
+NAMES = ("gpt-oss", "qwen3-next")
+
+
+def plan(models: Path, name: str) -> Plan:
+    """The engine of a target."""
+    if name == "gpt-oss":
+        return Plan(make_spec(models / name, "eagle3hid", K, kv_blocks=80), RUNS)
+    spec = make_spec(
+        models / name, "target", K, speculative={"method": "mtp"}, block_size=None, kv_blocks=80
+    )
+    return Plan(spec, RUNS, zero_null_block=True)
+
+
+@pytest.fixture(scope="module")
+def outcomes(
+    patched_python: Path, engine_python: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, Outcome]]:
+    """Each target in one engine."""
+    models = tmp_path_factory.mktemp("hybrids")
+    write_models(engine_python, models, "tiny_hybrids")
+    plans = [plan(models, name) for name in NAMES]
+    return dict(zip(NAMES, run_harness(patched_python, plans), strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("run", [each.name for each in RUNS])
+def test_drafts_are_those_of_the_oracle(
+    outcomes: dict[str, dict[str, Outcome]], name: str, run: str
+) -> None:
+    outcome = outcomes[name][run]
+    expect_right(outcome)
+    expect_graphs(outcome, K)
+    assert outcome.group > 0
+    assert {replay.split()[0] for replay in outcome.replays} == {"first", run[:4]}
