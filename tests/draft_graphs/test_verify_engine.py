@@ -128,6 +128,7 @@ def test_a_platform_without_graphs_is_told(patched_python: Path, tmp_path: Path)
         [
             *(sys.executable, "-m", "overlay", "verify", "--tiny", "--json"),
             *("--draft", "eagle3", "--mode", "loop", "--python", str(patched_python)),
+            *("--", *ARGUMENTS),
         ],
         cwd=environment.ROOT,
         env=variables,
