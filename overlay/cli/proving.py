@@ -141,6 +141,12 @@ def verify(
 @click.option("--rounds", type=click.IntRange(1), default=2, help="Starts of each engine; 2.")
 @click.option("--repeats", type=click.IntRange(2), default=5, help="Of each batch and round; 5.")
 @click.option("--tokens", type=click.IntRange(16), default=192, help="Tokens a request; 192.")
+@click.option(
+    "--accept",
+    type=click.FloatRange(0),
+    default=2.5,
+    help="Tokens a step by synthetic acceptance, 2.5; 0: what the models accept.",
+)
 @click.option("--mode", default="FULL_AND_PIECEWISE", help="The target's cudagraph_mode.")
 @click.option("--engine", metavar="JSON", default="{}", help="Further arguments of vllm.LLM.")
 @click.option("--python", metavar="PATH", help="The interpreter whose vLLM is timed.")
