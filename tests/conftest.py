@@ -36,6 +36,7 @@ LONGEST = {
             "engine/test_with_vllm.py",
             "draft_graphs/test_same_as_upstream.py",
             "in_memory/test_ray.py",
+            "ascend/test_twin.py",
             "on_disk/test_faults.py",
             "engine/test_engine_unchanged.py",
             "test_all_releases.py",

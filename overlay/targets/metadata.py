@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from overlay.errors import TargetError
 from overlay.package import VLLM, Package, distribution_name
-from overlay.targets.record import owns, packages_in
+from overlay.targets.record import may_list_packages, owns, packages_in
 from overlay.untrusted import UnfitFile, read_regular
 
 _VERSION_PY = re.compile(
@@ -138,7 +138,7 @@ def keeps_rows(owner: Distribution, package: Package) -> bool:
     is that of the package with its name, else of the first.
     """
     names = [distribution_name(name) for name in (owner.name, package.name)]
-    if names[0] == names[1]:
+    if names[0] == names[1] or may_list_packages(owner.record) == 1:
         return True
     brought = packages_in(owner.record)
     called = [name for name in brought if distribution_name(name) == names[0]]

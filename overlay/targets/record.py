@@ -6,6 +6,7 @@ import base64
 import binascii
 import csv
 import io
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -74,6 +75,11 @@ def owns(raw: bytes, package: Package = VLLM) -> bool:
     """Whether the distribution with this RECORD brought a package."""
     row = f"{package.initial},".encode()
     return raw.startswith(row) or b"\n" + row in raw
+
+
+def may_list_packages(record: bytes) -> int:
+    """The most packages that a RECORD can list; cheaper than ``packages_in``, and never too low."""
+    return len(re.findall(rb'(?:^|[\r\n])[^/\r\n]*/__init__\.py"?(?=[,\r\n]|$)', record))
 
 
 def packages_in(record: bytes) -> tuple[str, ...]:

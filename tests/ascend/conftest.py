@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scripts import environment
-from tests.engine.engine_fixtures import note_missing
+from tests.engine.engine_fixtures import ASCEND, note_missing
 
 
 @pytest.fixture(scope="session")
@@ -18,5 +18,5 @@ def ascend_python(engine_python: Path, pytestconfig: pytest.Config) -> Path:
         with capture.global_and_fixture_disabled():
             return environment.ascend_python()
     except environment.AscendUnavailable as error:
-        note_missing(pytestconfig, f"Nothing of vllm-ascend ran either: {error}")
+        note_missing(pytestconfig, str(error), ASCEND)
         pytest.skip(f"no torch_npu: {error}")

@@ -27,6 +27,7 @@ from vllm.v1 import overlay_effects
 from vllm.v1.worker import dbo_drafts
 
 FEATURE = "dbo-drafts"
+RUNNER = "vllm/v1/worker/gpu_model_runner.py"
 
 
 def runner(**changes: Any) -> Any:
@@ -104,38 +105,44 @@ def test_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Changed:
-    """A release in which upstream has changed a text."""
+    """A release in which upstream has changed texts, each the only one of its kind in its file."""
 
     root = None
 
-    def __init__(self, release: str, path: str, old: str, new: str) -> None:
+    def __init__(self, release: str, *changes: tuple[str, str, str]) -> None:
         self.target = resolve(release)
-        self.path, self.old, self.new = path, old.encode(), new.encode()
-        self.name = release
+        self.changes, self.name = changes, release
 
     def read(self, path: str) -> bytes | None:
         data = self.target.read(path)
-        if path != self.path or data is None:
-            return data
-        assert data.count(self.old) == 1
-        return data.replace(self.old, self.new)
+        for changed, old, new in self.changes:
+            if path == changed and data is not None:
+                assert data.count(old.encode()) == 1
+                data = data.replace(old.encode(), new.encode())
+        return data
+
+
+def patched_runner(release: str) -> ast.Module:
+    features = [each for each in load([shipped_folder()]) if each.id == FEATURE]
+    target = resolve(release)
+    changes = plan(features, target, target.release, target.record, Syntax()).changes
+    (after,) = [change.after for change in changes if change.path == RUNNER]
+    assert after is not None
+    return ast.parse(after)
+
+
+def function(tree: ast.Module, name: str) -> ast.FunctionDef:
+    (found,) = [
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name
+    ]
+    return found
 
 
 @pytest.mark.network
 @pytest.mark.parametrize("release", KNOWN_RELEASES)
 def test_the_drafter_is_given_what_the_hook_returns(release: str) -> None:
     """The hook is the last to assign what `_dummy_run` hands to the drafter."""
-    features = [each for each in load([shipped_folder()]) if each.id == FEATURE]
-    target = resolve(release)
-    path = "vllm/v1/worker/gpu_model_runner.py"
-    changes = plan(features, target, target.release, target.record, Syntax()).changes
-    (after,) = [change.after for change in changes if change.path == path]
-    assert after is not None
-    (run,) = [
-        node
-        for node in ast.walk(ast.parse(after))
-        if isinstance(node, ast.FunctionDef) and node.name == "_dummy_run"
-    ]
+    run = function(patched_runner(release), "_dummy_run")
     assigned = [
         (node.lineno, ast.unparse(node.value))
         for node in ast.walk(run)
@@ -153,17 +160,93 @@ def test_the_drafter_is_given_what_the_hook_returns(release: str) -> None:
     assert "slot_mappings" in [ast.unparse(each.value) for each in call.keywords]
 
 
+class Builder:
+    """A metadata builder that can update a block table, and says what it did."""
+
+    supports_update_block_table = True
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, **more: Any) -> str:
+        return f"built for {common_attn_metadata.name}"
+
+    def update_block_table(self, metadata: str, blocks: str, slots: str) -> str:
+        return f"{metadata}, with {blocks}"
+
+
 @pytest.mark.network
-def test_it_retires_where_vllm_has_merged_its_own_fix() -> None:
-    """As the pull request describes it: the drafter takes the first mapping of a list."""
-    features = [each for each in load([shipped_folder()]) if each.id == FEATURE]
-    merged: Any = Changed(
-        "0.33.0",
-        "vllm/v1/spec_decode/llm_base_proposer.py",
-        "        only_one_forward_pass = is_graph_capturing or self.parallel_drafting\n",
+@pytest.mark.parametrize("switch", ["on", "off"])
+@pytest.mark.parametrize("release", KNOWN_RELEASES)
+def test_every_release_builds_the_metadata_of_each_micro_batch(
+    release: str, switch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's own function, with two KV-cache groups of one kind and two micro-batches."""
+    monkeypatch.setenv(dbo_drafts.VARIABLE, switch)
+    build = function(patched_runner(release), "_build_attn_group_metadata")
+    group = SimpleNamespace(
+        get_metadata_builder=lambda number: Builder(),
+        layer_names=["layer"],
+        # From 0.32 on the group builds, and maps block tables.
+        build_metadata=lambda common, number: Builder().build(0, common),
+        map_to_kernel_block_table=lambda blocks, number: blocks,
+    )
+    metadata: list[dict[str, str]] = [{}, {}]
+    names: dict[str, Any] = {
+        each.id: type(each.id, (), {})
+        for each in ast.walk(build)
+        if isinstance(each, ast.Name) and each.id[0].isupper()
+    }
+    names |= {
+        "self": SimpleNamespace(attn_groups=[[group], [group]], model_config=None),
+        "kv_cache_groups": [SimpleNamespace(kv_cache_spec="a kind")] * 2,
+        "cached_attn_metadata": {},
+        "cascade_attn_prefix_lens": None,
+        "use_spec_decode": True,
+        "for_cudagraph_capture": False,
+        "attn_metadata": metadata,
+    }
+    future = ast.parse("from __future__ import annotations").body
+    exec(compile(ast.unparse(ast.Module([*future, build], [])), RUNNER, "exec"), names)
+
+    def built(gid: int, number: int) -> str:
+        name = f"{number} of group {gid}"
+        common = SimpleNamespace(name=name, block_table_tensor=f"blocks {name}", slot_mapping="")
+        names["_build_attn_group_metadata"](gid, 0, common, number)
+        return metadata[number]["layer"]
+
+    assert built(0, 0) == "built for 0 of group 0"
+    second = built(0, 1)
+    if switch == "off":
+        assert second == "built for 0 of group 0, with blocks 1 of group 0", "upstream's defect"
+        return
+    assert second == "built for 1 of group 0"
+    assert built(1, 0) == "built for 0 of group 0, with blocks 0 of group 1"
+    assert built(1, 1) == "built for 1 of group 0, with blocks 1 of group 1"
+
+
+#: As the pull request describes it: the drafter takes the first mapping of a list.
+SLOTS = (
+    "vllm/v1/spec_decode/llm_base_proposer.py",
+    "        only_one_forward_pass = is_graph_capturing or self.parallel_drafting\n",
+    (
         "        if isinstance(slot_mappings, list):\n"
         "            slot_mappings = slot_mappings[0] if slot_mappings else None\n"
-        "        only_one_forward_pass = is_graph_capturing or self.parallel_drafting\n",
-    )
+        "        only_one_forward_pass = is_graph_capturing or self.parallel_drafting\n"
+    ),
+)
+KEY = (
+    RUNNER,
+    "cache_key = (kv_cache_spec, type(builder))\n",
+    "cache_key = (kv_cache_spec, type(builder), ubid)\n",
+)
+
+
+@pytest.mark.network
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [((SLOTS,), State.PRISTINE), ((SLOTS, KEY), State.UPSTREAMED)],
+    ids=["one", "both"],
+)
+def test_it_retires_where_vllm_has_mended_both(changes: Any, state: State) -> None:
+    features = [each for each in load([shipped_folder()]) if each.id == FEATURE]
+    merged: Any = Changed("0.33.0", *changes)
     (result,) = plan(features, merged, merged.target.release, {}, Syntax()).features
-    assert result.state is State.UPSTREAMED
+    assert result.state is state

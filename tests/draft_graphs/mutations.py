@@ -193,7 +193,7 @@ words say which part of the module it is about. What shows it:
 - *error*: serving failed; *use*: graphs were used for what they must not be;
 - *settings*: ranks that differ started, or one waited for another without end
   (`tests/draft_graphs/test_same_settings.py`);
-- *outputs*: what was joined is not what one batch returns (`tests/dbo_drafts`);
+- *outputs*: what micro-batches get or return is not theirs (`tests/dbo_drafts`);
 - *policy*, *builders*: the test of the policy, or of the metadata builders, without an engine.
 
 | stands for | mutation | shown by |

@@ -59,5 +59,6 @@ MICRO_BATCH_MUTATIONS = (
     ("a dummy run hands the drafter the slot mappings of its micro-batches (two ranks)", "error"),
     ("outputs of micro-batches are joined as if each were one tensor (two ranks)", "error"),
     ("outputs of micro-batches are joined in another order", "outputs"),
+    ("the second micro-batch gets the attention metadata of the first", "outputs"),
     ("graphs are captured while a micro-batch is running", "use"),
 )

@@ -126,8 +126,8 @@ def builder_of(release: str, path: str) -> str | None:
             return None if cls is None else cls.path
     for base in backend.node.bases:
         cls = find(release, backend.module, ast.unparse(base))
-        if cls is not None and (path := builder_of(release, cls.path)):
-            return path
+        if cls is not None and (builder := builder_of(release, cls.path)):
+            return builder
     return None
 
 

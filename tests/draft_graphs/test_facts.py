@@ -63,7 +63,7 @@ def instance(path: str) -> Any:
 class Group:
     """An attention group of the draft, as far as facts go."""
 
-    layer_names = ("draft.0",)
+    layer_names: tuple[str, ...] = ("draft.0",)
 
     def __init__(
         self, name: str = "FLASH_ATTN", cls: str | None = None, *, threshold: int | None = None

@@ -308,6 +308,21 @@ def test_a_refusal_at_the_capture_is_one_line(log: list[str]) -> None:
     assert drafter.propose() is None
 
 
+@pytest.mark.parametrize(("kept", "level"), [(False, "WARNING"), (True, "INFO")])
+def test_what_no_gpu_has_shown_is_named_when_it_is_captured(
+    log: list[str], kept: bool, level: str
+) -> None:
+    drafter = Drafter(untried=not kept)
+    double = drafter.backend.attention[-1]
+    shown = replace(double, evidence="reading", where="a page", kept=kept)
+    drafter.backend.attention = (shown,)
+    drafter.capture()
+    assert drafter.keys
+    (line,) = [each for each in log if "no GPU has shown" in each]
+    assert line.startswith(f"{level} Draft graphs: ")
+    assert "attention backend CPU_ATTN on platform cuda (reading: a page)" in line
+
+
 def test_other_ranks_say_nothing_but_warnings(
     log: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -28,22 +27,25 @@ from hypothesis import strategies as st
 from tests.draft_graphs.added_modules import FOLDER, require_fit
 from tests.draft_graphs.drafters import Drafter
 from tests.draft_graphs.together_mutations import TOGETHER_MUTATIONS, TogetherMutation
-from tests.draft_graphs.twin_model import Shape
+from tests.draft_graphs.together_ranks import (
+    SHAPE,
+    TOGETHER,
+    K,
+    Rank,
+    prepare,
+    step,
+    step_watched,
+    watched,
+)
 from tests.support.code_edits import edited
 
 # The feature's modules lie beside vLLM's own once `drafters` is imported.
 # isort: split
 from vllm.config import CUDAGraphMode
-from vllm.v1.spec_decode.draft_graphs import coupling, draft_graphs, ranks, replay
+from vllm.v1.spec_decode.draft_graphs import coupling, draft_graphs, ranks
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
-#: Three graphs of each role.
-SHAPE = Shape(k=2, mode="auto", max_num_seqs=3, max_capture_tokens=9)
-K = SHAPE.k
-#: Tokens of the target's FULL graphs.
-FULL_SIZES = (3, 6, 9)
-TOGETHER = coupling.Coupling(coupling.Manner.TOGETHER, "experts")
 #: What a rank does in a step: drafts for so many requests; has none; has no room to draft for one;
 #: has a prefill; finds in its batch that no graph holds it.
 DOINGS = st.one_of(
@@ -52,85 +54,9 @@ DOINGS = st.one_of(
 )
 
 
-@dataclass
-class Rank:
-    """One rank, what it replayed in a step, and how often upstream's code asked the others."""
-
-    drafter: Drafter
-    replayed: list[str] = field(default_factory=list)
-    asked: int = 0
-
-    @property
-    def graphs(self) -> Any:
-        return self.drafter.graphs
-
-    def full_tokens(self, doing: int | str) -> int | None:
-        """The tokens of its FULL graph in the target's agreement; None if it has none."""
-        if self.graphs.vetoes() or doing == "prefill":
-            return None
-        tokens = (K + 1) * (doing if isinstance(doing, int) else 1)
-        return next((size for size in FULL_SIZES if size >= tokens), None)
-
-    def draft(self, doing: int | str) -> Any:
-        """Draft as vLLM's runner does; the drafts, None where upstream's code makes them."""
-        self.replayed.clear()
-        if doing in ("idle", "no room"):
-            self.asked += not self.graphs.dummy_run(False)
-            return None
-        batch = self.drafter.batch(doing if isinstance(doing, int) else 1)
-        if doing == "unforeseen":
-            batch["common_attn_metadata"].causal = False
-        drafts = self.graphs.propose(**batch)
-        self.asked += drafts is None
-        return drafts
-
-
 @pytest.fixture(scope="module")
 def both() -> list[Rank]:
     return [Rank(Drafter(SHAPE, coupling=TOGETHER)) for _ in range(2)]
-
-
-def prepare(both: list[Rank]) -> None:
-    """Let all ranks capture, unless they can go on with what they have."""
-    for rank in both:
-        if rank.graphs.captured is None or rank.graphs.together.vetoed:
-            rank.drafter.capture()
-        assert rank.graphs.captured is not None
-        rank.asked = 0
-
-
-def watched(both: list[Rank]) -> Any:
-    """A context in which each rank's replays are noted."""
-    run = replay.Replay.run
-
-    def noted(self: Any, key: Any) -> None:
-        (rank,) = [each for each in both if each.graphs.replay is self]
-        rank.replayed.append(f"{key.role} {key.num_reqs}")
-        run(self, key)
-
-    return mock.patch.object(replay.Replay, "run", noted)
-
-
-def step(both: list[Rank], doings: list[int | str]) -> list[Any]:
-    """One step of all ranks: the target's agreement, the drafts, the drafter's agreement."""
-    sizes = [rank.full_tokens(doing) for rank, doing in zip(both, doings, strict=True)]
-    full = None not in sizes
-    for rank in both:
-        mode = CUDAGraphMode.FULL if full else CUDAGraphMode.NONE
-        rank.graphs.agree(mode, max(size or 0 for size in sizes))
-    before = [rank.asked for rank in both]
-    drafts = [rank.draft(doing) for rank, doing in zip(both, doings, strict=True)]
-    asked = [rank.asked - old for rank, old in zip(both, before, strict=True)]
-    assert len(set(asked)) == 1, "a rank asks, and another replays"
-    assert both[0].replayed == both[1].replayed
-    if asked[0]:
-        votes = [rank.graphs.vote(CUDAGraphMode.NONE).value for rank in both]
-        modes = {rank.graphs.counted(min(votes)) for rank in both}
-        assert modes == {0}
-    else:
-        assert full
-        assert len(both[0].replayed) == 2, "first, and loop"
-    return drafts
 
 
 class Reaching(torch.nn.Module):  # type: ignore[misc, name-defined, unused-ignore]  # mypy may see no PyTorch
@@ -177,11 +103,6 @@ def test_a_rank_drafts_what_it_drafts_alone(both: list[Rank]) -> None:
     for other in (1, 2, 3):
         drafts, _ = step_watched(both, [3, other])
         assert torch.equal(drafts, expected)
-
-
-def step_watched(both: list[Rank], doings: list[int | str]) -> list[Any]:
-    with watched(both):
-        return step(both, doings)
 
 
 def test_the_agreed_size_is_that_of_the_rank_with_most_requests(both: list[Rank]) -> None:

@@ -113,14 +113,14 @@ TOGETHER_MUTATIONS = (
     TogetherMutation(
         "load balancing counts the rows of a rank without requests",
         "many GPUs 11",
-        (*_PADDED, "upstream.count_experts_tokens(self._proposer, 0)", "None"),
+        (*_PADDED, "_count_experts_tokens(self._proposer, 0)", "None"),
         "test_load_balancing_is_told_how_many_rows_are_no_padding",
         ("idle", [0]),
     ),
     TogetherMutation(
         "load balancing counts the tokens of the first pass in the later ones",
         "hazard 12",
-        (*_PROPOSE, "upstream.count_experts_tokens(self._proposer, reqs)", "None"),
+        (*_PROPOSE, "_count_experts_tokens(self._proposer, reqs)", "None"),
         "test_load_balancing_is_told_how_many_rows_are_no_padding",
         (3, [9, 3]),
     ),

@@ -22,8 +22,17 @@ from scripts import environment
 from tests.engine.private_copy import PrivateCopy, make_private_copy
 
 _SKIPS_ITSELF = re.compile(r"^(\w+(: \w+)? = )?pytest\.importorskip\(", re.MULTILINE)
-NO_ENGINE = pytest.StashKey[str]()
-NO_ENGINE_OUTPUT = "why there is no engine"
+ENGINE = (
+    "THE ENGINE WAS NOT TESTED",
+    "No real vLLM ran, so nothing here shows that a patched vLLM still drafts as it should. ",
+)
+ASCEND = (
+    "VLLM-ASCEND WAS NOT TESTED",
+    "Nothing of it ran, so nothing here shows that a patched one still drafts as it should. ",
+)
+#: By title, what was not tested and why.
+NOT_TESTED = pytest.StashKey[dict[str, str]]()
+NOT_TESTED_OUTPUT = "what was not tested"
 
 
 class OverlayFailed(AssertionError):
@@ -52,20 +61,24 @@ def overlay(*arguments: str | Path, expect: int = 0) -> str:
     return ended.stdout
 
 
-def note_missing(config: pytest.Config, reason: str) -> None:
-    """Keep the reason why there is no engine for the end of the session, of whichever process."""
-    config.stash[NO_ENGINE] = reason
+def note_missing(config: pytest.Config, reason: str, what: tuple[str, str] = ENGINE) -> None:
+    """Keep the reason why something did not run for the end of the session.
+
+    :param what: ``ENGINE`` or ``ASCEND``.
+    """
+    title, text = what
+    notes = config.stash.setdefault(NOT_TESTED, {})
+    notes[title] = text + reason
     output = getattr(config, "workeroutput", None)  # of a process that pytest-xdist started
     if output is not None:
-        output[NO_ENGINE_OUTPUT] = reason
+        output[NOT_TESTED_OUTPUT] = notes
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
     """Take over what a process of pytest-xdist noted."""
-    reason = getattr(node, "workeroutput", {}).get(NO_ENGINE_OUTPUT)
-    if reason is not None:
-        node.config.stash[NO_ENGINE] = reason
+    notes = getattr(node, "workeroutput", {}).get(NOT_TESTED_OUTPUT, {})
+    node.config.stash.setdefault(NOT_TESTED, {}).update(notes)
 
 
 @pytest.fixture(scope="session")
@@ -110,12 +123,6 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say so, at the end and unmistakably, where the engine tests were skipped."""
-    reason = terminalreporter.config.stash.get(NO_ENGINE, None)
-    if reason is None:
-        return
-    terminalreporter.section("THE ENGINE WAS NOT TESTED", sep="!", red=True, bold=True)
-    terminalreporter.line(
-        "No real vLLM engine ran, so nothing here shows that a patched vLLM still drafts as it "
-        "should. " + reason,
-        red=True,
-    )
+    for title, text in terminalreporter.config.stash.get(NOT_TESTED, {}).items():
+        terminalreporter.section(title, sep="!", red=True, bold=True)
+        terminalreporter.line(text, red=True)

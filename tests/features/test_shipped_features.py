@@ -389,7 +389,10 @@ def test_the_names_that_a_hook_uses_are_assigned_before_it(release: str) -> None
             if old.issuperset(lines[function.lineno - 1 : function.end_lineno]):
                 continue
             known = everywhere | bound_by(list(ast.walk(function)))
-            known |= {one.arg for one in [*function.args.args, *function.args.kwonlyargs]}
+            # A function inside it has arguments of its own, and is looked at itself.
+            for inner in ast.walk(function):
+                if isinstance(inner, ast.FunctionDef):
+                    known |= {one.arg for one in [*inner.args.args, *inner.args.kwonlyargs]}
             stored: dict[str, int] = {}
             for name in names(function, ast.Store):
                 stored[name.id] = min(name.lineno, stored.get(name.id, name.lineno))

@@ -15,7 +15,7 @@ A cell named ``without-...`` switches off one of the features that let vLLM star
 it stops with the error that users have reported. ``eplb`` has no micro-batches: experts are moved
 every 16 steps beside a draft that has none.
 
-    micro_batches.py --out result.json [--only REGEX] [--limit 500]
+    micro_batches.py --out result.json [--only REGEX] [--jobs 3] [--limit 500]
 
 Writes one JSON file. ``--double`` is a rehearsal on CPU, without captures of micro-batches.
 """
@@ -33,6 +33,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", default="", help=f"regular expression on {', '.join(CELLS)}")
     parser.add_argument("--limit", type=float, default=500, help="seconds for all cells together")
+    parser.add_argument("--jobs", type=int, default=3, help="engines at a time")
     parser.add_argument("--double", action="store_true", help="on CPU, with the graph double")
     parser.add_argument("--cell", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -219,14 +221,18 @@ def main() -> int:
     logs.mkdir(parents=True, exist_ok=True)
     chosen = [name for name in CELLS if re.search(arguments.only, name)]
     results: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="models-") as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="models-") as folder,
+        ThreadPoolExecutor(arguments.jobs) as pool,
+    ):
         models = data_parallel.write_models(Path(folder))["moe"]
-        for name in chosen:
-            found = launch(name, models, logs, arguments)
+        work = [pool.submit(launch, name, models, logs, arguments) for name in chosen]
+        for each in work:
+            found = each.result()
             results.append(found)
             done = [(rank["replays"], rank["target"]) for rank in found.get("ranks", ())]
             state = "ok" if found["ok"] else f"WRONG {found['why']}"
-            print(name, done, f"{found['wall_s']} s", state, flush=True)
+            print(found["cell"], done, f"{found['wall_s']} s", state, flush=True)
             date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
             document = {"date": date, "cells": results}
             arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

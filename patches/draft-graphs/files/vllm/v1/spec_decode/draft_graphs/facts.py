@@ -18,7 +18,7 @@ from .capabilities import (
     Backend,
     backend_row,
 )
-from .coupling import coupling
+from .coupling import LOW_LATENCY_EXCHANGES, coupling
 from .drafter import Drafter, drafter_of
 from .graph_backend import GraphBackend
 from .policy import NO_CAPTURE, Facts
@@ -50,7 +50,7 @@ def early_facts(proposer: Any, backend: GraphBackend) -> Facts:
         and getattr(proposer, "draft_uses_xdrope_dim", 0) > 0,
         adapted_layers=adapters.kept(proposer),
         coupling=coupling(proposer),
-        low_latency_exchange=str(parallel.all2all_backend) in upstream.LOW_LATENCY_EXCHANGES,
+        low_latency_exchange=str(parallel.all2all_backend) in LOW_LATENCY_EXCHANGES,
         decode_context_parallel_size=int(parallel.decode_context_parallel_size),
         prefill_context_parallel_size=int(parallel.prefill_context_parallel_size),
         sequence_parallel=upstream.sequence_parallel(config),
@@ -128,7 +128,7 @@ def attention_of(proposer: Any, rows: Iterable[Backend], platform: str) -> tuple
     here = [row for row in rows if platform in row.platforms]
     known = {name for row in here for name in row.classes}
     context = proposer.vllm_config.compilation_config.static_forward_context
-    backends = {}
+    backends: dict[Attention, None] = {}
     for group in proposer.draft_attn_groups:
         builder = group.get_metadata_builder()
         layers = [context[name] for name in group.layer_names if name in context]
@@ -169,7 +169,7 @@ def _longest_draft(builder: Any) -> int | None:
 
     None where it never does: before 0.29, from 0.32 on, and where the gluon kernel does not decode.
     """
-    module = sys.modules.get(type(builder).__module__)
+    module: Any = sys.modules.get(type(builder).__module__)
     supports = getattr(module, "_pa_gluon_supports", None)
     if supports is None or not supports(builder.num_heads_q, builder.num_heads_kv, builder.headdim):
         return None

@@ -9,7 +9,7 @@ import torch
 from vllm.logger import init_logger
 from vllm.v1 import overlay_effects
 
-from . import messages, ranks, upstream
+from . import messages, ranks
 from .capture import Captured
 from .keys import FEATURE, ROLES, DraftKey
 from .policy import Facts
@@ -71,7 +71,7 @@ class Replay:
         """Replay the graphs with every row padded: for the other ranks, without a draft."""
         first, later = keys
         self.captured.buffers.pad_all(self._proposer)
-        upstream.count_experts_tokens(self._proposer, 0)
+        _count_experts_tokens(self._proposer, 0)
         self.run(first)
         if later is not None:
             self._run_later(later, self._k)
@@ -115,6 +115,8 @@ class Replay:
         reason = self._not_uniform(reqs, tokens, cad, mm_embed_inputs) or self._mismatch(
             k, cad, target_hidden_states
         )
+        first: DraftKey | None
+        later: DraftKey | None
         if agreed is not None:
             first, later = self._checked(agreed, reason, reqs, k, sampled)
         else:
@@ -138,10 +140,10 @@ class Replay:
         )
         if sampling is not None:
             sampling.stage(sampling_metadata.temperature, reqs, first.num_reqs)
-        upstream.count_experts_tokens(self._proposer, reqs * self._first_tokens)
+        _count_experts_tokens(self._proposer, reqs * self._first_tokens)
         self.run(first)
         if later is not None:
-            upstream.count_experts_tokens(self._proposer, reqs)
+            _count_experts_tokens(self._proposer, reqs)
             self._run_later(later, k)
         if self._probabilistic:
             # Where upstream's `propose` leaves them for vLLM to take.
@@ -187,7 +189,7 @@ class Replay:
             seq_lens=cad.seq_lens,
             block_table=cad.block_table_tensor,
         )
-        upstream.count_experts_tokens(self._proposer, reqs)
+        _count_experts_tokens(self._proposer, reqs)
         self._run_later(key, k)
         return _drafts(self.captured, k, reqs)
 
@@ -343,6 +345,17 @@ class Replay:
             if ranks.writes_log():
                 logger.info("%s", messages.left_line(reason))
         return reason
+
+
+def _count_experts_tokens(proposer: Any, num_tokens: int) -> None:
+    """Tell expert load balancing how many tokens of the next passes are not padding.
+
+    From 0.25 on the layers of experts read it from the device, in a graph as elsewhere; until then,
+    and without load balancing of the draft's experts, there is nobody to tell.
+    """
+    state = getattr(proposer, "eplb_state", None)
+    if state is not None:
+        state.prepare_forward(proposer.draft_model_config, num_tokens)
 
 
 def _drafts(captured: Captured, k: int, reqs: int) -> torch.Tensor:

@@ -18,10 +18,6 @@ import torch
 from .drafter import own_methods
 from .ranks import token_counts
 
-# all2all backends whose buffers alternate with every call: a rank that made one call less than the
-# others, as when a capture fails between two of them, reads the wrong half from then on.
-LOW_LATENCY_EXCHANGES = ("deepep_low_latency", "nixl_ep")
-
 # Methods of SpecDecodeBaseProposer whose work the graphs take over or build on. A proposer that
 # has its own version of one of them keeps upstream's drafting.
 TAKEN_OVER = (
@@ -191,17 +187,6 @@ def combine_width(proposer: Any) -> int | None:
     fc = getattr(getattr(proposer.model, "model", None), "fc", None)
     width = getattr(fc, "input_size", None) or getattr(fc, "in_features", None)
     return int(width) if width is not None else None
-
-
-def count_experts_tokens(proposer: Any, num_tokens: int) -> None:
-    """Tell expert load balancing how many tokens of the next passes are not padding.
-
-    From 0.25 on the layers of experts read it from the device, in a graph as elsewhere; until then,
-    and without load balancing of the draft's experts, there is nobody to tell.
-    """
-    state = getattr(proposer, "eplb_state", None)
-    if state is not None:
-        state.prepare_forward(proposer.draft_model_config, num_tokens)
 
 
 @contextmanager
