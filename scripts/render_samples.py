@@ -66,7 +66,10 @@ SCENES = (
 def install(folder: Path) -> None:
     """Write the files of the release that the shipped features are about, as pip would."""
     target = resolve(RELEASE)
-    paths = {"vllm/__init__.py", "vllm/_version.py", *paths_of(load([shipped_folder()]))}
+    features = [
+        feature for feature in load([shipped_folder()]) if feature.package == target.package
+    ]
+    paths = {"vllm/__init__.py", "vllm/_version.py", *paths_of(features)}
     contents = {path: content for path in sorted(paths) if (content := target.read(path))}
     info = f"vllm-{RELEASE}.dist-info"
     metadata = f"Metadata-Version: 2.4\nName: vllm\nVersion: {RELEASE}\n\n"

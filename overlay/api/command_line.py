@@ -6,7 +6,7 @@ Each function imports what it needs when it is called, so that ``--help`` stays 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from overlay.api.calls import accepted, as_name, request
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from overlay.report.progress import Meter
     from overlay.report.reading import CheckReport
     from overlay.report.running import ProcessesReport
+    from overlay.report.verified import VerifyReport
     from overlay.targets.target import Progress
 
 
@@ -253,6 +254,23 @@ def known_releases() -> tuple[str, ...]:
     from overlay.package import KNOWN_RELEASES
 
     return KNOWN_RELEASES
+
+
+def verify(progress: Meter, modes: Sequence[str], **options: Any) -> VerifyReport:
+    """What ``overlay verify`` does.
+
+    :param modes: titles of modes; :param options: the other fields of ``commands.verify.Question``.
+    """
+    from overlay.commands.verify import Question
+    from overlay.commands.verify import verify as command
+    from overlay.proof.verification import Mode
+
+    def told(title: str, seconds: float | None) -> None:
+        took = "started" if seconds is None else f"ended after {seconds:.0f} s"
+        progress.line(f"engine {title}: {took}")
+
+    chosen = tuple(Mode[title.upper()] for title in modes)
+    return command(Question(modes=chosen, **options), told)
 
 
 def meter() -> Meter:

@@ -39,6 +39,9 @@ COMMANDS = {
     "diff": Entry("arguments", "Print the change as one unified diff."),
     "list": Entry("arguments", "Show the features and the releases they are made for."),
     "doctor": Entry("about", "Show everything that a bug report needs, and what needs you."),
+    "verify": Entry(
+        "proving", "Serve your models with and without draft graphs, and compare the drafts."
+    ),
     "cache": Entry("about", "Show or empty the cache: dir, size or clean."),
     "completion": Entry("about", "Print what makes your shell complete overlay's words."),
     "help": Entry("about", "Show the help of a command."),

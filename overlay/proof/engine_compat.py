@@ -6,8 +6,10 @@ Imported in the environment of the engine only; nothing here runs before vLLM ma
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,9 @@ WATCHED_MODULES = (
     "vllm.v1.worker.gpu_model_runner",
     "vllm.v1.cudagraph_dispatcher",
 )
+#: The feature that gives the drafter its graphs, and the package that it adds to vLLM.
+DRAFT_GRAPHS = "draft-graphs"
+DRAFT_GRAPHS_PACKAGE = "vllm.v1.spec_decode.draft_graphs"
 #: Entry of ``speculative_config``.
 OWN_ATTENTION = "attention_backend"
 #: Name in the metrics without ``vllm:`` -> name in the result.
@@ -168,6 +173,40 @@ def describe_engine(llm: Any) -> list[dict[str, Any]]:
     """``describe_worker`` for every worker, by rank."""
     descriptions: list[dict[str, Any]] = llm.collective_rpc(describe_worker)
     return sorted(descriptions, key=lambda worker: int(worker["rank"]))
+
+
+def draft_graph_facts(worker: Any) -> dict[str, Any]:
+    """What draft-graphs is and has counted on one rank.  Called in the worker's own process.
+
+    ``runner``: ``v1``, ``v2`` or null; ``state`` and ``text``: what the feature reports;
+    ``captured``: graphs by role; ``replayed``: replays by role; ``left``: its other counts by text.
+    """
+    runner = worker.model_runner
+    effects = importlib.import_module("vllm.v1.overlay_effects").effects()
+    told = effects.get(DRAFT_GRAPHS) or {"state": None, "text": "", "counts": {}}
+    replays = importlib.import_module(f"{DRAFT_GRAPHS_PACKAGE}.replay").REPLAYS
+    replayed: Counter[str] = Counter()
+    for (role, _), name in replays.items():
+        replayed[role] += told["counts"].get(name, 0)
+    known = set(replays.values())
+    dispatcher = getattr(drafter_of(runner), "cudagraph_dispatcher", None)
+    return {
+        "rank": int(worker.rank),
+        "runner": runner_version(runner),
+        "state": told["state"],
+        "text": told["text"],
+        "captured": dict(Counter(key.role for key in getattr(dispatcher, "draft_keys", ()))),
+        "replayed": {role: count for role, count in replayed.items() if count},
+        "left": {name: count for name, count in told["counts"].items() if name not in known},
+    }
+
+
+def runner_version(runner: Any) -> str | None:
+    """Which model runner an object is: ``v1``, ``v2``, or ``None`` for any other."""
+    modules = {cls.__module__ for cls in type(runner).__mro__}
+    if "vllm.v1.worker.gpu.model_runner" in modules:
+        return "v2"
+    return "v1" if "vllm.v1.worker.gpu_model_runner" in modules else None
 
 
 def _name(cls: type) -> str:

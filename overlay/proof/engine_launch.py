@@ -68,10 +68,16 @@ def foreign_environment() -> dict[str, str]:
     }
 
 
-def write_models(python: Path | str, folder: Path, writer: str = "tiny_models") -> None:
+def write_models(
+    python: Path | str,
+    folder: Path,
+    writer: str = "tiny_models",
+    environment: Mapping[str, str] | None = None,
+) -> None:
     """Write models into ``folder``, in an environment that has PyTorch.
 
     :param writer: one of ``WRITERS``.
+    :param environment: the variables to run under; default: ``foreign_environment``.
     :raises ValueError: if the writer is unknown.
     :raises subprocess.CalledProcessError: if it fails.
     :raises subprocess.TimeoutExpired: if it takes longer than ten minutes.
@@ -83,7 +89,7 @@ def write_models(python: Path | str, folder: Path, writer: str = "tiny_models") 
         subprocess.run(
             [str(python), "-m", f"overlay.proof.{writer}", str(folder.resolve())],
             cwd=work,
-            env=append_path(foreign_environment(), code),
+            env=append_path(environment or foreign_environment(), code),
             check=True,
             timeout=600,
         )

@@ -57,6 +57,7 @@ class Code(str, Enum):
     PORTED = "ported"
     NOTHING_TO_PORT = "nothing-to-port"
     PORT_ENDED = "port-ended"
+    VERIFIED = "verified"
     # Something needs the user.
     NEEDS_ATTENTION = "needs-attention"
     APPLY_COMPLETES = "apply-completes"
@@ -77,6 +78,9 @@ class Code(str, Enum):
     PORT_REVIEW = "port-review"
     PORT_CONFLICTS = "port-conflicts"
     PROBLEMS = "problems"
+    DRAFTS_DIFFER = "drafts-differ"
+    ENGINE_DIED = "engine-died"
+    NOT_VERIFIED = "not-verified"
     # Usage or environment.
     USAGE = "usage"
     ENVIRONMENT = "environment"
@@ -112,6 +116,9 @@ _ATTENTION = frozenset(
         Code.PORT_REVIEW,
         Code.PORT_CONFLICTS,
         Code.PROBLEMS,
+        Code.DRAFTS_DIFFER,
+        Code.ENGINE_DIED,
+        Code.NOT_VERIFIED,
     }
 )
 

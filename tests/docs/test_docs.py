@@ -75,6 +75,8 @@ def problem_of(call: str) -> str | None:
     command: click.Command = cli
     while words:
         word = words.pop(0)
+        if word == "--":
+            return None  # what follows goes to another program
         option, _, value = word.partition("=")
         if word.startswith("-") and word != "-":
             known = {name: one for one in command.params for name in one.opts}

@@ -49,10 +49,14 @@ def runner_of(llm: Any) -> Any:
 
 def capture_model(llm: Any) -> None:
     """Let the runner capture all its graphs, as a GPU's worker does at the end of its start."""
+    capture(runner_of(llm))
+
+
+def capture(runner: Any) -> None:
+    """The same of a runner."""
     from vllm.v1.worker import gpu_model_runner
     from vllm.v1.worker.workspace import init_workspace_manager
 
-    runner = runner_of(llm)
     init_workspace_manager(runner.device)
     memory = (1 << 34, 1 << 35)
     with (

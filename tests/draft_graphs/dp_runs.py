@@ -65,6 +65,13 @@ def together_runs() -> list[DpRun]:
     ]
 
 
+def different_plans() -> DpRun:
+    """Ranks that would capture different graphs: both fail, so it is the last run of a pair."""
+    return dp_run(
+        "together: different plans", "loop", "step", requests=(busy()[:1], idle()[:1]), reaches=True
+    )
+
+
 def glm_runs() -> list[DpRun]:
     """Runs whose draft is an MTP layer with experts; rank 1 is mostly idle."""
     return [dp_run("loop", "loop", requests=(at_least_three(busy()), at_least_three(idle())))]

@@ -30,7 +30,15 @@ from tests.draft_graphs.dp_client import (
 )
 from tests.draft_graphs.dp_mutations import DP_MUTATIONS, DpMutation
 from tests.draft_graphs.dp_rank import DpOutcome, DpRun
-from tests.draft_graphs.dp_runs import FAILING, K, glm_runs, glm_spec, good_runs, soak
+from tests.draft_graphs.dp_runs import (
+    FAILING,
+    K,
+    different_plans,
+    glm_runs,
+    glm_spec,
+    good_runs,
+    soak,
+)
 from tests.draft_graphs.harness_client import expect_graphs, expect_right
 
 Ranks = list[dict[str, DpOutcome]]
@@ -65,6 +73,7 @@ def pairs(
 ) -> dict[str, list[dict[str, DpOutcome]] | RanksFailed]:
     alone = [each for each in DP_MUTATIONS if each.alone]
     shared = [*good_runs(), *(run_of(each) for each in DP_MUTATIONS if not each.alone)]
+    shared.append(different_plans())
     plans = [(make_dp_spec(moe_models, "eagle3hid", K), shared)]
     # A wait that nobody ends is what shows these, so it is short.
     plans += [(make_dp_spec(moe_models, "eagle3hid", K, patience=15), [run_of(m)]) for m in alone]
@@ -274,6 +283,16 @@ class TestRanksThatCannotGoOnTogether:
             expect_right(outcome)
             assert not outcome.captured
             assert set(outcome.trail) == {UPSTREAM}
+
+    def test_ranks_that_would_capture_different_graphs_stop_with_a_table(
+        self, ranks: Ranks
+    ) -> None:
+        for rank in range(RANKS):
+            error = ranks[rank]["together: different plans"].error or ""
+            assert "the ranks draft together, and would capture different graphs" in error
+            assert "  rank 0: mode = loop" in error
+            assert "  rank 1: mode = step" in error
+            assert "attention" not in error.partition("They differ in:")[2]
 
     def test_all_ranks_withdraw_in_the_step_behind_a_batch_that_one_cannot_replay(
         self, ranks: Ranks

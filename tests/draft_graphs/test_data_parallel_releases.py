@@ -15,7 +15,11 @@ from collections.abc import Iterator
 import pytest
 from packaging.version import Version
 
+from overlay.features.folder import load
+from overlay.features.sources import shipped_folder
 from overlay.package import KNOWN_RELEASES
+from overlay.planning.planner import plan
+from overlay.planning.scopes import Syntax
 from overlay.targets.resolution import resolve
 from tests.draft_graphs.added_modules import FOLDER
 
@@ -203,13 +207,49 @@ def test_the_least_vote_is_the_mode_and_only_none_leaves_sizes_apart(release: st
     assert "synced_cudagraph_mode != 0" in ast.unparse(scope(utils, "_synchronize_dp_ranks"))
 
 
+@functools.cache
+def patched(release: str, path: str) -> ast.Module:
+    """A file of vLLM as the draft graphs leave it."""
+    features = [each for each in load([shipped_folder()]) if each.id == "draft-graphs"]
+    target = resolve(release)
+    changes = plan(features, target, target.release, target.record, Syntax()).changes
+    (after,) = [change.after for change in changes if change.path == f"vllm/{path}"]
+    assert after is not None
+    return ast.parse(after)
+
+
 def test_a_rank_without_room_joins_the_draft_passes(release: str) -> None:
-    """Upstream's from 0.25 on, the feature's hunk before."""
-    text = ast.unparse(
-        scope(source(release, "v1/worker/gpu_model_runner.py"), "GPUModelRunner", "sample_tokens")
+    """By upstream's own line from 0.25 on, by the feature's hunk before; never by both."""
+    path = "v1/worker/gpu_model_runner.py"
+    joins = "self.drafter.dummy_run(num_tokens=1)"
+    upstreams = ast.unparse(scope(source(release, path), "GPUModelRunner", "sample_tokens"))
+    assert (joins in upstreams) == (Version(release) >= Version("0.25"))
+    function = scope(patched(release, path), "GPUModelRunner", "sample_tokens")
+    (padded,) = [node for node in ifs(function) if ast.unparse(node.test) == "use_gpu_toks"]
+    branch = "\n".join(map(ast.unparse, padded.body))
+    assert branch.count(joins) == 1
+    (alone,) = [
+        node
+        for node in ifs(ast.Module(padded.body, []))
+        if joins in "\n".join(map(ast.unparse, node.body)) and "data_parallel" in ast.unparse(node)
+        if "data_parallel_size > 1" in ast.unparse(node.test)
+    ]
+    without_room = "not input_fits_in_drafter" in ast.unparse(alone.test) or any(
+        alone in ast.walk(ast.Module(node.orelse, []))
+        for node in ifs(ast.Module(padded.body, []))
+        if ast.unparse(node.test) == "input_fits_in_drafter"
     )
-    joins = "self.drafter.dummy_run(num_tokens=1)" in text
-    assert joins == (Version(release) >= Version("0.25"))
-    first, last = ("0.20.0", "0.24.0")
-    patch = (FOLDER.parents[3] / "70-runner-agreement" / f"{first}..{last}.patch").read_text()
-    assert "+                    self.drafter.dummy_run(num_tokens=1)" in patch
+    assert without_room, "a rank with room runs dummy passes, too"
+
+
+def test_the_targets_agreement_is_kept_where_all_ranks_have_the_same(release: str) -> None:
+    """Behind the line that makes this rank's batch as large as all others."""
+    path = "v1/worker/gpu_model_runner.py"
+    function = scope(
+        patched(release, path), "GPUModelRunner", "_determine_batch_execution_and_padding"
+    )
+    text = ast.unparse(function)
+    same = text.index("assert batch_descriptor.num_tokens == num_tokens_padded")
+    assert text.index("draft_graphs.agree(cudagraph_mode, num_tokens_padded)") > same
+    veto, asked = text.index("draft_graphs.vetoes()"), text.index("coordinate_batch_across_dp(")
+    assert veto < asked < same

@@ -18,7 +18,7 @@ gets two short requests, then the other way round. A cell is right if
 
 A cell that hangs is killed with all its processes and has failed. Writes one JSON file.
 
-    data_parallel.py --out result.json [--only REGEX] [--jobs 3] [--limit 240]
+    data_parallel.py --out result.json [--only REGEX] [--jobs 3] [--limit 560]
 
 ``--double`` is a rehearsal on CPU, with the graph double of ``tests/draft_graphs``.
 """
@@ -276,7 +276,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", default="", help=f"regular expression on {', '.join(CELLS)}")
     parser.add_argument("--jobs", type=int, default=3, help="engines at a time")
-    parser.add_argument("--limit", type=float, default=240, help="seconds for all cells together")
+    parser.add_argument("--limit", type=float, default=560, help="seconds for all cells together")
     parser.add_argument("--double", action="store_true", help="on CPU, with the graph double")
     parser.add_argument("--cell", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

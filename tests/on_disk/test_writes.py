@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
 
+import overlay
 from overlay.errors import TransactionError
 from overlay.on_disk.files import Form
+from overlay.on_disk.journal import Step
 from overlay.on_disk.ledger import Entry, Ledger
 from overlay.on_disk.site import Site
 from overlay.on_disk.writes import Intent, Write, assemble
@@ -57,7 +60,7 @@ def test_an_apply_lists_files_first_and_writes_its_ledger_last(site: Path) -> No
 
 def test_a_revert_takes_its_rows_out_of_record_last(site: Path) -> None:
     wanted = [
-        ("vllm/a.py", OLD, NEW),
+        ("vllm/z.py", OLD, NEW),
         ("vllm/added.py", OLD, None),
         (LEDGER, OLD, None),
         (IGNORE, OLD, None),
@@ -88,3 +91,22 @@ def test_what_is_left_alone_is_named(site: Path) -> None:
             "since: left as it is"
         ),
     )
+
+
+def test_the_journal_names_every_write_by_its_hashes(site: Path) -> None:
+    old, new = hashlib.sha256(OLD).hexdigest(), hashlib.sha256(NEW).hexdigest()
+    intent = ordered(
+        site, ledger(before=None), ("vllm/n/x.py", None, NEW), ("vllm/a.py", OLD, None)
+    )
+    journal = intent.journal()
+    assert journal.steps == (Step("vllm/n/x.py", None, new), Step("vllm/a.py", old, None))
+    assert (journal.action, journal.overlay) == ("apply", overlay.__version__)
+    assert (journal.made, journal.dropped) == (("vllm/n",), (".vllm-overlay/pristine",))
+
+
+def test_a_folder_that_is_needed_no_more_goes(site: Path) -> None:
+    for name in ("gone", "kept"):
+        (site / "vllm" / name).mkdir()
+    before = ledger()._replace(folders=("vllm/gone", "vllm/kept"))
+    after = ledger()._replace(folders=("vllm/kept",))
+    assert assemble("apply", Site(site), [], before, after, [], []).dropped == ("vllm/gone",)

@@ -82,3 +82,24 @@ def test_a_missing_file() -> None:
         f"{moved}give the patch a variant for this release"
     )
     assert advice.for_missing_file(THEIRS, PATCH, Version("0.27.0")) is None
+
+
+def test_an_added_module() -> None:
+    file = f"test/demo/files/{PATH}"
+    assert advice.for_module(OURS, PATH) == f"correct {file}"
+    assert "report this as a bug" in advice.for_module(THEIRS, PATH)
+    assert advice.for_taken_name(OURS, PATH) == f"give {file} another name"
+    assert advice.for_taken_name(THEIRS, PATH) is None
+
+
+def test_what_is_left_of_a_feature() -> None:
+    port = "`overlay port demo 0.27.0` makes a variant of what is left"
+    assert advice.for_part(OURS, Version("0.27.0")) == port
+    assert advice.for_part(OURS, Version("0.27.0rc1")) is None
+    assert advice.for_part(OURS, None) is None
+    assert "has no variant for what is left" in (advice.for_part(THEIRS, None) or "")
+
+
+def test_a_result_that_would_not_do() -> None:
+    assert advice.for_result(OURS, "demo/x.patch") == "correct demo/x.patch in test"
+    assert "report this as a bug" in advice.for_result(THEIRS, "demo/x.patch")

@@ -1,0 +1,119 @@
+"""The commands that try the patches on the user's own models and GPU: ``verify``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from overlay.cli.group import cli
+from overlay.cli.options import Answer
+
+
+@cli.command(
+    epilog="Exit status: 0 the graphs give what they must, 1 something differs, an engine with "
+    "graphs died, or no graph was replayed, 2 no engine could be compared."
+)
+@click.option("--model", metavar="MODEL", help="The model to serve: a folder, or an id on the hub.")
+@click.option(
+    "--draft",
+    metavar="MODEL",
+    help="Its draft, likewise; with --tiny only eagle3hid, eagle3 or p-eagle.",
+)
+@click.option(
+    "--method",
+    metavar="NAME",
+    help="vLLM's name for the kind of draft, such as eagle3; vLLM itself knows most.",
+)
+@click.option("--k", type=click.IntRange(1), help="Draft tokens a step; 3 if not given.")
+@click.option(
+    "--tiny", is_flag=True, help="Make small models whose answer is known, and serve them."
+)
+@click.option(
+    "--mode",
+    "modes",
+    type=click.Choice(["off", "step", "loop", "whole"]),
+    multiple=True,
+    help="Only this mode; may be given several times. Models of your own are always compared with "
+    "`off`.",
+)
+@click.option("--check", is_flag=True, help="Turn on the address check before every replay.")
+@click.option(
+    "--prompts",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A file with a prompt on each line, in the place of the sixteen built in.",
+)
+@click.option(
+    "--tokens", type=click.IntRange(1), default=64, help="Tokens for each prompt; 64 if not given."
+)
+@click.option("--python", metavar="PATH", help="The interpreter whose vLLM is served.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(1),
+    help="Engines at a time: 1 for models of your own, 4 with --tiny.",
+)
+@click.option(
+    "--deadline",
+    type=click.FloatRange(1),
+    default=900.0,
+    help="Seconds after which an engine is killed; 900 if not given.",
+)
+@click.option(
+    "--logs", type=click.Path(path_type=Path, file_okay=False), help="Keep what the engines print."
+)
+@click.option("--json", "as_json", is_flag=True, help="Answer in JSON on standard output.")
+@click.option("-v", "--verbose", is_flag=True, help="Also show what the graphs did on every rank.")
+@click.argument("arguments", metavar="[-- ENGINE ARGUMENTS]", nargs=-1)
+def verify(
+    model: str | None,
+    draft: str | None,
+    method: str | None,
+    k: int | None,
+    tiny: bool,
+    modes: tuple[str, ...],
+    check: bool,
+    prompts: Path | None,
+    tokens: int,
+    python: str | None,
+    jobs: int | None,
+    deadline: float,
+    logs: Path | None,
+    as_json: bool,
+    verbose: bool,
+    arguments: tuple[str, ...],
+) -> Answer:
+    """Serve the same prompts with and without draft graphs, and compare.
+
+    Starts your own vLLM, with draft graphs off and in each mode that the configuration gets, and
+    compares the tokens and the accepted drafts of every request. Prompts are answered greedily.
+    Arguments behind -- go to vLLM's engine, as to `vllm serve`.
+
+    \b
+    Example:
+      overlay verify --tiny                        # models of its own, with a known answer
+      overlay verify --tiny --check --python .venv/bin/python
+      overlay verify --model meta-llama/Llama-3.1-8B-Instruct \\
+          --draft yuhuili/EAGLE3-LLaMA3.1-Instruct-8B --method eagle3
+      overlay verify --model ./target --draft ./draft -- --tensor-parallel-size 2
+    """
+    from overlay.api import command_line
+
+    with command_line.meter() as progress:
+        report = command_line.verify(
+            progress,
+            modes,
+            model=model,
+            draft=draft,
+            method=method,
+            k=k,
+            tiny=tiny,
+            arguments=arguments,
+            python=python,
+            check=check,
+            prompts=prompts,
+            tokens=tokens,
+            jobs=jobs,
+            deadline=deadline,
+            logs=logs,
+        )
+    return Answer(report, as_json, verbose)

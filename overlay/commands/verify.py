@@ -1,0 +1,311 @@
+"""``overlay verify``: the user's engine without draft graphs and in each mode, on the same prompts.
+
+Arguments become jobs, an engine each (``proof.engine_pool``); what the engines served is compared
+by ``proof.verification``.  Only the engines, in processes of their own, import vLLM.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from overlay.commands.verify_failures import raised_by, usable
+from overlay.errors import TargetError, UsageError
+from overlay.proof.engine_launch import append_path, link_packages
+from overlay.proof.engine_pool import Ended, Job, run_jobs
+from overlay.proof.engine_spec import Request
+from overlay.proof.oracle import Rule
+from overlay.proof.prompts import TEXTS
+from overlay.proof.verification import (
+    EngineRun,
+    Mode,
+    ModeResult,
+    Outcome,
+    first_difference,
+    judged,
+)
+from overlay.proof.verify_engine import VerifySpec
+from overlay.report.verified import VerifyReport, verified
+
+#: Told of each engine: its title, and ``None`` when it starts or the seconds it took.
+Told = Callable[[str, float | None], None]
+
+
+def _silent(title: str, seconds: float | None) -> None:
+    """Tell nobody."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the user asked.
+
+    :ivar model: ``None`` with ``tiny``.
+    :ivar draft: ``None`` where the engine's own arguments name it; with ``tiny`` the name of the
+        only draft that is meant, ``None`` for all.
+    :ivar modes: those to run; empty: each that the configuration gets, and the one without graphs.
+    :ivar arguments: further arguments of vLLM's engine.
+    :ivar check: whether the address check is on.
+    :ivar prompts: a file with a prompt on each line.
+    :ivar jobs: engines at a time.
+    :ivar deadline: seconds for one engine.
+    :ivar logs: a folder that keeps what the engines print.
+    """
+
+    model: str | None = None
+    draft: str | None = None
+    method: str | None = None
+    k: int | None = None
+    tiny: bool = False
+    modes: tuple[Mode, ...] = ()
+    arguments: tuple[str, ...] = ()
+    python: str | None = None
+    check: bool = False
+    prompts: Path | None = None
+    tokens: int = 64
+    jobs: int | None = None
+    deadline: float = 900.0
+    logs: Path | None = None
+
+
+class ModelSet(NamedTuple):
+    """Models that are served in several modes.
+
+    :ivar name: empty where there is one set.
+    :ivar answer: the rule and the requests where the answer is known beforehand.
+    :ivar modes: those with graphs; empty: the engine without graphs tells.
+    """
+
+    name: str
+    spec: VerifySpec
+    answer: tuple[Rule, Sequence[Request]] | None = None
+    modes: tuple[Mode, ...] = ()
+
+
+def verify(question: Question, told: Told = _silent) -> VerifyReport:
+    """Run the engines and compare what they served.
+
+    :raises UsageError: if the arguments do not go together, or name models that are not there.
+    :raises OverlayError: if no engine can be compared: vLLM is not patched, its model runner is
+        another one, or the engine without draft graphs does not serve.
+    """
+    check_question(question)
+    python = interpreter(question.python)
+    with _folder() as work:
+        sets = _tiny_sets(question, python, work) if question.tiny else [_own_set(question)]
+        code = link_packages(work / "code")
+        stage = Stage(question, python, work, code, told)
+        results = [result for models in _in_order(stage, sets) for result in models]
+    return VerifyReport(verified(results), tuple(results), check=question.check)
+
+
+def check_question(question: Question) -> None:
+    """Refuse what cannot be meant.
+
+    :raises UsageError: naming what was expected and what was found.
+    """
+    named = any(
+        text in ("--speculative-config", "-sc") or text.startswith("--speculative-config=")
+        for text in question.arguments
+    )
+    if question.modes == (Mode.OFF,):
+        raise UsageError("--mode off alone compares nothing: name another mode as well")
+    if question.tiny and question.model:
+        raise UsageError("--tiny brings models of its own: omit it, or --model")
+    if question.tiny:
+        return
+    if question.model is None:
+        raise UsageError(
+            "expected the models to serve, found none: name them with --model and --draft, or "
+            "give --tiny, which makes models of its own"
+        )
+    if question.draft is None and not named:
+        raise UsageError(
+            "expected a draft, found none: name it with --draft, or give vLLM's own "
+            "--speculative-config behind --, such as for MTP layers of the model itself"
+        )
+    if question.draft is not None and named:
+        raise UsageError("--draft and --speculative-config both name a draft: give one of them")
+    for option, place in (("--model", question.model), ("--draft", question.draft)):
+        if place is not None and _is_path(place) and not Path(place, "config.json").is_file():
+            raise UsageError(
+                f"{option} {place}: expected a folder with config.json, found none there; name the "
+                "folder of a model, or its id on the hub"
+            )
+    if question.prompts is not None and not question.prompts.is_file():
+        raise UsageError(
+            f"--prompts {question.prompts}: expected a file with a prompt on each line"
+        )
+
+
+def _is_path(place: str) -> bool:
+    return place.startswith((os.sep, ".", "~")) or place.count(os.sep) > 1
+
+
+def interpreter(given: str | None) -> Path:
+    """The program that runs the engines.
+
+    :param given: an interpreter or a virtual environment; ``None`` for the one that runs this.
+    :raises TargetError: if there is none.
+    """
+    if given is None:
+        return Path(sys.executable)
+    place = Path(os.path.expanduser(given))
+    if os.sep not in given and not place.exists():
+        place = Path(shutil.which(given) or given)
+    if place.is_dir():
+        place = place / "bin" / "python"
+    if not os.access(place, os.X_OK):
+        raise TargetError(
+            f"--python {given}: expected an interpreter or a virtual environment that has one, "
+            f"found no program at {place}"
+        )
+    # Not resolved: the link in a virtual environment is what makes Python find its packages.
+    return Path(os.path.abspath(place))
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="overlay-verify-") as folder:
+        yield Path(folder)
+
+
+def _own_set(question: Question) -> ModelSet:
+    """The user's own models."""
+    arguments = ["--model", str(question.model)]
+    if question.draft is not None:
+        speculative = {"model": question.draft, "num_speculative_tokens": question.k or 3}
+        if question.method is not None:
+            speculative["method"] = question.method
+        arguments += ["--speculative-config", json.dumps(speculative)]
+    prompts: tuple[str, ...] = TEXTS
+    if question.prompts is not None:
+        lines = question.prompts.read_text(encoding="utf-8").splitlines()
+        prompts = tuple(line for line in lines if line.strip())
+        if not prompts:
+            raise UsageError(f"--prompts {question.prompts}: expected a prompt on each line, none")
+    spec = VerifySpec((*arguments, *question.arguments), (), prompts, question.tokens)
+    return ModelSet("", spec)
+
+
+def _tiny_sets(question: Question, python: Path, work: Path) -> list[ModelSet]:
+    """The models that are made for this; see ``proof.tiny_models``."""
+    from overlay.commands.verify_tiny import tiny_sets
+
+    return [
+        ModelSet(each.name, each.spec, (each.rule, each.spec.requests), each.modes)
+        for each in tiny_sets(
+            python, work / "models", question.arguments, question.modes, question.draft
+        )
+    ]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Where the engines of one verification run.
+
+    :ivar code: a folder from which the engines import the overlay.
+    """
+
+    question: Question
+    python: Path
+    work: Path
+    code: Path
+    told: Told
+
+    def run(self, wanted: Sequence[tuple[ModelSet, Mode]], at_a_time: int) -> dict[str, Ended]:
+        """Run an engine for each set and mode; how each ended, by its title."""
+        jobs = [self._job(models, mode) for models, mode in wanted]
+
+        def told(job: Job, ended: Ended | None) -> None:
+            self.told(job.name, None if ended is None else ended.seconds)
+
+        return run_jobs(jobs, at_a_time=at_a_time, deadline=self.question.deadline, told=told)
+
+    def _job(self, models: ModelSet, mode: Mode) -> Job:
+        name = title(models, mode)
+        folder = self.work / name.replace(" ", "-")
+        folder.mkdir()
+        spec = folder / "spec.json"
+        spec.write_text(models.spec.to_json(), encoding="utf-8")
+        logs = self.question.logs
+        if logs is not None:
+            logs.mkdir(parents=True, exist_ok=True)
+        environment = append_path(os.environ, self.code)
+        environment["OVERLAY_DRAFT_GRAPHS"] = mode.value
+        if self.question.check:
+            environment["OVERLAY_DRAFT_GRAPHS_CHECK"] = "on"
+        program = (str(self.python), "-m", "overlay.proof.verify_engine")
+        command = (*program, str(spec), str(folder / "result.json"))
+        log = (folder if logs is None else logs.resolve()) / f"{folder.name}.log"
+        return Job(name, command, environment, folder, log)
+
+
+def title(models: ModelSet, mode: Mode) -> str:
+    """The name of an engine for people."""
+    return f"{models.name} {mode.shown}".strip()
+
+
+def _in_order(stage: Stage, sets: Sequence[ModelSet]) -> Iterator[list[ModeResult]]:
+    """The results of each set of models.
+
+    Where the modes are known, all engines run, some at a time; else the one without graphs runs
+    first and tells them.
+    """
+    question = stage.question
+    if not all(models.modes for models in sets):
+        for models in sets:
+            yield _after_reference(stage, models)
+        return
+    wanted = [(models, mode) for models in sets for mode in models.modes]
+    ended = stage.run(wanted, question.jobs or 4)
+    for models in sets:
+        found = {mode: ended[title(models, mode)] for mode in models.modes}
+        reference = usable(found[Mode.OFF]) if Mode.OFF in found else None
+        yield [_result(models, mode, found[mode], reference) for mode in models.modes]
+
+
+def _after_reference(stage: Stage, models: ModelSet) -> list[ModeResult]:
+    first = stage.run([(models, Mode.OFF)], 1)[title(models, Mode.OFF)]
+    reference = usable(first)
+    modes = [mode for mode in stage.question.modes or reference.modes if mode is not Mode.OFF]
+    ended = stage.run([(models, mode) for mode in modes], stage.question.jobs or 1)
+    results = [_result(models, Mode.OFF, first, reference)]
+    results += [_result(models, mode, ended[title(models, mode)], reference) for mode in modes]
+    if any(result.outcome is Outcome.DIFFERS for result in results):
+        return _with_second_reference(stage, models, reference, results)
+    return results
+
+
+def _with_second_reference(
+    stage: Stage, models: ModelSet, reference: EngineRun, results: list[ModeResult]
+) -> list[ModeResult]:
+    """The results after a second run without graphs, which may differ from the first."""
+    again = models._replace(name=f"{models.name} again".strip())
+    ended = stage.run([(again, Mode.OFF)], 1)[title(again, Mode.OFF)]
+    unsteady = first_difference(reference.served, usable(ended).served)
+    if unsteady is None:
+        return results
+    return [
+        ModeResult(
+            result.models, result.mode, Outcome.UNSTEADY, result.run, unsteady, result.against
+        )
+        if result.outcome is Outcome.DIFFERS
+        else result
+        for result in results
+    ]
+
+
+def _result(models: ModelSet, mode: Mode, ended: Ended, reference: EngineRun | None) -> ModeResult:
+    """What became of one engine; one that cannot be compared at all ends the command."""
+    failure = raised_by(ended, with_graphs=mode is not Mode.OFF)
+    if failure is not None:
+        return ModeResult(models.name, mode, Outcome.DIED, failure=failure)
+    return judged(models.name, mode, usable(ended), reference, models.answer)

@@ -1,0 +1,92 @@
+"""Why an engine of ``overlay verify`` could not be compared, and what the user can do."""
+
+from __future__ import annotations
+
+import re
+
+from overlay.errors import OverlayError
+from overlay.proof import verify_engine
+from overlay.proof.engine_pool import Ended
+from overlay.proof.verification import EngineRun
+from overlay.untrusted import printable
+
+#: The last line of a traceback, which PyTorch and vLLM's workers write with a prefix.
+_RAISED = re.compile(r"(?:.*\] ?|.*: )?([\w.]*(?:Error|Exception|Refused|Mismatch)\b(?::.*)?)$")
+#: Parts of what vLLM and PyTorch say where memory is short -> what the user can do.
+_MEMORY = (
+    "out of memory",
+    "less than desired GPU memory utilization",
+    "No available memory for the cache blocks",
+    "larger than the available KV cache memory",
+    "larger than the maximum number of tokens that can be stored in KV cache",
+)
+_MEMORY_HELP = (
+    "the GPU is too small for these engines, or another process holds its memory: give vLLM a "
+    "smaller --max-model-len or --max-num-seqs, or another --gpu-memory-utilization behind --"
+)
+#: The same of a port.
+_PORT = ("Address already in use", "EADDRINUSE")
+_PORT_HELP = (
+    "a port that the engine was told to use is taken: end what holds it, or unset VLLM_PORT and "
+    "MASTER_PORT so that the engine takes a free one"
+)
+_FIXED_HELP = {
+    verify_engine.NOT_PATCHED: "run `overlay apply`, then `overlay status`",
+    verify_engine.OTHER_RUNNER: "",
+    verify_engine.NO_DRAFTER: "name a draft with --draft, or --speculative-config behind --",
+    verify_engine.NOT_SERVED: "",
+}
+_LINES = 15
+
+
+def usable(ended: Ended) -> EngineRun:
+    """The run of an engine that served.
+
+    :raises OverlayError: if it did not: with what it said, and what the user can do.
+    """
+    if ended.result is not None and "problem" not in ended.result:
+        return EngineRun.read(ended.result)
+    raise OverlayError(_told(ended))
+
+
+def raised_by(ended: Ended, *, with_graphs: bool) -> str | None:
+    """Why an engine with draft graphs died; ``None`` where it served.
+
+    :raises OverlayError: if the engine has no graphs, or can have none, whatever the mode.
+    """
+    if ended.result is not None and "problem" not in ended.result:
+        return None
+    kind = None if ended.result is None else str(ended.result["problem"])
+    if with_graphs and (kind is None or kind == verify_engine.RAISED):
+        return _told(ended)
+    raise OverlayError(_told(ended))
+
+
+def _told(ended: Ended) -> str:
+    """What an engine that did not serve said, and what the user can do."""
+    last = "\n".join(ended.log.rstrip().splitlines()[-_LINES:])
+    if ended.result is not None:
+        text, kind = str(ended.result["text"]), str(ended.result["problem"])
+        help_ = _FIXED_HELP.get(kind) or _help(f"{text}\n{ended.log}")
+        if kind == verify_engine.NOT_SERVED:
+            text = f"{text}\n{last}"
+        return printable(f"{text}{'; ' + help_ if help_ else ''}", lines=True)
+    if ended.status is None:
+        how = f"did not end within {ended.seconds:.0f} s and was killed (--deadline)"
+    elif ended.status < 0:
+        how = f"was ended by signal {-ended.status}"
+    else:
+        how = f"ended with status {ended.status} and no result"
+    lines = [found[1] for found in map(_RAISED.match, ended.log.splitlines()) if found]
+    why = f": {lines[-1]}" if lines else ""
+    help_ = _help(ended.log)
+    return printable(
+        f"the engine {how}{why}{'; ' + help_ if help_ else ''}\nits last lines:\n{last}", lines=True
+    )
+
+
+def _help(said: str) -> str:
+    """What the user can do; vLLM has no codes for these, so its sentences are looked for."""
+    if any(part in said for part in _MEMORY):
+        return _MEMORY_HELP
+    return _PORT_HELP if any(part in said for part in _PORT) else ""

@@ -1,0 +1,149 @@
+"""The models with a known answer that ``overlay verify --tiny`` makes and serves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from overlay.errors import OverlayError, UsageError
+from overlay.proof.engine_launch import write_models
+from overlay.proof.oracle import Rule, make_rule
+from overlay.proof.prompts import LIVE, tiny_requests
+from overlay.proof.tiny_drafters import LEAST_PROMPT, VOTERS, following, voters_rule
+from overlay.proof.verification import Mode
+from overlay.proof.verify_engine import VerifySpec
+
+#: vLLM's arguments for the tiny models.  Some requests are preempted: the KV cache is too small for
+#: all.  A small share of the memory must be free, so that several engines fit beside each other.
+_ARGUMENTS: dict[str, str | int | float | None] = {
+    "--skip-tokenizer-init": None,
+    "--dtype": "bfloat16",
+    "--seed": 0,
+    "--block-size": 16,
+    "--num-gpu-blocks-override": 26,
+    "--max-model-len": 128,
+    "--max-num-seqs": LIVE,
+    "--max-num-batched-tokens": 512,
+    "--gpu-memory-utilization": 0.05,
+    "--kv-cache-memory-bytes": 1 << 28,
+    "--no-enable-prefix-caching": None,
+}
+
+
+class TinySet(NamedTuple):
+    """Tiny models, what they serve, and the rule that gives the answer."""
+
+    name: str
+    spec: VerifySpec
+    rule: Rule
+    modes: tuple[Mode, ...]
+
+
+class _Draft(NamedTuple):
+    """One of the drafts.
+
+    :ivar writer: the module that writes it; :ivar folder: the folder of its models below the rest.
+    :ivar model: its name there; :ivar k: draft tokens a step.
+    :ivar modes: those that differ for it.
+    """
+
+    writer: str
+    folder: str
+    model: str
+    k: int
+    speculative: dict[str, Any]
+    modes: tuple[Mode, ...]
+    one_pass: bool = False
+
+
+_EAGLE: dict[str, Any] = {"method": "eagle3"}
+#: By name: what depends most on what a pass hands on to the next; what reads the past through the
+#: tokens that it is given; and what drafts all tokens in one pass.
+DRAFTS = {
+    "eagle3hid": _Draft(
+        "tiny_models", "eagle3", "eagle3hid", 5, _EAGLE, (Mode.OFF, Mode.STEP, Mode.LOOP)
+    ),
+    "eagle3": _Draft("tiny_models", "eagle3", "eagle3", 5, _EAGLE, (Mode.STEP, Mode.LOOP)),
+    "p-eagle": _Draft(
+        "tiny_drafters",
+        "drafters",
+        "peagle",
+        3,
+        {**_EAGLE, "parallel_drafting": True},
+        (Mode.OFF, Mode.WHOLE),
+        one_pass=True,
+    ),
+}
+
+
+def tiny_sets(
+    python: Path,
+    folder: Path,
+    arguments: Sequence[str],
+    modes: Sequence[Mode],
+    only: str | None = None,
+) -> list[TinySet]:
+    """Make the models; the sets that have any of the modes with graphs.
+
+    :param python: an interpreter with PyTorch.
+    :param folder: where to write them.
+    :param arguments: the user's own arguments of vLLM, which win.
+    :param modes: those to run; empty: all, with the one without graphs.
+    :param only: the name of the only draft that is meant; ``None`` for all.
+    :raises UsageError: if no draft of that name has any of the modes.
+    :raises OverlayError: if the models cannot be made.
+    """
+    sets = []
+    for name, draft in DRAFTS.items():
+        wanted = tuple(mode for mode in draft.modes if not modes or mode in modes)
+        if only not in (None, name) or not set(wanted) - {Mode.OFF}:
+            continue
+        _write(python, folder / draft.folder, draft.writer)
+        rule = voters_rule() if draft.one_pass else make_rule()
+        requests = tiny_requests(rule.vocab)
+        if draft.one_pass:
+            requests = following(rule, tiny_requests(VOTERS, LEAST_PROMPT))
+        spec = replace(_spec(folder, draft, arguments), requests=requests)
+        sets.append(TinySet(name, spec, rule, wanted))
+    if not sets:
+        raise UsageError(
+            f"expected with --tiny one of the drafts {', '.join(DRAFTS)}, and a mode that it has, "
+            f"found --draft {only} and {', '.join(mode.shown for mode in modes) or 'every mode'}"
+        )
+    return sets
+
+
+def _spec(folder: Path, draft: _Draft, arguments: Sequence[str]) -> VerifySpec:
+    """What the engines of a draft are started with, without what they serve."""
+    models = folder / draft.folder / ("parallel" if draft.one_pass else "")
+    made = ["--model", str(models / "target")]
+    for name, value in _ARGUMENTS.items():
+        made += [name] if value is None else [name, str(value)]
+    config = {
+        **draft.speculative,
+        "model": str(models / draft.model),
+        "num_speculative_tokens": draft.k,
+    }
+    made += ["--speculative-config", json.dumps(config)]
+    return VerifySpec((*made, *arguments))
+
+
+def _write(python: Path, folder: Path, writer: str) -> None:
+    try:
+        write_models(python, folder, writer, os.environ)
+    except subprocess.CalledProcessError as error:
+        raise OverlayError(
+            f"expected {python} to write the tiny models, found exit status {error.returncode}: it "
+            "must be the Python that vLLM is installed in, with PyTorch and safetensors; name it "
+            "with --python"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise OverlayError(
+            f"expected {python} to write the tiny models within {error.timeout:.0f} s, found that "
+            "it had not; name the Python that vLLM is installed in with --python"
+        ) from error

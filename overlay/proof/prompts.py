@@ -1,0 +1,49 @@
+"""Prompts that engines are compared on: of the tiny models with a known answer, and texts."""
+
+from __future__ import annotations
+
+import random
+
+from overlay.proof.engine_spec import Request
+from overlay.proof.oracle import FIRST_TOKEN
+
+#: Texts of several kinds and lengths, so that some drafts are easy and others are not.
+TEXTS = (
+    "The capital of France is",
+    "Write a Python function that returns the n-th Fibonacci number.\n\ndef fibonacci(n):",
+    "Once upon a time, in a village at the edge of a forest, there lived a clockmaker who",
+    "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13,",
+    "Translate into German: The train leaves at eight o'clock in the morning.\n\nGerman:",
+    "Explain in three sentences why the sky is blue and why sunsets are red.",
+    "The following is a list of the planets of the solar system, with one fact about each:\n\n1.",
+    "SELECT customer.name, SUM(invoice.amount) FROM customer JOIN invoice ON",
+    "Q: A shop sells pens at 3 for 2 euros. How much are 12 pens?\nA: Let us work it out.",
+    "Dear Ms. Keller,\n\nthank you for your letter of 3 March. I am writing to",
+    '{"name": "Ada", "born": 1815, "languages": ["English", "French"], "fields": [',
+    "The three laws of thermodynamics can be summarised as follows. First,",
+    "<html>\n<head>\n<title>Opening hours</title>\n</head>\n<body>\n",
+    "In the beginning the Universe was created. This has",
+    "for (int i = 0; i < rows; i++) {\n    for (int j = 0; j < columns; j++) {\n",
+    "Roses are red, violets are blue,",
+)
+
+#: What of the twelve requests of the tiny models is live at a time.
+LIVE = 8
+
+
+def tiny_requests(vocab: int, shortest: int = 2) -> tuple[Request, ...]:
+    """Twelve requests in three waves that end one after the other.
+
+    At most eight are live, and towards the end each smaller number is, for some steps, in batches
+    without prefill.
+
+    :param vocab: the number of token ids of the models.
+    :param shortest: the fewest tokens of a prompt.
+    """
+    rng = random.Random(3)
+    made = []
+    for index in range(12):
+        prompt = tuple(rng.randrange(FIRST_TOKEN, vocab) for _ in range(rng.randint(shortest, 39)))
+        tokens = 16 if index < 4 else 12 + 5 * index
+        made.append(Request(prompt, tokens, arrival=index // 4 * 3))
+    return tuple(made)

@@ -1,0 +1,320 @@
+"""Compare what an engine serves with draft graphs with what it serves without; pure.
+
+A run of an engine is data (:class:`EngineRun`), read from what ``verify_engine`` wrote.  Two runs
+of the same prompts are compared request by request: their tokens, and how many drafts each engine
+step accepted.  Where the answer is known beforehand (``oracle``), a run is compared with that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+from overlay.errors import OverlayError
+from overlay.proof import oracle
+from overlay.proof.engine_spec import Request
+from overlay.proof.oracle import Rule, Step
+
+
+class Mode(str, Enum):
+    """The ways of drafting that are compared; the value is that of ``OVERLAY_DRAFT_GRAPHS``."""
+
+    OFF = "off"
+    STEP = "step"
+    LOOP = "loop"
+    #: For configurations whose drafts come from one pass, so that steps and loops are the same.
+    WHOLE = "auto"
+
+    @property
+    def shown(self) -> str:
+        """The name of the mode for people."""
+        return "whole" if self is Mode.WHOLE else self.value
+
+
+class Served(NamedTuple):
+    """What one request got.
+
+    :ivar prompt: the number of its prompt's tokens.
+    :ivar tokens: the ids that were generated.
+    :ivar steps: each verification of its drafts, in order.
+    """
+
+    prompt: int
+    tokens: tuple[int, ...]
+    steps: tuple[Step, ...]
+
+
+class RankFacts(NamedTuple):
+    """What draft-graphs did on one rank.
+
+    :ivar state: ``active`` or ``idle``; ``None`` where the feature reported nothing.
+    :ivar text: what is active, or why it is idle.
+    :ivar captured: the number of captured graphs, by role.
+    :ivar replayed: the number of replays while the requests were served, by role.
+    :ivar left: the other counts while they were served, such as batches left to upstream, by text.
+    """
+
+    rank: int
+    state: str | None
+    text: str
+    captured: Mapping[str, int]
+    replayed: Mapping[str, int]
+    left: Mapping[str, int]
+
+
+class EngineRun(NamedTuple):
+    """One engine that served all requests.
+
+    :ivar device: the name of the device; :ivar root: the folder that holds the vLLM package.
+    :ivar k: draft tokens a step.
+    :ivar one_pass: whether all drafts of a step come from one pass of the draft model.
+    :ivar start_s: seconds until the engine was ready; :ivar serve_s: until all were served.
+    """
+
+    vllm: str
+    root: str
+    device: str
+    k: int
+    one_pass: bool
+    served: tuple[Served, ...]
+    ranks: tuple[RankFacts, ...]
+    start_s: float
+    serve_s: float
+
+    @property
+    def replays(self) -> int:
+        """Replays on the rank that has the fewest."""
+        return min((sum(rank.replayed.values()) for rank in self.ranks), default=0)
+
+    @property
+    def accepted(self) -> tuple[float, ...]:
+        """The share of verifications that accepted each draft position, from the first on."""
+        steps = [step for each in self.served for step in each.steps]
+        counts = oracle.count_steps(steps, self.k)
+        return tuple(found / max(counts.drafts, 1) for found in counts.per_position)
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """The modes with graphs that differ for this configuration."""
+        return (Mode.WHOLE,) if self.one_pass else (Mode.STEP, Mode.LOOP)
+
+    @classmethod
+    def read(cls, data: Mapping[str, Any]) -> EngineRun:
+        """Read what ``verify_engine`` wrote.
+
+        :raises OverlayError: if it is malformed.
+        """
+        try:
+            return cls(
+                vllm=str(data["vllm"]),
+                root=str(data["root"]),
+                device=str(data["device"]),
+                k=int(data["k"]),
+                one_pass=bool(data["one_pass"]),
+                served=tuple(_served(each) for each in data["served"]),
+                ranks=tuple(_rank(each) for each in data["ranks"]),
+                start_s=float(data["start_s"]),
+                serve_s=float(data["serve_s"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise OverlayError(
+                f"expected the result of an engine run, found another document ({error!r}): the "
+                "overlay that the engine's Python imports may be another version; "
+                "`overlay doctor` shows which"
+            ) from error
+
+
+def _served(data: Mapping[str, Any]) -> Served:
+    steps = tuple(Step(*map(int, step)) for step in data["steps"])
+    return Served(int(data["prompt"]), tuple(map(int, data["tokens"])), steps)
+
+
+def _rank(data: Mapping[str, Any]) -> RankFacts:
+    def counts(name: str) -> dict[str, int]:
+        return {str(key): int(value) for key, value in data[name].items()}
+
+    state = data["state"]
+    return RankFacts(
+        int(data["rank"]),
+        None if state is None else str(state),
+        str(data["text"]),
+        counts("captured"),
+        counts("replayed"),
+        counts("left"),
+    )
+
+
+class Kind(str, Enum):
+    """What of a request differs."""
+
+    TOKEN = "token"
+    ACCEPTED = "accepted drafts"
+
+
+class Difference(NamedTuple):
+    """The first place where a run is not as expected.
+
+    :ivar request: its number, from 0 on.
+    :ivar position: how many tokens of the answer come before it.
+    :ivar expected: the token id, or the number of accepted drafts; :ivar found: the same of the
+        run.  ``None`` where there is none: one answer is shorter than the other.
+    """
+
+    request: int
+    position: int
+    kind: Kind
+    expected: int | None
+    found: int | None
+
+    @property
+    def text(self) -> str:
+        """The difference as a phrase."""
+        what = "token" if self.kind is Kind.TOKEN else "accepted drafts"
+        expected = "none" if self.expected is None else self.expected
+        found = "none" if self.found is None else self.found
+        return (
+            f"request {self.request}, position {self.position}: expected {what} {expected}, "
+            f"found {found}"
+        )
+
+
+def first_difference(expected: Sequence[Served], found: Sequence[Served]) -> Difference | None:
+    """The first request, and in it the first position, where two runs of the same prompts differ.
+
+    Accepted drafts are compared at each number of known tokens at which both runs verified drafts,
+    so that another schedule of the same work is no difference.  Where one run drafted fewer there,
+    near a length limit, only those are compared.
+    """
+    for number, (one, other) in enumerate(zip(expected, found, strict=True)):
+        differences = [*_tokens(number, one, other), *_accepted(number, one, other)]
+        if differences:
+            return min(differences, key=lambda each: each.position)
+    return None
+
+
+def _tokens(number: int, one: Served, other: Served) -> Iterator[Difference]:
+    length = max(len(one.tokens), len(other.tokens))
+    for position in range(length):
+        left = one.tokens[position] if position < len(one.tokens) else None
+        right = other.tokens[position] if position < len(other.tokens) else None
+        if left != right:
+            yield Difference(number, position, Kind.TOKEN, left, right)
+            return
+
+
+def _accepted(number: int, one: Served, other: Served) -> Iterator[Difference]:
+    before = {step.known: step for step in one.steps}
+    for step in other.steps:
+        match = before.get(step.known)
+        if match is None:
+            continue
+        most = min(step.drafted, match.drafted)
+        wanted, got = min(match.accepted, most), min(step.accepted, most)
+        if wanted != got:
+            yield Difference(number, step.known - other.prompt, Kind.ACCEPTED, wanted, got)
+            return
+
+
+def leaves_answer(
+    rule: Rule, requests: Sequence[Request], found: Sequence[Served]
+) -> Difference | None:
+    """The first place where a run is not what the rule of the models gives beforehand."""
+    return first_difference(
+        [
+            known_answer(rule, request, served)
+            for request, served in zip(requests, found, strict=True)
+        ],
+        found,
+    )
+
+
+def known_answer(rule: Rule, request: Request, served: Served) -> Served:
+    """What a request must get: the rule's tokens, and at each of its steps the rule's drafts."""
+    prompt = list(request.prompt)
+    text = prompt + oracle.continuation(rule, prompt, request.tokens)
+    steps = tuple(
+        Step(step.known, step.drafted, oracle.accepted(rule, text[: step.known], step.drafted))
+        for step in served.steps
+    )
+    return Served(len(prompt), tuple(text[len(prompt) :]), steps)
+
+
+class Outcome(str, Enum):
+    """What became of one mode."""
+
+    #: The engine without graphs, which the others are compared with.
+    REFERENCE = "reference"
+    SAME = "same"
+    DIFFERS = "differs"
+    #: It differs, and so does the engine without graphs from itself.
+    UNSTEADY = "unsteady"
+    #: No graph was replayed, so that nothing was compared.
+    IDLE = "idle"
+    DIED = "died"
+
+    @property
+    def right(self) -> bool:
+        """Whether it needs nobody."""
+        return self in (Outcome.REFERENCE, Outcome.SAME)
+
+
+@dataclass(frozen=True)
+class ModeResult:
+    """What became of one mode of one set of models.
+
+    :ivar models: the name of the set; empty where there is one.
+    :ivar run: ``None`` where the engine died.
+    :ivar against: what it was compared with, in words.
+    :ivar failure: why the engine died, in lines.
+    """
+
+    models: str
+    mode: Mode
+    outcome: Outcome
+    run: EngineRun | None = None
+    difference: Difference | None = None
+    against: str = ""
+    failure: str = ""
+
+    @property
+    def title(self) -> str:
+        """The mode with its models, for people."""
+        return f"{self.models} {self.mode.shown}".strip()
+
+
+def judged(
+    models: str,
+    mode: Mode,
+    run: EngineRun,
+    reference: EngineRun | None,
+    answer: tuple[Rule, Sequence[Request]] | None,
+) -> ModeResult:
+    """Compare a run in a mode with the known answer, or else with the run without graphs.
+
+    A reference that leaves the known answer itself, as upstream's drafts may, takes its place.
+    """
+    difference, against = _compare(run, reference, answer)
+    if difference is not None:
+        outcome = Outcome.DIFFERS
+    elif mode is Mode.OFF:
+        outcome = Outcome.REFERENCE
+    else:
+        outcome = Outcome.SAME if run.replays else Outcome.IDLE
+    return ModeResult(models, mode, outcome, run, difference, against)
+
+
+def _compare(
+    run: EngineRun,
+    reference: EngineRun | None,
+    answer: tuple[Rule, Sequence[Request]] | None,
+) -> tuple[Difference | None, str]:
+    if answer is not None:
+        difference = leaves_answer(*answer, run.served)
+        usable = reference is None or leaves_answer(*answer, reference.served) is None
+        if difference is None or usable:
+            return difference, "the known answer"
+    if reference is None or reference is run:
+        return None, ""
+    return first_difference(reference.served, run.served), "the engine without draft graphs"

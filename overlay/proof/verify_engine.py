@@ -1,0 +1,251 @@
+"""Serve the prompts of ``overlay verify`` with one engine; runs in the environment of some vLLM.
+
+``python -m overlay.proof.verify_engine SPEC.json RESULT.json`` waits for a line on standard input,
+so that whoever started it can first see to it that it ends with them.  The spec is
+:class:`VerifySpec` as JSON.  The result is what ``verification.EngineRun.read`` reads, or
+``{"problem": KIND, "text": ...}`` where the engine could not serve.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import time
+import traceback
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from overlay.proof import engine_compat, oracle
+from overlay.proof.engine_spec import Request
+from overlay.proof.run_engine import serve
+
+NOT_PATCHED = "not patched"
+OTHER_RUNNER = "another model runner"
+NO_DRAFTER = "no speculative decoding"
+NOT_SERVED = "not served"
+RAISED = "raised"
+
+
+@dataclass(frozen=True)
+class VerifySpec:
+    """What one engine is started with, and what it serves.
+
+    :ivar arguments: command-line arguments of vLLM's engine.
+    :ivar requests: with token ids, or none.
+    :ivar prompts: texts, for the engine's own tokenizer, where there are no requests.
+    :ivar tokens: how many to generate for each text.
+    """
+
+    arguments: tuple[str, ...]
+    requests: tuple[Request, ...] = ()
+    prompts: tuple[str, ...] = ()
+    tokens: int = 64
+
+    def to_json(self) -> str:
+        """The spec as one JSON object."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> VerifySpec:
+        """Read what ``to_json`` wrote."""
+        given = json.loads(text)
+        requests = tuple(
+            Request(**{**request, "prompt": tuple(request["prompt"])})
+            for request in given["requests"]
+        )
+        arguments, prompts = tuple(given["arguments"]), tuple(given["prompts"])
+        return cls(arguments, requests, prompts, int(given["tokens"]))
+
+
+class CannotServe(Exception):
+    """The engine is not one that can be verified.
+
+    :ivar kind: one of the constants of this module.
+    """
+
+    def __init__(self, kind: str, text: str) -> None:
+        self.kind = kind
+        super().__init__(text)
+
+
+def engine_arguments(arguments: tuple[str, ...]) -> Any:
+    """vLLM's ``EngineArgs`` of command-line arguments, read by vLLM's own parser.
+
+    :raises CannotServe: if the parser refuses them, or they ask for several engines.
+    """
+    from vllm.engine.arg_utils import EngineArgs
+
+    parser = EngineArgs.add_cli_args(_parser_class()(prog="vLLM"))
+    try:
+        known = parser.parse_args(list(arguments))
+    except SystemExit as ended:
+        raise CannotServe(
+            NOT_SERVED, "vLLM refuses the engine arguments; it says why above"
+        ) from ended
+    made = EngineArgs.from_cli_args(known)
+    if getattr(made, "data_parallel_size", 1) > 1:
+        raise CannotServe(
+            NOT_SERVED,
+            f"expected one engine, found --data-parallel-size {made.data_parallel_size}: verify "
+            "compares one engine's requests; leave it out",
+        )
+    if not made.speculative_config:
+        raise CannotServe(NO_DRAFTER, "the engine arguments name no draft")
+    # Without it nothing counts what was accepted.
+    made.disable_log_stats = False
+    return made
+
+
+def _parser_class() -> Any:
+    # It has moved between releases.
+    for place in ("vllm.utils.argparse_utils", "vllm.utils"):
+        with_it = importlib.util.find_spec(place)
+        if with_it is not None:
+            module = importlib.import_module(place)
+            if hasattr(module, "FlexibleArgumentParser"):
+                return module.FlexibleArgumentParser
+    raise CannotServe(NOT_SERVED, "this vLLM has no FlexibleArgumentParser where it is known")
+
+
+def require_patched() -> None:
+    """See to it that this process's vLLM has the draft graphs, on disk or in memory.
+
+    :raises CannotServe: if it has not.
+    """
+    import vllm
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+    package = engine_compat.DRAFT_GRAPHS_PACKAGE
+    if importlib.util.find_spec(package) is None:
+        raise CannotServe(
+            NOT_PATCHED,
+            f"expected a vLLM with the feature draft-graphs, found vLLM {vllm.__version__} in "
+            f"{Path(vllm.__file__).parent} without it, on disk and in memory",
+        )
+
+
+def tokenized(engine: Any, spec: VerifySpec) -> tuple[Request, ...]:
+    """The requests of a spec; texts by the engine's own tokenizer."""
+    if spec.requests:
+        return spec.requests
+    tokenizer = engine.get_tokenizer()
+    return tuple(
+        Request(tuple(tokenizer.encode(text)), spec.tokens, arrival=3 * (number // 4))
+        for number, text in enumerate(spec.prompts)
+    )
+
+
+def run(spec: VerifySpec) -> dict[str, Any]:
+    """Start the engine, serve the requests, tell what was served and what the graphs did.
+
+    :raises CannotServe: if it is not an engine that can be verified.
+    """
+    began = time.monotonic()
+    require_patched()
+    import torch
+    import vllm
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    steps: dict[str, list[oracle.Step]] = defaultdict(list)
+    engine_compat.watch_drafts(
+        lambda request_id, *step: steps[engine_compat.external_id(request_id)].append(
+            oracle.Step(*step)
+        )
+    )
+    engine = LLMEngine.from_engine_args(engine_arguments(spec.arguments))
+    before = _facts(engine)
+    requests = tokenized(engine, spec)
+    started = time.monotonic()
+    llm = SimpleNamespace(llm_engine=engine)
+    outputs, _ = serve(llm, requests, "")
+    served = time.monotonic()
+    speculative = engine.vllm_config.speculative_config
+    on_gpu = torch.cuda.is_available()
+    result = {
+        "vllm": vllm.__version__,
+        "root": str(Path(vllm.__file__).parent.parent),
+        "device": torch.cuda.get_device_name(0) if on_gpu else "CPU",
+        "k": speculative.num_speculative_tokens,
+        "one_pass": speculative.num_speculative_tokens == 1
+        or bool(getattr(speculative, "parallel_drafting", False)),
+        "served": [
+            {
+                "prompt": len(request.prompt),
+                "tokens": list(outputs[str(number)].outputs[0].token_ids),
+                "steps": [[s.known, s.drafted, s.accepted] for s in steps[str(number)]],
+            }
+            for number, request in enumerate(requests)
+        ],
+        "ranks": [_since(*pair) for pair in zip(before, _facts(engine), strict=True)],
+        "start_s": round(started - began, 1),
+        "serve_s": round(served - started, 1),
+    }
+    engine.engine_core.shutdown()
+    return result
+
+
+def _facts(engine: Any) -> list[dict[str, Any]]:
+    """``draft_graph_facts`` of every rank.
+
+    :raises CannotServe: if the engine has another model runner than V1.
+    """
+    ranks: list[dict[str, Any]] = engine.collective_rpc(engine_compat.draft_graph_facts)
+    for rank in ranks:
+        if rank["runner"] != "v1":
+            name = "V2" if rank["runner"] == "v2" else "another one"
+            raise CannotServe(
+                OTHER_RUNNER,
+                f"expected model runner V1, which the draft graphs are for, found {name}: set "
+                "VLLM_USE_V2_MODEL_RUNNER=0, also where you serve",
+            )
+    return sorted(ranks, key=lambda rank: int(rank["rank"]))
+
+
+def _since(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """The facts of a rank with what was counted in between."""
+    made = dict(after)
+    for name in ("replayed", "left"):
+        counted = {key: n - before[name].get(key, 0) for key, n in after[name].items()}
+        made[name] = {key: count for key, count in counted.items() if count}
+    return made
+
+
+def prepare() -> None:
+    """Set what must be set before vLLM is imported.
+
+    The engine core stays in this process, where its scheduler can be watched.
+    """
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+
+def main() -> None:
+    """Wait to be told to go on, run the spec, write the result."""
+    spec_file, out = map(Path, sys.argv[1:3])
+    if not sys.stdin.readline():
+        sys.exit("whoever started this engine is gone")
+    prepare()
+    spec = VerifySpec.from_json(spec_file.read_text(encoding="utf-8"))
+    try:
+        result = run(spec)
+    except CannotServe as problem:
+        result = {"problem": problem.kind, "text": str(problem)}
+    except Exception as error:  # noqa: BLE001 - whatever vLLM raises is told to who asked
+        traceback.print_exc()
+        result = {"problem": RAISED, "text": f"{type(error).__name__}: {error}"}
+    written = out.with_suffix(".new")
+    written.write_text(json.dumps(result), encoding="utf-8")
+    written.replace(out)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # an engine that failed may wait for its workers at the interpreter's end
+
+
+if __name__ == "__main__":
+    main()

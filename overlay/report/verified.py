@@ -1,0 +1,179 @@
+"""The report of ``verify``: what each mode served, what its graphs did, and what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from overlay.proof.verification import Outcome
+from overlay.report.base import Report
+from overlay.report.codes import Code, Verdict
+from overlay.report.lines import BLANK, MARK, Line, Span, aligned, labelled
+from overlay.report.words import count, enumeration
+
+if TYPE_CHECKING:
+    from overlay.proof.verification import EngineRun, ModeResult, RankFacts
+
+_HEAD = ("mode", "result", "accepted by position", "captured", "replayed", "start", "serve")
+
+
+@dataclass(frozen=True)
+class VerifyReport(Report):
+    """What became of each mode.
+
+    :ivar results: in the order in which they were compared.
+    :ivar check: whether the address check was on.
+    """
+
+    _command: ClassVar[str] = "verify"
+    results: tuple[ModeResult, ...]
+    check: bool = False
+
+    def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:
+        """A table, and below it what was left to upstream and what differs."""
+        run = next((result.run for result in self.results if result.run is not None), None)
+        if run is not None:
+            checked = ", address check on" if self.check else ""
+            yield Line((Span(f"vLLM {run.vllm}", "heading"), Span(f" in {run.root}")))
+            requests, tokens = len(run.served), sum(len(each.tokens) for each in run.served)
+            text = f"{run.device}; {count(requests, 'request')}, {count(tokens, 'token')}{checked}"
+            yield labelled(2, "", text)
+            yield BLANK
+        yield from _table(self.results)
+        for result in self.results:
+            yield from _explained(result, verbose=verbose)
+
+    def own_data(self) -> dict[str, Any]:
+        """The results under ``verify``."""
+        return {"verify": {"check": self.check, "modes": [_data(each) for each in self.results]}}
+
+
+def verified(results: Sequence[ModeResult]) -> Verdict:
+    """The verdict of ``verify``: about the worst of the modes, the first of these."""
+    for outcome, code in (
+        (Outcome.DIFFERS, Code.DRAFTS_DIFFER),
+        (Outcome.DIED, Code.ENGINE_DIED),
+        (Outcome.UNSTEADY, Code.NOT_VERIFIED),
+        (Outcome.IDLE, Code.NOT_VERIFIED),
+    ):
+        for result in results:
+            if result.outcome is outcome:
+                return Verdict(code, _bad(result))
+    modes = [result.title for result in results if result.outcome is Outcome.SAME]
+    if not modes:
+        text = "No mode with draft graphs was run, so nothing was compared."
+        return Verdict(Code.NOT_VERIFIED, text)
+    same = "Draft graphs gave the tokens and the accepted drafts that they must"
+    return Verdict(Code.VERIFIED, f"{same}, in {enumeration(modes)}.")
+
+
+def _bad(result: ModeResult) -> str:
+    if result.outcome is Outcome.DIFFERS and result.difference is not None:
+        return f"{result.title} differs from {result.against}: {result.difference.text}."
+    if result.outcome is Outcome.UNSTEADY and result.difference is not None:
+        return (
+            f"{result.title} could not be compared: without draft graphs the engine differs from "
+            f"itself ({result.difference.text}); try one request at a time "
+            "(--max-num-seqs 1 behind --) or VLLM_BATCH_INVARIANT=1."
+        )
+    if result.outcome is Outcome.DIED:
+        return f"{result.title}: the engine died, where another one served; see above."
+    return f"{result.title} replayed no graph, so nothing was compared: {_reason(result)}."
+
+
+def _reason(result: ModeResult) -> str:
+    """Why no graph was replayed, as the feature reports it."""
+    if result.run is None:
+        return "the engine died"
+    for rank in result.run.ranks:
+        if not sum(rank.replayed.values()):
+            return rank.text.rstrip(".") or "draft-graphs reports nothing"
+    return "no reason is known"
+
+
+def _table(results: Sequence[ModeResult]) -> Iterator[Line]:
+    rows: list[list[Span]] = [[Span(name, "heading") for name in _HEAD]]
+    for result in results:
+        style = "good" if result.outcome.right else "bad"
+        cells = [Span(result.title), Span(result.outcome.value, style)]
+        if result.run is not None:
+            cells += [Span(text) for text in _figures(result.run)]
+        rows.append(cells)
+    yield from aligned(rows)
+    yield BLANK
+
+
+def _figures(run: EngineRun) -> tuple[str, ...]:
+    first = run.ranks[0] if run.ranks else None
+    return (
+        " ".join(f"{share:.3f}" for share in run.accepted),
+        _counts({} if first is None else first.captured),
+        _counts({} if first is None else first.replayed),
+        f"{run.start_s:.0f} s",
+        f"{run.serve_s:.0f} s",
+    )
+
+
+def _counts(by_role: Mapping[str, int]) -> str:
+    return ", ".join(f"{role} {number}" for role, number in by_role.items()) or "none"
+
+
+def _explained(result: ModeResult, *, verbose: bool) -> Iterator[Line]:
+    """What the graphs of a mode did, what they left to upstream, and what is wrong."""
+    if result.run is not None:
+        ranks = result.run.ranks if verbose else result.run.ranks[:1]
+        for rank in ranks:
+            yield from _rank_lines(result, rank, verbose=verbose)
+    if not result.outcome.right:
+        first, *others = (result.failure or _bad(result)).splitlines()
+        yield labelled(0, f"{MARK} {result.title}: ", first, "bad")
+        yield from (labelled(4, "", text) for text in others)
+
+
+def _rank_lines(result: ModeResult, rank: RankFacts, *, verbose: bool) -> Iterator[Line]:
+    name = f"{result.title}, rank {rank.rank}" if verbose else result.title
+    state = rank.state or "reported nothing"
+    yield labelled(0, f"{name}: ", f"{state}{': ' if rank.text else ''}{rank.text}")
+    for text, number in rank.left.items():
+        yield labelled(2, f"{number} ", text)
+
+
+def _data(result: ModeResult) -> dict[str, Any]:
+    run, difference = result.run, result.difference
+    return {
+        "models": result.models,
+        "mode": result.mode.value,
+        "outcome": result.outcome.value,
+        "against": result.against or None,
+        "difference": None
+        if difference is None
+        else {**difference._asdict(), "kind": difference.kind.value},
+        "failure": result.failure or None,
+        "run": None if run is None else _run_data(run),
+    }
+
+
+def _run_data(run: EngineRun) -> dict[str, Any]:
+    return {
+        "vllm": run.vllm,
+        "root": run.root,
+        "device": run.device,
+        "k": run.k,
+        "requests": len(run.served),
+        "tokens": sum(len(each.tokens) for each in run.served),
+        "accepted": [round(share, 4) for share in run.accepted],
+        "ranks": [
+            {
+                "rank": rank.rank,
+                "state": rank.state,
+                "text": rank.text,
+                "captured": dict(rank.captured),
+                "replayed": dict(rank.replayed),
+                "left": dict(rank.left),
+            }
+            for rank in run.ranks
+        ],
+        "start_s": run.start_s,
+        "serve_s": run.serve_s,
+    }

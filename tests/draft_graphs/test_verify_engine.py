@@ -1,0 +1,142 @@
+"""``overlay verify --tiny`` on CPU, as a user starts it: right as it is, and with bugs put in.
+
+The draft graphs are recordings (``double_site``); everything else is a user's: the command, its
+processes, a vLLM that ``overlay apply`` patched.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts import environment
+from tests.draft_graphs.double_environment import ARGUMENTS, double_environment, write_mutated
+from tests.draft_graphs.mutation_table import MUTATIONS
+from tests.draft_graphs.mutation_types import Mutation
+from tests.engine.private_copy import site_packages
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+#: Bugs that tokens or accepted drafts show, in the drafts that ``--tiny`` has.
+SHOWN = [
+    each
+    for each in MUTATIONS
+    if each.catcher == "acceptance" and each.engine in ("eagle3hid", "eagle3")
+]
+#: One of each kind: of the replay, of what a pass hands on, and of what is staged.
+SAMPLE = (
+    "nothing is replayed",
+    "a later pass does not get the hidden states of the one before",
+    "the next tokens stay what they were (first)",
+)
+
+
+@pytest.fixture(scope="module")
+def site(patched_python: Path) -> Path:
+    """The site-packages of the patched vLLM."""
+    return site_packages(patched_python)
+
+
+def verify(
+    python: Path, folder: Path, *options: str, mutated: Path | None = None
+) -> tuple[int, dict[str, Any], str]:
+    """Call the command: its exit status, its JSON, and what it said beside it."""
+    folder.mkdir()
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "overlay", "verify", "--tiny", "--json", "--jobs", "1"),
+            *("--python", str(python), *options, "--", *ARGUMENTS),
+        ],
+        cwd=environment.ROOT,
+        env=double_environment(folder, mutated),
+        text=True,
+        capture_output=True,
+        check=False,
+        timeout=1800,
+    )
+    return ended.returncode, json.loads(ended.stdout), ended.stderr
+
+
+def test_what_is_right_passes(patched_python: Path, tmp_path: Path) -> None:
+    options = ("--draft", "eagle3hid", "--mode", "loop", "--check")
+    status, told, said = verify(patched_python, tmp_path / "code", *options)
+    assert (status, told["code"]) == (0, "verified"), told
+    (mode,) = told["verify"]["modes"]
+    (rank,) = mode["run"]["ranks"]
+    assert (mode["outcome"], mode["against"]) == ("same", "the known answer")
+    assert rank["state"] == "active"
+    assert rank["captured"] == {"first": 4, "loop": 4}
+    assert rank["replayed"]["first"] > 0
+    assert rank["replayed"]["loop"] > 0
+    assert any("left to upstream" in text for text in rank["left"])
+    assert "engine eagle3hid loop: started" in said
+
+
+@pytest.mark.thorough
+def test_every_mode_of_every_draft_passes(patched_python: Path, tmp_path: Path) -> None:
+    status, told, _ = verify(patched_python, tmp_path / "code", "--check")
+    assert (status, told["code"]) == (0, "verified"), told
+    modes = {(each["models"], each["mode"]): each for each in told["verify"]["modes"]}
+    assert set(modes) == {
+        *(("eagle3hid", mode) for mode in ("off", "step", "loop")),
+        *(("eagle3", mode) for mode in ("step", "loop")),
+        *(("p-eagle", mode) for mode in ("off", "auto")),
+    }
+    assert not any(modes[name, "off"]["run"]["ranks"][0]["replayed"] for name in ("eagle3hid",))
+    assert set(modes["p-eagle", "auto"]["run"]["ranks"][0]["replayed"]) == {"whole"}
+
+
+@pytest.mark.parametrize(
+    "mutation",
+    [
+        pytest.param(each, marks=() if each.name in SAMPLE else pytest.mark.thorough)
+        for each in SHOWN
+    ],
+    ids=lambda each: each.name,
+)
+def test_a_bug_is_found(
+    patched_python: Path, site: Path, tmp_path: Path, mutation: Mutation
+) -> None:
+    mutated = write_mutated(site, mutation.changes, tmp_path / "mutated")
+    options = ("--draft", mutation.engine, "--mode", mutation.mode)
+    status, told, _ = verify(patched_python, tmp_path / "code", *options, mutated=mutated)
+    assert (status, told["code"]) == (1, "drafts-differ"), told
+    (mode,) = told["verify"]["modes"]
+    assert mode["outcome"] == "differs"
+    difference = mode["difference"]
+    assert difference["expected"] != difference["found"]
+    assert f"request {difference['request']}, position {difference['position']}" in told["verdict"]
+
+
+def test_the_sample_is_of_bugs_that_there_are() -> None:
+    assert set(SAMPLE) <= {each.name for each in SHOWN}
+
+
+@pytest.mark.thorough
+def test_a_platform_without_graphs_is_told(patched_python: Path, tmp_path: Path) -> None:
+    """The same engine without the double: CPU has no graphs."""
+    folder = tmp_path / "code"
+    folder.mkdir()
+    variables = double_environment(folder)
+    del variables["TEST_DOUBLE"]
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "overlay", "verify", "--tiny", "--json"),
+            *("--draft", "eagle3", "--mode", "loop", "--python", str(patched_python)),
+        ],
+        cwd=environment.ROOT,
+        env=variables,
+        text=True,
+        capture_output=True,
+        check=False,
+        timeout=1800,
+    )
+    told = json.loads(ended.stdout)
+    assert (ended.returncode, told["code"]) == (1, "not-verified"), told
+    assert told["verify"]["modes"][0]["outcome"] == "idle"
+    assert "replayed no graph" in told["verdict"]
