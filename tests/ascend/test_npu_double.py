@@ -144,7 +144,8 @@ def test_an_update_has_the_operators_of_its_group(draft: Draft) -> None:
 
 
 def test_updates_are_made_outside_a_capture_and_waits_inside(draft: Draft) -> None:
+    handle: Any = object()
     with pytest.raises(CaptureRefused, match="inside a capture"):
         npu.ExternalEvent().wait(npu.DEVICE.stream)
     with pytest.raises(ReplayRefused, match="by their handles"):
-        npu.graph_task_update_begin(draft.stream, object())
+        npu.graph_task_update_begin(draft.stream, handle)
