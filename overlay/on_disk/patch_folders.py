@@ -71,7 +71,9 @@ def package_in(feature: Path) -> str:
         return "vllm"
     name: object = None
     plain = len(lines) == 1 and lines[0].count(b'"') == 2 and b"\\" not in lines[0]
-    if plain and b'"""' not in data and b"'''" not in data:  # so it is no line of a text
+    # A line before the first text of several lines is not one of its lines.
+    before = data.split(b"'''")[0].split(b'"""')[0]
+    if plain and lines[0] in before.splitlines():
         name = lines[0].split(b'"')[1].decode("utf-8", "replace")
     else:
         import sys

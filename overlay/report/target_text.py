@@ -62,7 +62,7 @@ def _target(target: TargetReport, width: int, verbose: bool) -> Iterator[Line]:
                 Span(f"  {feature.feature:<{width}}  "),
                 Span(f"{_cell(feature):<12}  ", feature.state.value),
             ),
-            (Span(_summary(feature), "muted"),),
+            (Span(_summary(feature, title), "muted"),),
         )
         if verbose:
             yield from _files(feature)
@@ -88,8 +88,11 @@ def _cell(feature: FeatureResult) -> str:
     return f"{feature.state.value}{mark}"
 
 
-def _summary(feature: FeatureResult) -> str:
-    """What a feature's state means here, in a few words."""
+def _summary(feature: FeatureResult, title: str) -> str:
+    """What a feature's state means here, in a few words.
+
+    :param title: what messages call the package.
+    """
     hunks = [hunk for file in feature.files for hunk in file.hunks]
     patched = len({file.path for file in feature.files if file.patch is not None})
     added = sum(file.patch is None and not file.hunks for file in feature.files)
@@ -99,7 +102,7 @@ def _summary(feature: FeatureResult) -> str:
         if bad:
             parts.append(f"{bad} of {count(len(hunks), 'hunk')}")
     elif feature.state is State.UPSTREAMED:
-        return "vLLM has it already"
+        return f"{title} has it already"
     elif feature.state is State.INAPPLICABLE:
         return str(feature.reason or "not made for this release")
     else:

@@ -123,7 +123,11 @@ class LaterLengths(list[int]):
             grown = base + self._draft_index
             # From the longest context on, releases differ in which row gets a filler.
             if length != grown < self._longest:
-                _tell_idle("a later pass has other lengths than those of pass 0 plus 1 a pass")
+                # In the log only: a process that serves drafts already goes on serving.
+                _log_once(
+                    "a row is left as vllm-ascend makes it, its length in a later pass is not that "
+                    "of pass 0 plus 1 a pass"
+                )
             elif grown - count <= self._longest:
                 self[row] = grown - count
 
@@ -267,9 +271,14 @@ def _tell(state: str, text: str) -> None:
 
     :param state: active or idle.
     """
-    if text in _told:
-        return
-    _told.add(text)
-    logger.info("%s: %s, %s", FEATURE, state, text)
-    if effects is not None:
+    if _log_once(f"{state}, {text}") and effects is not None:
         getattr(effects, state)(FEATURE, text)
+
+
+def _log_once(text: str) -> bool:
+    """Write a line into the log, once in this process; whether this was the first time."""
+    first = text not in _told
+    if first:
+        _told.add(text)
+        logger.info("%s: %s", FEATURE, text)
+    return first
