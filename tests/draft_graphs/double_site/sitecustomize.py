@@ -69,4 +69,4 @@ def give_graphs() -> None:
 
 folder = os.environ.get("TEST_MUTATED")
 if folder or "TEST_DOUBLE" in os.environ:
-    sys.meta_path.insert(0, Finder(Path(folder) if folder else None))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, Finder(Path(folder) if folder else None))
