@@ -219,9 +219,9 @@ def _obstacles(
     going: Sequence[str],
 ) -> tuple[Obstacle, ...]:
     """What keeps the others from staying as they are."""
-    found = []
     if not going:
         return ()
+    found = []
     strangers = [(name, origin) for name, origin in absent(ledger, features) if name not in going]
     if strangers:
         names = ", ".join(f"{name} (from {origin})" for name, origin in strangers)
@@ -236,19 +236,7 @@ def _obstacles(
                 ),
             )
         )
-    digests = {entry.result.feature: entry.digest for entry in ledger.applied}
-    changed = [one.id for one in staying if digests.get(one.id, one.digest) != one.digest]
-    if changed:
-        found.append(
-            Obstacle(
-                Code.REVERT_REFUSED,
-                f"{enumeration(changed)} would have to stay and was applied in another form",
-                Reason(
-                    "its patches at hand are not those that were applied",
-                    "run `overlay apply` first, which brings it up to date",
-                ),
-            )
-        )
+    found += _in_another_form(ledger, staying)
     now = conditions(ledger, target.read)
     edited = [path for path, state in now.items() if state is Condition.EDITED]
     if edited:
@@ -264,6 +252,24 @@ def _obstacles(
             )
         )
     return tuple(found)
+
+
+def _in_another_form(ledger: Ledger, staying: Sequence[Feature]) -> list[Obstacle]:
+    """The obstacle that patches of what stays are not those that were applied, where it is so."""
+    digests = {entry.result.feature: entry.digest for entry in ledger.applied}
+    changed = [each.id for each in staying if digests.get(each.id, each.digest) != each.digest]
+    if not changed:
+        return []
+    return [
+        Obstacle(
+            Code.REVERT_REFUSED,
+            f"{enumeration(changed)} would have to stay and was applied in another form",
+            Reason(
+                "its patches at hand are not those that were applied",
+                "run `overlay apply` first, which brings it up to date",
+            ),
+        )
+    ]
 
 
 def _settled(result: FeatureResult) -> FeatureResult:

@@ -111,15 +111,13 @@ def check_question(question: Question) -> None:
 
     :raises UsageError: naming what was expected and what was found.
     """
-    named = any(
-        text in ("--speculative-config", "-sc") or text.startswith("--speculative-config=")
-        for text in question.arguments
-    )
+    named = any(map(_names_draft, question.arguments))
     if question.modes == (Mode.OFF,):
         raise UsageError("--mode off alone compares nothing: name another mode as well")
     if question.tiny and question.model:
         raise UsageError("--tiny brings models of its own: omit it, or --model")
     if question.tiny:
+        _refuse_ignored(question, "--tiny brings models and prompts of its own", prompts=True)
         return
     if question.model is None:
         raise UsageError(
@@ -133,6 +131,8 @@ def check_question(question: Question) -> None:
         )
     if question.draft is not None and named:
         raise UsageError("--draft and --speculative-config both name a draft: give one of them")
+    if question.draft is None:
+        _refuse_ignored(question, "--speculative-config says both itself")
     for option, place in (("--model", question.model), ("--draft", question.draft)):
         if place is not None and _is_path(place) and not Path(place, "config.json").is_file():
             raise UsageError(
@@ -143,6 +143,28 @@ def check_question(question: Question) -> None:
         raise UsageError(
             f"--prompts {question.prompts}: expected a file with a prompt on each line"
         )
+
+
+def _names_draft(argument: str) -> bool:
+    """Whether an argument is vLLM's option for the draft, in whichever form its parser takes."""
+    option = argument.partition("=")[0].partition(".")[0].replace("_", "-")
+    return option in ("--speculative-config", "-sc")
+
+
+def _refuse_ignored(question: Question, why: str, *, prompts: bool = False) -> None:
+    """Refuse options that would change nothing.
+
+    :param prompts: whether ``--prompts`` is one of them.
+    :raises UsageError: naming them.
+    """
+    options = {
+        "--method": question.method,
+        "--k": question.k,
+        "--prompts": question.prompts if prompts else None,
+    }
+    given = [option for option, value in options.items() if value is not None]
+    if given:
+        raise UsageError(f"{why}, so {' and '.join(given)} would change nothing: omit it")
 
 
 def _is_path(place: str) -> bool:
@@ -187,12 +209,25 @@ def _own_set(question: Question) -> ModelSet:
         arguments += ["--speculative-config", json.dumps(speculative)]
     prompts: tuple[str, ...] = TEXTS
     if question.prompts is not None:
-        lines = question.prompts.read_text(encoding="utf-8").splitlines()
+        lines = _text_of(question.prompts).splitlines()
         prompts = tuple(line for line in lines if line.strip())
         if not prompts:
             raise UsageError(f"--prompts {question.prompts}: expected a prompt on each line, none")
     spec = VerifySpec((*arguments, *question.arguments), (), prompts, question.tokens)
     return ModelSet("", spec)
+
+
+def _text_of(prompts: Path) -> str:
+    """The content of the file of ``--prompts``.
+
+    :raises UsageError: if it cannot be read as text.
+    """
+    try:
+        return prompts.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"--prompts {prompts}: expected a text file in UTF-8, which can be read: {error}"
+        ) from error
 
 
 def _tiny_sets(question: Question, python: Path, work: Path) -> list[ModelSet]:

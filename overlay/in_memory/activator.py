@@ -177,14 +177,13 @@ def _in_memory(
 ) -> tuple[Activation, list[FeatureStanding]]:
     """Hook every feature that is not on disk and can be patched.
 
-    :param found: what is on disk.
-    :returns: what the process runs then, and how the features stand that are not on disk.
+    :param activation: what the process runs from disk.
+    :returns: what the process runs then, and the states of the features that are not on disk.
     """
     from overlay.in_memory import import_hook as hook
     from overlay.in_memory.preparation import Plans, prepare
 
     on_disk = {feature.id: feature.digest for feature in activation.features}
-    features = []
     plans = Plans(target, switches)
     prepared = prepare(plans, on_disk)
     late = {
@@ -196,17 +195,11 @@ def _in_memory(
     if late:
         # Each feature goes in as a whole or not at all, so what came too late is planned without.
         prepared = prepare(plans, on_disk.keys() | late.keys())
-    for planned in prepared.features:
-        if planned.id in on_disk:
-            continue
-        why = planned.why
-        if planned.id in late:
-            why = f"{_late(late[planned.id])}. Apply on disk instead (`overlay apply`)"
-        features.append(
-            FeatureStanding(
-                planned.id, planned.digest, planned.state, planned.chosen, why, planned.asked
-            )
-        )
+    features = [
+        _hooked(planned, late.get(planned.id))
+        for planned in prepared.features
+        if planned.id not in on_disk
+    ]
     if prepared.entry.modules:
         assert target.root is not None
         required = {
@@ -231,6 +224,19 @@ def _in_memory(
         if on_disk.get(planned.id, planned.digest) != planned.digest
     )
     return activation._replace(warnings=(*prepared.warnings, *others)), features
+
+
+def _hooked(planned: Planned, late: Mapping[str, str] | None) -> FeatureStanding:
+    """The state of a feature that is not on disk, once the hook is installed.
+
+    :param late: its modules that were imported before that, with who imported each.
+    """
+    why = planned.why
+    if late:
+        why = f"{_late(late)}. Apply on disk instead (`overlay apply`)"
+    return FeatureStanding(
+        planned.id, planned.digest, planned.state, planned.chosen, why, planned.asked
+    )
 
 
 def _other_form(planned: Planned) -> str:

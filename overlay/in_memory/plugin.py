@@ -96,7 +96,7 @@ def _decide(asked: settings.Switches, process: RunningProcess) -> Activation:
 
 
 def _checked(asked: settings.Switches, switches: Iterable[SwitchRow]) -> tuple[str, ...]:
-    """What is to be said of the variables that are set.
+    """The warnings about the variables that are set.
 
     :param switches: those that features declare.
     :raises UsageError: for values that no feature accepts.

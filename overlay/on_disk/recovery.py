@@ -18,7 +18,6 @@ it is, and the rest is undone rather than finished."""
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
@@ -27,10 +26,11 @@ from typing import NamedTuple
 from overlay.errors import LedgerError, TransactionError
 from overlay.on_disk import files, journal, lock
 from overlay.on_disk.journal import Journal, Member, Step
+from overlay.on_disk.journal_trust import require_own, require_plain
 from overlay.on_disk.members import held
 from overlay.on_disk.site import unwritable
 from overlay.package import VLLM, Package
-from overlay.untrusted import UnfitFile, problem_of_owner, read_below, sha256
+from overlay.untrusted import UnfitFile, read_below, sha256
 
 
 class Content(Enum):
@@ -100,8 +100,8 @@ def _end(parts: Sequence[Part]) -> str:
     :returns: what was done, in a sentence.
     """
     for part in parts:
-        _require_own(part)
-        _require_plain(part)
+        require_own(*part)
+        require_plain(*part)
     action = parts[0].begun.action
     try:
         return _ended(parts)
@@ -196,52 +196,6 @@ def settle(parts: Sequence[Part]) -> None:
             finish(begun)
     except OSError:
         return
-
-
-def _require_own(part: Part) -> None:
-    """Refuse a journal that somebody else could have written.
-
-    :raises TransactionError: saying whose it is, and what to do.
-    """
-    root, begun, package = part
-    for place in (package.state_folder, package.journal_path):
-        try:
-            problem = problem_of_owner(root / place, allow_group=True)
-        except OSError as error:
-            raise unwritable(error, "Nothing was changed.") from error
-        if problem is not None:
-            raise TransactionError(
-                f"an interrupted {begun.action} waits to be ended in {root}, but {problem}. "
-                "Nothing was changed; run `overlay apply` or `overlay revert` as the user who owns "
-                f"{root / package.name}, and let nobody else write to {root / package.state_folder}"
-            )
-
-
-def _require_plain(part: Part) -> None:
-    """Refuse a journal that names what is reached through a symbolic link.
-
-    An apply resolves links before it writes its journal, so none that it wrote does.
-
-    :raises TransactionError: naming the link.
-    """
-    root, begun, package = part
-    folders = {path.rpartition("/")[0] for path in (*begun.made, *begun.dropped)}
-    for folder in sorted(folders | {step.path.rpartition("/")[0] for step in begun.steps}):
-        place = root
-        for name in folder.split("/") if folder else ():
-            place /= name
-            try:
-                mode = place.lstat().st_mode
-            except (FileNotFoundError, NotADirectoryError):
-                break
-            except OSError as error:
-                raise unwritable(error, "Nothing was changed.") from error
-            if stat.S_ISLNK(mode):
-                raise TransactionError(
-                    f"the journal of an interrupted {begun.action} in {root} names files below "
-                    f"{place}, which is a symbolic link: no overlay writes that. Nothing was "
-                    f"changed; remove {root / package.state_folder} and reinstall {package.title}"
-                )
 
 
 def survey(root: Path, begun: Journal) -> dict[str, Content]:

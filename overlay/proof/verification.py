@@ -283,6 +283,16 @@ class ModeResult:
         """The mode with its models, for people."""
         return f"{self.models} {self.mode.shown}".strip()
 
+    @property
+    def without_own_graph(self) -> bool:
+        """Whether a rank replayed graphs, but none of the role that the mode is named after.
+
+        Draft graphs fall back from a loop to steps, and from these to first passes alone.
+        """
+        if self.run is None or self.mode not in (Mode.STEP, Mode.LOOP):
+            return False
+        return any(not rank.replayed.get(self.mode.value, 0) for rank in self.run.ranks)
+
 
 def judged(
     models: str,

@@ -60,12 +60,19 @@ def verified(results: Sequence[ModeResult]) -> Verdict:
         for result in results:
             if result.outcome is outcome:
                 return Verdict(code, _bad(result))
-    modes = [result.title for result in results if result.outcome is Outcome.SAME]
+    modes = [_tried(result) for result in results if result.outcome is Outcome.SAME]
     if not modes:
         text = "No mode with draft graphs was run, so nothing was compared."
         return Verdict(Code.NOT_VERIFIED, text)
     same = "Draft graphs gave the tokens and the accepted drafts that they must"
     return Verdict(Code.VERIFIED, f"{same}, in {enumeration(modes)}.")
+
+
+def _tried(result: ModeResult) -> str:
+    """The mode, and whether only graphs of other roles were tried in it."""
+    if result.without_own_graph:
+        return f"{result.title} (which replayed no {result.mode.value} graph)"
+    return result.title
 
 
 def _bad(result: ModeResult) -> str:

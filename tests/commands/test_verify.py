@@ -74,6 +74,13 @@ def test_the_users_models_get_the_modes_that_the_configuration_has(verify: Any) 
     assert told.status == 0
 
 
+def test_the_verdict_says_where_a_mode_fell_back_to_another(verify: Any) -> None:
+    told = verify({"loop": "no loop"}, *OWN)
+    assert told.status == 0
+    assert told.json["verdict"].endswith("in step and loop (which replayed no loop graph).")
+    assert "no loop graph" not in verify({}, *OWN).json["verdict"]
+
+
 @pytest.mark.parametrize("models", [TINY, OWN])
 @pytest.mark.parametrize(
     ("word", "place"),
@@ -154,6 +161,12 @@ def test_models_that_cannot_be_made_are_an_error(
         (("--model", "./nowhere", "--draft", "x"), "--model ./nowhere: expected a folder"),
         (("--model", "x", "--draft", "./nowhere"), "--draft ./nowhere: expected a folder"),
         ((*OWN, "--", "--speculative-config", "{}"), "both name a draft"),
+        ((*OWN, "--", "--speculative_config={}"), "both name a draft"),
+        ((*OWN, "--", "--speculative-config.method", "mtp"), "both name a draft"),
+        (("--model", "x", "--k", "2", "--", "-sc", "{}"), "--k would change nothing"),
+        (("--tiny", "--k", "2", "--method", "mtp"), "--method and --k would change nothing"),
+        (("--tiny", "--prompts", __file__), "--prompts would change nothing"),
+        ((*OWN, "--prompts", sys.executable), "expected a text file in UTF-8"),
         ((*OWN, "--prompts", "nowhere.txt"), "a prompt on each line"),
         ((*OWN, "--python", "/nowhere/python"), "no program at /nowhere/python"),
     ],

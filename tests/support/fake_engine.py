@@ -60,12 +60,13 @@ if word == "accepted":
     served[1]["steps"][2][2] += 1
 if word == "random":
     served[0]["tokens"][0] = time.time_ns() % 1_000_000
-off = os.environ["OVERLAY_DRAFT_GRAPHS"] == "off"
+mode = os.environ["OVERLAY_DRAFT_GRAPHS"]
+off, later = mode == "off", "step" if mode == "step" or word == "no loop" else "loop"
 rank = {{"rank": 0, "state": "idle" if off or word == "idle" else "active",
         "left": {{"1 batch": 1}},
         "text": "attention backend X is not known" if word == "idle" else "8 graphs",
-        "captured": {{}} if off else {{"first": 4, "loop": 4}},
-        "replayed": {{}} if off or word == "idle" else {{"first": 9, "loop": 9}}}}
+        "captured": {{}} if off else {{"first": 4, later: 4}},
+        "replayed": {{}} if off or word == "idle" else {{"first": 9, later: 9}}}}
 result = {{"vllm": "0.99.0", "root": "/site", "device": "FAKE", "k": 5,
           "one_pass": word == "one pass", "served": served, "ranks": [rank],
           "start_s": 1.0, "serve_s": 2.0}}
