@@ -176,3 +176,77 @@ def test_where_lengths_mean_something_else_they_are_left_and_the_log_says_why(
     assert [line for line in lengths.said if line.startswith("idle, ")], lengths.said
     if half == "both":
         assert lengths.on_device(proposer, "common", 1, object()) == "common"
+
+
+class Lengths(list[int]):
+    """A tensor of lengths, as far as they are corrected."""
+
+    def clone(self) -> Lengths:
+        return Lengths(self)
+
+    def __getitem__(self, rows: Any) -> Any:
+        return Column(super().__getitem__(rows))
+
+
+class Column(list[int]):
+    """Some rows of a tensor."""
+
+    def __sub__(self, other: list[int]) -> Column:
+        return Column(mine - theirs for mine, theirs in zip(self, other, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("switch", "host_lists", "told"),
+    [
+        ("off", True, [("idle", "OVERLAY_ASCEND_DRAFT_LENGTHS=off")]),
+        ("device", True, [("active", "lengths on the device leave rejected tokens out")]),
+        ("on", False, [("active", "lengths on the device leave rejected tokens out")]),
+    ],
+)
+def test_each_choice_tells_once_what_it_does(
+    lengths: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    switch: str,
+    host_lists: bool,
+    told: list[tuple[str, str]],
+) -> None:
+    states = watched_effects(lengths, monkeypatch, switch)
+    proposer = SimpleNamespace(
+        parallel_drafting=False,
+        dcp_size=1,
+        use_compress=False,
+        shallow_copy_metadata=lambda common: SimpleNamespace(**vars(common)),
+    )
+    common = SimpleNamespace(seq_lens=Lengths([9, 5]))
+    layer = SimpleNamespace(seq_lens_list=[10]) if host_lists else SimpleNamespace()
+    for _ in range(2):
+        corrected = lengths.on_device(proposer, common, 2, Lengths([2, 0]))
+        lengths.on_host(proposer, [{"layer": layer}] * 2, 1, Lengths([2]))
+    assert list(common.seq_lens) == [9, 5], "pass 0 reads these"
+    assert list(corrected.seq_lens) == ([9, 5] if switch == "off" else [7, 5])
+    assert [(state, text.partition(" (")[0]) for state, text in states] == told
+
+
+def test_a_release_that_reads_the_device_right_and_no_lists_is_idle(
+    lengths: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = watched_effects(lengths, monkeypatch, "on")
+    lengths.on_host(None, [{"layer": SimpleNamespace()}] * 2, 1, object())
+    assert states == [("idle", "no later pass reads lengths on the host")]
+
+
+def watched_effects(
+    lengths: Any, monkeypatch: pytest.MonkeyPatch, switch: str
+) -> list[tuple[str, str]]:
+    """The states that the module reports from now on, with the switch set."""
+    states: list[tuple[str, str]] = []
+
+    def report(state: str) -> Any:
+        return lambda _, text: states.append((state, text))
+
+    monkeypatch.setenv(lengths.SWITCH, switch)
+    monkeypatch.setattr(lengths, "_told", set())
+    monkeypatch.setattr(
+        lengths, "effects", SimpleNamespace(active=report("active"), idle=report("idle"))
+    )
+    return states

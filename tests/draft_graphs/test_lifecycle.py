@@ -75,7 +75,7 @@ def test_what_graphs_hold_is_drafted_by_them() -> None:
     assert drafter.later_steps().shape == (3, 3)
 
 
-def test_a_kv_cache_that_is_made_anew_withdraws_until_the_next_capture(log: list[str]) -> None:
+def test_a_kv_cache_that_is_made_again_withdraws_until_the_next_capture(log: list[str]) -> None:
     drafter = Drafter()
     drafter.capture()
     assert drafter.propose() is not None

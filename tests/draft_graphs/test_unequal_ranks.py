@@ -9,6 +9,7 @@ import json
 import socket
 import subprocess
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,30 @@ def test_the_table_has_what_differs_and_nothing_else(by_rank: Mapping[int, Any])
         for name in sorted(unequal):
             at = head.index(name)
             assert row[at:].startswith(each.get(name, "-"))
+
+
+class Store:
+    """A store in which one rank has said how it drafts, and that fails for any other."""
+
+    def __init__(self) -> None:
+        self.patience: list[float] = []
+
+    def wait(self, keys: list[str], patience: timedelta) -> None:
+        self.patience.append(patience.total_seconds())
+        if not keys[0].endswith("/1"):
+            raise RuntimeError(f"no {keys[0]}")
+
+    def get(self, key: str) -> bytes:
+        return b'{"host": "here", "settings": {}}'
+
+
+def test_ranks_that_say_nothing_come_with_the_error_of_the_store() -> None:
+    store = Store()
+    rows, silent = same_settings._read(store, 4, [0, 1, 2])
+    assert rows == {1: {"host": "here", "settings": {}}}
+    assert silent == {rank: f"no vllm-overlay/draft-graphs/4/{rank}" for rank in (0, 2)}
+    # Once one was too late, the others have had the same time.
+    assert store.patience == [same_settings.PATIENCE, 1.0, 1.0]
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,10 @@ def on_device(proposer: Any, common: Any, batch_size: int, rejected: torch.Tenso
     :param rejected: [batch_size] counts on the device; `None` where nothing was verified.
     :returns: `common`, or a copy of it where there is something to subtract.
     """
-    if rejected is None or chosen() == "off":
+    if rejected is None:
+        return common
+    if (choice := chosen()) == "off":
+        _tell("idle", f"{SWITCH}=off")
         return common
     if (reason := _other_layouts(proposer)) is not None:
         _tell_idle(reason)
@@ -58,6 +61,7 @@ def on_device(proposer: Any, common: Any, batch_size: int, rejected: torch.Tenso
     corrected = proposer.shallow_copy_metadata(common)
     corrected.seq_lens = common.seq_lens.clone()
     corrected.seq_lens[:batch_size] -= rejected[:batch_size]
+    _tell("active", f"lengths on the device leave rejected tokens out ({SWITCH}={choice})")
     return corrected
 
 
@@ -72,11 +76,19 @@ def on_host(
     :param passes: for each pass its metadata by layer.
     :param rejected: as in `on_device`.
     """
-    if rejected is None or chosen() != "on":
+    if rejected is None:
+        return
+    if (choice := chosen()) == "off":
+        _tell("idle", f"{SWITCH}=off")
+    if choice != "on":
         return
     owners = [_owners(layers.values()) for layers in passes[1:]]
     if not any(owners):
-        return  # one pass only, or operators that read lengths on the device
+        # One pass only, or operators that read lengths on the device, where the other half, if this
+        # release needs it, has told what it does.
+        if not _told:
+            _tell("idle", "no later pass reads lengths on the host")
+        return
     if (reason := _other_layouts(proposer) or _other_lists(proposer)) is not None:
         _tell_idle(reason)
         return
@@ -122,7 +134,7 @@ class LaterLengths(list[int]):
         for row, (length, base, count) in enumerate(rows):
             grown = base + self._draft_index
             # From the longest context on, releases differ in which row gets a filler.
-            if length != grown < self._longest:
+            if grown < self._longest and length != grown:
                 # In the log only: a process that serves drafts already goes on serving.
                 _log_once(
                     "a row is left as vllm-ascend makes it, its length in a later pass is not that "
@@ -161,7 +173,7 @@ def tasks_in_order(tasks: Iterable[Any]) -> Iterator[Any]:
 
 
 class _LaterPass(dict[str, Any]):
-    """Metadata by layer that settles its lengths before it gives them away."""
+    """Metadata by layer that settles its lengths before it hands them out."""
 
     def __getitem__(self, layer: str) -> Any:
         _settle(self)

@@ -83,7 +83,8 @@ def require_equal_settings(mine: Settings) -> None:
             f"Draft graphs: tensor-parallel rank {', '.join(map(str, silent))} did not say within "
             f"{PATIENCE:.0f} s how it drafts; expected vLLM {mine.get('vLLM')} with the patches of "
             "vllm-overlay on all ranks. Its log says what it does instead; install the same "
-            "patched vLLM on its node, or revert the patches on all nodes, and start again."
+            "patched vLLM on its node, or revert the patches on all nodes, and start again. The "
+            f"store over which the ranks met says: {'; '.join(silent.values())}"
         )
     lines = differences({rank: row["settings"] for rank, row in rows.items()})
     if lines:
@@ -122,17 +123,18 @@ def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
 
 def _read(
     store: Any, number: int, peers: Iterable[int]
-) -> tuple[dict[int, dict[str, Any]], list[int]]:
-    """What each rank says, and the ranks that say nothing in time."""
+) -> tuple[dict[int, dict[str, Any]], dict[int, str]]:
+    """What each rank says; and the ranks that say nothing in time, with the store's error."""
     rows: dict[int, dict[str, Any]] = {}
-    silent: list[int] = []
+    silent: dict[int, str] = {}
     for rank in map(int, peers):
         key = _KEY.format(round=number, rank=rank)
         try:
             # Once one was too late, the others have had the same time.
             store.wait([key], timedelta(seconds=1.0 if silent else PATIENCE))
-        except RuntimeError:  # torch raises DistStoreError, a RuntimeError, when time is up
-            silent.append(rank)
+        # torch raises DistStoreError when time is up, and others where the store has gone.
+        except RuntimeError as error:
+            silent[rank] = str(error)
         else:
             rows[rank] = json.loads(store.get(key))
     return rows, silent
