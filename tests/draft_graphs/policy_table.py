@@ -112,16 +112,28 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
         {"coupling": Coupling(Manner.TOGETHER, LOCKSTEP)},
     ),
     (
+        "the same, with `OVERLAY_DRAFT_GRAPHS_UNTRIED=on`, as in the next three rows",
+        {"coupling": Coupling(Manner.TOGETHER, LOCKSTEP), "untried": True},
+    ),
+    (
         "the same, with a target in PIECEWISE or FULL",
-        {"coupling": Coupling(Manner.TOGETHER, LOCKSTEP), "cudagraph_mode": "FULL"},
+        {
+            "coupling": Coupling(Manner.TOGETHER, LOCKSTEP),
+            "cudagraph_mode": "FULL",
+            "untried": True,
+        },
     ),
     (
         "the same, with `draft_sample_method: probabilistic`",
-        {"coupling": Coupling(Manner.TOGETHER, LOCKSTEP), "probabilistic": True},
+        {"coupling": Coupling(Manner.TOGETHER, LOCKSTEP), "probabilistic": True, "untried": True},
     ),
     (
         "the same, with low-latency exchanges, where a failed capture stops the start",
-        {"coupling": Coupling(Manner.TOGETHER, LOCKSTEP), "low_latency_exchange": True},
+        {
+            "coupling": Coupling(Manner.TOGETHER, LOCKSTEP),
+            "low_latency_exchange": True,
+            "untried": True,
+        },
     ),
     (
         "data parallelism with elastic expert parallelism",

@@ -374,7 +374,9 @@ def test_without_its_one_pass_a_drafter_has_no_graphs() -> None:
     assert decision.refusals == ("whole: the width is not known",)
 
 
-TOGETHER = replace(LATE, coupling=Coupling(Manner.TOGETHER, "2 data-parallel ranks in lockstep"))
+TOGETHER = replace(
+    LATE, coupling=Coupling(Manner.TOGETHER, "2 data-parallel ranks in lockstep"), untried=True
+)
 #: Fact -> (a value with which ranks cannot draft together, a word of the reason).
 NOT_TOGETHER: dict[str, tuple[Any, str]] = {
     "cudagraph_mode": ("FULL", "FULL_DECODE_ONLY"),
@@ -391,6 +393,9 @@ def test_ranks_that_draft_together_get_graphs_and_one_line_says_when_not() -> No
     assert decision.notes == (
         "all data-parallel ranks in steps in which one of them has a prefill",
     )
+    assert decision.untried[-1].startswith("ranks that draft together (doubles: ")
+    (reason,) = policy.decide("auto", replace(TOGETHER, untried=False)).refusals
+    assert "OVERLAY_DRAFT_GRAPHS_UNTRIED=on on all ranks grants them" in reason
 
 
 @pytest.mark.parametrize("fact", sorted(NOT_TOGETHER))

@@ -241,6 +241,7 @@ def launch_cell(name: str, folders: dict[str, Path], logs: Path, arguments: Any)
         env = {
             **os.environ,
             "OVERLAY_DRAFT_GRAPHS": mode,
+            "OVERLAY_DRAFT_GRAPHS_UNTRIED": "on",
             dp_hooks.EVENTS_VARIABLE: str(events),
             DOUBLE_VARIABLE: str(int(arguments.double)),
         }

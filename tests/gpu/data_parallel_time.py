@@ -172,6 +172,7 @@ def run_mode(mode: str, folder: Path, logs: Path, arguments: Any) -> dict[str, A
         env = {
             **os.environ,
             "OVERLAY_DRAFT_GRAPHS": mode,
+            "OVERLAY_DRAFT_GRAPHS_UNTRIED": "on",
             dp_step_hooks.EVENTS_VARIABLE: str(events),
             RUNNER_VARIABLE: arguments.runner,
             data_parallel.DOUBLE_VARIABLE: str(int(arguments.double)),

@@ -199,6 +199,10 @@ def _refusals_together(facts: Facts) -> list[str]:
     """The reasons why ranks that must draft together do so as upstream."""
     table: list[tuple[bool, str]] = [
         (
+            not facts.untried,
+            f"no GPU has shown their graphs yet ({UNTRIED_VARIABLE}=on on all ranks grants them)",
+        ),
+        (
             facts.cudagraph_mode not in (None, NO_CAPTURE, *UNIFORM_FULL),
             (
                 "a step with graphs needs K+1 tokens a request on every rank, which cudagraph mode "
@@ -322,8 +326,18 @@ def decide(mode: Mode, facts: Facts) -> Decision:
         later=later,
         sampled=sampled,
         notes=tuple(notes),
-        untried=tuple(attention.untried_grants(facts.attention or (), facts.platform)),
+        untried=tuple(_untried(facts)),
     )
+
+
+def _untried(facts: Facts) -> list[str]:
+    """What is granted although no GPU has shown it, with what shows it instead."""
+    shown = list(attention.untried_grants(facts.attention or (), facts.platform))
+    if facts.coupling.together:
+        shown.append(
+            "ranks that draft together (doubles: tests/draft_graphs/test_data_parallel.py)"
+        )
+    return shown
 
 
 def _barred_roles(facts: Facts) -> dict[Role, str]:
