@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from overlay.commands.project import Project
     from overlay.report.authored import EditReport, NewReport
     from overlay.report.base import Report
+    from overlay.report.benched import BenchReport
     from overlay.report.cached import CacheReport
     from overlay.report.catalogue import ListReport
     from overlay.report.changes import AdoptReport, DiffReport
@@ -271,6 +272,21 @@ def verify(progress: Meter, modes: Sequence[str], **options: Any) -> VerifyRepor
 
     chosen = tuple(Mode[title.upper()] for title in modes)
     return command(Question(modes=chosen, **options), told)
+
+
+def bench(progress: Meter, **options: Any) -> BenchReport:
+    """What ``overlay bench`` does.
+
+    :param options: the fields of ``commands.bench.Question``.
+    """
+    from overlay.commands.bench import Question
+    from overlay.commands.bench import bench as command
+
+    def told(title: str, seconds: float | None) -> None:
+        took = "started" if seconds is None else f"ended after {seconds:.0f} s"
+        progress.line(f"engine {title}: {took}")
+
+    return command(Question(**options), told)
 
 
 def meter() -> Meter:

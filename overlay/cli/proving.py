@@ -1,8 +1,9 @@
-"""The commands that try the patches on the user's own models and GPU: ``verify``."""
+"""The commands that try the patches on the user's own models and GPU: ``verify`` and ``bench``."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -117,3 +118,60 @@ def verify(
             logs=logs,
         )
     return Answer(report, as_json, verbose)
+
+
+@cli.command(
+    epilog="Exit status: 0 measured, 1 the overlay is slower than stock V1 or captured no graph, 2 "
+    "the engines could not be compared."
+)
+@click.option(
+    "--shape",
+    type=click.Choice(["1b", "8b", "moe", "trial"]),
+    default="1b",
+    help="The shape of the models, whose weights are dummies; 1b if not given.",
+)
+@click.option("--k", type=click.IntRange(1), default=3, help="Draft tokens a step; 3 if not given.")
+@click.option(
+    "--batch",
+    "batches",
+    type=click.IntRange(1),
+    multiple=True,
+    help="Requests at a time; 1, 8, 32.",
+)
+@click.option("--rounds", type=click.IntRange(1), default=2, help="Starts of each engine; 2.")
+@click.option("--repeats", type=click.IntRange(2), default=5, help="Of each batch and round; 5.")
+@click.option("--tokens", type=click.IntRange(16), default=192, help="Tokens a request; 192.")
+@click.option(
+    "--accept",
+    type=click.FloatRange(0),
+    default=2.5,
+    help="Tokens a step by synthetic acceptance, 2.5; 0: what the models accept.",
+)
+@click.option("--mode", default="FULL_AND_PIECEWISE", help="The target's cudagraph_mode.")
+@click.option("--engine", metavar="JSON", default="{}", help="Further arguments of vllm.LLM.")
+@click.option("--python", metavar="PATH", help="The interpreter whose vLLM is timed.")
+@click.option("--deadline", type=click.FloatRange(1), default=600.0, help="Seconds for one engine.")
+@click.option(
+    "--html", "page", type=click.Path(path_type=Path, dir_okay=False), help="Write a page as well."
+)
+@click.option(
+    "--logs", type=click.Path(path_type=Path, file_okay=False), help="Keep what the engines print."
+)
+@click.option("--json", "as_json", is_flag=True, help="Answer in JSON on standard output.")
+def bench(batches: tuple[int, ...], as_json: bool, **options: Any) -> Answer:
+    """Time an engine step of stock V1, of the overlay and of V2, in turn, on one GPU.
+
+    Stock V1 and V2 run a copy of the release's own files, which is made for this; the installation
+    stays as it is. Each engine is warmed up until repeats agree. Where the repeats of two engines
+    overlap, no conclusion is drawn.
+
+    \b
+    Example:
+      overlay bench                                # the shape of Llama 3.2 1B, with an EAGLE3 draft
+      overlay bench --shape 8b --html bench.html
+    """
+    from overlay.api import command_line
+
+    with command_line.meter() as progress:
+        report = command_line.bench(progress, batches=batches or (1, 8, 32), **options)
+    return Answer(report, as_json)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from overlay.commands.verify_failures import raised_by, usable
-from overlay.errors import TargetError, UsageError
+from overlay.errors import OverlayError, TargetError, UsageError
 from overlay.proof.engine_launch import append_path, link_packages
 from overlay.proof.engine_pool import Ended, Job, run_jobs
 from overlay.proof.engine_spec import Request
@@ -304,7 +304,13 @@ def _in_order(stage: Stage, sets: Sequence[ModelSet]) -> Iterator[list[ModeResul
     for models in sets:
         found = {mode: ended[title(models, mode)] for mode in models.modes}
         reference = usable(found[Mode.OFF]) if Mode.OFF in found else None
-        yield [_result(models, mode, found[mode], reference) for mode in models.modes]
+        results = [_result(models, mode, found[mode], reference) for mode in models.modes]
+        if all(result.outcome is Outcome.DIED for result in results):
+            raise OverlayError(
+                f"{models.name}: no engine served in any mode that was run; with --mode off as "
+                f"well you see whether one serves without draft graphs\n{results[0].failure}"
+            )
+        yield results
 
 
 def _after_reference(stage: Stage, models: ModelSet) -> list[ModeResult]:

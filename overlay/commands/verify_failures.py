@@ -46,7 +46,7 @@ def usable(ended: Ended) -> EngineRun:
     """
     if ended.result is not None and "problem" not in ended.result:
         return EngineRun.read(ended.result)
-    raise OverlayError(_told(ended))
+    raise OverlayError(told_of(ended))
 
 
 def raised_by(ended: Ended, *, with_graphs: bool) -> str | None:
@@ -58,11 +58,11 @@ def raised_by(ended: Ended, *, with_graphs: bool) -> str | None:
         return None
     kind = None if ended.result is None else str(ended.result["problem"])
     if with_graphs and (kind is None or kind == verify_engine.RAISED):
-        return _told(ended)
-    raise OverlayError(_told(ended))
+        return told_of(ended)
+    raise OverlayError(told_of(ended))
 
 
-def _told(ended: Ended) -> str:
+def told_of(ended: Ended) -> str:
     """What an engine that did not serve said, and what the user can do."""
     last = "\n".join(ended.log.rstrip().splitlines()[-_LINES:])
     if ended.result is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import keyword
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,15 +71,10 @@ def package_in(feature: Path) -> str:
     lines = [line for line in data.splitlines() if _names(line, b"package")]
     if not lines:
         return "vllm"
-    name: object = None
-    plain = len(lines) == 1 and lines[0].count(b'"') == 2 and b"\\" not in lines[0]
-    # A line before the first text of several lines is not one of its lines.
-    before = data.split(b"'''")[0].split(b'"""')[0]
-    if plain and lines[0] in before.splitlines():
-        name = lines[0].split(b'"')[1].decode("utf-8", "replace")
-    else:
-        import sys
-
+    name: object = _plain_text(lines[0]) if len(lines) == 1 else None
+    # A line before the first text of several lines, and the first table, is not in one of them.
+    before = data.split(b"'''")[0].split(b'"""')[0].split(b"\n[")[0]
+    if name is None or lines[0] not in before.splitlines():
         if sys.version_info >= (3, 11):
             import tomllib
         else:
@@ -86,7 +83,22 @@ def package_in(feature: Path) -> str:
             name = tomllib.loads(data.decode("utf-8-sig")).get("package", "vllm")
         except (ValueError, RecursionError):
             return "vllm"
-    return name if isinstance(name, str) and name.isidentifier() else "vllm"
+    return name if isinstance(name, str) and _may_be_patched(name) else "vllm"
+
+
+def _plain_text(line: bytes) -> str | None:
+    """The value of a line such as ``package = "name"  # why``; ``None`` for any other form."""
+    quote, _, rest = line.partition(b"=")[2].strip().partition(b'"')
+    text, end, after = rest.partition(b'"')
+    if quote or not end or b"\\" in text or after.strip()[:1] not in (b"", b"#"):
+        return None
+    return text.decode("utf-8", "replace")
+
+
+def _may_be_patched(name: str) -> bool:
+    """Whether ``package_named`` takes a name; told here, since ``overlay.package`` costs time."""
+    apart = name in sys.stdlib_module_names or name == "overlay"
+    return name.isascii() and name.isidentifier() and not keyword.iskeyword(name) and not apart
 
 
 def further_packages(folders: Iterable[Path]) -> tuple[str, ...]:

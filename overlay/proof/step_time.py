@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -57,6 +58,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--party", type=int, default=0)
     parser.add_argument("--parties", type=int, default=1)
     parser.add_argument("--configs", type=Path, help="folder for the models' configurations")
+    parser.add_argument("--wait", action="store_true", help="wait for a line on standard input")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the last RESULT there too")
     parser.add_argument("--turns", type=int, default=0, help="measure in so many turns")
     return parser.parse_args()
 
@@ -216,6 +219,8 @@ def prepare(args: argparse.Namespace) -> None:
 def main() -> None:
     """Start one engine, time it at every batch size, print the RESULT line."""
     args = arguments()
+    if args.wait and not sys.stdin.readline():
+        sys.exit("whoever started this engine is gone")
     prepare(args)
     meeting = Meeting(args.meet, args.party, args.parties)
     begun = time.perf_counter()
@@ -261,6 +266,8 @@ def main() -> None:
     print("RESULT " + json.dumps(result), flush=True)
     result |= profiles(engine, args, workers[0]["pid"])
     print("RESULT " + json.dumps(result), flush=True)
+    if args.out:
+        args.out.write_text(json.dumps(result), encoding="utf-8")
     if args.turns:
         os._exit(0)  # the next has its turn when this one is gone; its workers are killed
 

@@ -58,6 +58,7 @@ class Code(str, Enum):
     NOTHING_TO_PORT = "nothing-to-port"
     PORT_ENDED = "port-ended"
     VERIFIED = "verified"
+    MEASURED = "measured"
     # Something needs the user.
     NEEDS_ATTENTION = "needs-attention"
     APPLY_COMPLETES = "apply-completes"
@@ -81,6 +82,8 @@ class Code(str, Enum):
     DRAFTS_DIFFER = "drafts-differ"
     ENGINE_DIED = "engine-died"
     NOT_VERIFIED = "not-verified"
+    SLOWER = "slower"
+    NO_GRAPHS = "no-graphs"
     # Usage or environment.
     USAGE = "usage"
     ENVIRONMENT = "environment"
@@ -119,6 +122,8 @@ _ATTENTION = frozenset(
         Code.DRAFTS_DIFFER,
         Code.ENGINE_DIED,
         Code.NOT_VERIFIED,
+        Code.SLOWER,
+        Code.NO_GRAPHS,
     }
 )
 

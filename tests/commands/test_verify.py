@@ -141,6 +141,12 @@ def test_an_engine_that_dies_with_graphs_alone_is_a_finding(verify: Any, word: s
     assert told.json["verify"]["modes"][2]["outcome"] == "died"
 
 
+def test_where_nothing_served_no_mode_is_to_blame(verify: Any) -> None:
+    told = verify({"loop": "killed"}, *TINY, "--mode", "loop")
+    assert told.status == 2
+    assert "no engine served in any mode that was run" in told.json["error"]
+
+
 def test_models_that_cannot_be_made_are_an_error(
     verify: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,6 +128,7 @@ def test_a_platform_without_graphs_is_told(patched_python: Path, tmp_path: Path)
         [
             *(sys.executable, "-m", "overlay", "verify", "--tiny", "--json"),
             *("--draft", "eagle3", "--mode", "loop", "--python", str(patched_python)),
+            *("--", *ARGUMENTS),
         ],
         cwd=environment.ROOT,
         env=variables,
@@ -140,3 +141,33 @@ def test_a_platform_without_graphs_is_told(patched_python: Path, tmp_path: Path)
     assert (ended.returncode, told["code"]) == (1, "not-verified"), told
     assert told["verify"]["modes"][0]["outcome"] == "idle"
     assert "replayed no graph" in told["verdict"]
+
+
+@pytest.mark.thorough
+def test_bench_times_stock_and_the_overlay(patched_python: Path, tmp_path: Path) -> None:
+    """The smallest shape, with recordings for graphs: what is timed means nothing, but it runs."""
+    folder, page = tmp_path / "code", tmp_path / "bench.html"
+    folder.mkdir()
+    engine = {"max_model_len": 256, "compilation_config": json.loads(ARGUMENTS[1])}
+    sizes = ("--batch", "1", "--rounds", "1", "--repeats", "2", "--tokens", "16", "--accept", "0")
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "overlay", "bench", "--shape", "trial", "--json", *sizes),
+            *("--mode", "FULL_DECODE_ONLY", "--engine", json.dumps(engine)),
+            *("--python", str(patched_python), "--html", str(page)),
+        ],
+        cwd=environment.ROOT,
+        env=double_environment(folder),
+        text=True,
+        capture_output=True,
+        check=False,
+        timeout=1800,
+    )
+    told = json.loads(ended.stdout)
+    assert told["code"] in ("measured", "slower"), told
+    engines = {each["engine"]: each for each in told["bench"]["engines"]}
+    assert engines["stock V1"]["graphs"] == {}
+    assert set(engines["overlay"]["graphs"]) == {"first", "loop"}
+    assert all(each["batches"][0]["requests"] == 1 for each in engines.values())
+    assert set(told["bench"]["left"]) <= {"V2"}
+    assert "<svg" in page.read_text(encoding="utf-8")

@@ -20,6 +20,13 @@ FORMS = {
     'package = "vllm_ascend"\nwhy = """\npackage = "other"\n"""': "vllm_ascend",
     'why = """\n"""\npackage = "vllm_ascend"': "vllm_ascend",
     "package = 1": "vllm",
+    "\"package\" = 'vllm_ascend'": "vllm_ascend",
+    "package = 'vllm_ascend'  # a \"plug-in\"": "vllm_ascend",
+    '[[switches]]\npackage = "other"': "vllm",
+    'package = "json"': "vllm",
+    'package = "overlay"': "vllm",
+    'package = "class"': "vllm",
+    'package = "pakét"': "vllm",
     'package = "no-name"': "vllm",
     'package = "vllm_ascend': "vllm",
 }
@@ -29,7 +36,7 @@ FORMS = {
 def test_the_package_of_a_feature(tmp_path: Path, text: str) -> None:
     feature = tmp_path / "demo"
     feature.mkdir()
-    (feature / "feature.toml").write_text(f'id = "demo"\n{text}\n')
+    (feature / "feature.toml").write_text(f'id = "demo"\n{text}\n', encoding="utf-8")
     assert package_in(feature) == FORMS[text]
     further = () if FORMS[text] == "vllm" else (FORMS[text],)
     assert further_packages([tmp_path, tmp_path]) == further

@@ -15,6 +15,19 @@ _PROGRAM = """#!{python}
 import json, os, signal, subprocess, sys, time
 from pathlib import Path
 
+if sys.argv[2] == "overlay.proof.step_time":
+    sys.stdin.readline()
+    stock = "/stock" in os.environ.get("PYTHONPATH", "")
+    v2 = os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+    engine = "V2" if v2 else "stock V1" if stock else "overlay"
+    words = json.loads(os.environ["FAKE_ENGINE"])[engine]
+    if isinstance(words, str):
+        sys.exit(words)
+    graphs = {{"keys": {{"loop": 4}}}} if engine == "overlay" else None
+    result = {{"vllm": "0.99.0", "gpu": "FAKE", "draft_graphs": graphs,
+              "batch1": {{"repeats_ms_per_step": words}}}}
+    Path(sys.argv[sys.argv.index("--out") + 1]).write_text(json.dumps(result))
+    sys.exit(0)
 if sys.argv[2] != "overlay.proof.verify_engine":
     sys.exit(int(os.environ.get("FAKE_WRITER", "0")))
 if not sys.stdin.readline():
@@ -83,6 +96,6 @@ def write_fake_python(folder: Path) -> Path:
     return program
 
 
-def behaving(words: Mapping[str, str]) -> dict[str, str]:
+def behaving(words: Mapping[str, object]) -> dict[str, str]:
     """The variable that tells the engines what to do: mode -> word."""
     return {"FAKE_ENGINE": json.dumps(dict(words))}
