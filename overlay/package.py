@@ -249,7 +249,7 @@ def path_problem(path: str, package: Package = VLLM) -> str | None:
     if parts[0] != name or len(parts) < 2:
         return f"{path!r} lies outside {name}/"
     if not path.endswith(".py"):
-        return f"{path!r} is no Python module (.py)"
+        return f"{path!r} is not a Python module (.py)"
     return None
 
 

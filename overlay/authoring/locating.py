@@ -99,7 +99,7 @@ def locate(file: IncomingFile, texts: ReleaseTexts, checkout: Path | None = None
 def replay(before: bytes, hunks: Sequence[Hunk]) -> bytes | None:
     """What hunks make of the text that they were made on; ``None`` where one does not stand there.
 
-    Each stands at its own line, or at the place nearest to it behind the hunk before.
+    Each lies at its own line, or at the place nearest to it behind the hunk before.
     """
     try:
         source = SourceText.from_bytes(before)

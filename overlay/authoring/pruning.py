@@ -1,7 +1,8 @@
 """Propose what a folder of patches no longer needs, with evidence, and prove that nothing changes.
 
-A proposal stands only if planning the features with it and without it gives the same states and the
-same bytes on every release that is still served.  That something does not apply is never a reason.
+A proposal is kept only if planning the features with it and without it gives the same states and
+the same bytes on every release that is still served.  That something does not apply is never a
+reason.
 """
 
 from __future__ import annotations

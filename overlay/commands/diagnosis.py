@@ -30,6 +30,7 @@ from overlay.report.diagnosis import (
     VllmFacts,
 )
 from overlay.settings import kept_out
+from overlay.untrusted import read_regular
 
 if TYPE_CHECKING:
     from overlay.targets.target import Target
@@ -85,12 +86,18 @@ def torch() -> TorchFacts:
         distribution = metadata.distribution("torch")
     except metadata.PackageNotFoundError:
         return TorchFacts(None, None)
-    text = distribution.read_text("../torch/version.py") or ""
-    built = [
-        f"{name} {value}"
-        for name in ("cuda", "hip", "xpu")
-        if (value := _assigned(text, name)) is not None
-    ]
+    try:
+        data = read_regular(Path(str(distribution.locate_file("torch/version.py"))), 1 << 20)
+        if data is None:
+            return TorchFacts(distribution.version, "unknown: it has no torch/version.py")
+        text = data.decode("utf-8")
+        built = [
+            f"{name} {value}"
+            for name in ("cuda", "hip", "xpu")
+            if (value := _assigned(text, name)) is not None
+        ]
+    except (OSError, ValueError, SyntaxError, RecursionError) as error:
+        built = [f"unknown: torch/version.py cannot be read ({error})"]
     return TorchFacts(distribution.version, ", ".join(built) or "cpu")
 
 

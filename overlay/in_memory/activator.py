@@ -250,7 +250,7 @@ def _other_form(planned: Planned) -> str:
 
 
 def _not_on_disk(target: Target, switches: Switches, on_disk: set[str]) -> list[FeatureStanding]:
-    """How the features stand that ``OVERLAY=disk`` does not find applied; nothing is hooked."""
+    """The states of the features that ``OVERLAY=disk`` does not find applied; none is hooked."""
     from overlay.in_memory.preparation import Plans, prepare
 
     why = "it is not applied on disk, and OVERLAY=disk allows no other way"

@@ -133,7 +133,7 @@ class Plans:
         )
 
     def results(self) -> dict[str, FeatureResult]:
-        """The result of each feature; how those stand that are not asked for is only told."""
+        """The result of each feature; those not asked for are planned to be reported."""
         results = {result.feature: result for result in self.of_asked.features}
         if len(self.asked) == len(self.features):
             return results

@@ -52,7 +52,7 @@ def needless(
         if one.result.state not in (State.UPSTREAMED, State.INAPPLICABLE) or one.result.files:
             return None
         found.append(one)
-    there = {one.result.feature for one in ledger.features} - set(left) | others
+    there = {entry.result.feature for entry in ledger.features} - set(left) | others
     if (switches.features or frozenset()) - there:
         return None  # OVERLAY_FEATURES names an unknown one: an error, too
     return tuple(found)

@@ -92,6 +92,7 @@ def write_models(
             env=append_path(environment or foreign_environment(), code),
             check=True,
             timeout=600,
+            stdout=2,  # standard output is for the answer of the command that asks for the models
         )
 
 

@@ -49,7 +49,7 @@ class BenchReport(Report):
         first = self.timed[0]
         return (
             f"vLLM {first.vllm} on {first.device}: shape {self.shape}, {count(self.k, 'draft')} a "
-            "step, dummy weights, synthetic acceptance"
+            "step, dummy weights"
         )
 
     @property
@@ -78,8 +78,9 @@ class BenchReport(Report):
         yield labelled(2, "", "ratios say how many times as fast the overlay is")
         yield BLANK
         head, *rows = self.rows
-        yield from aligned([[Span(cell, "heading") for cell in head]])
-        yield from aligned_to(head, rows)
+        table = [[Span(cell, "heading") for cell in head]]
+        table += [[Span(cell) for cell in row] for row in rows]
+        yield from aligned(table)
         yield BLANK
         for name, why in self.left.items():
             first, *others = why.splitlines()
@@ -109,12 +110,6 @@ class BenchReport(Report):
                 "left": dict(self.left),
             }
         }
-
-
-def aligned_to(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[Line]:
-    """The rows of a table whose head was written before, at least as wide as that."""
-    widths = [Span(cell) for cell in head]
-    yield from list(aligned([widths, *([Span(cell) for cell in row] for row in rows)]))[1:]
 
 
 def comparisons(timed: Sequence[Timed]) -> tuple[Comparison, ...]:

@@ -178,7 +178,7 @@ def test_what_a_feature_cannot_carry_is_refused(team: Cli) -> None:
     (folder / RUNNER).write_bytes(releases.files("0.26.0")[RUNNER])
     refused(team, folder, "the feature does nothing")
     (folder / "vllm/notes.txt").write_text("hello")
-    refused(team, folder, "no Python module")
+    refused(team, folder, "not a Python module")
     (folder / "vllm/notes.txt").unlink()
     (folder / "vllm/bad.py").write_text("def f(:\n")
     refused(team, folder, "does not compile")

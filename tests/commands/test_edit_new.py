@@ -148,7 +148,7 @@ def test_what_a_feature_cannot_carry_is_refused(work: Cli, ours: Path) -> None:
     refused(work, ours, "is not Python")
     (FOLDER / RUNNER).write_bytes(releases.files("0.26.0")[RUNNER])
     (FOLDER / "vllm/notes.txt").write_text("hello")
-    refused(work, ours, "no Python module")
+    refused(work, ours, "not a Python module")
 
 
 def test_a_feature_that_came_or_changed_meanwhile_is_said(work: Cli, ours: Path) -> None:

@@ -49,6 +49,12 @@ def test_what_shows_a_row_exists() -> None:
     for row in (*capabilities.PLATFORMS, *capabilities.BACKENDS):
         if row.evidence in ("gpu", "doubles"):
             assert list(ROOT.glob(row.where)), row.where
+        if row in capabilities.BACKENDS and row.evidence == "doubles":
+            twin = (ROOT / row.where).read_text(encoding="utf-8")
+            for cls in row.classes:
+                # A twin names them whole, or by what their module's classes have in common.
+                name = cls.rpartition(".")[2].removesuffix("Backend")
+                assert f'"{name}' in twin, f"{row.where} does not run {cls}"
 
 
 def test_a_row_is_found_by_its_classes_and_its_kernel_only() -> None:

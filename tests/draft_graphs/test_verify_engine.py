@@ -118,32 +118,6 @@ def test_the_sample_is_of_bugs_that_there_are() -> None:
 
 
 @pytest.mark.thorough
-def test_a_platform_without_graphs_is_told(patched_python: Path, tmp_path: Path) -> None:
-    """The same engine without the double: CPU has no graphs."""
-    folder = tmp_path / "code"
-    folder.mkdir()
-    variables = double_environment(folder)
-    del variables["TEST_DOUBLE"]
-    ended = subprocess.run(
-        [
-            *(sys.executable, "-m", "overlay", "verify", "--tiny", "--json"),
-            *("--draft", "eagle3", "--mode", "loop", "--python", str(patched_python)),
-            *("--", *ARGUMENTS),
-        ],
-        cwd=environment.ROOT,
-        env=variables,
-        text=True,
-        capture_output=True,
-        check=False,
-        timeout=1800,
-    )
-    told = json.loads(ended.stdout)
-    assert (ended.returncode, told["code"]) == (1, "not-verified"), told
-    assert told["verify"]["modes"][0]["outcome"] == "idle"
-    assert "replayed no graph" in told["verdict"]
-
-
-@pytest.mark.thorough
 def test_bench_times_stock_and_the_overlay(patched_python: Path, tmp_path: Path) -> None:
     """The smallest shape, with recordings for graphs: what is timed means nothing, but it runs."""
     folder, page = tmp_path / "code", tmp_path / "bench.html"

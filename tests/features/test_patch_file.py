@@ -122,7 +122,7 @@ def test_a_mark_on_a_context_line_stands_for_both_sides() -> None:
         ("vllm/a.py", "vllm//a.py", 12, "empty part"),
         ("vllm/a.py", "tests/a.py", 12, "outside vllm/"),
         ("vllm/a.py", "vllm.py", 12, "outside vllm/"),
-        ("vllm/a.py", "vllm/a.cu", 12, "no Python module"),
+        ("vllm/a.py", "vllm/a.cu", 12, "not a Python module"),
         ("vllm/a.py", "vllm/a\\b.py", 12, "backslash"),
         ("+++ b/vllm/a.py", "+++ b/vllm/c.py", 12, "renames vllm/a.py to vllm/c.py"),
         ("--- a/vllm/a.py", "--- vllm/a.py", 11, "the prefix a/ is missing"),

@@ -11,7 +11,7 @@ import pytest
 
 from tests.draft_graphs.added_modules import require_fit
 from tests.draft_graphs.mutations import GPU_ONLY
-from tests.gpu import gpu_mutations, mutation_hooks
+from tests.gpu import gpu_mutations, mutation_hooks, verify_mutations
 from tests.gpu.acceptance import RAISED
 from tests.gpu.mutation_engines import engines, planned
 from tests.gpu.mutation_hooks import MUTATION_VARIABLE
@@ -304,3 +304,35 @@ def test_the_summary_says_what_was_not_caught() -> None:
 def test_what_ended_an_engine_is_found_in_its_log(line: str, raised: str | None) -> None:
     found = RAISED.match(line)
     assert (found and found[1]) == raised
+
+
+# ---- overlay verify
+
+
+@pytest.mark.parametrize(
+    ("bug", "status", "told", "right"),
+    [
+        (True, 1, {"code": "drafts-differ"}, True),
+        (True, 1, {"code": "not-verified"}, False),
+        (True, 0, {"code": "verified"}, False),
+        (True, 1, {"error": "it raised"}, False),
+        (True, None, {"error": "it did not end"}, False),
+        (False, 0, {"code": "verified"}, True),
+        (False, 1, {"code": "drafts-differ"}, False),
+    ],
+)
+def test_only_other_drafts_show_a_bug_to_verify(
+    bug: bool, status: int | None, told: dict[str, Any], right: bool
+) -> None:
+    assert verify_mutations.is_right(status, told, bug=bug) is right
+
+
+def test_a_command_that_does_not_end_is_told() -> None:
+    status, told = verify_mutations.run_command([], {}, 0.001)
+    assert status is None
+    assert "did not end" in told["error"]
+
+
+def test_the_bugs_for_verify_are_in_the_table() -> None:
+    names = {mutation.name for mutation in verify_mutations.MUTATIONS}
+    assert set(verify_mutations.SAMPLE) <= names

@@ -23,6 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from overlay.report.codes import Code
 from tests.draft_graphs.double_environment import SITE, write_mutated
 from tests.draft_graphs.mutation_table import MUTATIONS
 from tests.draft_graphs.mutation_types import Mutation
@@ -52,6 +53,18 @@ def verify(mutation: Mutation | None, site: Path, seconds: float) -> dict[str, A
             mutated = write_mutated(site, mutation.changes, Path(folder, "mutated"))
             variables["TEST_MUTATED"] = str(mutated)
             options = ["--draft", mutation.engine, "--mode", mutation.mode]
+        status, told = run_command(options, variables, seconds)
+    name = "as it is" if mutation is None else mutation.name
+    right = is_right(status, told, bug=mutation is not None)
+    took = round(time.monotonic() - began, 1)
+    return {"mutation": name, "right": right, "exit": status, "seconds": took, **told}
+
+
+def run_command(
+    options: list[str], variables: dict[str, str], seconds: float
+) -> tuple[int | None, dict[str, Any]]:
+    """The exit status of the command and its JSON; None and an error where it does not end."""
+    try:
         ended = subprocess.run(
             [sys.executable, "-m", "overlay", "verify", "--tiny", "--json", *options],
             cwd=ROOT,
@@ -61,11 +74,16 @@ def verify(mutation: Mutation | None, site: Path, seconds: float) -> dict[str, A
             check=False,
             timeout=seconds,
         )
+    except subprocess.TimeoutExpired:
+        return None, {"error": f"it did not end within {seconds:.0f} s"}
     told = json.loads(ended.stdout) if ended.stdout else {"error": ended.stderr[-2000:]}
-    name = "as it is" if mutation is None else mutation.name
-    right = ended.returncode == (0 if mutation is None else 1)
-    took = round(time.monotonic() - began, 1)
-    return {"mutation": name, "right": right, "exit": ended.returncode, "seconds": took, **told}
+    return ended.returncode, told
+
+
+def is_right(status: int | None, told: dict[str, Any], *, bug: bool) -> bool:
+    """Whether the command said what it must: an engine that failed has shown no bug."""
+    wanted, code = (1, Code.DRAFTS_DIFFER) if bug else (0, Code.VERIFIED)
+    return status == wanted and told.get("code") == code.value
 
 
 def main() -> int:

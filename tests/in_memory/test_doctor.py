@@ -325,6 +325,31 @@ def test_torch_is_told_without_importing_it() -> None:
 
 
 @pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"cuda = '12.8'\n", "cuda 12.8"),
+        (b"cuda = hip = None\n", "cpu"),
+        (None, "unknown: it has no torch/version.py"),
+        (b"cuda = '12.8\n", "unknown: torch/version.py cannot be read"),
+        (b"cuda = '\xff'\n", "unknown: torch/version.py cannot be read"),
+    ],
+)
+def test_what_torch_was_built_for_is_unknown_where_its_files_do_not_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None, says: str
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch-9.9.dist-info").mkdir()
+    (tmp_path / "torch-9.9.dist-info/METADATA").write_text("Name: torch\nVersion: 9.9\n")
+    if content is not None:
+        (tmp_path / "torch/version.py").write_bytes(content)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    told = diagnosis.torch()
+    assert told.version == "9.9"
+    assert told.built_for is not None
+    assert told.built_for.startswith(says)
+
+
+@pytest.mark.parametrize(
     ("changes", "problem"),
     [
         ({"OVERLAY_REQUIRED": "zz"}, "OVERLAY_REQUIRED names zz: expected ids among"),

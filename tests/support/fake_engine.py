@@ -29,6 +29,7 @@ if sys.argv[2] == "overlay.proof.step_time":
     Path(sys.argv[sys.argv.index("--out") + 1]).write_text(json.dumps(result))
     sys.exit(0)
 if sys.argv[2] != "overlay.proof.verify_engine":
+    print("what a library prints while models are made")
     sys.exit(int(os.environ.get("FAKE_WRITER", "0")))
 if not sys.stdin.readline():
     sys.exit("gone")
