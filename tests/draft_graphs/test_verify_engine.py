@@ -28,12 +28,8 @@ SHOWN = [
     for each in MUTATIONS
     if each.catcher == "acceptance" and each.engine in ("eagle3hid", "eagle3")
 ]
-#: One of each kind: of the replay, of what a pass hands on, and of what is staged.
-SAMPLE = (
-    "nothing is replayed",
-    "a later pass does not get the hidden states of the one before",
-    "the next tokens stay what they were (first)",
-)
+#: What CI looks at; every other one with ``--thorough``.
+SAMPLE = ("a later pass does not get the hidden states of the one before",)
 
 
 @pytest.fixture(scope="module")
