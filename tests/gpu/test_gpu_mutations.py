@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.draft_graphs.added_modules import require_fit
+from tests.draft_graphs.mutation_table import MUTATIONS
 from tests.draft_graphs.mutations import GPU_ONLY
 from tests.gpu import gpu_mutations, mutation_hooks, verify_mutations
 from tests.gpu.acceptance import RAISED
@@ -334,5 +335,5 @@ def test_a_command_that_does_not_end_is_told() -> None:
 
 
 def test_the_bugs_for_verify_are_in_the_table() -> None:
-    names = {mutation.name for mutation in verify_mutations.MUTATIONS}
+    names = {mutation.name for mutation in MUTATIONS}
     assert set(verify_mutations.SAMPLE) <= names
