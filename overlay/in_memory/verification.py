@@ -15,8 +15,12 @@ def planned_code(module: CodeType, scope: str) -> list[CodeType]:
 
     A name may be defined more than once (a property and its setter); all are given.
     """
-    level = [module]
-    for part in scope.split("."):
+    return _inside([module], scope.split("."))
+
+
+def _inside(level: list[CodeType], parts: list[str]) -> list[CodeType]:
+    """The code objects that a path of names leads to, from those that hold them."""
+    for part in parts:
         level = [
             constant
             for code in level
@@ -27,14 +31,20 @@ def planned_code(module: CodeType, scope: str) -> list[CodeType]:
 
 
 def running_code(module: ModuleType, scope: str) -> list[CodeType]:
-    """The code objects that ``scope`` resolves to in an executed module, decorators undone."""
+    """The code objects that ``scope`` resolves to in an executed module, decorators undone.
+
+    A function inside another one is no attribute of it; its code is a constant of the other's.
+    """
     value: object = module
-    for part in scope.split("."):
+    parts = scope.split(".")
+    for number, part in enumerate(parts):
         try:
             # Through __dict__, since a descriptor must not run here.
             value = vars(value)[part]
         except (KeyError, TypeError):
-            return []
+            if isinstance(value, (ModuleType, type)):
+                return []
+            return _inside(list(_codes(value)), parts[number:])
     return list(_codes(value))
 
 
@@ -87,8 +97,8 @@ def _attribute(value: object, name: str) -> object:
 def compare(module: ModuleType, code: CodeType, scopes: Iterable[str]) -> dict[str, str]:
     """For each scope whether the planned code runs; for a class, whether all its methods do.
 
-    :returns: scope -> ``runs``; ``differs`` (other code is there); or ``unseen`` (a nested
-        function or an opaque decorator: nothing to compare).
+    :returns: scope -> ``runs``; ``differs`` (other code is there); or ``unseen`` (an opaque
+        decorator, or a name that is not there: nothing to compare).
     """
     results = {}
     for scope in sorted(set(scopes)):

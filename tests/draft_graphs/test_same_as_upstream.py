@@ -77,7 +77,7 @@ def test_with_flashinfer_and_rocm_they_are_those_of_upstream(patched: PrivateCop
     used = drafted(run_twin(patched, "backend_twin.py", "--cases", "10"))
     for backend in ("TRTLLM-gen", "XQA", "ROCM_ATTN", "ROCM_AITER_FA"):
         assert used[backend]["propose used"] > 20, backend
-        assert used[backend]["later_steps used"] > 5, backend
+        assert used[backend]["later_steps used"] >= 5, backend
 
 
 @pytest.mark.slow

@@ -93,6 +93,39 @@ def test_each_scope_that_differs_is_found() -> None:
         assert states[scope] == "differs"
 
 
+NESTED = """
+import functools
+
+def wrap(function):
+    @functools.wraps(function)
+    def wrapped(*args):
+        return function(*args)
+    return wrapped
+
+class A:
+    @wrap
+    def outer(self):
+        def inner():
+            def innermost():
+                return 1
+            return innermost
+        return inner
+"""
+INNERMOST = "A.outer.inner.innermost"
+
+
+def test_a_function_inside_a_method_is_compared_where_its_code_lies() -> None:
+    code = compile(NESTED, "other.py", "exec")
+    assert evidence.compare(executed(NESTED), code, [INNERMOST]) == {INNERMOST: "runs"}
+    changed = executed(NESTED.replace("return 1", "return 2"))
+    assert evidence.compare(changed, code, [INNERMOST]) == {INNERMOST: "differs"}
+    gone = executed(NESTED.replace("innermost", "other"))
+    assert evidence.compare(gone, code, [INNERMOST]) == {INNERMOST: "unseen"}
+    replaced = executed(NESTED)
+    replaced.A.outer = lambda self: 1
+    assert evidence.compare(replaced, code, [INNERMOST]) == {INNERMOST: "unseen"}
+
+
 def test_a_replaced_function_is_found() -> None:
     module = executed(TEXT)
     module.A.plain = lambda self: 1
