@@ -21,7 +21,7 @@ CELLS = {cell.name: cell for cell in all_cells("MODELS") if cell.mode == "loop" 
 def test_every_size_is_live_and_one_more_than_each(name: str) -> None:
     """From the oracle alone: how many requests are still there at each step."""
     spec = CELLS[name].spec
-    one_pass = name.startswith(("pard", "peagle"))
+    one_pass = name.startswith(("pard", "peagle", "dflash"))
     rule = voters_rule() if one_pass else oracle.make_rule()
     steps = [
         len(oracle.undisturbed(rule, request.prompt, request.tokens, spec.k))
