@@ -22,12 +22,6 @@ from tests.support.cli import CAPTURE, RUNNER, Cli, edit
 from tests.support.faults import in_child
 from tests.support.patches import write_feature
 
-#: The modules that know which releases there are.
-KNOWING = (
-    *(f"overlay.commands.{name}" for name in ("edit", "edits", "log", "matrix", "new", "port")),
-    "overlay.commands.prune",
-    "overlay.targets.resolution",
-)
 SESSION = "capture@0.26.0"
 
 
@@ -45,8 +39,9 @@ def ours(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setattr(resolution, "resolve", resolve)
     monkeypatch.setattr("overlay.commands.matrix.resolve", resolve)
-    for module in KNOWING:
+    for module in releases.KNOWING:
         monkeypatch.setattr(f"{module}.KNOWN_RELEASES", releases.RELEASES)
+    releases.know(monkeypatch, releases.RELEASES)
     shutil.rmtree(cli.shipped / "demo")
     place = tmp_path / "ours"
     spans = ("0.24.0..0.24.0", "0.25.0..0.26.0")

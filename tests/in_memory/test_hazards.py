@@ -99,7 +99,7 @@ HAZARDS = (
     Hazard(
         "what stands in a cache need not be what was put there",
         "overlay/in_memory/import_hook.py",
-        ("PatchFinder._require_planned", "found != stored.pristine", "False"),
+        ("PatchFinder._require_planned", "present != stored.pristine", "False"),
         "tests/in_memory/test_hook.py::test_a_file_that_changed_since_planning_is_refused",
     ),
     Hazard(
@@ -142,7 +142,8 @@ HAZARDS = (
     ),
     Hazard(
         "a forked child writes its counts into its parent's memory",
-        "patches/draft-graphs/files/vllm/v1/overlay_effects.py",
+        # The copies are equal; the test takes the first.
+        "patches/dbo-drafts/files/vllm/v1/overlay_effects.py",
         ("_after_fork", "_numbers = array('Q', bytes(8 * SLOTS))", "pass"),
         "tests/in_memory/test_effects_module.py::"
         "test_a_fork_starts_without_reports_and_does_not_write_to_its_parents_memory",

@@ -17,7 +17,7 @@ from tests.support.cli import PROPOSER, RUNNER
 RELEASES = ("0.24.0", "0.25.0", "0.26.0", "0.27.0")
 
 #: The modules that know which releases there are.
-_KNOWING = tuple(
+KNOWING = tuple(
     f"overlay.commands.{name}" for name in ("edit", "edit_files", "edit_new", "edits", "new")
 )
 
@@ -72,6 +72,6 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Index:
         return real(name, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(resolution, "resolve", resolve)
-    for module in _KNOWING:
+    for module in KNOWING:
         monkeypatch.setattr(f"{module}.KNOWN_RELEASES", RELEASES)
     return index
