@@ -12,6 +12,7 @@ CUDA; their stubs fail where they are called.
 
 from __future__ import annotations
 
+import argparse
 import re
 import shutil
 import subprocess
@@ -105,6 +106,7 @@ def write_packages(site: Path) -> None:
 
 def main() -> int:
     """Build and write all of it; the exit status."""
+    argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args()
     missing = [tool for tool in ("cc", "nm") if shutil.which(tool) is None]
     if missing:
         print(f"expected {' and '.join(missing)} on the PATH: install a C compiler and binutils")

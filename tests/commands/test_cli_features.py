@@ -206,7 +206,7 @@ def test_what_another_command_applies_meanwhile_stays(
     from overlay.on_disk import transaction as commit
 
     cli_patches = ("--patches", cli.team)
-    plain = commit.apply
+    plain = commit.carry_out
     once = iter([True])
 
     def late(*arguments: Any, **options: Any) -> object:
@@ -214,7 +214,7 @@ def test_what_another_command_applies_meanwhile_stays(
             assert cli(*cli_patches, "apply", "--feature", "team-capture", site).exit == 0
         return plain(*arguments, **options)
 
-    monkeypatch.setattr(commit, "apply", late)
+    monkeypatch.setattr(commit, "carry_out", late)
     assert cli(*cli_patches, "apply", "--feature", "demo", site).exit == 0
     assert cli(*cli_patches, "status", site).last == (
         "demo and team-capture are applied to vLLM 0.26.0."

@@ -22,6 +22,9 @@ from tests.support.cli import CAPTURE, RUNNER, Cli, edit
 from tests.support.faults import in_child
 from tests.support.patches import write_feature
 
+#: Every call of commands that read releases takes minutes.
+pytestmark = pytest.mark.thorough
+
 SESSION = "capture@0.26.0"
 
 
