@@ -229,7 +229,7 @@ def test_what_another_command_takes_off_meanwhile_stays_off(
 
     cli_patches = ("--patches", cli.team)
     assert cli(*cli_patches, "apply", "--feature", "team-capture", site).exit == 0
-    plain = commit.apply
+    plain = commit.carry_out
     once = iter([True])
 
     def late(*arguments: Any, **options: Any) -> object:
@@ -237,7 +237,7 @@ def test_what_another_command_takes_off_meanwhile_stays_off(
             assert cli(*cli_patches, "revert", "--feature", "team-capture", site).exit == 0
         return plain(*arguments, **options)
 
-    monkeypatch.setattr(commit, "apply", late)
+    monkeypatch.setattr(commit, "carry_out", late)
     assert cli(*cli_patches, "apply", "--feature", "demo", site).exit == 0
     assert cli("status", site).last == "demo is applied to vLLM 0.26.0."
 
