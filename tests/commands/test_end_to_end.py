@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shlex
 import shutil
 import signal
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from overlay.cli.run import cli as group
+from overlay.cli.group import COMMANDS
 from tests.support import fake_vllm
 from tests.support.cli import ADDED, CAPTURE, PROPOSE, PROPOSER, RUNNER, Cli, digest
 from tests.support.patches import hunk, patch_text, write_feature
@@ -212,9 +213,9 @@ def test_every_example_of_the_help_is_understood(cli: Cli, monkeypatch: pytest.M
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setattr("overlay.commands.check.releases", lambda span: ())
     seen = set()
-    for name in ("", *group.commands):
+    for name in ("", *COMMANDS):
         shown = cli(*([name] if name else []), "--help").out
-        for line in shown.splitlines():
+        for line in re.sub(r"\\\n\s*", " ", shown).splitlines():
             if not line.strip().startswith("overlay "):
                 continue
             words = shlex.split(line, comments=True)[1:]
@@ -222,8 +223,8 @@ def test_every_example_of_the_help_is_understood(cli: Cli, monkeypatch: pytest.M
             words = words[: next(ends, None)]
             result = cli(*words)
             assert "shows what is possible" not in result.err, line
-            seen.add(next(word for word in words if word in group.commands))
-    assert seen == set(group.commands)
+            seen.add(next(word for word in words if word in COMMANDS))
+    assert seen == set(COMMANDS)
 
 
 # Folders of patches
