@@ -38,9 +38,9 @@ from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.porting import Porter
 from overlay.authoring.writing import write_folder
 from overlay.features.folder import load
-from overlay.features.model import Feature, Variant
+from overlay.features.model import Feature, Variant, of_package
 from overlay.features.sources import shipped_folder
-from overlay.package import KNOWN_RELEASES, ReleaseRange
+from overlay.package import KNOWN_RELEASES, VLLM, ReleaseRange
 from overlay.planning.scope_cache import Memo
 from overlay.results import Outcome, State
 from overlay.targets.release_archive import CachedRelease
@@ -189,7 +189,7 @@ def replay(texts: ReleaseTexts, only: Sequence[str] = ()) -> dict[str, Any]:
         if not only or step[1] in only
     ]
     for older, newer in steps:
-        for feature in load([shipped_folder()]):
+        for feature in of_package(load([shipped_folder()]), VLLM):
             port = porter.port(only_at(feature, older), newer)
             for topic in port.topics:
                 label = f"{older} to {newer}: {feature.id}/{topic.topic}"

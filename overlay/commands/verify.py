@@ -34,6 +34,7 @@ from overlay.proof.verification import (
 )
 from overlay.proof.verify_engine import VerifySpec
 from overlay.report.verified import VerifyReport, verified
+from overlay.untrusted import read_regular
 
 #: Told of each engine: its title, and ``None`` when it starts or the seconds it took.
 Told = Callable[[str, float | None], None]
@@ -223,7 +224,10 @@ def _text_of(prompts: Path) -> str:
     :raises UsageError: if it cannot be read as text.
     """
     try:
-        return prompts.read_text(encoding="utf-8")
+        content = read_regular(prompts)
+        if content is None:
+            raise UsageError(f"--prompts {prompts}: expected a text file, there is none")
+        return content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"--prompts {prompts}: expected a text file in UTF-8, which can be read: {error}"

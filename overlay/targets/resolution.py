@@ -196,7 +196,7 @@ def release_named(text: str, package: Package = VLLM) -> tuple[Version, Package]
 
 def spelt(release: str, package: Package) -> str:
     """A release as TARGET takes it."""
-    return release if package == VLLM else f"{package.distribution}=={release}"
+    return release if package.name == VLLM.name else f"{package.distribution}=={release}"
 
 
 def _release(name: str, progress: Progress | None, version: Version, package: Package) -> Target:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
 import pytest
 
 from overlay.package import KNOWN_RELEASES
+from overlay.targets import resolution
 from tests.authoring.test_importing import BASE, PATCHED, PATH, RELEASES, diff
 from tests.commands.test_import import SCHEMA
 from tests.support import fake_vllm
@@ -31,19 +33,17 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli: Cli) -> Path:
             (folder / PATH).write_bytes(RELEASES[release])
         return real(str(folder))
 
-    from dataclasses import replace
-
-    from overlay.targets import resolution
-
     original = resolution.resolve
 
     def real(name: str) -> object:
         return replace(original(name), name=Path(name).name, root=None)
 
-    for module in ("commands.import_", "commands.log", "commands.matrix"):
-        monkeypatch.setattr(f"overlay.{module}.KNOWN_RELEASES", tuple(RELEASES), raising=False)
+    monkeypatch.setattr("overlay.commands.import_.KNOWN_RELEASES", tuple(RELEASES))
     know(monkeypatch, RELEASES)
-    monkeypatch.setattr("overlay.targets.resolution.resolve", opened)
+    for module in ("log", "matrix"):
+        monkeypatch.setattr(f"overlay.commands.{module}.releases", lambda *_, **__: (*RELEASES,))
+    monkeypatch.setattr(resolution, "resolve", opened)
+    monkeypatch.setattr(resolution, "resolve_each", lambda name, *_, **__: (opened(name),))
     monkeypatch.setattr("overlay.commands.matrix.resolve", opened)
     change = tmp_path / "fix.mbox"
     change.write_bytes(MAIL + diff(PATH, BASE, PATCHED))

@@ -100,17 +100,23 @@ def test_every_large_enough_batch_of_both_ranks_is_split(
 
 
 @pytest.mark.parametrize(
-    ("draft", "name", "error"),
+    ("draft", "name", "error", "where"),
     [
-        ("eagle3hid", "without dbo-eagle3", "TypeError: expected Tensor as element 0"),
-        ("eagle1", "without dbo-drafts", "AssertionError"),
+        # With graphs of the target, which CPU has not, its capture is the first to be split.
+        (
+            "eagle3hid",
+            "without dbo-eagle3",
+            "TypeError: expected Tensor as element 0",
+            "_cat_ubatch_outputs",
+        ),
+        ("eagle1", "without dbo-drafts", "AssertionError", "capture_model"),
     ],
 )
-def test_without_the_feature_vllm_stops_at_its_start(
-    pairs: dict[str, Ranks], draft: str, name: str, error: str
+def test_without_the_feature_vllm_stops(
+    pairs: dict[str, Ranks], draft: str, name: str, error: str, where: str
 ) -> None:
     for rank in range(RANKS):
         outcome = pairs[draft][rank][name]
         assert outcome.error is not None
         assert error in outcome.error
-        assert "in capture_model" in outcome.trace, "the capture is a part of the start"
+        assert f"in {where}" in outcome.trace

@@ -35,13 +35,14 @@ class Shape:
     parallel: bool = False
     vocabularies: bool = False
     causal: bool = False
-    # Whether batches come with ranges of a prefix language model.
+    # Whether batches come with ranges of a prefix language model. Two layers then: tokens of a
+    # range that see each other change only what later layers store.
     ranges: bool = False
     backend: str = "CPU_ATTN"
 
 
 class Model(Eagle3LlamaForCausalLM):  # type: ignore[misc]  # mypy sees no vLLM
-    """Random weights, one attention layer, everything that a drafter may be asked for.
+    """Random weights, one or two attention layers, everything that a drafter may be asked for.
 
     Upstream lets only its own classes draft for EAGLE3, so it is one, by name alone.
     """
@@ -60,7 +61,9 @@ class Model(Eagle3LlamaForCausalLM):  # type: ignore[misc]  # mypy sees no vLLM
         self.reduce = weight(HIDDEN, 3 * HIDDEN)
         self.model = SimpleNamespace(fc=SimpleNamespace(input_size=3 * HIDDEN))
         self.attention = graph_safe_attention.GraphSafeImpl(HEADS, HEAD, HEAD**-0.5, HEADS)
-        self.kv_cache = torch.zeros(BLOCKS, HEADS, BLOCK, 2 * HEAD)
+        # The second layer's heads lie behind those of the first.
+        layers = 2 if shape.ranges else 1
+        self.kv_cache = torch.zeros(BLOCKS, layers * HEADS, BLOCK, 2 * HEAD)
         self.beyond = torch.zeros((), dtype=torch.int64)
 
     def combine_hidden_states(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -93,15 +96,16 @@ class Model(Eagle3LlamaForCausalLM):  # type: ignore[misc]  # mypy sees no vLLM
         places = positions if positions.dim() == 2 else positions[None].expand(3, -1)
         mixed = torch.cat([embeds, hidden_states], -1) @ self.mix.T
         mixed = torch.tanh(mixed + torch.sin(places.T.float() @ self.places))
-        tokens = mixed.shape[0]
-        query, key, value = (
-            (mixed @ weight.T).view(tokens, HEADS, HEAD)
-            for weight in (self.query, self.key, self.value)
-        )
-        self.attention.do_kv_cache_update(self, key, value, self.kv_cache, slots)
-        output = torch.zeros(tokens, HEADS * HEAD)
-        self.attention.forward(self, query, key, value, self.kv_cache, metadata, output)
-        last = torch.tanh(mixed + output)
+        tokens, last = mixed.shape[0], mixed
+        for heads in self.kv_cache.split(HEADS, dim=1):
+            query, key, value = (
+                (last @ weight.T).view(tokens, HEADS, HEAD)
+                for weight in (self.query, self.key, self.value)
+            )
+            self.attention.do_kv_cache_update(self, key, value, heads, slots)
+            output = torch.zeros(tokens, HEADS * HEAD)
+            self.attention.forward(self, query, key, value, heads, metadata, output)
+            last = torch.tanh(last + output)
         return (last, torch.tanh(last + mixed)) if self.shape.returns_tuple else last
 
 

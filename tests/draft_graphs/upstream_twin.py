@@ -215,7 +215,8 @@ def make_batch(shape: Shape, dice: random.Random, parts: Parts) -> dict[str, Any
     ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0).int()
     tokens = int(ends[-1])
     rejected = last = None
-    if dice.random() < 0.8:
+    # Ranges end before drafted tokens: a graph could serve one only where nothing was drafted.
+    if dice.random() < (0.4 if shape.ranges else 0.8):
         rejected = torch.tensor(
             [dice.randint(0, min(shape.k, length - 1)) for length in lengths], dtype=torch.int32
         )
