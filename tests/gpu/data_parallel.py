@@ -25,14 +25,11 @@ A cell that hangs is killed with all its processes and has failed. Writes one JS
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
-import datetime
 import json
 import multiprocessing
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -40,7 +37,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +45,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from overlay.proof import engine_launch
 from overlay.proof.engine_spec import EngineSpec, Request, make_requests
-from tests.gpu import dp_hooks
+from tests.gpu import cell_runs, dp_hooks
 from tests.gpu.dp_judging import RANKS, TOGETHER, Served, judge, why_wrong
 
 DOUBLE_VARIABLE = "TEST_DATA_PARALLEL_DOUBLE"
@@ -273,39 +269,16 @@ def write_models(folder: Path) -> dict[str, Path]:
 
 def main() -> int:
     """Run the cells, write the results, print one line each; 1 if any failed."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", default="", help=f"regular expression on {', '.join(CELLS)}")
-    parser.add_argument("--jobs", type=int, default=3, help="engines at a time")
-    parser.add_argument("--limit", type=float, default=560, help="seconds for all cells together")
-    parser.add_argument("--double", action="store_true", help="on CPU, with the graph double")
-    parser.add_argument("--cell", type=Path, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = cell_runs.parse((__doc__ or "").partition("\n")[0], CELLS, limit=560)
     if arguments.cell:
         return cell_main(arguments.cell, arguments.out)
-    arguments.deadline = time.monotonic() + arguments.limit
-    logs = arguments.out.resolve().parent / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    chosen = [name for name in CELLS if re.search(arguments.only, name)]
-    results: list[dict[str, Any]] = []
-    with (
-        tempfile.TemporaryDirectory(prefix="models-") as models,
-        ThreadPoolExecutor(arguments.jobs) as pool,
-    ):
-        folders = write_models(Path(models))
-        work = [pool.submit(launch_cell, name, folders, logs, arguments) for name in chosen]
-        for each in work:
-            found = each.result()
-            results.append(found)
-            replays = [rank["replays"] for rank in found.get("ranks", ())]
-            state = "ok" if found["ok"] else f"FAILED {found['why']}"
-            print(found["cell"], replays, f"{found['wall_s']} s", state, flush=True)
-            date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-            document = {"date": date, "release": found.get("vllm"), "cells": results}
-            arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    failed = sum(not found["ok"] for found in results)
-    print(f"{len(results) - failed} of {len(results)} cells are right")
-    return 1 if failed or not results else 0
+    return cell_runs.run(
+        arguments,
+        CELLS,
+        write_models,
+        launch_cell,
+        lambda cell: [rank["replays"] for rank in cell.get("ranks", ())],
+    )
 
 
 def cell_main(given: Path, out: Path) -> int:

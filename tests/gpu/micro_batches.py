@@ -22,18 +22,14 @@ Writes one JSON file. ``--double`` is a rehearsal on CPU, without captures of mi
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import datetime
 import json
 import multiprocessing
 import os
-import re
 import sys
 import tempfile
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +37,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from overlay.proof.engine_spec import EngineSpec, make_requests
-from tests.gpu import data_parallel, dp_hooks, dp_judging
+from tests.gpu import cell_runs, data_parallel, dp_hooks, dp_judging
 from tests.support import micro_batches
 
 DOUBLE_VARIABLE = "TEST_MICRO_BATCHES_DOUBLE"
@@ -206,39 +202,16 @@ def launch(name: str, models: Path, logs: Path, arguments: Any) -> dict[str, Any
 
 def main() -> int:
     """Run the cells, write the results, print one line each; 1 if any is wrong."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", default="", help=f"regular expression on {', '.join(CELLS)}")
-    parser.add_argument("--limit", type=float, default=500, help="seconds for all cells together")
-    parser.add_argument("--jobs", type=int, default=3, help="engines at a time")
-    parser.add_argument("--double", action="store_true", help="on CPU, with the graph double")
-    parser.add_argument("--cell", type=Path, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = cell_runs.parse((__doc__ or "").partition("\n")[0], CELLS, limit=500)
     if arguments.cell:
         return cell_main(arguments.cell, arguments.out)
-    arguments.deadline = time.monotonic() + arguments.limit
-    logs = arguments.out.resolve().parent / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    chosen = [name for name in CELLS if re.search(arguments.only, name)]
-    results: list[dict[str, Any]] = []
-    with (
-        tempfile.TemporaryDirectory(prefix="models-") as folder,
-        ThreadPoolExecutor(arguments.jobs) as pool,
-    ):
-        models = data_parallel.write_models(Path(folder))["moe"]
-        work = [pool.submit(launch, name, models, logs, arguments) for name in chosen]
-        for each in work:
-            found = each.result()
-            results.append(found)
-            done = [(rank["replays"], rank["target"]) for rank in found.get("ranks", ())]
-            state = "ok" if found["ok"] else f"WRONG {found['why']}"
-            print(found["cell"], done, f"{found['wall_s']} s", state, flush=True)
-            date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-            document = {"date": date, "cells": results}
-            arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    wrong = sum(not found["ok"] for found in results)
-    print(f"{len(results) - wrong} of {len(results)} cells are right")
-    return 1 if wrong or not results else 0
+    return cell_runs.run(
+        arguments,
+        CELLS,
+        lambda folder: data_parallel.write_models(folder)["moe"],
+        launch,
+        lambda cell: [(rank["replays"], rank["target"]) for rank in cell.get("ranks", ())],
+    )
 
 
 def cell_main(given: Path, out: Path) -> int:
