@@ -275,8 +275,9 @@ def main() -> None:
     upstream_twin.alone()
     capture.DraftBuffers = HostAware
     used: dict[str, Counter[str]] = {}
-    shapes = [shape for shape in SHAPES if arguments.only in shape.backend]
-    for number, shape in enumerate(shapes):
+    for number, shape in enumerate(SHAPES):
+        if arguments.only not in shape.backend:
+            continue
         dice = random.Random(arguments.seed * 1000 + number)
         counts = run(shape, arguments.cases, dice)
         used.setdefault(shape.backend, Counter()).update(counts)

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -47,8 +47,18 @@ CATCHERS = {
 }
 
 
+#: The sizes that are captured: all of them would show the same once more, and cost more.
+SIZES = (2, 8)
 #: The engines; the one with most mutations is there twice, so that two cores share them.
 PARTS = ("eagle3hid", "eagle3hid again", "eagle3", "kernel blocks")
+#: Runs of the module as it is that are always made: in each engine one, in the one with most
+#: mutations each kind.
+ALWAYS = (
+    *(("eagle3hid", run) for run in ("before", "before, in steps")),
+    ("eagle3hid again", "after"),
+    ("eagle3", "before"),
+    ("kernel blocks", "before"),
+)
 
 
 def mutations_of(part: str) -> list[Mutation]:
@@ -61,12 +71,34 @@ def mutations_of(part: str) -> list[Mutation]:
     return mutations[:half] if part == engine else mutations[half:]
 
 
+AnyMutation = TypeVar("AnyMutation", Mutation, TwinMutation)
+
+
+def once_each(table: Sequence[AnyMutation]) -> list[Any]:
+    """A table as parameters: always what is shown first, with `--thorough` what repeats it.
+
+    A mutation repeats another one that stands for the same and is shown by the same.
+    """
+    shown: set[tuple[str, str]] = set()
+    parameters = []
+    for each in table:
+        what = (each.stands_for, each.catcher if isinstance(each, Mutation) else each.script)
+        marks = pytest.mark.thorough if what in shown else ()
+        parameters.append(pytest.param(each, id=each.name, marks=marks))
+        shown.add(what)
+    return parameters
+
+
 def plan_for(part: str, models: Path, wanted: Collection[str]) -> Plan:
     """One engine with its mutations, and the module as it is before and after them.
 
-    :param wanted: the names of the mutations and sabotages to run.
+    :param wanted: the names of the mutations, sabotages and runs of the module as it is.
     """
-    runs = [Run("before", "loop"), Run("before, in steps", "step", tunes=True)]
+    runs = [
+        Run("before", "loop", ladder=SIZES),
+        Run("before, in steps", "step", tunes=True, ladder=SIZES),
+    ]
+    runs = [each for each in runs if each.name in wanted]
     runs += [
         Run(
             each.name,
@@ -76,13 +108,15 @@ def plan_for(part: str, models: Path, wanted: Collection[str]) -> Plan:
             sabotage=each.sabotage,
             tunes=each.tunes,
             until_wrong=each.catcher == "acceptance",
+            ladder=SIZES,
         )
         for each in mutations_of(part)
         if each.name in wanted
     ]
     sabotages = [each for each in SABOTAGES if engine_of(each) == part and each in wanted]
-    runs += [Run(each, "loop", sabotage=each) for each in sabotages]
-    runs.append(Run("after", "loop"))
+    runs += [Run(each, "loop", sabotage=each, ladder=SIZES) for each in sabotages]
+    if "after" in wanted:
+        runs.append(Run("after", "loop", ladder=SIZES))
     if part == "kernel blocks":
         return Plan(make_spec(models, "eagle3hid", 3), runs, kernel_block=8)
     return Plan(make_spec(models, part.removesuffix(" again"), 5), runs)
@@ -101,7 +135,7 @@ def looked_at(items: Iterable[pytest.Item]) -> dict[str, set[str]]:
         elif name in SABOTAGES:
             runs[engine_of(name)].add(name)
         elif name in PARTS:
-            runs[name].update()
+            runs[name].add(str(parameters["run"]))
     return runs
 
 
@@ -148,8 +182,14 @@ def caught_by(outcome: Outcome, sabotage: str | None = None) -> str | None:
 
 @pytest.mark.engine
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PARTS)
-@pytest.mark.parametrize("run", ["before", "before, in steps", "after"])
+@pytest.mark.parametrize(
+    ("name", "run"),
+    [
+        pytest.param(name, run, marks=() if (name, run) in ALWAYS else pytest.mark.thorough)
+        for name in PARTS
+        for run in ("before", "before, in steps", "after")
+    ],
+)
 def test_the_module_as_it_is_passes(
     outcomes: dict[str, dict[str, Outcome]], name: str, run: str
 ) -> None:
@@ -161,11 +201,7 @@ def test_the_module_as_it_is_passes(
 
 @pytest.mark.engine
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "mutation",
-    MUTATIONS,
-    ids=lambda m: m.name,
-)
+@pytest.mark.parametrize("mutation", once_each(MUTATIONS))
 def test_mutation_is_caught(outcomes: dict[str, dict[str, Outcome]], mutation: Mutation) -> None:
     outcome = outcomes[part_of(mutation)][mutation.name]
     said = "\n".join([outcome.error or "", *outcome.log])

@@ -16,6 +16,7 @@ import pytest
 
 from overlay.proof.engine_launch import append_path, foreign_environment, link_packages
 from tests.draft_graphs.mutation_types import TwinMutation
+from tests.draft_graphs.test_mutations import once_each
 from tests.draft_graphs.twin_mutations import TWIN_MUTATIONS
 from tests.engine.engine_fixtures import overlay, private_vllm
 from tests.engine.private_copy import PrivateCopy
@@ -24,6 +25,8 @@ from tests.support.code_edits import edited
 pytestmark = pytest.mark.engine
 
 TESTS = Path(__file__).parents[1]
+#: Random batches of each shape, by twin.
+CASES = {"upstream_twin.py": 30, "mla_twin.py": 20, "backend_twin.py": 10}
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +50,11 @@ def run_twin(patched: PrivateCopy, script: str, *options: str) -> subprocess.Com
         )
 
 
+def run_whole(patched: PrivateCopy, script: str) -> subprocess.CompletedProcess[str]:
+    """Run all shapes of a twin."""
+    return run_twin(patched, script, "--cases", str(CASES[script]))
+
+
 def drafted(ended: subprocess.CompletedProcess[str]) -> Any:
     assert ended.returncode == 0, ended.stderr[-3000:]
     return json.loads(ended.stdout.rpartition("TWIN ")[2])
@@ -54,7 +62,7 @@ def drafted(ended: subprocess.CompletedProcess[str]) -> Any:
 
 @pytest.mark.slow
 def test_drafts_and_kv_cache_are_those_of_upstream(patched: PrivateCopy) -> None:
-    used = drafted(run_twin(patched, "upstream_twin.py", "--cases", "30"))
+    used = drafted(run_whole(patched, "upstream_twin.py"))
     # Nothing is shown by a twin that the graphs leave to upstream.
     assert used["propose used"] > 200
     assert used["later_steps used"] > 50
@@ -62,7 +70,7 @@ def test_drafts_and_kv_cache_are_those_of_upstream(patched: PrivateCopy) -> None
 
 @pytest.mark.slow
 def test_with_mla_they_are_those_of_upstream(patched: PrivateCopy) -> None:
-    used = drafted(run_twin(patched, "mla_twin.py", "--cases", "20"))
+    used = drafted(run_whole(patched, "mla_twin.py"))
     for backend in ("FLASH_ATTN_MLA", "FLASHMLA", "TRITON_MLA", "FLASHINFER_MLA"):
         assert used[backend]["propose used"] > 40, backend
         assert used[backend]["later_steps used"] > 10, backend
@@ -74,14 +82,14 @@ def test_with_mla_they_are_those_of_upstream(patched: PrivateCopy) -> None:
 @pytest.mark.slow
 def test_with_flashinfer_and_rocm_they_are_those_of_upstream(patched: PrivateCopy) -> None:
     """The builders are vLLM's; TRTLLM-gen, XQA and those of ROCm have a double of their kernels."""
-    used = drafted(run_twin(patched, "backend_twin.py", "--cases", "10"))
+    used = drafted(run_whole(patched, "backend_twin.py"))
     for backend in ("TRTLLM-gen", "XQA", "ROCM_ATTN", "ROCM_AITER_FA"):
         assert used[backend]["propose used"] > 20, backend
         assert used[backend]["later_steps used"] >= 5, backend
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutation", TWIN_MUTATIONS, ids=lambda each: each.name)
+@pytest.mark.parametrize("mutation", once_each(TWIN_MUTATIONS))
 def test_mutation_is_caught(patched: PrivateCopy, mutation: TwinMutation) -> None:
     module = patched.site / "vllm/v1/spec_decode/draft_graphs"
     files = {file for file, *_ in mutation.changes}
@@ -99,11 +107,9 @@ def test_mutation_is_caught(patched: PrivateCopy, mutation: TwinMutation) -> Non
     assert "AssertionError: case " in ended.stderr
 
 
-@pytest.mark.slow
-def test_what_shows_a_mutation_passes_without(patched: PrivateCopy) -> None:
-    """Those of `mla_twin.py` do in the test of all its backends, which takes longer."""
-    options = {each.options for each in TWIN_MUTATIONS if each.script == "upstream_twin.py"}
-    for each in options:
-        used = drafted(run_twin(patched, "upstream_twin.py", *each))
-        assert used["propose used"] > 10
-        assert used["propose declined"] > 5
+@pytest.mark.parametrize("mutation", TWIN_MUTATIONS, ids=lambda each: each.name)
+def test_what_shows_a_mutation_is_shown_to_pass_without(mutation: TwinMutation) -> None:
+    """A shape draws the same batches again, whichever other shapes a twin runs."""
+    cases, number, only, _ = mutation.options
+    assert (cases, only) == ("--cases", "--only")
+    assert int(number) <= CASES[mutation.script]

@@ -119,7 +119,7 @@ TWIN_MUTATIONS = (
             "False",
         ),
         "upstream_twin.py",
-        ("--cases", "40", "--only", "ranges=True"),
+        ("--cases", "30", "--only", "ranges=True"),
         "AssertionError: case ",
     ),
     TwinMutation(
