@@ -145,7 +145,6 @@ def test_only_the_definitions_are_parsed(monkeypatch: pytest.MonkeyPatch) -> Non
         ),  # a line of two, and an indentation that counts from the start
         Edit(16, 17, ("    \x0cpass",)),
     ],
-    ids=str,
 )
 def test_what_is_not_certain_is_left_to_the_parser(edit: Edit) -> None:
     assert derived(TEXT, edit) is None
