@@ -56,7 +56,8 @@ def plan(
     :param syntax: answers about texts; default: worked out here.
     :returns: a plan whose ``changes`` are empty unless no feature needs attention.
     """
-    planner = _Planner(Series(pristine, syntax or Syntax()), release, Provenance(pristine, record))
+    series = Series(pristine, syntax or Syntax())
+    planner = _Planner(series, release, Provenance(series.tree, record))
     for feature in features:
         planner.add(feature)
     return planner.finish()
