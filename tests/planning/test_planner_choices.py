@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from packaging.version import Version
 
-from overlay.features.model import Feature, Topic, Way
+from overlay.features.model import Build, Feature, Topic, Way
 from overlay.planning import advice
-from overlay.results import FeatureResult, State
+from overlay.results import FeatureResult, HunkResult, Reason, State
 from tests.support.patches import feature, hunk, topic
-from tests.support.plans import HUNK, LATER, NEW, TEXT, A, planned
+from tests.support.plans import HUNK, LATER, NEW, RELEASE, TEXT, A, planned, sha
 
 #: What Python parses and does not compile.
 BROKEN = hunk(["+return 1", " import os"])
@@ -100,3 +100,73 @@ def test_modules_that_cannot_be_added_say_what_to_do() -> None:
     taken = planned(given, files={"vllm/z.py": b"OTHER = 1\n"}).features[0].files[0].reason
     assert taken is not None
     assert taken.next_step == advice.for_taken_name(given, "vllm/z.py")
+
+
+def test_a_part_that_upstream_took_is_told_where_it_explains_something() -> None:
+    given = feature((A, [HUNK, LATER]), ("vllm/b.py", [LATER]), ("vllm/c.py", [HUNK]))
+    taken = TEXT.replace(b"    z =", b"    y += 1\n    z =")
+    files = {A: taken, "vllm/b.py": TEXT, "vllm/c.py": b"def f(x):\n    return x\n"}
+    result = planned(given, files=files).features[0]
+    told = "upstream took 1 of 4 hunks"
+    step = advice.for_part(given, RELEASE)
+    assert step is not None
+    assert result.reason == Reason(told, step)
+    assert [file.state for file in result.files] == [State.PARTIAL, State.PRISTINE, State.DRIFTED]
+    assert result.files[0].reason == Reason(f"the release has a part of the change: {told}", step)
+    assert result.files[1].reason is None
+    assert told not in str(result.files[2].reason)
+    whole = planned(feature((A, [HUNK])), files={A: taken}).features[0]
+    assert (whole.state, whole.reason) == (State.UPSTREAMED, None)
+
+
+@pytest.mark.parametrize("edited", [True, False])
+def test_a_hunk_that_does_not_fit_says_what_to_do(edited: bool) -> None:
+    other = hunk(["     no = such", "+    line = 1"], "f")
+    given = feature((A, [other]))
+    patch = given.topics[0].variants[0].patch
+    record = {A: "0" * 64 if edited else sha(TEXT)}
+    (found,) = planned(given, record=record).features[0].files[0].hunks
+    step = advice.for_hunk(
+        given, patch, other, found.state, misplaced=False, original=not edited, release=RELEASE
+    )
+    assert found.reason is not None
+    assert found.reason.next_step == step is not None
+    misplaced = hunk(["     y = x", "+    line = 1"], "g")
+    given = feature((A, [misplaced]))
+    (found,) = planned(given, record=record).features[0].files[0].hunks
+    assert found.reason is not None
+    assert "correct the scope" in str(found.reason.next_step)
+
+
+def test_a_missing_file_says_what_to_do() -> None:
+    given = feature(("vllm/none.py", [HUNK]))
+    reason = only(given).files[0].reason
+    assert reason is not None
+    patch = given.topics[0].variants[0].patch
+    assert reason.next_step == advice.for_missing_file(given, patch, RELEASE) is not None
+
+
+def test_what_upstream_has_goes_before_what_does_not_compile() -> None:
+    """Of two variants without a hunk that does not fit, the one that the release has is chosen."""
+    unparsable = hunk(["     y = x", "+    y = (", "     z = y"], "f")
+    there = hunk(["-def h(x):", "+def g(x):", "     return x"])
+    both = topic("01-topic", {"0.20.0..0.22.0": (A, [there]), "0.23.0..0.25.0": (A, [unparsable])})
+    result = only(replace(feature(), topics=(both,)), release="0.30.0")
+    assert result.state is State.UPSTREAMED
+    assert result.files[0].patch == "demo/01-topic/0.20.0..0.22.0.patch"
+
+
+def test_a_hunk_that_upstream_has_in_another_place_names_line_and_reason() -> None:
+    lines = ["     y = x", "+    increment = y + 1", "     z = y"]
+    wanted = hunk(lines, "f", base_has=())
+    text = TEXT.replace(b"    y = x\n", b"    y = x\n    # upstream\n    increment = y + 1\n")
+    (found,) = planned(feature((A, [wanted])), files={A: text}).features[0].files[0].hunks
+    reason = Reason("1 of its 1 new lines are in f")
+    assert found == HunkResult("f", State.UPSTREAMED, 5, reason)
+
+
+def test_a_vendor_s_build_is_not_for_the_feature() -> None:
+    build = Build("a vendor", A, "f", "y = x", "it drafts in another way")
+    result = only(replace(feature((A, [HUNK])), builds=(build,)))
+    assert result.state is State.INAPPLICABLE
+    assert "a vendor's build" in str(result.reason)
