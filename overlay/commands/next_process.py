@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from overlay.report.model import TargetReport
     from overlay.settings import Switches
 
-#: As in ``overlay.features.folder``, which status does without.
-
 
 def with_plugin(
     target: TargetReport,
@@ -76,7 +74,7 @@ def _switches() -> Switches | None:
         switches = settings.read()
     except OverlayError:
         return None  # no process would start so: doctor says why
-    return switches if switches.mode == "auto" and settings.plugin_allowed() else None
+    return switches if switches.mode is settings.Mode.AUTO and settings.plugin_allowed() else None
 
 
 def _installed(root: Path, named: bool) -> bool:

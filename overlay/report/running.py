@@ -35,8 +35,6 @@ class ProcessesReport(Report):
 
 def running(processes: Sequence[LiveProcess]) -> Verdict:
     """The verdict of ``status --live``."""
-    from overlay.processes.records import PATCHED
-
     if not processes:
         return Verdict(Code.NOT_RUNNING, "No vLLM of this user is running.")
     needy = [process for process in processes if process.problem is not None]
@@ -45,7 +43,7 @@ def running(processes: Sequence[LiveProcess]) -> Verdict:
     if needy:
         return Verdict(Code.NEEDS_ATTENTION, f"Action needed on {len(needy)} of {what}.")
     patched = sum(
-        process.record is not None and process.record.way in PATCHED for process in processes
+        process.record is not None and process.record.way.patched for process in processes
     )
     effects = _active(processes)
     return Verdict(
@@ -110,9 +108,9 @@ def _row(process: LiveProcess) -> list[Span]:
 def _modules(process: LiveProcess) -> Iterator[Line]:
     """The patched modules of a process: where each came from, and the scopes that are patched."""
     for module in () if process.record is None else process.record.modules:
-        scopes = ", ".join(f"{name} {state}" for name, state in module.scopes.items())
+        scopes = ", ".join(f"{name} {state.value}" for name, state in module.scopes.items())
         scopes = scopes or "the whole module"
-        yield labelled(4, f"{module.module} ({module.state}): ", scopes)
+        yield labelled(4, f"{module.module} ({module.state.value}): ", scopes)
 
 
 def _effects(process: LiveProcess) -> Iterator[Line]:
