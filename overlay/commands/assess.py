@@ -126,8 +126,9 @@ def examine(
             unrecorded: tuple[str, ...] = ()
             if ledger is None:
                 planned, unrecorded = recognise(planned, features, target)
-            current = assess(planned, ledger, target, wanted, public(target))
-        if ledger is not None and void(ledger, conditions(ledger, target.read), public(target)):
+            present = conditions(ledger, target.read) if ledger is not None else {}
+            current = assess(planned, ledger, target, wanted, public(target), present)
+        if ledger is not None and void(ledger, present, public(target)):
             ledger = None
         left_out = _left_out(
             wanted,

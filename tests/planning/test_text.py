@@ -172,3 +172,28 @@ def test_an_edit_undone_gives_the_bytes_back(case: tuple[SourceText, list[Edit]]
         assert undone.to_bytes() == source.to_bytes()
         if after.final_newline == source.final_newline:
             assert after.splice(undo) == undone
+
+
+@given(FILES, st.data())
+def test_what_is_not_read_again_would_be_read_alike(before: bytes, data: st.DataObject) -> None:
+    """An edited text stands for its bytes only where reading them gives that text."""
+    try:
+        source = SourceText.from_bytes(before)
+    except TextError:
+        return
+    start = data.draw(st.integers(0, len(source.lines)), "start")
+    stop = data.draw(st.integers(start, len(source.lines)), "stop")
+    line = st.text(alphabet="a#\r\x0c\ufeffé\n", max_size=4)
+    new = data.draw(st.lists(line, max_size=3), "lines")
+    try:
+        after = source.splice([Edit(start, stop, tuple(new))], data.draw(st.none() | st.booleans()))
+    except TextError:
+        return
+    if after.read_alike:
+        assert SourceText.from_bytes(after.to_bytes()) == after
+
+
+def test_what_may_be_read_differently_is_read_again() -> None:
+    assert not SourceText.from_bytes(b"# coding: latin-1\na\n").read_alike
+    assert SourceText.from_bytes(b"a\nb\nc\n").read_alike
+    assert not SourceText.from_bytes(b"a\nb\nc\n").splice([Edit(2, 3, ("c\r",))]).read_alike
