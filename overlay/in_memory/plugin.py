@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import overlay
 from overlay import settings
 from overlay.errors import OverlayError, TargetError, UsageError
-from overlay.in_memory import ranks
+from overlay.in_memory import metrics_watch, ranks
 from overlay.in_memory.activation import Activation
 from overlay.in_memory.running import RunningProcess
 from overlay.processes import records
@@ -63,6 +63,7 @@ def start(environment: Environment = os.environ) -> None:
     process.activated(activation)
     if activation.way != records.OFF:
         ranks.watch(process.rank_report, activation.required)
+        metrics_watch.watch()
     if any(feature.active for feature in activation.features):
         from overlay.in_memory.effects import EffectWatch
 

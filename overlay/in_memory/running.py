@@ -196,6 +196,7 @@ class RunningProcess:
                 effects=(),
                 counters=(),
                 counts_fd=None,
+                meanings=(),
             )
         )
 

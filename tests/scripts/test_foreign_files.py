@@ -22,6 +22,7 @@ ALLOWED = {
     "overlay/in_memory/module_cache.py": "opens a private folder, and writes new files in one",
     "overlay/in_memory/import_hook.py": "reads a module that Python itself is about to read",
     "overlay/in_memory/importers.py": "reads a module that Python itself has read",
+    "overlay/processes/family.py": "reads /proc",
     "overlay/processes/live.py": "reads /proc",
     "overlay/processes/records.py": "reads /proc",
     "overlay/processes/counts.py": "reads the shared memory of a process, a bounded part of it",
