@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from overlay.commands.next_process import with_plugin
+from overlay.commands.next_process import plugin_patches, with_plugin
 from overlay.commands.request import Request
 from overlay.commands.required import expect_known, with_requirements
 from overlay.commands.target_report import report
+from overlay.errors import OverlayError
 from overlay.features.model import of_package
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import from_ledger
@@ -90,6 +91,24 @@ def of_files(target: Target, features: tuple[Feature, ...]) -> TargetReport:
     from overlay.commands.assess import examine
 
     return examine(target, features).report
+
+
+def with_next_process(
+    changed: TargetReport, target: Target, features: tuple[Feature, ...], *, named: bool
+) -> TargetReport:
+    """A target that was just changed, with what ``status`` would say of the next process.
+
+    What was taken off is not all that the plugin adds: also what was never on disk.
+
+    :param features: all at hand; :param named: whether the user named the target.
+    """
+    if not plugin_patches(changed, named=named):
+        return changed
+    try:
+        everything = of_files(target, features)
+    except OverlayError:
+        return changed  # the change is done; status meets the error again, and says it
+    return with_plugin(changed, everything, features, named=named)
 
 
 def _with_damaged_copies(target: Target, features: tuple[Feature, ...]) -> TargetReport | None:
