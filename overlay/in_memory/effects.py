@@ -253,9 +253,9 @@ class EffectWatch:
         if idle:
             raise RequiredIdle(
                 f"vllm-overlay: OVERLAY_REQUIRED names features that have no effect in process "
-                f"{os.getpid()}: {printable(told(idle))}. Remove the cause, remove the requirement, "
-                "or set OVERLAY_REQUIRED_PRESENT instead, which requires the patched code, whether it is "
-                "used or not"
+                f"{os.getpid()}: {printable(told(idle))}. Remove the cause, remove the "
+                "requirement, or set OVERLAY_REQUIRED_PRESENT instead, which requires the patched "
+                "code, whether it is used or not"
             )
 
 
