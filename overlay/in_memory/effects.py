@@ -23,6 +23,7 @@ from overlay.in_memory import log
 from overlay.in_memory.import_watch import when_imported
 from overlay.processes.counts import COUNTS_NAME
 from overlay.processes.records import Effect, EffectRecord, Meaning
+from overlay.untrusted import printable
 
 if TYPE_CHECKING:
     from overlay.features.switches import Declaration
@@ -252,9 +253,9 @@ class EffectWatch:
         if idle:
             raise RequiredIdle(
                 f"vllm-overlay: OVERLAY_REQUIRED names features that have no effect in process "
-                f"{os.getpid()}: {told(idle)}. Remove the cause, remove the requirement, or set "
-                "OVERLAY_REQUIRED_PRESENT instead, which requires the patched code, whether it is "
-                "used or not"
+                f"{os.getpid()}: {printable(told(idle))}. Remove the cause, remove the "
+                "requirement, or set OVERLAY_REQUIRED_PRESENT instead, which requires the patched "
+                "code, whether it is used or not"
             )
 
 

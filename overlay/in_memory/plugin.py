@@ -42,6 +42,16 @@ def start(environment: Environment = os.environ) -> None:
     :raises OverlayError: if a required feature cannot run here, a variable has an unknown value, a
         patches folder is malformed, or another overlay is at work in this process.
     """
+    try:
+        _start(environment)
+    except OverlayError as error:
+        from overlay.in_memory.log import escape
+
+        escape(error)
+        raise
+
+
+def _start(environment: Environment) -> None:
     global _process  # noqa: PLW0603  (one process has one state)
     if _process is not None:
         _process.say_after_fork()

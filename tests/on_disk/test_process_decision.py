@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as settings_of_test
 from hypothesis import strategies as st
+from packaging.version import Version
 
 import overlay
 from overlay import settings
@@ -21,7 +22,7 @@ from overlay.on_disk import process_decision as decisions
 from overlay.on_disk import receipt
 from overlay.on_disk.ledger import Ledger, load
 from overlay.on_disk.process_decision import FeatureStanding, Kept, Question
-from overlay.results import State
+from overlay.results import Reason, State
 from overlay.targets.resolution import resolve
 from overlay.targets.target import Target
 from tests.support import fake_vllm
@@ -171,6 +172,65 @@ def test_evidence_wants_a_file_that_says_which_release_it_is(site: Path) -> None
     assert question.evidence() is None
 
 
+def test_what_is_gone_counts_as_replaced_only_where_the_release_is_another_one(site: Path) -> None:
+    old = ledger(site)
+    (site / PROPOSER).unlink()
+    (site / ADDED).unlink()
+    assert decisions.from_disk(target(site), old)[1]
+    unknown = dataclasses.replace(target(site), release=None)
+    assert decisions.from_disk(unknown, old)[1]
+    other = dataclasses.replace(target(site), release=Version("0.27.0"))
+    assert decisions.from_disk(other, old) == ([], False)
+
+
+def test_another_root_asks_another_question(site: Path, tmp_path: Path) -> None:
+    assert decided(site) is not None
+    assert Question(settings.read({}), tmp_path).answer() is None
+
+
+def test_a_version_that_is_not_known_is_called_so(site: Path) -> None:
+    switches = settings.read({})
+    decisions.keep_applied([dataclasses.replace(target(site), vllm=None)], switches)
+    kept = Question(switches, site.resolve()).answer()
+    assert kept is not None
+    assert kept.vllm == "unknown"
+
+
+def test_evidence_is_of_every_package(site: Path, tmp_path: Path) -> None:
+    beside = tmp_path / "beside"
+    metadata = beside / "vllm_ascend-0.26.0.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    question = Question(settings.read({}), site.resolve())
+    question.others = {"vllm_ascend": beside}
+    assert question.evidence() is None
+    metadata.write_text("Version: 0.26.0\n")
+    evidence = question.evidence()
+    assert evidence is not None
+    ledgers = {site.resolve() / ".vllm-overlay", beside / ".vllm_ascend-overlay"}
+    assert {str(folder / "ledger.json") for folder in ledgers} <= set(evidence.files)
+    assert str(metadata) in evidence.files
+
+
+@pytest.mark.parametrize("place", ["below a file", "open to all"])
+def test_a_cache_that_cannot_be_written_is_no_error(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    kept = decided(site)
+    assert kept is not None
+    cache = tmp_path / "other"
+    if place == "open to all":
+        (cache / "receipts").mkdir(parents=True)
+        (cache / "receipts").chmod(0o777)
+    else:
+        cache.write_text("")
+    monkeypatch.setenv("OVERLAY_CACHE", str(cache))
+    question = Question(settings.read({}), site.resolve())
+    evidence = question.evidence()
+    assert evidence is not None
+    question.keep(kept, {}, evidence)
+    assert question.answer() is None
+
+
 def test_needless_says_why_each_is_not_on_disk(site: Path) -> None:
     old = ledger(site)
     upstreamed = old.applied[0]._replace(
@@ -181,6 +241,13 @@ def test_needless_says_why_each_is_not_on_disk(site: Path) -> None:
     assert decisions.needless(target(site), changed, settings.read({})) == [told]
     assert told.harmless
     assert told.reason == "not applied on disk"
+    reason = Reason("it is in 0.25.0")
+    explained = upstreamed._replace(result=upstreamed.result._replace(reason=reason))
+    (standing,) = (
+        decisions.needless(target(site), old._replace(features=(explained,)), settings.read({}))
+        or ()
+    )
+    assert standing.reason == str(reason)
     names_others = settings.read({})._replace(features=frozenset())
     (other,) = decisions.needless(target(site), changed, names_others) or ()
     assert (other.why, other.asked) == ("OVERLAY_FEATURES does not name it", False)
@@ -260,6 +327,7 @@ def test_the_digest_is_of_what_runs_and_of_every_switch() -> None:
 
     assert of([a, b]) == of([b, a]) == of([b._replace(state=State.APPLIED), a], OVERLAY="disk")
     assert of([a, b._replace(active=False)]) == of([a])
+    assert of([a], OVERLAY_A="1", OVERLAY_B="2") == of([a], OVERLAY_B="2", OVERLAY_A="1")
     different = [of([a]), of([b]), of([a, b]), of([a._replace(digest="2")]), of([])]
     different += [of([a], OVERLAY_DEMO="off"), of([a], OVERLAY_DEMO="on")]
     assert len(set(different)) == len(different)
