@@ -38,10 +38,8 @@ def with_plugin(
     :param features: every feature that the command knows of.
     :param named: whether the user named the target; otherwise it is this Python's own vLLM.
     """
-    if target.root is None or everything.needs_attention or not _installed(target.root, named):
-        return target
     switches = _switches()
-    if switches is None:
+    if switches is None or everything.needs_attention or not plugin_patches(target, named=named):
         return target
     known = frozenset(known_to_plugin(features))
     coming = tuple(
@@ -53,6 +51,16 @@ def with_plugin(
         and (switches.untested or not result.untested)
     )
     return replace(target, in_memory=coming)
+
+
+def plugin_patches(target: TargetReport, *, named: bool) -> bool:
+    """Whether the plugin patches anything in memory in the next process on a target.
+
+    :param named: as for ``with_plugin``.
+    """
+    if target.root is None or not _installed(target.root, named):
+        return False
+    return _switches() is not None
 
 
 def known_to_plugin(features: Iterable[Feature]) -> tuple[str, ...]:

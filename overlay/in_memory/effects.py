@@ -22,7 +22,8 @@ from overlay.features.sources import EFFECTS_MODULE
 from overlay.in_memory import log
 from overlay.in_memory.import_watch import when_imported
 from overlay.processes.counts import COUNTS_NAME
-from overlay.processes.records import Effect, EffectRecord
+from overlay.processes.records import Effect, EffectRecord, Meaning
+from overlay.untrusted import printable
 
 if TYPE_CHECKING:
     from overlay.features.switches import Declaration, ModelRunner
@@ -51,11 +52,13 @@ class Published(NamedTuple):
 
     :ivar counters: feature and name of each count, in the order of the numbers in memory.
     :ivar counts_fd: the file descriptor of that memory, ``None`` where there is none.
+    :ivar meanings: what each count says, in the same order.
     """
 
     effects: tuple[EffectRecord, ...]
     counters: tuple[tuple[str, str], ...]
     counts_fd: int | None
+    meanings: tuple[Meaning | None, ...] = ()
 
 
 class Publisher(Protocol):
@@ -133,7 +136,8 @@ class EffectWatch:
         if self._module is not None and self._counts_fd is None:
             self._counts_fd = self._memory(self._module)
         counters = () if self._module is None else tuple(self._module.counted())
-        self._publisher.publish(Published(self.effects(), counters, self._counts_fd))
+        meanings = _meanings(self._module)[: len(counters)]
+        self._publisher.publish(Published(self.effects(), counters, self._counts_fd, meanings))
 
     def effects(self) -> tuple[EffectRecord, ...]:
         """Say what each feature of this process does now."""
@@ -249,10 +253,18 @@ class EffectWatch:
         if idle:
             raise RequiredIdle(
                 f"vllm-overlay: OVERLAY_REQUIRED names features that have no effect in process "
-                f"{os.getpid()}: {told(idle)}. Remove the cause, remove the requirement, or set "
-                "OVERLAY_REQUIRED_PRESENT instead, which requires the patched code, whether it is "
-                "used or not"
+                f"{os.getpid()}: {printable(told(idle))}. Remove the cause, remove the "
+                "requirement, or set OVERLAY_REQUIRED_PRESENT instead, which requires the patched "
+                "code, whether it is used or not"
             )
+
+
+def _meanings(module: ModuleType | None) -> tuple[Meaning | None, ...]:
+    """What each count says; nothing where patches of an older overlay are on disk."""
+    ask = getattr(module, "meanings", None)
+    if ask is None:
+        return ()
+    return tuple(None if meaning is None else Meaning(*meaning) for meaning in ask())
 
 
 def told(effects: Iterable[EffectRecord]) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import overlay
 from overlay import settings
 from overlay.errors import OverlayError, TargetError, UsageError
-from overlay.in_memory import ranks
+from overlay.in_memory import metrics_watch, ranks
 from overlay.in_memory.activation import Activation
 from overlay.in_memory.running import RunningProcess
 from overlay.results import Way
@@ -42,6 +42,16 @@ def start(environment: Environment = os.environ) -> None:
     :raises OverlayError: if a required feature cannot run here, a variable has an unknown value, a
         patches folder is malformed, or another overlay is at work in this process.
     """
+    try:
+        _start(environment)
+    except OverlayError as error:
+        from overlay.in_memory.log import escape
+
+        escape(error)
+        raise
+
+
+def _start(environment: Environment) -> None:
     global _process  # noqa: PLW0603  (one process has one state)
     if _process is not None:
         _process.say_after_fork()
@@ -63,6 +73,7 @@ def start(environment: Environment = os.environ) -> None:
     process.activated(activation)
     if activation.way is not Way.OFF:
         ranks.watch(process.rank_report, activation.required)
+        metrics_watch.watch()
     if any(feature.active for feature in activation.features):
         from overlay.in_memory.effects import EffectWatch
 

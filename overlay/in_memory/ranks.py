@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from overlay.errors import OverlayError
 from overlay.in_memory.import_watch import when_imported
+from overlay.untrusted import printable
 
 #: Gives this process's report for its rank.
 Describe: TypeAlias = "Callable[[int], RankReport]"
@@ -107,7 +108,7 @@ def require_equal(reports: Sequence[RankReport]) -> None:
         raise RanksDiffer(
             "vllm-overlay: the ranks of this engine do not run the same code; expected one "
             "vLLM release and one digest everywhere, found:\n"
-            + table(reports)
+            + printable(table(reports), lines=True)
             + "\nMake the overlay, its patches folders and its OVERLAY switches equal on every "
             "node, or set OVERLAY=off on all of them, and start again."
         )
@@ -160,6 +161,6 @@ def _require_all(mine: RankReport, store: Any, world_size: int) -> None:
         raise RanksDiffer(
             f"vllm-overlay: rank {', '.join(map(str, silent))} did not say what it runs within "
             f"{TIMEOUT:.0f} s; expected the overlay in all {world_size} ranks, found it in these:\n"
-            f"{table(said)}\n"
+            f"{printable(table(said), lines=True)}\n"
             "Install the same overlay there, or set OVERLAY=off on all nodes, and start again."
         )

@@ -199,6 +199,7 @@ class RunningProcess:
                 effects=(),
                 counters=(),
                 counts_fd=None,
+                meanings=(),
             )
         )
 

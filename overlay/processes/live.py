@@ -68,14 +68,17 @@ def processes(proc: Path = Path("/proc")) -> tuple[LiveProcess, ...]:
             engines[pid],
             said.get(pid),
             problem(said.get(pid), [said.get(p) for p in ours if engines[p] == engines[pid]]),
-            _counts(said.get(pid), proc),
+            counts_of(said.get(pid), proc),
             _root(proc, pid) if said.get(pid) is None else said[pid].root,
         )
         for pid in sorted(ours, key=lambda pid: (engines[pid], pid))
     )
 
 
-def _counts(record: ProcessRecord | None, proc: Path) -> tuple[tuple[str, str, int], ...]:
+def counts_of(
+    record: ProcessRecord | None, proc: Path = Path("/proc")
+) -> tuple[tuple[str, str, int], ...]:
+    """The counts of a process now: (feature, name, number); empty where they cannot be read."""
     if record is None or record.counts_fd is None or not record.counters:
         return ()
     numbers = counts.read(record.pid, record.counts_fd, len(record.counters), proc)

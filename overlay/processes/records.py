@@ -81,6 +81,19 @@ class ModuleRecord(NamedTuple):
         return next((state for state in bad if state in states), CodeState.RUNS)
 
 
+class Meaning(NamedTuple):
+    """What a number of a process says, for metrics.
+
+    :ivar metric: lower-case words joined by underscores, such as ``replays``.
+    :ivar labels: name and value of each label.
+    :ivar gauge: whether the number goes up and down; a counter only grows.
+    """
+
+    metric: str
+    labels: tuple[tuple[str, str], ...] = ()
+    gauge: bool = False
+
+
 class ProcessRecord(NamedTuple):
     """What one process runs.
 
@@ -92,6 +105,8 @@ class ProcessRecord(NamedTuple):
     :ivar effects: what each feature does, as far as it is known.
     :ivar counters: feature and name of each count, such as replays and fallbacks.
     :ivar counts_fd: the file descriptor of the counts in that process; see ``processes.counts``.
+    :ivar meanings: what each count says, ``None`` where it has its name alone; empty where the
+        process runs code that does not say so.
     """
 
     pid: int
@@ -110,6 +125,7 @@ class ProcessRecord(NamedTuple):
     effects: tuple[EffectRecord, ...] = ()
     counters: tuple[tuple[str, str], ...] = ()
     counts_fd: int | None = None
+    meanings: tuple[Meaning | None, ...] = ()
 
     def with_module(self, module: ModuleRecord) -> ProcessRecord:
         """The record after another module was executed (or executed again)."""
@@ -271,7 +287,17 @@ def _decoded(document: dict[str, Any]) -> ProcessRecord | None:
     document["counters"] = tuple(
         (str(feature), str(name)) for feature, name in document["counters"]
     )
+    document["meanings"] = tuple(map(_meaning, document.get("meanings", ())))
     return ProcessRecord(**document)
+
+
+def _meaning(row: Any) -> Meaning | None:
+    if row is None:
+        return None
+    metric, labels, gauge = row
+    return Meaning(
+        str(metric), tuple((str(name), str(value)) for name, value in labels), gauge is True
+    )
 
 
 def _read(file: Path) -> ProcessRecord | None:

@@ -66,3 +66,25 @@ def test_a_fork_does_not_repeat_its_parents_lines(
     speech.forget()
     vllm_logger.configure_logging("a config")
     assert said(caplog) == []
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_no_control_character_is_logged_raw(
+    vllm_logger: types.ModuleType, caplog: pytest.LogCaptureFixture, later: bool
+) -> None:
+    if not later:
+        vllm_logger.configure_logging("a config")
+    speech.warn("the folder \x1b[2J\x9b of somebody\relse")
+    vllm_logger.configure_logging("another")
+    (record,) = caplog.records
+    assert record.getMessage().isprintable()
+    assert "of somebody" in record.getMessage()
+
+
+def test_an_error_is_escaped_with_what_caused_it() -> None:
+    cause = OSError(2, "no \x1b[2J file")
+    error = ValueError("first\x1b\nsecond", 7)
+    error.__cause__ = cause
+    speech.escape(error)
+    assert error.args == ("first\\x1b\nsecond", 7)
+    assert cause.args == (2, "no \\x1b[2J file")

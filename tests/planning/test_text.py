@@ -197,3 +197,14 @@ def test_what_may_be_read_differently_is_read_again() -> None:
     assert not SourceText.from_bytes(b"# coding: latin-1\na\n").read_alike
     assert SourceText.from_bytes(b"a\nb\nc\n").read_alike
     assert not SourceText.from_bytes(b"a\nb\nc\n").splice([Edit(2, 3, ("c\r",))]).read_alike
+
+
+def test_two_insertions_at_one_place_come_in_the_order_given() -> None:
+    source = SourceText.from_bytes(b"a\nd\n")
+    both = [Edit(1, 1, ("c",)), Edit(1, 1, ("b",))]
+    assert source.splice(both).to_bytes() == b"a\nc\nb\nd\n"
+
+
+def test_the_line_of_what_cannot_be_decoded_is_counted_from_the_first() -> None:
+    with pytest.raises(TextError, match=r"^line 3 is no utf-8 text"):
+        SourceText.from_bytes(b"a\nb\n\xff\nc\n")
