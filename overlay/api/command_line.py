@@ -91,11 +91,11 @@ def catalogue(
     return command(request(None, (), patches), releases=releases, pre=pre, package=package)
 
 
-def live() -> ProcessesReport:
+def live(require: Sequence[str] = (), patches: Sequence[Place] = ()) -> ProcessesReport:
     """What ``overlay status --live`` shows."""
     from overlay.commands.status import live as command
 
-    return command()
+    return command(request(None, (), patches, require=require))
 
 
 def doctor(patches: Sequence[Place] = ()) -> DoctorReport:

@@ -336,7 +336,11 @@ for _name, _words, _word in (
     ("python and target", ["check", "--python", "python3", "0.26.0"], "omit TARGET"),
     ("python that is none", ["check", "--python", "no-such-python"], "on PATH"),
     ("live and target", ["status", "--live", "0.26.0"], "omit TARGET"),
-    ("live and require", ["status", "--live", "--require", "demo"], "OVERLAY_REQUIRED"),
+    (
+        "live and an unknown require",
+        ["status", "--live", "--require", "nope"],
+        "expected all or one",
+    ),
     ("typo of a command", ["aply"], "apply"),
     ("typo of an option", ["check", "--featur", "demo"], "--feature"),
     ("help of nothing", ["help", "aply"], "apply"),
