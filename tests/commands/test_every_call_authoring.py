@@ -42,8 +42,6 @@ def ours(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setattr(resolution, "resolve", resolve)
     monkeypatch.setattr("overlay.commands.matrix.resolve", resolve)
-    for module in releases.KNOWING:
-        monkeypatch.setattr(f"{module}.KNOWN_RELEASES", releases.RELEASES)
     releases.know(monkeypatch, releases.RELEASES)
     shutil.rmtree(cli.shipped / "demo")
     place = tmp_path / "ours"
