@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import pytest
+from packaging.version import Version
 
 from overlay.commands import package_releases
 from overlay.errors import PackageIndexError
@@ -16,6 +17,9 @@ from tests.support.cli import PROPOSER, RUNNER
 
 #: In the last one, the runner returns otherwise; in the first one, the proposer does.
 RELEASES = ("0.24.0", "0.25.0", "0.26.0", "0.27.0")
+
+#: The function itself, whatever a test puts in its place.
+_PART = resolution._part
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, names: Iterable[str]) -> None:
@@ -37,6 +41,11 @@ def know(monkeypatch: pytest.MonkeyPatch, names: Iterable[str]) -> None:
     defaults = resolution.releases.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "package", package)
+
+    def part(text: str, whole: str, of: Package) -> Iterable[Version]:
+        return _PART(text, whole, package if of.name == VLLM.name else of)
+
+    monkeypatch.setattr(resolution, "_part", part)
 
 
 def files(release: str) -> dict[str, bytes]:
