@@ -141,3 +141,15 @@ def test_a_release_from_check_to_revert(release: str, tmp_path: Path) -> None:
     overlay("revert", tree)
     assert hashes(tree) == pristine
     assert states(answer("status", tree)) == expected
+
+
+def test_every_release_has_what_the_metrics_are_put_into() -> None:
+    """See ``overlay/in_memory/metrics_watch.py``: names of vLLM's that it relies on."""
+    for release in map(str, KNOWN_RELEASES):
+        target = resolve(release)
+        registry = (target.read("vllm/v1/metrics/prometheus.py") or b"").decode()
+        assert "from prometheus_client import REGISTRY" in registry, release
+        assert "multiprocess.MultiProcessCollector(registry)" in registry, release
+        loggers = (target.read("vllm/v1/metrics/loggers.py") or b"").decode()
+        logging = loggers.partition("class LoggingStatLogger(")[2].partition("\nclass ")[0]
+        assert "    def log(self" in logging, release

@@ -116,5 +116,5 @@ def not_there(result: FeatureResult, release: Version, package: Package = VLLM) 
     return (
         f"{result.feature} is {result.state.value} on {package.title} {release}{why}: expected a "
         f"release to which it applies. `overlay port {result.feature} {release}` carries it there, "
-        f"`overlay log {result.feature}` lists where it stands"
+        f"`overlay log {result.feature}` lists where it is"
     )
