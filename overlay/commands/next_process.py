@@ -82,7 +82,7 @@ def _switches() -> Switches | None:
         switches = settings.read()
     except OverlayError:
         return None  # no process would start so: doctor says why
-    return switches if switches.mode == "auto" and settings.plugin_allowed() else None
+    return switches if switches.mode is settings.Mode.AUTO and settings.plugin_allowed() else None
 
 
 def _installed(root: Path, named: bool) -> bool:

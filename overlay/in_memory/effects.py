@@ -26,7 +26,7 @@ from overlay.processes.records import Effect, EffectRecord, Meaning
 from overlay.untrusted import printable
 
 if TYPE_CHECKING:
-    from overlay.features.switches import Declaration
+    from overlay.features.switches import Declaration, ModelRunner
 
 _WORKER_MODULE = "vllm.v1.worker.worker_base"
 
@@ -182,7 +182,7 @@ class EffectWatch:
         :raises RequiredIdle: if a required feature patches another model runner.
         """
         runner = model_runner(getattr(worker, "model_runner", None))
-        runner_name = "another" if runner is None else f"model runner {runner.upper()}"
+        runner_name = "another" if runner is None else f"model runner {runner.name}"
         if runner is not None:
             self._other_runner = {
                 name: runner_name
@@ -209,12 +209,12 @@ class EffectWatch:
 
         setattr(worker, _WARM_UP, warm_up_then_tell)
 
-    def _patches_another(self, feature: str, runner: str) -> bool:
+    def _patches_another(self, feature: str, runner: ModelRunner) -> bool:
         declared = self._publisher.declared().get(feature)
         return (
             declared is not None
             and declared.model_runner is not None
-            and declared.model_runner != runner
+            and declared.model_runner is not runner
         )
 
     def model_ready(self) -> None:
@@ -275,9 +275,11 @@ def told(effects: Iterable[EffectRecord]) -> str:
     )
 
 
-def model_runner(runner: object) -> str | None:
-    """Which model runner an object is: ``v1``, ``v2``, or ``None`` for any other."""
+def model_runner(runner: object) -> ModelRunner | None:
+    """Which model runner an object is; ``None`` for any other than V1 and V2."""
+    from overlay.features.switches import ModelRunner
+
     bases = {(each.__module__, each.__name__) for each in type(runner).__mro__}
     if _V2_RUNNER in bases:
-        return "v2"
-    return "v1" if _V1_RUNNER in bases else None
+        return ModelRunner.V2
+    return ModelRunner.V1 if _V1_RUNNER in bases else None

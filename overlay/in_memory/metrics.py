@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from overlay.processes.family import Member, Number, family
-from overlay.processes.records import PATCHED, Effect, Meaning
+from overlay.processes.records import Effect, Meaning
 from overlay.untrusted import printable
 
 #: What the name of every metric of the overlay begins with.
@@ -99,8 +99,8 @@ def _info(member: Member, own: dict[str, str]) -> Sample:
         **own,
         "digest": printable(record.digest[:12]),
         "vllm": printable(record.vllm),
-        "way": printable(record.way),
-        "patched": "true" if record.way in PATCHED else "false",
+        "way": record.way.value,
+        "patched": "true" if record.way.patched else "false",
         "features": printable(",".join(sorted(effect.feature for effect in record.effects))),
     }
     return Sample("info", labels, 1, gauge=True)

@@ -14,7 +14,7 @@ from overlay.errors import OverlayError, TargetError, UsageError
 from overlay.in_memory import metrics_watch, ranks
 from overlay.in_memory.activation import Activation
 from overlay.in_memory.running import RunningProcess
-from overlay.processes import records
+from overlay.results import Way
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -61,7 +61,7 @@ def _start(environment: Environment) -> None:
     asked = settings.read(environment)
     settings.carry_to_ray(environment)
     process = RunningProcess(asked)
-    activation = _off(environment) if asked.mode == "off" else _decide(asked, process)
+    activation = _off(environment) if asked.mode is settings.Mode.OFF else _decide(asked, process)
     _process = process
     setattr(sys, _MARK, _identity())
     if activation.modules:  # patched in memory
@@ -71,7 +71,7 @@ def _start(environment: Environment) -> None:
             vllm_caches.keep_apart(activation.digest, activation.required)
     os.register_at_fork(after_in_child=process.after_fork)
     process.activated(activation)
-    if activation.way != records.OFF:
+    if activation.way is not Way.OFF:
         ranks.watch(process.rank_report, activation.required)
         metrics_watch.watch()
     if any(feature.active for feature in activation.features):
@@ -191,7 +191,7 @@ def _off(environment: Environment) -> Activation:
     """Leave this process alone; where patched code is on disk, turn its switches off."""
     vllm = sys.modules.get("vllm")
     version = str(getattr(vllm, "__version__", "unknown"))
-    off = Activation(records.OFF, version, "", (), "")
+    off = Activation(Way.OFF, version, "", (), "")
     file = getattr(vllm, "__file__", None)
     if not isinstance(file, str):
         return off

@@ -156,7 +156,7 @@ class Plans:
 def prepare(plans: Plans, left_out: Iterable[str] = ()) -> Prepared:
     """The entry for this vLLM and this patch set, made where there is none.
 
-    :param plans: made from where there is no entry.
+    :param plans: gives the plan from which a missing entry is made.
     :param left_out: ids of features that must not be in it.
     :raises StoreError: if there is no place where it could be kept.
     :raises UsageError: if ``OVERLAY_FEATURES`` names a feature that does not exist.

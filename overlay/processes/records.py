@@ -14,6 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from overlay.results import Way
 from overlay.untrusted import parse_json, problem_of_owner, read_regular
 
 SCHEMA = 2
@@ -24,14 +25,20 @@ MAX_BYTES = 1 << 20
 #: Seconds after which the record of another host's process goes.
 FORGOTTEN_AFTER = 30 * 86400.0
 
-#: State of a planned module that another import hook loaded: its pristine code runs.
-UNPATCHED = "unpatched"
+#: The role of a process that neither its name nor its command tells more about.
+MAIN = "main"
 
-#: The ways in which a process may have come to run patched code.
-PATCHED = ("memory", "disk", "both")
 
-#: That the plugin was told to do nothing; what is on disk runs all the same.
-OFF = "off"
+class CodeState(str, Enum):
+    """What runs of a scope or of a module that was planned; ordered from worst to best."""
+
+    #: Another import hook loaded the module: its pristine code runs.
+    UNPATCHED = "unpatched"
+    #: Other code than planned is there.
+    DIFFERS = "differs"
+    RUNS = "runs"
+    #: There is nothing to compare: an opaque decorator, or a name that is not there.
+    UNSEEN = "unseen"
 
 
 class Effect(Enum):
@@ -59,19 +66,19 @@ class EffectRecord(NamedTuple):
 class ModuleRecord(NamedTuple):
     """One patched module after it was executed.
 
-    :ivar sha256: of the text that ran; :ivar scopes: scope -> ``runs``, ``differs``, ``unseen``,
-        ``unpatched``.
+    :ivar sha256: of the text that ran; :ivar scopes: scope -> what runs of it.
     """
 
     module: str
     sha256: str
-    scopes: dict[str, str]
+    scopes: dict[str, CodeState]
 
     @property
-    def state(self) -> str:
-        """``runs``; ``differs`` where a scope holds other code than planned; or ``unpatched``."""
+    def state(self) -> CodeState:
+        """``UNPATCHED`` or ``DIFFERS`` where a scope is that, else ``RUNS``."""
         states = self.scopes.values()
-        return next((state for state in (UNPATCHED, "differs") if state in states), "runs")
+        bad = (CodeState.UNPATCHED, CodeState.DIFFERS)
+        return next((state for state in bad if state in states), CodeState.RUNS)
 
 
 class Meaning(NamedTuple):
@@ -92,7 +99,7 @@ class ProcessRecord(NamedTuple):
 
     :ivar started: what ``start_time`` said of it, so that a reused pid is noticed.
     :ivar role: ``api server``, ``engine core`` or ``worker``, as far as it is known.
-    :ivar way: one of ``PATCHED``, ``OFF``, or ``none``.
+    :ivar way: where its patched code comes from.
     :ivar left_out: the features that should run here and do not, each with its state and why.
     :ivar required: the features without whose effect vLLM must not serve.
     :ivar effects: what each feature does, as far as it is known.
@@ -109,7 +116,7 @@ class ProcessRecord(NamedTuple):
     rank: int | None
     vllm: str
     root: str
-    way: str
+    way: Way
     digest: str
     summary: str
     modules: tuple[ModuleRecord, ...] = ()
@@ -214,7 +221,7 @@ def role() -> str:
             ("api", "api server"),
         )
     part = next((role for needle, role in known if needle in command.lower()), None)
-    return part or ("main" if name == "MainProcess" else name)
+    return part or (MAIN if name == "MainProcess" else name)
 
 
 def write(record: ProcessRecord) -> None:
@@ -258,13 +265,21 @@ def read_all() -> Iterator[ProcessRecord]:
 def _decoded(document: dict[str, Any]) -> ProcessRecord | None:
     """The record of a file's JSON, ``None`` for another version's.
 
-    :raises ValueError, TypeError, KeyError: if it is malformed.
+    :raises ValueError, TypeError, KeyError, AttributeError: if it is malformed.
     """
     if document.pop("schema") != SCHEMA:
         return None
     for name in ("left_out", "required"):
         document[name] = tuple(map(str, document[name]))
-    document["modules"] = tuple(ModuleRecord(**module) for module in document["modules"])
+    document["way"] = Way(document["way"])
+    document["modules"] = tuple(
+        ModuleRecord(
+            str(module["module"]),
+            str(module["sha256"]),
+            {str(scope): CodeState(state) for scope, state in module["scopes"].items()},
+        )
+        for module in document["modules"]
+    )
     document["effects"] = tuple(
         EffectRecord(str(feature), Effect(state), str(text))
         for feature, state, text in document["effects"]

@@ -91,8 +91,6 @@ def running(processes: Sequence[LiveProcess], lacking: Sequence[Lacking] = ()) -
 
     :param lacking: what ``not_active`` gave for the features of ``--require``.
     """
-    from overlay.processes.records import PATCHED
-
     if lacking:
         names = enumeration(tuple(dict.fromkeys(each.feature for each in lacking)))
         where = {each.pid for each in lacking}
@@ -110,7 +108,7 @@ def running(processes: Sequence[LiveProcess], lacking: Sequence[Lacking] = ()) -
     if needy:
         return Verdict(Code.NEEDS_ATTENTION, f"Action needed on {len(needy)} of {what}.")
     patched = sum(
-        process.record is not None and process.record.way in PATCHED for process in processes
+        process.record is not None and process.record.way.patched for process in processes
     )
     effects = _active(processes)
     return Verdict(
@@ -175,9 +173,9 @@ def _row(process: LiveProcess) -> list[Span]:
 def _modules(process: LiveProcess) -> Iterator[Line]:
     """The patched modules of a process: where each came from, and the scopes that are patched."""
     for module in () if process.record is None else process.record.modules:
-        scopes = ", ".join(f"{name} {state}" for name, state in module.scopes.items())
+        scopes = ", ".join(f"{name} {state.value}" for name, state in module.scopes.items())
         scopes = scopes or "the whole module"
-        yield labelled(4, f"{module.module} ({module.state}): ", scopes)
+        yield labelled(4, f"{module.module} ({module.state.value}): ", scopes)
 
 
 def _effects(process: LiveProcess) -> Iterator[Line]:

@@ -266,11 +266,12 @@ def _mapping(text: str) -> dict[str, str]:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
     for node in body:
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+        if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
+            continue
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         if any(isinstance(target, ast.Name) and target.id == "MAPPING" for target in targets):
             try:
-                value = ast.literal_eval(node.value)  # type: ignore[attr-defined]
+                value = ast.literal_eval(node.value)
             except (ValueError, TypeError):
                 return {}
             if isinstance(value, dict):

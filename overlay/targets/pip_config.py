@@ -104,7 +104,11 @@ def _pip() -> list[str] | None:
     """The command that runs a pip: this Python's, the one it bundles, or the one on PATH."""
     import importlib.util
 
-    if importlib.util.find_spec("pip") is not None:
+    try:
+        own = importlib.util.find_spec("pip")
+    except ValueError:  # something put a module named pip there that was never found by an import
+        own = None
+    if own is not None:
         return [sys.executable, "-I", "-m", "pip"]
     spec = importlib.util.find_spec("ensurepip")
     if spec is not None and spec.origin is not None:

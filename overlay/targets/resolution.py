@@ -34,7 +34,7 @@ from overlay.targets.metadata import unreadable
 from overlay.targets.target import Progress, Target, targets_of
 from overlay.untrusted import open_regular
 
-#: A release with the name of its distribution, as pip takes it; what may stand behind ``==`` in
+#: A release with the name of its distribution, as pip takes it; what may follow ``==`` in
 #: ``--releases`` is more than a version.
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9](?:[-_.A-Za-z0-9]*[A-Za-z0-9])?)\s*==\s*(?P<rest>\S+)")
 

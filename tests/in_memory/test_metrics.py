@@ -20,6 +20,7 @@ from overlay.processes import records
 from overlay.processes.counts import COUNTS_NAME
 from overlay.processes.family import Member, Number, family
 from overlay.processes.records import Effect, EffectRecord, Meaning, ProcessRecord
+from overlay.results import Way
 
 LOOP = Meaning("replays", (("graph", "loop"), ("sampled", "false")))
 MEMORY = Meaning("graph_memory_bytes", gauge=True)
@@ -43,7 +44,7 @@ def record(pid: int, **changes: Any) -> ProcessRecord:
         rank=0,
         vllm="0.32.0",
         root="/site",
-        way="memory",
+        way=Way.MEMORY,
         digest="a" * 64,
         summary="x (memory)",
         effects=(EffectRecord("draft-graphs", Effect.ACTIVE, "14 graphs"),),

@@ -14,6 +14,7 @@ from overlay.in_memory import metrics, metrics_watch
 from overlay.processes import records
 from overlay.processes.family import Member, Number
 from overlay.processes.records import Effect, EffectRecord, Meaning, ProcessRecord
+from overlay.results import Way
 
 prometheus_client: Any = pytest.importorskip("prometheus_client")
 
@@ -27,7 +28,7 @@ MEMBER = Member(
         rank=0,
         vllm="0.32.0",
         root="/site",
-        way="disk",
+        way=Way.DISK,
         digest="b" * 64,
         summary="x",
         effects=(EffectRecord(HOSTILE, Effect.IDLE, HOSTILE),),

@@ -16,11 +16,14 @@ def vllm_logger(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     """vLLM's module of loggers as from 0.31.0 on: configured by a call that comes later."""
     # To mypy it is any module, without attributes of its own.
     module = types.ModuleType("vllm.logger")
+    # A module made here has no declared attributes.
     module._last_configured_logging_config = None  # type: ignore[attr-defined]
 
     def configure_logging(config: object) -> None:
+        # A module made here has no declared attributes.
         module._last_configured_logging_config = config  # type: ignore[attr-defined]
 
+    # A module made here has no declared attributes.
     module.configure_logging = configure_logging  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm.logger", module)
     monkeypatch.setattr(speech, "_waiting", [])

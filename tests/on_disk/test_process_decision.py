@@ -22,7 +22,7 @@ from overlay.on_disk import process_decision as decisions
 from overlay.on_disk import receipt
 from overlay.on_disk.ledger import Ledger, load
 from overlay.on_disk.process_decision import FeatureStanding, Kept, Question
-from overlay.results import Reason, State
+from overlay.results import Reason, State, Way
 from overlay.targets.resolution import resolve
 from overlay.targets.target import Target
 from tests.support import fake_vllm
@@ -78,7 +78,7 @@ def demo(site: Path) -> FeatureStanding:
 
 def test_the_decision_names_all_that_a_process_says(site: Path) -> None:
     assert decided(site) == Kept(
-        way="disk",
+        way=Way.DISK,
         vllm="0.26.0",
         root=str(site.resolve()),
         features=(demo(site),),
@@ -295,7 +295,7 @@ ROWS = st.tuples(
 )
 KEPT = st.builds(
     Kept,
-    st.sampled_from(["disk", "none"]),
+    st.sampled_from([Way.DISK, Way.NONE]),
     st.text(max_size=3),
     st.text(max_size=3),
     st.lists(STANDINGS, max_size=2).map(tuple),

@@ -126,3 +126,10 @@ def test_a_file_that_differs_from_what_was_read_keeps_nothing(cache: Path, tmp_p
     assert receipt.read(cache, NAME) == DECISION
     file.unlink()
     assert receipt.read(cache, NAME) is None
+
+
+def test_the_order_of_variables_is_no_matter_and_that_of_folders_is() -> None:
+    variables = {"OVERLAY_A": "1", "OVERLAY_B": "2"}
+    name = receipt.name_of(["/a"], variables, ["/b", "/c"])
+    assert receipt.name_of(["/a"], dict(reversed(variables.items())), ["/b", "/c"]) == name
+    assert receipt.name_of(["/a"], variables, ["/c", "/b"]) != name

@@ -135,14 +135,17 @@ def test_what_failed_is_taken_back_where_that_is_possible() -> None:
         assert not any(map(pending, parts))
 
 
+@pytest.mark.parametrize("gone", [0, 1])
 @pytest.mark.parametrize("now", ["after", "before"])
-def test_what_failed_while_journals_were_removed_was_over(now: str) -> None:
-    with two(["after"], ["after", now]) as (first, second):
-        (first.root / VLLM.journal_path).unlink()
-        recovery.settle([first, second])
-        assert contents(second) == ({b"2"} if now == "after" else {b"1"})
-        assert not (first.root / VLLM.journal_path).parent.exists()
-        assert not pending(second)
+def test_what_failed_while_journals_were_removed_was_over(now: str, gone: int) -> None:
+    with two(["after", now], ["after", now]) as parts:
+        over, left = parts[gone], parts[1 - gone]
+        journal = over.root / over.package.journal_path
+        journal.unlink()
+        recovery.settle(parts)
+        assert contents(left) == ({b"2"} if now == "after" else {b"1"})
+        assert not journal.parent.exists()
+        assert not pending(left)
 
 
 def test_the_state_of_each_package_is_told() -> None:

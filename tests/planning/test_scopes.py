@@ -26,6 +26,7 @@ def scopes(text: str) -> dict[str, list[tuple[int, int]]]:
 
 
 def test_nested_decorated_and_repeated_names() -> None:
+    # Over fifty lines: one source text and all of its scopes.
     found = scopes(
         """\
         import x

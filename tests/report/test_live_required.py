@@ -9,6 +9,7 @@ from overlay.processes.live import LiveProcess
 from overlay.processes.records import Effect, EffectRecord, ProcessRecord
 from overlay.report.codes import Code
 from overlay.report.running import not_active, running
+from overlay.results import Way
 
 #: What processes do, by the states of the features ``a`` and ``b``; ``None``: its code is absent.
 STATES = st.sampled_from([*Effect, None])
@@ -27,7 +28,7 @@ def process(pid: int, with_model: bool, **states: Effect | None) -> LiveProcess:
         rank=0 if with_model else None,
         vllm="0.32.0",
         root="/site",
-        way="disk",
+        way=Way.DISK,
         digest="d",
         summary="x",
         effects=effects,

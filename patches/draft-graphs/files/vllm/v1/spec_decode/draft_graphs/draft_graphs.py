@@ -71,6 +71,7 @@ class DraftGraphs:
         Raises RuntimeError if ranks that draft together have different plans, or if they exchange
         rows through DeepEP's low-latency buffers and a capture failed.
         """
+        # Over fifty lines: one sequence, in which each step has its own way to fail.
         self.release()
         self.withdrawn = None
         self._outcome_logged = True

@@ -100,6 +100,7 @@ class Replay:
 
         Raises Unforeseen, having replayed nothing, if the agreed graphs do not hold the batch.
         """
+        # Over fifty lines: half are the arguments of upstream, with their shapes.
         cad = common_attn_metadata
         reqs, tokens = cad.seq_lens.shape[0], target_token_ids.shape[0]
         k = num_speculative_tokens
