@@ -93,7 +93,7 @@ def _together(
 
 
 def impossible(why: str, switches: Switches, target: Target | None = None) -> Activation:
-    """What a process runs in which nothing can be patched or verified.
+    """What a process runs in which nothing can be patched or verified; patches on disk may run.
 
     :raises RequiredMissing: if a required feature cannot run for that reason.
     """
@@ -103,7 +103,7 @@ def impossible(why: str, switches: Switches, target: Target | None = None) -> Ac
         str(target.root) if target else "",
         (),
         digest((), switches.all),
-        warnings=(f"nothing is patched in this process: {why}",),
+        warnings=(f"nothing is patched in memory, and nothing on disk verified: {why}",),
         impossible=why,
     )
     if wanted := _wanted(switches):

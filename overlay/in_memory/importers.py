@@ -1,4 +1,4 @@
-"""Who imported a module, found afterwards, and without running anything of what is looked at."""
+"""Find out who imported a module, afterwards and without running anything of what is looked at."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class Plans:
 
     @cached_property
     def asked(self) -> tuple[Feature, ...]:
-        """Those that ``OVERLAY_FEATURES`` allows."""
+        """The features that ``OVERLAY_FEATURES`` allows."""
         return tuple(each for each in self.features if self.switches.allows(each.id))
 
     @cached_property
@@ -226,7 +226,7 @@ def _entry(plans: Plans, without: frozenset[str]) -> tuple[store.Entry, tuple[st
 
 
 def _places() -> Iterable[Path]:
-    """Where the store may lie: the user's cache, else a private temporary folder.
+    """The folders in which the store may lie: the user's cache, else a private temporary folder.
 
     The last one lasts as long as this process does.
     """

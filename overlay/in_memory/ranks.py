@@ -84,7 +84,7 @@ class RankReport(NamedTuple):
 
 
 def report(rank: int, vllm: str, digest: str, summary: str) -> RankReport:
-    """This process's report."""
+    """The report of this process."""
     return RankReport(rank, socket.gethostname(), os.getpid(), vllm, digest, summary)
 
 

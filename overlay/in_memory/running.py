@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class RunningProcess:
-    """This process; there is one at most.
+    """The state of this process; there is one at most.
 
     It hears what the import hook executed (``executed``, ``bypassed``), what the ranks want to
     compare (``rank_report``) and what features do (``publish``), and keeps the record up to date.

@@ -95,7 +95,7 @@ def _attribute(value: object, name: str) -> object:
 
 
 def compare(module: ModuleType, code: CodeType, scopes: Iterable[str]) -> dict[str, CodeState]:
-    """For each scope whether the planned code runs; for a class, whether all its methods do.
+    """Compare the running code with the planned code, scope by scope; a class by its methods.
 
     :returns: scope -> ``RUNS``, ``DIFFERS`` or ``UNSEEN``.
     """

@@ -196,7 +196,7 @@ def _numbered(words: Callable[[Callable[[int], str]], str]) -> Reason:
 
 
 def _elsewhere(hunk: Hunk, lines: Sequence[str], scopes: Scopes) -> Reason | None:
-    """Where the pre-image is outside the scope, in words."""
+    """The places of the pre-image outside the scope, in words."""
     places = list(_occurrences(hunk.pre, lines, range(len(lines))))
     if not places:
         return None

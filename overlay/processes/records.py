@@ -134,7 +134,7 @@ class ProcessRecord(NamedTuple):
 
 
 def folders() -> tuple[Path, ...]:
-    """Where records may lie, best first.
+    """The folders in which records may lie, best first.
 
     Several, since a service and a user's shell have different environments and must meet.
     """
@@ -201,7 +201,7 @@ def _still(recorded: str, now: str) -> bool:
 
 
 def role() -> str:
-    """This process's part in vLLM, from its name and its command."""
+    """The part of this process in vLLM, from its name and its command."""
     import multiprocessing
 
     name = multiprocessing.current_process().name

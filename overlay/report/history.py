@@ -18,7 +18,7 @@ _MOST_LINES = 40
 
 
 class Means(str, Enum):
-    """By what a release is known to have a feature itself."""
+    """The means by which a release is known to have a feature itself."""
 
     MEMORY = "memory"
     LINES = "lines"

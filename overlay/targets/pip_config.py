@@ -26,7 +26,7 @@ _PIP_SECONDS = 60
 
 @dataclass(frozen=True)
 class IndexConfig:
-    """Where distributions are looked for, and how the network is reached.
+    """The places in which distributions are looked for, and how the network is reached.
 
     :ivar indexes: URLs of simple indexes, the main one first; :ivar find_links: URLs of pages or
         folders that list distributions; :ivar timeout: seconds without an answer.
