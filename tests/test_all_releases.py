@@ -17,7 +17,10 @@ from typing import Any
 
 import pytest
 
-from overlay.package import KNOWN_RELEASES
+from overlay.features.folder import load
+from overlay.features.model import of_package, paths_of
+from overlay.features.sources import shipped_folder
+from overlay.package import KNOWN_RELEASES, VLLM
 from overlay.targets.release_archive import CachedRelease
 from overlay.targets.resolution import resolve
 
@@ -64,6 +67,12 @@ def unpack(release: str, folder: Path, only: Container[str] | None = None) -> Pa
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)
     return folder
+
+
+def of_patches() -> set[str]:
+    """The files of vLLM of which the shipped patches speak, and those that say its release."""
+    paths = paths_of(of_package(load([shipped_folder()]), VLLM))
+    return {"vllm/__init__.py", "vllm/_version.py", *paths}
 
 
 def hashes(folder: Path) -> dict[str, str]:

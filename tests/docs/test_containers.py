@@ -24,7 +24,7 @@ import yaml
 from overlay.cli.run import run
 from tests.in_memory.installed import copy_tree
 from tests.support.markdown import ROOT
-from tests.test_all_releases import unpack
+from tests.test_all_releases import of_patches, unpack
 
 DEPLOY = ROOT / "deploy"
 DOCKERFILES = sorted(DEPLOY.glob("Dockerfile*"))
@@ -181,7 +181,7 @@ class Image:
         # pip, setuptools and what the overlay needs, as an image's own index would give them.
         own = sysconfig.get_path("purelib")
         (self.site / "tools.pth").write_text(f"{own}\n")
-        unpack(RELEASE, self.site)
+        unpack(RELEASE, self.site, of_patches())
         metadata = self.site / f"vllm-{RELEASE}.dist-info"
         metadata.mkdir()
         (metadata / "METADATA").write_text(
