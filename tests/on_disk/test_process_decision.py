@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import sys
@@ -22,10 +23,12 @@ from overlay.on_disk import process_decision as decisions
 from overlay.on_disk import receipt
 from overlay.on_disk.ledger import Ledger, load
 from overlay.on_disk.process_decision import FeatureStanding, Kept, Question
+from overlay.package import VLLM
 from overlay.results import Reason, State, Way
 from overlay.targets.resolution import resolve
 from overlay.targets.target import Target
-from tests.support import fake_vllm
+from overlay.untrusted import read_below
+from tests.support import fake_vllm, pairs
 from tests.support.cli import ADDED, CAPTURE, PROPOSE, PROPOSER
 from tests.support.patches import write_feature
 
@@ -331,3 +334,47 @@ def test_the_digest_is_of_what_runs_and_of_every_switch() -> None:
     different = [of([a]), of([b]), of([a, b]), of([a._replace(digest="2")]), of([])]
     different += [of([a], OVERLAY_DEMO="off"), of([a], OVERLAY_DEMO="on")]
     assert len(set(different)) == len(different)
+
+
+def test_a_decision_is_about_every_package_that_was_patched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = pairs.installed(tmp_path / "site", together=True)
+    pair.apply()
+    monkeypatch.setenv("OVERLAY_CACHE", str(tmp_path / "cache"))
+    members = [pair.member(package) for package in (VLLM, pairs.ASCEND)]
+    own = [
+        Target(
+            name=str(member.root),
+            vllm="0.26.0",
+            release=None,
+            root=member.root,
+            record=None,
+            record_file=None,
+            warnings=(),
+            reader=functools.partial(read_below, member.root),
+            package=member.package,
+        )
+        for member in members
+    ]
+    kept: list[tuple[Kept, dict[str, str | None]]] = []
+
+    def keep(_: Question, decision: Kept, inputs: dict[str, str | None], __: object) -> None:
+        kept.append((decision, inputs))
+
+    monkeypatch.setattr(Question, "keep", keep)
+    switches = settings.read({"OVERLAY": "disk"})
+    question = Question(switches, members[0].root)
+    decisions._keep_applied(question, receipt.Evidence([], []), own, switches)
+    ledgers = [load(member.root, member.package) for member in members]
+    assert all(ledgers)
+    ((decision, inputs),) = kept
+    wanted = [entry.result.feature for each in ledgers if each for entry in each.applied]
+    assert [feature.id for feature in decision.features] == wanted
+    paths = [
+        str(member.root / entry.path)
+        for member, each in zip(members, ledgers, strict=True)
+        if each
+        for entry in each.entries
+    ]
+    assert sorted(inputs) == sorted(paths)

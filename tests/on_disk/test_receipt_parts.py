@@ -133,3 +133,18 @@ def test_the_order_of_variables_is_no_matter_and_that_of_folders_is() -> None:
     name = receipt.name_of(["/a"], variables, ["/b", "/c"])
     assert receipt.name_of(["/a"], dict(reversed(variables.items())), ["/b", "/c"]) == name
     assert receipt.name_of(["/a"], variables, ["/c", "/b"]) != name
+
+
+def test_modules_of_a_checkout_count_by_their_places_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever a process runs, and also where a module only moves."""
+    folder = tmp_path / "overlay"
+    for name in ("one", "other"):
+        (folder / name).mkdir(parents=True)
+    (folder / "one" / "module.py").write_text("VALUE = 1\n")
+    before = receipt._code(str(folder))
+    monkeypatch.chdir(folder / "other")
+    assert receipt._code(str(folder)) == before
+    (folder / "one" / "module.py").rename(folder / "other" / "module.py")
+    assert receipt._code(str(folder)) != before
