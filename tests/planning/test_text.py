@@ -206,5 +206,5 @@ def test_two_insertions_at_one_place_come_in_the_order_given() -> None:
 
 
 def test_the_line_of_what_cannot_be_decoded_is_counted_from_the_first() -> None:
-    with pytest.raises(TextError, match=r"^line 3 is no utf-8 text"):
+    with pytest.raises(TextError, match=r"^line 3 is not utf-8 text"):
         SourceText.from_bytes(b"a\nb\n\xff")
