@@ -139,7 +139,7 @@ class DpEngine(harness.Engine):
         with (
             no_capture(self.rank in self.dp_run.fails, self.dp_run.captures),
             no_graphs(self.rank in self.dp_run.without),
-            known_patches(),
+            known_patches(self.dp_run.modes[0]),
         ):
             super().make_graphs(run, scratch)
         upstream: Any = sys.modules[f"{PACKAGE}.upstream"]
@@ -218,16 +218,19 @@ def no_graphs(wanted: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def known_patches() -> Iterator[None]:
-    """Let packages count as the same patches although one rank's has a bug.
+def known_patches(mode: str) -> Iterator[None]:
+    """Let ranks say that they have the same patches and `mode`, although one has a bug or another.
 
-    The ranks would stop for it; what the bug does is what is asked.
+    The ranks would stop for it when they load their drafts; what comes later is what is asked.
     """
     from tests.draft_graphs.package_copies import use_package as stock
 
     def use_package(modules: Any) -> None:
         stock(modules)
-        modules[f"{PACKAGE}.same_settings"]._digest = lambda: "of this test"
+        same_settings = modules[f"{PACKAGE}.same_settings"]
+        same_settings._digest = lambda: "of this test"
+        settings = same_settings.settings
+        same_settings.settings = lambda _, *given, **more: settings(mode, *given, **more)
 
     with mock.patch.object(harness, "use_package", use_package):
         yield
