@@ -20,6 +20,20 @@ class Tree(Protocol):
         """The bytes of ``path``, or ``None`` if the file does not exist."""
 
 
+class ReadOnce:
+    """A tree of which each file is read once, so that all of a plan rests on the same bytes."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._files: dict[str, bytes | None] = {}
+
+    def read(self, path: str) -> bytes | None:
+        """The bytes of a file, ``None`` where there is none."""
+        if path not in self._files:
+            self._files[path] = self._tree.read(path)
+        return self._files[path]
+
+
 #: The releases of vLLM that the shipped features are made and tested for, oldest first
 #: (all of 0.20 to 0.33 on the package index on 2026-11-20).
 KNOWN_RELEASES = tuple(

@@ -8,9 +8,10 @@ from typing import NamedTuple
 from overlay.authoring.building import Change, EditedFile
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.locating import Base
-from overlay.authoring.triage import Fate, FileFate
+from overlay.authoring.triage import FileFate
 from overlay.planning.scopes import UnparsableError
 from overlay.planning.text import TextError
+from overlay.results import Fate
 
 
 class TwoTexts(NamedTuple):

@@ -14,9 +14,10 @@ from overlay.authoring.building import Change, EditedFile, Prepared, Words, buil
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.incoming import Commit, IncomingFile
 from overlay.authoring.locating import Base, ReleaseTexts, locate, replay
-from overlay.authoring.triage import Fate, FileFate, added_content, sort_files
+from overlay.authoring.triage import FileFate, added_content, sort_files
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
+from overlay.results import Fate
 
 _PULL = re.compile(r"\(#(\d+)\)\s*$")
 _UPSTREAM = "https://github.com/vllm-project/vllm"
@@ -81,9 +82,7 @@ def _topic(
 
     base = locate(parts[0], texts, checkout)
     if base is None:
-        where = (
-            "stand in no release" if checkout is None else "stand neither in a release nor there"
-        )
+        where = "are in no release" if checkout is None else "are neither in a release nor there"
         return refused(
             f"the lines that it changes in {path} {where}: give upstream's text with --base, a "
             "checkout of vLLM that has the commit"
@@ -93,7 +92,7 @@ def _topic(
         following = replay(after, part.hunks)
         if following is None:
             return refused(
-                f"expected {path} as the change before left it, found hunks that do not stand "
+                f"expected {path} as the change before left it, found hunks that do not fit "
                 "there: two changes of the same lines, or not in their order",
                 part,
             )

@@ -112,5 +112,5 @@ def not_there(result: FeatureResult, release: Version) -> str:
     return (
         f"{result.feature} is {result.state.value} on vLLM {release}{why}: expected a release to "
         f"which it applies. `overlay port {result.feature} {release}` carries it there, "
-        f"`overlay log {result.feature}` lists where it stands"
+        f"`overlay log {result.feature}` lists where it is"
     )

@@ -54,7 +54,7 @@ class Base:
     """The text that one file's change was made on, and what the change made of it.
 
     :ivar release: the release that has the text; ``None`` where only a checkout has it.
-    :ivar by_id: whether the text is the very one, by its blob id.
+    :ivar by_id: whether the blob id proves the text.
     """
 
     path: str
@@ -97,7 +97,7 @@ def locate(file: IncomingFile, texts: ReleaseTexts, checkout: Path | None = None
 
 
 def replay(before: bytes, hunks: Sequence[Hunk]) -> bytes | None:
-    """What hunks make of the text that they were made on; ``None`` where one does not stand there.
+    """What hunks make of the text that they were made on; ``None`` where one does not fit.
 
     Each lies at its own line, or at the place nearest to it behind the hunk before.
     """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 
 from overlay.authoring.incoming import Commit, IncomingFile, Kind
 from overlay.authoring.locating import replay
@@ -12,21 +11,12 @@ from overlay.errors import UsageError
 from overlay.features.model import MODULE_SCOPE, Hunk
 from overlay.package import path_problem
 from overlay.planning.text import SourceText
+from overlay.results import Fate
 
 #: Folders and endings of files that a patch of an installation has no use for.
 _TESTS = ("tests/", ".buildkite/", ".github/", "benchmarks/", "examples/", "tools/")
 _DOCS = ("docs/",)
 _DOC_ENDINGS = (".md", ".rst", ".txt")
-
-
-class Fate(Enum):
-    """What an import does with a file of the change."""
-
-    EDITED = "edited"
-    ADDED = "added"
-    TESTS = "tests, examples and CI"
-    DOCS = "documentation"
-    OUTSIDE = "outside vllm/"
 
 
 @dataclass(frozen=True)
@@ -129,7 +119,7 @@ def _laid_on(first: IncomingFile, then: IncomingFile) -> IncomingFile:
     after = replay(added_content(first), then.hunks)
     if after is None:
         raise UsageError(
-            f"{then.place}: its hunks do not stand in {then.path} as the commit before "
+            f"{then.place}: its hunks do not fit {then.path} as the commit before "
             "left it; import the commits in their order"
         )
     text = SourceText.from_bytes(after)

@@ -36,8 +36,10 @@ from overlay.package import KNOWN_RELEASES
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
 from overlay.report.authored import AuthoredFile, EditAction, EditReport, edited
+from overlay.results import Fate
 
 if TYPE_CHECKING:
+    from overlay.authoring.editing import Edited
     from overlay.commands.request import Request
     from overlay.features.model import Feature
     from overlay.package import Tree
@@ -137,7 +139,6 @@ def commit(request: Request, folder: Path, progress: Progress | None = None) -> 
         return commit_new(request, session, id_, progress)
     features = request.authored()
     feature = _named(features, id_)
-    release = Version(session.release)
     if session.untouched():
         expect_same(session, features)
         verdict = edited(EditAction.UNCHANGED, id_, folder)
@@ -150,12 +151,26 @@ def commit(request: Request, folder: Path, progress: Progress | None = None) -> 
         verdict = edited(EditAction.COMMITTED, id_, folder, str(feature.releases), emptied=emptied)
         return EditReport(verdict, id_, EditAction.COMMITTED, session.release, folder)
     expect_same(session, features)
+    return _committed(session, folder, feature, below, now, progress)
+
+
+def _committed(
+    session: Session,
+    folder: Path,
+    feature: Feature,
+    below: tuple[Feature, ...],
+    now: Edited,
+    progress: Progress | None,
+) -> EditReport:
+    """Write the feature as its session has it now, and end the session.
+
+    :param below: the features that its text is made on; :param now: the session's files.
+    """
+    id_ = feature.id
     trees = _Trees(session, progress)
-    place = entries(session.patches)[id_]
-    files = disk.contents(place)
     made = compose_commit(
         feature,
-        files,
+        disk.contents(entries(session.patches)[id_]),
         now,
         _fits(trees, below, now.changed),
         KNOWN_RELEASES,
@@ -170,7 +185,7 @@ def commit(request: Request, folder: Path, progress: Progress | None = None) -> 
         verdict,
         feature=id_,
         action=EditAction.COMMITTED,
-        release=str(release),
+        release=session.release,
         session=folder,
         files=_files(made),
         releases=str(made.releases),
@@ -216,7 +231,7 @@ def _fits(
 
 
 def _files(made: Commit) -> tuple[AuthoredFile, ...]:
-    files = [AuthoredFile(path, "edited", by_scope(hunks)) for path, hunks in made.hunks.items()]
-    files += [AuthoredFile(path, "added") for path in made.added]
-    files += [AuthoredFile(path, "removed") for path in made.removed]
-    return tuple(sorted(files))
+    files = [AuthoredFile(path, Fate.EDITED, by_scope(hunks)) for path, hunks in made.hunks.items()]
+    files += [AuthoredFile(path, Fate.ADDED) for path in made.added]
+    files += [AuthoredFile(path, Fate.REMOVED) for path in made.removed]
+    return tuple(sorted(files, key=lambda file: file.path))

@@ -21,6 +21,7 @@ from overlay.package import KNOWN_RELEASES, parse_release, path_problem
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
 from overlay.report.authored import AuthoredFile, EditAction, EditReport, edited
+from overlay.results import Fate
 from overlay.untrusted import sha256
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def opened(
     else:
         session = begin(fresh, layout.laid, layout.base)
         action = EditAction.BEGUN
-    files = tuple(AuthoredFile(path, "to edit") for path in sorted(session.files))
+    files = tuple(AuthoredFile(path, Fate.TO_EDIT) for path in sorted(session.files))
     verdict = edited(action, id_, folder)
     return EditReport(verdict, id_, action, fresh.release, folder, files, without=layout.without)
 
@@ -175,7 +176,7 @@ def remove(session: Session) -> bool:
     if not others:
         end(session)
         return True
-    # The document first: without it, what is left is no session any more.
+    # The document goes first: a folder without it is not taken for a session.
     for name in (DOCUMENT, *sorted(own - {DOCUMENT})):
         os.unlink(session.folder / name)
         above = (session.folder / name).parent

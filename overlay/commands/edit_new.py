@@ -32,6 +32,7 @@ from overlay.errors import UsageError
 from overlay.package import KNOWN_RELEASES
 from overlay.planning.scope_cache import Memo
 from overlay.report.authored import AuthoredFile, EditAction, EditReport, edited
+from overlay.results import Fate
 
 if TYPE_CHECKING:
     from overlay.authoring.building import Prepared
@@ -128,12 +129,12 @@ def commit_new(
         raise UsageError("\n".join(str(file.problem) for file in prepared.summary.problems))
     expect_bytes(check_folder(prepared.folder), now)
     place = write_folder(prepared.folder, session.patches)
-    files = [AuthoredFile(path, "edited", by_scope(own)) for path, own in prepared.hunks.items()]
-    files += [AuthoredFile(path, "added") for path in now.changed if now.base.get(path) is None]
+    files = [AuthoredFile(path, Fate.EDITED, by_scope(own)) for path, own in prepared.hunks.items()]
+    files += [AuthoredFile(path, Fate.ADDED) for path in now.changed if now.base.get(path) is None]
     report = _committed(session, id_, str(prepared.summary.releases))
     return replace(
         report,
-        files=tuple(sorted(files)),
+        files=tuple(sorted(files, key=lambda file: file.path)),
         releases=str(prepared.summary.releases),
         unread=tuple(unread.items()),
         folder=place,

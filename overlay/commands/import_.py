@@ -182,7 +182,7 @@ def _id(prefix: str, number: int, count: int, commit: Commit) -> str:
 
 def _carried(summary: Summary) -> int:
     """How many files are edited or added, or should have been."""
-    from overlay.authoring.triage import Fate
+    from overlay.results import Fate
 
     return sum(entry.fate in (Fate.EDITED, Fate.ADDED) for entry in summary.files)
 
@@ -196,7 +196,7 @@ def _report(summary: Summary, folder: Path | None) -> ImportReport:
         title=summary.title,
         commits=summary.commits,
         files=tuple(
-            ImportedFile(entry.path, entry.fate.value, entry.base, entry.hunks, entry.problem)
+            ImportedFile(entry.path, entry.fate, entry.base, entry.hunks, entry.problem)
             for entry in summary.files
         ),
         outcomes=tuple(summary.outcomes.items()),

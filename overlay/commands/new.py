@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlay.authoring.triage import Fate, FileFate
+from overlay.authoring.triage import FileFate
 from overlay.commands.edits import Made, Workshop, feature_of, survey
 from overlay.errors import UsageError
 from overlay.package import KNOWN_RELEASES
 from overlay.report.authored import AuthoredFile, AuthoredHunks, NewReport, made_new
+from overlay.results import Fate
 
 if TYPE_CHECKING:
     from overlay.commands.request import Request
@@ -136,7 +137,7 @@ def _files(
     return tuple(
         AuthoredFile(
             fate.path,
-            fate.fate.value,
+            fate.fate,
             by_scope(hunks.get(fate.path, ())),
             surveyed.stacks.get(fate.path, ()),
             fate.problem,

@@ -56,18 +56,9 @@ def port(
 
     asked = named(releases)
     place = session or (session_folder(asked[0]) if len(asked) == 1 else None)
-    if place is not None and place.exists():
-        raise UsageError(
-            f"{place}: expected no such folder, found a session of an earlier port: end it with "
-            f"`overlay port --continue {place}` or `overlay port --abort {place}`"
-        )
+    _expect_no_session(place)
     features = request.authored()
-    meant = request.select(features)
-    if not request.features:
-        # Those of an installed overlay change with its next version, and whoever names folders of
-        # patches means these.
-        shipped_too = _in_checkout() and not request.patches
-        meant = tuple(feature for feature in meant if shipped_too or not feature.shipped)
+    meant = _meant(request, features)
     names = known_names(asked)
     porter = make_porter(names, progress)
     ports = [
@@ -95,6 +86,31 @@ def port(
     notable = () if write else _notable(porter, features, ports, names)
     verdict = concluded(reported, asked, folder, write=write, notable=notable)
     return PortReport(verdict, reported, folder)
+
+
+def _expect_no_session(place: Path | None) -> None:
+    """Refuse a folder that is there already.
+
+    :raises UsageError: if it is.
+    """
+    if place is not None and place.exists():
+        raise UsageError(
+            f"{place}: expected no such folder, found a session of an earlier port: end it with "
+            f"`overlay port --continue {place}` or `overlay port --abort {place}`"
+        )
+
+
+def _meant(request: Request, features: tuple[Feature, ...]) -> tuple[Feature, ...]:
+    """The features to carry: those that are named, else all that the user can write.
+
+    Those of an installed overlay change with its next version, and whoever names folders of
+    patches means these.
+    """
+    meant = request.select(features)
+    if request.features:
+        return meant
+    shipped_too = _in_checkout() and not request.patches
+    return tuple(feature for feature in meant if shipped_too or not feature.shipped)
 
 
 def _notable(

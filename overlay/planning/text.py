@@ -56,7 +56,7 @@ class SourceText:
         except UnicodeDecodeError as error:
             line = body.count(b"\n", 0, error.start) + 1
             raise TextError(
-                f"line {line} is no {encoding} text: {error.reason} (byte {error.start})"
+                f"line {line} is not {encoding} text: {error.reason} (byte {error.start})"
             ) from error
         except UnicodeError:
             exact = False

@@ -195,9 +195,9 @@ def without_rows(
 
 
 def _block(record: bytes, package: Package) -> int | None:
-    """Where the overlay's block begins, or ``None``."""
+    """The offset at which the overlay's block begins, or ``None``."""
     mark = f"{package.ledger_path},".encode()
     if record.startswith(mark):
         return 0
-    found = record.find(b"\n" + mark)
-    return None if found < 0 else found + 1
+    offset = record.find(b"\n" + mark)
+    return None if offset < 0 else offset + 1

@@ -38,6 +38,7 @@ def ours(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Path:
     real = resolution.resolve
 
     def resolve(name: str | None, **options: object) -> Target:
+        # Options are passed through as they come.
         return opened[name] if name in opened else real(name, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(resolution, "resolve", resolve)

@@ -7,6 +7,8 @@ rank without requests runs dummy batches, and whatever the target's experts exch
 Everything that `audit.py` watches is watched, and dummy batches besides. See `DpRun`; what comes
 back is one `DpOutcome` a run, written after each, so that a rank which hangs later has told what it
 saw.
+
+Longer than other modules: one program that runs in processes of its own, from plan to outcome.
 """
 
 from __future__ import annotations

@@ -70,6 +70,7 @@ class Drafter:
 
     def batch(self, reqs: int = 3) -> dict[str, Any]:
         """A uniform batch that a graph holds; smaller if the KV cache is."""
+        # Short rows of a table.
         lengths: Callable[..., list[int]] = lambda shape, dice, _: [shape.k + 1] * reqs  # noqa: E731
         dice = mock.Mock(wraps=random.Random(0))
         dice.randint.side_effect = [reqs, *[8] * reqs, *[0] * reqs]

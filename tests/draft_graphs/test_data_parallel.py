@@ -7,6 +7,8 @@ and accepts is the oracle's.
 Where the drafts' passes need nobody, nobody is asked: not by a rank that replays, not by one whose
 capture failed, not by an idle one. Where a layer of the draft exchanges its rows, both ranks replay
 the same graphs in the same step, or both draft as upstream.
+
+Longer than other modules: all cases share the engines of one run, which are what takes time.
 """
 
 from __future__ import annotations

@@ -271,7 +271,8 @@ def test_a_damaged_cache_is_made_again(box: Box) -> None:
 def test_the_record_proves_what_runs(box: Box) -> None:
     show = PATCHED + "from overlay.processes import records; import os\n"
     show += "[r] = [r for r in records.read_all() if r.pid == os.getpid()]\n"
-    show += "print([(m.module.rpartition('.')[2], m.scopes) for m in r.modules], r.way)"
+    show += "print([(m.module.rpartition('.')[2], {s: c.value for s, c in m.scopes.items()})"
+    show += " for m in r.modules], r.way.value)"
     attempt = box.attempt(show)
     expected = "[('added', {}), ('proposer', {'SpecDecodeBaseProposer._first': 'runs'})] memory"
     lines = attempt.stdout.splitlines()

@@ -69,6 +69,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Index:
             raise PackageIndexError(f"release {name}: it is not on the index")
         if name in RELEASES:
             return Release(files(name))
+        # Options are passed through as they come.
         return real(name, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(resolution, "resolve", resolve)
