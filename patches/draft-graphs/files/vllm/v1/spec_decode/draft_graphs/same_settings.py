@@ -133,12 +133,12 @@ def _groups(data_parallel: bool) -> list[list[int]]:
 
 def _differ(by_rank: Mapping[int, Settings], groups: Sequence[Sequence[int]]) -> bool:
     """Whether ranks differ in a way that stops them: anywhere, or within one group."""
-    given = {
+    given: dict[int, Settings] = {
         rank: {name: value for name, value in each.items() if name != _DECIDED}
         for rank, each in by_rank.items()
     }
     within = [{rank: by_rank[rank] for rank in group if rank in by_rank} for group in groups]
-    return any(differences(each) for each in [given, *within])
+    return bool(differences(given)) or any(differences(each) for each in within)
 
 
 def _equal_line(each_rank: Sequence[Settings]) -> str:
