@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 import re
 import sys
+from collections.abc import Iterable
 from functools import cache
 from typing import NamedTuple, Protocol
 
@@ -114,6 +115,16 @@ _KNOWN_PACKAGES = (
     VLLM,
     Package("vllm_ascend", "vllm-ascend", "vllm-ascend", _ASCEND_RELEASES),
 )
+
+
+def known_package(paths: Iterable[str]) -> Package | None:
+    """The package that the overlay knows in whose folder one of some paths lies, vLLM first.
+
+    >>> known_package(["docs/a.md", "vllm_ascend/utils.py"]).title
+    'vllm-ascend'
+    """
+    folders = {path.partition("/")[0] for path in paths}
+    return next((package for package in _KNOWN_PACKAGES if package.name in folders), None)
 
 
 def package_problem(name: str) -> str | None:

@@ -184,7 +184,7 @@ class Fate(str, Enum):
     TO_EDIT = "to edit"
     TESTS = "tests, examples and CI"
     DOCS = "documentation"
-    OUTSIDE = "outside vllm/"
+    OUTSIDE = "outside the package"
 
 
 class Outcome(Enum):

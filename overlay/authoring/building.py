@@ -19,7 +19,7 @@ from overlay.authoring.triage import FileFate
 from overlay.authoring.variants import base_has
 from overlay.authoring.writing import DerivedTest, FeatureFolder, FeatureText, render_patch
 from overlay.features.model import Feature, Hunk
-from overlay.package import ReleaseRange, Tree
+from overlay.package import VLLM, Package, ReleaseRange, Tree
 from overlay.planning.matching import new_lines
 from overlay.planning.planner import plan
 from overlay.planning.scopes import Syntax, find
@@ -124,6 +124,7 @@ class Words:
     """What a new feature says about itself.
 
     :ivar origin: where it comes from, as DEP-3 writes it; :ivar date: ``YYYY-MM-DD``.
+    :ivar package: what it patches.
     """
 
     id: str
@@ -133,6 +134,7 @@ class Words:
     origin: str
     author: str
     date: str
+    package: Package = VLLM
 
     def headers(self) -> dict[str, str]:
         """The headers of each of its patches."""
@@ -186,6 +188,7 @@ def build(
         words.upstream,
         merged,
         derived_tests((t.base.before, t.base.path, t.hunks) for t in topics),
+        words.package,
     )
     headers = {**words.headers(), "Base": chosen.base}
     files = {f"files/{path}": data for path, data in change.added.items()}

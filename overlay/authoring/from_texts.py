@@ -42,7 +42,7 @@ def change_of(files: Iterable[TwoTexts], release: str) -> Change:
             fates.append(fate)
             topics += [] if topic is None else [topic]
         elif before is not None:
-            problem = f"{path} was removed; a feature never removes a file of vLLM"
+            problem = f"{path} was removed; a feature never removes a file of a release"
             fates.append(FileFate(path, Fate.EDITED, release, problem=problem))
     return Change(tuple(topics), added, tuple(fates))
 

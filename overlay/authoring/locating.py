@@ -2,7 +2,7 @@
 
 A diff of git names each file's old bytes by their blob id: a release that has the file with that id
 is the base.  Without ids, or where no release has them, the base is the newest release in which
-every hunk of the file is found; a checkout of vLLM serves where no release does.
+every hunk of the file is found; a checkout of the package serves where no release does.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def blob_id(data: bytes) -> str:
 def locate(file: IncomingFile, texts: ReleaseTexts, checkout: Path | None = None) -> Base | None:
     """The base of an edited file, or ``None`` where neither a release nor the checkout has it.
 
-    :param checkout: a folder with vLLM's sources, perhaps a git repository.
+    :param checkout: a folder with the package's sources, perhaps a git repository.
     :raises OverlayError: if a release or a file of the checkout cannot be read.
     """
     newest = tuple(reversed(texts.names))
