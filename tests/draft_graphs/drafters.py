@@ -102,7 +102,7 @@ def one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(ranks, "even_out_recorded_all_reduces", lambda backend: None)
     monkeypatch.setattr(ranks, "writes_log", lambda: True)
     monkeypatch.setattr(ranks, "differences", lambda plan: [])
-    monkeypatch.setattr(same_settings, "require_equal_settings", lambda mine: None)
+    monkeypatch.setattr(same_settings, "require_equal_settings", lambda mine, **_: None)
     with set_current_vllm_config(VllmConfig()), torch.inference_mode():
         yield
 
