@@ -46,6 +46,7 @@ def beside(text: str) -> meeting.Meeting:
 
 def arguments() -> argparse.Namespace:
     """The command line."""
+    # Over fifty lines: a table of options and what may not go together.
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--stock", type=Path, required=True)
     parser.add_argument("--patched", type=Path, required=True)

@@ -55,7 +55,10 @@ class _CallableRoom(_Module):
 
 
 class _Overlay(_Module):
-    """This package.  Two of its rooms share their names with functions, so they are callable."""
+    """The package as a module.
+
+    Two of its rooms share their names with functions, so they are callable.
+    """
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in ("features", "processes") and type(value) is _Module:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 import re
 import sys
+from collections.abc import Iterable
 from functools import cache
 from typing import NamedTuple, Protocol
 
@@ -18,6 +19,20 @@ class Tree(Protocol):
 
     def read(self, path: str) -> bytes | None:
         """The bytes of ``path``, or ``None`` if the file does not exist."""
+
+
+class ReadOnce:
+    """A tree of which each file is read once, so that all of a plan rests on the same bytes."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._files: dict[str, bytes | None] = {}
+
+    def read(self, path: str) -> bytes | None:
+        """The bytes of a file, ``None`` where there is none."""
+        if path not in self._files:
+            self._files[path] = self._tree.read(path)
+        return self._files[path]
 
 
 #: The releases of vLLM that the shipped features are made and tested for, oldest first
@@ -100,6 +115,16 @@ _KNOWN_PACKAGES = (
     VLLM,
     Package("vllm_ascend", "vllm-ascend", "vllm-ascend", _ASCEND_RELEASES),
 )
+
+
+def known_package(paths: Iterable[str]) -> Package | None:
+    """The package that the overlay knows in whose folder one of some paths lies, vLLM first.
+
+    >>> known_package(["docs/a.md", "vllm_ascend/utils.py"]).title
+    'vllm-ascend'
+    """
+    folders = {path.partition("/")[0] for path in paths}
+    return next((package for package in _KNOWN_PACKAGES if package.name in folders), None)
 
 
 def package_problem(name: str) -> str | None:

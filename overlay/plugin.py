@@ -1,7 +1,8 @@
 """The plugin that vLLM loads in each of its processes (entry point of ``vllm.general_plugins``).
 
 Nothing happens at import, since vLLM swallows what a plugin raises while it is imported; the
-function does the work, and what it raises stops the process.
+function does the work, and what it raises stops the process.  It is a module of its own, small as
+it is: the entry point names it, and installed metadata must stay true when other modules move.
 """
 
 

@@ -54,6 +54,28 @@ def combine(states: Iterable[State]) -> State:
     return whole
 
 
+class Way(str, Enum):
+    """The way in which a process of vLLM came to run patched code, if it does."""
+
+    DISK = "disk"
+    MEMORY = "memory"
+    BOTH = "both"
+    #: No feature is active.
+    NONE = "none"
+    #: The plugin was told to do nothing; what is on disk runs all the same.
+    OFF = "off"
+
+    @property
+    def patched(self) -> bool:
+        """Whether the plugin found or put patched code in the process."""
+        return self in (Way.DISK, Way.MEMORY, Way.BOTH)
+
+    def __or__(self, other: Way) -> Way:
+        """The way of a process that runs code of both ways; neither may be ``OFF``."""
+        ways = {self, other} - {Way.NONE}
+        return ways.pop() if len(ways) == 1 else Way.BOTH if ways else Way.NONE
+
+
 class Reason(NamedTuple):
     """Why something is in its state, and what to do about it.
 
@@ -149,6 +171,20 @@ class Plan(NamedTuple):
 def file_state(hunks: tuple[HunkResult, ...]) -> State:
     """The state of a patched file from its hunks."""
     return combine(hunk.state for hunk in hunks)
+
+
+class Fate(str, Enum):
+    """What an import or a session of edits does with a file."""
+
+    EDITED = "edited"
+    ADDED = "added"
+    #: An added module that the edits removed.
+    REMOVED = "removed"
+    #: A session that begins holds it for editing.
+    TO_EDIT = "to edit"
+    TESTS = "tests, examples and CI"
+    DOCS = "documentation"
+    OUTSIDE = "outside the package"
 
 
 class Outcome(Enum):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,7 +34,16 @@ def require_known(switches: Switches, known: Iterable[str]) -> None:
 #: Every variable of the overlay starts with this; vLLM warns about unknown ones with its prefix.
 PREFIX = "OVERLAY_"
 
-MODES = ("auto", "disk", "off")
+
+class Mode(str, Enum):
+    """What ``OVERLAY`` asks of the plugin."""
+
+    #: Patch in memory what is not on disk, and verify what is.
+    AUTO = "auto"
+    #: Verify what is on disk, and patch nothing in memory.
+    DISK = "disk"
+    OFF = "off"
+
 
 #: What vLLM lists for its plugins; ``VLLM_PLUGINS`` names plugins by it.
 PLUGIN_NAME = "overlay"
@@ -59,7 +69,7 @@ _RAY_PREFIXES = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
 class Switches(NamedTuple):
     """What the environment asks of the plugin.
 
-    :ivar mode: ``auto`` (patch in memory, verify on disk), ``disk`` (verify only) or ``off``.
+    :ivar mode: whether it patches in memory, only verifies what is on disk, or does nothing.
     :ivar features: ids of the features that may be patched in memory; ``None`` for every one.
     :ivar required: ids of features without whose effect vLLM must not serve; ``all`` is every one.
     :ivar present: ids of features without whose patched code the process must not start; ``all`` is
@@ -70,7 +80,7 @@ class Switches(NamedTuple):
     :ivar warnings: former spellings among the values.
     """
 
-    mode: str
+    mode: Mode
     features: frozenset[str] | None
     required: frozenset[str]
     patches: tuple[Path, ...]
@@ -98,11 +108,14 @@ def read(environment: Mapping[str, str] = os.environ) -> Switches:
 
     :raises UsageError: for a value that is none of those allowed.
     """
-    mode = environment.get("OVERLAY") or "auto"
-    if mode not in MODES:
+    value = environment.get("OVERLAY")
+    try:
+        mode = Mode(value) if value else Mode.AUTO
+    except ValueError as error:
+        modes = ", ".join(each.value for each in Mode)
         raise UsageError(
-            f"OVERLAY={mode!r}: expected one of {', '.join(MODES)}; set one of them or unset it"
-        )
+            f"OVERLAY={value!r}: expected one of {modes}; set one of them or unset it"
+        ) from error
     folders = environment.get("OVERLAY_PATCHES", "")
     required = _ids(environment.get("OVERLAY_REQUIRED", ""))
     untested, warnings = _flag(environment, "OVERLAY_UNTESTED")

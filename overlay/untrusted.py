@@ -75,7 +75,7 @@ def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
 
 
 def read_below(root: Path, path: str, limit: int = MAX_BYTES) -> bytes | None:
-    """As ``read_regular``, of ``path`` below ``root``, through no symbolic link below ``root``.
+    """Read ``path`` below ``root`` as ``read_regular`` does, through no symbolic link there.
 
     Each folder is opened in the one above, so that a link that takes a folder's place meanwhile
     leads nowhere either.
@@ -349,7 +349,7 @@ def way_out(root: Path, path: str, real: str | None = None) -> tuple[Path, str] 
 
 @contextmanager
 def all_unreadable(paths: Iterable[str], read: Callable[[str], object]) -> Iterator[None]:
-    """Where the block ends because of a file that cannot be read, name each of ``paths`` like it.
+    """Name, where the block ends because of a file that cannot be read, each of ``paths`` like it.
 
     :param read: raises ``TargetError`` or ``TransactionError`` where a file cannot be read.
     :raises TargetError, TransactionError: with one line for each problem, where there are several.

@@ -17,7 +17,10 @@ from typing import Any
 
 import pytest
 
-from overlay.package import KNOWN_RELEASES
+from overlay.features.folder import load
+from overlay.features.model import of_package, paths_of
+from overlay.features.sources import shipped_folder
+from overlay.package import KNOWN_RELEASES, VLLM
 from overlay.targets.release_archive import CachedRelease
 from overlay.targets.resolution import resolve
 
@@ -64,6 +67,12 @@ def unpack(release: str, folder: Path, only: Container[str] | None = None) -> Pa
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)
     return folder
+
+
+def of_patches() -> set[str]:
+    """The files of vLLM of which the shipped patches speak, and those that say its release."""
+    paths = paths_of(of_package(load([shipped_folder()]), VLLM))
+    return {"vllm/__init__.py", "vllm/_version.py", *paths}
 
 
 def hashes(folder: Path) -> dict[str, str]:
@@ -141,3 +150,15 @@ def test_a_release_from_check_to_revert(release: str, tmp_path: Path) -> None:
     overlay("revert", tree)
     assert hashes(tree) == pristine
     assert states(answer("status", tree)) == expected
+
+
+def test_every_release_has_what_the_metrics_are_put_into() -> None:
+    """See ``overlay/in_memory/metrics_watch.py``: names of vLLM's that it relies on."""
+    for release in map(str, KNOWN_RELEASES):
+        target = resolve(release)
+        registry = (target.read("vllm/v1/metrics/prometheus.py") or b"").decode()
+        assert "from prometheus_client import REGISTRY" in registry, release
+        assert "multiprocess.MultiProcessCollector(registry)" in registry, release
+        loggers = (target.read("vllm/v1/metrics/loggers.py") or b"").decode()
+        logging = loggers.partition("class LoggingStatLogger(")[2].partition("\nclass ")[0]
+        assert "    def log(self" in logging, release

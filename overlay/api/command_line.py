@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from overlay.report.catalogue import ListReport
     from overlay.report.changes import AdoptReport, DiffReport
     from overlay.report.codes import Code
+    from overlay.report.collected import CollectedReport
     from overlay.report.diagnosis import DoctorReport
     from overlay.report.progress import Meter
     from overlay.report.reading import CheckReport
@@ -90,11 +91,11 @@ def catalogue(
     return command(request(None, (), patches), releases=releases, pre=pre, package=package)
 
 
-def live() -> ProcessesReport:
+def live(require: Sequence[str] = (), patches: Sequence[Place] = ()) -> ProcessesReport:
     """What ``overlay status --live`` shows."""
     from overlay.commands.status import live as command
 
-    return command()
+    return command(request(None, (), patches, require=require))
 
 
 def doctor(patches: Sequence[Place] = ()) -> DoctorReport:
@@ -102,6 +103,29 @@ def doctor(patches: Sequence[Place] = ()) -> DoctorReport:
     from overlay.commands.doctor import doctor as command
 
     return command(request(None, (), patches))
+
+
+def collect(
+    target: Place | None = None,
+    *,
+    python: Place | None = None,
+    patches: Sequence[Place] = (),
+    releases: str | None = None,
+    matrix: bool = True,
+    output: str | None = None,
+    progress: Meter | None = None,
+) -> CollectedReport:
+    """What ``overlay report`` shows, written as a page to ``output`` where that is given."""
+    from overlay.commands.report_ import report as command
+
+    return command(
+        request(python, (), patches),
+        as_name(target),
+        releases=releases,
+        matrix=matrix,
+        output=output,
+        meter=progress,
+    )
 
 
 def import_change(

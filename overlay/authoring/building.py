@@ -15,18 +15,18 @@ from packaging.version import Version
 from overlay.authoring.carry import Carried, carry
 from overlay.authoring.composing import compose
 from overlay.authoring.locating import Base, ReleaseTexts
-from overlay.authoring.triage import Fate, FileFate
+from overlay.authoring.triage import FileFate
 from overlay.authoring.variants import base_has
 from overlay.authoring.writing import DerivedTest, FeatureFolder, FeatureText, render_patch
 from overlay.features.model import Feature, Hunk
-from overlay.package import ReleaseRange, Tree
+from overlay.package import VLLM, Package, ReleaseRange, Tree
 from overlay.planning.matching import new_lines
 from overlay.planning.planner import plan
 from overlay.planning.scopes import Syntax, find
 from overlay.planning.text import SourceText
 from overlay.planning.upstream import SHARE
 from overlay.results import Change as TextChange
-from overlay.results import Outcome, whole_outcome
+from overlay.results import Fate, Outcome, whole_outcome
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,7 @@ class Words:
     """What a new feature says about itself.
 
     :ivar origin: where it comes from, as DEP-3 writes it; :ivar date: ``YYYY-MM-DD``.
+    :ivar package: what it patches.
     """
 
     id: str
@@ -133,6 +134,7 @@ class Words:
     origin: str
     author: str
     date: str
+    package: Package = VLLM
 
     def headers(self) -> dict[str, str]:
         """The headers of each of its patches."""
@@ -186,20 +188,38 @@ def build(
         words.upstream,
         merged,
         derived_tests((t.base.before, t.base.path, t.hunks) for t in topics),
+        words.package,
     )
     headers = {**words.headers(), "Base": chosen.base}
     files = {f"files/{path}": data for path, data in change.added.items()}
     for number, topic in enumerate(sorted(topics, key=lambda topic: topic.base.path)):
-        path, result = topic.base.path, carried[chosen.base][topics.index(topic)]
-        own = _hunks_for(topic, chosen, result.after, texts.read(chosen.base, path))
-        if chosen.review:
-            headers["Ported-From"] = f"{topic.base.release or 'a checkout'} merged"
-        known = base_has(own, texts.read(chosen.base, path) or topic.base.before)
-        own_headers = {**headers, **({"Base-Has": "\n".join(known)} if known else {})}
+        carried_to = carried[chosen.base][topics.index(topic)].after
         place = (number + 1) * (10 if len(topics) <= 9 else 1)
-        name = f"{topic_name(place, path)}/{chosen.span}.patch"
-        files[name] = render_patch(own_headers, path, own).encode("utf-8", "surrogateescape")
+        name = f"{topic_name(place, topic.base.path)}/{chosen.span}.patch"
+        files[name] = _patch(topic, chosen, carried_to, texts, headers)
     return Prepared(summary, FeatureFolder(text, {**files, **beside}), hunks)
+
+
+def _patch(
+    topic: EditedFile,
+    chosen: _Run,
+    after: bytes | None,
+    texts: ReleaseTexts,
+    headers: Mapping[str, str],
+) -> bytes:
+    """The patch file of one edited file.
+
+    :param after: the base release's text with the change; :param headers: those of every patch.
+    """
+    path = topic.base.path
+    before = texts.read(chosen.base, path)
+    own = _hunks_for(topic, chosen, after, before)
+    own_headers = dict(headers)
+    if chosen.review:
+        own_headers["Ported-From"] = f"{topic.base.release or 'a checkout'} merged"
+    if known := base_has(own, before or topic.base.before):
+        own_headers["Base-Has"] = "\n".join(known)
+    return render_patch(own_headers, path, own).encode("utf-8", "surrogateescape")
 
 
 def _carried(

@@ -152,7 +152,7 @@ def _tests(feature: Feature, edited: Edited) -> tuple[DerivedTest, ...]:
 
 
 def _sorted(feature: Feature, edited: Edited) -> tuple[dict[str, bytes | None], dict[str, _Edited]]:
-    """The added modules that change (``None``: go), and the edited files of vLLM.
+    """The added modules that change (``None``: go), and the edited files of the release.
 
     :raises UsageError: naming every file that a feature cannot carry.
     """
@@ -162,12 +162,13 @@ def _sorted(feature: Feature, edited: Edited) -> tuple[dict[str, bytes | None], 
     added = {each.path for each in feature.added}
     for path in edited.changed:
         base, now = edited.base.get(path), edited.now[path]
-        if (problem := path_problem(path)) is not None:
-            problems.append(f"{problem}; a feature carries Python modules of vllm/")
+        if (problem := path_problem(path, feature.package)) is not None:
+            folder = feature.package.name
+            problems.append(f"{problem}; a feature carries Python modules of {folder}/")
         elif path in added or base is None:
             modules[path] = now
         elif now is None:
-            problems.append(f"{path} was removed; a feature never removes a file of vLLM")
+            problems.append(f"{path} was removed; a feature never removes a file of a release")
         else:
             texts[path] = (base, now)
     if problems:
@@ -385,7 +386,11 @@ def expect_bytes(feature: Feature, edited: Edited) -> None:
     ]
     if wrong:
         result = planned.features[0]
-        why = not_there(result, edited.release) if result.state is not State.PRISTINE else ""
+        why = (
+            not_there(result, edited.release, feature.package)
+            if result.state is not State.PRISTINE
+            else ""
+        )
         raise UsageError(
             f"{', '.join(wrong)}: applying {feature.id} would not give the edited bytes, so "
             f"nothing was written{': ' if why else ''}{why}"

@@ -8,9 +8,10 @@ from typing import NamedTuple
 from overlay.authoring.building import Change, EditedFile
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.locating import Base
-from overlay.authoring.triage import Fate, FileFate
+from overlay.authoring.triage import FileFate
 from overlay.planning.scopes import UnparsableError
 from overlay.planning.text import TextError
+from overlay.results import Fate
 
 
 class TwoTexts(NamedTuple):
@@ -41,7 +42,7 @@ def change_of(files: Iterable[TwoTexts], release: str) -> Change:
             fates.append(fate)
             topics += [] if topic is None else [topic]
         elif before is not None:
-            problem = f"{path} was removed; a feature never removes a file of vLLM"
+            problem = f"{path} was removed; a feature never removes a file of a release"
             fates.append(FileFate(path, Fate.EDITED, release, problem=problem))
     return Change(tuple(topics), added, tuple(fates))
 

@@ -14,9 +14,11 @@ from overlay.authoring.building import Change, EditedFile, Prepared, Words, buil
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.incoming import Commit, IncomingFile
 from overlay.authoring.locating import Base, ReleaseTexts, locate, replay
-from overlay.authoring.triage import Fate, FileFate, added_content, sort_files
+from overlay.authoring.triage import FileFate, added_content, sort_files
+from overlay.package import VLLM, Package
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
+from overlay.results import Fate
 
 _PULL = re.compile(r"\(#(\d+)\)\s*$")
 _UPSTREAM = "https://github.com/vllm-project/vllm"
@@ -34,6 +36,7 @@ def prepare(
     partial: bool = False,
     upstream: str = "",
     syntax: Syntax | None = None,
+    package: Package = VLLM,
 ) -> Prepared:
     """The feature that the commits, laid on each other, make.
 
@@ -43,9 +46,10 @@ def prepare(
     :param partial: leave out what Python alone cannot carry, instead of refusing it.
     :param upstream: the page of the pull request or commit; by default the subject may tell it.
     :param syntax: answers about texts, if they are remembered from elsewhere.
-    :raises UsageError: if the change renames, deletes or replaces a file of vLLM, with the line.
+    :param package: the one that the feature is to patch.
+    :raises UsageError: if the change renames, deletes or replaces a file of it, with the line.
     """
-    edits, added, fates = sort_files(commits, partial)
+    edits, added, fates = sort_files(commits, partial, package)
     topics: list[EditedFile] = []
     for path, parts in edits.items():
         fate, topic = _topic(path, parts, texts, checkout)
@@ -55,14 +59,16 @@ def prepare(
     contents = {path: added_content(file) for path, file in added.items()}
     fates += [FileFate(path, Fate.ADDED) for path in added]
     first, title = commits[0], _title(commits, id_)
+    page = upstream or (_upstream(title) if package == VLLM else "")
     words = Words(
         id_,
         title,
         first.message or title,
-        upstream or _upstream(title),
-        f"other, {upstream or _upstream(title) or source}",
+        page,
+        f"other, {page or source}",
         first.author,
         today,
+        package,
     )
     change = Change(tuple(topics), contents, tuple(fates), len(commits))
     return build(change, words, texts, {"origin/01.patch": verbatim}, syntax)
@@ -81,9 +87,7 @@ def _topic(
 
     base = locate(parts[0], texts, checkout)
     if base is None:
-        where = (
-            "stand in no release" if checkout is None else "stand neither in a release nor there"
-        )
+        where = "are in no release" if checkout is None else "are neither in a release nor there"
         return refused(
             f"the lines that it changes in {path} {where}: give upstream's text with --base, a "
             "checkout of vLLM that has the commit"
@@ -93,7 +97,7 @@ def _topic(
         following = replay(after, part.hunks)
         if following is None:
             return refused(
-                f"expected {path} as the change before left it, found hunks that do not stand "
+                f"expected {path} as the change before left it, found hunks that do not fit "
                 "there: two changes of the same lines, or not in their order",
                 part,
             )

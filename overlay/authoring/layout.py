@@ -9,7 +9,7 @@ from packaging.version import Version
 
 from overlay.errors import UsageError
 from overlay.features.model import Feature, Topic, Variant, paths_of
-from overlay.package import Tree
+from overlay.package import VLLM, Package, Tree
 from overlay.planning.planner import plan
 from overlay.planning.scopes import Syntax
 from overlay.results import FeatureResult, State
@@ -39,6 +39,7 @@ def lay_out(
     release: Version,
     more: Sequence[str] = (),
     syntax: Syntax | None = None,
+    package: Package = VLLM,
 ) -> Layout:
     """The files that a session lays out to edit a feature.
 
@@ -46,6 +47,7 @@ def lay_out(
     :param earlier: the features before it, in order; those that do not fit the release, or not
         beside it, are left out.
     :param tree: the release's files; :param more: further files of it.
+    :param package: whose release it is.
     :raises UsageError: if the feature does not land on the release, or it has no such file.
     """
     syntax = syntax or Syntax()
@@ -56,7 +58,7 @@ def lay_out(
     whole = plan(own, tree, release, syntax=syntax)
     for result in whole.features:
         if result.state is not State.PRISTINE:
-            raise UsageError(not_there(result, release))
+            raise UsageError(not_there(result, release, package))
     for each in touching:
         tried = plan([*below, each, *own], tree, release, syntax=syntax)
         if not tried.state.needs_attention:
@@ -73,7 +75,9 @@ def lay_out(
         before = under.get(path, tree.read(path))
         now = over.get(path, before)
         if now is None:
-            raise UsageError(f"{path}: vLLM {release} has no such file, so it cannot be edited")
+            raise UsageError(
+                f"{path}: {package.title} {release} has no such file, so it cannot be edited"
+            )
         laid[path] = now
         if before is not None and path not in added:
             base[path] = before
@@ -97,7 +101,7 @@ def variants(feature: Feature, release: Version) -> list[tuple[Topic, Variant]]:
     ]
 
 
-def not_there(result: FeatureResult, release: Version) -> str:
+def not_there(result: FeatureResult, release: Version, package: Package = VLLM) -> str:
     """Why a feature cannot be edited on a release."""
     reasons = [
         str(reason)
@@ -110,7 +114,7 @@ def not_there(result: FeatureResult, release: Version) -> str:
     ]
     why = f" ({'; '.join(dict.fromkeys(reasons))})" if reasons else ""
     return (
-        f"{result.feature} is {result.state.value} on vLLM {release}{why}: expected a release to "
-        f"which it applies. `overlay port {result.feature} {release}` carries it there, "
-        f"`overlay log {result.feature}` lists where it stands"
+        f"{result.feature} is {result.state.value} on {package.title} {release}{why}: expected a "
+        f"release to which it applies. `overlay port {result.feature} {release}` carries it there, "
+        f"`overlay log {result.feature}` lists where it is"
     )

@@ -2,7 +2,7 @@
 
 A diff of git names each file's old bytes by their blob id: a release that has the file with that id
 is the base.  Without ids, or where no release has them, the base is the newest release in which
-every hunk of the file is found; a checkout of vLLM serves where no release does.
+every hunk of the file is found; a checkout of the package serves where no release does.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Base:
     """The text that one file's change was made on, and what the change made of it.
 
     :ivar release: the release that has the text; ``None`` where only a checkout has it.
-    :ivar by_id: whether the text is the very one, by its blob id.
+    :ivar by_id: whether the blob id proves the text.
     """
 
     path: str
@@ -72,7 +72,7 @@ def blob_id(data: bytes) -> str:
 def locate(file: IncomingFile, texts: ReleaseTexts, checkout: Path | None = None) -> Base | None:
     """The base of an edited file, or ``None`` where neither a release nor the checkout has it.
 
-    :param checkout: a folder with vLLM's sources, perhaps a git repository.
+    :param checkout: a folder with the package's sources, perhaps a git repository.
     :raises OverlayError: if a release or a file of the checkout cannot be read.
     """
     newest = tuple(reversed(texts.names))
@@ -97,7 +97,7 @@ def locate(file: IncomingFile, texts: ReleaseTexts, checkout: Path | None = None
 
 
 def replay(before: bytes, hunks: Sequence[Hunk]) -> bytes | None:
-    """What hunks make of the text that they were made on; ``None`` where one does not stand there.
+    """What hunks make of the text that they were made on; ``None`` where one does not fit.
 
     Each lies at its own line, or at the place nearest to it behind the hunk before.
     """

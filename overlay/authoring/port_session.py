@@ -1,7 +1,7 @@
 """A port's session: the files that wait for a person, in a folder that survives all but its end.
 
-``port-RELEASE/<feature>/<topic>/vllm/...`` is the release's file with every hunk that lands, and
-the others between markers.  Everything else is worked out again from patches and releases, so
+``port-RELEASE/<feature>/<topic>/<package>/...`` is the release's file with every hunk that lands,
+and the others between markers.  Everything else is worked out again from patches and releases, so
 that the folder cannot disagree with them; the digests of the features say whether they are still
 those that the session began with.
 """
@@ -19,11 +19,18 @@ from overlay.authoring import disk
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.port_views import conflict, marker_lines
 from overlay.authoring.porting import FeaturePort, TopicPort, as_patch
-from overlay.authoring.session_document import DOCUMENT, Kind, head, read_document, read_file
+from overlay.authoring.session_document import (
+    DOCUMENT,
+    Kind,
+    head,
+    package_of,
+    read_document,
+    read_file,
+)
 from overlay.authoring.writing import toml_string
 from overlay.errors import UsageError
 from overlay.features.model import Feature
-from overlay.package import path_problem, require_text
+from overlay.package import VLLM, Package, path_problem, require_text
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
@@ -36,7 +43,7 @@ class Waiting:
     """One topic that waits for a person.
 
     :ivar digest: of its feature when the session began.
-    :ivar path: the file of vLLM; :ivar base: the release that its variant was made on.
+    :ivar path: the file of the package; :ivar base: the release that its variant was made on.
     :ivar laid: sha256 of the text that was laid out; empty where the release has no such file.
     """
 
@@ -58,13 +65,14 @@ class PortSession:
     """A session.
 
     :ivar patches: the folders of patches that were named beside the shipped one.
-    :ivar waiting: in the order of the series.
+    :ivar waiting: in the order of the series; :ivar package: whose release it is.
     """
 
     folder: Path
     release: str
     patches: tuple[str, ...]
     waiting: tuple[Waiting, ...]
+    package: Package = VLLM
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -79,15 +87,21 @@ class PortSession:
         return read_file(self.folder, entry.name)
 
 
-def session_folder(release: str) -> Path:
+def session_folder(release: str, package: Package = VLLM) -> Path:
     """The folder of a port's session in the working folder."""
-    return Path(f"port-{release}")
+    return Path(f"port-{release}" if package == VLLM else f"port-{package.distribution}-{release}")
 
 
 def create(
-    folder: Path, release: str, ports: Sequence[FeaturePort], patches: Sequence[str]
+    folder: Path,
+    release: str,
+    ports: Sequence[FeaturePort],
+    patches: Sequence[str],
+    package: Package = VLLM,
 ) -> Path:
     """Make a session for the topics of ports that wait for a person, whole or not at all.
+
+    :param package: whose release it is.
 
     :raises UsageError: if something is there already; :raises OSError: if it cannot be written.
     """
@@ -113,7 +127,11 @@ def create(
             added = port.feature.added[0].path
             entries.append(Waiting(port.feature.id, port.feature.digest, "files", added, "", ""))
     session = PortSession(
-        folder, release, tuple(str(Path(p).absolute()) for p in patches), tuple(entries)
+        folder,
+        release,
+        tuple(str(Path(p).absolute()) for p in patches),
+        tuple(entries),
+        package,
     )
     contents[DOCUMENT] = _rendered(session)
     try:
@@ -310,7 +328,7 @@ def _not_landing(port: FeaturePort, syntax: Syntax) -> list[str]:
 
 def _rendered(session: PortSession) -> bytes:
     lines = [
-        *head(Kind.PORT, session.release),
+        *head(Kind.PORT, session.release, session.package),
         f"patches = [{', '.join(map(toml_string, session.patches))}]",
     ]
     for entry in session.waiting:
@@ -321,12 +339,14 @@ def _rendered(session: PortSession) -> bytes:
 
 def _session(folder: Path, table: dict[str, Any]) -> PortSession:
     entries = []
+    package = package_of(table)
     for item in table.get("waiting", []):
         entry = Waiting(**{key: require_text(value) for key, value in item.items()})
-        if problem := path_problem(entry.path):
+        if problem := path_problem(entry.path, package):
             raise ValueError(problem)
         if any("/" in name or name.startswith(".") for name in (entry.feature, entry.topic)):
             raise ValueError(f"{entry.name} leaves the session")
         entries.append(entry)
     patches = tuple(require_text(place) for place in table["patches"])
-    return PortSession(folder, require_text(table["release"]), patches, tuple(entries))
+    release = require_text(table["release"])
+    return PortSession(folder, release, patches, tuple(entries), package)

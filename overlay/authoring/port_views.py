@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from overlay.authoring.merge import Merge, Side, merge
 from overlay.authoring.porting import TopicPort
 from overlay.features.model import Hunk
+from overlay.package import package_named
 from overlay.planning.attempt import Texts
 from overlay.planning.matching import edits, final_newline_after
 from overlay.planning.scopes import Syntax, UnparsableError
@@ -68,8 +69,9 @@ def conflict(port: TopicPort, release: str) -> Conflict | None:
     except TextError:
         return None
     merged = merge(base.lines, ours.lines, theirs.lines)
+    title = package_named(port.path.partition("/")[0]).title
     name = f"yours ({port.variant.patch.name})"
-    lines = merged.marked(name, f"vLLM {port.base}", f"vLLM {release}")
+    lines = merged.marked(name, f"{title} {port.base}", f"{title} {release}")
     end = "\r\n" if theirs.ends and theirs.ends[0] == "\r\n" else "\n"
     text = end.join(lines) + (end if theirs.final_newline and lines else "")
     return Conflict(port.origin, yours, port.after, text.encode(theirs.encoding, "replace"))

@@ -35,7 +35,7 @@ def propose(
     It is called with four files: the base, yours, the release's, and the one to write to, which
     holds the merge with markers.
 
-    :param path: the file of vLLM, whose name the copies have.
+    :param path: the file of the release, whose name the copies have.
     :param watched: folders that it must not change.
     :raises UsageError: if it cannot be run, fails, takes too long, changes what is not its own, or
         gives what is not a resolution.

@@ -1,9 +1,10 @@
 """Keep an edit or a port of features as a folder that survives everything but ``--abort``.
 
-A session's folder holds the files to edit below ``vllm/``, the texts that they are compared with
-below ``.base/``, and ``session.toml``: whose session it is, for which release, and the hash of each
-text.  So nothing but this folder is needed to go on: the release may have left the index, and the
-process that began it may have been killed.  The folder comes and goes by one rename each.
+A session's folder holds the files to edit below ``vllm/`` (or the folder of another package), the
+texts that they are compared with below ``.base/``, and ``session.toml``: whose session it is, for
+which release, and the hash of each text.  So nothing but this folder is needed to go on: the
+release may have left the index, and the process that began it may have been killed.  The folder
+comes and goes by one rename each.
 """
 
 from __future__ import annotations
@@ -15,10 +16,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from overlay.authoring import disk
-from overlay.authoring.session_document import DOCUMENT, Kind, head, read_document, read_file
+from overlay.authoring.session_document import (
+    DOCUMENT,
+    Kind,
+    head,
+    package_of,
+    read_document,
+    read_file,
+)
 from overlay.authoring.writing import toml_string
 from overlay.errors import UsageError
-from overlay.package import path_problem, require_text
+from overlay.package import VLLM, Package, path_problem, require_text
 from overlay.untrusted import sha256
 
 #: The folder of the texts that the files are compared with.
@@ -48,6 +56,7 @@ class Session:
     :ivar patches: the folder of patches that its features are written to.
     :ivar files: path (``vllm/...``) -> hashes of its texts.
     :ivar notes: further facts of one kind of session, as texts.
+    :ivar package: whose release it is.
     """
 
     folder: Path
@@ -58,6 +67,7 @@ class Session:
     files: Mapping[str, SessionFile]
     below: Mapping[str, str] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
+    package: Package = VLLM
 
     def now(self, path: str) -> bytes | None:
         """The present bytes of a file; ``None`` where it was removed.
@@ -85,12 +95,12 @@ class Session:
         return data
 
     def present(self) -> tuple[str, ...]:
-        """The paths of the files that lie below ``vllm/`` now, in order; bytecode is left out.
+        """The paths of the package's files that lie there now, in order; bytecode is left out.
 
         :raises UsageError: if something other than plain files and folders lies there.
         """
         found: list[str] = []
-        for place, folders, names in os.walk(self.folder / "vllm"):
+        for place, folders, names in os.walk(self.folder / self.package.name):
             folders[:] = sorted(name for name in folders if name != "__pycache__")
             for name in (*folders, *names):
                 if os.path.islink(os.path.join(place, name)):
@@ -123,7 +133,7 @@ def begin(
     :raises UsageError: if something lies at its folder already.
     :raises OSError: if it cannot be written; nothing is there then.
     """
-    made = replace(session, files=_files(laid, base))
+    made = replace(session, files=_files(laid, base, session.package))
     contents = {
         **laid,
         **{f"{BASE}/{path}": data for path, data in base.items()},
@@ -172,7 +182,7 @@ def revise(
             raise ValueError(f"{path}: the base of a file of a session does not change")
     made = replace(
         session,
-        files={**session.files, **_files(laid, base)},
+        files={**session.files, **_files(laid, base, session.package)},
         notes=session.notes if notes is None else notes,
     )
     contents = {
@@ -195,9 +205,11 @@ def end(session: Session) -> None:
     disk.vanish(session.folder)
 
 
-def _files(laid: Mapping[str, bytes], base: Mapping[str, bytes]) -> dict[str, SessionFile]:
+def _files(
+    laid: Mapping[str, bytes], base: Mapping[str, bytes], package: Package
+) -> dict[str, SessionFile]:
     for path in (*laid, *base):
-        if problem := path_problem(path):
+        if problem := path_problem(path, package):
             raise ValueError(problem)
     return {
         path: SessionFile(_hash(base.get(path)), _hash(laid.get(path)))
@@ -215,7 +227,7 @@ def _hash(data: bytes | None) -> str | None:
 def render(session: Session) -> str:
     """``session.toml`` of a session."""
     lines = [
-        *head(session.kind, session.release),
+        *head(session.kind, session.release, session.package),
         f"patches = {toml_string(str(session.patches))}",
     ]
     for title, table in (
@@ -242,8 +254,9 @@ def read(folder: Path, kind: Kind) -> Session:
 
 def _session(folder: Path, kind: Kind, table: dict[str, Any]) -> Session:
     files = {}
+    package = package_of(table)
     for path, entry in table["files"].items():
-        if problem := path_problem(path):
+        if problem := path_problem(path, package):
             raise ValueError(problem)
         files[path] = SessionFile(*(require_text(entry[key]) or None for key in ("base", "laid")))
     return Session(
@@ -255,6 +268,7 @@ def _session(folder: Path, kind: Kind, table: dict[str, Any]) -> Session:
         files=files,
         below=dict(_texts(table["below"])),
         notes=dict(_texts(table["notes"])),
+        package=package,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from overlay.authoring.writing import toml_string
 from overlay.errors import UsageError
+from overlay.package import VLLM, Package, package_named, require_text
 from overlay.untrusted import read_below
 
 if sys.version_info >= (3, 11):
@@ -31,14 +32,28 @@ class Kind(Enum):
     PORT = "port"
 
 
-def head(kind: Kind, release: str) -> list[str]:
-    """The first lines of a document."""
+def head(kind: Kind, release: str, package: Package = VLLM) -> list[str]:
+    """The first lines of a document.
+
+    :param package: whose release it is; named where it is another one than vLLM.
+    """
+    named = [] if package == VLLM else [f"package = {toml_string(package.name)}"]
+    about = f"# A session of `overlay {kind.value}`."
     return [
-        f"# A session of `overlay {kind.value}`. Edit the files below vllm/, not this one.",
+        f"{about} Edit the files below {package.name}/, not this one.",
         f"schema = {SCHEMA}",
         f"kind = {toml_string(kind.value)}",
         f"release = {toml_string(release)}",
+        *named,
     ]
+
+
+def package_of(table: dict[str, Any]) -> Package:
+    """The package of a document's release.
+
+    :raises ValueError, TypeError: if it names none.
+    """
+    return package_named(require_text(table.get("package", VLLM.name)))
 
 
 def read_document(folder: Path, kind: Kind, session: Callable[[dict[str, Any]], S]) -> S:
@@ -60,7 +75,7 @@ def read_document(folder: Path, kind: Kind, session: Callable[[dict[str, Any]], 
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(
             f"{folder / DOCUMENT}: {expected}, found a damaged one ({type(error).__name__}: "
-            f"{error}). Nothing was changed; your edits lie below vllm/ there"
+            f"{error}). Nothing was changed; your edits are in the files there"
         ) from error
     if read is None:
         raise UsageError(f"{folder}: {expected}, found one of `overlay {found.value}`")

@@ -4,29 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 
 from overlay.authoring.incoming import Commit, IncomingFile, Kind
 from overlay.authoring.locating import replay
 from overlay.errors import UsageError
 from overlay.features.model import MODULE_SCOPE, Hunk
-from overlay.package import path_problem
+from overlay.package import VLLM, Package, path_problem
 from overlay.planning.text import SourceText
+from overlay.results import Fate
 
 #: Folders and endings of files that a patch of an installation has no use for.
 _TESTS = ("tests/", ".buildkite/", ".github/", "benchmarks/", "examples/", "tools/")
 _DOCS = ("docs/",)
 _DOC_ENDINGS = (".md", ".rst", ".txt")
-
-
-class Fate(Enum):
-    """What an import does with a file of the change."""
-
-    EDITED = "edited"
-    ADDED = "added"
-    TESTS = "tests, examples and CI"
-    DOCS = "documentation"
-    OUTSIDE = "outside vllm/"
 
 
 @dataclass(frozen=True)
@@ -46,34 +36,35 @@ class FileFate:
 
 
 def sort_files(
-    commits: Sequence[Commit], partial: bool
+    commits: Sequence[Commit], partial: bool, package: Package = VLLM
 ) -> tuple[dict[str, list[IncomingFile]], dict[str, IncomingFile], list[FileFate]]:
     """Sort the files into those to edit and to add, by path, and the fate of those left out.
 
-    :param partial: leave out what is not a Python module of vLLM.
+    :param partial: leave out what is not a Python module of the package.
+    :param package: the one that the feature is to patch.
     :raises UsageError: naming every file that no feature can carry.
     """
-    _require_vllm(commits)
+    _require_package(commits, package)
     edits: dict[str, list[IncomingFile]] = {}
     added: dict[str, IncomingFile] = {}
     fates: list[FileFate] = []
     refused: list[str] = []
     for commit in commits:
         for file in commit.files:
-            fate = _fate(file)
+            fate = _fate(file, package)
             if fate in (Fate.TESTS, Fate.DOCS):
                 fates.append(FileFate(file.path, fate))
             elif fate is Fate.OUTSIDE:
                 fates.append(FileFate(file.path, fate))
                 if _leaves(file.path):
                     refused.append(
-                        f"{file.place}: expected paths inside vllm/, found {file.path!r}, which "
-                        "leaves the folder of the change"
+                        f"{file.place}: expected paths inside {package.name}/, found "
+                        f"{file.path!r}, which leaves the folder of the change"
                     )
                 elif not partial:
                     refused.append(
                         f"{file.place}: it {file.kind.value} {file.path}, which is not a Python "
-                        "module of vllm/: the rest is half a change (--partial takes it)"
+                        f"module of {package.name}/: the rest is half a change (--partial takes it)"
                     )
             elif file.kind is Kind.MODIFIED and file.path in added:
                 added[file.path] = _laid_on(added[file.path], file)
@@ -92,17 +83,18 @@ def sort_files(
     return edits, added, fates
 
 
-def _require_vllm(commits: Sequence[Commit]) -> None:
-    """Refuse a change of another project, none of whose files vLLM could have.
+def _require_package(commits: Sequence[Commit], package: Package) -> None:
+    """Refuse a change of another project, none of whose files the package could have.
 
     :raises UsageError: naming its first file.
     """
     files = [file for commit in commits for file in commit.files]
-    if all(_fate(file) is Fate.OUTSIDE and "vllm/" not in file.path for file in files):
+    folder = f"{package.name}/"
+    if all(_fate(file, package) is Fate.OUTSIDE and folder not in file.path for file in files):
         file = files[0]
         raise UsageError(
-            f"{file.place}: expected a change of vLLM, whose Python lies in vllm/, found one of "
-            f"{file.path}"
+            f"{file.place}: expected a change of {package.title}, whose Python lies in {folder}, "
+            f"found one of {file.path}"
         )
 
 
@@ -111,15 +103,15 @@ def _leaves(path: str) -> bool:
     return path.startswith(("/", "\\")) or ".." in path.replace("\\", "/").split("/")
 
 
-def _fate(file: IncomingFile) -> Fate:
+def _fate(file: IncomingFile, package: Package) -> Fate:
     path = file.path
-    if path_problem(path) is not None and _leaves(path):
+    if path_problem(path, package) is not None and _leaves(path):
         return Fate.OUTSIDE
     if path.startswith(_TESTS):
         return Fate.TESTS
     if path.startswith(_DOCS) or ("/" not in path and path.endswith(_DOC_ENDINGS)):
         return Fate.DOCS
-    if path_problem(path) is not None:
+    if path_problem(path, package) is not None:
         return Fate.OUTSIDE
     return Fate.ADDED if file.kind is Kind.ADDED else Fate.EDITED
 
@@ -129,7 +121,7 @@ def _laid_on(first: IncomingFile, then: IncomingFile) -> IncomingFile:
     after = replay(added_content(first), then.hunks)
     if after is None:
         raise UsageError(
-            f"{then.place}: its hunks do not stand in {then.path} as the commit before "
+            f"{then.place}: its hunks do not fit {then.path} as the commit before "
             "left it; import the commits in their order"
         )
     text = SourceText.from_bytes(after)

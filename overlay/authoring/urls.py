@@ -31,7 +31,7 @@ class FetchError(PackageIndexError):
 
 @dataclass(frozen=True)
 class Page:
-    """Where a change is served.
+    """The addresses at which a change is served.
 
     :ivar shown: the page that people read, without a password.
     :ivar mails: the URL of its mails; ``None`` where only a diff was named.
@@ -50,7 +50,7 @@ def is_url(text: str) -> bool:
 
 
 def page_of(url: str) -> Page:
-    """Where the change of a pull request, a commit, a comparison or a plain file is served.
+    """The addresses of the change of a pull request, a commit, a comparison or a plain file.
 
     :raises UsageError: if it is none of these, or not http(s).
     """

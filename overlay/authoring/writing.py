@@ -21,7 +21,7 @@ from overlay.errors import PatchFormatError, PatchFormatErrors, UsageError
 from overlay.features.feature_folder import read_feature
 from overlay.features.model import Feature, Hunk
 from overlay.features.patch_headers import REPEATED
-from overlay.package import ReleaseRange
+from overlay.package import VLLM, Package, ReleaseRange
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -59,6 +59,7 @@ class FeatureText:
     upstream: str = ""
     merged: str | None = None
     tests: tuple[DerivedTest, ...] = ()
+    package: Package = VLLM
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,8 @@ def render_toml(text: FeatureText) -> str:
         f"title = {toml_string(text.title)}",
         f'why = """\n{_multiline(why)}\n"""',
     ]
+    if text.package != VLLM:
+        lines.append(f"package = {toml_string(text.package.name)}")
     if text.upstream:
         lines.append(f"upstream = {toml_string(text.upstream)}")
     lines.append(f"releases = {toml_string(str(text.releases))}")

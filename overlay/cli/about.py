@@ -5,7 +5,15 @@ from __future__ import annotations
 import click
 
 from overlay.cli.group import cli, unknown
-from overlay.cli.options import Answer, common_options, patches_of
+from overlay.cli.options import (
+    TARGET_HELP,
+    Answer,
+    common_options,
+    complete_releases,
+    patches_of,
+    refuse_both,
+    target_argument,
+)
 
 
 @cli.command()
@@ -22,6 +30,65 @@ def doctor(context: click.Context, as_json: bool, verbose: bool) -> Answer:
     from overlay.api import command_line
 
     return Answer(command_line.doctor(patches=patches_of(context)), as_json, verbose)
+
+
+@cli.command(epilog=TARGET_HELP)
+@target_argument
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    help="Write a page of HTML to this file, outside of any target; - is standard output.",
+)
+@click.option(
+    "--releases",
+    metavar="RANGE",
+    help="Only these releases in the matrix: a closed range, one release, new, or all (the "
+    "default).",
+    shell_complete=complete_releases,
+)
+@click.option("--no-matrix", is_flag=True, help="Leave out the matrix, which reads every release.")
+@common_options
+@click.pass_context
+def report(
+    context: click.Context,
+    target: str | None,
+    python: str | None,
+    output: str | None,
+    releases: str | None,
+    no_matrix: bool,
+    as_json: bool,
+    verbose: bool,
+) -> Answer:
+    """Collect what check, status, status --live, doctor and log --matrix answer.
+
+    As one page of HTML with -o: it loads nothing, so it can be mailed or attached to an issue.
+    What one of them cannot answer is told in its place.
+
+    \b
+    Example:
+      overlay report -o report.html
+      overlay report --python .venv/bin/python -o report.html
+      overlay report --no-matrix --json
+    """
+    from overlay.api import command_line
+
+    refuse_both(target, python)
+    if no_matrix and releases is not None:
+        raise click.UsageError("--releases speaks of the matrix: omit it, or --no-matrix.")
+    if output == "-" and as_json:
+        raise click.UsageError("-o - and --json both mean standard output: give one of them.")
+    with command_line.meter() as progress:
+        answer = command_line.collect(
+            target,
+            python=python,
+            patches=patches_of(context),
+            releases=releases,
+            matrix=not no_matrix,
+            output=output,
+            progress=progress,
+        )
+    return Answer(answer, as_json, verbose)
 
 
 @cli.command()

@@ -225,6 +225,7 @@ def status(
       overlay status --require draft-graphs        # in a probe: 0 only where it is applied
       overlay status --json | jq -r .verdict
       overlay status --live                        # what your running vLLM has loaded
+      overlay status --live --require draft-graphs # in a probe: 0 only where a model uses it
     """
     from overlay import api
     from overlay.api import command_line
@@ -233,12 +234,8 @@ def status(
     if live:
         if target is not None or python is not None:
             raise click.UsageError("--live speaks of running processes: omit TARGET.")
-        if require:
-            raise click.UsageError(
-                "--live speaks of running processes, --require of files: give one of them; "
-                "OVERLAY_REQUIRED makes a process refuse to start."
-            )
-        return Answer(command_line.live(), as_json, verbose)
+        answer = command_line.live(require, patches_of(context))
+        return Answer(answer, as_json, verbose)
     report = _with_progress(
         api.status, target, python=python, patches=patches_of(context), require=require
     )

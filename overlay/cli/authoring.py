@@ -144,6 +144,7 @@ def new(
       overlay new stop-fix --from-edits --patches ./our-patches
       overlay revert --keep-as stop-fix --patches ./our-patches     # and take them out
     """
+    # Over fifty lines: most are the text of the help and one argument a line.
     from overlay.api import command_line
 
     refuse_both(target, python)

@@ -39,6 +39,7 @@ COMMANDS = {
     "diff": Entry("arguments", "Print the change as one unified diff."),
     "list": Entry("arguments", "Show the features and the releases they are made for."),
     "doctor": Entry("about", "Show everything that a bug report needs, and what needs you."),
+    "report": Entry("about", "Collect check, status, doctor and the matrix on one page of HTML."),
     "bench": Entry("proving", "Time stock V1, the overlay and V2 on your GPU, in turn."),
     "verify": Entry(
         "proving", "Serve your models with and without draft graphs, and compare the drafts."

@@ -68,7 +68,7 @@ def complete_features(
 
 def complete_releases(
     context: click.Context,  # noqa: ARG001 - click's signature
-    parameter: click.Parameter,  # noqa: ARG001
+    parameter: click.Parameter,  # noqa: ARG001 - click calls it with it
     incomplete: str,
 ) -> list[CompletionItem]:
     """The releases that the shipped features are made for, and ``all``."""

@@ -97,6 +97,7 @@ def verify(
           --draft yuhuili/EAGLE3-LLaMA3.1-Instruct-8B --method eagle3
       overlay verify --model ./target --draft ./draft -- --tensor-parallel-size 2
     """
+    # Over fifty lines: the text of the help, and one option a line, twice.
     from overlay.api import command_line
 
     with command_line.meter() as progress:

@@ -107,15 +107,7 @@ def examine(
     meant = of_package(features if meant is None else meant, target.package)
     features = of_package(features, target.package)
     if target.root is None:
-        memo = Memo()
-
-        def try_on(some: Sequence[Feature]) -> Plan:
-            return make_plan(some, target, target.release, target.record, memo)
-
-        planned = try_on(meant)
-        left_out = _left_out(meant, planned, try_on)
-        answer = replace(report(target, planned, meant), left_out=left_out)
-        return Examination(tuple(meant), planned, answer, answer)
+        return _examine_release(target, meant)
     with reading(target.root, package=target.package) as interrupted:
         ledger = ledgers.load(target.root, target.package)
         basis = ledgers.digest(ledger)
@@ -126,8 +118,9 @@ def examine(
             unrecorded: tuple[str, ...] = ()
             if ledger is None:
                 planned, unrecorded = recognise(planned, features, target)
-            current = assess(planned, ledger, target, wanted, public(target))
-        if ledger is not None and void(ledger, conditions(ledger, target.read), public(target)):
+            present = conditions(ledger, target.read) if ledger is not None else {}
+            current = assess(planned, ledger, target, wanted, public(target), present)
+        if ledger is not None and void(ledger, present, public(target)):
             ledger = None
         left_out = _left_out(
             wanted,
@@ -144,6 +137,19 @@ def examine(
         return with_strangers(made, strangers)
 
     return Examination(wanted, planned, about(meant), about(wanted), ledger, basis)
+
+
+def _examine_release(target: Target, meant: Sequence[Feature]) -> Examination:
+    """Plan features for a target that nothing can have been applied to: a release or an archive."""
+    memo = Memo()
+
+    def try_on(some: Sequence[Feature]) -> Plan:
+        return make_plan(some, target, target.release, target.record, memo)
+
+    planned = try_on(meant)
+    left_out = _left_out(meant, planned, try_on)
+    answer = replace(report(target, planned, meant), left_out=left_out)
+    return Examination(tuple(meant), planned, answer, answer)
 
 
 def _left_out(

@@ -80,7 +80,7 @@ def bench(question: Question, told: Callable[[str, float | None], None]) -> Benc
 
 @dataclass(frozen=True)
 class _Stage:
-    """Where the engines of one comparison run.
+    """The place where the engines of one comparison run.
 
     :ivar code: a folder from which the engines import the overlay.
     """

@@ -15,6 +15,7 @@ from overlay.authoring.editing import commit as compose_commit
 from overlay.authoring.layout import lay_out
 from overlay.authoring.session import Session, end, read
 from overlay.authoring.session_document import Kind
+from overlay.commands import package_releases
 from overlay.commands.edit_files import (
     FOLDERS,
     absolute,
@@ -26,18 +27,19 @@ from overlay.commands.edit_files import (
     present,
     release_to_edit,
     remove,
-    tree_of,
 )
 from overlay.commands.edit_new import commit_new
 from overlay.commands.new import by_scope
 from overlay.errors import PackageIndexError, UsageError
+from overlay.features.model import of_package
 from overlay.features.sources import entries, shipped_folder
-from overlay.package import KNOWN_RELEASES
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
 from overlay.report.authored import AuthoredFile, EditAction, EditReport, edited
+from overlay.results import Fate
 
 if TYPE_CHECKING:
+    from overlay.authoring.editing import Edited
     from overlay.commands.request import Request
     from overlay.features.model import Feature
     from overlay.package import Tree
@@ -59,13 +61,15 @@ def begin(
         release, or something other than its session lies in that folder.
     :raises OverlayError: if the features or the release cannot be read.
     """
-    features = request.authored()
+    features = request.load()
     feature = _named(features, id_)
-    patches = _writable(feature)
-    wanted = release_to_edit(release, feature)
-    expect_paths(more)
+    patches, package = _writable(feature), feature.package
+    features = of_package(features, package)
+    wanted = release_to_edit(release, package, feature)
+    expect_paths(more, package)
     earlier = features[: features.index(feature)]
-    layout = lay_out(feature, earlier, tree_of(wanted, progress), Version(wanted), more, Memo())
+    tree = package_releases.tree_of(wanted, package, progress)
+    layout = lay_out(feature, earlier, tree, Version(wanted), more, Memo(), package)
     fresh = Session(
         Path(f"{id_}@{wanted}"),
         Kind.EDIT,
@@ -75,6 +79,7 @@ def begin(
         {},
         {each.id: each.source or "" for each in layout.below},
         {FOLDERS: absolute(request.patches)},
+        package,
     )
     return opened(fresh, layout, features, grows=bool(more))
 
@@ -135,9 +140,8 @@ def commit(request: Request, folder: Path, progress: Progress | None = None) -> 
     request = request._replace(patches=(*request.patches, *named_folders(session)))
     if not session.features[id_]:
         return commit_new(request, session, id_, progress)
-    features = request.authored()
+    features = request.authored(session.package)
     feature = _named(features, id_)
-    release = Version(session.release)
     if session.untouched():
         expect_same(session, features)
         verdict = edited(EditAction.UNCHANGED, id_, folder)
@@ -150,15 +154,29 @@ def commit(request: Request, folder: Path, progress: Progress | None = None) -> 
         verdict = edited(EditAction.COMMITTED, id_, folder, str(feature.releases), emptied=emptied)
         return EditReport(verdict, id_, EditAction.COMMITTED, session.release, folder)
     expect_same(session, features)
+    return _committed(session, folder, feature, below, now, progress)
+
+
+def _committed(
+    session: Session,
+    folder: Path,
+    feature: Feature,
+    below: tuple[Feature, ...],
+    now: Edited,
+    progress: Progress | None,
+) -> EditReport:
+    """Write the feature as its session has it now, and end the session.
+
+    :param below: the features that its text is made on; :param now: the session's files.
+    """
+    id_ = feature.id
     trees = _Trees(session, progress)
-    place = entries(session.patches)[id_]
-    files = disk.contents(place)
     made = compose_commit(
         feature,
-        files,
+        disk.contents(entries(session.patches)[id_]),
         now,
         _fits(trees, below, now.changed),
-        KNOWN_RELEASES,
+        package_releases.known(session.package),
         datetime.now().astimezone().date().isoformat(),
     )
     disk.replace_features(session.patches, [disk.NewFolder(id_, made.files, whole=False)])
@@ -170,7 +188,7 @@ def commit(request: Request, folder: Path, progress: Progress | None = None) -> 
         verdict,
         feature=id_,
         action=EditAction.COMMITTED,
-        release=str(release),
+        release=session.release,
         session=folder,
         files=_files(made),
         releases=str(made.releases),
@@ -192,7 +210,9 @@ class _Trees:
         """A release, ``None`` where it cannot be read."""
         if release not in self._known and release not in self.unread:
             try:
-                self._known[release] = tree_of(release, self.progress)
+                self._known[release] = package_releases.tree_of(
+                    release, self.session.package, self.progress
+                )
             except PackageIndexError as error:
                 self.unread[release] = str(error)
         return self._known.get(release)
@@ -216,7 +236,7 @@ def _fits(
 
 
 def _files(made: Commit) -> tuple[AuthoredFile, ...]:
-    files = [AuthoredFile(path, "edited", by_scope(hunks)) for path, hunks in made.hunks.items()]
-    files += [AuthoredFile(path, "added") for path in made.added]
-    files += [AuthoredFile(path, "removed") for path in made.removed]
-    return tuple(sorted(files))
+    files = [AuthoredFile(path, Fate.EDITED, by_scope(hunks)) for path, hunks in made.hunks.items()]
+    files += [AuthoredFile(path, Fate.ADDED) for path in made.added]
+    files += [AuthoredFile(path, Fate.REMOVED) for path in made.removed]
+    return tuple(sorted(files, key=lambda file: file.path))

@@ -15,17 +15,18 @@ from overlay.authoring.editing import Edited
 from overlay.authoring.layout import Layout
 from overlay.authoring.session import BASE, Session, begin, end, read, revise
 from overlay.authoring.session_document import DOCUMENT, Kind
+from overlay.commands import package_releases
 from overlay.errors import PackageIndexError, UsageError
 from overlay.features.sources import stray
-from overlay.package import KNOWN_RELEASES, parse_release, path_problem
+from overlay.package import VLLM, Package, path_problem
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
 from overlay.report.authored import AuthoredFile, EditAction, EditReport, edited
+from overlay.results import Fate
 from overlay.untrusted import sha256
 
 if TYPE_CHECKING:
     from overlay.features.model import Feature
-    from overlay.package import Tree
     from overlay.targets.target import Progress
 
 #: The note of a session that names the folders of patches it was begun with.
@@ -42,30 +43,39 @@ def named_folders(session: Session) -> tuple[str, ...]:
     return tuple(each for each in session.notes.get(FOLDERS, "").split(os.pathsep) if each)
 
 
-def expect_paths(paths: Sequence[str]) -> None:
+def expect_paths(paths: Sequence[str], package: Package = VLLM) -> None:
     """Refuse files that no feature can change.
 
     :raises UsageError: naming the first.
     """
     for path in paths:
-        if (problem := path_problem(path)) is not None:
+        if (problem := path_problem(path, package)) is not None:
             raise UsageError(f"--file: {problem}")
 
 
-def release_to_edit(wanted: str | None, feature: Feature | None = None) -> str:
+def release_to_edit(
+    wanted: str | None, package: Package = VLLM, feature: Feature | None = None
+) -> str:
     """The release to edit on; by default the newest known one that a feature serves.
 
+    :param wanted: as a bare version or with the name of the package (``vllm-ascend==0.23.0``).
     :param feature: ``None`` for a new one, which may serve any.
-    :raises UsageError: if what is wanted is not a release.
+    :raises UsageError: if what is wanted is not a release of the package, or none is known.
     """
     if wanted is None:
-        known = [
-            name for name in KNOWN_RELEASES if feature is None or Version(name) in feature.releases
-        ]
-        return known[-1] if known or feature is None else str(feature.releases.last)
+        known = package_releases.known(package)
+        if feature is not None:
+            known = tuple(name for name in known if Version(name) in feature.releases)
+            return known[-1] if known else str(feature.releases.last)
+        if not known:
+            raise UsageError(
+                f"expected --release: the overlay knows no release of {package.title}; name one, "
+                f"such as {package.distribution}==1.0"
+            )
+        return known[-1]
     try:
-        return str(parse_release(wanted))
-    except ValueError as error:
+        return package_releases.version_of(wanted, package).public
+    except UsageError as error:
         raise UsageError(f"--release: {error}") from error
 
 
@@ -94,19 +104,9 @@ def opened(
     else:
         session = begin(fresh, layout.laid, layout.base)
         action = EditAction.BEGUN
-    files = tuple(AuthoredFile(path, "to edit") for path in sorted(session.files))
+    files = tuple(AuthoredFile(path, Fate.TO_EDIT) for path in sorted(session.files))
     verdict = edited(action, id_, folder)
     return EditReport(verdict, id_, action, fresh.release, folder, files, without=layout.without)
-
-
-def tree_of(release: str, progress: Progress | None) -> Tree:
-    """The files of a release.
-
-    :raises OverlayError: if it cannot be read.
-    """
-    from overlay.targets.resolution import resolve
-
-    return resolve(release, progress=progress)
 
 
 def expect_same(session: Session, features: Sequence[Feature]) -> None:
@@ -137,11 +137,12 @@ def present(session: Session, below: tuple[Feature, ...], progress: Progress | N
     now = {path: session.now(path) for path in {*session.files, *paths}}
     if new:
         try:
-            tree = tree_of(session.release, progress)
+            tree = package_releases.tree_of(session.release, session.package, progress)
         except PackageIndexError as error:
             raise UsageError(
-                f"{', '.join(new)}: whether vLLM {session.release} has such a file cannot be told, "
-                f"since the release cannot be read: {error}. The session is as it was"
+                f"{', '.join(new)}: whether {session.package.title} {session.release} has such a "
+                f"file cannot be told, since the release cannot be read: {error}. The session is "
+                "as it was"
             ) from error
         planned = plan(below, tree, Version(session.release), syntax=Memo())
         under = {change.path: change.after for change in planned.changes}
@@ -175,7 +176,7 @@ def remove(session: Session) -> bool:
     if not others:
         end(session)
         return True
-    # The document first: without it, what is left is no session any more.
+    # The document goes first: a folder without it is not taken for a session.
     for name in (DOCUMENT, *sorted(own - {DOCUMENT})):
         os.unlink(session.folder / name)
         above = (session.folder / name).parent

@@ -14,6 +14,7 @@ from overlay.authoring.from_texts import TwoTexts, change_of
 from overlay.authoring.layout import lay_out
 from overlay.authoring.session import Session
 from overlay.authoring.session_document import Kind
+from overlay.commands import package_releases
 from overlay.commands.edit_files import (
     FOLDERS,
     absolute,
@@ -24,14 +25,15 @@ from overlay.commands.edit_files import (
     present,
     release_to_edit,
     remove,
-    tree_of,
 )
 from overlay.commands.edits import readable, words
 from overlay.commands.new import by_scope, require_free
 from overlay.errors import UsageError
-from overlay.package import KNOWN_RELEASES
+from overlay.features.model import of_package
+from overlay.package import VLLM, Package, package_named, package_problem
 from overlay.planning.scope_cache import Memo
 from overlay.report.authored import AuthoredFile, EditAction, EditReport, edited
+from overlay.results import Fate
 
 if TYPE_CHECKING:
     from overlay.authoring.building import Prepared
@@ -57,7 +59,8 @@ def begin_new(
     """Lay a release's files into ``./ID@RELEASE``, to be edited and committed as a new feature.
 
     :param request: the feature is for the last of its patches folders, which may not exist yet.
-    :param files: paths (``vllm/...``) of the release; of a session that is there: further ones.
+    :param files: paths of the release, whose first folder is its package (``vllm/...``);
+        of a session that is there: further ones.
     :param release: default: the newest known one.
     :param title: what the change does, in a line; by default made of the id.
     :raises UsageError: if the id exists or cannot be one, the release has no such file, or
@@ -66,14 +69,15 @@ def begin_new(
     """
     patches = Path(request.patches[-1]).expanduser()
     require_free(patches, id_, update=False)
-    expect_paths(files)
-    wanted = release_to_edit(release)
-    features = _at_hand(request)
-    if any(feature.id == id_ for feature in features):
+    package = _package(files)
+    expect_paths(files, package)
+    wanted = release_to_edit(release, package)
+    features = of_package(every := _at_hand(request), package)
+    if any(feature.id == id_ for feature in every):
         raise UsageError(f"{id_}: expected no feature of that id, found one; choose another id")
     earlier = [each for each in features if not _behind(each, id_, patches)]
-    tree = tree_of(wanted, progress)
-    layout = lay_out(None, earlier, tree, Version(wanted), files, Memo())
+    tree = package_releases.tree_of(wanted, package, progress)
+    layout = lay_out(None, earlier, tree, Version(wanted), files, Memo(), package)
     fresh = Session(
         Path(f"{id_}@{wanted}"),
         Kind.EDIT,
@@ -83,15 +87,22 @@ def begin_new(
         {},
         {each.id: each.source or "" for each in layout.below},
         {FOLDERS: absolute(request.patches), **({_TITLE: title} if title else {})},
+        package,
     )
     return opened(fresh, layout, features, grows=True)
+
+
+def _package(files: Sequence[str]) -> Package:
+    """The package whose files are to be edited: the folder that the first lies in."""
+    name = files[0].partition("/")[0]
+    return package_named(name) if package_problem(name) is None else VLLM
 
 
 def _at_hand(request: Request) -> tuple[Feature, ...]:
     """Every feature; the folder that is written to comes last, and may not be there yet."""
     there = [each for each in request.patches if os.path.lexists(Path(each).expanduser())]
     missing = [each for each in request.patches[:-1] if each not in there]
-    return request._replace(patches=(*missing, *there)).authored()
+    return request._replace(patches=(*missing, *there)).load()
 
 
 def _behind(feature: Feature, id_: str, patches: Path) -> bool:
@@ -112,7 +123,7 @@ def commit_new(
     from overlay.authoring.editing import expect_bytes
     from overlay.authoring.writing import check_folder, write_folder
 
-    features = _at_hand(request)
+    features = of_package(_at_hand(request), session.package)
     below = tuple(each for each in features if each.id in session.below)
     now = present(session, below, progress)
     made = next((feature for feature in features if feature.id == id_), None)
@@ -128,12 +139,12 @@ def commit_new(
         raise UsageError("\n".join(str(file.problem) for file in prepared.summary.problems))
     expect_bytes(check_folder(prepared.folder), now)
     place = write_folder(prepared.folder, session.patches)
-    files = [AuthoredFile(path, "edited", by_scope(own)) for path, own in prepared.hunks.items()]
-    files += [AuthoredFile(path, "added") for path in now.changed if now.base.get(path) is None]
+    files = [AuthoredFile(path, Fate.EDITED, by_scope(own)) for path, own in prepared.hunks.items()]
+    files += [AuthoredFile(path, Fate.ADDED) for path in now.changed if now.base.get(path) is None]
     report = _committed(session, id_, str(prepared.summary.releases))
     return replace(
         report,
-        files=tuple(sorted(files)),
+        files=tuple(sorted(files, key=lambda file: file.path)),
         releases=str(prepared.summary.releases),
         unread=tuple(unread.items()),
         folder=place,
@@ -158,14 +169,15 @@ def _prepared(
     from overlay.authoring.building import build, texts_with
     from overlay.authoring.locating import ReleaseTexts
 
-    own = session.release
+    own, package = session.release, session.package
     files = [TwoTexts(path, now.base.get(path), now.now[path]) for path in now.changed]
-    plain, unread = readable(own, now, KNOWN_RELEASES, progress)
+    plain, unread = readable(own, now, package_releases.known(package), package, progress)
     syntax = Memo()
     # The session's own texts have the features below applied already.
     others = texts_with(below, plain, syntax) if below else plain
     texts = ReleaseTexts(plain.names, lambda name: now if name == own else _Tree(others, name))
-    text = words(id_, session.notes.get(_TITLE, ""), f"edits of vLLM {own}")
+    source = f"edits of {package.title} {own}"
+    text = words(id_, session.notes.get(_TITLE, ""), source, package)
     return build(change_of(files, own), text, texts, {}, syntax), unread
 
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
+from overlay.commands import package_releases
 from overlay.errors import PackageIndexError, UsageError
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import conditions, void
 from overlay.on_disk.edits import Edit, PristineFiles, find
 from overlay.on_disk.journal import reading
-from overlay.package import KNOWN_RELEASES
+from overlay.package import VLLM, Package
 from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
 from overlay.results import Plan
@@ -69,22 +70,22 @@ def survey(
         features that patched an edited file are not at hand as they were applied.
     :raises OverlayError: if a file or its pristine text cannot be read.
     """
-    from overlay.targets.resolution import resolve
-
+    package = target.package
     release = target.release
-    if release is None or release.is_prerelease:
+    early = release is not None and release.is_prerelease and not package.has_candidates
+    if release is None or early or release.is_devrelease:
         found = "none can be told" if release is None else f"found {release}"
         raise UsageError(
-            f"{target.name}: expected a vLLM of a final release, whose files the edits can be "
-            f"compared with; {found}. Make a diff, and use `overlay import`"
+            f"{target.name}: expected a {package.title} of a final release, whose files the "
+            f"edits can be compared with; {found}. Make a diff, and use `overlay import`"
         )
-    with reading(root) as interrupted:
+    with reading(root, package=package) as interrupted:
         if interrupted is not None:
             raise UsageError(
                 f"{root}: an {interrupted.action} was interrupted there; run it again first, so "
                 "that what the overlay wrote can be told from edits"
             )
-        ledger = ledgers.load(root)
+        ledger = ledgers.load(root, package)
         if ledger is not None and void(ledger, conditions(ledger, target.read), public(target)):
             ledger = None
         pristine = PristineFiles(
@@ -92,13 +93,14 @@ def survey(
             root,
             ledger,
             target.record,
-            lambda: resolve(str(release), progress=progress),
+            lambda: package_releases.tree_of(str(release), package, progress),
+            package,
         )
         edits = find(pristine)
     # The folder that is written to comes last, and may not be there yet.
     if request.patches and not os.path.lexists(request.folders[-1]):
         request = request._replace(patches=request.patches[:-1])
-    features = request.authored()
+    features = request.authored(package)
     surveyed = Workshop(target, release, ledger, pristine, edits, features, request.folders)
     return _with_patched(surveyed) if any(edit.written for edit in edits) else surveyed
 
@@ -161,26 +163,28 @@ def feature_of(
     patches: Path,
     *,
     title: str = "",
-    releases: Sequence[str] = KNOWN_RELEASES,
+    releases: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> Made:
     """The feature that makes the edits of a target, tried on releases; nothing is written.
 
     :param patches: the folder of patches that it is for: the order of features depends on it.
-    :param releases: those that it may serve; the target's own is always one.
+    :param releases: those that it may serve; the target's own is always one.  Default: those that
+        are known of its package.
     :raises UsageError: if applying it would not give the edited files byte for byte.
     """
     from overlay.authoring.building import build, texts_with
     from overlay.authoring.from_texts import TwoTexts, change_of
     from overlay.authoring.writing import check_folder
 
-    release = str(surveyed.release)
+    release, package = str(surveyed.release), surveyed.target.package
+    wanted = package_releases.known(package) if releases is None else releases
     files = [TwoTexts(edit.path, surveyed.base(edit), edit.now) for edit in surveyed.edits]
-    texts, unread = readable(release, surveyed.pristine, releases, progress)
+    texts, unread = readable(release, surveyed.pristine, wanted, package, progress)
     syntax = Memo()
     prepared: Prepared = build(
         change_of(files, release),
-        words(id_, title, f"edits of an installed vLLM {release}"),
+        words(id_, title, f"edits of an installed {package.title} {release}", package),
         texts_with(surveyed.below, texts, syntax) if surveyed.below else texts,
         {},
         syntax,
@@ -190,7 +194,7 @@ def feature_of(
     return Made(prepared, unread)
 
 
-def words(id_: str, title: str, source: str) -> Words:
+def words(id_: str, title: str, source: str, package: Package = VLLM) -> Words:
     """What a feature that is made of edits says about itself.
 
     :param title: what the change does, in a line; by default made of the id.
@@ -206,25 +210,25 @@ def words(id_: str, title: str, source: str) -> Words:
         f"vendor, {source}",
         "",
         datetime.now().astimezone().date().isoformat(),
+        package,
     )
 
 
 def readable(
-    own: str, tree: Tree, wanted: Sequence[str], progress: Progress | None
+    own: str, tree: Tree, wanted: Sequence[str], package: Package, progress: Progress | None
 ) -> tuple[ReleaseTexts, dict[str, str]]:
     """The releases to try; those that cannot be read are left out, with the reason.
 
     :param own: the release on which the edits were made, and ``tree`` its files.
     """
     from overlay.authoring.locating import ReleaseTexts
-    from overlay.targets.resolution import resolve
 
     trees: dict[str, Tree] = {own: tree}
     unread: dict[str, str] = {}
     for name in wanted:
         if name not in trees:
             try:
-                trees[name] = resolve(name, progress=progress)
+                trees[name] = package_releases.tree_of(name, package, progress)
             except PackageIndexError as error:
                 unread[name] = str(error)
     names = sorted(trees, key=Version)

@@ -9,8 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from overlay.commands import package_releases
 from overlay.errors import UsageError
-from overlay.package import KNOWN_RELEASES
+from overlay.package import VLLM, Package, known_package
 from overlay.report.imported import ImportedFile, ImportReport, SeriesReport, concluded, series
 
 if TYPE_CHECKING:
@@ -42,35 +43,48 @@ def import_change(
 
     :param sources: files, ``-`` for standard input, URLs of pull requests or commits, or
         ``CHECKOUT@A..B``; laid on each other in their order.
-    :param releases: as ``--releases`` takes them; default: every known release.
-    :param checkout: a checkout of vLLM with the text that the change was made on.
+    :param releases: as ``--releases`` takes them; default: every known release of the package that
+        the change is of: vLLM, or another known one whose modules it edits.
+    :param checkout: a checkout of the package with the text that the change was made on.
     :param partial: leave out what Python alone cannot carry, instead of refusing it.
     :param each: make a feature of each commit, on top of those before; ``id_`` begins their ids.
     :param update: replace a feature of that id.
     :raises UsageError: if a source is not a diff, or holds what no feature can carry.
     :raises OverlayError: if a source or a release cannot be read, or the folder not be written.
     """
-    from overlay.authoring.locating import ReleaseTexts
     from overlay.authoring.sources import read_source
     from overlay.authoring.writing import write_folder
     from overlay.planning.scope_cache import Memo
-    from overlay.targets.resolution import releases as named
-    from overlay.targets.resolution import resolve
 
     _require_free(patches, id_, update=update or each)
     if checkout is not None and not checkout.is_dir():
-        raise UsageError(f"--base {checkout}: expected a checkout of vLLM, found no such folder")
+        raise UsageError(
+            f"--base {checkout}: expected a checkout of the package, found no such folder"
+        )
     read = [read_source(source, each=each) for source in sources]
-    names = KNOWN_RELEASES if releases is None else named(releases)
-    texts = ReleaseTexts(names, lambda release: resolve(release, progress=progress))
-    importer = _Importer(Memo(), checkout, partial)
+    commits = [commit for source in read for commit in source.commits]
+    package, names = _served(commits, releases)
+    texts = package_releases.texts_of(names, package, progress)
+    importer = _Importer(Memo(), checkout, partial, package)
     if each:
         return _each(importer, read, id_, texts, patches, update=update)
-    commits = [commit for source in read for commit in source.commits]
     prepared = importer.prepare(read, commits, id_, texts)
     folder = prepared.folder
     written = None if folder is None else write_folder(folder, patches, update=update)
     return _report(prepared.summary, written)
+
+
+def _served(commits: Sequence[Commit], releases: str | None) -> tuple[Package, tuple[str, ...]]:
+    """The package that a change is of, and the releases that its feature may serve.
+
+    :param releases: as ``--releases`` takes them; with a name (``vllm-ascend==all``) it tells the
+        package, otherwise the paths of the change do.
+    :raises UsageError: if it names no release, or no release of the package is known.
+    """
+    package = known_package(file.path for commit in commits for file in commit.files) or VLLM
+    if releases is None:
+        return package, package_releases.known(package)
+    return package_releases.named(releases, package)
 
 
 def _require_free(patches: Path, id_: str, *, update: bool) -> None:
@@ -97,6 +111,7 @@ class _Importer:
     syntax: Syntax
     checkout: Path | None
     partial: bool
+    package: Package
 
     def prepare(
         self,
@@ -120,6 +135,7 @@ class _Importer:
             partial=self.partial,
             upstream=pages[0] if len(pages) == 1 else "",
             syntax=self.syntax,
+            package=self.package,
         )
 
 
@@ -182,7 +198,7 @@ def _id(prefix: str, number: int, count: int, commit: Commit) -> str:
 
 def _carried(summary: Summary) -> int:
     """How many files are edited or added, or should have been."""
-    from overlay.authoring.triage import Fate
+    from overlay.results import Fate
 
     return sum(entry.fate in (Fate.EDITED, Fate.ADDED) for entry in summary.files)
 
@@ -196,7 +212,7 @@ def _report(summary: Summary, folder: Path | None) -> ImportReport:
         title=summary.title,
         commits=summary.commits,
         files=tuple(
-            ImportedFile(entry.path, entry.fate.value, entry.base, entry.hunks, entry.problem)
+            ImportedFile(entry.path, entry.fate, entry.base, entry.hunks, entry.problem)
             for entry in summary.files
         ),
         outcomes=tuple(summary.outcomes.items()),

@@ -94,7 +94,7 @@ def _release(target: TargetReport | TargetFailure, feature: Feature) -> Release:
 
 
 def means(feature: Feature, release: Version, result: FeatureResult) -> Means | None:
-    """By what a release is known to have a feature; ``None`` where it is not."""
+    """The means by which a release is known to have a feature; ``None`` where it is not."""
     if result.state is not State.UPSTREAMED:
         return None
     if feature.merged is not None and Version(release.base_version) >= feature.merged:

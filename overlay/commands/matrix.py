@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from overlay.commands.assess import examine
+from overlay.commands.package_releases import package_of
 from overlay.commands.parallel import cores, in_processes, no_step
 from overlay.commands.request import Request
-from overlay.errors import UsageError
 from overlay.features.model import of_package
-from overlay.package import VLLM, Package
+from overlay.package import VLLM
 from overlay.report.history import Cell, MatrixReport, Row, matrix_of
 from overlay.results import Outcome, State, whole_outcome
 from overlay.targets.resolution import release_named, releases, resolve, spelt
@@ -40,7 +40,7 @@ def matrix(request: Request, span: str | None = None, meter: Meter | None = None
     from overlay.planning.scope_cache import Memo
 
     names = releases("all" if span is None else span)
-    package = _package(names)
+    package = package_of(names)
     features = of_package(request.load(), package)
     known = [spelt(release, package) for release in package.releases]
     bases = tuple(dict.fromkeys((*known, *names)))
@@ -59,19 +59,6 @@ def matrix(request: Request, span: str | None = None, meter: Meter | None = None
         for at, feature in enumerate(features)
     )
     return MatrixReport(matrix_of(rows), tuple(names), rows)
-
-
-def _package(names: Sequence[str]) -> Package:
-    """The one package whose releases are named.
-
-    :raises UsageError: if there are several: each has features of its own.
-    """
-    named = [release_named(name) for name in names]
-    packages = {each[1] for each in named if each is not None} or {VLLM}
-    if len(packages) > 1:
-        titles = " and ".join(sorted(package.title for package in packages))
-        raise UsageError(f"--releases: expected releases of one package, found those of {titles}")
-    return packages.pop()
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlay.authoring.triage import Fate, FileFate
+from overlay.authoring.triage import FileFate
+from overlay.commands import package_releases
 from overlay.commands.edits import Made, Workshop, feature_of, survey
 from overlay.errors import UsageError
-from overlay.package import KNOWN_RELEASES
+from overlay.package import VLLM
 from overlay.report.authored import AuthoredFile, AuthoredHunks, NewReport, made_new
+from overlay.results import Fate
 
 if TYPE_CHECKING:
     from overlay.commands.request import Request
@@ -34,20 +36,23 @@ def new_from_edits(
     :param name: the target; ``None``: the vLLM that this Python would import.
     :param patches: the folder that the feature is written to.
     :param title: what the change does, in a line; by default made of the id.
-    :param releases: as ``--releases`` takes them; default: every known release.
+    :param releases: as ``--releases`` takes them; with a name (``vllm-ascend==all``) they tell the
+        package that was edited; default: every known release of vLLM.
     :param update: replace a feature of that id.
     :raises UsageError: if the id exists or cannot be one, the target is a file or a release, or
         what the edits were made on cannot be told.
     :raises OverlayError: if the target, its pristine text or the features cannot be read.
     """
-    from overlay.targets.resolution import releases as named
-
     require_free(patches, id_, update=update)
-    target = request.resolve(name, progress)
+    package, known = VLLM, None
+    if releases is not None:
+        package, known = package_releases.named(releases)
+    target = request.resolve(name, progress, package)
     if target.root is None:
         raise UsageError(
-            f"{target.name}: expected an installed vLLM or a folder that holds vllm/, where files "
-            "were edited; found a file or a release, which nobody edits"
+            f"{target.name}: expected an installed {package.title} or a folder that holds "
+            f"{package.name}/, where files were edited; found a file or a release, which nobody "
+            "edits"
         )
     surveyed = survey(request, target, target.root, progress)
     if any(feature.id == id_ for feature in surveyed.below):
@@ -55,7 +60,6 @@ def new_from_edits(
             f"{id_} is applied there and its files were edited since: choose another id, on top of "
             f"it, or take the edits over in `overlay edit {id_}`"
         )
-    known = KNOWN_RELEASES if releases is None else named(releases)
     made = feature_of(surveyed, id_, patches, title=title, releases=known, progress=progress)
     return written(surveyed, made, patches, update=update)
 
@@ -136,7 +140,7 @@ def _files(
     return tuple(
         AuthoredFile(
             fate.path,
-            fate.fate.value,
+            fate.fate,
             by_scope(hunks.get(fate.path, ())),
             surveyed.stacks.get(fate.path, ()),
             fate.problem,

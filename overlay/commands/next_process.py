@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from overlay.report.model import TargetReport
     from overlay.settings import Switches
 
-#: As in ``overlay.features.folder``, which status does without.
-
 
 def with_plugin(
     target: TargetReport,
@@ -40,10 +38,8 @@ def with_plugin(
     :param features: every feature that the command knows of.
     :param named: whether the user named the target; otherwise it is this Python's own vLLM.
     """
-    if target.root is None or everything.needs_attention or not _installed(target.root, named):
-        return target
     switches = _switches()
-    if switches is None:
+    if switches is None or everything.needs_attention or not plugin_patches(target, named=named):
         return target
     known = frozenset(known_to_plugin(features))
     coming = tuple(
@@ -55,6 +51,16 @@ def with_plugin(
         and (switches.untested or not result.untested)
     )
     return replace(target, in_memory=coming)
+
+
+def plugin_patches(target: TargetReport, *, named: bool) -> bool:
+    """Whether the plugin patches anything in memory in the next process on a target.
+
+    :param named: as for ``with_plugin``.
+    """
+    if target.root is None or not _installed(target.root, named):
+        return False
+    return _switches() is not None
 
 
 def known_to_plugin(features: Iterable[Feature]) -> tuple[str, ...]:
@@ -76,7 +82,7 @@ def _switches() -> Switches | None:
         switches = settings.read()
     except OverlayError:
         return None  # no process would start so: doctor says why
-    return switches if switches.mode == "auto" and settings.plugin_allowed() else None
+    return switches if switches.mode is settings.Mode.AUTO and settings.plugin_allowed() else None
 
 
 def _installed(root: Path, named: bool) -> bool:

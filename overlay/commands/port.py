@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from overlay.authoring.writing import check_files
+from overlay.commands import package_releases
 from overlay.errors import OverlayError, UsageError
 from overlay.features.folder import holes as holes_of
-from overlay.package import KNOWN_RELEASES
+from overlay.package import VLLM, Package
 from overlay.report.ported import (
     PortedFeature,
     PortedHunk,
@@ -43,7 +44,8 @@ def port(
 ) -> PortReport:
     """Carry the features that are meant to releases.
 
-    :param releases: as ``--releases`` takes them.
+    :param releases: as ``--releases`` takes them; a bare version is one of the package of the
+        features that are named.
     :param write: write what lands exactly, and what upstream has, into the patches folders.
     :param accept_merged: write what was merged, too.
     :param session: the folder to be made for what waits for a person, where one release is named;
@@ -52,24 +54,14 @@ def port(
     :raises OverlayError: if a release cannot be read or a folder cannot be written.
     """
     from overlay.authoring.port_session import create, session_folder
-    from overlay.targets.resolution import releases as named
 
-    asked = named(releases)
-    place = session or (session_folder(asked[0]) if len(asked) == 1 else None)
-    if place is not None and place.exists():
-        raise UsageError(
-            f"{place}: expected no such folder, found a session of an earlier port: end it with "
-            f"`overlay port --continue {place}` or `overlay port --abort {place}`"
-        )
-    features = request.authored()
-    meant = request.select(features)
-    if not request.features:
-        # Those of an installed overlay change with its next version, and whoever names folders of
-        # patches means these.
-        shipped_too = _in_checkout() and not request.patches
-        meant = tuple(feature for feature in meant if shipped_too or not feature.shipped)
-    names = known_names(asked)
-    porter = make_porter(names, progress)
+    package, asked = package_releases.named(releases, request.package(request.load()))
+    place = session or (session_folder(asked[0], package) if len(asked) == 1 else None)
+    _expect_no_session(place)
+    features = request.authored(package)
+    meant = _meant(request, features)
+    names = known_names(asked, package)
+    porter = make_porter(names, package, progress)
     ports = [
         port
         for feature in meant
@@ -85,16 +77,41 @@ def port(
     folder = None
     ids = {port.feature.id for port in waits if port.release == asked[0]}
     if ids and place is not None:
-        features = request.authored() if written else features  # as they are now
+        features = request.authored(package) if written else features  # as they are now
         again = [
             porter.port(feature, asked[0], features[:index])
             for index, feature in enumerate(features)
             if feature.id in ids
         ]
-        folder = create(place, asked[0], again, request.patches)
+        folder = create(place, asked[0], again, request.patches, package)
     notable = () if write else _notable(porter, features, ports, names)
     verdict = concluded(reported, asked, folder, write=write, notable=notable)
     return PortReport(verdict, reported, folder)
+
+
+def _expect_no_session(place: Path | None) -> None:
+    """Refuse a folder that is there already.
+
+    :raises UsageError: if it is.
+    """
+    if place is not None and place.exists():
+        raise UsageError(
+            f"{place}: expected no such folder, found a session of an earlier port: end it with "
+            f"`overlay port --continue {place}` or `overlay port --abort {place}`"
+        )
+
+
+def _meant(request: Request, features: tuple[Feature, ...]) -> tuple[Feature, ...]:
+    """The features to carry: those that are named, else all that the user can write.
+
+    Those of an installed overlay change with its next version, and whoever names folders of
+    patches means these.
+    """
+    meant = request.select(features)
+    if request.features:
+        return meant
+    shipped_too = _in_checkout() and not request.patches
+    return tuple(feature for feature in meant if shipped_too or not feature.shipped)
 
 
 def _notable(
@@ -131,20 +148,19 @@ def _carried(
         yield replace(port, feature=feature)
 
 
-def make_porter(names: Sequence[str], progress: Progress | None = None) -> Porter:
+def make_porter(
+    names: Sequence[str], package: Package = VLLM, progress: Progress | None = None
+) -> Porter:
     """A porter that reads the named releases from the cache or the package index."""
-    from overlay.authoring.locating import ReleaseTexts
     from overlay.authoring.porting import Porter
     from overlay.planning.scope_cache import Memo
-    from overlay.targets.resolution import resolve
 
-    texts = ReleaseTexts(names, lambda release: resolve(release, progress=progress))
-    return Porter(texts, Memo())
+    return Porter(package_releases.texts_of(names, package, progress), Memo())
 
 
-def known_names(asked: Sequence[str]) -> tuple[str, ...]:
-    """The known releases and those that are asked about, oldest first."""
-    return tuple(sorted({*KNOWN_RELEASES, *asked}, key=Version))
+def known_names(asked: Sequence[str], package: Package = VLLM) -> tuple[str, ...]:
+    """The known releases of a package and those that are asked about, oldest first."""
+    return tuple(sorted({*package_releases.known(package), *asked}, key=Version))
 
 
 def with_gaps(feature: Feature, asked: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:

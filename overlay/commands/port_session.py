@@ -47,13 +47,13 @@ class Resolving:
         self.session: PortSession = load(find(folder))
         named = tuple(dict.fromkeys((*request.patches, *self.session.patches)))
         self.request = request._replace(patches=named)
-        self.features: tuple[Feature, ...] = self.request.authored()
+        self.features: tuple[Feature, ...] = self.request.authored(self.session.package)
         at_hand = {feature.id: feature for feature in self.features}
         check_there(self.session, at_hand)
         if not trusting:
             check_digests(self.session, at_hand)
-        self.names = known_names([self.session.release])
-        self.porter: Porter = make_porter(self.names, progress)
+        self.names = known_names([self.session.release], self.session.package)
+        self.porter: Porter = make_porter(self.names, self.session.package, progress)
         self.ports = tuple(self._port(id_) for id_ in self.session.features)
 
     def _port(self, id_: str) -> FeaturePort:
@@ -197,7 +197,7 @@ def _ended(resolving: Resolving, ports: Sequence[FeaturePort]) -> PortReport:
     """The report of a session that wrote its ports, with the releases that are left between."""
     entries = tuple(replace(described(port), written=True) for port in ports)
     ids = {port.feature.id for port in ports}
-    now = resolving.request.authored()
+    now = resolving.request.authored(resolving.session.package)
     holes = [
         (feature.id, hole.release)
         for feature in now

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
+from overlay.commands import package_releases
 from overlay.commands.request import Request
 from overlay.errors import OverlayError, UsageError
+from overlay.features.model import of_package, packages_of
 from overlay.features.sources import entries, left_behind, stray
-from overlay.package import KNOWN_RELEASES, parse_release
+from overlay.package import VLLM, Package
 from overlay.report.pruned import PruneEntry, PruneReport, concluded
 from overlay.untrusted import read_regular
 
@@ -33,17 +36,16 @@ def prune(
 ) -> PruneReport:
     """Propose what the last folder of patches no longer needs, and carry it out where asked.
 
-    :param oldest: the oldest release that is still served; default: the oldest known one.
+    :param oldest: the oldest release that is still served, of one package; default: the oldest
+        known one, of every package that the folder has features for.
     :param write: carry out what is proposed, all of it or nothing.
     :raises UsageError: if no folder is named, or ``oldest`` is not a release that is known.
     :raises OverlayError: if the features or a release cannot be read, the folder not be written, or
         it was changed while the proposals were made.
     """
     from overlay.authoring.disk import settle
-    from overlay.authoring.locating import ReleaseTexts
     from overlay.authoring.pruning import Pruner
     from overlay.planning.scope_cache import Memo
-    from overlay.targets.resolution import resolve
 
     if not request.patches:
         raise UsageError(
@@ -53,13 +55,16 @@ def prune(
     folder = request.folders[-1]
     if write:
         settle(folder)
-    names = _served(oldest)
-    features = request.authored()
-    served = [_with_files(feature, folder) for feature in features]
-    texts = ReleaseTexts(KNOWN_RELEASES, lambda release: resolve(release, progress=progress))
-    proposals = Pruner(texts, names, Memo()).propose(served)
+    features = request.load()
+    own = [feature for feature in features if _lies_in(feature, folder)]
+    spans = _served(oldest, packages_of(own) or (VLLM,))
+    proposals: list[Proposal] = []
+    for package, names in spans.items():
+        served = [_with_files(feature, folder) for feature in of_package(features, package)]
+        texts = package_releases.texts_of(package_releases.known(package), package, progress)
+        proposals += Pruner(texts, names, Memo()).propose(served)
     if write and proposals:
-        if [feature.source for feature in request.authored()] != [each.source for each in features]:
+        if [feature.source for feature in request.load()] != [each.source for each in features]:
             raise OverlayError(f"{folder}: it was changed meanwhile; run the command again")
         _carry_out(folder, proposals)
     shown = tuple(
@@ -68,34 +73,68 @@ def prune(
     return PruneReport(
         concluded(shown, folder, written=write),
         folder=folder,
-        releases=f"{names[0]}..{names[-1]}",
+        releases=", ".join(_span(package, names) for package, names in spans.items()),
         entries=shown,
         written=write and bool(shown),
     )
 
 
-def _served(oldest: str | None) -> tuple[str, ...]:
-    """The known releases that are still served, oldest first."""
+def _served(oldest: str | None, packages: Sequence[Package]) -> dict[Package, tuple[str, ...]]:
+    """The known releases that are still served, oldest first, of each package that is pruned.
+
+    :param oldest: of one package: that of the folder's features, or that which it names.
+    :param packages: those that the folder has features for.
+    :raises UsageError: if it is not a release, or nothing is known that could tell what is needed.
+    """
     if oldest is None:
-        return KNOWN_RELEASES
-    try:
-        first = parse_release(oldest)
-    except ValueError as error:
-        raise UsageError(f"--oldest: {error}") from error
-    names = tuple(name for name in KNOWN_RELEASES if Version(name) >= first)
+        spans = {package: package_releases.known(package) for package in packages}
+        if unknown := [package for package, names in spans.items() if not names]:
+            raise UsageError(
+                f"expected features for packages whose releases the overlay knows, found some for "
+                f"{unknown[0].title}: what of them no release needs cannot be told. Keep them in a "
+                "folder of their own, or name with --oldest the package that you mean"
+            )
+        return spans
+    package, first = _first(oldest, packages[0] if len(packages) == 1 else VLLM)
+    known = package_releases.known(package)
+    names = tuple(name for name in known if Version(name) >= first)
     if not names:
+        newest = f"a release up to {known[-1]}, the newest" if known else "one of the releases"
         raise UsageError(
-            f"--oldest {oldest}: expected a release up to {KNOWN_RELEASES[-1]}, the newest that "
-            "this overlay knows"
+            f"--oldest {oldest}: expected {newest} that this overlay knows of {package.title}"
         )
-    return names
+    return {package: names}
+
+
+def _first(oldest: str, package: Package) -> tuple[Package, Version]:
+    """The package and the release that ``--oldest`` names.
+
+    :raises UsageError: if it is not a release.
+    """
+    from overlay.targets.resolution import release_named
+
+    named = release_named(oldest, package)
+    if named is None:
+        raise UsageError(f"--oldest: {oldest!r} is not a release number, such as 0.26.0")
+    return named[1], named[0]
+
+
+def _span(package: Package, names: Sequence[str]) -> str:
+    """The releases that are still served, in words."""
+    span = f"{names[0]}..{names[-1]}"
+    return span if package == VLLM else f"{package.title} {span}"
+
+
+def _lies_in(feature: Feature, folder: Path) -> bool:
+    """Whether a feature is one of a folder of patches."""
+    return not feature.shipped and Path(feature.origin).resolve() == folder.resolve()
 
 
 def _with_files(feature: Feature, folder: Path) -> Served:
     """A feature with the files of its folder, if that is the one to be pruned."""
     from overlay.authoring.pruning import Served
 
-    if feature.shipped or Path(feature.origin).resolve() != folder.resolve():
+    if not _lies_in(feature, folder):
         return Served(feature)
     place = entries(folder)[feature.id]
     files: dict[str, bytes] = {}
@@ -108,7 +147,7 @@ def _with_files(feature: Feature, folder: Path) -> Served:
     return Served(feature, files)
 
 
-def _carry_out(folder: Path, proposals: tuple[Proposal, ...]) -> None:
+def _carry_out(folder: Path, proposals: Sequence[Proposal]) -> None:
     """Carry out proposals by one switch of the folder."""
     from overlay.authoring.disk import NewFolder, replace_features
 

@@ -34,19 +34,24 @@ class Request(NamedTuple):
     require: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
 
-    def resolve(self, name: str | None, progress: Progress | None = None) -> Target:
+    def resolve(
+        self, name: str | None, progress: Progress | None = None, package: Package | None = None
+    ) -> Target:
         """The target that the user named, or that of ``python``.
 
+        :param package: the one that is meant there; default: vLLM.
         :raises TargetError: if the target does not exist.
         :raises PackageIndexError: if a release cannot be fetched.
         """
+        from overlay.package import VLLM
+
         if name is None and self.python is not None:
             from overlay.targets.environments import resolve_interpreter
 
-            return resolve_interpreter(self.python)
+            return resolve_interpreter(self.python, package or VLLM)
         from overlay.targets.resolution import resolve
 
-        return resolve(name, progress=progress)
+        return resolve(name, progress=progress, package=package or VLLM)
 
     def survey(self, name: str | None, progress: Progress | None = None) -> Scene:
         """The features, and the packages of a target that they are for.
@@ -134,22 +139,22 @@ class Request(NamedTuple):
 
         return load(self.folders)
 
-    def authored(self) -> tuple[Feature, ...]:
-        """The features for vLLM, with which the commands that write patches work.
+    def authored(self, package: Package) -> tuple[Feature, ...]:
+        """The features for one package, with which a command that writes patches works.
 
         :raises UsageError: if ``--feature`` names one for another package.
         """
         from overlay.features.model import of_package
-        from overlay.package import VLLM
 
         features = self.load()
         for feature in features:
-            if feature.package != VLLM and feature.id in self.features:
+            if feature.package != package and feature.id in self.features:
                 raise UsageError(
-                    f"--feature {feature.id}: expected a feature for vLLM, found one for "
-                    f"{feature.package.title}, whose patches are written by hand"
+                    f"{feature.id}: expected a feature for {package.title}, found one for "
+                    f"{feature.package.title}: name a release of that, such as "
+                    f"{feature.package.distribution}=={feature.releases.last}"
                 )
-        return of_package(features, VLLM)
+        return of_package(features, package)
 
     def select(self, features: tuple[Feature, ...]) -> tuple[Feature, ...]:
         """The features that are meant, in their own order.

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from overlay.commands.edits import Workshop, feature_of, saved, survey
 from overlay.commands.new import found, require_free, written
-from overlay.commands.next_process import with_plugin
 from overlay.commands.request import ended, refuse_release, root_of, writing_to_none
+from overlay.commands.status import with_next_process
 from overlay.commands.take_off import take_off
 from overlay.commands.target_report import notices
 from overlay.errors import LedgerError, OverlayError, RevertRefused, UsageError
@@ -144,7 +144,7 @@ def _everything(
         removed = sum(target.read(path) is None for path in outcome.changed)
         restored = len(outcome.changed) - removed
         verdicts.append(reverted(answer, restored, removed, wrote=outcome.wrote))
-        answers.append(with_plugin(answer, answer, _of_plugin(answer, request), named=named))
+        answers.append(with_next_process(answer, target, _at_hand(request), named=named))
     changed = tuple(path for outcome in outcomes for path in outcome.changed)
     done = [verdict for verdict, outcome in zip(verdicts, outcomes, strict=True) if outcome.wrote]
     return RevertReport(together(done or verdicts), answers[0], changed, others=tuple(answers[1:]))
@@ -163,10 +163,8 @@ def _rebuild(request: Request, target: Target) -> Callable[[], Rebuilt]:
     return rebuild
 
 
-def _of_plugin(answer: TargetReport, request: Request) -> tuple[Feature, ...]:
+def _at_hand(request: Request) -> tuple[Feature, ...]:
     """The features at hand, for what the plugin will add; none where their folders are broken."""
-    if not answer.features:
-        return ()
     try:
         return request.load()
     except OverlayError:

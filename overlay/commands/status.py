@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlay.commands.next_process import with_plugin
+from overlay.commands.next_process import plugin_patches, with_plugin
 from overlay.commands.request import Request
 from overlay.commands.required import expect_known, with_requirements
 from overlay.commands.target_report import report
+from overlay.errors import OverlayError
 from overlay.features.model import of_package
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import from_ledger
@@ -19,7 +21,7 @@ from overlay.on_disk.ledger import damaged_copies, reinstall
 from overlay.report.codes import Code
 from overlay.report.model import Obstacle
 from overlay.report.reading import StatusReport
-from overlay.report.running import ProcessesReport, running
+from overlay.report.running import ProcessesReport, not_active, running
 from overlay.report.wording import standing, together
 from overlay.report.words import enumeration
 from overlay.results import Notice, Reason, State
@@ -33,15 +35,26 @@ if TYPE_CHECKING:
     from overlay.targets.target import Target
 
 
-def live() -> ProcessesReport:
+def live(request: Request | None = None) -> ProcessesReport:
     """Every running vLLM process of this user, and what is wrong with it.
 
+    :param request: with the features that have to be active; default: none.
+    :raises UsageError: if a required feature does not exist.
     :raises OverlayError: where the system does not tell which processes run.
     """
     from overlay.processes.live import processes
 
     found = processes()
-    return ProcessesReport(running(found), found)
+    if request is None or not request.require:
+        return ProcessesReport(running(found), found)
+    from overlay.features.sources import shipped_folder
+    from overlay.features.switches import declarations
+
+    expect_known(request.require, request.load())
+    folders = [shipped_folder(), *map(Path, request.patches)]
+    situational = {each.id for each in declarations(folders) if each.situational}
+    lacking = not_active(found, request.require, situational)
+    return ProcessesReport(running(found, lacking), found, lacking)
 
 
 def status(
@@ -90,6 +103,24 @@ def of_files(target: Target, features: tuple[Feature, ...]) -> TargetReport:
     from overlay.commands.assess import examine
 
     return examine(target, features).report
+
+
+def with_next_process(
+    changed: TargetReport, target: Target, features: tuple[Feature, ...], *, named: bool
+) -> TargetReport:
+    """A target that was just changed, with what ``status`` would say of the next process.
+
+    What was taken off is not all that the plugin adds: also what was never on disk.
+
+    :param features: all at hand; :param named: whether the user named the target.
+    """
+    if not plugin_patches(changed, named=named):
+        return changed
+    try:
+        everything = of_files(target, features)
+    except OverlayError:
+        return changed  # the change is done; status meets the error again, and says it
+    return with_plugin(changed, everything, features, named=named)
 
 
 def _with_damaged_copies(target: Target, features: tuple[Feature, ...]) -> TargetReport | None:

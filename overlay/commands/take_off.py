@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from overlay.commands.assess import absent, needed, until_current
-from overlay.commands.next_process import with_plugin
+from overlay.commands.status import with_next_process
 from overlay.commands.target_report import notices, report
 from overlay.errors import UsageError
 from overlay.features.model import of_package
@@ -138,8 +138,7 @@ def _attempt(
             features=(*gone, *kept),
             notices=(*notices(dict.fromkeys(noted)), *answers[at].notices),
         )
-        own = of_package(features, each.target.package)
-        answers[at] = with_plugin(answer, answer, own, named=named)
+        answers[at] = with_next_process(answer, each.target, features, named=named)
         verdicts.append(taken_off(answers[at], each.going, request.features, len(outcome.changed)))
     changed = tuple(path for outcome in outcomes for path in outcome.changed)
     return RevertReport(together(verdicts), answers[0], changed, others=tuple(answers[1:]))

@@ -248,7 +248,7 @@ def _tiny_sets(question: Question, python: Path, work: Path) -> list[ModelSet]:
 
 @dataclass(frozen=True)
 class Stage:
-    """Where the engines of one verification run.
+    """The place where the engines of one verification run.
 
     :ivar code: a folder from which the engines import the overlay.
     """

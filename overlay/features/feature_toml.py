@@ -13,6 +13,7 @@ from overlay.errors import PatchFormatError
 from overlay.features.model import MODULE_SCOPE, Build, UpstreamPlan, UpstreamTest
 from overlay.features.sources import read_text
 from overlay.features.switches import (
+    ModelRunner,
     Switch,
     read_model_runner,
     read_situational,
@@ -75,7 +76,7 @@ class Fields(NamedTuple):
     needs: tuple[str, ...]
     required: bool
     switches: tuple[Switch, ...]
-    model_runner: str | None
+    model_runner: ModelRunner | None
     merged: Version | None
     builds: tuple[Build, ...]
     reason: UpstreamPlan | None

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from packaging.version import Version
 
-from overlay.features.switches import Switch
+from overlay.features.switches import ModelRunner, Switch
 from overlay.package import VLLM, Package, ReleaseRange
 from overlay.results import Notice
 
@@ -196,7 +196,7 @@ class Feature:
     source: str | None = None
     notices: tuple[Notice, ...] = ()
     switches: tuple[Switch, ...] = ()
-    model_runner: str | None = None
+    model_runner: ModelRunner | None = None
     merged: Version | None = None
     builds: tuple[Build, ...] = ()
     reason: UpstreamPlan | None = None

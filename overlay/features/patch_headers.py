@@ -50,7 +50,7 @@ def field(headers: Mapping[str, str], name: str) -> str:
 
 
 def author(headers: Mapping[str, str]) -> str:
-    """Who wrote a patch, as text for people; empty where it does not say."""
+    """The author of a patch, as text for people; empty where it does not say."""
     first = field(headers, "Author").partition("\n")[0]
     return _decoded(first)
 

@@ -188,7 +188,7 @@ def _check_images(source: Source, hunk: Hunk) -> None:
             "context"
         )
     elif (hunk.pre, hunk.pre_unfinished) == (hunk.post, hunk.post_unfinished):
-        problem = "it changes nothing (the ends of lines are no content)"
+        problem = "it changes nothing (line endings do not count as content)"
     elif hunk.shows_nothing:
         problem = (
             "its post-image is part of its pre-image, so nothing could show that it is applied: "

@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,15 +26,19 @@ from overlay.features.sources import EFFECTS_PATH, feature_documents
 from overlay.settings import KNOWN
 from overlay.untrusted import read_regular
 
-#: The model runners that a feature may name as the only one that it patches.
-MODEL_RUNNERS = ("v1", "v2")
-
 #: Reports a malformed place: the key, and what is wrong with it.
 ErrorAt = Callable[[str, str], None]
 
 _NAME = re.compile(r"OVERLAY_[A-Z0-9]+(_[A-Z0-9]+)*")
 
 _KEYS = ("name", "values", "default", "text", "deprecated")
+
+
+class ModelRunner(str, Enum):
+    """A model runner of vLLM; a feature may name the only one that it patches."""
+
+    V1 = "v1"
+    V2 = "v2"
 
 
 class Switch(NamedTuple):
@@ -69,7 +74,7 @@ class Declaration(NamedTuple):
     id: str
     title: str
     switches: tuple[Switch, ...]
-    model_runner: str | None
+    model_runner: ModelRunner | None
     reports: bool
     situational: bool = False
 
@@ -119,17 +124,21 @@ def _declaration(document: Path) -> Declaration | None:
     )
 
 
-def read_model_runner(table: dict[str, Any], error: ErrorAt) -> str | None:
+def read_model_runner(table: dict[str, Any], error: ErrorAt) -> ModelRunner | None:
     """The key ``model_runner`` of a feature.toml, ``None`` where it is left out."""
     value = table.get("model_runner")
-    if value is None or (isinstance(value, str) and value in MODEL_RUNNERS):
-        return value
-    error(
-        "model_runner",
-        f"model_runner: expected {' or '.join(MODEL_RUNNERS)}, found {value!r}; leave it out where "
-        "the feature does not depend on it",
-    )
-    return None
+    if value is None:
+        return None
+    try:
+        return ModelRunner(value)
+    except ValueError:
+        known = " or ".join(each.value for each in ModelRunner)
+        error(
+            "model_runner",
+            f"model_runner: expected {known}, found {value!r}; leave it out where the feature does "
+            "not depend on it",
+        )
+        return None
 
 
 def read_situational(table: dict[str, Any], error: ErrorAt) -> bool:

@@ -1,4 +1,4 @@
-"""In memory: patch a process of vLLM while it imports the patched modules.
+"""Patch a process of vLLM while it imports the patched modules.
 
 ``plugin`` runs the start of a process, ``receipt`` skips planning where nothing is left to plan,
 ``activation`` decides, ``preparation`` plans, ``module_cache`` keeps patched text in a private

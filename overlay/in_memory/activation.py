@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from overlay.processes.records import OFF
+from overlay.results import Way
 
 if TYPE_CHECKING:
     from overlay.on_disk.process_decision import FeatureStanding, Kept, SwitchRow
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Activation(NamedTuple):
     """What this process runs.
 
-    :ivar way: ``disk``, ``memory``, ``both``, or ``none`` where no feature is active.
+    :ivar way: where the patched code comes from; ``NONE`` where no feature is active.
     :ivar scopes: module name -> scopes whose code the plan changes.
     :ivar modules: the modules that the hook serves.
     :ivar required: whether vLLM must not start without one of the features that are active.
@@ -27,7 +27,7 @@ class Activation(NamedTuple):
     :ivar others: import name and root of each package beside vLLM that features are for.
     """
 
-    way: str
+    way: Way
     vllm: str
     root: str
     features: tuple[FeatureStanding, ...]
@@ -51,13 +51,13 @@ class Activation(NamedTuple):
     @property
     def summary(self) -> str:
         """One phrase for logs and tables."""
-        if self.way == OFF:
+        if self.way is Way.OFF:
             return self.off_summary or "off (OVERLAY=off)"
         active = [feature.id for feature in self.features if feature.active]
         if not active:
             return "unpatched"
-        ways = {"both": "disk and memory"}
-        return f"{', '.join(active)} ({ways.get(self.way, self.way)})"
+        way = "disk and memory" if self.way is Way.BOTH else self.way.value
+        return f"{', '.join(active)} ({way})"
 
     @classmethod
     def of_receipt(cls, kept: Kept, variables: Mapping[str, str]) -> Activation:

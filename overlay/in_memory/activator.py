@@ -6,6 +6,7 @@ and what it planned is handed to the import hook."""
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -19,12 +20,14 @@ from overlay.on_disk.process_decision import (
     from_disk,
     needless,
 )
+from overlay.results import Way
+from overlay.settings import Mode
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from overlay.in_memory.import_hook import Observer
-    from overlay.in_memory.preparation import Planned
+    from overlay.in_memory.preparation import Planned, Prepared
     from overlay.on_disk.ledger import Ledger
     from overlay.package import Package
     from overlay.settings import Switches
@@ -71,7 +74,6 @@ def _together(
     if len(parts) == 1:
         return first
     features = tuple(feature for part in parts for feature in part.features)
-    ways = {part.way for part in parts} - {"none"}
     inputs: dict[str, str | None] | None = {}
     for part, target in zip(parts, targets, strict=True):
         if part.inputs is None or inputs is None:
@@ -79,7 +81,7 @@ def _together(
         else:  # the paths of another package are below a root of its own
             inputs |= {str(target.root) + "/" + path: each for path, each in part.inputs.items()}
     return first._replace(
-        way=ways.pop() if len(ways) == 1 else "both" if ways else "none",
+        way=functools.reduce(Way.__or__, (part.way for part in parts)),
         features=features,
         digest=digest(features, switches.all),
         scopes={name: scopes for part in parts for name, scopes in part.scopes.items()},
@@ -91,17 +93,17 @@ def _together(
 
 
 def impossible(why: str, switches: Switches, target: Target | None = None) -> Activation:
-    """What a process runs in which nothing can be patched or verified.
+    """What a process runs in which nothing can be patched or verified; patches on disk may run.
 
     :raises RequiredMissing: if a required feature cannot run for that reason.
     """
     activation = Activation(
-        "none",
+        Way.NONE,
         (target and target.vllm) or "unknown",
         str(target.root) if target else "",
         (),
         digest((), switches.all),
-        warnings=(f"nothing is patched in this process: {why}",),
+        warnings=(f"nothing is patched in memory, and nothing on disk verified: {why}",),
         impossible=why,
     )
     if wanted := _wanted(switches):
@@ -120,24 +122,24 @@ def _activated(
     kept = (target.root / target.package.state_folder).exists()
     ledger = _ledger(target.root, target.package) if kept else None
     features: list[FeatureStanding] = []
-    activation = Activation("none", target.vllm or "unknown", str(target.root), (), "")
+    activation = Activation(Way.NONE, target.vllm or "unknown", str(target.root), (), "")
     if ledger is not None and ledger.applied:
         on_disk, blocked = from_disk(target, ledger)
         if on_disk:
             features += on_disk
             activation = activation._replace(
-                way="none" if blocked else "disk", features=tuple(features)
+                way=Way.NONE if blocked else Way.DISK, features=tuple(features)
             )
             if blocked:  # a plan on top of files that somebody edited proves nothing
                 return activation._replace(
                     features=tuple(features), digest=digest(features, switches.all)
                 )
-    settled = ledger is None or not ledger.applied or activation.way == "disk"
-    entries = () if ledger is None or activation.way != "disk" else ledger.entries
+    settled = ledger is None or not ledger.applied or activation.way is Way.DISK
+    entries = () if ledger is None or activation.way is not Way.DISK else ledger.entries
     known = {entry.path: entry.after for entry in entries}
-    if switches.mode == "auto":
+    if switches.mode is Mode.AUTO:
         rest = None
-        if ledger is not None and activation.way == "disk":
+        if ledger is not None and activation.way is Way.DISK:
             rest = needless(target, ledger, switches)
         if rest is None:
             activation, more = _in_memory(target, switches, wanted, observer, activation)
@@ -201,20 +203,10 @@ def _in_memory(
         if planned.id not in on_disk
     ]
     if prepared.entry.modules:
-        assert target.root is not None
-        required = {
-            module
-            for planned in prepared.features
-            if planned.chosen and (planned.id in wanted or "all" in wanted)
-            for module in planned.modules
-        }
-        finder = hook.PatchFinder(target.root, prepared.entry.modules, observer, required)
-        hook.install(finder)
-        way = "both" if activation.way == "disk" else "memory"
         activation = activation._replace(
-            way=way,
+            way=activation.way | Way.MEMORY,
             scopes=prepared.scopes,
-            modules=tuple(sorted(finder.modules)),
+            modules=_install(target, prepared, wanted, observer),
         )
     elif not late and not prepared.warnings:
         activation = activation._replace(inputs=prepared.read)
@@ -224,6 +216,27 @@ def _in_memory(
         if on_disk.get(planned.id, planned.digest) != planned.digest
     )
     return activation._replace(warnings=(*prepared.warnings, *others)), features
+
+
+def _install(
+    target: Target, prepared: Prepared, wanted: frozenset[str], observer: Observer
+) -> tuple[str, ...]:
+    """Install the import hook for what was planned.
+
+    :returns: the modules that it serves, sorted.
+    """
+    from overlay.in_memory import import_hook as hook
+
+    assert target.root is not None  # an importable package lies in a folder
+    required = {
+        module
+        for planned in prepared.features
+        if planned.chosen and (planned.id in wanted or "all" in wanted)
+        for module in planned.modules
+    }
+    finder = hook.PatchFinder(target.root, prepared.entry.modules, observer, required)
+    hook.install(finder)
+    return tuple(sorted(finder.modules))
 
 
 def _hooked(planned: Planned, late: Mapping[str, str] | None) -> FeatureStanding:

@@ -22,10 +22,11 @@ from overlay.features.sources import EFFECTS_MODULE
 from overlay.in_memory import log
 from overlay.in_memory.import_watch import when_imported
 from overlay.processes.counts import COUNTS_NAME
-from overlay.processes.records import Effect, EffectRecord
+from overlay.processes.records import Effect, EffectRecord, Meaning
+from overlay.untrusted import printable
 
 if TYPE_CHECKING:
-    from overlay.features.switches import Declaration
+    from overlay.features.switches import Declaration, ModelRunner
 
 _WORKER_MODULE = "vllm.v1.worker.worker_base"
 
@@ -51,11 +52,13 @@ class Published(NamedTuple):
 
     :ivar counters: feature and name of each count, in the order of the numbers in memory.
     :ivar counts_fd: the file descriptor of that memory, ``None`` where there is none.
+    :ivar meanings: what each count says, in the same order.
     """
 
     effects: tuple[EffectRecord, ...]
     counters: tuple[tuple[str, str], ...]
     counts_fd: int | None
+    meanings: tuple[Meaning | None, ...] = ()
 
 
 class Publisher(Protocol):
@@ -133,7 +136,8 @@ class EffectWatch:
         if self._module is not None and self._counts_fd is None:
             self._counts_fd = self._memory(self._module)
         counters = () if self._module is None else tuple(self._module.counted())
-        self._publisher.publish(Published(self.effects(), counters, self._counts_fd))
+        meanings = _meanings(self._module)[: len(counters)]
+        self._publisher.publish(Published(self.effects(), counters, self._counts_fd, meanings))
 
     def effects(self) -> tuple[EffectRecord, ...]:
         """Say what each feature of this process does now."""
@@ -178,7 +182,7 @@ class EffectWatch:
         :raises RequiredIdle: if a required feature patches another model runner.
         """
         runner = model_runner(getattr(worker, "model_runner", None))
-        runner_name = "another" if runner is None else f"model runner {runner.upper()}"
+        runner_name = "another" if runner is None else f"model runner {runner.name}"
         if runner is not None:
             self._other_runner = {
                 name: runner_name
@@ -205,12 +209,12 @@ class EffectWatch:
 
         setattr(worker, _WARM_UP, warm_up_then_tell)
 
-    def _patches_another(self, feature: str, runner: str) -> bool:
+    def _patches_another(self, feature: str, runner: ModelRunner) -> bool:
         declared = self._publisher.declared().get(feature)
         return (
             declared is not None
             and declared.model_runner is not None
-            and declared.model_runner != runner
+            and declared.model_runner is not runner
         )
 
     def model_ready(self) -> None:
@@ -249,10 +253,18 @@ class EffectWatch:
         if idle:
             raise RequiredIdle(
                 f"vllm-overlay: OVERLAY_REQUIRED names features that have no effect in process "
-                f"{os.getpid()}: {told(idle)}. Remove the cause, remove the requirement, or set "
-                "OVERLAY_REQUIRED_PRESENT instead, which requires the patched code, whether it is "
-                "used or not"
+                f"{os.getpid()}: {printable(told(idle))}. Remove the cause, remove the "
+                "requirement, or set OVERLAY_REQUIRED_PRESENT instead, which requires the patched "
+                "code, whether it is used or not"
             )
+
+
+def _meanings(module: ModuleType | None) -> tuple[Meaning | None, ...]:
+    """What each count says; nothing where patches of an older overlay are on disk."""
+    ask = getattr(module, "meanings", None)
+    if ask is None:
+        return ()
+    return tuple(None if meaning is None else Meaning(*meaning) for meaning in ask())
 
 
 def told(effects: Iterable[EffectRecord]) -> str:
@@ -263,9 +275,11 @@ def told(effects: Iterable[EffectRecord]) -> str:
     )
 
 
-def model_runner(runner: object) -> str | None:
-    """Which model runner an object is: ``v1``, ``v2``, or ``None`` for any other."""
+def model_runner(runner: object) -> ModelRunner | None:
+    """Which model runner an object is; ``None`` for any other than V1 and V2."""
+    from overlay.features.switches import ModelRunner
+
     bases = {(each.__module__, each.__name__) for each in type(runner).__mro__}
     if _V2_RUNNER in bases:
-        return "v2"
-    return "v1" if _V1_RUNNER in bases else None
+        return ModelRunner.V2
+    return ModelRunner.V1 if _V1_RUNNER in bases else None

@@ -1,4 +1,4 @@
-"""Who imported a module, found afterwards, and without running anything of what is looked at."""
+"""Find out who imported a module, afterwards and without running anything of what is looked at."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _globals(module: object) -> Mapping[str, object]:
     """What a module holds, without asking it: a lazy one would import what it names."""
     try:
         return dict(object.__getattribute__(module, "__dict__"))
-    except AttributeError:  # anything may stand in sys.modules
+    except AttributeError:  # sys.modules may hold anything
         return {}
 
 

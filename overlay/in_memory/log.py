@@ -41,6 +41,19 @@ def warn(text: str) -> None:
     say([(logging.WARNING, f"vllm-overlay: {text}")])
 
 
+def escape(error: BaseException) -> None:
+    """Escape the control characters in an error that ends a process, and in what caused it.
+
+    Python prints it to a terminal or a log, and its text may name what strangers named.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        seen.args = tuple(
+            printable(each, lines=True) if isinstance(each, str) else each for each in seen.args
+        )
+        seen = seen.__cause__ or seen.__context__
+
+
 def forget() -> None:
     """Drop the buffered lines in a forked child: they are its parent's."""
     _waiting.clear()

@@ -281,7 +281,7 @@ def _show_sources(modules: Iterable[StoredModule]) -> None:
 def _write_module(
     made: Path, final: Path, path: str, text: bytes, pristine: str | None
 ) -> dict[str, str | None]:
-    # The code names the file where it will stand, so that tracebacks find it.
+    # The code names the file under its final name, so that tracebacks find it.
     code = compile(text, str(final / path), "exec", dont_inherit=True)
     bytecode = marshal.dumps(code)
     _write(made / path, text)

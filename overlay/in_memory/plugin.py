@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import overlay
 from overlay import settings
 from overlay.errors import OverlayError, TargetError, UsageError
-from overlay.in_memory import ranks
+from overlay.in_memory import metrics_watch, ranks
 from overlay.in_memory.activation import Activation
 from overlay.in_memory.running import RunningProcess
-from overlay.processes import records
+from overlay.results import Way
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,6 +42,16 @@ def start(environment: Environment = os.environ) -> None:
     :raises OverlayError: if a required feature cannot run here, a variable has an unknown value, a
         patches folder is malformed, or another overlay is at work in this process.
     """
+    try:
+        _start(environment)
+    except OverlayError as error:
+        from overlay.in_memory.log import escape
+
+        escape(error)
+        raise
+
+
+def _start(environment: Environment) -> None:
     global _process  # noqa: PLW0603  (one process has one state)
     if _process is not None:
         _process.say_after_fork()
@@ -51,7 +61,7 @@ def start(environment: Environment = os.environ) -> None:
     asked = settings.read(environment)
     settings.carry_to_ray(environment)
     process = RunningProcess(asked)
-    activation = _off(environment) if asked.mode == "off" else _decide(asked, process)
+    activation = _off(environment) if asked.mode is settings.Mode.OFF else _decide(asked, process)
     _process = process
     setattr(sys, _MARK, _identity())
     if activation.modules:  # patched in memory
@@ -61,8 +71,9 @@ def start(environment: Environment = os.environ) -> None:
             vllm_caches.keep_apart(activation.digest, activation.required)
     os.register_at_fork(after_in_child=process.after_fork)
     process.activated(activation)
-    if activation.way != records.OFF:
+    if activation.way is not Way.OFF:
         ranks.watch(process.rank_report, activation.required)
+        metrics_watch.watch()
     if any(feature.active for feature in activation.features):
         from overlay.in_memory.effects import EffectWatch
 
@@ -180,7 +191,7 @@ def _off(environment: Environment) -> Activation:
     """Leave this process alone; where patched code is on disk, turn its switches off."""
     vllm = sys.modules.get("vllm")
     version = str(getattr(vllm, "__version__", "unknown"))
-    off = Activation(records.OFF, version, "", (), "")
+    off = Activation(Way.OFF, version, "", (), "")
     file = getattr(vllm, "__file__", None)
     if not isinstance(file, str):
         return off

@@ -103,7 +103,7 @@ class Plans:
 
     @cached_property
     def asked(self) -> tuple[Feature, ...]:
-        """Those that ``OVERLAY_FEATURES`` allows."""
+        """The features that ``OVERLAY_FEATURES`` allows."""
         return tuple(each for each in self.features if self.switches.allows(each.id))
 
     @cached_property
@@ -156,7 +156,7 @@ class Plans:
 def prepare(plans: Plans, left_out: Iterable[str] = ()) -> Prepared:
     """The entry for this vLLM and this patch set, made where there is none.
 
-    :param plans: made from where there is no entry.
+    :param plans: gives the plan from which a missing entry is made.
     :param left_out: ids of features that must not be in it.
     :raises StoreError: if there is no place where it could be kept.
     :raises UsageError: if ``OVERLAY_FEATURES`` names a feature that does not exist.
@@ -226,7 +226,7 @@ def _entry(plans: Plans, without: frozenset[str]) -> tuple[store.Entry, tuple[st
 
 
 def _places() -> Iterable[Path]:
-    """Where the store may lie: the user's cache, else a private temporary folder.
+    """The folders in which the store may lie: the user's cache, else a private temporary folder.
 
     The last one lasts as long as this process does.
     """

@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import socket
+import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from types import ModuleType
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from overlay.errors import OverlayError
 from overlay.in_memory.import_watch import when_imported
+from overlay.untrusted import printable
 
 #: Gives this process's report for its rank.
 Describe: TypeAlias = "Callable[[int], RankReport]"
@@ -54,8 +56,13 @@ def _wrap(module: ModuleType, describe: Describe) -> None:
     setattr(module, _FUNCTION, initialize_then_compare)
 
 
-#: Seconds to wait for the other ranks to say what they run; they start within seconds of another.
+#: Seconds in which all other ranks must say what they run: one bound for all of them together.
+#: They come here within seconds of another, since vLLM has just made their groups.
 TIMEOUT = 120.0
+
+
+#: Seconds to wait for a rank that comes after one which is missing: the key is there, or is not.
+_LEAST = 0.1
 
 
 class RanksDiffer(OverlayError, RuntimeError):
@@ -77,7 +84,7 @@ class RankReport(NamedTuple):
 
 
 def report(rank: int, vllm: str, digest: str, summary: str) -> RankReport:
-    """This process's report."""
+    """The report of this process."""
     return RankReport(rank, socket.gethostname(), os.getpid(), vllm, digest, summary)
 
 
@@ -101,7 +108,7 @@ def require_equal(reports: Sequence[RankReport]) -> None:
         raise RanksDiffer(
             "vllm-overlay: the ranks of this engine do not run the same code; expected one "
             "vLLM release and one digest everywhere, found:\n"
-            + table(reports)
+            + printable(table(reports), lines=True)
             + "\nMake the overlay, its patches folders and its OVERLAY switches equal on every "
             "node, or set OVERLAY=off on all of them, and start again."
         )
@@ -131,17 +138,21 @@ def compare(mine: RankReport, group: Any) -> None:
 
 
 def _require_all(mine: RankReport, store: Any, world_size: int) -> None:
-    """Stop where a rank does not say what it runs.
+    """Stop where a rank does not say what it runs within ``TIMEOUT`` seconds.
 
     :param store: the store over which torch made the process group.
+    :raises RanksDiffer: naming every rank that is missing, with the table of the others.
     """
     store.set(f"vllm-overlay/{mine.rank}", json.dumps(mine._asdict()))
     said: list[RankReport] = []
     silent: list[int] = []
+    deadline = time.monotonic() + TIMEOUT
     for rank in range(world_size):
         key = f"vllm-overlay/{rank}"
+        # A rank that answered in time is there at once, however long an earlier one was awaited.
+        left = max(deadline - time.monotonic(), _LEAST)
         try:
-            store.wait([key], timedelta(seconds=TIMEOUT if not silent else 1.0))
+            store.wait([key], timedelta(seconds=left))
         except RuntimeError:  # torch raises DistStoreError, a RuntimeError, when time is up
             silent.append(rank)
         else:
@@ -149,6 +160,7 @@ def _require_all(mine: RankReport, store: Any, world_size: int) -> None:
     if silent:
         raise RanksDiffer(
             f"vllm-overlay: rank {', '.join(map(str, silent))} did not say what it runs within "
-            f"{TIMEOUT:.0f} s; expected the overlay on every node, found it here:\n{table(said)}\n"
+            f"{TIMEOUT:.0f} s; expected the overlay in all {world_size} ranks, found it in these:\n"
+            f"{printable(table(said), lines=True)}\n"
             "Install the same overlay there, or set OVERLAY=off on all nodes, and start again."
         )

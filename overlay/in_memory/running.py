@@ -14,6 +14,7 @@ from overlay import settings
 from overlay.in_memory import log
 from overlay.in_memory.import_watch import HookError
 from overlay.processes import records
+from overlay.results import Way
 from overlay.untrusted import sha256
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class RunningProcess:
-    """This process; there is one at most.
+    """The state of this process; there is one at most.
 
     It hears what the import hook executed (``executed``, ``bypassed``), what the ranks want to
     compare (``rank_report``) and what features do (``publish``), and keeps the record up to date.
@@ -84,7 +85,7 @@ class RunningProcess:
         from overlay.in_memory import verification
 
         scopes = verification.compare(module, stored.code, self.activation.scopes.get(name, ()))
-        wrong = [scope for scope, state in scopes.items() if state == verification.DIFFERS]
+        wrong = [scope for scope, state in scopes.items() if state is records.CodeState.DIFFERS]
         if wrong:
             raise HookError(
                 f"vllm-overlay: {name} was executed, but {', '.join(wrong)} is not the planned "
@@ -99,13 +100,15 @@ class RunningProcess:
             raise HookError(text)
         scopes = self.activation.scopes.get(name) or ("<module>",)
         record = self.record.with_module(
-            records.ModuleRecord(name, "", dict.fromkeys(scopes, records.UNPATCHED))
+            records.ModuleRecord(name, "", dict.fromkeys(scopes, records.CodeState.UNPATCHED))
         )
         names = sorted(
-            module.module for module in record.modules if module.state == records.UNPATCHED
+            module.module
+            for module in record.modules
+            if module.state is records.CodeState.UNPATCHED
         )
         digest = f"{self.activation.digest} without {' '.join(names)}"
-        summary = f"{self.activation.summary} but {', '.join(names)} {records.UNPATCHED}"
+        summary = f"{self.activation.summary} but {', '.join(names)} unpatched"
         # Ranks that run the same code still agree.
         self._change(record._replace(digest=sha256(digest.encode()), summary=summary))
         log.say([(logging.WARNING, text)])
@@ -117,7 +120,7 @@ class RunningProcess:
         from overlay.in_memory import import_hook, ranks
 
         import_hook.require_asked()
-        role = "worker" if self.record.role == "main" else self.record.role
+        role = "worker" if self.record.role == records.MAIN else self.record.role
         self._change(self.record._replace(rank=rank, role=role))
         record = self.record
         return ranks.report(rank, record.vllm, record.digest, record.summary)
@@ -196,17 +199,18 @@ class RunningProcess:
                 effects=(),
                 counters=(),
                 counts_fd=None,
+                meanings=(),
             )
         )
 
     def _line(self) -> str:
         """The one line at start; a fork's record may know more than what was activated."""
         record = self.record
-        if record.way == records.OFF:
+        if record.way is Way.OFF:
             installed = "; this process runs vLLM as it is installed"
             patched_disk = self.activation.off_summary is not None
             return f"vllm-overlay: {record.summary}{'' if patched_disk else installed}"
-        patched = record.way in records.PATCHED
+        patched = record.way.patched
         text = (
             f"vllm-overlay: process {os.getpid()} {'has the patches' if patched else 'runs'} "
             f"{record.summary} on vLLM {record.vllm}, patch set {record.digest[:12]}"

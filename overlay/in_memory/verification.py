@@ -6,8 +6,7 @@ import functools
 from collections.abc import Iterable
 from types import CodeType, ModuleType
 
-#: States of one scope in a running process.
-RUNS, DIFFERS, UNSEEN = "runs", "differs", "unseen"
+from overlay.processes.records import CodeState
 
 
 def planned_code(module: CodeType, scope: str) -> list[CodeType]:
@@ -33,7 +32,8 @@ def _inside(level: list[CodeType], parts: list[str]) -> list[CodeType]:
 def running_code(module: ModuleType, scope: str) -> list[CodeType]:
     """The code objects that ``scope`` resolves to in an executed module, decorators undone.
 
-    A function inside another one is no attribute of it; its code is a constant of the other's.
+    The code of a function inside another one is a constant of the outer function's code, and no
+    attribute of that function leads to it.
     """
     value: object = module
     parts = scope.split(".")
@@ -94,11 +94,10 @@ def _attribute(value: object, name: str) -> object:
         return None
 
 
-def compare(module: ModuleType, code: CodeType, scopes: Iterable[str]) -> dict[str, str]:
-    """For each scope whether the planned code runs; for a class, whether all its methods do.
+def compare(module: ModuleType, code: CodeType, scopes: Iterable[str]) -> dict[str, CodeState]:
+    """Compare the running code with the planned code, scope by scope; a class by its methods.
 
-    :returns: scope -> ``runs``; ``differs`` (other code is there); or ``unseen`` (an opaque
-        decorator, or a name that is not there: nothing to compare).
+    :returns: scope -> ``RUNS``, ``DIFFERS`` or ``UNSEEN``.
     """
     results = {}
     for scope in sorted(set(scopes)):
@@ -108,18 +107,19 @@ def compare(module: ModuleType, code: CodeType, scopes: Iterable[str]) -> dict[s
         methods = [name for body in planned for name in _functions(body)]
         if methods and _is_class(module, scope):
             states = {_compare(module, code, f"{scope}.{name}") for name in methods}
-            results[scope] = next((state for state in (DIFFERS, RUNS) if state in states), UNSEEN)
+            results[scope] = next(state for state in CodeState if state in states)
         else:
             results[scope] = _compare(module, code, scope)
     return results
 
 
-def _compare(module: ModuleType, code: CodeType, scope: str) -> str:
+def _compare(module: ModuleType, code: CodeType, scope: str) -> CodeState:
     planned = planned_code(code, scope)
     running = running_code(module, scope)
     if not planned or not running:
-        return UNSEEN
-    return RUNS if any(code_ in planned for code_ in running) else DIFFERS
+        return CodeState.UNSEEN
+    runs = any(each in planned for each in running)
+    return CodeState.RUNS if runs else CodeState.DIFFERS
 
 
 def _functions(body: CodeType) -> list[str]:

@@ -1,4 +1,4 @@
-"""On disk: change a target all or nothing, whatever happens meanwhile.
+"""Change a target on disk, all or nothing, whatever happens meanwhile.
 
 ``ledger`` records what was done and ``disk_state`` compares it with the files; ``changes`` decides
 which writes are needed and ``writes`` orders them; ``transaction`` applies and reverts,

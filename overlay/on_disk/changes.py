@@ -14,6 +14,7 @@ from overlay.on_disk.disk_state import KEEP_EDIT, Condition, condition, conditio
 from overlay.on_disk.ledger import Entry, Ledger, LedgerLost
 from overlay.on_disk.site import Site
 from overlay.on_disk.writes import Intent, Write, assemble, hash_of
+from overlay.package import ReadOnce, Tree
 from overlay.results import Change, Plan, State
 from overlay.targets.record import our_rows, without_rows
 from overlay.untrusted import all_unreadable
@@ -213,13 +214,15 @@ def _files(
     """Compute the write each file needs, and the files that a void ledger no longer owns."""
     wanted = {change.path: change for change in changes}
     listed = [entry.path for entry in old.entries] if old is not None else []
-    with all_unreadable({*wanted, *listed}, site.read):
-        drafts = [_wanted(site, old, change) for change in wanted.values()]
-        return _with_listed(site, old, release, wanted, drafts)
+    tree = ReadOnce(site)
+    with all_unreadable({*wanted, *listed}, tree.read):
+        drafts = [_wanted(site, tree, old, change) for change in wanted.values()]
+        return _with_listed(site, tree, old, release, wanted, drafts)
 
 
 def _with_listed(
     site: Site,
+    tree: Tree,
     old: Ledger | None,
     release: str | None,
     wanted: Container[str],
@@ -229,7 +232,7 @@ def _with_listed(
     left_alone: list[str] = []
     if old is None:
         return drafts, left_alone
-    present = conditions(old, site.read)
+    present = conditions(old, tree.read)
     dead = void(old, present, release) is not None
     for entry in old.entries:
         if entry.path in wanted:
@@ -244,11 +247,11 @@ def _with_listed(
     return drafts, left_alone
 
 
-def _wanted(site: Site, old: Ledger | None, change: Change) -> _Draft:
+def _wanted(site: Site, tree: Tree, old: Ledger | None, change: Change) -> _Draft:
     """Compute the write that one change of a plan needs."""
     if change.after is None:
         raise ValueError(f"{change.path}: a feature patches and adds files, it never removes one")
-    now = site.read(change.path)
+    now = tree.read(change.path)
     entry = old.entry(change.path) if old else None
     ours = entry is not None and condition(entry, now) is Condition.OURS
     if entry is not None and ours and entry.before != hash_of(change.before):

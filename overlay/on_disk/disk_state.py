@@ -119,6 +119,7 @@ def assess(
     tree: Tree,
     features: Sequence[Feature],
     release: str | None = None,
+    present: Mapping[str, Condition] | None = None,
 ) -> Plan:
     """Correct a plan's results by what the ledger says was applied.
 
@@ -126,10 +127,12 @@ def assess(
     :param tree: the target with its present files.
     :param features: those that the plan was made from.
     :param release: the installed release, as far as it is known.
+    :param present: the condition of every file that the ledger lists, where the caller knows it.
     """
     if ledger is None:
         return plan
-    present = conditions(ledger, tree.read)
+    if present is None:
+        present = conditions(ledger, tree.read)
     reason = void(ledger, present, release)
     if reason is not None:
         return plan._replace(notices=(*plan.notices, *_void_notices(ledger, present, reason)))

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 from overlay.errors import TargetError
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import Condition, condition
-from overlay.package import Tree, path_problem
+from overlay.package import VLLM, Package, Tree, path_problem
 from overlay.untrusted import sha256
 
 if TYPE_CHECKING:
     from overlay.on_disk.ledger import Entry, Ledger
 
 #: The module that a build writes, so that two builds of one release differ in it.
-_BUILT = "vllm/_version.py"
+_BUILT = "_version.py"
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class PristineFiles:
     :param ledger: what the overlay did there; ``None`` where nothing is applied.
     :param record: sha256 of the release's own files by path; ``None`` where there is no RECORD.
     :param release: opens the release itself; asked only where nothing in the target has the text.
+    :param package: the package that the target holds.
     """
 
     def __init__(
@@ -60,11 +61,13 @@ class PristineFiles:
         ledger: Ledger | None,
         record: Mapping[str, str] | None,
         release: Callable[[], Tree],
+        package: Package = VLLM,
     ) -> None:
         self.tree, self.root, self.ledger, self.record = tree, root, ledger, record
         self._open = release
         self._release: Tree | None = None
-        self._copies = ledgers.copies(root)
+        self.package = package
+        self._copies = ledgers.copies(root, package)
 
     def read(self, path: str) -> bytes | None:
         """The release's own bytes of a file; ``None`` where it has no such file.
@@ -89,9 +92,9 @@ class PristineFiles:
             found = "no such file" if data is None else f"one with {sha256(data)[:12]}..."
             raise TargetError(
                 f"{path}: it was edited, and its own text is needed: expected a file with the "
-                f"sha256 {expected[:12]}... of RECORD in the release, found {found}. This vLLM is "
-                "another build than the package index has; make the diff against its source, and "
-                "use `overlay import`"
+                f"sha256 {expected[:12]}... of RECORD in the release, found {found}. This is "
+                f"another build of {self.package.title} than the package index has; make the diff "
+                "against its source, and use `overlay import`"
             )
         return data
 
@@ -120,21 +123,21 @@ def find(files: PristineFiles) -> tuple[Edit, ...]:
 
 
 def _candidates(files: PristineFiles) -> set[str]:
-    paths = set(_modules(files.root))
+    paths = set(_modules(files.root, files.package))
     if files.ledger is not None:
         paths |= {entry.path for entry in files.ledger.entries}
     if files.record is None:
-        return paths - {_BUILT}
-    return paths | {path for path in files.record if path_problem(path) is None}
+        return paths - {f"{files.package.name}/{_BUILT}"}
+    return paths | {path for path in files.record if path_problem(path, files.package) is None}
 
 
-def _modules(root: Path) -> Iterator[str]:
-    """The path of each Python module below ``vllm/``."""
-    for place, folders, names in os.walk(root / "vllm"):
+def _modules(root: Path, package: Package) -> Iterator[str]:
+    """The path of each Python module below the folder of a package."""
+    for place, folders, names in os.walk(root / package.name):
         folders[:] = [name for name in folders if name != "__pycache__"]
         below = os.path.relpath(place, root).replace(os.sep, "/")
         for name in names:
-            if name.endswith(".py") and path_problem(f"{below}/{name}") is None:
+            if name.endswith(".py") and path_problem(f"{below}/{name}", package) is None:
                 yield f"{below}/{name}"
 
 

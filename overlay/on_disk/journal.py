@@ -54,12 +54,12 @@ class Step(NamedTuple):
 
     @property
     def new(self) -> str:
-        """Where the new bytes are staged until they take the file's place."""
+        """The path at which the new bytes are staged until they take the file's place."""
         return _beside(self.path, "new")
 
     @property
     def old(self) -> str:
-        """Where the old bytes are kept until all is done."""
+        """The path at which the old bytes are kept until all is done."""
         return _beside(self.path, "old")
 
 
@@ -136,7 +136,7 @@ def write(root: Path, journal: Journal, owner: files.Owner | None, package: Pack
 
 
 def draft_path(package: Package) -> str:
-    """Where a journal is written before it takes its place."""
+    """The path at which a journal is written before it takes its place."""
     return f"{package.journal_path}.overlay-new"
 
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from overlay.errors import OverlayError
 from overlay.on_disk import receipt
-from overlay.results import State
+from overlay.results import State, Way
+from overlay.settings import Mode
 
 if TYPE_CHECKING:
     from overlay.on_disk.ledger import Ledger
@@ -59,13 +60,13 @@ class FeatureStanding(NamedTuple):
 class Kept(NamedTuple):
     """A decision as a receipt keeps it; none of a process that patches modules in memory.
 
-    :ivar way: ``disk``, or ``none`` where no feature is active.
+    :ivar way: ``DISK``, or ``NONE`` where no feature is active.
     :ivar vllm: the version of vLLM; :ivar root: the folder that holds it.
     :ivar required: whether vLLM must not start without one of the features that are active.
     :ivar switches: those that features declare, with the fields of ``features.switches.Switch``.
     """
 
-    way: str
+    way: Way
     vllm: str
     root: str
     features: tuple[FeatureStanding, ...]
@@ -170,7 +171,7 @@ class Question:
         own = {name: value for name, value in asked.all.items() if name not in asked.further}
         self._cache = cache_folder() / "receipts"
         roots = [str(root), *(f"{name} {place}" for name, place in self.others.items())]
-        self._name = receipt.name_of(roots, {**own, "OVERLAY": asked.mode}, self.folders)
+        self._name = receipt.name_of(roots, {**own, "OVERLAY": asked.mode.value}, self.folders)
 
     @property
     def is_answered(self) -> bool:
@@ -235,7 +236,7 @@ def keep_applied(targets: Sequence[Target], switches: Switches) -> None:
     """
     roots = {target.package.name: target.root for target in targets}
     root = roots.pop("vllm", None)
-    if root is None or switches.mode == "off" or not _importable(root):
+    if root is None or switches.mode is Mode.OFF or not _importable(root):
         return
     try:
         question = Question(switches, root)
@@ -262,7 +263,7 @@ def _keep_applied(
         if ledger is None or not ledger.applied:
             return
         own, blocked = from_disk(target, ledger)
-        rest = needless(target, ledger, switches) if switches.mode == "auto" else []
+        rest = needless(target, ledger, switches) if switches.mode is Mode.AUTO else []
         if not own or blocked or rest is None:
             return
         features += [*own, *rest]
@@ -272,7 +273,7 @@ def _keep_applied(
         return
     vllm = next(target for target in targets if target.package.name == "vllm")
     decision = Kept(
-        way="disk",
+        way=Way.DISK,
         vllm=vllm.vllm or "unknown",
         root=str(vllm.root),
         features=tuple(features),
@@ -307,7 +308,7 @@ def _decoded(kept: Mapping[str, Any]) -> Kept:
     :raises KeyError, TypeError, ValueError: if it is malformed.
     """
     return Kept(
-        way=str(kept["way"]),
+        way=Way(kept["way"]),
         vllm=str(kept["vllm"]),
         root=str(kept["root"]),
         features=tuple(

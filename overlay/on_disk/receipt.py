@@ -61,7 +61,7 @@ def name_of(roots: Sequence[str], variables: Mapping[str, str], folders: Sequenc
 
 
 def _code(folder: str) -> tuple[str, str]:
-    """Where the overlay's modules are, and which they are: two builds may have one version.
+    """The folder of the overlay's modules, and which they are: two builds may have one version.
 
     An installation's RECORD has the hash of each; in a checkout, sizes and times tell, as for
     Python's bytecode.
@@ -199,7 +199,7 @@ def _below(folder: str) -> Iterable[str]:
 
 
 def _changed(path: str) -> int:
-    """When a file was last changed, in nanoseconds; of one that is not there, 0."""
+    """The time at which a file was last changed, in nanoseconds; of one that is not there, 0."""
     try:
         return os.lstat(path).st_ctime_ns
     except (FileNotFoundError, NotADirectoryError):

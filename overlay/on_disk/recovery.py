@@ -150,7 +150,7 @@ def _ended(parts: Sequence[Part]) -> str:
 
 
 def _places(parts: Sequence[Part]) -> str:
-    """Where a transaction takes place, for messages."""
+    """The places of a transaction, for messages."""
     if len(parts) == 1:
         return str(parts[0].root)
     return " and ".join(map(str, parts))

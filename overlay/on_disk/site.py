@@ -39,7 +39,9 @@ class Site:
         :raises TransactionError: if it leads out of the target or of the package, or to something
             that is not a file.
         """
-        out = way_out(self.root, path)
+        full = self.root / path
+        real = os.path.realpath(full)
+        out = way_out(self.root, path, real)
         if out is not None:
             raise TransactionError(
                 f"{out[0]} leads out of the target, to {out[1]}: writing there would change what "
@@ -47,8 +49,6 @@ class Site:
                 f"{self.package.title} with --link-mode copy), or name the folder that holds the "
                 "real files"
             )
-        full = self.root / path
-        real = os.path.realpath(full)
         try:
             mode = os.stat(real).st_mode
         except (FileNotFoundError, NotADirectoryError):

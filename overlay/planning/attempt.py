@@ -50,6 +50,13 @@ class Texts:
             raise known
         return known
 
+    def keep(self, text: SourceText) -> bytes:
+        """The bytes of an edited text, which are not read again where that would give the same."""
+        data = text.to_bytes()
+        if text.read_alike:
+            self._sources.setdefault(data, text)
+        return data
+
     def scopes(self, data: bytes) -> Scopes:
         """The scopes of a file.
 
@@ -127,7 +134,7 @@ def _apply(
     endings = [final_newline_after(hunk) for hunk in patch.hunks]
     ending = next((ending for ending in endings if ending is not None), None)
     try:
-        after = texts.source(data).splice(made, ending).to_bytes()
+        after = texts.keep(texts.source(data).splice(made, ending))
         texts.scopes_after(after, data, made)
     except TextError as error:
         return None, Reason(f"the patched file cannot be written: {error}")

@@ -22,7 +22,7 @@ def render(changes: Iterable[Change]) -> bytes:
     """The changes as a unified diff, in bytes, because the files are in encodings of their own.
 
     The section heading of each hunk is the innermost scope that holds it before and after the
-    change, where both files are Python; so each hunk can stand in a patch of the same form.
+    change, where both files are Python; so each hunk can be part of a patch of the same form.
     """
     return b"".join(piece for change in changes for piece in _file_diff(change))
 

@@ -94,7 +94,7 @@ def _torn_apart(hunk: Hunk, lines: Sequence[str], ranges: Sequence[range]) -> Re
     for place in ranges if telling else ():
         if share_of(telling, lines[place.start : place.stop]) == 1.0:
             return Reason(
-                f"its lines before the change stand in {hunk.scope}, but so does every line that "
+                f"its lines before the change are in {hunk.scope}, but so does every line that "
                 f"it adds, such as {telling[0]!r}: the change may be there already",
                 "if upstream has the change, retire it there (`merged` or [[upstreamed]] in "
                 "feature.toml); if its base had these lines too, name them in a Base-Has header",
@@ -196,7 +196,7 @@ def _numbered(words: Callable[[Callable[[int], str]], str]) -> Reason:
 
 
 def _elsewhere(hunk: Hunk, lines: Sequence[str], scopes: Scopes) -> Reason | None:
-    """Where the pre-image is outside the scope, in words."""
+    """The places of the pre-image outside the scope, in words."""
     places = list(_occurrences(hunk.pre, lines, range(len(lines))))
     if not places:
         return None
@@ -291,7 +291,7 @@ def _nearest(
     there = len(hits[start])
     return first, _numbered(
         lambda line: (
-            f"the nearest place is line {line(first)}: {there} of {len(pre)} lines stand there, "
+            f"the nearest place is line {line(first)}: {there} of {len(pre)} lines are there, "
             f"the first {leading} without a gap; expected {pre[leading]!r} at line "
             f"{line(place + 1)}, {found}"
         )

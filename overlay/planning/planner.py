@@ -56,7 +56,8 @@ def plan(
     :param syntax: answers about texts; default: worked out here.
     :returns: a plan whose ``changes`` are empty unless no feature needs attention.
     """
-    planner = _Planner(Series(pristine, syntax or Syntax()), release, Provenance(pristine, record))
+    series = Series(pristine, syntax or Syntax())
+    planner = _Planner(series, release, Provenance(series.tree, record))
     for feature in features:
         planner.add(feature)
     return planner.finish()
@@ -187,14 +188,14 @@ class _Planner:
         problem = self.texts.syntax.compile_error(added.content, path)
         if problem is not None:
             text = f"the added module does not compile: {problem}"
-            result = _drifted(path, None, Reason(text, advice.for_module(draft.feature, path)))
+            result = _drifted(path, Reason(text, advice.for_module(draft.feature, path)))
         elif before is not None and before != added.content:
             text = "expected no such file, found another one of that name; it is not overwritten"
-            result = _drifted(path, None, Reason(text, advice.for_taken_name(draft.feature, path)))
+            result = _drifted(path, Reason(text, advice.for_taken_name(draft.feature, path)))
         elif before is not None:
             result = FileResult(path, State.UPSTREAMED)
             if self.provenance.foreign(path) is not None:
-                result = _drifted(path, None, advice.UNRECORDED)
+                result = _drifted(path, advice.UNRECORDED)
         elif now is not None and self.sequence.steps[path][0].after != added.content:
             step = self.sequence.steps[path][0]
             result = self._clash(step, path, None, draft)
@@ -335,7 +336,7 @@ class _Planner:
         earlier = files[step.file]
         if not earlier.state.needs_attention:
             files[step.file] = earlier._replace(state=State.DRIFTED, reason=reason)
-        return _drifted(path, patch, reason)
+        return _drifted(path, reason)
 
     def _compile(self) -> None:
         """Refuse the first step of each file whose result does not compile."""
@@ -357,8 +358,8 @@ class _Planner:
                     break
 
 
-def _drifted(path: str, patch: str | None, reason: Reason) -> FileResult:
-    return FileResult(path, State.DRIFTED, patch, (), reason)
+def _drifted(path: str, reason: Reason) -> FileResult:
+    return FileResult(path, State.DRIFTED, None, (), reason)
 
 
 def _by_distance(topic: Topic, release: Version | None) -> Iterable[Variant]:

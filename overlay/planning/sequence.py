@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from overlay.package import Tree
+from overlay.package import ReadOnce, Tree
 from overlay.planning.attempt import Texts
 from overlay.planning.scopes import Syntax
 
@@ -22,19 +22,20 @@ class Step(NamedTuple):
 
 
 class Series:
-    """The files of a tree, and what the steps so far make of them."""
+    """The files of a tree, and what the steps so far make of them.
+
+    :ivar tree: the tree's own files; :ivar texts: what is known about their texts.
+    :ivar steps: path -> the steps that changed the file, in order.
+    """
 
     def __init__(self, tree: Tree, syntax: Syntax) -> None:
-        self._tree = tree
+        self.tree = ReadOnce(tree)
         self.texts = Texts(syntax)
-        self._pristine: dict[str, bytes | None] = {}
         self.steps: dict[str, list[Step]] = {}
 
     def pristine(self, path: str) -> bytes | None:
         """The bytes of the tree's own file."""
-        if path not in self._pristine:
-            self._pristine[path] = self._tree.read(path)
-        return self._pristine[path]
+        return self.tree.read(path)
 
     def current(self, path: str) -> bytes | None:
         """The bytes that the steps so far leave."""

@@ -56,7 +56,7 @@ class SourceText:
         except UnicodeDecodeError as error:
             line = body.count(b"\n", 0, error.start) + 1
             raise TextError(
-                f"line {line} is no {encoding} text: {error.reason} (byte {error.start})"
+                f"line {line} is not {encoding} text: {error.reason} (byte {error.start})"
             ) from error
         except UnicodeError:
             exact = False
@@ -77,12 +77,23 @@ class SourceText:
 
     @cached_property
     def _bytes(self) -> bytes:
-        body = "".join(chain.from_iterable(zip(self.lines, self.ends, strict=True)))
+        if set(self.ends) == {"\n"}:  # nearly always, and ten times as fast
+            body = "\n".join((*self.lines, ""))
+        else:
+            body = "".join(chain.from_iterable(zip(self.lines, self.ends, strict=True)))
         return (codecs.BOM_UTF8 if self.bom else b"") + body.encode(self.encoding)
 
     def to_bytes(self) -> bytes:
         """The bytes of the file."""
         return self._bytes
+
+    @property
+    def read_alike(self) -> bool:
+        """Whether its bytes are certain to be read as this text, so that nobody has to read them.
+
+        After ``splice`` only a carriage return, or another encoding, may make them another text.
+        """
+        return self.encoding == "utf-8" and b"\r" not in self._bytes
 
     @property
     def final_newline(self) -> bool:
@@ -129,7 +140,8 @@ class SourceText:
         lines += self.lines[done:]
         ends += self.ends[done:]
         finished = self.final_newline if final_newline is None else final_newline
-        ends[:-1] = [end or self._usual_end for end in ends[:-1]]
+        if "" in ends[:-1]:
+            ends[:-1] = [end or self._usual_end for end in ends[:-1]]
         if ends:
             # An empty line without an end would not be a line.
             ends[-1] = (ends[-1] or self._usual_end) if finished or not lines[-1] else ""

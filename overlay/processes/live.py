@@ -2,7 +2,7 @@
 
 A process is vLLM's if it is a Python that mapped vLLM's compiled extension or says so in its title;
 one without a record is listed all the same, since a process that the plugin never reached is the
-very one that somebody should hear of.  What only starts vLLM (a shell, an init, ``timeout``) is
+one process that needs attention most.  What only starts vLLM (a shell, an init, ``timeout``) is
 none of them, though its command names vLLM.  Linux only: elsewhere the kernel does not tell."""
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from pathlib import Path
 
 from overlay.errors import OverlayError
 from overlay.processes import counts, records
-from overlay.processes.records import OFF, PATCHED, UNPATCHED, Effect, ProcessRecord
+from overlay.processes.records import CodeState, Effect, ProcessRecord
+from overlay.results import Way
 
 #: What a process title or argument of vLLM's own begins with or holds.
 _TITLES = ("VLLM::", "vllm serve", "vllm.entrypoints")
@@ -67,14 +68,17 @@ def processes(proc: Path = Path("/proc")) -> tuple[LiveProcess, ...]:
             engines[pid],
             said.get(pid),
             problem(said.get(pid), [said.get(p) for p in ours if engines[p] == engines[pid]]),
-            _counts(said.get(pid), proc),
+            counts_of(said.get(pid), proc),
             _root(proc, pid) if said.get(pid) is None else said[pid].root,
         )
         for pid in sorted(ours, key=lambda pid: (engines[pid], pid))
     )
 
 
-def _counts(record: ProcessRecord | None, proc: Path) -> tuple[tuple[str, str, int], ...]:
+def counts_of(
+    record: ProcessRecord | None, proc: Path = Path("/proc")
+) -> tuple[tuple[str, str, int], ...]:
+    """The counts of a process now: (feature, name, number); empty where they cannot be read."""
     if record is None or record.counts_fd is None or not record.counters:
         return ()
     numbers = counts.read(record.pid, record.counts_fd, len(record.counters), proc)
@@ -103,7 +107,7 @@ def problem(mine: ProcessRecord | None, peers: Iterable[ProcessRecord | None]) -
 
 def _differs(mine: ProcessRecord | None, peers: Iterable[ProcessRecord | None]) -> str | None:
     known = [peer for peer in peers if peer is not None]
-    patched = [peer for peer in known if peer.way in PATCHED]
+    patched = [peer for peer in known if peer.way.patched]
     if mine is None:
         return (
             "runs without the overlay's plugin, its peers with it: start it in the same environment"
@@ -111,20 +115,24 @@ def _differs(mine: ProcessRecord | None, peers: Iterable[ProcessRecord | None]) 
             else "runs without the overlay's plugin: is it installed there, and does VLLM_PLUGINS "
             "allow it?"
         )
-    unpatched = [module.module for module in mine.modules if module.state == UNPATCHED]
+    unpatched = [module.module for module in mine.modules if module.state is CodeState.UNPATCHED]
     if unpatched:
         return (
             f"{', '.join(unpatched)}: unpatched, loaded by another import hook than the overlay's"
         )
-    differs = [module.module for module in mine.modules if module.state == "differs"]
+    differs = [module.module for module in mine.modules if module.state is CodeState.DIFFERS]
     if differs:
         return f"{', '.join(differs)}: other code than planned"
-    if mine.way == OFF:
+    if mine.way is Way.OFF:
         return "is off (OVERLAY=off), its peers patched" if patched else None
-    if mine.way not in PATCHED:
+    if not mine.way.patched:
         return "runs unpatched, its peers patched" if patched else None
     others = sorted(
-        {f"{peer.pid} {peer.digest[:12] or peer.way}" for peer in known if not _same(mine, peer)}
+        {
+            f"{peer.pid} {peer.digest[:12] or peer.way.value}"
+            for peer in known
+            if not _same(mine, peer)
+        }
     )
     if others:
         return f"runs {mine.digest[:12]}, its peers differ: {', '.join(others)}"

@@ -14,6 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from overlay.results import Way
 from overlay.untrusted import parse_json, problem_of_owner, read_regular
 
 SCHEMA = 2
@@ -24,14 +25,20 @@ MAX_BYTES = 1 << 20
 #: Seconds after which the record of another host's process goes.
 FORGOTTEN_AFTER = 30 * 86400.0
 
-#: State of a planned module that another import hook loaded: its pristine code runs.
-UNPATCHED = "unpatched"
+#: The role of a process that neither its name nor its command tells more about.
+MAIN = "main"
 
-#: The ways in which a process may have come to run patched code.
-PATCHED = ("memory", "disk", "both")
 
-#: That the plugin was told to do nothing; what is on disk runs all the same.
-OFF = "off"
+class CodeState(str, Enum):
+    """What runs of a scope or of a module that was planned; ordered from worst to best."""
+
+    #: Another import hook loaded the module: its pristine code runs.
+    UNPATCHED = "unpatched"
+    #: Other code than planned is there.
+    DIFFERS = "differs"
+    RUNS = "runs"
+    #: There is nothing to compare: an opaque decorator, or a name that is not there.
+    UNSEEN = "unseen"
 
 
 class Effect(Enum):
@@ -59,19 +66,32 @@ class EffectRecord(NamedTuple):
 class ModuleRecord(NamedTuple):
     """One patched module after it was executed.
 
-    :ivar sha256: of the text that ran; :ivar scopes: scope -> ``runs``, ``differs``, ``unseen``,
-        ``unpatched``.
+    :ivar sha256: of the text that ran; :ivar scopes: scope -> what runs of it.
     """
 
     module: str
     sha256: str
-    scopes: dict[str, str]
+    scopes: dict[str, CodeState]
 
     @property
-    def state(self) -> str:
-        """``runs``; ``differs`` where a scope holds other code than planned; or ``unpatched``."""
+    def state(self) -> CodeState:
+        """``UNPATCHED`` or ``DIFFERS`` where a scope is that, else ``RUNS``."""
         states = self.scopes.values()
-        return next((state for state in (UNPATCHED, "differs") if state in states), "runs")
+        bad = (CodeState.UNPATCHED, CodeState.DIFFERS)
+        return next((state for state in bad if state in states), CodeState.RUNS)
+
+
+class Meaning(NamedTuple):
+    """What a number of a process says, for metrics.
+
+    :ivar metric: lower-case words joined by underscores, such as ``replays``.
+    :ivar labels: name and value of each label.
+    :ivar gauge: whether the number goes up and down; a counter only grows.
+    """
+
+    metric: str
+    labels: tuple[tuple[str, str], ...] = ()
+    gauge: bool = False
 
 
 class ProcessRecord(NamedTuple):
@@ -79,12 +99,14 @@ class ProcessRecord(NamedTuple):
 
     :ivar started: what ``start_time`` said of it, so that a reused pid is noticed.
     :ivar role: ``api server``, ``engine core`` or ``worker``, as far as it is known.
-    :ivar way: one of ``PATCHED``, ``OFF``, or ``none``.
+    :ivar way: where its patched code comes from.
     :ivar left_out: the features that should run here and do not, each with its state and why.
     :ivar required: the features without whose effect vLLM must not serve.
     :ivar effects: what each feature does, as far as it is known.
     :ivar counters: feature and name of each count, such as replays and fallbacks.
     :ivar counts_fd: the file descriptor of the counts in that process; see ``processes.counts``.
+    :ivar meanings: what each count says, ``None`` where it has its name alone; empty where the
+        process runs code that does not say so.
     """
 
     pid: int
@@ -94,7 +116,7 @@ class ProcessRecord(NamedTuple):
     rank: int | None
     vllm: str
     root: str
-    way: str
+    way: Way
     digest: str
     summary: str
     modules: tuple[ModuleRecord, ...] = ()
@@ -103,6 +125,7 @@ class ProcessRecord(NamedTuple):
     effects: tuple[EffectRecord, ...] = ()
     counters: tuple[tuple[str, str], ...] = ()
     counts_fd: int | None = None
+    meanings: tuple[Meaning | None, ...] = ()
 
     def with_module(self, module: ModuleRecord) -> ProcessRecord:
         """The record after another module was executed (or executed again)."""
@@ -111,7 +134,7 @@ class ProcessRecord(NamedTuple):
 
 
 def folders() -> tuple[Path, ...]:
-    """Where records may lie, best first.
+    """The folders in which records may lie, best first.
 
     Several, since a service and a user's shell have different environments and must meet.
     """
@@ -178,7 +201,7 @@ def _still(recorded: str, now: str) -> bool:
 
 
 def role() -> str:
-    """This process's part in vLLM, from its name and its command."""
+    """The part of this process in vLLM, from its name and its command."""
     import multiprocessing
 
     name = multiprocessing.current_process().name
@@ -198,7 +221,7 @@ def role() -> str:
             ("api", "api server"),
         )
     part = next((role for needle, role in known if needle in command.lower()), None)
-    return part or ("main" if name == "MainProcess" else name)
+    return part or (MAIN if name == "MainProcess" else name)
 
 
 def write(record: ProcessRecord) -> None:
@@ -242,13 +265,21 @@ def read_all() -> Iterator[ProcessRecord]:
 def _decoded(document: dict[str, Any]) -> ProcessRecord | None:
     """The record of a file's JSON, ``None`` for another version's.
 
-    :raises ValueError, TypeError, KeyError: if it is malformed.
+    :raises ValueError, TypeError, KeyError, AttributeError: if it is malformed.
     """
     if document.pop("schema") != SCHEMA:
         return None
     for name in ("left_out", "required"):
         document[name] = tuple(map(str, document[name]))
-    document["modules"] = tuple(ModuleRecord(**module) for module in document["modules"])
+    document["way"] = Way(document["way"])
+    document["modules"] = tuple(
+        ModuleRecord(
+            str(module["module"]),
+            str(module["sha256"]),
+            {str(scope): CodeState(state) for scope, state in module["scopes"].items()},
+        )
+        for module in document["modules"]
+    )
     document["effects"] = tuple(
         EffectRecord(str(feature), Effect(state), str(text))
         for feature, state, text in document["effects"]
@@ -256,7 +287,17 @@ def _decoded(document: dict[str, Any]) -> ProcessRecord | None:
     document["counters"] = tuple(
         (str(feature), str(name)) for feature, name in document["counters"]
     )
+    document["meanings"] = tuple(map(_meaning, document.get("meanings", ())))
     return ProcessRecord(**document)
+
+
+def _meaning(row: Any) -> Meaning | None:
+    if row is None:
+        return None
+    metric, labels, gauge = row
+    return Meaning(
+        str(metric), tuple((str(name), str(value)) for name, value in labels), gauge is True
+    )
 
 
 def _read(file: Path) -> ProcessRecord | None:

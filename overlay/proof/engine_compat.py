@@ -184,11 +184,11 @@ def draft_graph_facts(worker: Any) -> dict[str, Any]:
     runner = worker.model_runner
     effects = importlib.import_module("vllm.v1.overlay_effects").effects()
     told = effects.get(DRAFT_GRAPHS) or {"state": None, "text": "", "counts": {}}
-    replays = importlib.import_module(f"{DRAFT_GRAPHS_PACKAGE}.replay").REPLAYS
+    replays = importlib.import_module(f"{DRAFT_GRAPHS_PACKAGE}.figures").REPLAYS
     replayed: Counter[str] = Counter()
-    for (role, _), name in replays.items():
+    for (role, _), (name, _) in replays.items():
         replayed[role] += told["counts"].get(name, 0)
-    known = set(replays.values())
+    known = {name for name, _ in replays.values()}
     dispatcher = getattr(drafter_of(runner), "cudagraph_dispatcher", None)
     return {
         "rank": int(worker.rank),

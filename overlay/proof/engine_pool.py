@@ -42,7 +42,7 @@ class Job:
 
     @property
     def out(self) -> Path:
-        """Where it writes its result."""
+        """The file into which it writes its result."""
         return self.folder / "result.json"
 
 

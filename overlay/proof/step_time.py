@@ -218,6 +218,7 @@ def prepare(args: argparse.Namespace) -> None:
 
 def main() -> None:
     """Start one engine, time it at every batch size, print the RESULT line."""
+    # Over fifty lines: one sequence, whose middle is the table of what the result says.
     args = arguments()
     if args.wait and not sys.stdin.readline():
         sys.exit("whoever started this engine is gone")

@@ -47,7 +47,7 @@ def on_gpu(events: list[Event]) -> list[Event]:
 
 
 def called_at(events: list[Event]) -> dict[int, float]:
-    """When the host called for something on the GPU, by what links the two."""
+    """The time at which the host called for something on the GPU, by what links the two."""
     return {
         e["args"]["correlation"]: e["ts"]
         for e in events
@@ -74,7 +74,7 @@ def busiest(work: list[Event], steps: float) -> list[dict[str, Any]]:
 def idle(
     work: list[Event], called: dict[int, float], begin: float, end: float, steps: float
 ) -> dict[str, Any]:
-    """Where the GPU had nothing to do between ``begin`` and ``end``, in microseconds a step.
+    """The gaps of the GPU between ``begin`` and ``end``, in microseconds a step.
 
     A pause has a name where it is long enough: what ran before it and what after.  ``late_us`` of
     it passed before the host had called for what came after; the rest is the GPU's own.

@@ -24,7 +24,7 @@ MAX_RANK: Final = 8
 
 
 def adapter_folder(models: str, name: str) -> str:
-    """Where the adapter lies below the models' folder."""
+    """The folder of the adapter below the models' folder."""
     return f"{models}/{FOLDER}/{name}"
 
 

@@ -18,7 +18,7 @@ from overlay.proof import meeting
 
 
 class Turns:
-    """Who may measure now.
+    """The order in which engines may measure.
 
     :param folder: where the engines meet (:mod:`meeting`).
     :param parties: how many engines there are; they measure in the order of their numbers.

@@ -184,8 +184,8 @@ def first_difference(expected: Sequence[Served], found: Sequence[Served]) -> Dif
     """The first request, and in it the first position, where two runs of the same prompts differ.
 
     Accepted drafts are compared at each number of known tokens at which both runs verified drafts,
-    so that another schedule of the same work is no difference.  Where one run drafted fewer there,
-    near a length limit, only those are compared.
+    so that two runs that batched the same work differently compare equal.  Where one run drafted
+    fewer there, near a length limit, only those are compared.
     """
     for number, (one, other) in enumerate(zip(expected, found, strict=True)):
         differences = [*_tokens(number, one, other), *_accepted(number, one, other)]

@@ -13,7 +13,7 @@ from overlay.report.codes import Code, Verdict
 from overlay.report.imported import landings
 from overlay.report.lines import Line, Span, labelled
 from overlay.report.words import count, enumeration
-from overlay.results import Outcome
+from overlay.results import Fate, Outcome
 
 
 class AuthoredHunks(NamedTuple):
@@ -26,15 +26,13 @@ class AuthoredHunks(NamedTuple):
 class AuthoredFile(NamedTuple):
     """One file of a feature that was made or changed by editing.
 
-    :ivar fate: ``edited``, ``added``, ``removed`` (an added module), ``as before`` or, of a
-        session that begins, ``to edit``.
     :ivar hunks: by scope, in the order of the file.
     :ivar stacks_on: ids of the features whose text the hunks are made on.
     :ivar problem: why it could not be carried.
     """
 
     path: str
-    fate: str
+    fate: Fate
     hunks: tuple[AuthoredHunks, ...] = ()
     stacks_on: tuple[str, ...] = ()
     problem: str | None = None
@@ -201,7 +199,7 @@ def lines(report: NewReport | EditReport) -> Iterator[Line]:
 def _said(file: AuthoredFile) -> str:
     """What was made of a file, in a few words."""
     if not file.hunks:
-        return "added module" if file.fate == "added" else file.fate
+        return "added module" if file.fate is Fate.ADDED else file.fate.value
     parts = [f"{count(each.number, 'hunk')} in {each.scope}" for each in file.hunks]
     stacked = f", on top of {enumeration(list(file.stacks_on))}" if file.stacks_on else ""
     return f"{', '.join(parts)}{stacked}"
@@ -218,7 +216,7 @@ def data(report: NewReport | EditReport) -> dict[str, Any]:
         "files": [
             {
                 "path": file.path,
-                "fate": file.fate,
+                "fate": file.fate.value,
                 "hunks": [each._asdict() for each in file.hunks],
                 "stacks_on": list(file.stacks_on),
                 "problem": file.problem,

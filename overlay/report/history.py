@@ -18,7 +18,7 @@ _MOST_LINES = 40
 
 
 class Means(str, Enum):
-    """By what a release is known to have a feature itself."""
+    """The means by which a release is known to have a feature itself."""
 
     MEMORY = "memory"
     LINES = "lines"
@@ -134,7 +134,8 @@ _CARRIED = {
     Outcome.MISSING: "M",
 }
 
-_LEGEND = (
+#: What the letters of the matrix mean.
+LEGEND = (
     ("P", "applies"),
     ("U", "upstream has it"),
     ("p", "would land, outside its range"),
@@ -301,7 +302,7 @@ def matrix_lines(report: MatrixReport) -> Iterator[Line]:
             spans.append(Span(cell.letter, cell.state.value))
         yield Line(tuple(spans))
     yield BLANK
-    for letter, meaning in _LEGEND:
+    for letter, meaning in LEGEND:
         if letter in used:
             yield labelled(2, f"{letter}  ", meaning)
 

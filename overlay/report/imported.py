@@ -12,7 +12,7 @@ from overlay.report.base import Report
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, Line, Span, labelled
 from overlay.report.words import count, enumeration
-from overlay.results import Outcome
+from overlay.results import Fate, Outcome
 
 #: What each outcome means to whoever imports a change.
 _MEANINGS = {
@@ -29,13 +29,13 @@ _MEANINGS = {
 class ImportedFile(NamedTuple):
     """One file of the change.
 
-    :ivar fate: ``edited``, ``added``, or what kind of file was left out.
+    :ivar fate: edited or added; the others say what kind of file was left out.
     :ivar base: the release whose text it was made on; ``None`` where none is needed or known.
     :ivar problem: why it could not be carried.
     """
 
     path: str
-    fate: str
+    fate: Fate
     base: str | None
     hunks: int
     problem: str | None
@@ -71,12 +71,13 @@ class ImportReport(Report):
     @property
     def carried(self) -> tuple[ImportedFile, ...]:
         """The files that are edited or added, or should have been."""
-        return tuple(entry for entry in self.files if entry.fate in ("edited", "added"))
+        return tuple(entry for entry in self.files if entry.fate in (Fate.EDITED, Fate.ADDED))
 
     @property
     def left_out(self) -> dict[str, int]:
         """How many files were left out, by kind."""
-        kinds = [entry.fate for entry in self.files if entry.fate not in ("edited", "added")]
+        others = [entry.fate for entry in self.files if entry not in self.carried]
+        kinds = [fate.value for fate in others]
         return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
 
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
@@ -173,7 +174,7 @@ def lines(report: ImportReport) -> Iterator[Line]:
     for entry in report.carried:
         if entry.problem is not None:
             continue  # told as the report's error
-        made = "added module" if entry.fate == "added" else count(entry.hunks, "hunk")
+        made = "added module" if entry.fate is Fate.ADDED else count(entry.hunks, "hunk")
         base = f", made on {entry.base}" if entry.base else ""
         yield labelled(0, "carried   ", f"{entry.path}  {made}{base}")
     yield from landings(report.outcomes)

@@ -40,7 +40,7 @@ _NEXT_READ_ONLY = {
 
 
 class Place(NamedTuple):
-    """Where a problem is.
+    """The place of a problem.
 
     :ivar scope: the scope of the hunk, or ``None`` where the file as a whole is meant.
     :ivar patch: the patch that it stops; ``None`` for an added module.

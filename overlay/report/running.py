@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from overlay.report.base import Report
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, MARK, Line, Span, aligned, labelled
-from overlay.report.words import count
+from overlay.report.words import count, enumeration
 
 if TYPE_CHECKING:
     from overlay.processes.live import LiveProcess
@@ -23,20 +23,83 @@ class ProcessesReport(Report):
 
     _command: ClassVar[str] = "status"
     processes: tuple[LiveProcess, ...]
+    lacking: tuple[Lacking, ...] = ()
 
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:
-        """A table for each engine."""
-        return process_lines(self.processes, verbose=verbose)
+        """A table for each engine, and what is required and not active."""
+        yield from process_lines(self.processes, verbose=verbose)
+        for each in self.lacking:
+            place = "" if each.pid is None else f" in process {each.pid}"
+            yield labelled(0, f"{MARK} ", f"{each.feature} is required{place}: {each.why}", "bad")
 
     def own_data(self) -> dict[str, Any]:
-        """The processes, under ``processes``."""
-        return {"processes": [process_data(process) for process in self.processes]}
+        """The processes, under ``processes``; what is lacking, where something was required."""
+        data: dict[str, Any] = {"processes": [process_data(each) for each in self.processes]}
+        if self.lacking:
+            data["lacking"] = [each._asdict() for each in self.lacking]
+        return data
 
 
-def running(processes: Sequence[LiveProcess]) -> Verdict:
-    """The verdict of ``status --live``."""
-    from overlay.processes.records import PATCHED
+class Lacking(NamedTuple):
+    """A required feature that is not active.
 
+    :ivar pid: the process that holds a model and does not use it; ``None`` where none holds one.
+    """
+
+    feature: str
+    pid: int | None
+    why: str
+
+
+def not_active(
+    processes: Sequence[LiveProcess], require: Sequence[str], situational: Collection[str] = ()
+) -> tuple[Lacking, ...]:
+    """The required features that processes with a model do not use.
+
+    A feature that does not report counts as active where its code is there.
+
+    :param require: ids, or ``all``: every feature that any of them has, but those that are rightly
+        idle in most configurations (``situational``).
+    """
+    from overlay.processes.records import Effect
+
+    holders = [
+        (process.pid, {effect.feature: effect for effect in process.record.effects})
+        for process in processes
+        if process.record is not None and process.record.rank is not None
+    ]
+    every = sorted({name for _, effects in holders for name in effects} - {*situational})
+    names = [name for name in require if name != "all"]
+    if "all" in require:
+        names += every
+    if not holders or not names:
+        why = "no process of vLLM has loaded a model" if not holders else "no process has a feature"
+        return tuple(Lacking(name, None, why) for name in dict.fromkeys(require))
+    lacking = []
+    for name in dict.fromkeys(names):
+        for pid, effects in holders:
+            effect = effects.get(name)
+            if effect is None:
+                lacking.append(Lacking(name, pid, "its code is not there"))
+            elif effect.state not in (Effect.ACTIVE, Effect.PATCHED):
+                lacking.append(Lacking(name, pid, f"{effect.state.value}: {effect.text}"))
+    return tuple(lacking)
+
+
+def running(processes: Sequence[LiveProcess], lacking: Sequence[Lacking] = ()) -> Verdict:
+    """The verdict of ``status --live``.
+
+    :param lacking: what ``not_active`` gave for the features of ``--require``.
+    """
+    if lacking:
+        names = enumeration(tuple(dict.fromkeys(each.feature for each in lacking)))
+        where = {each.pid for each in lacking}
+        text = (
+            f"Action needed: {names} required, and no process of vLLM has loaded a model."
+            if where == {None} and not any(process.record for process in processes)
+            else f"Action needed: {names} required, and not active in every process with a model."
+        )
+        return Verdict(Code.REQUIRED_MISSING, text)
     if not processes:
         return Verdict(Code.NOT_RUNNING, "No vLLM of this user is running.")
     needy = [process for process in processes if process.problem is not None]
@@ -45,7 +108,7 @@ def running(processes: Sequence[LiveProcess]) -> Verdict:
     if needy:
         return Verdict(Code.NEEDS_ATTENTION, f"Action needed on {len(needy)} of {what}.")
     patched = sum(
-        process.record is not None and process.record.way in PATCHED for process in processes
+        process.record is not None and process.record.way.patched for process in processes
     )
     effects = _active(processes)
     return Verdict(
@@ -110,9 +173,9 @@ def _row(process: LiveProcess) -> list[Span]:
 def _modules(process: LiveProcess) -> Iterator[Line]:
     """The patched modules of a process: where each came from, and the scopes that are patched."""
     for module in () if process.record is None else process.record.modules:
-        scopes = ", ".join(f"{name} {state}" for name, state in module.scopes.items())
+        scopes = ", ".join(f"{name} {state.value}" for name, state in module.scopes.items())
         scopes = scopes or "the whole module"
-        yield labelled(4, f"{module.module} ({module.state}): ", scopes)
+        yield labelled(4, f"{module.module} ({module.state.value}): ", scopes)
 
 
 def _effects(process: LiveProcess) -> Iterator[Line]:

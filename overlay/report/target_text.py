@@ -166,7 +166,7 @@ def _problem(
 
 
 def _places(problem: Problem) -> str:
-    """Where a problem is: the place, or how many there are."""
+    """The place of a problem, or how many there are."""
     if not problem.places:
         return ", ".join(problem.features)
     if len(problem.places) > 1:

@@ -66,16 +66,16 @@ def resolve_environment(place: Path, name: str, package: Package = VLLM) -> Targ
     :raises TargetError: if it is not an environment, or the package cannot be patched there.
     """
     environment = environment_at(place, name)
-    found = find(
+    location = find(
         environment.path,
         (),
         also=_editable_packages(environment.path, package),
         python=f"the Python environment {environment.prefix}",
         package=package,
     )
-    root = Path(os.path.realpath(found.package)).parent
+    root = Path(os.path.realpath(location.package)).parent
     return build(
-        found.package,
+        location.package,
         name,
         fallback=lambda: editable_version(root, environment.path, package),
         package=package,
@@ -94,13 +94,13 @@ def resolve_interpreter(text: str, package: Package = VLLM) -> Target:
     if os.sep not in text and not place.exists():
         import shutil
 
-        found = shutil.which(text)
-        if found is None:
+        program = shutil.which(text)
+        if program is None:
             raise TargetError(
                 f"--python {text}: expected an interpreter or a virtual environment, found neither "
                 "a path nor a program of that name on PATH"
             )
-        place = Path(found)
+        place = Path(program)
     return resolve_environment(place, text, package)
 
 
@@ -215,7 +215,7 @@ def _site_packages(prefix: Path, version: str | None) -> Iterator[str]:
 
 
 def _base_folders(prefix: Path, version: str | None) -> Iterator[str]:
-    """Where an interpreter that belongs to no virtual environment imports packages from."""
+    """The folders from which an interpreter outside any virtual environment imports packages."""
     prefixes = [prefix / "local", prefix] if prefix == Path("/usr") else [prefix]
     for place in prefixes:
         yield from _site_packages(place, version)
@@ -246,15 +246,15 @@ def _editable_packages(path: tuple[str, ...], package: Package) -> list[Path]:
     Such a finder is a module beside the ``.pth`` file that imports it; its ``MAPPING`` is read as
     a literal.
     """
-    found = []
+    packages = []
     for folder in path:
         for file in _entries(folder, folder, "_finder.py"):
             if not file.startswith("__editable__"):
                 continue
             place = _mapping("\n".join(_lines(Path(folder) / file))).get(package.name)
             if place is not None and os.path.isfile(os.path.join(place, "__init__.py")):
-                found.append(Path(place))
-    return found
+                packages.append(Path(place))
+    return packages
 
 
 def _mapping(text: str) -> dict[str, str]:
@@ -266,11 +266,12 @@ def _mapping(text: str) -> dict[str, str]:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
     for node in body:
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+        if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
+            continue
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         if any(isinstance(target, ast.Name) and target.id == "MAPPING" for target in targets):
             try:
-                value = ast.literal_eval(node.value)  # type: ignore[attr-defined]
+                value = ast.literal_eval(node.value)
             except (ValueError, TypeError):
                 return {}
             if isinstance(value, dict):

@@ -49,13 +49,13 @@ def fetch(wanted: Version, progress: Progress | None, package: Package = VLLM) -
     :raises ArchiveError: if what the index serves is dangerous or too large.
     """
     session = Session(read_config())
-    found = listing(session, package)
-    offered = found.of(wanted)
+    listed = listing(session, package)
+    offered = listed.of(wanted)
     if not offered:
-        raise unknown_release(wanted, found, package)
+        raise unknown_release(wanted, listed, package)
     sources, origin = _take(session, offered[0], f"{package.title} {wanted}", progress, package)
     _expect_version(sources, wanted, offered[0], package)
-    return Fetched(sources, origin, found.problems)
+    return Fetched(sources, origin, listed.problems)
 
 
 def _take(
@@ -116,10 +116,10 @@ def wheel_sources(wheel: Wheel, package: Package = VLLM) -> Sources:
                 "more. It is a bomb: do not use it"
             )
         content = wheel.read(member) or b""
-        found, expected = hashlib.sha256(content).hexdigest(), record.get(member)
-        if found != expected:
+        actual, expected = hashlib.sha256(content).hexdigest(), record.get(member)
+        if actual != expected:
             raise ArchiveError(
-                f"{wheel.name}: {member} has the sha256 {found}, its RECORD says {expected}. The "
+                f"{wheel.name}: {member} has the sha256 {actual}, its RECORD says {expected}. The "
                 "wheel is damaged or was changed: do not use it"
             )
         files[member] = content

@@ -58,12 +58,12 @@ def build(
             "Rename the folder, and whatever leads there"
         )
     owner = only_owner(beside, package)
-    found = owner.version if owner else source_version(root, package) or fallback()
-    release, bad = public_release(found, package)
+    version = owner.version if owner else source_version(root, package) or fallback()
+    release, bad = public_release(version, package)
     rows = owner is not None and beside == root and keeps_rows(owner, package)
     return Target(
         name=name,
-        vllm=found,
+        vllm=version,
         release=release,
         root=root,
         record=Record(owner.record, package) if owner else None,
@@ -159,6 +159,6 @@ def _suggestion(folder: Path, package: Package) -> str:
         f"*/{package.initial}",
     )
     for pattern in patterns:
-        for found in sorted(real.glob(pattern)):
-            return f" There is one further down: name {found.parent.parent}"
+        for file in sorted(real.glob(pattern)):
+            return f" There is one further down: name {file.parent.parent}"
     return f" Name {targets_of(package)}"

@@ -241,11 +241,11 @@ class Adapter(HTTPAdapter):
         super().__init__(max_retries=retries)
 
     def init_poolmanager(self, *words: Any, **options: Any) -> None:
-        """As ``HTTPAdapter``, with the context."""
+        """Do as ``HTTPAdapter`` does, with the context."""
         super().init_poolmanager(*words, **options, ssl_context=self.context)
 
     def proxy_manager_for(self, proxy: str, **options: Any) -> Any:
-        """As ``HTTPAdapter``, with the context."""
+        """Do as ``HTTPAdapter`` does, with the context."""
         return super().proxy_manager_for(proxy, **options, ssl_context=self.context)
 
 

@@ -135,20 +135,20 @@ def listing(session: Session, package: Package = VLLM) -> Listing:
     return Listing(tuple(candidates), shown, tuple(problems))
 
 
-def unknown_release(wanted: Version, found: Listing, package: Package = VLLM) -> PackageIndexError:
+def unknown_release(wanted: Version, listed: Listing, package: Package = VLLM) -> PackageIndexError:
     """The error for a release that no index offers; names its neighbours."""
     versions = [
         version
-        for version in found.versions()
+        for version in listed.versions()
         if not version.is_prerelease or package.has_candidates
     ]
     below = [str(version) for version in versions if version < wanted][-3:]
     above = [str(version) for version in versions if version > wanted][:3]
     near = ", ".join([*below, *above]) or "none"
-    problems = "".join(f" {problem}" for problem in found.problems)
+    problems = "".join(f" {problem}" for problem in listed.problems)
     return PackageIndexError(
         f"{package.title} {wanted}: expected an sdist or a wheel of it on "
-        f"{_places(found.asked)}; there is none. Releases near it: {near}.{problems}"
+        f"{_places(listed.asked)}; there is none. Releases near it: {near}.{problems}"
     )
 
 
@@ -163,10 +163,10 @@ def parse_page(
     shown = without_password(url)
     if "json" in kind.lower():
         links = _json_links(content, url)
-        return [one for one in (_candidate(*link, shown, project) for link in links) if one]
+        return [file for link in links if (file := _candidate(*link, shown, project))]
     parser = _Links(url)
     parser.feed(content.decode("utf-8", "replace"))
-    return [one for one in (_candidate(*link, shown, project) for link in parser.links) if one]
+    return [file for link in parser.links if (file := _candidate(*link, shown, project))]
 
 
 def _matches(version: Version, wanted: Version) -> bool:
@@ -187,7 +187,7 @@ def _ask(session: Session, url: str, project: str) -> list[Candidate]:
         except OSError as error:
             raise PackageIndexError(f"{url}: cannot be listed: {error.strerror}") from error
         if links is not None:
-            return [one for one in (_candidate(*link, url, project) for link in links) if one]
+            return [file for link in links if (file := _candidate(*link, url, project))]
         url = (path / "index.html" if path.is_dir() else path).as_uri()
     return parse_page(*session.page(url, _ACCEPT, _PAGE_LIMIT_BYTES), project)
 

@@ -25,7 +25,7 @@ class NotInstalled(TargetError):
 
 
 class Found(NamedTuple):
-    """Where the import of a package would lead.
+    """The place to which the import of a package would lead.
 
     :ivar package: its folder as found, links and all.
     :ivar shadowed: further packages of that name that the first one hides.
@@ -41,17 +41,17 @@ def resolve_installed(package: Package = VLLM) -> Target:
     :raises NotInstalled: if there is none.
     :raises TargetError: if it lies in an archive, or two distributions own it.
     """
-    found = find(sys.path, sys.meta_path, package=package)
-    here = os.path.realpath(found.package)
+    location = find(sys.path, sys.meta_path, package=package)
+    here = os.path.realpath(location.package)
     warnings = tuple(
-        f"this Python imports {package.title} from {found.package}; another one at {other} is "
+        f"this Python imports {package.title} from {location.package}; another one at {other} is "
         "hidden by it and is left as it is (name its folder to work on it)"
-        for other in dict.fromkeys(found.shadowed)
+        for other in dict.fromkeys(location.shadowed)
         if os.path.realpath(other) != here
     )
     root = Path(here).parent
     return build(
-        found.package,
+        location.package,
         str(root),
         fallback=lambda: editable_version(root, sys.path, package),
         warnings=warnings,

@@ -79,8 +79,8 @@ def owners(folder: Path, package: Package = VLLM) -> list[Distribution]:
     """
     infos = [name for name in _names(folder) if name.endswith(".dist-info")]
     likely = [name for name in infos if is_likely(name, package)]
-    found = _owning(folder, likely, package)
-    return found or _owning(folder, [name for name in infos if name not in set(likely)], package)
+    owning = _owning(folder, likely, package)
+    return owning or _owning(folder, [name for name in infos if name not in set(likely)], package)
 
 
 def is_likely(info: str, package: Package) -> bool:
@@ -96,7 +96,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _owning(folder: Path, names: list[str], package: Package) -> list[Distribution]:
-    found = []
+    owning = []
     for name in names:
         info = folder / name
         record = read_bytes(info / "RECORD")
@@ -104,7 +104,7 @@ def _owning(folder: Path, names: list[str], package: Package) -> list[Distributi
             continue
         metadata = read_bytes(info / "METADATA") or b""
         stem, _, version = name[: -len(".dist-info")].rpartition("-")
-        found.append(
+        owning.append(
             Distribution(
                 name=header(metadata, "Name") or stem.replace("_", "-"),
                 version=header(metadata, "Version") or version,
@@ -112,7 +112,7 @@ def _owning(folder: Path, names: list[str], package: Package) -> list[Distributi
                 record=record,
             )
         )
-    return found
+    return owning
 
 
 def only_owner(folder: Path, package: Package = VLLM) -> Distribution | None:
@@ -120,15 +120,15 @@ def only_owner(folder: Path, package: Package = VLLM) -> Distribution | None:
 
     :raises TargetError: if two do: which files are whose cannot be told.
     """
-    found = owners(folder, package)
-    if len(found) > 1:
-        names = " and ".join(f"{one.name} {one.version} ({one.info.name})" for one in found)
+    owning = owners(folder, package)
+    if len(owning) > 1:
+        names = " and ".join(f"{one.name} {one.version} ({one.info.name})" for one in owning)
         raise TargetError(
-            f"{folder}: expected one distribution that owns {package.name}/, found {len(found)}: "
+            f"{folder}: expected one distribution that owns {package.name}/, found {len(owning)}: "
             f"{names}. They overwrote each other's files. Uninstall all of them, then install the "
             "one that you want"
         )
-    return found[0] if found else None
+    return owning[0] if owning else None
 
 
 def keeps_rows(owner: Distribution, package: Package) -> bool:

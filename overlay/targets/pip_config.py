@@ -26,7 +26,7 @@ _PIP_SECONDS = 60
 
 @dataclass(frozen=True)
 class IndexConfig:
-    """Where distributions are looked for, and how the network is reached.
+    """The places in which distributions are looked for, and how the network is reached.
 
     :ivar indexes: URLs of simple indexes, the main one first; :ivar find_links: URLs of pages or
         folders that list distributions; :ivar timeout: seconds without an answer.
@@ -104,7 +104,11 @@ def _pip() -> list[str] | None:
     """The command that runs a pip: this Python's, the one it bundles, or the one on PATH."""
     import importlib.util
 
-    if importlib.util.find_spec("pip") is not None:
+    try:
+        own = importlib.util.find_spec("pip")
+    except ValueError:  # something put a module named pip there that was never found by an import
+        own = None
+    if own is not None:
         return [sys.executable, "-I", "-m", "pip"]
     spec = importlib.util.find_spec("ensurepip")
     if spec is not None and spec.origin is not None:

@@ -15,6 +15,9 @@ from overlay.untrusted import sha256
 
 _ALGORITHM = "sha256="
 
+#: The end of the path of a package's first module.
+_INITIAL = re.compile(rb'/__init__\.py"?(?=[,\r\n]|$)')
+
 
 class Row(NamedTuple):
     """A file that a RECORD lists.
@@ -79,7 +82,16 @@ def owns(raw: bytes, package: Package = VLLM) -> bool:
 
 def may_list_packages(record: bytes) -> int:
     """The most packages that a RECORD can list; cheaper than ``packages_in``, and never too low."""
-    return len(re.findall(rb'(?:^|[\r\n])[^/\r\n]*/__init__\.py"?(?=[,\r\n]|$)', record))
+    return sum(
+        b"/" not in record[_start_of_line(record, match.start()) : match.start()]
+        for match in _INITIAL.finditer(record)
+    )
+
+
+def _start_of_line(data: bytes, place: int) -> int:
+    # The nearest line feed is near; before it nothing has to be looked at.
+    start = data.rfind(b"\n", 0, place) + 1
+    return max(start, data.rfind(b"\r", start, place) + 1)
 
 
 def packages_in(record: bytes) -> tuple[str, ...]:
@@ -112,15 +124,14 @@ def _fields(record: bytes) -> Iterator[Sequence[str]]:
     reader = csv.reader(io.StringIO(record.decode("utf-8", "surrogateescape"), newline=""))
     while True:
         try:
-            fields = next(reader)
-        except StopIteration:
-            return
+            for fields in reader:
+                if len(fields) == 3:
+                    yield fields
+                elif fields:
+                    yield [*fields, "", ""][:3]
         except csv.Error:
-            continue
-        if len(fields) > 2:
-            yield fields[:3]
-        elif fields:
-            yield (*fields, "", "")[:3]
+            continue  # with the next line
+        return
 
 
 def _hex(code: str) -> str | None:
@@ -184,9 +195,9 @@ def without_rows(
 
 
 def _block(record: bytes, package: Package) -> int | None:
-    """Where the overlay's block begins, or ``None``."""
+    """The offset at which the overlay's block begins, or ``None``."""
     mark = f"{package.ledger_path},".encode()
     if record.startswith(mark):
         return 0
-    found = record.find(b"\n" + mark)
-    return None if found < 0 else found + 1
+    offset = record.find(b"\n" + mark)
+    return None if offset < 0 else offset + 1

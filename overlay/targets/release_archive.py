@@ -49,7 +49,7 @@ class DamagedError(Exception):
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a release came from.
+    """The origin of a release.
 
     :ivar file: the file's name; :ivar index: the page that offered it; :ivar digest: the hash that
         the whole file was checked against (``sha256=...``), ``None`` where it could not be.
@@ -213,5 +213,5 @@ def write_to(file: IO[bytes], sources: Sources, origin: Origin) -> None:
 
 
 def _data_offset(info: zipfile.ZipInfo) -> int:
-    """Where a member's data begins: its local header is 30 bytes, the name, and no extra field."""
+    """The offset of a member's data: its local header is 30 bytes, the name, and no extra field."""
     return info.header_offset + 30 + len(info.filename.encode())

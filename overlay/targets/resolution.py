@@ -34,7 +34,7 @@ from overlay.targets.metadata import unreadable
 from overlay.targets.target import Progress, Target, targets_of
 from overlay.untrusted import open_regular
 
-#: A release with the name of its distribution, as pip takes it; what may stand behind ``==`` in
+#: A release with the name of its distribution, as pip takes it; what may follow ``==`` in
 #: ``--releases`` is more than a version.
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9](?:[-_.A-Za-z0-9]*[A-Za-z0-9])?)\s*==\s*(?P<rest>\S+)")
 
@@ -139,19 +139,19 @@ def resolve_each(
             raise TargetError(_without_features(target, packages))
         return (_release(target, progress, *named),)
     missing: TargetError | None = None
-    found = []
+    resolved = []
     further = patched_in(_folders(target, python)) if patched else ()
     for package in dict.fromkeys((*packages, *further)):
         try:
             if target is None and python is not None:
-                found.append(resolve_interpreter(python, package))
+                resolved.append(resolve_interpreter(python, package))
             else:
-                found.append(resolve(target, package=package))
+                resolved.append(resolve(target, package=package))
         except ABSENT as error:
             missing = missing or error
-    if not found and missing is not None:
+    if not resolved and missing is not None:
         raise missing
-    return tuple(found)
+    return tuple(resolved)
 
 
 def _folders(target: str | None, python: str | None) -> Sequence[str]:
@@ -168,7 +168,7 @@ def _folders(target: str | None, python: str | None) -> Sequence[str]:
 
 def patched_in(folders: Iterable[str]) -> tuple[Package, ...]:
     """The packages in folders beside which the overlay keeps its own files, by name."""
-    found = set()
+    packages = set()
     for folder in folders:
         try:
             names = os.listdir(folder or ".")
@@ -177,8 +177,8 @@ def patched_in(folders: Iterable[str]) -> tuple[Package, ...]:
         for name in names:
             match = _STATE.fullmatch(name)
             if match is not None and package_problem(match["name"]) is None:
-                found.add(package_named(match["name"]))
-    return tuple(sorted(found, key=lambda package: package.name))
+                packages.add(package_named(match["name"]))
+    return tuple(sorted(packages, key=lambda package: package.name))
 
 
 def release_named(text: str, package: Package = VLLM) -> tuple[Version, Package] | None:
@@ -203,10 +203,10 @@ def _release(name: str, progress: Progress | None, version: Version, package: Pa
     from overlay.targets.release import resolve_release
 
     try:
-        found = resolve_release(version, name, progress=progress, package=package)
+        target = resolve_release(version, name, progress=progress, package=package)
     except PackageIndexError as error:
         raise PackageIndexError(f"release {name}: {error}") from error
-    return _doubted(found) if os.path.lexists(name) else found
+    return _doubted(target) if os.path.lexists(name) else target
 
 
 def _without_features(target: str, packages: Sequence[Package]) -> str:
@@ -232,14 +232,14 @@ def releases(text: str, *, pre: bool = False, package: Package = VLLM) -> tuple[
     :raises UsageError: if it is none of these, or a range that holds no release.
     :raises PackageIndexError: if the index has to be asked and does not answer.
     """
-    found: dict[Package, set[Version]] = {}
+    chosen: dict[Package, set[Version]] = {}
     for part in text.split(","):
         meant, rest = _meant(part.strip(), text, package)
         parts = _new(pre, meant) if rest == "new" else _part(rest, text, meant)
-        found.setdefault(meant, set()).update(parts)
+        chosen.setdefault(meant, set()).update(parts)
     return tuple(
         spelt(str(version), meant)
-        for meant, versions in found.items()
+        for meant, versions in chosen.items()
         for version in sorted(versions)
     )
 
@@ -269,12 +269,12 @@ def _new(pre: bool, package: Package) -> Iterable[Version]:
     ]
 
 
-def _doubted(found: Target) -> Target:
+def _doubted(target: Target) -> Target:
     warning = (
-        f"{found.name} is read as a release; to mean the file or folder of that name here, write "
-        f"./{found.name}"
+        f"{target.name} is read as a release; to mean the file or folder of that name here, write "
+        f"./{target.name}"
     )
-    return replace(found, warnings=(*found.warnings, warning))
+    return replace(target, warnings=(*target.warnings, warning))
 
 
 def _part(part: str, text: str, package: Package) -> Iterable[Version]:

@@ -105,7 +105,7 @@ class Wheel:
         return version_in_source(self.read(f"{package.name}/_version.py") or b""), b""
 
     def extents(self, members: Iterable[str]) -> list[tuple[int, int]]:
-        """Where the given members lie in the file, as ``(start, end)``, headers and all."""
+        """The extents of the given members in the file, as ``(start, end)``, headers and all."""
         starts = sorted(info.header_offset for info in self._zip.infolist())
         ends = dict(zip(starts, [*starts[1:], self._zip.start_dir], strict=True))
         offsets = (self.members[member].header_offset for member in members)

@@ -3,6 +3,8 @@
 What stands for a part of vllm-ascend, and why: the forward context (the real one asks for process
 groups), the runner's buffers and dispatcher (the real ones need a model), masks and rotary tables
 (the operators' stand-ins do not read them), torch_npu's streams and graphs (`npu_double`).
+
+Longer than other modules: what is doubled has to be seen beside what is real, in one place.
 """
 
 from __future__ import annotations
@@ -378,6 +380,7 @@ def make_proposer(
     enpu: bool = False,
 ) -> Any:
     """vllm-ascend's proposer with what drafting reads, captured where `mode` is full."""
+    # Over fifty lines: one table of what the proposer reads, an attribute a line.
     model.impl = make_impl(model) if model.attention != "tensor" else None
     dense = model.attention != "mla"
     runner = Runner(k, mode, sizes)
@@ -492,6 +495,7 @@ def draft(proposer: Any, batch: Batch) -> torch.Tensor:
 
     :raises ReplayRefused: if the draft would never end on an NPU.
     """
+    # Over fifty lines: one call with the arguments of vllm-ascend, one a line.
     proposer.model.attend = attend
     runner, rows = proposer.runner, len(batch.seen)
     seen = torch.tensor(batch.seen, dtype=torch.int32)

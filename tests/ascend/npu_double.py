@@ -16,6 +16,8 @@ torch_npu does where a draft depends on it:
   nobody reads what is not there yet.
 
 It cannot show: races of the device's own, memory that two tasks share, durations.
+
+Longer than other modules: streams, events and graphs are one state machine and share its state.
 """
 
 from __future__ import annotations

@@ -39,6 +39,7 @@ def test_a_checkout_runs_nothing_of_its_own(
     repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every setting by which a repository can name a program, and none of them is run."""
+    # Over fifty lines: one checkout with everything that git would run.
     script, trace = tmp_path / "evil.sh", tmp_path / "ran"
     script.write_text(f'#!/bin/sh\necho "$0 $*" >> {trace}\ncat "$1" 2>/dev/null\n')
     script.chmod(0o755)

@@ -85,6 +85,7 @@ def test_killed_at_every_call_a_session_begins_whole_or_not_at_all(tmp_path: Pat
     most = calls_of(lambda: begin(session(tmp_path / "counted"), LAID, BASES))
     for at in range(1, most + 1):
         place = tmp_path / f"at{at}"
+        # Mypy types no lambda with a default.
         killed(at, lambda place=place: begin(session(place), LAID, BASES))  # type: ignore[misc]
         if place.exists():
             assert snapshot(place).keys() == snapshot(whole.folder).keys()
@@ -100,6 +101,7 @@ def test_killed_at_every_call_a_session_ends_or_is_as_it_was(tmp_path: Path) -> 
     for at in range(1, most - before + 1):
         own = begin(session(tmp_path / f"at{at}"), LAID, BASES)
         (own.folder / A).write_bytes(b"mine = 1\n")
+        # Mypy types no lambda with a default.
         killed(at, lambda own=own: end(own))  # type: ignore[misc]
         if own.folder.exists():
             assert read(own.folder, Kind.EDIT).now(A) == b"mine = 1\n"
@@ -118,6 +120,7 @@ def test_killed_at_every_call_a_session_that_grows_keeps_every_edit(tmp_path: Pa
     counted = start("counted")
     for at in range(1, calls_of(lambda: revise(counted, more, more)) + 1):
         own = start(f"at{at}")
+        # Mypy types no lambda with a default.
         killed(at, lambda own=own: revise(own, more, more))  # type: ignore[misc]
         again = read(own.folder, Kind.EDIT)
         assert again.now(A) == b"mine = 1\n"

@@ -32,7 +32,7 @@ def test_the_bytes_of_an_apply_are_recognised_and_taken_over(
     pristine = digest(site)
     other = fake_vllm.site_packages(tmp_path / "other")
     cli("apply", other)
-    way(cli, site)  # type: ignore[operator]
+    way(cli, site)  # type: ignore[operator]  # functions of a parametrized table
     patched = digest(site)
     for command in (["status"], ["check"], ["apply"]):
         result = cli(*command, site)

@@ -30,7 +30,7 @@ def test_the_names_of_the_package_are_those_of_the_api() -> None:
         assert getattr(overlay, name) is not None
     assert set(api.__all__) <= set(dir(overlay))
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        _ = overlay.nonsense  # type: ignore[attr-defined]
+        _ = overlay.nonsense  # type: ignore[attr-defined]  # the name is unknown on purpose
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -22,6 +22,7 @@ from tests.authoring.test_importing import CHANGE, RELEASES, Tree
 from tests.support import audited, fake_vllm
 from tests.support.cli import Cli, digest
 from tests.support.faults import in_child
+from tests.support.releases import serve
 
 FAULTS: dict[str, audited.Fault] = {
     "killed": audited.killed,
@@ -113,7 +114,7 @@ class Import:
 def test_an_import_that_is_interrupted_leaves_a_whole_feature_or_none(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    monkeypatch.setattr("overlay.commands.import_.KNOWN_RELEASES", tuple(RELEASES))
+    serve(monkeypatch, RELEASES)
     monkeypatch.setattr("overlay.targets.resolution.resolve", lambda name, **_: Tree(name))
     work = Import(tmp_path)
     work.act_once()

@@ -12,6 +12,7 @@ import pytest
 
 from tests.authoring.test_importing import BASE, CHANGE, MODE, PATH, RELEASES, Tree, diff
 from tests.support.cli import Cli
+from tests.support.releases import serve
 
 SCHEMA = json.loads(
     resources.files("overlay.report").joinpath("schema-2.json").read_text(encoding="utf-8")
@@ -21,7 +22,7 @@ SCHEMA = json.loads(
 @pytest.fixture(autouse=True)
 def releases(monkeypatch: pytest.MonkeyPatch) -> None:
     """Releases that are small and need no network."""
-    monkeypatch.setattr("overlay.commands.import_.KNOWN_RELEASES", tuple(RELEASES))
+    serve(monkeypatch, RELEASES)
     monkeypatch.setattr("overlay.targets.resolution.resolve", lambda name, **_: Tree(name))
 
 

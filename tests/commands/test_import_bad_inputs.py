@@ -37,12 +37,12 @@ CASES = {
     "of a release that nobody has": (
         diff(PATH, BASE.replace(b"[1, 2, 4]", b"[8]"), PATCHED),
         1,
-        "stand in no release: give upstream's text with --base",
+        "are in no release: give upstream's text with --base",
     ),
     "of a file that no release has": (
         diff("vllm/v1/other.py", b"a = 1\n", b"a = 2\n"),
         1,
-        "stand in no release",
+        "are in no release",
     ),
     "rename": (CHANGE + RENAME, BEHIND, r"renames vllm/b\.py \(it was vllm/a\.py\)"),
     "copy": (CHANGE + COPY, BEHIND, r"renames vllm/b\.py"),

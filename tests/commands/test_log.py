@@ -38,7 +38,6 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli: Cli) -> Path:
     def real(name: str) -> object:
         return replace(original(name), name=Path(name).name, root=None)
 
-    monkeypatch.setattr("overlay.commands.import_.KNOWN_RELEASES", tuple(RELEASES))
     know(monkeypatch, RELEASES)
     for module in ("log", "matrix"):
         monkeypatch.setattr(f"overlay.commands.{module}.releases", lambda *_, **__: (*RELEASES,))

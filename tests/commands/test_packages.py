@@ -340,12 +340,3 @@ def test_a_ledger_that_is_lost_in_one_package(cli: Cli, both: Path) -> None:
 def test_doctor_knows_of_both(cli: Cli, apart: tuple[Path, Path]) -> None:
     told = cli("doctor", "--json").json["targets"]
     assert [target["package"] for target in told] == ["vllm", ASCEND]
-
-
-def test_commands_that_write_patches_leave_other_packages_alone(cli: Cli, site: Path) -> None:
-    feature_for(cli.team, ASCEND, RANGE, "lengths")
-    refused = cli("port", "lengths", "0.33.0", "--patches", cli.team)
-    assert refused.exit == 2
-    assert "found one for vllm-ascend, whose patches are written by hand" in (
-        refused.err + refused.out
-    )

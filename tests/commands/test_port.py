@@ -32,7 +32,6 @@ SCHEMA = json.loads(
 @pytest.fixture(autouse=True)
 def releases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Releases that are small and need no network; a working folder of the test's own."""
-    monkeypatch.setattr("overlay.commands.port.KNOWN_RELEASES", world.NAMES)
     know(monkeypatch, world.NAMES)
     monkeypatch.setattr("overlay.targets.resolution.resolve", lambda name, **_: world.Tree(name))
     (tmp_path / "work").mkdir()
@@ -163,7 +162,6 @@ def test_a_release_that_upstream_took_the_change_back_from_leaves_no_hole(
 ) -> None:
     """A fix that was picked to a release's branch, and came to the next release later."""
     texts = {"0.21.0": world.BASE, "0.22.0": world.PATCHED, "0.23.0": world.OTHER_FUNCTION}
-    monkeypatch.setattr("overlay.commands.port.KNOWN_RELEASES", tuple(texts))
     know(monkeypatch, texts)
     monkeypatch.setattr(
         "overlay.targets.resolution.resolve", lambda name, **_: world.Tree(name, texts)

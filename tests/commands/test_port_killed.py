@@ -25,7 +25,6 @@ MOST = 400
 @pytest.fixture(autouse=True)
 def releases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Releases that are small and need no network; a working folder of the test's own."""
-    monkeypatch.setattr("overlay.commands.port.KNOWN_RELEASES", world.NAMES)
     know(monkeypatch, world.NAMES)
     monkeypatch.setattr("overlay.targets.resolution.resolve", lambda name, **_: world.Tree(name))
     shipped = tmp_path / "shipped"

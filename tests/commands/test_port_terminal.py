@@ -24,7 +24,6 @@ SESSION = Path("port-0.24.0")
 @pytest.fixture
 def ours(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A feature that conflicts on 0.24.0, on small releases; a working folder of the test's own."""
-    monkeypatch.setattr("overlay.commands.port.KNOWN_RELEASES", world.NAMES)
     know(monkeypatch, world.NAMES)
     monkeypatch.setattr("overlay.targets.resolution.resolve", lambda name, **_: world.Tree(name))
     monkeypatch.setenv("TERM", "dumb")

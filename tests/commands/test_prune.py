@@ -15,6 +15,7 @@ from tests.authoring.test_pruning import NAMES, TYPICAL, Tree
 from tests.commands.test_import import SCHEMA
 from tests.support.cli import Cli, digest
 from tests.support.faults import FaultyOs, faulty, in_child, killing
+from tests.support.releases import serve
 
 WORDS = ("prune", "--oldest", "0.22.0", "--patches")
 
@@ -22,7 +23,7 @@ WORDS = ("prune", "--oldest", "0.22.0", "--patches")
 @pytest.fixture
 def ours(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of patches over small releases."""
-    monkeypatch.setattr("overlay.commands.prune.KNOWN_RELEASES", NAMES)
+    serve(monkeypatch, NAMES)
     monkeypatch.setattr("overlay.targets.resolution.resolve", lambda name, **_: Tree(TYPICAL, name))
     shutil.rmtree(cli.shipped / "demo")
     TYPICAL.write(tmp_path / "ours")

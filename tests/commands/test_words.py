@@ -11,10 +11,11 @@ import pytest
 
 from overlay import __version__
 from overlay.processes.live import LiveProcess
-from overlay.processes.records import ModuleRecord, ProcessRecord
+from overlay.processes.records import CodeState, ModuleRecord, ProcessRecord
 from overlay.report.as_text import render
 from overlay.report.codes import Code, Verdict
 from overlay.report.running import ProcessesReport
+from overlay.results import Way
 from tests.support.cli import Cli
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,7 +89,9 @@ def test_status_v_names_the_folders_of_patches(
 
 
 def test_live_v_shows_modules_and_scopes() -> None:
-    module = ModuleRecord("vllm.v1.worker.gpu_model_runner", "0" * 64, {"Runner.run": "runs"})
+    module = ModuleRecord(
+        "vllm.v1.worker.gpu_model_runner", "0" * 64, {"Runner.run": CodeState.RUNS}
+    )
     record = ProcessRecord(
         pid=1,
         started="1",
@@ -97,7 +100,7 @@ def test_live_v_shows_modules_and_scopes() -> None:
         rank=0,
         vllm="0.32.0",
         root="/site",
-        way="memory",
+        way=Way.MEMORY,
         digest="a" * 64,
         summary="x (memory)",
         modules=(module,),

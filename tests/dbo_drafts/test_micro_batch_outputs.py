@@ -49,13 +49,14 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
 def output(shape: Any, tokens: int) -> Any:
     """An output of a batch: each tensor other than every other one."""
     if isinstance(shape, int):
-        output.made += 1  # type: ignore[attr-defined]
+        output.made += 1  # type: ignore[attr-defined]  # a function that carries its own count
+        # A function that carries its own count.
         first = 1000 * output.made  # type: ignore[attr-defined]
         return torch.arange(first, first + tokens * shape).view(tokens, shape)
     return type(shape)(output(each, tokens) for each in shape)
 
 
-output.made = 0  # type: ignore[attr-defined]
+output.made = 0  # type: ignore[attr-defined]  # a function that carries its own count
 
 
 def rows(value: Any, part: slice) -> Any:
@@ -158,6 +159,7 @@ class Context:
 
 def run(release: str, method: str, parts: list[Any]) -> Any:
     """What a release's own method, patched, makes of the outputs of its micro-batches."""
+    # Over fifty lines: one step of the runner, whose parts share their state.
     tree = patched(release)
     (wrapper,) = [
         each

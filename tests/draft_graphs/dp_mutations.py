@@ -23,7 +23,8 @@ class DpMutation:
     """One bug, in the module of some of two ranks.
 
     :ivar stands_for, changes: as in `mutation_types.Mutation`.
-    :ivar mutated: the ranks that have it. modes, fails, captures, reaches: as in `dp_rank.DpRun`.
+    :ivar mutated: the ranks that have it. modes, fails, captures, reaches, without:
+        as in `dp_rank.DpRun`.
     :ivar ends: for each rank, what the trace of its error must hold; empty if none may fail.
     :ivar shows: a count or list of `dp_rank.DpOutcome` that must not be empty on some rank.
     """
@@ -37,6 +38,7 @@ class DpMutation:
     fails: tuple[int, ...] = ()
     captures: int = 0
     reaches: bool = False
+    without: tuple[int, ...] = ()
     ends: tuple[tuple[str, ...], ...] = ()
     shows: str = ""
 
@@ -103,11 +105,11 @@ DP_MUTATIONS = (
         ends=_ASKED_IN_VAIN,
     ),
     DpMutation(
-        "each rank goes by its own environment",
+        "each rank goes by its own device",
         "defect 9",
         one("ranks.py", "all_ranks_want", "return all_ranks_agree(...)", "return yes"),
         "lockstep",
-        modes=("loop", "off"),
+        without=(1,),
         ends=(_MIXED_UP, ("in capture_model", "in coordinate_batch_across_dp", _LEFT_ALONE)),
     ),
     DpMutation(

@@ -7,6 +7,8 @@ rank without requests runs dummy batches, and whatever the target's experts exch
 Everything that `audit.py` watches is watched, and dummy batches besides. See `DpRun`; what comes
 back is one `DpOutcome` a run, written after each, so that a rank which hangs later has told what it
 saw.
+
+Longer than other modules: one program that runs in processes of its own, from plan to outcome.
 """
 
 from __future__ import annotations
@@ -33,6 +35,9 @@ from tests.draft_graphs import harness
 from tests.draft_graphs.package_copies import INSTALLED, PACKAGE, loaded_package
 from tests.support.code_edits import Edit
 
+#: The step at which a rank is killed: some have drafted in graphs by then, and more would.
+LAST_STEP = 12
+
 
 @dataclass(frozen=True)
 class DpRun:
@@ -44,6 +49,8 @@ class DpRun:
     :ivar fails: the ranks on which the capture fails, after ``captures`` graphs that it made, those
         for vLLM's profile of their memory included.
     :ivar reaches: whether a layer of the draft model exchanges its rows with the other ranks.
+    :ivar without: the ranks whose device has no graphs.
+    :ivar killed: the ranks that are killed while they serve, at their step `LAST_STEP`.
     :ivar unforeseen: the ranks that find, in the tenth batch that they draft for in graphs, that
         these do not hold it.
     """
@@ -57,6 +64,8 @@ class DpRun:
     captures: int = 0
     reaches: bool = False
     unforeseen: tuple[int, ...] = ()
+    without: tuple[int, ...] = ()
+    killed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,6 +96,8 @@ class DpOutcome(harness.Outcome):
     :ivar steps: engine steps by what the rank was doing (dummy, working, nothing).
     :ivar trail: for each engine step the draft graphs that were replayed and how often the drafter
         asked the other ranks, such as "first 4, loop 4; asked 0".
+    :ivar last_began: when the last engine step began, on the monotonic clock.
+    :ivar last_seconds: from then until the run ended, in its error or at its end.
     :ivar trace: of the error and of what it arose from: PyTorch's own message about a collective
         that failed may hide why.
     """
@@ -98,6 +109,8 @@ class DpOutcome(harness.Outcome):
     steps: dict[str, int] = field(default_factory=dict)
     trail: list[str] = field(default_factory=list)
     trace: str = ""
+    last_began: float = 0.0
+    last_seconds: float = 0.0
 
 
 class DpEngine(harness.Engine):
@@ -117,14 +130,19 @@ class DpEngine(harness.Engine):
         self.trace = traceback.format_exc()
 
     def capture(self, run: harness.Run, outcome: harness.Outcome) -> Any:
-        captured = self.target_captured and "off" not in self.dp_run.modes
+        run_without = self.dp_run.without or "off" in self.dp_run.modes
+        captured = self.target_captured and not run_without
         self.target_captured = True
         return super().capture(replace(run, mutation=(), draft_only=captured), outcome)
 
     def make_graphs(self, run: harness.Run, scratch: Path) -> None:
         from tests.draft_graphs import dp_collectives
 
-        with no_capture(self.rank in self.dp_run.fails, self.dp_run.captures):
+        with (
+            no_capture(self.rank in self.dp_run.fails, self.dp_run.captures),
+            no_graphs(self.rank in self.dp_run.without),
+            known_patches(self.dp_run.modes[0]),
+        ):
             super().make_graphs(run, scratch)
         upstream: Any = sys.modules[f"{PACKAGE}.upstream"]
         upstream.token_counts = dp_collectives.on_the_host(upstream.token_counts)
@@ -148,9 +166,11 @@ class DpEngine(harness.Engine):
         )
         own = DpOutcome(dp_run.name)
 
+        last_step = LAST_STEP if self.rank in dp_run.killed else None
+
         def serve(llm: Any, requests: Any, models: str) -> Any:
             with unforeseen_batch(self.rank in dp_run.unforeseen), watched_replays(own) as replayed:
-                return lockstep(llm, requests, horizon, own, replayed)
+                return lockstep(llm, requests, horizon, own, replayed, last_step)
 
         with (
             mock.patch.object(run_engine, "serve", serve),
@@ -159,7 +179,8 @@ class DpEngine(harness.Engine):
             watched_dummies(self, own),
         ):
             outcome = self.run(run, scratch, log)
-        return replace(own, trace=self.trace, **vars(outcome))
+        waited = time.monotonic() - own.last_began
+        return replace(own, trace=self.trace, **{**vars(outcome), "last_seconds": waited})
 
 
 @contextlib.contextmanager
@@ -185,6 +206,35 @@ def no_capture(fails: bool, captures: int) -> Iterator[None]:
         install(self)
 
     with mock.patch.object(backend, "install", installed):
+        yield
+
+
+@contextlib.contextmanager
+def no_graphs(wanted: bool) -> Iterator[None]:
+    """Let this rank's device have no graphs, if `wanted`."""
+    from tests.draft_graphs.recorded_backend import RecordedBackend
+
+    why = "this device has no graphs" if wanted else None
+    with mock.patch.object(RecordedBackend, "no_graphs", return_value=why):
+        yield
+
+
+@contextlib.contextmanager
+def known_patches(mode: str) -> Iterator[None]:
+    """Let ranks say that they have the same patches and `mode`, although one has a bug or another.
+
+    The ranks would stop for it when they load their drafts; what comes later is what is asked.
+    """
+    from tests.draft_graphs.package_copies import use_package as stock
+
+    def use_package(modules: Any) -> None:
+        stock(modules)
+        same_settings = modules[f"{PACKAGE}.same_settings"]
+        same_settings._digest = lambda: "of this test"
+        settings = same_settings.settings
+        same_settings.settings = lambda _, *given, **more: settings(mode, *given, **more)
+
+    with mock.patch.object(harness, "use_package", use_package):
         yield
 
 
@@ -284,12 +334,18 @@ def same_bits(a: Any, b: Any) -> bool:
 
 
 def lockstep(
-    llm: Any, requests: Any, horizon: int, outcome: DpOutcome, replayed: list[str]
+    llm: Any,
+    requests: Any,
+    horizon: int,
+    outcome: DpOutcome,
+    replayed: list[str],
+    last_step: int | None,
 ) -> tuple[dict[str, Any], int]:
     """`run_engine.serve` for one of several ranks: every rank makes every step.
 
     :param horizon: the last step at which any rank still gets a request.
     :param replayed: the replays of draft graphs so far.
+    :param last_step: the step at which this rank is killed.
     """
     from vllm import SamplingParams
 
@@ -300,6 +356,9 @@ def lockstep(
     step = 0
     engine = llm.llm_engine
     while True:
+        outcome.last_began = time.monotonic()
+        if step == last_step:
+            os.kill(os.getpid(), signal.SIGKILL)
         while waiting and waiting[0][1].arrival <= step:
             index, request = waiting.pop(0)
             parameters = SamplingParams(
@@ -429,6 +488,8 @@ def read_run(run: dict[str, Any]) -> DpRun:
         captures=run["captures"],
         reaches=run["reaches"],
         unforeseen=tuple(run["unforeseen"]),
+        without=tuple(run["without"]),
+        killed=tuple(run["killed"]),
     )
 
 

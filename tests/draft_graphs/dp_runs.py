@@ -36,7 +36,7 @@ def good_runs() -> list[DpRun]:
         dp_run("step", "step", requests=mostly_second),
         dp_run("off", "off", requests=mostly_first),
         dp_run("one capture fails", "loop", requests=mostly_second, fails=(1,)),
-        dp_run("one is off", "loop", "off", requests=mostly_first),
+        dp_run("one has no graphs", "loop", requests=mostly_first, without=(1,)),
         dp_run("long", "loop", requests=LONG),
         dp_run("long and off", "off", requests=LONG),
         *together_runs(),
@@ -56,7 +56,7 @@ def together_runs() -> list[DpRun]:
         run("step", "step", requests=mostly_second),
         # Both are busy at first; rank 0 runs out of room.
         run("long", "loop", requests=LONG),
-        run("one is off", "loop", "off"),
+        run("one has no graphs", "loop", without=(1,)),
         run("unforeseen on one rank", "loop", unforeseen=(1,), requests=mostly_second),
         *(
             run(f"capture {captures} fails", "loop", fails=(1,), captures=captures)
@@ -74,7 +74,12 @@ def different_plans() -> DpRun:
 
 def glm_runs() -> list[DpRun]:
     """Runs whose draft is an MTP layer with experts; rank 1 is mostly idle."""
-    return [dp_run("loop", "loop", requests=(at_least_three(busy()), at_least_three(idle())))]
+    requests = (at_least_three(busy()), at_least_three(idle()))
+    return [
+        dp_run("loop", "loop", requests=requests),
+        # Nothing can come behind it.
+        dp_run("one is killed", "loop", requests=requests, killed=(1,)),
+    ]
 
 
 def at_least_three(requests: Sequence[Request]) -> tuple[Request, ...]:

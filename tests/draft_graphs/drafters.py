@@ -70,6 +70,7 @@ class Drafter:
 
     def batch(self, reqs: int = 3) -> dict[str, Any]:
         """A uniform batch that a graph holds; smaller if the KV cache is."""
+        # Short rows of a table.
         lengths: Callable[..., list[int]] = lambda shape, dice, _: [shape.k + 1] * reqs  # noqa: E731
         dice = mock.Mock(wraps=random.Random(0))
         dice.randint.side_effect = [reqs, *[8] * reqs, *[0] * reqs]
@@ -101,7 +102,7 @@ def one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(ranks, "even_out_recorded_all_reduces", lambda backend: None)
     monkeypatch.setattr(ranks, "writes_log", lambda: True)
     monkeypatch.setattr(ranks, "differences", lambda plan: [])
-    monkeypatch.setattr(same_settings, "require_equal_settings", lambda mine: None)
+    monkeypatch.setattr(same_settings, "require_equal_settings", lambda mine, **_: None)
     with set_current_vllm_config(VllmConfig()), torch.inference_mode():
         yield
 

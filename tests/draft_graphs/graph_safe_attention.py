@@ -99,6 +99,7 @@ class GraphSafeBackend(AttentionBackend):  # type: ignore[misc]
         return GraphSafeBuilder
 
 
+# Mypy sees no vLLM, so the base is Any.
 class GraphSafeBuilder(AttentionMetadataBuilder[GraphSafeMetadata]):  # type: ignore[misc]
     """Wraps what it is given; nothing is planned."""
 
@@ -133,7 +134,7 @@ class GraphSafeBuilder(AttentionMetadataBuilder[GraphSafeMetadata]):  # type: ig
         """Nothing to refresh: all of it is views."""
 
 
-class GraphSafeImpl(AttentionImpl):  # type: ignore[misc]
+class GraphSafeImpl(AttentionImpl):  # type: ignore[misc]  # mypy sees no vLLM, so the base is Any
     """Cache: [blocks, heads, tokens of a block, 2 * head size], keys beside values."""
 
     def __init__(
@@ -194,6 +195,7 @@ class GraphSafeImpl(AttentionImpl):  # type: ignore[misc]
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """All rows against all cells of all requests, with those of other requests masked."""
+        # Over fifty lines: attention written out in vLLM's order; half are its arguments.
         if attn_metadata is None:
             return output  # vLLM's profile run
         meta, size, heads = attn_metadata, self.head_size, self.num_kv_heads

@@ -3,6 +3,8 @@
 ``python harness.py PLAN.json --out RESULT.json``. A plan is a list of engines; each engine serves
 its requests once per run of its own, and before each run the draft graphs are made and captured
 again by the module's own code. See `Plan` and `Run`; what comes back is one `Outcome` a run.
+
+Longer than other modules: one program that runs in a process of its own, from plan to outcome.
 """
 
 from __future__ import annotations

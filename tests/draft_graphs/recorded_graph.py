@@ -11,6 +11,8 @@ memory that only the graph still owns, because somebody assigned a new tensor to
 
 It cannot show: copies between host and device that are missing, races between streams, two
 tensors of one graph that share memory because their lives do not overlap.
+
+Longer than other modules: recording and replaying are two halves of one state.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The bugs of comparing tensor-parallel ranks, and of drafting beside micro-batches."""
+"""The bugs of comparing ranks, and of drafting beside micro-batches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SETTINGS_MUTATIONS = (
         one(
             FILE,
             "require_equal_settings",
-            "_read(store, number, group.ranks)",
+            "_read(store, number, peers)",
             "_read(store, number, [own])",
         ),
     ),
@@ -36,11 +36,19 @@ SETTINGS_MUTATIONS = (
     ),
     SettingsMutation(
         "ranks that differ go on",
-        one(FILE, "require_equal_settings", "if lines:\n    ...", "pass"),
+        one(FILE, "require_equal_settings", "if _differ(by_rank, groups):\n    ...", "pass"),
     ),
     SettingsMutation(
         "what was said of an earlier draft model is read again",
-        one(FILE, "require_equal_settings", "next(_rounds)", "0"),
+        one(FILE, "require_equal_settings", "int(store.add(...)) - 1", "0"),
+    ),
+    SettingsMutation(
+        "only tensor-parallel ranks compare",
+        one(FILE, "_groups", "map(int, get_dp_group().ranks) if data_parallel else [own]", "[own]"),
+    ),
+    SettingsMutation(
+        "a data-parallel rank of another device stops the others",
+        one(FILE, "_differ", "name != _DECIDED", "True"),
     ),
     SettingsMutation(
         "the mode is left out of the comparison",

@@ -7,6 +7,8 @@ and accepts is the oracle's.
 Where the drafts' passes need nobody, nobody is asked: not by a rank that replays, not by one whose
 capture failed, not by an idle one. Where a layer of the draft exchanges its rows, both ranks replay
 the same graphs in the same step, or both draft as upstream.
+
+Longer than other modules: all cases share the engines of one run, which are what takes time.
 """
 
 from __future__ import annotations
@@ -130,7 +132,7 @@ class TestGraphsOnBothRanks:
         assert ranks[rank][name].agreements == 0
 
 
-@pytest.mark.parametrize("name", ["loop", "step", "one capture fails", "one is off", "off"])
+@pytest.mark.parametrize("name", ["loop", "step", "one capture fails", "one has no graphs", "off"])
 class TestAnIdleRank:
     pytestmark = engine_test
 
@@ -160,12 +162,10 @@ class TestRanksThatDiffer:
         assert "this rank cannot capture" in warning
         assert first.agreements == second.agreements == 0
 
-    def test_a_rank_without_graphs_by_its_environment_takes_them_from_all(
-        self, ranks: Ranks
-    ) -> None:
-        first, second = (ranks[rank]["one is off"] for rank in range(RANKS))
+    def test_a_rank_whose_device_has_no_graphs_takes_them_from_all(self, ranks: Ranks) -> None:
+        first, second = (ranks[rank]["one has no graphs"] for rank in range(RANKS))
         assert any("another data-parallel rank drafts as upstream" in line for line in first.log)
-        assert any("OVERLAY_DRAFT_GRAPHS=off" in line for line in second.log)
+        assert any("this device has no graphs" in line for line in second.log)
         assert not first.captured
         assert first.agreements == second.agreements > 0
 
@@ -186,6 +186,8 @@ class TestRanksThatDiffer:
 REPLAYED = re.compile(r"first (\d+), (loop \1|step \1, step \1); asked 0")
 #: What upstream's code does in a step: it asks before the first pass, and before the later ones.
 UPSTREAM = "; asked 2"
+#: Seconds in which a rank must notice that another was killed: half of what its collectives wait.
+KILLED_DEADLINE = 30
 
 
 @pytest.mark.parametrize("name", ["loop", "step", "long"])
@@ -235,13 +237,29 @@ class TestADraftWithExperts:
         assert (outcome.dummy_batches > 10) == (rank == 1)
 
 
+@pytest.mark.engine
+@pytest.mark.slow
+def test_a_rank_that_is_killed_ends_the_others_in_upstreams_own_agreement(
+    pairs: dict[str, list[dict[str, DpOutcome]] | RanksFailed],
+) -> None:
+    left, killed = ranks_of(pairs, GLM)
+    assert "one is killed" not in killed
+    outcome = left["one is killed"]
+    assert outcome.error is not None
+    assert outcome.captured
+    assert REPLAYED.fullmatch(outcome.trail[-1]) or outcome.trail[-1] == UPSTREAM
+    # It waits in no code of the draft graphs, and not until a timeout.
+    assert "draft_graphs/draft_graphs.py" not in outcome.trace
+    assert outcome.last_seconds < KILLED_DEADLINE
+
+
 @pytest.mark.thorough
 @pytest.mark.engine
 @pytest.mark.slow
 def test_a_long_soak_parts_no_ranks(patched_python: Path, moe_models: Path) -> None:
     """Both ranks come and go for some hundred steps, with an exchange in every pass."""
     runs = [
-        dp_run(f"soak {seed}", mode, requests=(soak(seed), soak(seed + 50)), reaches=True)
+        dp_run(f"soak {seed}, {mode}", mode, requests=(soak(seed), soak(seed + 50)), reaches=True)
         for seed in range(4)
         for mode in ("loop", "step")
     ]
@@ -281,11 +299,9 @@ class TestRanksThatCannotGoOnTogether:
             assert reason in warning
             assert set(outcome.trail) == {UPSTREAM}
 
-    def test_a_rank_without_graphs_by_its_environment_takes_them_from_all(
-        self, ranks: Ranks
-    ) -> None:
+    def test_a_rank_whose_device_has_no_graphs_takes_them_from_all(self, ranks: Ranks) -> None:
         for rank in range(RANKS):
-            outcome = ranks[rank]["together: one is off"]
+            outcome = ranks[rank]["together: one has no graphs"]
             expect_right(outcome)
             assert not outcome.captured
             assert set(outcome.trail) == {UPSTREAM}
@@ -362,6 +378,7 @@ def run_of(mutation: DpMutation) -> DpRun:
         fails=mutation.fails,
         captures=mutation.captures,
         reaches=mutation.reaches,
+        without=mutation.without,
     )
 
 

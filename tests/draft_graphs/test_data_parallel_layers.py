@@ -229,7 +229,7 @@ def group(votes: list[int], answer: int) -> Any:
         votes.append(int(tensor.item()))
         tensor.fill_(min(int(tensor.item()), answer))
 
-    return SimpleNamespace(world_size=2, cpu_group="cpu"), all_reduce
+    return SimpleNamespace(world_size=2, cpu_group="cpu", ranks=[0, 1]), all_reduce
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -240,6 +240,7 @@ def test_all_ranks_go_by_the_one_that_wants_least(own: bool, others: bool) -> No
     with (
         mock.patch("vllm.distributed.parallel_state.get_dp_group", return_value=both),
         mock.patch("vllm.distributed.parallel_state.get_tp_group", return_value=both),
+        mock.patch("torch.distributed.monitored_barrier"),
         mock.patch("torch.distributed.all_reduce", all_reduce),
     ):
         for layer in (Plain(), Calls()):
@@ -263,7 +264,7 @@ def gathering(theirs: list[dict[str, str]]) -> Any:
         assert group == "cpu"
         gathered[:] = [tables, theirs]
 
-    return SimpleNamespace(world_size=2, cpu_group="cpu"), all_gather_object
+    return SimpleNamespace(world_size=2, cpu_group="cpu", ranks=[0, 1]), all_gather_object
 
 
 @pytest.mark.parametrize(
@@ -290,6 +291,7 @@ def test_what_ranks_plan_differently_is_a_table(theirs: dict[str, str], lines: l
     with (
         mock.patch("vllm.distributed.parallel_state.get_dp_group", return_value=both),
         mock.patch("vllm.distributed.parallel_state.get_tp_group", return_value=one),
+        mock.patch("torch.distributed.monitored_barrier"),
         mock.patch("torch.distributed.all_gather_object", all_gather_object),
     ):
         assert ranks.differences({"mode": "loop", "graphs": "8"}) == lines

@@ -111,6 +111,7 @@ def test_every_number_of_requests_was_live(
 
 def scenario(models: Path, name: str) -> Plan:
     """Engines beside the matrix; each has a run with the mode off to be compared with."""
+    # Over fifty lines: one table of engines and their runs.
     requests = make_requests()
     settings: dict[str, dict[str, Any]] = {
         "one request at a time": {"max_num_seqs": 1, "requests": requests[:3]},

@@ -56,6 +56,7 @@ def test_no_key_is_there_before_every_graph_is(log: list[str]) -> None:
         seen.append(len(drafter.keys))
         return capture(function, pool)
 
+    # A double takes the place of the method.
     drafter.backend.capture = watched  # type: ignore[method-assign]
     drafter.capture()
     assert seen == [0] * (len(FIRST) + len(LATER))
@@ -119,6 +120,7 @@ def test_a_capture_that_fails_leaves_nothing_and_says_so_once(number: int, log: 
             raise RuntimeError("on purpose")
         return capture(function, pool)
 
+    # A double takes the place of the method.
     drafter.backend.capture = fails  # type: ignore[method-assign]
     drafter.capture()
     assert len(calls) == number + 1, "it went on after a failure"

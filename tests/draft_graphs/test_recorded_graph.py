@@ -284,6 +284,7 @@ LIBRARY.impl("doubled", doubled, "CPU")
 
 # To mypy, torch is what importorskip returns: neither its decorators nor its types are known.
 @torch.library.custom_op("recorded_graph_test::plus_five", mutates_args=())  # type: ignore[untyped-decorator]
+# Torch comes from importorskip.
 def plus_five(a: torch.Tensor) -> torch.Tensor:  # type: ignore[name-defined]
     CALLS.append("plus_five")
     return a + 5

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -42,9 +43,12 @@ from tests.support.code_edits import edited
 # The feature's modules lie beside vLLM's own once `drafters` is imported.
 # isort: split
 from vllm.config import CUDAGraphMode
-from vllm.v1.spec_decode.draft_graphs import coupling, draft_graphs, ranks
+from vllm.v1.spec_decode.draft_graphs import coupling, draft_graphs, ranks, same_settings
 
 pytestmark = pytest.mark.usefixtures("one_rank")
+
+#: The votes themselves; within the tests `one_rank` answers.
+all_ranks_agree = ranks.all_ranks_agree
 
 #: What a rank does in a step: drafts for so many requests; has none; has no room to draft for one;
 #: has a prefill; finds in its batch that no graph holds it.
@@ -299,6 +303,30 @@ def test_load_balancing_is_told_after_upstreams_first_pass() -> None:
     drafter.proposer.eplb_state = balance = Balance()
     assert drafter.later_steps() is not None
     assert balance.told == [3]
+
+
+def test_no_rank_waits_without_end_for_one_that_does_not_vote() -> None:
+    """Nor is the vote begun, which could not be left any more."""
+
+    def late(group: Any, patience: timedelta, *, wait_all_ranks: bool) -> None:
+        assert patience == timedelta(seconds=same_settings.PATIENCE)
+        raise RuntimeError("Ranks 1 failed to pass")
+
+    both = SimpleNamespace(world_size=2, ranks=[0, 1], cpu_group="cpu")
+    begun = mock.Mock()
+    with (
+        mock.patch("vllm.distributed.parallel_state.get_tp_group", return_value=both),
+        mock.patch("torch.distributed.monitored_barrier", late),
+        mock.patch("torch.distributed.all_reduce", begun),
+    ):
+        said = ""
+        try:
+            all_ranks_agree(False, data_parallel=False)
+        except RuntimeError as error:
+            said = str(error)
+    assert "not all of them did" in said
+    assert "Ranks 1 failed to pass" in said
+    begun.assert_not_called()
 
 
 # The bugs

@@ -86,6 +86,12 @@ TOGETHER_MUTATIONS = (
         "test_an_agreement_is_used_once",
     ),
     TogetherMutation(
+        "a rank that failed waits without end for those in an exchange of rows",
+        "many GPUs 6",
+        ("ranks.py", "_meet", "raise RuntimeError(...) from error", "pass"),
+        "test_no_rank_waits_without_end_for_one_that_does_not_vote",
+    ),
+    TogetherMutation(
         "only tensor-parallel ranks vote on a capture",
         "many GPUs 7",
         (
@@ -146,9 +152,9 @@ TOGETHER_MUTATIONS = (
 
 #: What no machine of the project can show, by hazard.
 NOT_SHOWN = {
-    6: "a capture that fails on one rank in its warm-up, before an exchange of rows, leaves the "
-    "others waiting in it until NCCL's own timeout, as upstream's captures do; what can fail "
-    "earlier (static memory, different plans) fails before the first exchange",
+    6: "how NCCL ends an exchange of rows that a rank has not joined because it failed in its "
+    "warm-up: that rank ends after ten minutes, and over gloo the exchange of the others ends with "
+    "it (`test_unequal_ranks.py`)",
     10: "exchanges of several NCCL communicators, in graphs and eager, on one stream in one order: "
     "gloo has no streams; on GPUs the cells of `tests/gpu/data_parallel.py` run so",
     12: "the host of a rank runs ahead of the others by up to a step, as with model runner V2 from "

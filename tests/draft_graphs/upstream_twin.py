@@ -5,6 +5,8 @@ engine runs: the proposer is vLLM's own class over a small random model with pag
 each batch is drafted twice, from the same state: by upstream's code and through the hooks. The
 drafts must be equal, the KV caches must be, and through the graphs no null block, no argument
 and no tensor of the caller's may have been written. Prints one line of JSON.
+
+Longer than other modules: one program that runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -108,6 +110,7 @@ class Parts:
 
 def make_proposer(shape: Shape, config: VllmConfig, parts: Parts) -> Any:
     """vLLM's proposer with the attributes that drafting reads, and none of its set-up."""
+    # Over fifty lines: one table of what the proposer reads, an attribute a line.
     proposer: Any = object.__new__(proposer_class(shape))
     tokens = 256
     model = parts.model(shape)
@@ -191,6 +194,7 @@ def make_graphs(shape: Shape, proposer: Any, parts: Parts) -> DraftGraphs:
 
 def make_batch(shape: Shape, dice: random.Random, parts: Parts) -> dict[str, Any]:
     """Arguments of `propose` for random requests."""
+    # Over fifty lines: draws depend on one another, in one order for every seed.
     reqs = dice.randint(1, shape.max_num_seqs)
     lengths = parts.lengths(shape, dice, reqs)
     free = dice.sample(range(1, BLOCKS), BLOCKS - 1)
@@ -302,6 +306,7 @@ def run_shape(
     shape: Shape, cases: int, dice: random.Random, parts: Parts | None = None
 ) -> dict[str, int]:
     """Draft `cases` batches both ways. Raises AssertionError at the first that differs."""
+    # Over fifty lines: both sides of a comparison, step by step.
     config = VllmConfig()
     config.model_config = SimpleNamespace(uses_mrope=shape.mrope or shape.target_mrope)
     parts = parts or Parts()

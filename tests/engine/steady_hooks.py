@@ -38,15 +38,20 @@ def schedule_asynchronously() -> None:
     # Where mypy sees PyTorch and vLLM, it lets nobody replace what is theirs.
     for name in ("Stream", "Event"):
         setattr(torch.cuda, name, _Idle)
+    # A double takes the place of what has another type.
     torch.Event = _Idle  # type: ignore[assignment, misc, unused-ignore]
+    # A double takes the place of what has another type.
     torch.cuda.current_stream = lambda *_: _Idle()  # type: ignore[assignment, return-value, unused-ignore]
+    # A double takes the place of what has another type.
     torch.cuda.stream = lambda *_: contextlib.nullcontext()  # type: ignore[assignment, return-value, unused-ignore]
+    # A double takes the place of what has another type.
     update = CpuPlatform.check_and_update_config.__func__  # type: ignore[attr-defined, unused-ignore]
 
     def check_and_update_config(cls: Any, vllm_config: Any) -> None:
         update(cls, vllm_config)
         vllm_config.scheduler_config.async_scheduling = True
 
+    # A double takes the place of what has another type.
     CpuPlatform.check_and_update_config = classmethod(check_and_update_config)  # type: ignore[assignment, unused-ignore]
 
 

@@ -82,10 +82,11 @@ def test_without_a_requirement_it_is_said_once_and_recorded(box: Box, prefix: st
     record = json.loads(done.stdout)
     assert record["summary"] == "demo (memory) but vllm.v1.spec_decode.proposer unpatched"
     assert record["digest"] != record.pop("planned")
-    modules = tuple(records.ModuleRecord(**module) for module in record.pop("modules"))
-    (module,) = modules
-    assert module.scopes == {"SpecDecodeBaseProposer._first": "unpatched"}
-    said = live.problem(records.ProcessRecord(**record, modules=modules), [])
+    read = records._decoded({"schema": records.SCHEMA, **record})
+    assert read is not None
+    (module,) = read.modules
+    assert module.scopes == {"SpecDecodeBaseProposer._first": records.CodeState.UNPATCHED}
+    said = live.problem(read, [])
     assert said is not None
     assert said.startswith("vllm.v1.spec_decode.proposer: unpatched")
 

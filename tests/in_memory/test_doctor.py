@@ -19,12 +19,13 @@ from overlay.commands import model_runners as runners
 from overlay.commands.doctor import doctor
 from overlay.commands.request import Request
 from overlay.processes.live import LiveProcess
-from overlay.processes.records import Effect, EffectRecord, ModuleRecord, ProcessRecord
+from overlay.processes.records import CodeState, Effect, EffectRecord, ModuleRecord, ProcessRecord
 from overlay.report.as_json import as_data
 from overlay.report.as_text import render
 from overlay.report.codes import Code, Verdict
 from overlay.report.diagnosis import DeviceFacts, PluginFacts
 from overlay.report.running import ProcessesReport, running
+from overlay.results import Way
 from tests.in_memory.boxes import REPO, Box
 
 #: What the command imports beyond the standard library; not every Python needs all of it.
@@ -272,8 +273,8 @@ def test_live_takes_no_target(box: Box) -> None:
 
 def process(pid: int, problem: str | None = None, *, recorded: bool = True) -> LiveProcess:
     record = ProcessRecord(
-        pid, "1", "h", "worker", 0, "0.32.0", "/site", "memory", "a" * 64, "demo (memory)"
-    ).with_module(ModuleRecord("vllm.a", "b" * 64, {"f": "runs"}))
+        pid, "1", "h", "worker", 0, "0.32.0", "/site", Way.MEMORY, "a" * 64, "demo (memory)"
+    ).with_module(ModuleRecord("vllm.a", "b" * 64, {"f": CodeState.RUNS}))
     return LiveProcess(pid, "VLLM::Worker", 1, record if recorded else None, problem)
 
 

@@ -141,3 +141,28 @@ def test_a_fork_starts_without_reports_and_does_not_write_to_its_parents_memory(
         effects._lock.release()
     assert os.waitpid(child, 0)[1] == 0
     assert memory[0] == 1
+
+
+def test_a_gauge_says_its_last_number_and_is_no_count(effects: Any) -> None:
+    replays = effects.Meaning("replays", (("graph", "loop"),))
+    memory = effects.Meaning("graph_memory_bytes", gauge=True)
+    effects.count("a", "replays of loop", replays)
+    effects.count("a", "replays of loop", memory)  # the first meaning is kept
+    effects.put("a", "bytes", 1 << 40, memory)
+    effects.put("a", "bytes", 7, memory)
+    effects.count("a", "others")
+    assert effects.effects()["a"]["counts"] == {"replays of loop": 2, "others": 1}
+    assert effects.counted() == [("a", "replays of loop"), ("a", "bytes"), ("a", "others")]
+    assert effects.meanings() == [replays, memory, None]
+    numbers = array("Q", bytes(8 * effects.SLOTS))
+    effects.count_in(numbers)
+    assert list(numbers[:3]) == [2, 7, 1]
+
+
+def test_a_gauge_without_room_is_left_out_of_the_further_counts(effects: Any) -> None:
+    for number in range(effects.SLOTS + 3):
+        effects.count("a", str(number))
+    before = effects.effects()[effects.REST[0]]["counts"][effects.REST[1]]
+    effects.put("a", "bytes", 1 << 40, effects.Meaning("bytes", gauge=True))
+    assert effects.effects()[effects.REST[0]]["counts"][effects.REST[1]] == before
+    assert len(effects.meanings()) == len(effects.counted())

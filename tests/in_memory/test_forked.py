@@ -12,6 +12,7 @@ import pytest
 from overlay.in_memory import plugin as process
 from overlay.processes import records
 from overlay.processes.live import problem
+from overlay.results import Way
 from tests.in_memory.boxes import PATCHED, Box
 
 FORK = """
@@ -27,7 +28,7 @@ forked.start(); forked.join(); assert forked.exitcode == 0
 RECORD = """
     from overlay.processes import records
     [mine] = [r for r in records.read_all() if r.pid == os.getpid()]
-    print(mine.role, mine.way, flush=True)
+    print(mine.role, mine.way.value, flush=True)
 """
 
 
@@ -51,7 +52,7 @@ def test_a_forked_child_of_a_process_that_is_off_is_off_and_says_so(box: Box) ->
     assert done.stdout.split() == ["engine", "core", "off"]
 
 
-def record(way: str, **more: object) -> records.ProcessRecord:
+def record(way: Way, **more: object) -> records.ProcessRecord:
     given: dict[str, object] = {
         "pid": 1,
         "started": "1",
@@ -61,19 +62,20 @@ def record(way: str, **more: object) -> records.ProcessRecord:
         "vllm": "0.26.0",
         "root": "/vllm",
         "way": way,
-        "digest": "a" * 64 if way != records.OFF else "",
-        "summary": way,
+        "digest": "a" * 64 if way is not Way.OFF else "",
+        "summary": way.value,
     }
+    # Keywords of a helper, typed as object.
     return records.ProcessRecord(**{**given, **more})  # type: ignore[arg-type]
 
 
 def test_where_all_are_off_nobody_needs_to_look() -> None:
-    off = record(records.OFF)
+    off = record(Way.OFF)
     assert problem(off, [off, off]) is None
 
 
 def test_one_that_is_off_among_patched_ones_is_named() -> None:
-    off, patched = record(records.OFF), record("memory")
+    off, patched = record(Way.OFF), record(Way.MEMORY)
     assert problem(off, [off, patched]) == "is off (OVERLAY=off), its peers patched"
     message = problem(patched, [off, patched])
     assert message is not None

@@ -97,7 +97,7 @@ HAZARDS = (
         "tests/in_memory/test_store.py::test_many_makers_of_one_entry_agree",
     ),
     Hazard(
-        "what stands in a cache need not be what was put there",
+        "a cache may hold other bytes than were put there",
         "overlay/in_memory/import_hook.py",
         ("PatchFinder._require_planned", "present != stored.pristine", "False"),
         "tests/in_memory/test_hook.py::test_a_file_that_changed_since_planning_is_refused",

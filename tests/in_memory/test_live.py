@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 
 from overlay.processes import live, records
-from overlay.processes.records import ModuleRecord, ProcessRecord
+from overlay.processes.records import CodeState, ModuleRecord, ProcessRecord
+from overlay.results import Way
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +32,7 @@ def record(pid: int, **changes: Any) -> ProcessRecord:
         rank=0,
         vllm="0.32.0",
         root="/site",
-        way="memory",
+        way=Way.MEMORY,
         digest="a" * 64,
         summary="x (memory)",
     )
@@ -38,10 +40,28 @@ def record(pid: int, **changes: Any) -> ProcessRecord:
 
 
 def test_a_record_comes_back_while_its_process_runs() -> None:
-    modules = (ModuleRecord("vllm.a", "0" * 64, {"f": "runs"}),)
+    modules = (ModuleRecord("vllm.a", "0" * 64, {"f": CodeState.RUNS}),)
     mine = record(os.getpid(), modules=modules, left_out=("x (drifted): gone",))
     records.write(mine)
     assert list(records.read_all()) == [mine]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"way": "by hand"},
+        {"way": ["disk"]},
+        {"modules": [{"module": "vllm.a", "sha256": "", "scopes": {"f": "half"}}]},
+        {"modules": [{"module": "vllm.a", "sha256": "", "scopes": ["f"]}]},
+        {"effects": [["x", "elsewhere", ""]]},
+    ],
+)
+def test_a_record_with_foreign_values_is_not_read(folder: Path, change: dict[str, object]) -> None:
+    """Another version may have written it; its process is listed without a record."""
+    records.write(record(os.getpid()))
+    [file] = folder.rglob("*.json")
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    assert list(records.read_all()) == []
 
 
 def test_a_record_of_an_ended_process_is_taken_away(folder: Path) -> None:
@@ -168,8 +188,8 @@ def test_peers_that_differ_are_said_plainly() -> None:
     assert "2 bbbbbbbbbbbb" in str(live.problem(peers[0], peers))
 
 
-@pytest.mark.parametrize("way", records.PATCHED)
-def test_whichever_way_a_process_is_patched_it_is_compared_with_its_peers(way: str) -> None:
+@pytest.mark.parametrize("way", [way for way in Way if way.patched])
+def test_whichever_way_a_process_is_patched_it_is_compared_with_its_peers(way: Way) -> None:
     peers = [record(1, way=way), record(2)]
     assert [live.problem(peer, peers) for peer in peers] == [None, None]
     other = [record(1, way=way, digest="b" * 64), record(2)]
@@ -177,12 +197,12 @@ def test_whichever_way_a_process_is_patched_it_is_compared_with_its_peers(way: s
 
 
 def test_an_unpatched_process_among_patched_ones_is_a_problem() -> None:
-    peers = [record(1), record(2, way="none")]
+    peers = [record(1), record(2, way=Way.NONE)]
     assert "unpatched" in str(live.problem(peers[1], peers))
 
 
-@pytest.mark.parametrize("way", ["none", "memory", "disk"])
-def test_a_feature_that_is_left_out_everywhere_is_a_problem_of_each(way: str) -> None:
+@pytest.mark.parametrize("way", [Way.NONE, Way.MEMORY, Way.DISK])
+def test_a_feature_that_is_left_out_everywhere_is_a_problem_of_each(way: Way) -> None:
     """Equal processes that all lack the same are no less unpatched."""
     peers = [record(pid, way=way, left_out=("x (drifted): a.py: gone", "y")) for pid in (1, 2)]
     said = [live.problem(peer, peers) for peer in peers]
@@ -193,7 +213,7 @@ def test_a_feature_that_is_left_out_everywhere_is_a_problem_of_each(way: str) ->
 
 
 def test_code_that_differs_from_the_plan_is_a_problem() -> None:
-    mine = record(1, modules=(ModuleRecord("vllm.a", "0" * 64, {"f": "differs"}),))
+    mine = record(1, modules=(ModuleRecord("vllm.a", "0" * 64, {"f": CodeState.DIFFERS}),))
     assert "vllm.a" in str(live.problem(mine, [mine]))
 
 

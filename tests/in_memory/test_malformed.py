@@ -112,3 +112,16 @@ def test_patches_that_others_can_write_are_not_read(box: Box) -> None:
     box.run(PATCHED)
     (box.patches / "demo" / "feature.toml").chmod(0o666)
     assert "can be written by others" in box.run(PRISTINE)
+
+
+@pytest.mark.parametrize("required", ["", "all"])
+def test_no_control_character_reaches_the_log_of_a_process(box: Box, required: str) -> None:
+    """Neither in what it says nor in the error with which it refuses to start."""
+    harm = box.patches / "clear\x1b[2J\x9bscreen"
+    harm.mkdir()
+    (harm / "feature.toml").write_text('id = "\x1b[31m"\n')
+    done = box.attempt(PATCHED, OVERLAY_REQUIRED_PRESENT=required)
+    assert (done.returncode != 0) == bool(required)
+    said = done.stdout + done.stderr
+    assert "screen" in said
+    assert not {"\x1b", "\x9b"} & set(said)

@@ -24,6 +24,7 @@ RUNNER = "vllm/v1/worker/gpu_model_runner.py"
 
 def change(id_: str, path: str, old: str, new: str, **more: object) -> Feature:
     """A feature that replaces a line."""
+    # Keywords of a helper, typed as object.
     return feature((path, [hunk([f"-{old}", f"+{new}"])]), id=id_, **more)  # type: ignore[arg-type]
 
 
@@ -45,6 +46,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
     def counting(features: Sequence[Feature], *rest: object) -> Plan:
         plans.append([each.id for each in features])
+        # Arguments are passed through as they come.
         return real(features, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(planner, "plan", counting)

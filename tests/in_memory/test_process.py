@@ -19,6 +19,7 @@ from overlay.in_memory.import_watch import HookError
 from overlay.in_memory.module_cache import StoredModule
 from overlay.in_memory.running import RunningProcess
 from overlay.processes import records
+from overlay.results import Way
 from tests.in_memory.boxes import FEATURE, PATCHED, PRISTINE, PROPOSER, Box
 
 
@@ -271,7 +272,8 @@ def test_a_damaged_cache_is_made_again(box: Box) -> None:
 def test_the_record_proves_what_runs(box: Box) -> None:
     show = PATCHED + "from overlay.processes import records; import os\n"
     show += "[r] = [r for r in records.read_all() if r.pid == os.getpid()]\n"
-    show += "print([(m.module.rpartition('.')[2], m.scopes) for m in r.modules], r.way)"
+    show += "print([(m.module.rpartition('.')[2], {s: c.value for s, c in m.scopes.items()})"
+    show += " for m in r.modules], r.way.value)"
     attempt = box.attempt(show)
     expected = "[('added', {}), ('proposer', {'SpecDecodeBaseProposer._first': 'runs'})] memory"
     lines = attempt.stdout.splitlines()
@@ -284,7 +286,7 @@ def test_where_models_are_patched_vllms_caches_are_kept_apart(
 ) -> None:
     apart: list[str] = []
     models = ("vllm.model_executor.models.llama",)
-    activation = Activation("memory", "0.26.0", "/vllm", (), "d" * 64, modules=models)
+    activation = Activation(Way.MEMORY, "0.26.0", "/vllm", (), "d" * 64, modules=models)
     monkeypatch.setattr(process, "_process", None)
     monkeypatch.setattr(sys, process._MARK, None, raising=False)
     monkeypatch.setattr(process, "_activation", lambda asked, process: activation)
@@ -372,7 +374,7 @@ def test_other_code_than_planned_fails_the_import(monkeypatch: pytest.MonkeyPatc
     text = b"def run():\n    return 'planned'\n"
     code = compile(text, "m.py", "exec")
     stored = StoredModule("vllm/m.py", None, Path("m.py"), text, code)
-    activation = Activation("memory", "0.32.0", "/site", (), "d", scopes={"vllm.m": ("run",)})
+    activation = Activation(Way.MEMORY, "0.32.0", "/site", (), "d", scopes={"vllm.m": ("run",)})
     monkeypatch.setattr(records, "write", lambda record: None)
     own = RunningProcess(switches.read({}))
     own.activated(activation)

@@ -16,11 +16,14 @@ def vllm_logger(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     """vLLM's module of loggers as from 0.31.0 on: configured by a call that comes later."""
     # To mypy it is any module, without attributes of its own.
     module = types.ModuleType("vllm.logger")
+    # A module made here has no declared attributes.
     module._last_configured_logging_config = None  # type: ignore[attr-defined]
 
     def configure_logging(config: object) -> None:
+        # A module made here has no declared attributes.
         module._last_configured_logging_config = config  # type: ignore[attr-defined]
 
+    # A module made here has no declared attributes.
     module.configure_logging = configure_logging  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm.logger", module)
     monkeypatch.setattr(speech, "_waiting", [])
@@ -63,3 +66,25 @@ def test_a_fork_does_not_repeat_its_parents_lines(
     speech.forget()
     vllm_logger.configure_logging("a config")
     assert said(caplog) == []
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_no_control_character_is_logged_raw(
+    vllm_logger: types.ModuleType, caplog: pytest.LogCaptureFixture, later: bool
+) -> None:
+    if not later:
+        vllm_logger.configure_logging("a config")
+    speech.warn("the folder \x1b[2J\x9b of somebody\relse")
+    vllm_logger.configure_logging("another")
+    (record,) = caplog.records
+    assert record.getMessage().isprintable()
+    assert "of somebody" in record.getMessage()
+
+
+def test_an_error_is_escaped_with_what_caused_it() -> None:
+    cause = OSError(2, "no \x1b[2J file")
+    error = ValueError("first\x1b\nsecond", 7)
+    error.__cause__ = cause
+    speech.escape(error)
+    assert error.args == ("first\\x1b\nsecond", 7)
+    assert cause.args == (2, "no \\x1b[2J file")

@@ -18,16 +18,16 @@ from tests.in_memory.boxes import PATCHED, PRISTINE, Box
 def test_defaults() -> None:
     read = switches.read({})
     assert (read.mode, read.required, read.patches, read.untested) == (
-        "auto",
+        switches.Mode.AUTO,
         frozenset(),
         (),
         False,
     )
 
 
-@pytest.mark.parametrize("mode", switches.MODES)
-def test_known_modes(mode: str) -> None:
-    assert switches.read({"OVERLAY": mode}).mode == mode
+@pytest.mark.parametrize("mode", switches.Mode)
+def test_known_modes(mode: switches.Mode) -> None:
+    assert switches.read({"OVERLAY": mode.value}).mode is mode
 
 
 @pytest.mark.parametrize(

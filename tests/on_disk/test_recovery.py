@@ -19,7 +19,7 @@ from overlay.on_disk import journal as journals
 from overlay.on_disk import lock, recovery
 from overlay.on_disk.journal import Journal, Step
 from overlay.on_disk.recovery import recover
-from overlay.package import VLLM
+from overlay.package import VLLM, Package
 from overlay.untrusted import sha256
 from tests.support.faults import FaultyOs, faulty
 from tests.support.sites import interrupt_in_the_middle
@@ -75,7 +75,7 @@ cases = st.builds(
 
 
 @contextmanager
-def interrupted(files: list[Case]) -> Iterator[tuple[Path, Journal]]:
+def interrupted(files: list[Case], package: Package = VLLM) -> Iterator[tuple[Path, Journal]]:
     """A target in which a transaction of these files was interrupted."""
     with (
         memory_folder(Path(tempfile.gettempdir())) as memory,
@@ -83,17 +83,17 @@ def interrupted(files: list[Case]) -> Iterator[tuple[Path, Journal]]:
         faulty(FaultyOs()),  # fsync is left out
     ):
         root = Path(folder).resolve()
-        (root / "vllm").mkdir()
+        (root / package.name).mkdir()
         steps = [
             Step(
-                f"vllm/m{number}.py",
+                f"{package.name}/m{number}.py",
                 None if file.before is None else sha256(file.before),
                 None if file.after is None else sha256(file.after),
             )
             for number, file in enumerate(files)
         ]
         begun = Journal("apply", "0.1.0", tuple(steps))
-        journals.write(root, begun, None)
+        journals.write(root, begun, None, package)
         for step, file in zip(steps, files, strict=True):
             if file.present is not None:
                 (root / step.path).write_bytes(file.present)
@@ -101,15 +101,15 @@ def interrupted(files: list[Case]) -> Iterator[tuple[Path, Journal]]:
                 (root / step.new).write_bytes(file.after)
             if file.old and file.before is not None:
                 (root / step.old).write_bytes(file.before)
-        (root / "vllm/__pycache__").mkdir()
+        (root / package.name / "__pycache__").mkdir()
         for number in range(len(files)):
-            bytecode(root, number).write_bytes(bytes(16))  # by its time, of neither source
+            bytecode(root, number, package).write_bytes(bytes(16))  # by its time, of neither source
         yield root, begun
 
 
-def bytecode(root: Path, number: int) -> Path:
+def bytecode(root: Path, number: int, package: Package = VLLM) -> Path:
     """Where Python keeps what it compiled from a file of ``interrupted``."""
-    return root / f"vllm/__pycache__/m{number}.cpython-311.pyc"
+    return root / f"{package.name}/__pycache__/m{number}.cpython-311.pyc"
 
 
 @example([case("before", new=False, kinds=CHANGED), case("after", kinds=ADDED)])

@@ -168,6 +168,7 @@ def test_recovery_that_is_killed_again_and_again(
         pair = scenario.fresh()
         scenario.die_at(deaths[0][0], scenario.action, pair)
         for call, end in deaths[1:]:
+            # Mypy types no lambda with a default.
             scenario.die_at(call, lambda pair, end=end: pair.recover(end), pair)  # type: ignore[misc]
         pair.recover(deaths[-1][1])
         for package in BOTH:
@@ -296,6 +297,7 @@ def test_sixteen_writers_in_either_order(pair: Pair) -> None:
 
     gate = os.open(pair.member(VLLM).root / "vllm", os.O_RDONLY)
     fcntl.flock(gate, fcntl.LOCK_EX)
+    # Mypy types no lambda with a default.
     children = [start_child(lambda number=number: work(number)) for number in range(16)]  # type: ignore[misc]
     fcntl.flock(gate, fcntl.LOCK_UN)
     os.close(gate)

@@ -123,7 +123,7 @@ def test_drift_names_the_nearest_place_and_what_differs() -> None:
     given = hunk(lines, "A.f")
     assert stand(TEXT, given).line == 5
     assert drift(TEXT, given) == (
-        "the nearest place is line 5: 3 of 4 lines stand there, the first 2 without a gap; "
+        "the nearest place is line 5: 3 of 4 lines are there, the first 2 without a gap; "
         "expected '        y = 7' at line 7, found '        y = 2'"
     )
     spaced = drift(TEXT, hunk([" def f():", "-    x  = 1", "+"], "f"))

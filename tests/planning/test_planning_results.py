@@ -192,7 +192,7 @@ def test_a_patch_for_code_that_is_not_python_is_drifted() -> None:
     assert found.state is State.DRIFTED
     assert "the file cannot be read: line 1: " in str(found.reason)
     result = planned(feature((A, [HUNK])), files={A: b"\xff\n"})
-    assert "line 1 is no utf-8 text" in str(result.features[0].files[0].hunks[0].reason)
+    assert "line 1 is not utf-8 text" in str(result.features[0].files[0].hunks[0].reason)
 
 
 def test_a_line_that_the_file_s_encoding_lacks_is_refused() -> None:

@@ -148,7 +148,7 @@ def test_the_nearest_place_shares_most_lines_that_tell_something() -> None:
     given = hunk(["     b = 2", " ", "     c = 3", "-    d = 9", "+    d = 8", "     e = 5"], "f")
     assert judged(text, given).line == 3
     assert reason(text, given) == (
-        "the nearest place is line 3: 4 of 5 lines stand there, the first 3 without a gap; "
+        "the nearest place is line 3: 4 of 5 lines are there, the first 3 without a gap; "
         "expected '    d = 9' at line 6, found '    d = 4'"
     )
 

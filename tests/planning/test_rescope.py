@@ -10,7 +10,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from overlay.planning import rescope as module
-from overlay.planning.rescope import rescope
+from overlay.planning.rescope import _stands_alone, rescope
 from overlay.planning.scopes import Scopes, UnparsableError, find
 from overlay.planning.text import Edit
 
@@ -145,7 +145,6 @@ def test_only_the_definitions_are_parsed(monkeypatch: pytest.MonkeyPatch) -> Non
         ),  # a line of two, and an indentation that counts from the start
         Edit(16, 17, ("    \x0cpass",)),
     ],
-    ids=str,
 )
 def test_what_is_not_certain_is_left_to_the_parser(edit: Edit) -> None:
     assert derived(TEXT, edit) is None
@@ -181,3 +180,23 @@ def test_the_functions_of_this_suite_may_each_be_edited() -> None:
             assert found is None or found == find(after)
             checked += found is not None
     assert checked > 50
+
+
+def test_edits_may_adjoin() -> None:
+    """Also where a definition is indented by a single blank."""
+    text = ["class A:", " def f(self):", "  x = 1", "  y = 2", "  return x", "", "z = 1"]
+    edits = [Edit(2, 3, ("  x = 3", "  w = 4")), Edit(3, 4, ("  y = 5",))]
+    after = ["class A:", " def f(self):", "  x = 3", "  w = 4", "  y = 5", *text[4:]]
+    assert rescope(text, find(text), edits, after) == find(after)
+    both = [Edit(3, 3, ("  b = 1",)), Edit(3, 3, ("  a = 1",))]  # in this order
+    after = [*text[:3], "  b = 1", "  a = 1", *text[3:]]
+    assert rescope(text, find(text), both, after) == find(after)
+
+
+def test_places_beside_an_edit_are_passed_over_and_the_others_looked_at() -> None:
+    """The class may not be parsed alone: its indentation goes on from the line before."""
+    text = ["def z(): pass", "x = \\", "  1", "class A:", "    def f(self):", "        x = 1"]
+    text += ["        return x"]
+    places = [("z", range(1)), ("A", range(2, 7)), ("A.f", range(4, 7))]
+    assert not _stands_alone(text, range(4, 7), places)
+    assert _stands_alone(text, range(4, 7), [places[0], ("A", range(3, 7)), places[2]])

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from overlay.cache import PrivateFolder
 from overlay.planning import scope_cache as memo
 from overlay.planning import scopes
 from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax, UnparsableError
+from overlay.untrusted import NotPrivate
 
 TEXT = "class A:\n    def b(self):\n        pass\n\n\ndef c():\n    def d():\n        pass\n"
 
@@ -124,6 +126,56 @@ def test_the_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         newest = max(remembered(tmp_path), key=lambda path: path.stat().st_mtime_ns)
         os.utime(newest, (number, number))
     assert len(remembered(tmp_path)) <= 5
+
+
+def test_the_newest_half_is_kept_where_there_is_no_more_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memo, "MOST", 6)
+    for number in range(6):
+        ask(Memo(tmp_path), f"a = {number}\n")
+    ask(Memo(tmp_path), "b = 1\n")  # six may stay
+    assert len(remembered(tmp_path)) == 7
+    ask(Memo(tmp_path), "b = 2\n")
+    assert len(remembered(tmp_path)) == 6 // 2 + 1
+
+
+def test_derived_scopes_are_remembered(tmp_path: Path) -> None:
+    derived = {"derived": [range(1)]}
+    assert Memo(tmp_path).scopes(b"x", ["x"], lambda: derived) == derived
+    assert Memo(tmp_path).scopes(b"x", ["x"]) == derived
+
+
+def test_a_cache_that_cannot_be_used_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def refuse(*_: object) -> None:
+        asked.append("asked")
+        raise NotPrivate("others can write there")
+
+    for name in ("read", "write"):
+        with monkeypatch.context() as refusing:
+            refusing.setattr(PrivateFolder, name, refuse)
+            memory = Memo(tmp_path / name)
+            for number in range(3):
+                ask(memory, f"a = {number}\n")
+        assert asked == ["asked"]
+        asked.clear()
+
+
+def test_room_is_made_once_for_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    swept: list[PrivateFolder] = []
+
+    def sweep(folder: PrivateFolder) -> None:
+        swept.append(folder)
+
+    monkeypatch.setattr(PrivateFolder, "sweep", sweep)
+    memory = Memo(tmp_path)
+    for number in range(3):
+        ask(memory, f"a = {number}\n")
+    assert len(swept) == 1
 
 
 def test_another_edition_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from overlay.planning.scopes import Syntax, UnparsableError, find
+from overlay.planning import scopes as module
+from overlay.planning.scopes import Syntax, UnparsableError, describe, find
 from overlay.planning.text import SourceText
 
 
@@ -25,6 +26,7 @@ def scopes(text: str) -> dict[str, list[tuple[int, int]]]:
 
 
 def test_nested_decorated_and_repeated_names() -> None:
+    # Over fifty lines: one source text and all of its scopes.
     found = scopes(
         """\
         import x
@@ -166,3 +168,54 @@ def test_every_scope_of_this_suite_is_where_ast_says() -> None:
                     for name in ending
                     for place in found[name]
                 )
+
+
+def test_which_nodes_hold_blocks_is_worked_out_from_the_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An earlier text has filled the table of kinds: here it is empty."""
+    monkeypatch.setattr(module, "_FIELDS", {})
+    found = scopes("class A:\n    def f(self): pass\nif (lambda: 1):\n    def g(): pass\n")
+    assert found == {"<module>": [(1, 4)], "A": [(1, 2)], "A.f": [(2, 2)], "g": [(4, 4)]}
+
+
+def test_comments_deeper_than_a_header_are_its_own_whatever_is_above() -> None:
+    found = scopes("def a():\n    pass\ndef b():\n    pass\n  # of b\nx = 1\n")
+    assert found["b"] == [(3, 5)]
+
+
+def test_a_decorator_is_looked_for_upwards_line_by_line() -> None:
+    assert scopes("x = 1\ny = 2\nz = 3\n@(\n    # d\n    d\n)\ndef f(): pass\n")["f"] == [(4, 8)]
+
+
+def test_derived_scopes_are_taken_as_they_are_and_once() -> None:
+    asked = []
+
+    def derive() -> dict[str, list[range]]:
+        asked.append(1)
+        return {"derived": [range(1)]}
+
+    syntax = Syntax()
+    for _ in range(2):
+        assert syntax.scopes(b"x", ["x"], derive) == {"derived": [range(1)]}
+    assert asked == [1]
+
+    def give_up() -> None:
+        return None
+
+    assert Syntax().scopes(b"x", ["x"], give_up) == {"<module>": [range(1)]}
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (SyntaxError("bad", ("f", 3, 1, "  x = (\n")), "line 3: bad (x = ()"),
+        (SyntaxError("bad", ("f", 3, 1, " \n")), "line 3: bad"),
+        (SyntaxError("bad", ("f", 3, 1, None)), "line 3: bad"),
+        (SyntaxError("bad"), "bad"),
+        (RecursionError("too deep"), "too deep"),
+        (MemoryError(), "MemoryError"),
+    ],
+)
+def test_an_error_is_described_in_one_line(error: BaseException, said: str) -> None:
+    assert describe(error) == said

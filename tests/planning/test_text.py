@@ -71,8 +71,8 @@ def test_reading(data: bytes, lines: tuple[str, ...] | None, encoding: str, bom:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"ok\n\xe9\n", "line 2 is no utf-8 text"),
-        (b"\n\xe9\n", "line 2 is no utf-8 text"),
+        (b"ok\n\xe9\n", "line 2 is not utf-8 text"),
+        (b"\n\xe9\n", "line 2 is not utf-8 text"),
         (b"# coding: nonsense\n", "unknown encoding"),
         (b"\xef\xbb\xbf# coding: latin-1\n", "encoding"),
         (b"# coding: rot13\n", "not a text encoding"),
@@ -124,7 +124,7 @@ def test_new_lines_take_the_ends_of_the_lines_that_they_replace_one_by_one() -> 
         (b"a\n", [Edit(1, 3, ())], "outside"),
         (b"# coding: ascii\na\n", [Edit(1, 2, ("é",))], "'é', which the file's encoding, ascii"),
         (b"a\nb\n", [Edit(0, 0, ("# coding: latin-1",))], "read differently"),
-        (b"# coding: latin-1\n\xe9\n", [Edit(0, 1, ("# none",))], "line 2 is no utf-8"),
+        (b"# coding: latin-1\n\xe9\n", [Edit(0, 1, ("# none",))], "line 2 is not utf-8"),
         (b"a\nb\nc\nd\n", [Edit(3, 3, ("x\ny",))], "read differently"),
     ],
 )
@@ -172,3 +172,39 @@ def test_an_edit_undone_gives_the_bytes_back(case: tuple[SourceText, list[Edit]]
         assert undone.to_bytes() == source.to_bytes()
         if after.final_newline == source.final_newline:
             assert after.splice(undo) == undone
+
+
+@given(FILES, st.data())
+def test_what_is_not_read_again_would_be_read_alike(before: bytes, data: st.DataObject) -> None:
+    """An edited text stands for its bytes only where reading them gives that text."""
+    try:
+        source = SourceText.from_bytes(before)
+    except TextError:
+        return
+    start = data.draw(st.integers(0, len(source.lines)), "start")
+    stop = data.draw(st.integers(start, len(source.lines)), "stop")
+    line = st.text(alphabet="a#\r\x0c\ufeffé\n", max_size=4)
+    new = data.draw(st.lists(line, max_size=3), "lines")
+    try:
+        after = source.splice([Edit(start, stop, tuple(new))], data.draw(st.none() | st.booleans()))
+    except TextError:
+        return
+    if after.read_alike:
+        assert SourceText.from_bytes(after.to_bytes()) == after
+
+
+def test_what_may_be_read_differently_is_read_again() -> None:
+    assert not SourceText.from_bytes(b"# coding: latin-1\na\n").read_alike
+    assert SourceText.from_bytes(b"a\nb\nc\n").read_alike
+    assert not SourceText.from_bytes(b"a\nb\nc\n").splice([Edit(2, 3, ("c\r",))]).read_alike
+
+
+def test_two_insertions_at_one_place_come_in_the_order_given() -> None:
+    source = SourceText.from_bytes(b"a\nd\n")
+    both = [Edit(1, 1, ("c",)), Edit(1, 1, ("b",))]
+    assert source.splice(both).to_bytes() == b"a\nc\nb\nd\n"
+
+
+def test_the_line_of_what_cannot_be_decoded_is_counted_from_the_first() -> None:
+    with pytest.raises(TextError, match=r"^line 3 is not utf-8 text"):
+        SourceText.from_bytes(b"a\nb\n\xff")

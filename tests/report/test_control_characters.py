@@ -22,7 +22,7 @@ from overlay.report.model import Obstacle, TargetReport
 from overlay.report.reading import CheckReport, StatusReport
 from overlay.report.running import ProcessesReport
 from overlay.report.wording import standing
-from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State
+from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State, Way
 from tests.commands.conftest import fake_vllm
 from tests.support.cli import Cli
 
@@ -56,7 +56,7 @@ def reports(text: str) -> Iterator[Report]:
         text, text, text, text, text, (text,), (topic,), (text,), text, text, (text,)
     )
     yield ListReport(verdict, (entry,))
-    record = ProcessRecord(7, "1", text, text, 0, text, text, "memory", text, text)
+    record = ProcessRecord(7, "1", text, text, 0, text, text, Way.MEMORY, text, text)
     yield ProcessesReport(verdict, (LiveProcess(7, text, 7, record, text),))
 
 

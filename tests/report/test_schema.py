@@ -99,6 +99,8 @@ def test_a_fresh_target_and_several_answer_as_the_schema_says(cli: Cli, site: Pa
     for words in (["check", site], ["status", site], ["diff", site], ["revert", site], ["doctor"]):
         valid(cli(*words, "--json").json)
     valid(cli("status", "--live", "--json").json)
+    valid(cli("status", "--live", "--require", "demo", "--json").json)
+    valid(cli("report", site, "--no-matrix", "--json").json)
     valid(cli("cache", "size", "--json").json)
     valid(cli("cache", "clean", "--json").json)
 

@@ -22,11 +22,13 @@ ALLOWED = {
     "overlay/in_memory/module_cache.py": "opens a private folder, and writes new files in one",
     "overlay/in_memory/import_hook.py": "reads a module that Python itself is about to read",
     "overlay/in_memory/importers.py": "reads a module that Python itself has read",
+    "overlay/processes/family.py": "reads /proc",
     "overlay/processes/live.py": "reads /proc",
     "overlay/processes/records.py": "reads /proc",
     "overlay/processes/counts.py": "reads the shared memory of a process, a bounded part of it",
     "overlay/authoring/disk.py": "opens folders to lock and sync them, and makes new files",
     "overlay/commands/parallel.py": "opens the null device for workers",
+    "overlay/commands/report_.py": "writes a new file, which it has just made",
     "overlay/commands/diagnosis.py": "reads /proc, /sys and torch's metadata",
     "overlay/cli/run.py": "opens the null device for writing",
 }

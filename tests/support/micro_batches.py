@@ -111,6 +111,7 @@ def install_on_cpu(yields: bool = True) -> None:
 
     stream = NoStream()
     current: dict[str, Any] = {"stream": stream}
+    # Doubles take the place of classes.
     torch.cuda.Stream, torch.Event = NoStream, NoEvent  # type: ignore[misc, assignment, unused-ignore]
     torch.cuda.current_stream = lambda device=None: current["stream"]
     torch.cuda.set_stream = lambda chosen: current.update(stream=chosen)

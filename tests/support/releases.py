@@ -6,9 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import pytest
+from packaging.version import Version
 
+from overlay.commands import package_releases
 from overlay.errors import PackageIndexError
-from overlay.package import VLLM
+from overlay.package import VLLM, Package
 from overlay.targets import resolution
 from tests.support import fake_vllm
 from tests.support.cli import PROPOSER, RUNNER
@@ -16,19 +18,34 @@ from tests.support.cli import PROPOSER, RUNNER
 #: In the last one, the runner returns otherwise; in the first one, the proposer does.
 RELEASES = ("0.24.0", "0.25.0", "0.26.0", "0.27.0")
 
-#: The modules that know which releases there are.
-KNOWING = tuple(
-    f"overlay.commands.{name}" for name in ("edit", "edit_files", "edit_new", "edits", "new")
-)
+#: The function itself, whatever a test puts in its place.
+_PART = resolution._part
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, names: Iterable[str]) -> None:
+    """Let the commands that write patches know these releases of vLLM, and no others."""
+    given = tuple(names)
+
+    def known(package: Package) -> tuple[str, ...]:
+        return given if package.name == VLLM.name else package.releases
+
+    monkeypatch.setattr(package_releases, "known", known)
 
 
 def know(monkeypatch: pytest.MonkeyPatch, names: Iterable[str]) -> None:
-    """Let ``--releases all`` mean these releases of vLLM, and no others."""
-    package = VLLM._replace(releases=tuple(names))
+    """Let ``--releases all`` mean these releases of vLLM, and no others; see ``serve``, too."""
+    given = tuple(names)
+    serve(monkeypatch, given)
+    package = VLLM._replace(releases=given)
     monkeypatch.setattr(resolution, "VLLM", package)
     defaults = resolution.releases.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "package", package)
+
+    def part(text: str, whole: str, of: Package) -> Iterable[Version]:
+        return _PART(text, whole, package if of.name == VLLM.name else of)
+
+    monkeypatch.setattr(resolution, "_part", part)
 
 
 def files(release: str) -> dict[str, bytes]:
@@ -69,9 +86,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Index:
             raise PackageIndexError(f"release {name}: it is not on the index")
         if name in RELEASES:
             return Release(files(name))
+        # Options are passed through as they come.
         return real(name, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(resolution, "resolve", resolve)
-    for module in KNOWING:
-        monkeypatch.setattr(f"{module}.KNOWN_RELEASES", RELEASES)
+    serve(monkeypatch, RELEASES)
     return index

@@ -158,6 +158,7 @@ class World(Modules):
             self._modules[name] = module
             vars(module).update(self._given.get(name, {}))
             if text is not None:
+                # Builtins of a module made here.
                 module.__builtins__ = self._builtins  # type: ignore[attr-defined]
                 with registered(module):
                     exec(compile(text, f"{name} of the release", "exec"), vars(module))

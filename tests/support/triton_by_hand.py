@@ -147,6 +147,7 @@ def dispatcher(*, kernel: Kernel, warmup_inputs: Any) -> Callable[[Any], Any]:
             }
             kernel[grid](**{name: held[name] for name in kernel.names if name in held}, **constants)
 
+        # A function carries it, as one of Triton does.
         launch.register_warmup = lambda **_: None  # type: ignore[attr-defined]
         return launch
 

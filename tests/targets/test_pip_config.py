@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -202,3 +203,14 @@ def test_the_bundled_pip_serves_where_none_is_installed(monkeypatch: pytest.Monk
     done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
 
     assert done.stdout.startswith("pip ")
+
+
+def test_a_module_named_pip_that_no_import_made_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``find_spec`` raises ValueError for a loaded module whose ``__spec__`` is ``None``."""
+    module = types.ModuleType("pip")
+    assert module.__spec__ is None
+    monkeypatch.setitem(sys.modules, "pip", module)
+    command = pip_config._pip()
+    assert command is None or command[1:] != ["-I", "-m", "pip"]

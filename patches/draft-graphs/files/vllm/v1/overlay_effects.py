@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each feature of vllm-overlay does in this process: active or idle, and how often.
 
-Patched code calls `active` or `idle` as soon as it knows, and `count` for each replay or fallback.
+Patched code calls `active` or `idle` as soon as it knows, `count` for each replay or fallback, and
+`put` for a number that goes up and down, such as bytes of memory.
 The overlay's plugin subscribes where it is installed; without it the reports stay here. Every
 feature that reports adds this module with the same bytes. It needs the standard library only.
 
@@ -15,7 +16,7 @@ import os
 import threading
 from array import array
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 # How many different counts of all features together are told apart; further ones share the last.
 SLOTS = 256
@@ -26,8 +27,24 @@ ACTIVE, IDLE = "active", "idle"
 
 Callback = Callable[[], object]
 
+
+class Meaning(NamedTuple):
+    """What a number says, for a metric that several names share.
+
+    metric: lower-case words joined by underscores, such as "replays".
+    labels: name and value of each label, such as (("role", "loop"),).
+    gauge: whether the number goes up and down; a counter only grows.
+    """
+
+    metric: str
+    labels: tuple[tuple[str, str], ...] = ()
+    gauge: bool = False
+
+
 _states: dict[str, tuple[str, str]] = {}
 _slots: dict[tuple[str, str], int] = {}
+# What the numbers of some slots say; the others have their name alone.
+_meanings: dict[tuple[str, str], Meaning] = {}
 # Unsigned 64-bit integers: an array, or memory that `count_in` was given.
 _numbers: Any = array("Q", bytes(8 * SLOTS))
 _subscribers: list[Callback] = []
@@ -48,20 +65,41 @@ def idle(feature: str, reason: str) -> None:
     _report(feature, IDLE, reason)
 
 
-def count(feature: str, name: str) -> None:
-    """Add one to what `feature` counts under `name`, such as "replays of loop"."""
+def count(feature: str, name: str, meaning: Meaning | None = None) -> None:
+    """Add one to what `feature` counts under `name`, such as "replays of loop".
+
+    meaning: kept the first time that the name is counted.
+    """
     slot = _slots.get((feature, name))
     if slot is None:
-        slot = _new_slot(feature, name)
+        slot = _new_slot(feature, name, meaning)
     # Under the GIL no other thread runs between the reading and the writing of this line.
     _numbers[slot] += 1
 
 
+def put(feature: str, name: str, number: int, meaning: Meaning) -> None:
+    """Have `feature` say `number` under `name`, such as "bytes of captured graphs".
+
+    number: from 0 to 2**64 - 1.
+    meaning: that of a gauge, as for `count`.
+    """
+    slot = _slots.get((feature, name))
+    if slot is None:
+        slot = _new_slot(feature, name, meaning)
+    if slot != _slots.get(REST):  # which adds up what found no room
+        _numbers[slot] = number
+
+
 def effects() -> dict[str, dict[str, Any]]:
     """A copy of all reports: feature -> `state` ("active", "idle" or None where it has not been
-    told), `text` (what is active, or the reason) and `counts` (name -> number)."""
+    told), `text` (what is active, or the reason) and `counts` (name -> number), without gauges."""
     with _lock:
-        states, slots, numbers = dict(_states), dict(_slots), list(_numbers)
+        states, numbers = dict(_states), list(_numbers)
+        slots = {
+            key: slot
+            for key, slot in _slots.items()
+            if key not in _meanings or not _meanings[key].gauge
+        }
     found: dict[str, dict[str, Any]] = {}
     for feature in [*states, *(feature for feature, _ in slots)]:
         state, text = states.get(feature, (None, ""))
@@ -100,6 +138,12 @@ def counted() -> list[tuple[str, str]]:
         return list(_slots)
 
 
+def meanings() -> list[Meaning | None]:
+    """What the number of each slot in use says, in the order of the slots; None: its name."""
+    with _lock:
+        return [_meanings.get(key) for key in _slots]
+
+
 def _report(feature: str, state: str, text: str) -> None:
     with _lock:
         if _states.get(feature) == (state, text):
@@ -108,7 +152,7 @@ def _report(feature: str, state: str, text: str) -> None:
     _notify()
 
 
-def _new_slot(feature: str, name: str) -> int:
+def _new_slot(feature: str, name: str, meaning: Meaning | None) -> int:
     key = (feature, name)
     with _lock:
         if key not in _slots and len(_slots) >= SLOTS - 1:
@@ -116,6 +160,8 @@ def _new_slot(feature: str, name: str) -> int:
         slot = _slots.get(key)
         if slot is not None:
             return slot
+        if meaning is not None and key != REST:
+            _meanings[key] = meaning
         slot = _slots[key] = len(_slots)
     _notify()
     return slot
@@ -133,6 +179,7 @@ def _after_fork() -> None:
     _numbers = array("Q", bytes(8 * SLOTS))
     _states.clear()
     _slots.clear()
+    _meanings.clear()
 
 
 if hasattr(os, "register_at_fork"):

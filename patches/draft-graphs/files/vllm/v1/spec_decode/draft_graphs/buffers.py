@@ -55,6 +55,7 @@ class DraftBuffers:
         blocks: int,
         target_width: int | None,
     ) -> None:
+        # Over fifty lines: one list of buffers with their shapes.
         device = proposer.device
         k = int(proposer.speculative_config.num_speculative_tokens)
         query_len = k + 1

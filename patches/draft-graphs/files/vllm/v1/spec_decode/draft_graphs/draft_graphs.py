@@ -11,7 +11,7 @@ import torch
 from vllm.logger import init_logger
 from vllm.v1 import overlay_effects
 
-from . import messages, ranks, upstream
+from . import figures, messages, ranks, upstream
 from .capture import Captured, CaptureFailed, capture_keys
 from .facts import late_facts
 from .graph_backend import GraphBackend
@@ -71,6 +71,7 @@ class DraftGraphs:
         Raises RuntimeError if ranks that draft together have different plans, or if they exchange
         rows through DeepEP's low-latency buffers and a capture failed.
         """
+        # Over fifty lines: one sequence, in which each step has its own way to fail.
         self.release()
         self.withdrawn = None
         self._outcome_logged = True
@@ -112,6 +113,7 @@ class DraftGraphs:
         overlay_effects.active(
             FEATURE, f"{len(plan)} graphs, K={plan[0].k}: {messages.captured_sizes(plan)}"
         )
+        figures.captured(plan, memory)
 
     def profile(self, runner: Any) -> int:
         """Bytes that `capture` will take, measured on the two largest graphs of each role.
@@ -163,6 +165,7 @@ class DraftGraphs:
         self._proposer.cudagraph_dispatcher.withdraw_draft_keys()
         if self.replay is not None:
             self._backend.synchronize()
+            figures.dropped(self.replay.captured.graphs)
             self.replay = None
 
     def withdraw(self, reason: str) -> None:
@@ -172,6 +175,7 @@ class DraftGraphs:
             logger.warning("%s", messages.withdrawn_line(reason))
         self.withdrawn = reason
         overlay_effects.idle(FEATURE, f"withdrawn: {reason}")
+        figures.withdrawn()
 
     def _plan(self) -> tuple[Facts, Decision, list[DraftKey]]:
         """The facts once vLLM captures, what the policy decides, and the keys to capture for it."""
@@ -292,7 +296,7 @@ class DraftGraphs:
             return None
         keys = None if tokens is None else replay.agreed_keys(tokens)
         if keys is None:
-            overlay_effects.count(FEATURE, messages.NOT_AGREED)
+            figures.left("steps", messages.NOT_AGREED)
         return keys
 
     def _usable_replay(self) -> Replay | None:

@@ -31,7 +31,7 @@ def create_draft_graphs(proposer: Any) -> DraftGraphs | None:
 
     Returns None, with the reasons in the log, where the configuration gets none. Raises ValueError
     for an unknown value of one of the feature's switches, and `same_settings.RanksDiffer` where
-    tensor-parallel ranks would not draft alike.
+    tensor- or data-parallel ranks would not draft alike.
     """
     mode, check = mode_from(os.environ), check_from(os.environ)
     untried = untried_from(os.environ)
@@ -42,7 +42,8 @@ def create_draft_graphs(proposer: Any) -> DraftGraphs | None:
         facts = replace(early_facts(proposer, backend), untried=untried)
     decision = decide(mode, facts)
     same_settings.require_equal_settings(
-        same_settings.settings(mode, decision, check=check, untried=untried)
+        same_settings.settings(mode, decision, check=check, untried=untried),
+        data_parallel=ranks.in_lockstep(proposer),
     )
     if not ranks.all_ranks_want(proposer, decision.any) and decision.any:
         decision = Decision(refusals=("another data-parallel rank drafts as upstream",))

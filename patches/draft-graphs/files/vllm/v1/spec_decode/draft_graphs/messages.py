@@ -9,8 +9,8 @@ from dataclasses import fields, is_dataclass
 from .keys import ROLES, DraftKey
 from .policy import Decision, Facts, Mode
 
-#: The count of steps that all data-parallel ranks draft as upstream although there are graphs.
-NOT_AGREED = "steps left to upstream: the data-parallel ranks agreed on no FULL graph"
+#: Why all data-parallel ranks draft a step as upstream although there are graphs.
+NOT_AGREED = "the data-parallel ranks agreed on no FULL graph"
 
 
 def reason_of(error: Exception) -> str:

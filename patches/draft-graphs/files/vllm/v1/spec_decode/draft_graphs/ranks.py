@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Votes between ranks: whether all of them want draft graphs, plan the same ones and captured them.
 
-All votes take place while vLLM starts, on the CPU; none of them takes place while it serves.
+All votes take place while vLLM starts, on the CPU; none of them takes place while it serves. None
+waits longer than `same_settings.PATIENCE` for a rank that does not come to it: one that waits in an
+exchange of rows, or has no patches. One that has died ends it at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from . import same_settings
 from .coupling import Manner, coupling
 
 if TYPE_CHECKING:
@@ -33,16 +37,42 @@ def all_ranks_agree(yes: bool, *, data_parallel: bool) -> bool:
     data_parallel: whether all data-parallel ranks vote, too; the same on all of them.
 
     The vote takes place on the CPU: the device may be in the middle of a capture.
+
+    Raises RuntimeError if a rank does not vote within `same_settings.PATIENCE`, or has died.
     """
     groups = _groups(data_parallel)
     if not groups:
         return yes
     votes = torch.tensor([int(yes)], dtype=torch.int32)
     for group in groups:
+        _meet(group)
         torch.distributed.all_reduce(
             votes, op=torch.distributed.ReduceOp.MIN, group=group.cpu_group
         )
     return bool(votes.item())
+
+
+def _meet(group: Any) -> None:
+    """Wait until all ranks of a group are here, so that what comes next ends.
+
+    A rank that failed in the warm-up of a graph comes here while the others wait for its rows in
+    the exchange of that warm-up, up to a timeout of their own or until this rank has ended.
+
+    Raises RuntimeError if a rank does not come within `same_settings.PATIENCE`, or has died.
+    """
+    patience = same_settings.PATIENCE
+    try:
+        torch.distributed.monitored_barrier(
+            group.cpu_group, timedelta(seconds=patience), wait_all_ranks=True
+        )
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"Draft graphs: expected ranks {', '.join(map(str, group.ranks))} of a group to vote "
+            f"within {patience:.0f} s, but not all of them did. One has died, or has failed in the "
+            "first run of a graph, so that others wait there for its rows. Look for the first "
+            "error in the logs of all ranks; with OVERLAY_DRAFT_GRAPHS=off on all of them they "
+            f"draft as upstream. Found: {error}"
+        ) from error
 
 
 def _groups(data_parallel: bool) -> list[Any]:
@@ -90,6 +120,17 @@ def even_out_recorded_all_reduces(backend: GraphBackend) -> None:
 # ---- data parallelism
 
 
+def in_lockstep(proposer: Any) -> bool:
+    """Whether data-parallel ranks are one engine, whose ranks met over one store.
+
+    Those of a target without experts are engines of their own for vLLM, which counts one rank in
+    each. Elastic expert parallelism has groups without a common store.
+    """
+    parallel = proposer.vllm_config.parallel_config
+    elastic = bool(getattr(parallel, "enable_elastic_ep", False))
+    return int(parallel.data_parallel_size) > 1 and not elastic
+
+
 def all_ranks_want(proposer: Any, yes: bool) -> bool:
     """Whether draft graphs are wanted on every data-parallel rank, as far as ranks must agree.
 
@@ -110,6 +151,7 @@ def differences(plan: Mapping[str, str]) -> list[str]:
     """
     tables: list[Any] = [dict(plan)]
     for group in _groups(data_parallel=True):
+        _meet(group)
         gathered: list[Any] = [None] * group.world_size
         torch.distributed.all_gather_object(gathered, tables, group=group.cpu_group)
         tables = [table for each in gathered for table in each]

@@ -7,24 +7,16 @@ from typing import Any
 
 import torch
 from vllm.logger import init_logger
-from vllm.v1 import overlay_effects
 
-from . import messages, ranks
+from . import figures, messages, ranks
 from .capture import Captured
-from .keys import FEATURE, ROLES, DraftKey
+from .keys import DraftKey
 from .policy import Facts
 from .staging import ExtendedStaging, FirstBatch, FirstStaging, LaterStaging
 
 logger = init_logger(__name__)
 
-#: Names of the counts of replays, by role and whether the drafts are sampled.
-REPLAYS = {
-    **{(role, False): f"replays of {role}" for role in ROLES},
-    **{(role, True): f"replays of sampled {role}" for role in ROLES},
-}
 NO_GRAPH = "no graph for so many requests or this K"
-#: The count of steps in which this rank had nothing to draft for and others had.
-PADDED = "replays of all passes for other data-parallel ranks alone"
 
 #: The graphs of all passes of a uniform batch; the second is None where there is one pass.
 Keys = tuple[DraftKey, DraftKey | None]
@@ -75,7 +67,7 @@ class Replay:
         self.run(first)
         if later is not None:
             self._run_later(later, self._k)
-        overlay_effects.count(FEATURE, PADDED)
+        figures.padded()
 
     def propose(
         self,
@@ -108,6 +100,7 @@ class Replay:
 
         Raises Unforeseen, having replayed nothing, if the agreed graphs do not hold the batch.
         """
+        # Over fifty lines: half are the arguments of upstream, with their shapes.
         cad = common_attn_metadata
         reqs, tokens = cad.seq_lens.shape[0], target_token_ids.shape[0]
         k = num_speculative_tokens
@@ -199,7 +192,7 @@ class Replay:
         if captured.address_check is not None:
             captured.address_check.check(key)
         captured.graphs[key].replay()
-        overlay_effects.count(FEATURE, REPLAYS[key.role, key.sampled])
+        figures.replayed(key)
 
     def _run_later(self, key: DraftKey, k: int) -> None:
         """Replay the passes after the first: the loop, or k-1 steps."""
@@ -333,7 +326,7 @@ class Replay:
 
     def _leave(self, passes: str, reason: str) -> None:
         """Count a batch whose passes upstream's code runs."""
-        overlay_effects.count(FEATURE, f"{passes} left to upstream: {reason}")
+        figures.left(passes, reason)
 
     def _log_once(self, reason: str) -> str:
         """Log a reason that the policy did not foresee, the first time; return it.

@@ -1,0 +1,83 @@
+"""Name, list and open the releases of one package, for the commands that write patches.
+
+They call a release by its bare number (``0.23.0rc1``), as ``Base`` and the ranges of a feature do;
+the package is told beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from overlay.errors import UsageError
+from overlay.package import VLLM, Package
+
+if TYPE_CHECKING:
+    from packaging.version import Version
+
+    from overlay.authoring.locating import ReleaseTexts
+    from overlay.targets.target import Progress, Target
+
+
+def known(package: Package) -> tuple[str, ...]:
+    """The releases of a package that the overlay knows, oldest first; none of most packages."""
+    return package.releases
+
+
+def named(text: str, package: Package = VLLM) -> tuple[Package, tuple[str, ...]]:
+    """The package and the releases, oldest first, that ``--releases`` names.
+
+    :param package: the one that is meant where the text does not say it.
+    :raises UsageError: if the text names none, or those of several packages.
+    :raises PackageIndexError: if the index has to be asked and does not answer.
+    """
+    from overlay.targets.resolution import releases
+
+    names = releases(text, package=package)
+    meant = package_of(names) if names else package
+    return meant, tuple(str(version_of(name, meant)) for name in names)
+
+
+def package_of(names: Iterable[str]) -> Package:
+    """The one package of releases that are spelt as TARGET takes them; vLLM where there is none.
+
+    :raises UsageError: if there are several: each has features of its own.
+    """
+    from overlay.targets.resolution import release_named
+
+    found = [release_named(name) for name in names]
+    packages = {each[1] for each in found if each is not None} or {VLLM}
+    if len(packages) > 1:
+        titles = " and ".join(sorted(each.title for each in packages))
+        raise UsageError(f"--releases: expected releases of one package, found those of {titles}")
+    return packages.pop()
+
+
+def version_of(name: str, package: Package) -> Version:
+    """The version of a release that is spelt as TARGET takes it.
+
+    :raises UsageError: if it is not a release of the package.
+    """
+    from overlay.targets.resolution import release_named
+
+    found = release_named(name, package)
+    if found is None or found[1].name != package.name:
+        raise UsageError(f"{name!r} is not a release of {package.title}, such as 0.26.0")
+    return found[0]
+
+
+def tree_of(release: str, package: Package, progress: Progress | None) -> Target:
+    """The files of a release.
+
+    :raises OverlayError: if it cannot be read.
+    """
+    from overlay.targets.resolution import resolve, spelt
+
+    return resolve(spelt(release, package), progress=progress)
+
+
+def texts_of(names: Sequence[str], package: Package, progress: Progress | None) -> ReleaseTexts:
+    """The files of releases, from the cache or the package index, each read once."""
+    from overlay.authoring.locating import ReleaseTexts
+
+    return ReleaseTexts(names, lambda release: tree_of(release, package, progress))

@@ -1,0 +1,133 @@
+"""``overlay report``: what check, status, doctor and log answer, as one page."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import overlay
+from overlay.commands.request import Request
+from overlay.errors import OverlayError, UsageError
+from overlay.report.base import Report, failure
+from overlay.report.collected import CollectedReport, Section, collected
+
+if TYPE_CHECKING:
+    from overlay.report.progress import Meter
+
+#: The name of a file that means standard output.
+STANDARD_OUTPUT = "-"
+
+
+def report(
+    request: Request,
+    name: str | None = None,
+    *,
+    releases: str | None = None,
+    matrix: bool = True,
+    output: str | None = None,
+    meter: Meter | None = None,
+) -> CollectedReport:
+    """Ask each command, and write the page where it was asked for.
+
+    What one of them cannot answer is its section; the others answer all the same.
+
+    :param releases: those of the matrix, as ``--releases`` takes them; default: all.
+    :param matrix: whether there is one: it needs the package index, or releases in the cache.
+    :param output: the file for the page of HTML; ``-`` is standard output, ``None`` writes none.
+    :raises UsageError: if ``output`` lies in a target.
+    :raises OverlayError: if it cannot be written.
+    """
+    sections = tuple(_sections(request, name, releases, matrix=matrix, meter=meter))
+    made = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    answer = CollectedReport(collected(sections), sections, made, overlay.__version__)
+    if output is None:
+        return answer
+    from overlay.report.page import page
+
+    content = page(answer).encode("utf-8", "backslashreplace")
+    if output == STANDARD_OUTPUT:
+        return replace(answer, page=content)
+    place = Path(output).absolute()
+    _refuse_in_target(place, sections)
+    _write(place, content)
+    return replace(answer, place=str(place))
+
+
+def _sections(
+    request: Request, name: str | None, releases: str | None, *, matrix: bool, meter: Meter | None
+) -> Iterator[Section]:
+    from overlay.commands.check import check
+    from overlay.commands.doctor import doctor
+    from overlay.commands.matrix import matrix as all_releases
+    from overlay.commands.status import live, status
+
+    target = "" if name is None else f" {name}"
+    names = [] if name is None else [name]
+    yield _section(f"check{target}", lambda: check(request, names, None, meter))
+    yield _section(f"status{target}", lambda: status(request, name, meter))
+    yield _section("status --live", live)
+    yield _section("doctor", lambda: doctor(request._replace(python=None)))
+    if matrix:
+        span = "" if releases is None else f" --releases {releases}"
+        yield _section(f"log --matrix{span}", lambda: all_releases(request, releases, meter))
+
+
+def _section(command: str, ask: Callable[[], Report]) -> Section:
+    """The answer of a command, or why there is none."""
+    title = f"overlay {command}"
+    try:
+        return Section(title, ask())
+    except OverlayError as error:
+        return Section(title, failure(command, str(error)))
+
+
+def _refuse_in_target(place: Path, sections: tuple[Section, ...]) -> None:
+    """Refuse a file below the folder of any target: commands that read write nothing there.
+
+    :raises UsageError: if it is.
+    """
+    folder = place.parent.resolve()
+    roots = {
+        target.root.resolve()
+        for section in sections
+        for target in section.report.targets
+        if target.root is not None
+    }
+    for root in roots:
+        if folder == root or root in folder.parents:
+            raise UsageError(
+                f"-o {place}: expected a file outside of the target, found it below {root}; name "
+                "one elsewhere"
+            )
+
+
+def _write(place: Path, content: bytes) -> None:
+    """Write a file whole or not at all.
+
+    :raises OverlayError: if it cannot be written.
+    """
+    temporary = None
+    try:
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)
+        os.replace(temporary, place)
+    except OSError as error:
+        if temporary is not None:
+            with suppress(OSError):
+                os.unlink(temporary)
+        raise OverlayError(
+            f"-o {place}: the page could not be written: {error.strerror}; name another file with "
+            "-o, or `-o -` for standard output"
+        ) from error

@@ -1,0 +1,101 @@
+"""The processes of one server: its API servers, engine cores and workers on this machine.
+
+Data flow of metrics: patched code in an engine adds to numbers in anonymous memory; the process
+record says what each number means; when an API server is scraped, it reads the records of its own
+server's processes and their numbers.  Nothing is kept between two scrapes, so several API servers
+answer alike, and a process that is started again begins a series of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from overlay.processes import records
+from overlay.processes.live import counts_of, problem
+from overlay.processes.records import Meaning, ProcessRecord
+
+#: The most ancestors that are followed.
+_GENERATIONS = 64
+
+
+class Number(NamedTuple):
+    """One number of a process.
+
+    :ivar name: such as ``replays of loop``.
+    :ivar meaning: ``None`` where the name is all that is known.
+    """
+
+    feature: str
+    name: str
+    number: int
+    meaning: Meaning | None
+
+
+class Member(NamedTuple):
+    """A process of the server.
+
+    :ivar problem: why somebody should look at it, or ``None``.
+    """
+
+    record: ProcessRecord
+    numbers: tuple[Number, ...]
+    problem: str | None
+
+
+def family(pid: int, proc: Path = Path("/proc")) -> tuple[Member, ...]:
+    """The processes of the server that process ``pid`` belongs to, by pid.
+
+    They are those with a record that share the first recorded ancestor.  Workers of a Ray cluster
+    that was there before the server have no ancestor in common with it: they belong to the servers
+    without workers of their own.
+    """
+    parents = _Parents(proc)
+    recorded = {record.pid: record for record in records.read_all()}
+    first = {each: parents.first(each, recorded) for each in recorded}
+    mine = parents.first(pid, recorded)
+    members = [each for each in recorded if first[each] == mine]
+    if all(recorded[each].rank is None for each in members):
+        members += [each for each in recorded if recorded[first[each]].role == "worker"]
+    said = [recorded[each] for each in sorted({*members})]
+    return tuple(Member(record, _numbers(record, proc), problem(record, said)) for record in said)
+
+
+def _numbers(record: ProcessRecord, proc: Path) -> tuple[Number, ...]:
+    counts = counts_of(record, proc)
+    # A stranger's record may have fewer of them.
+    meanings = (*record.meanings, *([None] * len(counts)))
+    return tuple(
+        Number(feature, name, number, meaning)
+        for (feature, name, number), meaning in zip(counts, meanings, strict=False)
+    )
+
+
+class _Parents:
+    """The ancestors of processes, each looked up once."""
+
+    def __init__(self, proc: Path) -> None:
+        self._proc = proc
+        self._known: dict[int, int] = {}
+
+    def first(self, pid: int, recorded: Mapping[int, ProcessRecord]) -> int:
+        """The first recorded process among ``pid`` and its ancestors; ``pid`` if there is none."""
+        first = at = pid
+        for _ in range(_GENERATIONS):
+            if at in recorded:
+                first = at
+            at = self._parent(at)
+            if at <= 1:
+                break
+        # A process 1 has no ancestors: in a container it may be the server itself.
+        return 1 if at == 1 and 1 in recorded else first
+
+    def _parent(self, pid: int) -> int:
+        if pid not in self._known:
+            try:
+                text = (self._proc / str(pid) / "stat").read_text()
+                self._known[pid] = int(text.rpartition(")")[2].split()[1])
+            except (OSError, ValueError, IndexError):  # it ended meanwhile
+                self._known[pid] = 0
+        return self._known[pid]

@@ -1,0 +1,173 @@
+"""``overlay report`` as a page of HTML: no scripts, nothing to load, light and dark.
+
+What a report holds may be a stranger's text (paths, titles, messages of processes): all of it goes
+through ``_text``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+
+from overlay.report.as_text import render
+from overlay.report.codes import Exit
+from overlay.report.collected import CollectedReport, Section
+from overlay.report.history import LEGEND, MatrixReport
+from overlay.report.lines import BLANK, Line, Span
+from overlay.untrusted import printable
+
+_STYLE = """
+:root { color-scheme: light dark; --page: #fff; --text: #1b1f24; --muted: #57606a;
+  --line: #d0d7de; --box: #f6f8fa; --good: #116329; --new: #0a5a86;
+  --warn: #7d4e00; --bad: #a40e26; }
+@media (prefers-color-scheme: dark) { :root { --page: #0d1117; --text: #e6edf3; --muted: #9aa4af;
+  --line: #30363d; --box: #161b22; --good: #56d364; --new: #6cb6ff;
+  --warn: #e3b341; --bad: #ff8f87; } }
+* { box-sizing: border-box; }
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--text); background: var(--page);
+  max-width: 64rem; margin: 0 auto; padding: 1rem; overflow-wrap: anywhere; }
+h1 { font-size: 1.5rem; margin: .5rem 0; }
+h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
+code, .lines, .grid { font-family: ui-monospace, Menlo, Consolas, monospace; font-size: .85rem; }
+nav ul { list-style: none; padding: 0; }
+nav li { border-top: 1px solid var(--line); padding: .4rem 0; }
+a { color: var(--new); }
+.lines, .grid { background: var(--box); border: 1px solid var(--line); border-radius: 6px;
+  padding: .6rem .8rem; overflow-x: auto; }
+.line { display: flex; flex-wrap: wrap; min-height: 1.4em; }
+.head { white-space: pre; flex: none; }
+.body { white-space: pre-wrap; flex: 1 1 16rem; min-width: 0; }
+.grid table { border-collapse: collapse; }
+.grid th, .grid td { padding: .15rem .45rem; text-align: center;
+  border-bottom: 1px solid var(--line); }
+.grid th:first-child { text-align: left; position: sticky; left: 0; background: var(--box); }
+.grid thead th { font-weight: normal; color: var(--muted); }
+.muted { color: var(--muted); } .heading { font-weight: 600; } .warning { color: var(--warn); }
+.good, .applied, .upstreamed { color: var(--good); } .pristine { color: var(--new); }
+.inapplicable { color: var(--muted); }
+.bad, .partial, .drifted, .ambiguous, .missing { color: var(--bad); font-weight: 600; }
+.verdict { font-weight: 600; }
+"""
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>overlay report</title>
+<style>{style}</style>
+</head>
+<body>
+<header>
+<h1>overlay report</h1>
+<p class="verdict {kind}">{verdict}</p>
+<p class="muted">Made {made} by vllm-overlay {version}.</p>
+</header>
+<nav aria-label="Sections">
+<ul>
+{contents}
+</ul>
+</nav>
+<main>
+{sections}
+</main>
+</body>
+</html>
+"""
+
+#: The classes that a span may have: the styles of lines, and the states.
+_CLASSES = frozenset(
+    (
+        *("muted", "heading", "warning", "good", "bad", "applied", "upstreamed", "pristine"),
+        *("inapplicable", "partial", "drifted", "ambiguous", "missing"),
+    )
+)
+
+
+def page(report: CollectedReport) -> str:
+    """The whole page."""
+    numbered = list(enumerate(report.sections, 1))
+    return _PAGE.format(
+        style=_STYLE,
+        kind=_kind(report.exit),
+        verdict=_text(report.verdict),
+        made=_text(report.made),
+        version=_text(report.overlay),
+        contents="\n".join(_entry(number, section) for number, section in numbered),
+        sections="\n".join(_section(number, section) for number, section in numbered),
+    )
+
+
+def _kind(exit_: Exit) -> str:
+    return "good" if exit_ is Exit.OK else "bad"
+
+
+def _entry(number: int, section: Section) -> str:
+    verdict = section.report.verdict
+    return (
+        f'<li><a href="#s{number}"><code>{_text(section.title)}</code></a><br>'
+        f'<span class="{_kind(section.report.exit)}">{_text(verdict)}</span></li>'
+    )
+
+
+def _section(number: int, section: Section) -> str:
+    report = section.report
+    content = _matrix(report) if isinstance(report, MatrixReport) else _lines(render(report)[:-1])
+    return (
+        f'<section id="s{number}">\n<h2><code>{_text(section.title)}</code></h2>\n{content}\n'
+        f'<p class="verdict {_kind(report.exit)}">{_text(report.verdict)}</p>\n</section>'
+    )
+
+
+def _lines(lines: Iterable[Line]) -> str:
+    """Lines as on a terminal: where one is too long, its body goes below its head."""
+    shown = list(lines)
+    while shown and shown[-1] == BLANK:
+        shown.pop()
+    rows = "\n".join(
+        f'<div class="line"><span class="head">{_spans(line.head)}</span>'
+        f'<span class="body">{_spans(line.body)}</span></div>'
+        for line in shown
+    )
+    return f'<div class="lines">\n{rows}\n</div>' if rows else ""
+
+
+def _spans(spans: Iterable[Span]) -> str:
+    return "".join(
+        f'<span class="{span.style}">{_text(span.text)}</span>'
+        if span.style in _CLASSES
+        else _text(span.text)
+        for span in spans
+    )
+
+
+def _matrix(report: MatrixReport) -> str:
+    """Releases as columns, features as rows, and what the letters mean."""
+    head = "".join(f'<th scope="col">{_text(release)}</th>' for release in report.releases)
+    rows = "\n".join(
+        f'<tr><th scope="row">{_text(row.feature)}</th>'
+        + "".join(
+            f'<td class="{cell.state.value}" title="{_text(cell.release)}: {cell.state.value}">'
+            f"{_text(cell.letter)}</td>"
+            for cell in row.cells
+        )
+        + "</tr>"
+        for row in report.rows
+    )
+    used = {cell.letter for row in report.rows for cell in row.cells}
+    legend = "<br>".join(
+        f"<code>{_text(letter)}</code> {_text(meaning)}"
+        for letter, meaning in LEGEND
+        if letter in used
+    )
+    return (
+        '<div class="grid" tabindex="0"><table>\n'
+        f'<thead><tr><th scope="col">feature</th>{head}</tr></thead>\n'
+        f"<tbody>\n{rows}\n</tbody></table></div>\n<p>{legend}</p>"
+    )
+
+
+def _text(text: str) -> str:
+    """Text of anybody for an element or an attribute in double quotes."""
+    return escape(printable(text, lines=True))

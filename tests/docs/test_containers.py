@@ -1,0 +1,262 @@
+"""The files of ``deploy/``: linted, and their build steps carried out in a plain folder.
+
+No builder of images is needed: each ``RUN`` is a shell command, and runs here with the same files,
+variables and order, in a folder that takes the place of the image's root.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shlex
+import subprocess
+import sysconfig
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from overlay.cli.run import run
+from tests.in_memory.installed import copy_tree
+from tests.support.markdown import ROOT
+from tests.test_all_releases import of_patches, unpack
+
+DEPLOY = ROOT / "deploy"
+DOCKERFILES = sorted(DEPLOY.glob("Dockerfile*"))
+MANIFESTS = sorted(DEPLOY.glob("kubernetes*.yaml"))
+RELEASE = "0.26.0"
+#: The folders of the image that steps name, by their absolute paths.
+FOLDERS = ("/src", "/var/cache")
+
+each_dockerfile = pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.name)
+each_manifest = pytest.mark.parametrize("file", MANIFESTS, ids=lambda file: file.name)
+
+
+class Step(NamedTuple):
+    """One instruction of a Dockerfile."""
+
+    name: str
+    text: str
+
+
+def steps(file: Path) -> Iterator[Step]:
+    """The instructions in order, each as one line."""
+    lines = (line for line in file.read_text().splitlines() if not line.lstrip().startswith("#"))
+    text = "\n".join(lines)
+    for line in re.sub(r"\\\n\s*", " ", text).splitlines():
+        if line.strip():
+            name, _, rest = line.strip().partition(" ")
+            yield Step(name, rest.strip())
+
+
+def containers(file: Path) -> Iterator[dict[str, Any]]:
+    """Every container of a manifest's pods."""
+    for document in yaml.safe_load_all(file.read_text()):
+        pod = document["spec"].get("template", {}).get("spec", {})
+        yield from pod.get("initContainers", [])
+        yield from pod.get("containers", [])
+
+
+# Lint
+
+
+@each_dockerfile
+def test_a_dockerfile_follows_the_rules(file: Path) -> None:
+    """Those of hadolint that matter here; it passes with no finding, too."""
+    found = list(steps(file))
+    assert [step.name for step in found if step.name in ("ARG", "FROM")][:2] == ["ARG", "FROM"]
+    (base,) = [step.text for step in found if step.name == "FROM"]
+    assert base == "vllm/vllm-openai:${VLLM}"
+    assert "ARG VLLM=v" in file.read_text(), "the base has a version, and it is not `latest`"
+    names = [step.name for step in found]
+    assert set(names) <= {"ARG", "FROM", "COPY", "RUN", "ENV", "HEALTHCHECK"}
+    assert all(one != other or one != "RUN" for one, other in itertools.pairwise(names))
+    for step in found:
+        if step.name == "RUN" and "pip install" in step.text:
+            assert "--no-cache-dir" in step.text
+        if step.name == "RUN":
+            assert ";" not in step.text, "a failing command stops the build"
+            assert "sudo" not in step.text
+    (health,) = [step.text for step in found if step.name == "HEALTHCHECK"]
+    command = json.loads(health.partition("CMD ")[2])
+    assert command == ["overlay", "status", "--live", "--require", "draft-graphs"]
+    assert names[-1] == "HEALTHCHECK", "vLLM's own entry point serves"
+
+
+def test_the_compose_file_builds_the_files_that_there_are() -> None:
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    assert set(services) == {"applied", "auto-apply"}
+    for service in services.values():
+        build = service["build"]
+        file = ROOT / build["dockerfile"]
+        assert file in DOCKERFILES
+        assert (DEPLOY / build["context"]).resolve() == ROOT
+        arguments = {step.text.partition("=")[0] for step in steps(file) if step.name == "ARG"}
+        assert set(build["args"]) <= arguments
+        (speculative,) = [
+            part.partition("=")[2]
+            for part in service["command"]
+            if part.startswith("--speculative-config=")
+        ]
+        json.loads(re.sub(r"\$\{[^}]*\}", "x", speculative))
+    read_only = services["auto-apply"]
+    assert read_only["read_only"] is True
+    cache = next(
+        match[1]
+        for step in steps(DEPLOY / "Dockerfile.auto-apply")
+        if (match := re.search(r"OVERLAY_CACHE=(\S+)", step.text))
+    )
+    assert any(entry.partition(":")[0] == cache for entry in read_only["tmpfs"])
+
+
+@each_manifest
+def test_a_manifest_is_whole(file: Path) -> None:
+    """`kubernetes-validate --strict` passes, too."""
+    documents = list(yaml.safe_load_all(file.read_text()))
+    for document in documents:
+        assert document["apiVersion"] == ("v1" if document["kind"] == "Service" else "apps/v1")
+    labels = [
+        document["spec"]["template"]["metadata"]["labels"]
+        for document in documents
+        if "template" in document["spec"]
+    ]
+    for document in documents:
+        spec = document["spec"]
+        selector = spec["selector"].get("matchLabels", spec["selector"])
+        assert any(selector.items() <= each.items() for each in labels), document["metadata"]
+        if "template" in spec:
+            pod = spec["template"]["spec"]
+            volumes = {volume["name"] for volume in pod["volumes"]}
+            mounts = [m["name"] for c in pod["containers"] for m in c["volumeMounts"]]
+            assert set(mounts) <= volumes
+    for container in containers(file):
+        assert ":" in container["image"]
+        assert not container["image"].endswith(":latest")
+        assert container["resources"]["limits"]
+
+
+@each_manifest
+def test_probes_are_commands_that_end_with_1_where_nothing_is_served(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("overlay.processes.live.processes", lambda: ())
+    probes = [
+        container[kind]["exec"]["command"]
+        for container in containers(file)
+        for kind in ("startupProbe", "readinessProbe", "livenessProbe")
+        if "exec" in container.get(kind, {})
+    ]
+    assert probes
+    for program, *words in probes:
+        assert program == "overlay"
+        assert words == ["status", "--live", "--require", "draft-graphs"]
+        assert run(words) == 1
+        assert "no process of vLLM has loaded a model" in capsys.readouterr().out
+
+
+@each_manifest
+def test_no_probe_of_the_overlay_ends_a_pod(file: Path) -> None:
+    """Withdrawn graphs take a pod out of the service; to start it again would not help."""
+    for container in containers(file):
+        assert "exec" not in container.get("livenessProbe", {})
+
+
+# Build
+
+
+class Image:
+    """A folder in the place of an image's root, with a pristine vLLM in its Python."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "root"
+        environment = folder / "python"
+        venv.create(environment, symlinks=True)
+        scheme = {"base": str(environment), "platbase": str(environment)}
+        self.site = Path(sysconfig.get_path("purelib", "venv", vars=scheme))
+        # pip, setuptools and what the overlay needs, as an image's own index would give them.
+        own = sysconfig.get_path("purelib")
+        (self.site / "tools.pth").write_text(f"{own}\n")
+        unpack(RELEASE, self.site, of_patches())
+        metadata = self.site / f"vllm-{RELEASE}.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: vllm\nVersion: {RELEASE}\n"
+        )
+        self.variables = {
+            **{name: value for name, value in os.environ.items() if "OVERLAY" not in name},
+            "PATH": f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "HOME": str(folder),
+            "PIP_NO_INDEX": "1",
+            "PIP_NO_DEPS": "1",
+            "PIP_NO_BUILD_ISOLATION": "0",
+            "PIP_IGNORE_INSTALLED": "1",
+        }
+        self.variables.pop("PYTHONPATH", None)
+        self.ran: list[str] = []
+
+    def inside(self, text: str) -> str:
+        """A text with the image's folders below the root of this one."""
+        for folder in FOLDERS:
+            text = re.sub(rf"(?<![\w./]){re.escape(folder)}\b", f"{self.root}{folder}", text)
+        return text
+
+    def carry_out(self, step: Step) -> subprocess.CompletedProcess[str] | None:
+        """One instruction, as a builder would."""
+        if step.name in ("ARG", "ENV"):
+            for pair in shlex.split(step.text):
+                name, _, value = pair.partition("=")
+                self.variables[name] = self.inside(value)
+        elif step.name == "COPY":
+            source, place = step.text.split()
+            assert source == "."
+            left_out = {
+                line.strip("*/")
+                for line in (ROOT / ".dockerignore").read_text().splitlines()
+                if not line.startswith("#")
+            }
+            goal = Path(self.inside(place))
+            copy_tree(goal, lambda name: name.split("/")[0] not in left_out)
+        elif step.name == "RUN":
+            self.ran.append(step.text)
+            return subprocess.run(
+                ["/bin/sh", "-c", self.inside(step.text)],
+                env=self.variables,
+                cwd=self.root,
+                text=True,
+                capture_output=True,
+                check=False,
+                timeout=300,
+            )
+        return None
+
+
+@pytest.mark.network
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["Dockerfile", pytest.param("Dockerfile.auto-apply", marks=pytest.mark.thorough)]
+)
+def test_every_step_runs_on_a_pristine_vllm(name: str, tmp_path: Path) -> None:
+    image = Image(tmp_path)
+    image.root.mkdir()
+    for step in steps(DEPLOY / name):
+        ended = image.carry_out(step)
+        assert ended is None or ended.returncode == 0, ended.stdout + ended.stderr
+    assert image.ran
+    assert (Path(image.variables["PATH"].split(os.pathsep)[0]) / "overlay").is_file()
+    assert not Path(image.inside("/src/vllm-overlay")).exists()
+    applied = (image.site / ".vllm-overlay/ledger.json").is_file()
+    assert applied == (name == "Dockerfile")
+    probe = Step("RUN", "overlay status --require draft-graphs")
+    ended = image.carry_out(probe)
+    assert ended is not None
+    assert ended.returncode == (0 if applied else 1), ended.stdout + ended.stderr
+    if applied:
+        # A release without the feature stops the build.
+        refused = image.carry_out(Step("RUN", "overlay apply --require active-lora-graphs-not"))
+        assert refused is not None
+        assert refused.returncode == 2

@@ -1,0 +1,205 @@
+"""Metrics: which values there are for which processes, whatever records say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overlay.in_memory import metrics
+from overlay.in_memory.metrics import METRICS, Sample, Statistics
+from overlay.processes import records
+from overlay.processes.counts import COUNTS_NAME
+from overlay.processes.family import Member, Number, family
+from overlay.processes.records import Effect, EffectRecord, Meaning, ProcessRecord
+from overlay.results import Way
+
+LOOP = Meaning("replays", (("graph", "loop"), ("sampled", "false")))
+MEMORY = Meaning("graph_memory_bytes", gauge=True)
+
+#: A process that counts to 7 in memory that others read, and lives until its input ends.
+COUNTING = f"""
+import os, sys
+fd = os.memfd_create({COUNTS_NAME!r})
+os.write(fd, (7).to_bytes(8, sys.byteorder))
+print(os.getpid(), fd, flush=True)
+sys.stdin.read()
+"""
+
+
+def record(pid: int, **changes: Any) -> ProcessRecord:
+    made = ProcessRecord(
+        pid=pid,
+        started=records.start_time(pid),
+        host=os.uname().nodename,
+        role="worker",
+        rank=0,
+        vllm="0.32.0",
+        root="/site",
+        way=Way.MEMORY,
+        digest="a" * 64,
+        summary="x (memory)",
+        effects=(EffectRecord("draft-graphs", Effect.ACTIVE, "14 graphs"),),
+    )
+    return made._replace(**changes)
+
+
+def value(found: list[Sample], metric: str, **labels: str) -> float:
+    """The one value of a metric with these labels among others."""
+    (sample,) = [
+        each for each in found if each.metric == metric and labels.items() <= each.labels.items()
+    ]
+    return sample.value
+
+
+# The values
+
+
+def test_a_process_tells_its_numbers_by_what_they_mean() -> None:
+    numbers = (
+        Number("draft-graphs", "replays of loop", 7, LOOP),
+        Number("draft-graphs", "bytes of captured graphs", 1 << 40, MEMORY),
+        Number("steady-inputs", "steps prepared by one kernel", 3, None),
+    )
+    found = list(metrics.samples([Member(record(5), numbers, None)]))
+    assert value(found, "replays", graph="loop", pid="5", rank="0", feature="draft-graphs") == 7
+    assert value(found, "graph_memory_bytes", pid="5") == 1 << 40
+    assert value(found, "events", event="steps prepared by one kernel") == 3
+    assert value(found, "info", digest="a" * 12, features="draft-graphs", patched="true") == 1
+    assert value(found, "feature_state", state="active") == 1
+    assert value(found, "feature_state", state="idle") == 0
+    assert value(found, "attention", reason="") == 0
+
+
+WORDS = st.one_of(st.text(max_size=12), st.sampled_from(["replays", "pid", "graph", "a\ud800\n"]))
+MEANINGS = st.builds(
+    Meaning,
+    WORDS,
+    st.lists(st.tuples(WORDS, WORDS), max_size=3).map(tuple),
+    st.booleans(),
+)
+NUMBERS = st.lists(
+    st.builds(Number, WORDS, WORDS, st.integers(0, (1 << 64) - 1), st.none() | MEANINGS),
+    max_size=6,
+)
+
+
+@given(st.dictionaries(st.integers(1, 1 << 22), NUMBERS, max_size=3), WORDS)
+def test_whatever_strangers_record_each_value_is_one_series_and_none_is_lost(
+    processes: dict[int, list[Number]], role: str
+) -> None:
+    members = [
+        Member(record(pid, role=role, digest=role, effects=()), tuple(numbers), role or None)
+        for pid, numbers in processes.items()
+    ]
+    found = list(metrics.samples(members))
+    keys = [(each.metric, tuple(sorted(each.labels.items()))) for each in found]
+    assert len(set(keys)) == len(keys)
+    for each in found:
+        assert all(text.encode() is not None for text in each.labels.values())
+        assert not any(set(text) & {"\n", "\r", "\x00"} for text in each.labels.values())
+        assert METRICS.get(each.metric) is None or METRICS[each.metric].gauge == each.gauge
+        assert each.labels["pid"] in map(str, processes)
+    told = sum(each.value for each in found if each.metric not in ("info", "attention"))
+    assert told == sum(each.number for numbers in processes.values() for each in numbers)
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 9)), max_size=8))
+def test_lines_of_statistics_add_up_to_what_was_counted(steps: list[tuple[int, int]]) -> None:
+    statistics, now, told = Statistics(), {}, 0
+    for pid, more in steps:
+        now[pid] = now.get(pid, 0) + more
+        members = [
+            Member(record(each), (Number("f", "n", number, None),), None)
+            for each, number in now.items()
+        ]
+        text = statistics.text(members)
+        told += int(text.removeprefix("f: n ") or 0)
+    assert told == sum(now.values())
+
+
+def test_a_gauge_is_none_of_what_was_counted() -> None:
+    numbers = (Number("f", "bytes", 9, MEMORY),)
+    assert Statistics().text([Member(record(1), numbers, None)]) == ""
+
+
+# The processes of a server
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(records, "folders", lambda: (tmp_path,))
+    return tmp_path
+
+
+@contextmanager
+def counting(role: str, rank: int | None) -> Iterator[ProcessRecord]:
+    """A child that has counted 7 replays, with its record."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", COUNTING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    try:
+        pid, descriptor = map(int, child.stdout.readline().split())
+        made = record(
+            pid,
+            role=role,
+            rank=rank,
+            counters=(("draft-graphs", "replays of loop"),),
+            counts_fd=descriptor,
+            meanings=(LOOP,),
+        )
+        records.write(made)
+        yield made
+    finally:
+        child.communicate()
+
+
+def totals(pid: int) -> tuple[float, list[int]]:
+    """All replays that a scrape of process ``pid`` shows, and the processes that made them."""
+    found = [each for each in metrics.samples(family(pid)) if each.metric == "replays"]
+    return sum(each.value for each in found), sorted(int(each.labels["pid"]) for each in found)
+
+
+def test_every_api_server_tells_the_same_and_a_restarted_engine_counts_on_its_own() -> None:
+    server = record(os.getpid(), role="api server", rank=None, effects=())
+    records.write(server)
+    with counting("api server", None) as second:
+        with counting("engine core", 0) as engine, counting("engine core", 1) as rank:
+            expected = (21, sorted([second.pid, engine.pid, rank.pid]))
+            assert totals(server.pid) == totals(second.pid) == expected
+        with counting("engine core", 0) as again:  # the others have ended: their records went
+            assert totals(server.pid) == (14, sorted([second.pid, again.pid]))
+
+
+def test_a_server_tells_of_its_own_processes_only() -> None:
+    """This process has no record, so its children are servers of their own."""
+    with counting("worker", 0) as one, counting("worker", 0) as other:
+        assert totals(one.pid) == (7, [one.pid])
+        assert totals(other.pid) == (7, [other.pid])
+
+
+def test_workers_of_a_ray_cluster_belong_to_a_server_without_workers() -> None:
+    with counting("api server", None) as server, counting("worker", 0) as ray:
+        assert totals(server.pid) == (14, sorted([server.pid, ray.pid]))
+
+
+def test_a_record_of_an_older_overlay_has_names_alone() -> None:
+    with counting("worker", 0) as made:
+        records.write(made._replace(meanings=()))
+        found = list(metrics.samples(family(made.pid)))
+        assert value(found, "events", event="replays of loop") == 7
+
+
+def test_a_record_keeps_what_its_numbers_mean() -> None:
+    mine = record(os.getpid(), counters=(("f", "n"), ("f", "m")), meanings=(LOOP, None))
+    records.write(mine)
+    assert list(records.read_all()) == [mine]
