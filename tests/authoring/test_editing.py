@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from overlay.authoring.layout import lay_out
 from overlay.authoring.writing import DerivedTest, check_files, render_patch, with_tests
 from overlay.errors import PatchFormatErrors, UsageError
 from overlay.features.model import Feature
+from overlay.package import ReleaseRange
 from overlay.planning.planner import plan
 from overlay.planning.scopes import UnparsableError
 from tests.authoring.test_composing import changes
@@ -160,6 +162,14 @@ def test_a_release_gets_all_of_an_edit_or_nothing_of_it(tree: MemoryTree) -> Non
     made = committed(files, tree, {A: TWO, B: TWO}, frozenset({"0.27.0"}))
     later = {topic.name: [str(v.releases) for v in topic.variants] for topic in made.feature.topics}
     assert later == {"10-x": ["0.25.0..0.26.0", "0.27.0..0.27.0"], "20-b": ["0.25.0..0.26.0"]}
+
+
+def test_a_range_that_lost_the_sessions_release_is_refused(tree: MemoryTree) -> None:
+    """Somebody may change `feature.toml` between the edit and its commit."""
+    whole = check_files("fix", folder((A, BASE, ONE)))
+    feature = replace(whole, releases=ReleaseRange(Version("0.25.0"), Version("0.25.1")))
+    with pytest.raises(UsageError, match=r"to hold 0\.26\.0.*found 0\.25\.0\.\.0\.25\.1"):
+        commit(feature, {}, Edited(RELEASE, {}, {}, ()), lambda *_: True, NAMES, "2026-11-22")
 
 
 def test_derived_tests_follow_the_edit_and_those_by_hand_stay(tree: MemoryTree) -> None:
