@@ -102,14 +102,14 @@ def commit(
     :param files: path below the feature's folder -> bytes.
     :param fits: whether a form of the feature lands on a release, in every file that was edited.
     :param names: the known releases, oldest first; :param today: ``YYYY-MM-DD``.
-    :raises UsageError: naming every file whose edit a feature cannot carry, or if the feature's range
-        does not hold the session's release any more.
+    :raises UsageError: naming every file whose edit a feature cannot carry, or if the range of the
+        feature does not hold the session's release any more.
     """
     if edited.release not in feature.releases:
         raise UsageError(
-            f"{feature.id}: expected `releases` in its feature.toml to hold {edited.release}, which "
-            f"the edit was made on, found {feature.releases}: widen it and commit again, or give "
-            "the edit up with --abort"
+            f"{feature.id}: expected `releases` in its feature.toml to hold {edited.release}, on "
+            f"which the edit was made, found {feature.releases}: widen it and commit again, or "
+            "give the edit up with --abort"
         )
     modules, texts = _sorted(feature, edited)
     known = sorted({*names, str(edited.release)}, key=Version)

@@ -96,7 +96,15 @@ def box(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             yield Box(copy, beside, before, environment)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        "one process",
+        # Two workers have processes of the same roles.
+        pytest.param("several processes", marks=pytest.mark.thorough),
+        "two workers",
+    ],
+)
 def test_every_process_drafts_as_it_should_with_patched_code(
     box: Box, tiny_models: Path, case: str
 ) -> None:

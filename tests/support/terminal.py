@@ -28,6 +28,7 @@ class Terminal:
             status = 70
             try:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
                 sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - ends with it
                 sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - as above
                 sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - as above
