@@ -166,6 +166,8 @@ def scenario(models: Path, name: str) -> Plan:
         },
     }
     runs = [Run("auto"), Run("off", "off")]
+    if name in REFUSED or name == "sampled drafts":
+        runs = [Run("auto")]
     if name == "one request at a time":
         runs += [FAILING, Run("a profile that fails", profile_fails=True)]
     bugs = [

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 #: Seconds to wait for a text; a busy machine is slow.
 PATIENCE = 120.0
@@ -28,7 +29,6 @@ class Terminal:
             status = 70
             try:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
                 sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - ends with it
                 sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - as above
                 sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - as above
@@ -47,7 +47,17 @@ class Terminal:
         self._read = at + len(text)
 
     def type(self, keys: str) -> None:
-        """Type keys; ``\\r`` is the return key, ``\\x03`` control and C."""
+        """Type keys, once the process waits; ``\\r`` is the return key, ``\\x03`` control and C.
+
+        An interrupt between the question and the wait for its answer would be noted only after the
+        next line.
+        """
+        waits, end = 0, time.monotonic() + PATIENCE
+        while waits < 5:
+            assert time.monotonic() < end, f"it does not wait: {self.screen!r}"
+            time.sleep(0.01)
+            status = Path(f"/proc/{self.process}/stat").read_text(encoding="utf-8")
+            waits = waits + 1 if status.rpartition(")")[2].split()[0] == "S" else 0
         os.write(self._handle, keys.encode())
 
     def end(self) -> int:
