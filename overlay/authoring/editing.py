@@ -102,8 +102,7 @@ def commit(
     :param files: path below the feature's folder -> bytes.
     :param fits: whether a form of the feature lands on a release, in every file that was edited.
     :param names: the known releases, oldest first; :param today: ``YYYY-MM-DD``.
-    :raises UsageError: naming every file whose edit a feature cannot carry, or if the range of the
-        feature does not hold the session's release any more.
+    :raises UsageError: naming each file whose edit it cannot carry, or a range without the release.
     """
     if edited.release not in feature.releases:
         raise UsageError(
@@ -133,10 +132,9 @@ def commit(
         made["feature.toml"] = with_tests(made["feature.toml"], _tests(after, edited))
         after = check_files(feature.id, made)
     expect_bytes(after, edited)
-    gone: dict[str, bytes | None] = dict.fromkeys(files.keys() - made.keys())
     return Commit(
         after,
-        {**made, **gone},
+        {**made, **dict.fromkeys(files.keys() - made.keys())},
         ReleaseRange(Version(run[0]), Version(run[-1])),
         tuple(name for name in known if name not in run) if topics else (),
         {topic.path: topic.hunks for topic in topics if topic.hunks},
@@ -285,7 +283,6 @@ def _run(
     known: Sequence[str],
 ) -> list[str]:
     """The releases around the session's that get the edit: all topics of it, or none."""
-    own = str(release)
     spans = [_span(topic, trial) for topic in topics if topic.hunks]
 
     def takes(name: str) -> bool:
@@ -293,8 +290,7 @@ def _run(
 
     if not spans:
         return list(known)
-    at = list(known).index(own)
-    first = last = at
+    first = last = list(known).index(str(release))
     while first and takes(known[first - 1]):
         first -= 1
     while last + 1 < len(known) and takes(known[last + 1]):

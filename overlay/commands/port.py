@@ -55,10 +55,11 @@ def port(
     """
     from overlay.authoring.port_session import create, session_folder
 
-    package, asked = package_releases.named(releases, request.package(request.load()))
+    everything = request.load()
+    package, asked = package_releases.named(releases, request.package(everything))
     place = session or (session_folder(asked[0], package) if len(asked) == 1 else None)
     _expect_no_session(place)
-    features = request.authored(package)
+    features = request.authored(package, everything)
     meant = _meant(request, features)
     names = known_names(asked, package)
     porter = make_porter(names, package, progress)

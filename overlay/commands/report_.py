@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -112,21 +109,11 @@ def _write(place: Path, content: bytes) -> None:
 
     :raises OverlayError: if it cannot be written.
     """
-    temporary = None
+    from overlay.authoring.disk import write_over
+
     try:
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
-        with open(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(descriptor)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
-        os.replace(temporary, place)
+        write_over(place, content)
     except OSError as error:
-        if temporary is not None:
-            with suppress(OSError):
-                os.unlink(temporary)
         raise OverlayError(
             f"-o {place}: the page could not be written: {error.strerror}; name another file with "
             "-o, or `-o -` for standard output"

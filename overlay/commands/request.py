@@ -139,14 +139,17 @@ class Request(NamedTuple):
 
         return load(self.folders)
 
-    def authored(self, package: Package) -> tuple[Feature, ...]:
+    def authored(
+        self, package: Package, features: tuple[Feature, ...] | None = None
+    ) -> tuple[Feature, ...]:
         """The features for one package, with which a command that writes patches works.
 
+        :param features: all of them, where they are loaded already.
         :raises UsageError: if ``--feature`` names one for another package.
         """
         from overlay.features.model import of_package
 
-        features = self.load()
+        features = self.load() if features is None else features
         for feature in features:
             if feature.package != package and feature.id in self.features:
                 raise UsageError(

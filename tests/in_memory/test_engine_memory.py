@@ -99,10 +99,9 @@ def box(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.mark.parametrize(
     "case",
     [
-        "one process",
         # Two workers have processes of the same roles.
-        pytest.param("several processes", marks=pytest.mark.thorough),
-        "two workers",
+        pytest.param(case, marks=pytest.mark.thorough if case == "several processes" else ())
+        for case in CASES
     ],
 )
 def test_every_process_drafts_as_it_should_with_patched_code(

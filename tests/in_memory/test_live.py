@@ -8,35 +8,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from overlay.processes import live, records
-from overlay.processes.records import CodeState, ModuleRecord, ProcessRecord
+from overlay.processes.records import CodeState, ModuleRecord
 from overlay.results import Way
+from tests.support.process_records import record
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(records, "folders", lambda: (tmp_path,))
     return tmp_path
-
-
-def record(pid: int, **changes: Any) -> ProcessRecord:
-    made = ProcessRecord(
-        pid=pid,
-        started=records.start_time(pid),
-        host=os.uname().nodename,
-        role="worker",
-        rank=0,
-        vllm="0.32.0",
-        root="/site",
-        way=Way.MEMORY,
-        digest="a" * 64,
-        summary="x (memory)",
-    )
-    return made._replace(**changes)
 
 
 def test_a_record_comes_back_while_its_process_runs() -> None:

@@ -20,7 +20,7 @@ from overlay.processes import records
 from overlay.processes.counts import COUNTS_NAME
 from overlay.processes.family import Member, Number, family
 from overlay.processes.records import Effect, EffectRecord, Meaning, ProcessRecord
-from overlay.results import Way
+from tests.support import process_records
 
 LOOP = Meaning("replays", (("graph", "loop"), ("sampled", "false")))
 MEMORY = Meaning("graph_memory_bytes", gauge=True)
@@ -36,20 +36,9 @@ sys.stdin.read()
 
 
 def record(pid: int, **changes: Any) -> ProcessRecord:
-    made = ProcessRecord(
-        pid=pid,
-        started=records.start_time(pid),
-        host=os.uname().nodename,
-        role="worker",
-        rank=0,
-        vllm="0.32.0",
-        root="/site",
-        way=Way.MEMORY,
-        digest="a" * 64,
-        summary="x (memory)",
-        effects=(EffectRecord("draft-graphs", Effect.ACTIVE, "14 graphs"),),
-    )
-    return made._replace(**changes)
+    """A record with an effect, unless it is told otherwise."""
+    active = EffectRecord("draft-graphs", Effect.ACTIVE, "14 graphs")
+    return process_records.record(pid, **{"effects": (active,), **changes})
 
 
 def value(found: list[Sample], metric: str, **labels: str) -> float:
