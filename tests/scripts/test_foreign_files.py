@@ -28,7 +28,6 @@ ALLOWED = {
     "overlay/processes/counts.py": "reads the shared memory of a process, a bounded part of it",
     "overlay/authoring/disk.py": "opens folders to lock and sync them, and makes new files",
     "overlay/commands/parallel.py": "opens the null device for workers",
-    "overlay/commands/report_.py": "writes a new file, which it has just made",
     "overlay/commands/diagnosis.py": "reads /proc, /sys and torch's metadata",
     "overlay/cli/run.py": "opens the null device for writing",
 }
