@@ -23,6 +23,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 TESTS = Path(__file__).parent
+REPOSITORY = TESTS.parent
 #: The files that take most of the CPU, the most first: two processes that take one file after the
 #: other then end at about the same time.
 LONGEST = {
@@ -110,3 +111,12 @@ def no_shared_memory_left() -> Iterator[None]:
     before = shared_memory.present()
     yield
     shared_memory.remove(shared_memory.present() - before, shared_memory.mapped())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_in_the_repository() -> Iterator[None]:
+    """No test writes beside the sources, where another one would take it for a source."""
+    before = set(os.listdir(REPOSITORY))
+    yield
+    left = {name for name in set(os.listdir(REPOSITORY)) - before if not name.startswith(".")}
+    assert not left, f"tests left these in {REPOSITORY}: {', '.join(sorted(left))}"
