@@ -145,8 +145,8 @@ def require_equal(reports: Sequence[RankReport]) -> None:
             "vllm-overlay: the ranks of this engine do not run the same code; expected one release "
             "of vLLM and of each other patched package, and one digest, everywhere; found:\n"
             + printable(table(reports), lines=True)
-            + "\nMake these packages, the overlay, its patches folders and its OVERLAY switches equal "
-            "on every node, or set OVERLAY=off on all of them, and start again."
+            + "\nMake these packages, the overlay, its patches folders and its OVERLAY switches "
+            "equal on every node, or set OVERLAY=off on all of them, and start again."
         )
 
 
