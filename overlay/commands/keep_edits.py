@@ -142,10 +142,10 @@ def _several(free: Sequence[Workshop], id_: str) -> str:
         f"{workshop.target.package.title}: {enumeration([e.path for e in workshop.edits], most=3)}"
         for workshop in free
     )
-    commands = enumeration([f"`overlay new OTHER --from-edits {_scope(each)}`" for each in free[1:]])
+    others = [f"`overlay new OTHER --from-edits {_scope(workshop)}`" for workshop in free[1:]]
     return (
         f"--keep-as {id_}: expected edits of one package, since a feature is for one; found those "
-        f"of {enumeration(titles)} ({where}). Run {commands} first, with the same TARGET and "
+        f"of {enumeration(titles)} ({where}). Run {enumeration(others)} first, with the same TARGET and "
         "--patches: edits that a feature holds are taken out, too"
     )
 
