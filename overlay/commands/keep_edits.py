@@ -82,9 +82,7 @@ def keep(request: Request, targets: Sequence[Target], keep_as: Keep) -> Kept:
     return Kept(edits, _report(own, holders[id(own)], keep_as), own.target, tuple(notes))
 
 
-def _surveyed(
-    request: Request, targets: Sequence[Target]
-) -> tuple[list[Workshop], list[str]]:
+def _surveyed(request: Request, targets: Sequence[Target]) -> tuple[list[Workshop], list[str]]:
     """The packages with their edits, and a note for each of which they cannot be told.
 
     A package that the overlay did not patch loses nothing by a revert: it is passed over where its
@@ -116,9 +114,7 @@ def _is_patched(target: Target, root: Path) -> bool:
         return ledgers.load(root, target.package) is not None
 
 
-def _named(
-    edited: Sequence[Workshop], holders: Mapping[int, Feature | None], id_: str
-) -> Workshop:
+def _named(edited: Sequence[Workshop], holders: Mapping[int, Feature | None], id_: str) -> Workshop:
     """The package of the feature that the user named; the first one where it is none of them."""
     for workshop in edited:
         feature = holders[id(workshop)]
@@ -145,8 +141,8 @@ def _several(free: Sequence[Workshop], id_: str) -> str:
     others = [f"`overlay new OTHER --from-edits {_scope(workshop)}`" for workshop in free[1:]]
     return (
         f"--keep-as {id_}: expected edits of one package, since a feature is for one; found those "
-        f"of {enumeration(titles)} ({where}). Run {enumeration(others)} first, with the same TARGET and "
-        "--patches: edits that a feature holds are taken out, too"
+        f"of {enumeration(titles)} ({where}). Run {enumeration(others)} first, with the same "
+        "TARGET and --patches: edits that a feature holds are taken out, too"
     )
 
 
