@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from overlay.authoring.merge import Merge, Side, merge
-from overlay.authoring.porting import TopicPort
+from overlay.authoring.ports import TopicPort
 from overlay.features.model import Hunk
 from overlay.package import package_named
 from overlay.planning.attempt import Texts

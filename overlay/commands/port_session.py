@@ -19,7 +19,8 @@ from overlay.report.ported import OpenFile, PortReport, ended, waiting
 if TYPE_CHECKING:
     from overlay.authoring.port_session import PortSession, Waiting
     from overlay.authoring.port_views import Conflict
-    from overlay.authoring.porting import FeaturePort, Porter, TopicPort
+    from overlay.authoring.porting import Porter
+    from overlay.authoring.ports import FeaturePort, TopicPort
     from overlay.commands.request import Request
     from overlay.features.model import Feature
     from overlay.targets.target import Progress

@@ -88,7 +88,11 @@ def _together(
         modules=tuple(sorted(name for part in parts for name in part.modules)),
         warnings=tuple(dict.fromkeys(text for part in parts for text in part.warnings)),
         inputs=inputs,
-        others=tuple((target.package.name, str(target.root)) for target in targets[1:]),
+        others=tuple(
+            (target.package.title, target.vllm or "unknown")
+            for part, target in zip(parts[1:], targets[1:], strict=True)
+            if any(feature.active for feature in part.features)
+        ),
     )
 
 

@@ -64,6 +64,7 @@ class Kept(NamedTuple):
     :ivar vllm: the version of vLLM; :ivar root: the folder that holds it.
     :ivar required: whether vLLM must not start without one of the features that are active.
     :ivar switches: those that features declare, with the fields of ``features.switches.Switch``.
+    :ivar others: name and version of each package beside vLLM that has an active feature.
     """
 
     way: Way
@@ -73,6 +74,7 @@ class Kept(NamedTuple):
     warnings: tuple[str, ...]
     required: bool
     switches: tuple[SwitchRow, ...]
+    others: tuple[tuple[str, str], ...] = ()
 
 
 def digest(features: Iterable[FeatureDecision], variables: Mapping[str, str]) -> str:
@@ -280,6 +282,11 @@ def _keep_applied(
         warnings=(),
         required=bool(wanted),
         switches=declared_switches(switches),
+        others=tuple(
+            (target.package.title, target.vllm or "unknown")
+            for target in targets
+            if target is not vllm
+        ),
     )
     question.keep(decision, inputs, evidence)
 
@@ -329,6 +336,7 @@ def _decoded(kept: Mapping[str, Any]) -> Kept:
             )
             for name, values, default, text, deprecated in kept["switches"]
         ),
+        others=tuple((str(name), str(version)) for name, version in kept["others"]),
     )
 
 

@@ -317,7 +317,7 @@ def test_a_decision_comes_back_from_json_as_it_was(kept: Kept) -> None:
 def test_what_is_no_truth_value_is_not_taken_for_one() -> None:
     row = ["demo", "0", "applied", 1, None, "yes"]
     kept = {"way": "disk", "vllm": "1", "root": "/", "features": [row], "warnings": []}
-    decoded = decisions._decoded({**kept, "required": 1, "switches": []})
+    decoded = decisions._decoded({**kept, "required": 1, "switches": [], "others": []})
     assert (decoded.required, decoded.features[0].active, decoded.features[0].asked) == (False,) * 3
 
 
