@@ -121,7 +121,7 @@ class Resolving:
             None if data is None else self.session.folder / entry.name,
             () if data is None else tuple(marker_lines(data)),
             tuple(
-                (hunk.scope, hunk_view(hunk.hunk), upstream_view(topic, hunk.scope))
+                (hunk.scope, hunk_view(hunk.hunk), upstream_view(topic, hunk.hunk))
                 for hunk in hunks
                 if topic is not None
             ),
