@@ -69,8 +69,8 @@ def compose(before: bytes, after: bytes, contexts: Sequence[int] = CONTEXT) -> t
         else:
             line = groups[at][0].old.start + 1
             raise NotComposable(
-                f"the change at line {line}: no amount of context lets its lines stand once before "
-                "it and shows afterwards that it is applied"
+                f"the change at line {line}: no amount of context makes its lines occur once "
+                "before it and shows afterwards that it is applied"
             )
     return tuple(hunks)
 
