@@ -64,8 +64,10 @@ def drafted(ended: subprocess.CompletedProcess[str]) -> Any:
 def test_drafts_and_kv_cache_are_those_of_upstream(patched: PrivateCopy) -> None:
     used = drafted(run_whole(patched, "upstream_twin.py"))
     # Nothing is shown by a twin that the graphs leave to upstream.
-    assert used["propose used"] > 200
-    assert used["later_steps used"] > 50
+    assert sum(counts["propose used"] for counts in used.values()) > 200
+    assert sum(counts.get("later_steps used", 0) for counts in used.values()) > 50
+    for drafter, counts in used.items():
+        assert counts["propose used"] > 5, drafter
 
 
 @pytest.mark.slow
