@@ -52,6 +52,7 @@ BACKENDS_SINCE = {
     },
     "backend_twin": {
         **dict.fromkeys(("TRTLLM-gen", "ROCM_ATTN", "ROCM_AITER_FA"), "0.20.0"),
+        "ROCM_AITER_UNIFIED_ATTN": "0.20.0",
         "XQA": "0.25.0",
     },
 }
