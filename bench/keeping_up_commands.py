@@ -1,8 +1,9 @@
-"""Time an import of 23 hunks, and ``log --matrix`` of 13 features over 19 releases.
+"""Time an import of 23 hunks, and ``log --matrix`` of 13 features over 19 releases; count edits.
 
 ``python bench/keeping_up_commands.py`` prints JSON.  Each command runs in a process of its own,
 with the releases in the user's cache; the best of several runs counts, and the processor's time is
-given beside the clock's, since other work on the machine only lengthens the clock's.
+given beside the clock's, since other work on the machine only lengthens the clock's.  The edits are
+those that a person has to make by hand between ``import`` and a ``check`` that is content.
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.pulls import PULLS, Pull, release_texts
 from overlay.authoring.incoming import read_changes
+from overlay.features.folder import load
+from overlay.features.model import of_package
+from overlay.features.sources import shipped_folder
+from overlay.package import VLLM
 
 #: How often each command is run.
 RUNS = 3
@@ -48,8 +53,8 @@ LARGE = Pull(
     "",
 )
 
-#: Features of a team in the matrix, beside those shipped: 13 in all.
-TEAM = 9
+#: Features in the matrix: those shipped, and a team's.
+FEATURES = 13
 
 
 class Timing(NamedTuple):
@@ -87,8 +92,54 @@ def timed(arguments: list[str]) -> Timing:
     return min(found, key=lambda timing: timing.clock)
 
 
+def edits_by_hand(pull: Pull, change: Path, patches: Path) -> dict[str, object]:
+    """What is left to edit after the import of a pull request, on the release that it was made on.
+
+    Nothing is edited here: each hunk that ``check`` then finds in another place than its own is an
+    edit, and so is an import that wrote nothing.
+    """
+    words = ["--patches", str(patches), "--json"]
+    imported = answer(["import", str(change), "--id", "carried", *words])
+    edits = [f"import: {imported['verdict']}"] if imported["import"]["folder"] is None else []
+    if not edits:
+        (target,) = answer(["check", pull.older, "--feature", "carried", *words])["targets"]
+        edits = [
+            f"{file['path']} {hunk['scope']}: {hunk['state']}"
+            for feature in target["features"]
+            for file in feature["files"]
+            for hunk in file["hunks"]
+            if hunk["state"] != "pristine"
+        ]
+    (commit,) = read_changes(change.read_bytes(), change.name)
+    hunks = sum(len(file.hunks) for file in commit.files)
+    files = len(commit.files)
+    return {"pull": pull.number, "files": files, "hunks": hunks, "edits": len(edits)}
+
+
+def shipped() -> int:
+    """How many features for vLLM are shipped."""
+    return len(of_package(load([shipped_folder()]), VLLM))
+
+
+def answer(arguments: list[str]) -> Any:
+    """The JSON of a command line.
+
+    :raises RuntimeError: if it ends with an error.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "overlay", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OVERLAY_PATCHES": ""},
+    )
+    if done.returncode == 2:
+        raise RuntimeError(done.stderr + done.stdout)
+    return json.loads(done.stdout)
+
+
 def measure() -> dict[str, object]:
-    """Both timings, with how large the work is."""
+    """The timings with how large the work is, and the edits by hand."""
     texts = release_texts()
     with tempfile.TemporaryDirectory(prefix="overlay-keeping-up-") as place:
         folder = Path(place)
@@ -98,16 +149,24 @@ def measure() -> dict[str, object]:
         hunks = sum(len(file.hunks) for file in commit.files)
         update = ["import", str(change), "--id", "large", "--patches", str(folder / "large")]
         imported = timed([*update, "--update"])
-        for pull in PULLS[:TEAM]:
+        by_hand = []
+        for number, pull in enumerate(PULLS):
             source = folder / f"{pull.number}.diff"
             source.write_bytes(pull.diff(texts))
-            words = ["import", str(source), "--id", f"pull-{pull.number}"]
-            timed([*words, "--patches", str(folder / "team"), "--update"])
+            by_hand.append(edits_by_hand(pull, source, folder / f"ours-{pull.number}"))
+            if number < FEATURES - shipped():
+                words = ["import", str(source), "--id", f"pull-{pull.number}"]
+                answer([*words, "--patches", str(folder / "team"), "--json"])
         matrix = timed(["log", "--matrix", "--patches", str(folder / "team")])
     return {
         "machine": {"cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1)},
         "import": {"hunks": hunks, "files": len(commit.files), **imported._asdict()},
-        "log --matrix": {"features": 4 + TEAM, "releases": len(texts.names), **matrix._asdict()},
+        "edits by hand": by_hand,
+        "log --matrix": {
+            "features": FEATURES,
+            "releases": len(texts.names),
+            **matrix._asdict(),
+        },
     }
 
 

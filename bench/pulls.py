@@ -2,6 +2,7 @@
 
 The history of vLLM is not needed: a pull request is what changed from the last release without it
 to the first release with it, in its files, as far as its own lines tell it from what else changed.
+With ``--checkout`` upstream's own commits are taken, by the number at the end of their subject.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from overlay.authoring.git import Checkout
 from overlay.authoring.importing import prepare
 from overlay.authoring.incoming import read_changes
 from overlay.authoring.locating import ReleaseTexts, blob_id
@@ -38,7 +40,8 @@ LETTERS = {
 class Pull:
     """A pull request of upstream.
 
-    :ivar older: the last release without it; :ivar newer: the first with it.
+    :ivar older: the last release without it; :ivar newer: the first with it, or, of a revert, the
+        last one before what it takes back.
     :ivar files: path -> what a line of a changed run must match for the run to belong to it.
     :ivar expected: its letters on the known releases as measured on upstream's own diff
         (P lands, U upstream has it, 3 merges, c conflict, M missing).
@@ -60,12 +63,24 @@ class Pull:
             before, after = texts.read(self.older, path), texts.read(self.newer, path)
             if before is None or after is None:
                 raise ValueError(f"{path}: expected it in {self.older} and {self.newer}")
-            parts.append(_as_git(path, before, _own_part(before, after, wanted)))
+            parts.append(_as_git(path, before, own_part(before, after, wanted)))
         return "".join(parts).encode("utf-8", "surrogateescape")
 
-    def letters(self, texts: ReleaseTexts) -> str:
-        """How an import of it lands on each release."""
-        data = self.diff(texts)
+    def mail(self, checkout: Checkout) -> bytes | None:
+        """Upstream's own commit; ``None`` where the checkout has none of that number."""
+        subject = f"(#{self.number})"
+        for entry in checkout.naming(subject):
+            if entry.subject.endswith(subject):
+                return checkout.mail(entry.commit)
+        return None
+
+    def letters(self, texts: ReleaseTexts, checkout: Path | None = None) -> str:
+        """How an import of it lands on each release.
+
+        :param checkout: of vLLM's history: upstream's own commit is imported, where it has it.
+        """
+        own = None if checkout is None else self.mail(Checkout(checkout))
+        data = self.diff(texts) if own is None else own
         name = f"{self.number}.diff"
         prepared = prepare(
             read_changes(data, name),
@@ -74,12 +89,14 @@ class Pull:
             source=name,
             verbatim=data,
             today="2026-11-22",
+            checkout=checkout,
+            partial=own is not None,
             syntax=Memo(),
         )
         return "".join(LETTERS[prepared.summary.outcomes[name]] for name in texts.names)
 
 
-def _own_part(before: bytes, after: bytes, wanted: str) -> bytes:
+def own_part(before: bytes, after: bytes, wanted: str) -> bytes:
     """``before`` with those changed runs of lines of which one matches."""
     old, new = SourceText.from_bytes(before), SourceText.from_bytes(after)
     matcher = difflib.SequenceMatcher(None, old.lines, new.lines, autojunk=False)
@@ -103,7 +120,7 @@ def _as_git(path: str, before: bytes, after: bytes) -> str:
 
 _SAMPLE = "vllm/v1/worker/gpu"
 
-#: Those of the thirteen whose own lines tell them from what else changed between two releases.
+#: The thirteen, told from what else changed between two releases by lines of their own.
 PULLS = (
     Pull(
         45252,
@@ -219,16 +236,17 @@ PULLS = (
         },
         "ccccccccccPUUUUUUUU",
     ),
-)
-
-
-#: What cannot be rebuilt: number -> the measured letters, and why.
-NOT_REBUILT = {
-    49451: (
+    Pull(
+        49451,
+        "a revert",
+        "0.27.0",
+        "0.26.0",
+        {"vllm/entrypoints/chat_utils.py": r"_KIMI_MODEL_TYPES|hf_config"},
         "UUUUUUUUUUUPPccccMM",
-        "a revert: which of the lines that 0.27.0 added it takes back no release tells",
+        "made on 0.27.0, back to the text of 0.26.0; no release tells what the pull request takes "
+        "back, so this is what in the files that 0.32.0 lacks gives the measured letters",
     ),
-}
+)
 
 
 def release_texts() -> ReleaseTexts:
@@ -238,7 +256,7 @@ def release_texts() -> ReleaseTexts:
     return ReleaseTexts(KNOWN_RELEASES, resolve)
 
 
-def rows() -> Iterator[dict[str, Any]]:
+def rows(checkout: Path | None = None) -> Iterator[dict[str, Any]]:
     """Each pull request with the letters that are expected, and those found today."""
     texts = release_texts()
     for pull in PULLS:
@@ -246,22 +264,22 @@ def rows() -> Iterator[dict[str, Any]]:
             "pull": pull.number,
             "title": pull.title,
             "expected": pull.expected,
-            "today": pull.letters(texts),
+            "today": pull.letters(texts, checkout),
             "note": pull.note,
         }
-    for number, (expected, note) in NOT_REBUILT.items():
-        yield {"pull": number, "expected": expected, "today": None, "note": note}
 
 
 def main() -> None:
     """Print each pull request with its letters; with ``--out`` write them as JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, help="file for the letters, as JSON")
-    out = parser.parse_args().out
+    parser.add_argument("--checkout", type=Path, help="a git checkout of vLLM, for its own commits")
+    options = parser.parse_args()
+    out = options.out
     made = []
-    for row in rows():
+    for row in rows(options.checkout):
         made.append(row)
-        print(row["pull"], row["expected"], row["today"] or "not rebuilt", flush=True)
+        print(row["pull"], row["expected"], row["today"], flush=True)
     if out is not None:
         document = {"releases": list(KNOWN_RELEASES), "pulls": made}
         out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

@@ -18,7 +18,8 @@ from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.importing import prepare
 from overlay.authoring.incoming import read_changes
 from overlay.authoring.locating import ReleaseTexts, blob_id
-from overlay.authoring.porting import FeaturePort, Porter
+from overlay.authoring.porting import Porter
+from overlay.authoring.ports import FeaturePort
 from overlay.authoring.writing import check_files
 from overlay.errors import UsageError
 from overlay.features.model import Feature, Hunk

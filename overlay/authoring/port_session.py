@@ -18,7 +18,7 @@ from packaging.version import Version
 from overlay.authoring import disk
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.port_views import conflict, marker_lines
-from overlay.authoring.porting import FeaturePort, TopicPort, as_patch
+from overlay.authoring.ports import FeaturePort, TopicPort, as_patch
 from overlay.authoring.session_document import (
     DOCUMENT,
     Kind,

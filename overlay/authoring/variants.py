@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
-from overlay.authoring.porting import FeaturePort, Porter, TopicPort
+from overlay.authoring.porting import Porter
+from overlay.authoring.ports import FeaturePort, TopicPort
 from overlay.authoring.writing import render_patch
 from overlay.errors import UsageError
 from overlay.features.feature_folder import essence

@@ -298,3 +298,16 @@ def saved(surveyed: Workshop, id_: str) -> Feature | None:
             f"{error}. Choose another id, or `overlay new {id_} --from-edits --update` first"
         ) from error
     return feature
+
+
+def holder(surveyed: Workshop) -> Feature | None:
+    """The feature at hand that holds all edits, whatever its id; ``None`` where there is none."""
+    below = {feature.id for feature in surveyed.below}
+    for feature in surveyed.features:
+        if feature.id not in below and not feature.shipped:
+            try:
+                _expect_edits(surveyed, feature, Path(feature.origin))
+            except UsageError:
+                continue  # it makes other texts, or none
+            return feature
+    return None

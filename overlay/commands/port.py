@@ -27,7 +27,8 @@ from overlay.untrusted import read_regular
 
 if TYPE_CHECKING:
     from overlay.authoring import disk
-    from overlay.authoring.porting import FeaturePort, Porter
+    from overlay.authoring.porting import Porter
+    from overlay.authoring.ports import FeaturePort
     from overlay.commands.request import Request
     from overlay.features.model import Feature
     from overlay.targets.target import Progress

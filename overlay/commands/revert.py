@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from overlay.commands.edits import Workshop, feature_of, saved, survey
-from overlay.commands.new import found, require_free, written
+from overlay.commands.keep_edits import Keep, keep
 from overlay.commands.request import ended, refuse_release, root_of, writing_to_none
 from overlay.commands.status import with_next_process
 from overlay.commands.take_off import take_off
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     from overlay.features.model import Feature
     from overlay.on_disk.changes import Rebuilt
     from overlay.on_disk.ledger import Ledger
-    from overlay.report.authored import NewReport
     from overlay.targets.target import Target
 
 
@@ -55,20 +52,18 @@ def revert(request: Request, name: str | None = None, keep_as: Keep | None = Non
         return take_off(request, name, said, named=named)
     if keep_as is None:
         return _everything(request, targets, said, named=named)
-    target = targets[0]
-    surveyed = survey(request, target, root_of(target, "revert"))
-    if not surveyed.edits:
-        nothing = "nothing was edited there, so no feature was made"
-        said = f"{said}; {nothing}" if said else nothing
+    kept = keep(request, targets, keep_as)
+    said = "; ".join(text for text in (said, *kept.notes) if text)
+    if kept.report is None:
         return _everything(request, targets, said, named=named)
-    kept = _keep(surveyed, keep_as)
-    if kept.folder is None:
-        answer = _report(target, Plan(()))
-        return RevertReport(not_kept(answer, kept.verdict), answer, kept=kept)
-    edits = [Change(edit.path, edit.now, edit.pristine) for edit in surveyed.edits]
-    report = _everything(request, targets, said, named=named, edits=edits)
-    verdict = replace(report, kept=kept)
-    return verdict if report.exit else replace(verdict, conclusion=also_kept(report, kept.folder))
+    if kept.report.folder is None:
+        answers = [_report(target, Plan(())) for target in targets]
+        verdict = not_kept(_report(kept.target, Plan(())), kept.report.verdict)
+        return RevertReport(verdict, answers[0], others=tuple(answers[1:]), kept=kept.report)
+    report = _everything(request, targets, said, named=named, edits=kept.edits)
+    if not report.exit:
+        report = replace(report, conclusion=also_kept(report, kept.report.folder))
+    return replace(report, kept=kept.report)
 
 
 def _targets(request: Request, name: str | None) -> tuple[Target, ...]:
@@ -89,34 +84,18 @@ def _targets(request: Request, name: str | None) -> tuple[Target, ...]:
     return targets
 
 
-class Keep(NamedTuple):
-    """How edits are kept: the id of their feature, and the folder of patches that it is in."""
-
-    id: str
-    patches: Path
-
-
-def _keep(surveyed: Workshop, keep_as: Keep) -> NewReport:
-    """The feature that holds the edits: the one that does already, or else a new one."""
-    known = saved(surveyed, keep_as.id)
-    if known is not None:
-        return found(surveyed, known)
-    require_free(keep_as.patches, keep_as.id, update=False)
-    return written(surveyed, feature_of(surveyed, *keep_as), keep_as.patches)
-
-
 def _everything(
     request: Request,
     targets: Sequence[Target],
     said: str | None,
     *,
     named: bool,
-    edits: Sequence[Change] = (),
+    edits: Mapping[str, Sequence[Change]] | None = None,
 ) -> RevertReport:
     """Take everything off, in all packages or in none.
 
     :param said: what ending an interrupted transaction had to say.
-    :param edits: edits of the first package that are kept elsewhere, and taken out too.
+    :param edits: name of a package -> edits that a feature holds, and that are taken out too.
     """
     with writing_to_none(targets):
         before = [_ledger(target) for target in targets]
@@ -126,7 +105,7 @@ def _everything(
             release=public(target),
             record_file=target.record_file,
             rebuild=_rebuild(request, target),
-            edits=edits if target is targets[0] else (),
+            edits=() if edits is None else edits.get(target.package.name, ()),
             package=target.package,
         )
         for target in targets

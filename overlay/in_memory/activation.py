@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from overlay.results import Way
 
 if TYPE_CHECKING:
-    from overlay.on_disk.process_decision import FeatureStanding, Kept, SwitchRow
+    from overlay.on_disk.process_decision import FeatureDecision, Kept, SwitchRow
 
 
 class Activation(NamedTuple):
@@ -24,13 +24,13 @@ class Activation(NamedTuple):
         patched code is on disk, or may be; ``None`` otherwise.
     :ivar inputs: path -> sha256 of the files on which the decision rests, beside the ledger and the
         patches folders; ``None`` where it rests on something else, too, and must not be kept.
-    :ivar others: import name and root of each package beside vLLM that features are for.
+    :ivar others: name and version of each package beside vLLM that has an active feature.
     """
 
     way: Way
     vllm: str
     root: str
-    features: tuple[FeatureStanding, ...]
+    features: tuple[FeatureDecision, ...]
     digest: str
     scopes: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     modules: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class Activation(NamedTuple):
     others: tuple[tuple[str, str], ...] = ()
 
     @property
-    def left_out(self) -> tuple[FeatureStanding, ...]:
+    def left_out(self) -> tuple[FeatureDecision, ...]:
         """The features that were asked for and do not run, though this vLLM could need them."""
         return tuple(
             each for each in self.features if each.asked and not each.active and not each.harmless
@@ -75,6 +75,7 @@ class Activation(NamedTuple):
             digest(kept.features, variables),
             warnings=kept.warnings,
             required=kept.required,
+            others=kept.others,
         )
 
     def to_receipt(self, switches: tuple[SwitchRow, ...]) -> Kept:
@@ -85,5 +86,12 @@ class Activation(NamedTuple):
         from overlay.on_disk.process_decision import Kept
 
         return Kept(
-            self.way, self.vllm, self.root, self.features, self.warnings, self.required, switches
+            self.way,
+            self.vllm,
+            self.root,
+            self.features,
+            self.warnings,
+            self.required,
+            switches,
+            self.others,
         )

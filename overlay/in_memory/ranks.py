@@ -7,14 +7,14 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
 from overlay.errors import OverlayError
 from overlay.in_memory.import_watch import when_imported
-from overlay.untrusted import printable
+from overlay.untrusted import parse_json, printable
 
 #: Gives this process's report for its rank.
 Describe: TypeAlias = "Callable[[int], RankReport]"
@@ -73,6 +73,7 @@ class RankReport(NamedTuple):
     """What one rank runs.
 
     :ivar digest: over the patch set, its states and every ``OVERLAY`` switch; see ``activation``.
+    :ivar others: name and version of each package beside vLLM that has an active feature.
     """
 
     rank: int
@@ -81,21 +82,56 @@ class RankReport(NamedTuple):
     vllm: str
     digest: str
     summary: str
+    others: tuple[tuple[str, str], ...] = ()
 
 
-def report(rank: int, vllm: str, digest: str, summary: str) -> RankReport:
+def report(
+    rank: int,
+    vllm: str,
+    digest: str,
+    summary: str,
+    others: tuple[tuple[str, str], ...] = (),
+) -> RankReport:
     """The report of this process."""
-    return RankReport(rank, socket.gethostname(), os.getpid(), vllm, digest, summary)
+    return RankReport(rank, socket.gethostname(), os.getpid(), vllm, digest, summary, others)
+
+
+def _decoded(said: bytes | Mapping[str, Any]) -> RankReport:
+    """The report that a rank sent, as JSON or as its fields.
+
+    Another version of the overlay may send more fields.
+
+    :raises RanksDiffer: if it is no report that this version knows.
+    """
+    try:
+        row = parse_json(said) if isinstance(said, bytes) else said
+        return RankReport(
+            int(row["rank"]),
+            *(str(row["host"]), int(row["pid"]), str(row["vllm"])),
+            *(str(row["digest"]), str(row["summary"])),
+            tuple((str(name), str(version)) for name, version in row.get("others", ())),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RanksDiffer(
+            "vllm-overlay: a rank says what it runs in a form that this one cannot read "
+            f"({printable(repr(error))}); expected one version of vllm-overlay in all ranks. "
+            "Install the same one on every node, or set OVERLAY=off on all of them, and start "
+            "again."
+        ) from error
 
 
 def table(reports: Iterable[RankReport]) -> str:
-    """Reports as lines of host, rank, vLLM release and digest."""
+    """Reports as lines of host, rank, the release of each patched package, and digest."""
     from overlay.report.lines import Span, aligned
 
-    rows = [("host", "rank", "pid", "vllm", "digest", "runs")] + [
-        (r.host, str(r.rank), str(r.pid), r.vllm, r.digest[:12], r.summary)
-        for r in sorted(reports, key=lambda each: each.rank)
-    ]
+    ranks = sorted(reports, key=lambda each: each.rank)
+    names = sorted({name for each in ranks for name, _ in each.others})
+    rows = [("host", "rank", "pid", "vllm", *names, "digest", "runs")]
+    for each in ranks:
+        versions = dict(each.others)
+        others = (versions.get(name, "-") for name in names)
+        place = (each.host, str(each.rank), str(each.pid), each.vllm)
+        rows.append((*place, *others, each.digest[:12], each.summary))
     return "\n".join(str(line) for line in aligned([[Span(cell) for cell in row] for row in rows]))
 
 
@@ -104,13 +140,13 @@ def require_equal(reports: Sequence[RankReport]) -> None:
 
     :raises RanksDiffer: with the table of all ranks.
     """
-    if len({(r.digest, r.vllm) for r in reports}) > 1:
+    if len({(r.digest, r.vllm, r.others) for r in reports}) > 1:
         raise RanksDiffer(
-            "vllm-overlay: the ranks of this engine do not run the same code; expected one "
-            "vLLM release and one digest everywhere, found:\n"
+            "vllm-overlay: the ranks of this engine do not run the same code; expected one release "
+            "of vLLM and of each other patched package, and one digest, everywhere; found:\n"
             + printable(table(reports), lines=True)
-            + "\nMake the overlay, its patches folders and its OVERLAY switches equal on every "
-            "node, or set OVERLAY=off on all of them, and start again."
+            + "\nMake these packages, the overlay, its patches folders and its OVERLAY switches "
+            "equal on every node, or set OVERLAY=off on all of them, and start again."
         )
 
 
@@ -134,7 +170,7 @@ def compare(mine: RankReport, group: Any) -> None:
         _require_all(mine, dist.distributed_c10d._get_default_store(), group.world_size)
         rows = [None] * group.world_size
         dist.all_gather_object(rows, mine._asdict(), group=group.cpu_group)
-    require_equal([RankReport(**row) for row in rows])
+    require_equal([_decoded(row) for row in rows])
 
 
 def _require_all(mine: RankReport, store: Any, world_size: int) -> None:
@@ -156,7 +192,7 @@ def _require_all(mine: RankReport, store: Any, world_size: int) -> None:
         except RuntimeError:  # torch raises DistStoreError, a RuntimeError, when time is up
             silent.append(rank)
         else:
-            said.append(RankReport(**json.loads(store.get(key))))
+            said.append(_decoded(store.get(key)))
     if silent:
         raise RanksDiffer(
             f"vllm-overlay: rank {', '.join(map(str, silent))} did not say what it runs within "

@@ -123,7 +123,8 @@ class RunningProcess:
         role = "worker" if self.record.role == records.MAIN else self.record.role
         self._change(self.record._replace(rank=rank, role=role))
         record = self.record
-        return ranks.report(rank, record.vllm, record.digest, record.summary)
+        others = self.activation.others
+        return ranks.report(rank, record.vllm, record.digest, record.summary, others)
 
     # For the watch over effects
 

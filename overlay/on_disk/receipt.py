@@ -8,7 +8,7 @@ out of date is not used: the process decides again.
 
 A receipt is a line with the sha256 of what follows, and JSON::
 
-    {"schema": 2, "decision": {...}, "files": {"/path": "sha256" or null},
+    {"schema": 3, "decision": {...}, "files": {"/path": "sha256" or null},
      "folders": {"/path": "fingerprint owners"}}
 """
 
@@ -29,7 +29,7 @@ from overlay.errors import OverlayError
 from overlay.features.sources import fingerprint
 from overlay.untrusted import parse_json, read_regular, sha256
 
-_SCHEMA = 2
+_SCHEMA = 3
 
 #: Receipts that a cache keeps; the oldest go first.
 _MOST = 64

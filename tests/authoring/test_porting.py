@@ -9,7 +9,7 @@ import pytest
 from packaging.version import Version
 
 from overlay.authoring.composing import compose
-from overlay.authoring.porting import FeaturePort
+from overlay.authoring.ports import FeaturePort
 from overlay.authoring.variants import with_merged, with_ports, with_releases
 from overlay.authoring.writing import check_files, render_patch
 from overlay.errors import UsageError

@@ -63,9 +63,9 @@ def test_a_hundred_real_changes(sample: list[RealChange], texts: ReleaseTexts) -
 def test_the_shipped_features_on_the_steps_that_were_not_easy(texts: ReleaseTexts) -> None:
     """A caller that wants one value more, and a function that was rewritten."""
     found = replay(texts, ["0.23.0", "0.28.0"])
-    assert {text.rpartition(" ")[2] for text in found["named"]} == {"conflict"}
-    assert len(found["named"]) == 2
-    assert all("50-runner-profile" in text for text in found["named"])
+    (named,) = found["named"]
+    assert "50-runner-profile" in named
+    assert named.endswith(" conflict")
     assert any("it returned 2 values in the base, and now 3" in text for text in found["warnings"])
 
 

@@ -81,8 +81,8 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     (
         "EAGLE3 drafts whose `fc` layer does not tell its width",
         {
-            "no_first": "the width of the target's hidden states is not known from the draft's "
-            "fc layer"
+            "no_first": "the width of the target's hidden states is not known from the draft's fc "
+            "layer (drafts get it whose fc is a linear layer with in_features or input_size)"
         },
     ),
     ("drafts with an eager setting of their own", {"enforce_eager": True}),
@@ -180,6 +180,19 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
         },
     ),
 )
+
+
+def names_a_remedy(reason: str) -> bool:
+    """Whether a refusal ends with something to change, in brackets."""
+    if not reason.endswith(")"):
+        return False
+    depth = 0
+    for start in reversed(range(len(reason))):  # to the bracket that the last one closes
+        depth += {")": 1, "(": -1}.get(reason[start], 0)
+        if depth == 0:
+            break
+    verbs = ("remove", "set", "get graphs", "get it", "chooses", "grants", "shares its group")
+    return any(verb in reason[start:] for verb in (*verbs, "replaces", "log says why"))
 
 
 def row(words: str, changes: dict[str, Any]) -> str:

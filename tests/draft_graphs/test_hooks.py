@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
 from tests.draft_graphs.drafters import Drafter
+from tests.draft_graphs.policy_table import names_a_remedy
 from tests.draft_graphs.recorded_backend import RecordedBackend
 
 # The feature's modules lie beside vLLM's own once `drafters` is imported.
@@ -79,10 +80,11 @@ def test_a_class_that_drafts_by_its_own_code_is_one_line(log: list[str]) -> None
     hooks.capture_draft_graphs(runner)
     (line,) = log
     assert line.startswith("INFO Draft graphs: none (mode auto), the drafter runs as upstream: ")
-    assert "Ascend (" in line
+    assert "Ascend of tests." in line
     assert "loads its model and drafts by its own code" in line
     told = overlay_effects.effects()["draft-graphs"]
     assert (told["state"], told["text"] in line) == ("idle", True)
+    assert names_a_remedy(told["text"])
     # One that asked has been answered by `create_draft_graphs`.
     runner.drafter.draft_graphs = None
     hooks.capture_draft_graphs(runner)
@@ -92,7 +94,7 @@ def test_a_class_that_drafts_by_its_own_code_is_one_line(log: list[str]) -> None
 def test_a_rank_without_a_drafter_says_so(log: list[str]) -> None:
     hooks.capture_draft_graphs(SimpleNamespace(speculative_config=object(), drafter=None))
     (line,) = log
-    assert "this rank has no drafter" in line
+    assert "this rank has no drafter (of several pipeline stages the last one has it)" in line
 
 
 def test_off_is_one_line_and_no_graphs(monkeypatch: pytest.MonkeyPatch, log: list[str]) -> None:

@@ -17,6 +17,7 @@ from tests.draft_graphs.policy_table import (
     FLASH_ATTN,
     PAGE,
     backend,
+    names_a_remedy,
     page_with_table,
 )
 
@@ -49,7 +50,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "padded_batch_disabled": (True, "disable_padded_drafter_batch"),
     "xdrope": (True, "XD-RoPE"),
     "adapted_layers": (("model.norm",), "model.norm"),
-    "coupling": (Coupling(Manner.REFUSED, "2 data-parallel ranks change"), "data-parallel"),
+    "coupling": (
+        Coupling(Manner.REFUSED, "2 data-parallel ranks change (remove enable_elastic_ep)"),
+        "data-parallel",
+    ),
     "decode_context_parallel_size": (2, "decode context parallelism"),
     "prefill_context_parallel_size": (2, "prefill context parallelism"),
     "sequence_parallel": (True, "sequence parallelism"),
@@ -102,13 +106,37 @@ def test_one_adverse_fact_refuses_everything_and_says_so(fact: str, mode: str) -
     assert word in decision.refusals[0]
 
 
-@pytest.mark.parametrize("fact", sorted(REFUSED.keys() - {"no_graphs", "coupling", "platform"}))
+@pytest.mark.parametrize("fact", sorted(REFUSED))
 def test_every_refusal_names_what_the_user_can_change(fact: str) -> None:
-    """A device is what it is; what couples ranks is said, with the remedy, by `coupling`."""
     (reason,) = policy.decide("auto", replace(LATE, **{fact: REFUSED[fact][0]})).refusals
-    remedy = reason[reason.index("(") + 1 : reason.rindex(")")]
-    verbs = ("remove", "set", "get graphs", "get them", "chooses", "shares its group", "replaces")
-    assert any(verb in remedy for verb in verbs), reason
+    assert names_a_remedy(reason), reason
+
+
+@pytest.mark.parametrize("untried", [False, True])
+@pytest.mark.parametrize("platform", [*capabilities.PLATFORMS, capabilities.UNKNOWN])
+def test_so_do_those_of_every_attention_backend_on_every_platform(
+    platform: Any, untried: bool
+) -> None:
+    """With a drafter of each kind, in one group with each backend that the platform has."""
+    rows = [row for row in capabilities.BACKENDS if platform.name in row.platforms]
+    groups = [attention.Attention(row.names[0], "Builder", row, derived=True) for row in rows]
+    groups += [attention.Attention("A", "Builder"), attention.Attention("A", "B", derived=True)]
+    refused = 0
+    for group in groups:
+        for drafter in (LATE.drafter, *DRAFTERS.values()):
+            for coupled in (LATE.coupling, TOGETHER.coupling):
+                facts = replace(
+                    LATE,
+                    platform=platform,
+                    untried=untried,
+                    attention=(group,),
+                    drafter=drafter,
+                    coupling=coupled,
+                )
+                for reason in policy.decide("auto", facts).refusals:
+                    assert names_a_remedy(reason), reason
+                    refused += 1
+    assert refused
 
 
 @pytest.mark.parametrize("name", sorted(policy.OTHER_DRAFTERS))

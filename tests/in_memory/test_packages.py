@@ -109,6 +109,21 @@ def test_one_on_disk_and_the_other_in_memory(pair: Pair) -> None:
         assert second in log
 
 
+def test_ranks_compare_the_release_of_each_patched_package(pair: Pair) -> None:
+    """In memory, as `overlay apply` keeps it, and as the process itself keeps it on disk."""
+    saying = "from overlay.in_memory import plugin\nprint(plugin._process.rank_report(0).others)\n"
+    code = f"import vllm\nregister()\n{saying}"
+    one, none = f"(('vllm-ascend', '{RELEASE}'),)\n", "()\n"
+    assert pair.box.attempt(code).stdout == one
+    assert pair.box.attempt(code, OVERLAY_FEATURES="demo").stdout == none  # compared as vLLM alone
+    pair.box.overlay("apply")
+    assert pair.box.attempt(code).stdout == one
+    shutil.rmtree(pair.box.cache / "receipts")
+    for _ in ("decides", "reads its receipt"):
+        assert pair.box.attempt(code).stdout == one
+        assert pair.receipts() == 1
+
+
 def test_a_receipt_is_void_where_the_other_package_changes(pair: Pair) -> None:
     pair.box.overlay("apply")
     for path in (f"{ASCEND}/v1/spec_decode/added.py", ".vllm_ascend-overlay/ledger.json"):

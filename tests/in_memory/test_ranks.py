@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from overlay.in_memory import ranks
-from overlay.in_memory.ranks import RankReport, RanksDiffer
+from overlay.in_memory.ranks import RanksDiffer
 from tests.in_memory.boxes import REPO, Box
+from tests.support.process_records import rank_report as report
 
 torch = pytest.importorskip("torch", reason="ranks form a process group of torch's")
 
@@ -165,21 +166,6 @@ def test_a_rank_without_the_overlay_stops_the_others(box: Box) -> None:
 def test_places_of_one_machine_may_differ(box: Box, tmp_path: Path) -> None:
     for ended in run(box, [{}, {"OVERLAY_CACHE": str(tmp_path / "elsewhere")}]):
         assert ended.returncode == 0, ended.stderr
-
-
-def report(rank: int, **changes: Any) -> RankReport:
-    values = {"host": f"node{rank}", "pid": 1, "vllm": "0.32.0", "digest": "a" * 64}
-    return RankReport(**{"rank": rank, "summary": "x (memory)", **values, **changes})
-
-
-def test_another_release_of_vllm_stops_them() -> None:
-    with pytest.raises(RanksDiffer, match=r"node1 +1 +1 +0\.31\.0"):
-        ranks.require_equal([report(0), report(1, vllm="0.31.0")])
-
-
-def test_the_table_has_a_row_a_rank_in_order() -> None:
-    lines = ranks.table([report(2), report(0), report(1)]).splitlines()
-    assert [line.split()[0] for line in lines] == ["host", "node0", "node1", "node2"]
 
 
 def test_a_single_process_compares_nothing() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from overlay.in_memory.ranks import RankReport
 from overlay.processes import records
 from overlay.processes.records import ProcessRecord
 from overlay.results import Way
@@ -28,3 +29,12 @@ def record(pid: int, **changes: Any) -> ProcessRecord:
         summary="x (memory)",
     )
     return made._replace(**changes)
+
+
+def rank_report(rank: int, **changes: Any) -> RankReport:
+    """What a rank says it runs.
+
+    :param changes: fields that are other ones.
+    """
+    said = RankReport(rank, f"node{rank}", 1, "0.32.0", "a" * 64, "x (memory)")
+    return said._replace(**changes)

@@ -10,7 +10,9 @@ from .capabilities import BACKENDS, EVIDENCE, Backend, Evidence, Platform
 
 UNTRIED_VARIABLE = "OVERLAY_DRAFT_GRAPHS_UNTRIED"
 
-# What the user can do about an attention backend; in 0.20 the drafter uses the target's.
+#: What the user can do about a platform.
+WHICH_PLATFORMS = "docs/platforms.md of vllm-overlay says which platforms get graphs"
+#: The same about an attention backend; in 0.20 the drafter uses the target's.
 CHOOSE_BACKEND = "from 0.21 on attention_backend in speculative_config chooses another one of"
 
 
@@ -48,7 +50,7 @@ def refusals(backends: Sequence[Attention], platform: Platform, untried: bool) -
     if not backends:
         return ["the draft model has no attention layers (other drafts get graphs)"]
     reasons = []
-    choose = _choose(platform)
+    choose = choose_hint(platform)
     derived = sorted({each.builder for each in backends if each.row is None and each.derived})
     if derived:
         reasons.append(
@@ -59,7 +61,7 @@ def refusals(backends: Sequence[Attention], platform: Platform, untried: bool) -
     if unread:
         reasons.append(
             f"attention backend {', '.join(unread)} of the draft is not known to build its "
-            f"metadata inside a graph{_hints(choose)}"
+            f"metadata inside a graph ({choose})"
         )
     for each in backends:
         if each.row is None:
@@ -67,11 +69,11 @@ def refusals(backends: Sequence[Attention], platform: Platform, untried: bool) -
         shown = evidence(platform, each.row)
         if shown == "refused":
             why = each.row.why or platform.why
-            reasons.append(f"attention backend {each.title} of the draft: {why}{_hints(choose)}")
+            reasons.append(f"attention backend {each.title} of the draft: {why} ({choose})")
         elif shown != "gpu" and not each.row.kept and not untried:
             reasons.append(
                 f"no graph with attention backend {each.title} of the draft has run on a GPU of "
-                f"platform {platform.name} yet{_hints(f'{UNTRIED_VARIABLE}=on grants it', choose)}"
+                f"platform {platform.name} yet ({UNTRIED_VARIABLE}=on grants it; {choose})"
             )
     return reasons
 
@@ -86,17 +88,20 @@ def untried_grants(backends: Sequence[Attention], platform: Platform) -> Iterato
             )
 
 
-def _choose(platform: Platform) -> str:
-    """What the user can do about an attention backend; empty where there is no other one."""
-    names = {
-        name
-        for row in BACKENDS
-        if platform.name in row.platforms and evidence(platform, row) == "gpu"
-        for name in row.names
-    }
-    return f"{CHOOSE_BACKEND} {', '.join(sorted(names))}" if names else ""
+def choose_hint(platform: Platform) -> str:
+    """What the user can do about an attention backend.
 
-
-def _hints(*hints: str) -> str:
-    told = "; ".join(filter(None, hints))
-    return f" ({told})" if told else ""
+    Names those that a GPU of the platform has shown; where there are none, those that the switch
+    for what no GPU has shown grants; where there are none either, the page with all platforms.
+    """
+    names: dict[bool, set[str]] = {True: set(), False: set()}
+    for row in BACKENDS:
+        shown = evidence(platform, row)
+        if platform.name in row.platforms and shown != "refused":
+            names[shown == "gpu"].update(row.names)
+    if names[True]:
+        return f"{CHOOSE_BACKEND} {', '.join(sorted(names[True]))}"
+    if names[False]:
+        untried = ", ".join(sorted(names[False]))
+        return f"{CHOOSE_BACKEND} {untried}, with {UNTRIED_VARIABLE}=on"
+    return WHICH_PLATFORMS

@@ -16,7 +16,7 @@ from .capture import Captured, CaptureFailed, capture_keys
 from .facts import late_facts
 from .graph_backend import GraphBackend
 from .keys import FEATURE, DraftKey, plan_keys
-from .policy import Decision, Facts, Mode, decide
+from .policy import LET_VLLM_CAPTURE, Decision, Facts, Mode, decide
 from .replay import Keys, Replay, Unforeseen
 from .together import WITHDRAW, Together
 
@@ -370,7 +370,7 @@ class DraftGraphs:
         """Log that vLLM captured nothing, as when it lowers the mode for an attention backend."""
         self._outcome_logged = True
         mode = self._proposer.vllm_config.compilation_config.cudagraph_mode.name
-        reason = f"vLLM captured no graphs (cudagraph mode {mode})"
+        reason = f"vLLM captured no graphs, cudagraph mode {mode} ({LET_VLLM_CAPTURE})"
         self._refuse(Decision(refusals=(reason,)))
 
     def _refuse(self, decision: Decision) -> None:

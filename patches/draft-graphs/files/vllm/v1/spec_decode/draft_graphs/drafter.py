@@ -15,6 +15,7 @@ tokens, consists of:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,6 +25,30 @@ from .keys import Role, tokens_per_request
 #: staging does; `extended` and `context`, the proposer's own `set_inputs_first_pass`, which the
 #: graph contains.
 Inputs = Literal["shifted", "extended", "context"]
+
+EAGLE_PROPOSER = "vllm.v1.spec_decode.eagle.EagleProposer"
+#: The proposer classes that get draft graphs, by module and name; a subclass is another class.
+DRAFTERS = frozenset(
+    {
+        EAGLE_PROPOSER,
+        "vllm.v1.spec_decode.dflash.DFlashProposer",
+        "vllm.v1.spec_decode.draft_model.DraftModelProposer",
+    }
+)
+
+#: What the user can do about a drafter that gets no graphs.
+OTHER_METHODS = "methods eagle, eagle3, mtp, draft_model and dflash get graphs"
+#: The same where model runner V2 can do it; a release follows.
+BY_V2 = "set VLLM_USE_V2_MODEL_RUNNER=1: model runner V2 has graphs for it from"
+#: Proposer classes that draft otherwise: what is different, and what the user can do.
+OTHER_DRAFTERS: Mapping[str, str] = {
+    "vllm.v1.spec_decode.gemma4.Gemma4Proposer": (
+        f"its layers read keys and values of several groups of the target's ({BY_V2} 0.23 on)"
+    ),
+    "vllm.v1.spec_decode.step3p5.Step3p5MTPProposer": (
+        f"each of its passes runs another MTP layer ({BY_V2} 0.27 on)"
+    ),
+}
 
 #: Methods that a class overrides although the graphs build on them: they call the class's own.
 _OWN_METHODS = {

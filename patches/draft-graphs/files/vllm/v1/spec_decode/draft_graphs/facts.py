@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from . import adapters, upstream
-from .attention import Attention
+from .attention import Attention, choose_hint
 from .capabilities import (
     FLASH_ATTN_BUILDER,
     FLASHINFER_BUILDER,
@@ -80,9 +80,15 @@ def late_facts(early: Facts, proposer: Any, backend: GraphBackend) -> Facts:
     prefills = prefill_backends(groups, tokens, backend.attention)
     if prefills:
         name = "K+1" if drafter.extra == 0 else str(tokens)
-        no_first = f"attention backend {', '.join(prefills)} takes {name} tokens for a prefill"
+        no_first = (
+            f"attention backend {', '.join(prefills)} takes {name} tokens for a prefill "
+            f"({choose_hint(early.platform)})"
+        )
     elif drafter.combines and upstream.combine_width(proposer) is None:
-        no_first = "the width of the target's hidden states is not known from the draft's fc layer"
+        no_first = (
+            "the width of the target's hidden states is not known from the draft's fc layer "
+            "(drafts get it whose fc is a linear layer with in_features or input_size)"
+        )
     return replace(
         early,
         cudagraph_mode=compilation.cudagraph_mode.name,

@@ -11,7 +11,9 @@ from vllm.logger import init_logger
 from vllm.v1 import overlay_effects
 
 from . import adapters, graph_backend, messages, ranks, same_settings
+from .attention import WHICH_PLATFORMS
 from .draft_graphs import DraftGraphs
+from .drafter import OTHER_METHODS
 from .facts import early_facts
 from .keys import FEATURE
 from .policy import Decision, Facts, check_from, decide, mode_from, untried_from
@@ -24,6 +26,8 @@ __all__ = [
 ]
 
 logger = init_logger(__name__)
+
+ANOTHER_RANK = "another data-parallel rank drafts as upstream (its log says why)"
 
 
 def create_draft_graphs(proposer: Any) -> DraftGraphs | None:
@@ -46,7 +50,7 @@ def create_draft_graphs(proposer: Any) -> DraftGraphs | None:
         data_parallel=ranks.in_lockstep(proposer),
     )
     if not ranks.all_ranks_want(proposer, decision.any) and decision.any:
-        decision = Decision(refusals=("another data-parallel rank drafts as upstream",))
+        decision = Decision(refusals=(ANOTHER_RANK,))
     if not decision.any:
         if ranks.writes_log():
             logger.info("%s", messages.refused_line(mode, decision))
@@ -83,11 +87,14 @@ def _say_who_drafts(drafter: Any) -> None:
         return
     name = type(drafter).__name__
     if drafter is None:
-        reason = "this rank has no drafter"
+        reason = "this rank has no drafter (of several pipeline stages the last one has it)"
     elif hasattr(drafter, "draft_graphs"):
-        reason = f"{name} ({type(drafter).__module__}) loads its model and drafts by its own code"
+        reason = (
+            f"{name} of {type(drafter).__module__} loads its model and drafts by its own code "
+            f"({WHICH_PLATFORMS})"
+        )
     else:
-        reason = f"{name} drafts without a draft model"
+        reason = f"{name} drafts without a draft model ({OTHER_METHODS})"
     overlay_effects.idle(FEATURE, reason)
     if ranks.writes_log():
         refused = Decision(refusals=(reason,))

@@ -70,7 +70,10 @@ def unadapted_line(layers: Sequence[str]) -> str:
 
 def withdrawn_line(reason: str) -> str:
     """The WARNING line where a capture failed or its graphs can no longer be used."""
-    return f"Draft graphs withdrawn, the drafter runs as upstream: {reason}"
+    return (
+        f"Draft graphs withdrawn, the drafter runs as upstream: {reason}. A restart captures "
+        "again; OVERLAY_DRAFT_GRAPHS=off drafts so from the start."
+    )
 
 
 def left_line(reason: str) -> str:

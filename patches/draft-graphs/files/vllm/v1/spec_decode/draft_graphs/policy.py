@@ -8,10 +8,17 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from . import attention
-from .attention import UNTRIED_VARIABLE, Attention
+from .attention import UNTRIED_VARIABLE, WHICH_PLATFORMS, Attention
 from .capabilities import PLATFORMS, Platform
 from .coupling import Coupling, Manner
-from .drafter import Drafter
+from .drafter import (
+    BY_V2,
+    DRAFTERS,
+    EAGLE_PROPOSER,
+    OTHER_DRAFTERS,
+    OTHER_METHODS,
+    Drafter,
+)
 from .keys import ROLES, Role
 
 MODE_VARIABLE = "OVERLAY_DRAFT_GRAPHS"
@@ -22,29 +29,13 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 
 #: The cudagraph mode in which vLLM captures nothing; in every other one its `capture_model` runs.
 NO_CAPTURE = "NONE"
+#: What the user can do about that.
+LET_VLLM_CAPTURE = (
+    "remove enforce_eager, or set cudagraph_mode in compilation_config to another one; with "
+    "PIECEWISE it wants compiled models, so compilation mode VLLM_COMPILE"
+)
 #: The modes in which a FULL graph of the target means a uniform batch.
 UNIFORM_FULL = ("FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
-
-EAGLE_PROPOSER = "vllm.v1.spec_decode.eagle.EagleProposer"
-#: The proposer classes that get draft graphs, by module and name; a subclass is another class.
-DRAFTERS = frozenset(
-    {
-        EAGLE_PROPOSER,
-        "vllm.v1.spec_decode.dflash.DFlashProposer",
-        "vllm.v1.spec_decode.draft_model.DraftModelProposer",
-    }
-)
-
-_BY_V2 = "set VLLM_USE_V2_MODEL_RUNNER=1: model runner V2 has graphs for it from"
-#: Proposer classes that draft otherwise: what is different, and what the user can do.
-OTHER_DRAFTERS: Mapping[str, str] = {
-    "vllm.v1.spec_decode.gemma4.Gemma4Proposer": (
-        f"its layers read keys and values of several groups of the target's ({_BY_V2} 0.23 on)"
-    ),
-    "vllm.v1.spec_decode.step3p5.Step3p5MTPProposer": (
-        f"each of its passes runs another MTP layer ({_BY_V2} 0.27 on)"
-    ),
-}
 
 
 def mode_from(environ: Mapping[str, str]) -> Mode:
@@ -171,7 +162,7 @@ def _yes_no_refusals(facts: Facts) -> list[str]:
         ),
         (
             facts.shared_mtp_indices,
-            f"the draft steps share indices through a host flag ({_BY_V2} 0.32 on)",
+            f"the draft steps share indices through a host flag ({BY_V2} 0.32 on)",
         ),
         (
             facts.padded_batch_disabled,
@@ -230,9 +221,7 @@ def _late_refusals(facts: Facts) -> list[str]:
     reasons = []
     if facts.cudagraph_mode == NO_CAPTURE:
         reasons.append(
-            "vLLM captures no graphs, the target's cudagraph mode is NONE (remove enforce_eager, "
-            "or set cudagraph_mode in compilation_config to another one; with PIECEWISE it wants "
-            "compiled models, so compilation mode VLLM_COMPILE)"
+            f"vLLM captures no graphs, the target's cudagraph mode is NONE ({LET_VLLM_CAPTURE})"
         )
     if facts.attention is not None:
         reasons += attention.refusals(facts.attention, facts.platform, facts.untried)
@@ -249,11 +238,13 @@ def _late_refusals(facts: Facts) -> list[str]:
 
 def refusals(facts: Facts) -> list[str]:
     """Every reason why this configuration gets no draft graphs at all; empty where it does."""
-    reasons = [] if facts.no_graphs is None else [facts.no_graphs]
+    reasons = []
+    if facts.no_graphs is not None:
+        reasons.append(f"{facts.no_graphs} ({WHICH_PLATFORMS})")
     name = facts.proposer_class.rpartition(".")[2]
     if facts.proposer_class not in DRAFTERS:
         otherwise = OTHER_DRAFTERS.get(
-            facts.proposer_class, "methods eagle, eagle3, mtp, draft_model and dflash get them"
+            facts.proposer_class, f"its code has not been read ({OTHER_METHODS})"
         )
         reasons.append(f"{name} drafts otherwise than the graphs do: {otherwise}")
     elif facts.overridden_methods:
@@ -350,7 +341,10 @@ def _barred_roles(facts: Facts) -> dict[Role, str]:
     for each in facts.attention or ():
         for role in ROLES:
             if each.row is not None and role not in each.row.roles:
-                barred[role] = f"attention backend {each.title} has no metadata for it in a graph"
+                choose = attention.choose_hint(facts.platform)
+                barred[role] = (
+                    f"attention backend {each.title} has no metadata for it in a graph ({choose})"
+                )
     if facts.no_first is not None:
         barred["first"] = barred["whole"] = facts.no_first
     return barred

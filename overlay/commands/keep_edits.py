@@ -1,0 +1,152 @@
+"""``revert --keep-as``: the edits of a target become a feature before they are taken out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from overlay.commands.edits import Workshop, feature_of, holder, saved, survey
+from overlay.commands.new import found, require_free, written
+from overlay.commands.request import root_of
+from overlay.errors import OverlayError, UsageError
+from overlay.on_disk import ledger as ledgers
+from overlay.on_disk.journal import reading
+from overlay.report.words import enumeration
+from overlay.results import Change
+
+if TYPE_CHECKING:
+    from overlay.commands.request import Request
+    from overlay.features.model import Feature
+    from overlay.report.authored import NewReport
+    from overlay.targets.target import Target
+
+
+class Keep(NamedTuple):
+    """How edits are kept: the id of their feature, and the folder of patches that it is in."""
+
+    id: str
+    patches: Path
+
+
+class Kept(NamedTuple):
+    """The edits of a target's packages, and what holds them.
+
+    :ivar edits: name of a package -> its edits, which are taken out.
+    :ivar report: the feature that holds them; ``None`` where nothing was edited.
+    :ivar target: the package of that feature.
+    :ivar notes: what else is to be said, in sentences without a full stop.
+    """
+
+    edits: Mapping[str, Sequence[Change]]
+    report: NewReport | None
+    target: Target
+    notes: tuple[str, ...]
+
+
+def keep(request: Request, targets: Sequence[Target], keep_as: Keep) -> Kept:
+    """Make the feature of the edits, unless there is one that holds them; a target stays as it is.
+
+    A feature is for one package.  Where several were edited, all but one of them must have features
+    at hand that hold their edits.
+
+    :param targets: the packages, at least one.
+    :raises UsageError: if several packages have edits that no feature holds, or the id is taken.
+    :raises OverlayError: if a file, its pristine text or the features cannot be read.
+    """
+    surveyed, notes = _surveyed(request, targets)
+    edited = [workshop for workshop in surveyed if workshop.edits]
+    if not edited:
+        titles = enumeration([workshop.target.package.title for workshop in surveyed])
+        notes.append(f"nothing was edited in {titles}, so no feature was made")
+        return Kept({}, None, targets[0], tuple(notes))
+    holders = {id(workshop): saved(workshop, keep_as.id) for workshop in edited}
+    if len(edited) > 1:
+        for workshop in edited:
+            holders[id(workshop)] = holders[id(workshop)] or holder(workshop)
+    free = [workshop for workshop in edited if holders[id(workshop)] is None]
+    if len(free) > 1:
+        raise UsageError(_several(free, keep_as.id))
+    own = free[0] if free else _named(edited, holders, keep_as.id)
+    for workshop in edited:
+        feature = holders[id(workshop)]
+        if workshop is not own and feature is not None:
+            title = workshop.target.package.title
+            notes.append(f"the edits of {title} are kept in {Path(feature.origin) / feature.id}")
+    edits = {
+        workshop.target.package.name: [
+            Change(edit.path, edit.now, edit.pristine) for edit in workshop.edits
+        ]
+        for workshop in edited
+    }
+    return Kept(edits, _report(own, holders[id(own)], keep_as), own.target, tuple(notes))
+
+
+def _surveyed(request: Request, targets: Sequence[Target]) -> tuple[list[Workshop], list[str]]:
+    """The packages with their edits, and a note for each of which they cannot be told.
+
+    A package that the overlay did not patch loses nothing by a revert: it is passed over where its
+    edits cannot be told, unless it is the only one.
+
+    :raises OverlayError: if those of a patched package cannot be told, or of none.
+    """
+    surveyed, notes, errors = [], [], []
+    for target in targets:
+        root = root_of(target, "revert")
+        try:
+            surveyed.append(survey(request, target, root))
+        except OverlayError as error:
+            if _is_patched(target, root):
+                raise
+            errors.append(error)
+            notes.append(f"{target.package.title} was not looked at for edits: {error}")
+    if not any(workshop.edits for workshop in surveyed) and errors:
+        raise errors[0]
+    return surveyed, notes
+
+
+def _is_patched(target: Target, root: Path) -> bool:
+    """Whether the overlay has a ledger there.
+
+    :raises LedgerError: if it is damaged.
+    """
+    with reading(root, package=target.package):
+        return ledgers.load(root, target.package) is not None
+
+
+def _named(edited: Sequence[Workshop], holders: Mapping[int, Feature | None], id_: str) -> Workshop:
+    """The package of the feature that the user named; the first one where it is none of them."""
+    for workshop in edited:
+        feature = holders[id(workshop)]
+        if feature is not None and feature.id == id_:
+            return workshop
+    return edited[0]
+
+
+def _report(own: Workshop, known: Feature | None, keep_as: Keep) -> NewReport:
+    """The feature that holds the edits: the one that does already, or else a new one."""
+    if known is not None:
+        return found(own, known)
+    require_free(keep_as.patches, keep_as.id, update=False)
+    return written(own, feature_of(own, *keep_as), keep_as.patches)
+
+
+def _several(free: Sequence[Workshop], id_: str) -> str:
+    """The refusal of edits of several packages, with the commands that go on."""
+    titles = [workshop.target.package.title for workshop in free]
+    where = "; ".join(
+        f"{workshop.target.package.title}: {enumeration([e.path for e in workshop.edits], most=3)}"
+        for workshop in free
+    )
+    others = [f"`overlay new OTHER --from-edits {_scope(workshop)}`" for workshop in free[1:]]
+    return (
+        f"--keep-as {id_}: expected edits of one package, since a feature is for one; found those "
+        f"of {enumeration(titles)} ({where}). Run {enumeration(others)} first, with the same "
+        "TARGET and --patches: edits that a feature holds are taken out, too"
+    )
+
+
+def _scope(workshop: Workshop) -> str:
+    """The option by which ``new --from-edits`` knows a package."""
+    package = workshop.target.package
+    return f"--releases {package.distribution}=={'all' if package.releases else workshop.release}"
