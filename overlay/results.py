@@ -173,6 +173,13 @@ def file_state(hunks: tuple[HunkResult, ...]) -> State:
     return combine(hunk.state for hunk in hunks)
 
 
+class ModelRunner(str, Enum):
+    """A model runner of vLLM; a feature may name the only one that it patches."""
+
+    V1 = "v1"
+    V2 = "v2"
+
+
 class Fate(str, Enum):
     """What an import or a session of edits does with a file."""
 

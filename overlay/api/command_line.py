@@ -261,10 +261,15 @@ def prune(
 
 
 def cache(what: str) -> CacheReport:
-    """What ``overlay cache`` does: ``dir``, ``size`` or ``clean``."""
-    from overlay.commands.cache import cache as command
+    """What ``overlay cache`` does.
 
-    return command(what)
+    :param what: ``dir``, ``size`` or ``clean``.
+    :raises ValueError: on any other word.
+    """
+    from overlay.commands.cache import cache as command
+    from overlay.report.cached import CacheAction
+
+    return command(CacheAction(what))
 
 
 def project() -> Project:

@@ -52,32 +52,38 @@ def port_session(
 ) -> PortReport:
     """What ``overlay port`` does with an open session.
 
-    :param action: ``show``, ``continue``, ``abort``, ``retire``, ``skip``, ``tool`` or
-        ``resolver``.
+    :param action: a value of ``commands.port_session.SessionAction``, such as ``continue``.
     :param folder: the session; default: the only one in the working folder.
     :param id_: the feature to retire or skip; :param command: the resolver.
+    :raises ValueError: if there is no such action.
     """
     from overlay.commands import port_session as commands
 
-    asked = request(None, (), patches)
-    if action == "abort":
+    asked, chosen = request(None, (), patches), commands.SessionAction(action)
+    if chosen is commands.SessionAction.ABORT:
         return commands.abort(folder)
-    if action in ("retire", "skip"):
-        change = commands.retire if action == "retire" else commands.skip
-        return change(asked, folder, id_, progress)
-    if action in ("tool", "resolver"):
-        return commands.resolve(asked, folder, command, progress)
-    step = commands.proceed if action == "continue" else commands.show
-    return step(asked, folder, progress)
+    if chosen is commands.SessionAction.RETIRE:
+        return commands.retire(asked, folder, id_, progress)
+    if chosen is commands.SessionAction.SKIP:
+        return commands.skip(asked, folder, id_, progress)
+    if chosen is commands.SessionAction.CONTINUE:
+        return commands.proceed(asked, folder, progress)
+    if chosen is commands.SessionAction.SHOW:
+        return commands.show(asked, folder, progress)
+    return commands.resolve(asked, folder, command, progress)
 
 
 def ask_port(
     report: PortReport, question: Callable[[OpenFile], str], patches: Sequence[Place] = ()
 ) -> PortReport:
-    """Ask a person about each file of a port's session, and do what the answers say."""
-    from overlay.commands.port_session import ask
+    """Ask a person about each file of a port's session, and do what the answers say.
 
-    return ask(request(None, (), patches), report, question)
+    :param question: shows a file and gives a value of ``commands.port_session.Key``, such as ``k``.
+    :raises ValueError: if it gives another one.
+    """
+    from overlay.commands.port_session import Key, ask
+
+    return ask(request(None, (), patches), report, lambda file: Key(question(file)))
 
 
 def show_port(file: OpenFile, stream: TextIO) -> None:

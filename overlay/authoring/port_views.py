@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from overlay.authoring.merge import Merge, Side, merge
 from overlay.authoring.ports import TopicPort
-from overlay.features.model import Hunk
+from overlay.features.model import MODULE_SCOPE, Hunk
 from overlay.package import package_named
 from overlay.planning.attempt import Texts
 from overlay.planning.matching import edits, final_newline_after
@@ -120,27 +121,109 @@ def hunk_view(hunk: Hunk) -> tuple[str, ...]:
     return tuple(f"{op}{text}" for op, text in hunk.lines)
 
 
-def upstream_view(port: TopicPort, scope: str) -> tuple[str, ...]:
-    """What upstream changed in a scope since the base, as the lines of a diff."""
+def upstream_view(port: TopicPort, hunk: Hunk) -> tuple[str, ...]:
+    """What upstream changed in a hunk's scope since the base, as the lines of a diff.
+
+    Of a whole module only what may have moved the hunk is shown: changes at the module's level, and
+    those of the hunk's own lines.
+    """
     if port.before is None:
         return ("the release has no such file",)
     if port.origin is None:
         return ()
-    base, release = _scope_lines(port.origin, scope), _scope_lines(port.before, scope)
-    if not release:
-        return (f"the release has no {scope}",)
-    diff = difflib.unified_diff(base, release, n=_CONTEXT, lineterm="")
-    return tuple(line for line in diff if not line.startswith(("--- ", "+++ ")))
+    base, release = _scope(port.origin, hunk.scope), _scope(port.before, hunk.scope)
+    if not release.lines:
+        return (f"the release has no {hunk.scope}",)
+    matcher = difflib.SequenceMatcher(None, base.lines, release.lines)
+    groups = list(matcher.get_grouped_opcodes(_CONTEXT))
+    own = _own_lines(hunk, base.lines)
+    shown = [group for group in groups if _concerns(group, base, release, own)]
+    lines = [line for group in shown for line in _diff(group, base.lines, release.lines)]
+    if left := len(groups) - len(shown):
+        what = "change lies" if left == 1 else "changes lie"
+        lines.append(f"({left} other {what} inside functions and classes)")
+    return tuple(lines)
 
 
-def _scope_lines(data: bytes, scope: str) -> Sequence[str]:
+class _Lines(NamedTuple):
+    """The lines of a scope.
+
+    :ivar inner: the numbers of those that are inside its functions and classes, headers aside; only
+        of a whole module.
+    """
+
+    lines: Sequence[str]
+    inner: frozenset[int] = frozenset()
+
+
+def _scope(data: bytes, scope: str) -> _Lines:
+    """The lines of every place of a scope; none where the text has none, or is not Python."""
     texts = Texts(Syntax())
     try:
-        places = texts.scopes(data).get(scope, ())
+        scopes = texts.scopes(data)
         lines = texts.source(data).lines
     except (TextError, UnparsableError):
-        return ()
-    return [line for place in places for line in lines[place.start : place.stop]]
+        return _Lines(())
+    if scope != MODULE_SCOPE:
+        places = scopes.get(scope, ())
+        return _Lines([line for place in places for line in lines[place.start : place.stop]])
+    inner = {
+        number
+        for name, places in scopes.items()
+        if name != MODULE_SCOPE
+        for place in places
+        for number in range(_body(lines, place), place.stop)
+        if lines[number].strip()
+    }
+    return _Lines(lines, frozenset(inner))
+
+
+def _body(lines: Sequence[str], place: range) -> int:
+    """Where the lines below the header of a function or class begin."""
+    start = lines[place.start]
+    indent = len(start) - len(start.lstrip())
+    for number in place:
+        line = lines[number]
+        if line.strip() and len(line) - len(line.lstrip()) > indent:
+            return number
+    return place.stop
+
+
+def _own_lines(hunk: Hunk, lines: Sequence[str]) -> range:
+    """The lines that a hunk was made on; none where they occur several times or never."""
+    pre = list(hunk.pre)
+    starts = [at for at in range(len(lines)) if list(lines[at : at + len(pre)]) == pre]
+    return range(starts[0], starts[0] + len(pre)) if len(starts) == 1 else range(0)
+
+
+#: A run of lines as ``difflib`` tells it: what became of it, and where it is in both texts.
+_Opcode = tuple[str, int, int, int, int]
+
+
+def _concerns(group: Sequence[_Opcode], base: _Lines, release: _Lines, own: range) -> bool:
+    """Whether a change touches lines that are not inside functions, or those of the hunk."""
+    for tag, i1, i2, j1, j2 in group:
+        if tag == "equal":
+            continue
+        if i1 <= own.stop and own.start <= i2 and own:
+            return True
+        outer = {number for number in range(i1, i2) if base.lines[number].strip()} - base.inner
+        new = {number for number in range(j1, j2) if release.lines[number].strip()}
+        if outer or new - release.inner:
+            return True
+    return False
+
+
+def _diff(group: Sequence[_Opcode], base: Sequence[str], release: Sequence[str]) -> Iterator[str]:
+    """A group of changes as a hunk of a unified diff."""
+    (_, i1, _, j1, _), (_, _, i2, _, j2) = group[0], group[-1]
+    yield f"@@ -{i1 + 1},{i2 - i1} +{j1 + 1},{j2 - j1} @@"
+    for tag, i1, i2, j1, j2 in group:
+        if tag == "equal":
+            yield from (f" {line}" for line in base[i1:i2])
+            continue
+        yield from (f"-{line}" for line in base[i1:i2])
+        yield from (f"+{line}" for line in release[j1:j2])
 
 
 def merge_view(data: bytes) -> tuple[str, ...]:
@@ -149,12 +232,19 @@ def merge_view(data: bytes) -> tuple[str, ...]:
 
 
 def _regions(lines: Sequence[str]) -> Iterator[str]:
+    """Regions whose lines meet are shown as one."""
+    spans: list[tuple[int, int, int]] = []
     start = None
     for index, line in enumerate(lines):
         if line.startswith(MARKERS[0]):
             start = index
         elif line.startswith(MARKERS[3]) and start is not None:
             first, last = max(0, start - _CONTEXT), min(len(lines), index + 1 + _CONTEXT)
-            yield f"line {start + 1}:"
-            yield from lines[first:last]
+            if spans and first <= spans[-1][2]:
+                spans[-1] = (*spans[-1][:2], last)
+            else:
+                spans.append((start, first, last))
             start = None
+    for start, first, last in spans:
+        yield f"line {start + 1}:"
+        yield from lines[first:last]

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from overlay.cache import PrivateFolder, cache_folder, remove, size_of
-from overlay.report.cached import CachePart, CacheReport, cached
+from overlay.report.cached import CacheAction, CachePart, CacheReport, cached
 from overlay.untrusted import require_private
 
 #: Folder of the cache -> what it holds, and the names of its entries.
@@ -23,21 +23,20 @@ _PARTS = {
 }
 
 
-def cache(what: str) -> CacheReport:
+def cache(action: CacheAction) -> CacheReport:
     """Describe the cache, or empty it.
 
-    :param what: ``dir``, ``size`` or ``clean``.
     :raises NotPrivate: if somebody else could have written a part that is to be emptied.
     :raises OSError: if a part cannot be read or removed.
     """
     folder = cache_folder()
     parts = tuple(_part(folder, name) for name in _PARTS)
-    clean = what == "clean"
+    clean = action is CacheAction.CLEAN
     if clean:
         for name in _PARTS:
             _empty(folder / name, name)
     verdict = cached(folder, parts, cleaned=clean)
-    return CacheReport(verdict, folder, parts, path_only=what == "dir")
+    return CacheReport(verdict, folder, parts, path_only=action is CacheAction.DIR)
 
 
 def _part(folder: Path, name: str) -> CachePart:

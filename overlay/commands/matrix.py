@@ -13,9 +13,9 @@ from overlay.commands.assess import examine
 from overlay.commands.package_releases import package_of
 from overlay.commands.parallel import cores, in_processes, no_step
 from overlay.commands.request import Request
-from overlay.features.model import of_package
-from overlay.package import VLLM
-from overlay.report.history import Cell, MatrixReport, Row, matrix_of
+from overlay.features.model import of_package, packages_of
+from overlay.package import VLLM, Package
+from overlay.report.history import Cell, Elsewhere, MatrixReport, Row, matrix_of
 from overlay.results import Outcome, State, whole_outcome
 from overlay.targets.resolution import release_named, releases, resolve, spelt
 
@@ -30,7 +30,7 @@ _CARRIED = (State.INAPPLICABLE, State.PARTIAL, State.DRIFTED, State.MISSING)
 
 
 def matrix(request: Request, span: str | None = None, meter: Meter | None = None) -> MatrixReport:
-    """Every feature of a package on every release.
+    """Every feature for a package on every release of it, and the ids of those for others.
 
     :param span: releases as ``--releases`` takes them; default: all.
     :param meter: shown how far this is.
@@ -41,7 +41,8 @@ def matrix(request: Request, span: str | None = None, meter: Meter | None = None
 
     names = releases("all" if span is None else span)
     package = package_of(names)
-    features = of_package(request.load(), package)
+    every = request.load()
+    features = of_package(every, package)
     known = [spelt(release, package) for release in package.releases]
     bases = tuple(dict.fromkeys((*known, *names)))
     texts = ReleaseTexts(bases, lambda release: resolve(release, progress=meter))
@@ -58,7 +59,19 @@ def matrix(request: Request, span: str | None = None, meter: Meter | None = None
         Row(feature.id, tuple(cells[at] for cells in columns))
         for at, feature in enumerate(features)
     )
-    return MatrixReport(matrix_of(rows), tuple(names), rows)
+    elsewhere = tuple(_elsewhere(every, other) for other in packages_of(every) if other != package)
+    return MatrixReport(matrix_of(rows), tuple(names), rows, elsewhere)
+
+
+def _elsewhere(features: Sequence[Feature], package: Package) -> Elsewhere:
+    """The features for a package that the matrix does not show."""
+    own = of_package(features, package)
+    span = "all"
+    if not package.releases:
+        first = min(feature.releases.first for feature in own)
+        span = f"{first}..{max(feature.releases.last for feature in own)}"
+    ids = tuple(feature.id for feature in own)
+    return Elsewhere(package.title, ids, f"{package.distribution}=={span}")
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from overlay.commands.port import (
@@ -24,6 +25,36 @@ if TYPE_CHECKING:
     from overlay.commands.request import Request
     from overlay.features.model import Feature
     from overlay.targets.target import Progress
+
+
+class SessionAction(str, Enum):
+    """What a user asks of an open session."""
+
+    SHOW = "show"
+    CONTINUE = "continue"
+    ABORT = "abort"
+    RETIRE = "retire"
+    SKIP = "skip"
+    TOOL = "tool"
+    RESOLVER = "resolver"
+
+
+class Key(str, Enum):
+    """The key by which a person answers what to do about one file that waits.
+
+    :cvar PLACE: mine before upstream's lines; :cvar EDITED: the file was edited.
+    :cvar KEEP: the file as it is; :cvar TOOL: git's merge tool; :cvar UPSTREAM: upstream's side.
+    :cvar RETIRE: the whole feature; :cvar SKIP: leave the feature; :cvar STOP: ask no more.
+    """
+
+    PLACE = "p"
+    EDITED = "e"
+    KEEP = "k"
+    TOOL = "t"
+    UPSTREAM = "u"
+    RETIRE = "r"
+    SKIP = "s"
+    STOP = "q"
 
 
 class Resolving:
@@ -90,7 +121,7 @@ class Resolving:
             None if data is None else self.session.folder / entry.name,
             () if data is None else tuple(marker_lines(data)),
             tuple(
-                (hunk.scope, hunk_view(hunk.hunk), upstream_view(topic, hunk.scope))
+                (hunk.scope, hunk_view(hunk.hunk), upstream_view(topic, hunk.hunk))
                 for hunk in hunks
                 if topic is not None
             ),
@@ -279,14 +310,12 @@ def abort(folder: str | None) -> PortReport:
 def ask(
     request: Request,
     report: PortReport,
-    question: Callable[[OpenFile], str],
+    question: Callable[[OpenFile], Key],
     progress: Progress | None = None,
 ) -> PortReport:
     """Ask about each file of a session, and write what the answers make, once nothing is left.
 
-    :param question: shows a file and gives one of ``p`` (place mine before upstream's lines), ``e``
-        (it was edited), ``k`` (keep it as it is), ``t`` (git's merge tool), ``u`` (upstream's
-        side), ``r`` (retire the feature), ``s`` (skip it) and ``q`` (stop).
+    :param question: shows a file and gives a key.
     :returns: ``report`` itself where it has no session.
     """
     if report.session is None:
@@ -294,15 +323,15 @@ def ask(
     folder = str(report.session)
     resolving = Resolving(request, folder, progress)
     for entry in resolving.session.waiting:
-        answer = "" if entry.feature in resolving.session.features else "gone"
-        while not answer:
-            answer = question(resolving.open_file(entry))
-            if not _answered(resolving, entry, answer):
-                answer = ""
-        if answer == "q":
+        if entry.feature not in resolving.session.features:
+            continue
+        key = question(resolving.open_file(entry))
+        while not _settled(resolving, entry, key):
+            key = question(resolving.open_file(entry))
+        if key is Key.STOP:
             return resolving.report()
-        if answer in ("r", "s"):
-            leave = retire if answer == "r" else skip
+        if key in (Key.RETIRE, Key.SKIP):
+            leave = retire if key is Key.RETIRE else skip
             left = leave(request, folder, entry.feature, progress)
             if left.session is None:
                 return left
@@ -310,16 +339,16 @@ def ask(
     return proceed(request, folder, progress)
 
 
-def _answered(resolving: Resolving, entry: Waiting, key: str) -> bool:
+def _settled(resolving: Resolving, entry: Waiting, key: Key) -> bool:
     """Do what a key says; whether the file is settled by it."""
-    if key == "p":
+    if key is Key.PLACE:
         resolving.place(entry)
         return False  # it is a proposal: shown again, without markers
-    if key == "t":
+    if key is Key.TOOL:
         resolving.resolve(entry, None)
         return False
-    if key == "u":
+    if key is Key.UPSTREAM:
         return resolving.take_upstream(entry)
-    if key in ("e", "k"):
+    if key in (Key.EDITED, Key.KEEP):
         return not resolving.open_file(entry).marked
-    return key in ("r", "s", "q")
+    return True

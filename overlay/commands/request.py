@@ -290,6 +290,6 @@ def read_only(name: str, command: str) -> UsageError:
     """The error of a command that writes, asked to write to what is not a folder."""
     return UsageError(
         f"{name}: expected an installed vLLM or a folder that holds vllm/, found a file or a "
-        f"release, which {command} cannot write to; `overlay check {name}` says how the patches "
-        f"stand there, `overlay diff {name}` prints the change"
+        f"release, which {command} cannot write to; `overlay check {name}` says whether the "
+        f"patches fit there, `overlay diff {name}` prints the change"
     )

@@ -22,7 +22,8 @@ from overlay.report.codes import Code
 from overlay.report.model import Obstacle
 from overlay.report.reading import StatusReport
 from overlay.report.running import ProcessesReport, not_active, running
-from overlay.report.wording import standing, together
+from overlay.report.wording import status as status_verdict
+from overlay.report.wording import together
 from overlay.report.words import enumeration
 from overlay.results import Notice, Reason, State
 from overlay.targets.target import Progress, public
@@ -75,7 +76,7 @@ def status(
     first, *others = with_requirements(scene, answers, request.require, scene.with_absent(answers))
     if not named:
         first = replace(first, notices=(*first.notices, *_kept_out()))
-    verdict = together([standing(answer) for answer in (first, *others)])
+    verdict = together([status_verdict(answer) for answer in (first, *others)])
     return StatusReport(verdict, first, request.patches, others=tuple(others))
 
 

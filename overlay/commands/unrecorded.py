@@ -126,14 +126,14 @@ def recognise(
         proven = prove(features, target)
     except LedgerError:
         return planned, ()  # the lines are not ours as they are: the plan says how they differ
-    standing = {result.feature: result for result in proven.plan.features}
+    proven_results = {result.feature: result for result in proven.plan.features}
     results = tuple(
-        _unrecorded(standing[result.feature]) if result.feature in standing else result
+        _unrecorded(proven_results[result.feature]) if result.feature in proven_results else result
         for result in planned.features
     )
     ours = {change.path for change in proven.plan.changes}
     notices = tuple(notice for notice in planned.notices if notice.path not in ours)
-    return Plan(results, (), notices), tuple(standing)
+    return Plan(results, (), notices), tuple(proven_results)
 
 
 def _unrecorded(result: FeatureResult) -> FeatureResult:

@@ -13,7 +13,6 @@ from overlay.errors import PatchFormatError
 from overlay.features.model import MODULE_SCOPE, Build, UpstreamPlan, UpstreamTest
 from overlay.features.sources import read_text
 from overlay.features.switches import (
-    ModelRunner,
     Switch,
     read_model_runner,
     read_situational,
@@ -28,6 +27,7 @@ from overlay.package import (
     parse_release,
     path_problem,
 )
+from overlay.results import ModelRunner
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from packaging.version import Version
 
-from overlay.features.switches import ModelRunner, Switch
+from overlay.features.switches import Switch
 from overlay.package import VLLM, Package, ReleaseRange
-from overlay.results import Notice
+from overlay.results import ModelRunner, Notice
 
 #: The scope that matches anywhere in the file.
 MODULE_SCOPE = "<module>"

@@ -18,11 +18,11 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from overlay.features.sources import EFFECTS_PATH, feature_documents
+from overlay.results import ModelRunner
 from overlay.settings import KNOWN
 from overlay.untrusted import read_regular
 
@@ -32,13 +32,6 @@ ErrorAt = Callable[[str, str], None]
 _NAME = re.compile(r"OVERLAY_[A-Z0-9]+(_[A-Z0-9]+)*")
 
 _KEYS = ("name", "values", "default", "text", "deprecated")
-
-
-class ModelRunner(str, Enum):
-    """A model runner of vLLM; a feature may name the only one that it patches."""
-
-    V1 = "v1"
-    V2 = "v2"
 
 
 class Switch(NamedTuple):

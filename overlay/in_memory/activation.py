@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from overlay.results import Way
 
 if TYPE_CHECKING:
-    from overlay.on_disk.process_decision import FeatureStanding, Kept, SwitchRow
+    from overlay.on_disk.process_decision import FeatureDecision, Kept, SwitchRow
 
 
 class Activation(NamedTuple):
@@ -30,7 +30,7 @@ class Activation(NamedTuple):
     way: Way
     vllm: str
     root: str
-    features: tuple[FeatureStanding, ...]
+    features: tuple[FeatureDecision, ...]
     digest: str
     scopes: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     modules: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class Activation(NamedTuple):
     others: tuple[tuple[str, str], ...] = ()
 
     @property
-    def left_out(self) -> tuple[FeatureStanding, ...]:
+    def left_out(self) -> tuple[FeatureDecision, ...]:
         """The features that were asked for and do not run, though this vLLM could need them."""
         return tuple(
             each for each in self.features if each.asked and not each.active and not each.harmless

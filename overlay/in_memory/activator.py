@@ -15,7 +15,7 @@ from overlay.errors import OverlayError, TransactionError, UsageError
 from overlay.in_memory.activation import Activation
 from overlay.on_disk.process_decision import (
     HARMLESS,
-    FeatureStanding,
+    FeatureDecision,
     digest,
     from_disk,
     needless,
@@ -125,7 +125,7 @@ def _activated(
     # What reads a ledger is imported only where the overlay has left something.
     kept = (target.root / target.package.state_folder).exists()
     ledger = _ledger(target.root, target.package) if kept else None
-    features: list[FeatureStanding] = []
+    features: list[FeatureDecision] = []
     activation = Activation(Way.NONE, target.vllm or "unknown", str(target.root), (), "")
     if ledger is not None and ledger.applied:
         on_disk, blocked = from_disk(target, ledger)
@@ -180,7 +180,7 @@ def _in_memory(
     wanted: frozenset[str],
     observer: Observer,
     activation: Activation,
-) -> tuple[Activation, list[FeatureStanding]]:
+) -> tuple[Activation, list[FeatureDecision]]:
     """Hook every feature that is not on disk and can be patched.
 
     :param activation: what the process runs from disk.
@@ -243,7 +243,7 @@ def _install(
     return tuple(sorted(finder.modules))
 
 
-def _hooked(planned: Planned, late: Mapping[str, str] | None) -> FeatureStanding:
+def _hooked(planned: Planned, late: Mapping[str, str] | None) -> FeatureDecision:
     """The state of a feature that is not on disk, once the hook is installed.
 
     :param late: its modules that were imported before that, with who imported each.
@@ -251,7 +251,7 @@ def _hooked(planned: Planned, late: Mapping[str, str] | None) -> FeatureStanding
     why = planned.why
     if late:
         why = f"{_late(late)}. Apply on disk instead (`overlay apply`)"
-    return FeatureStanding(
+    return FeatureDecision(
         planned.id, planned.digest, planned.state, planned.chosen, why, planned.asked
     )
 
@@ -266,13 +266,13 @@ def _other_form(planned: Planned) -> str:
     )
 
 
-def _not_on_disk(target: Target, switches: Switches, on_disk: set[str]) -> list[FeatureStanding]:
+def _not_on_disk(target: Target, switches: Switches, on_disk: set[str]) -> list[FeatureDecision]:
     """The states of the features that ``OVERLAY=disk`` does not find applied; none is hooked."""
     from overlay.in_memory.preparation import Plans, prepare
 
     why = "it is not applied on disk, and OVERLAY=disk allows no other way"
     return [
-        FeatureStanding(planned.id, planned.digest, planned.state, False, planned.why or why)
+        FeatureDecision(planned.id, planned.digest, planned.state, False, planned.why or why)
         for planned in prepare(Plans(target, switches), on_disk).features
         if planned.id not in on_disk
     ]
@@ -321,5 +321,5 @@ def _refusal(missing: Iterable[str]) -> str:
         "vllm-overlay: what is required (OVERLAY_REQUIRED, or `required` in a feature.toml) cannot "
         "run in this process:\n  "
         + "\n  ".join(missing)
-        + "\nRun `overlay check` for the whole report, or take the requirement back."
+        + "\nRun `overlay check` for the whole report, or remove the requirement."
     )

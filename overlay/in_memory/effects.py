@@ -26,7 +26,8 @@ from overlay.processes.records import Effect, EffectRecord, Meaning
 from overlay.untrusted import printable
 
 if TYPE_CHECKING:
-    from overlay.features.switches import Declaration, ModelRunner
+    from overlay.features.switches import Declaration
+    from overlay.results import ModelRunner
 
 _WORKER_MODULE = "vllm.v1.worker.worker_base"
 
@@ -277,7 +278,7 @@ def told(effects: Iterable[EffectRecord]) -> str:
 
 def model_runner(runner: object) -> ModelRunner | None:
     """Which model runner an object is; ``None`` for any other than V1 and V2."""
-    from overlay.features.switches import ModelRunner
+    from overlay.results import ModelRunner
 
     bases = {(each.__module__, each.__name__) for each in type(runner).__mro__}
     if _V2_RUNNER in bases:

@@ -164,13 +164,13 @@ def copies(root: Path, package: Package = VLLM) -> Callable[[str], bytes]:
         except OSError as error:
             raise LedgerError(
                 f"{path} cannot be read ({error.strerror}): expected the pristine copy of a file "
-                f"that the overlay changed. {reinstall(package=package)}"
+                f"that the overlay changed; {reinstall(package=package)}"
             ) from error
         if data is None or sha256(data) != digest:
             found = "nothing is there" if data is None else "other bytes are there"
             raise LedgerError(
                 f"{path}: expected the pristine copy of a file that the overlay changed, but "
-                f"{found}. {reinstall(package=package)}"
+                f"{found}; {reinstall(package=package)}"
             )
         return data
 
@@ -191,10 +191,10 @@ def damaged_copies(root: Path, ledger: Ledger, package: Package = VLLM) -> tuple
 
 
 def reinstall(release: str | None = None, package: Package = VLLM) -> str:
-    """Say what to do where only a fresh package helps."""
+    """What to do where only a fresh package helps, as the end of a sentence."""
     wanted = f"{package.distribution}=={release}" if release else package.distribution
     return (
-        f"Reinstall {package.title} (pip install --force-reinstall --no-deps {wanted}, or the "
+        f"reinstall {package.title} (pip install --force-reinstall --no-deps {wanted}, or the "
         f"distribution that you use instead), remove the folder {package.state_folder} beside it, "
         "and apply again"
     )
@@ -253,8 +253,8 @@ def decode(data: bytes, where: str, package: Package = VLLM) -> Ledger:
 def _lost(found: str, package: Package) -> str:
     return (
         f"{found}: expected the overlay's record of what it changed in this {package.title}. "
-        "Nothing was changed; 'overlay revert' removes what it can prove to be the overlay's. "
-        f"Otherwise: {reinstall(package=package)}"
+        "Nothing was changed; `overlay revert` removes what it can prove to be the overlay's; "
+        f"otherwise, {reinstall(package=package)}"
     )
 
 

@@ -32,7 +32,7 @@ SwitchRow: TypeAlias = tuple[str, tuple[str, ...], str, str, tuple[tuple[str, st
 HARMLESS = (State.UPSTREAMED, State.INAPPLICABLE)
 
 
-class FeatureStanding(NamedTuple):
+class FeatureDecision(NamedTuple):
     """What became of one feature in a process.
 
     :ivar state: its state before the process did anything; :ivar active: whether its code runs.
@@ -70,21 +70,21 @@ class Kept(NamedTuple):
     way: Way
     vllm: str
     root: str
-    features: tuple[FeatureStanding, ...]
+    features: tuple[FeatureDecision, ...]
     warnings: tuple[str, ...]
     required: bool
     switches: tuple[SwitchRow, ...]
     others: tuple[tuple[str, str], ...] = ()
 
 
-def digest(features: Iterable[FeatureStanding], variables: Mapping[str, str]) -> str:
+def digest(features: Iterable[FeatureDecision], variables: Mapping[str, str]) -> str:
     """Hash what runs and every switch; equal wherever the same code runs, by whichever way."""
     active = sorted((each.id, each.digest) for each in features if each.active)
     settings = {name: value for name, value in variables.items() if name != "OVERLAY"}
     return hashlib.sha256(json.dumps([active, settings], sort_keys=True).encode()).hexdigest()
 
 
-def from_disk(target: Target, ledger: Ledger) -> tuple[list[FeatureStanding], bool]:
+def from_disk(target: Target, ledger: Ledger) -> tuple[list[FeatureDecision], bool]:
     """Judge the features on disk.
 
     :returns: the features, none where the ledger is void; and whether a file of theirs is not as
@@ -102,12 +102,12 @@ def from_disk(target: Target, ledger: Ledger) -> tuple[list[FeatureStanding], bo
     if wrong:
         why = f"not as overlay apply left it: {', '.join(wrong)}; run `overlay status`"
     return [
-        FeatureStanding(each.result.feature, each.digest, State.APPLIED, why is None, why)
+        FeatureDecision(each.result.feature, each.digest, State.APPLIED, why is None, why)
         for each in ledger.applied
     ], why is not None
 
 
-def needless(target: Target, ledger: Ledger, switches: Switches) -> list[FeatureStanding] | None:
+def needless(target: Target, ledger: Ledger, switches: Switches) -> list[FeatureDecision] | None:
     """The features that are not on disk and need not be; ``None`` where only a plan can tell."""
     from overlay.on_disk import patch_folders
 
@@ -115,15 +115,15 @@ def needless(target: Target, ledger: Ledger, switches: Switches) -> list[Feature
     rest = patch_folders.needless(ledger, _release(target), switches, folders)
     if rest is None:
         return None
-    standings = []
+    decisions = []
     for each in rest:
         asked = switches.allows(each.result.feature)
         told = each.result.reason and str(each.result.reason)
         why = told if asked else patch_folders.NOT_ASKED
-        standings.append(
-            FeatureStanding(each.result.feature, each.digest, each.result.state, False, why, asked)
+        decisions.append(
+            FeatureDecision(each.result.feature, each.digest, each.result.state, False, why, asked)
         )
-    return standings
+    return decisions
 
 
 def further_roots(folders: Iterable[Path]) -> dict[str, Path]:
@@ -257,7 +257,7 @@ def _keep_applied(
     from overlay.on_disk import ledger as ledgers
     from overlay.on_disk.patch_folders import required_features
 
-    features: list[FeatureStanding] = []
+    features: list[FeatureDecision] = []
     inputs: dict[str, str | None] = {}
     for target in targets:
         assert target.root is not None
@@ -319,7 +319,7 @@ def _decoded(kept: Mapping[str, Any]) -> Kept:
         vllm=str(kept["vllm"]),
         root=str(kept["root"]),
         features=tuple(
-            FeatureStanding(
+            FeatureDecision(
                 str(name), str(digest), State(state), active is True, why, asked is True
             )
             for name, digest, state, active, why, asked in kept["features"]

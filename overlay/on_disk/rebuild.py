@@ -161,6 +161,6 @@ def _refusal(paths: Sequence[str], undone: Plan, release: Version | None, packag
     return (
         "the overlay's ledger is lost, and taking these patches out of "
         f"{', '.join(paths)} does not give the release's own files{because}: they were applied by "
-        "another overlay, or edited since. Nothing was changed. "
+        "another overlay, or edited since. Nothing was changed; "
         f"{reinstall(None if release is None else str(release), package)}"
     )

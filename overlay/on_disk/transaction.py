@@ -213,7 +213,7 @@ def adopting(
 
 
 class Work(NamedTuple):
-    """What is to be done to one package.
+    """The writes to one package, computed under its lock.
 
     :ivar compute: computes the writes from the files as they are, under the lock.
     """

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from overlay.results import ModelRunner
+
 #: Parts of module names of the overlay's targets: whatever of these a process has loaded is listed.
 WATCHED_MODULES = (
     "vllm.v1.spec_decode.",
@@ -35,11 +37,11 @@ COUNTERS = {
 }
 
 
-def runner_environment(runner: str | None) -> dict[str, str]:
+def runner_environment(runner: ModelRunner | None) -> dict[str, str]:
     """The environment variables that choose the model runner."""
     if runner is None:
         return {}
-    return {"VLLM_USE_V2_MODEL_RUNNER": {"v1": "0", "v2": "1"}[runner]}
+    return {"VLLM_USE_V2_MODEL_RUNNER": {ModelRunner.V1: "0", ModelRunner.V2: "1"}[runner]}
 
 
 def base_environment(workers: int) -> dict[str, str]:
@@ -192,7 +194,7 @@ def draft_graph_facts(worker: Any) -> dict[str, Any]:
     dispatcher = getattr(drafter_of(runner), "cudagraph_dispatcher", None)
     return {
         "rank": int(worker.rank),
-        "runner": runner_version(runner),
+        "runner": None if (version := runner_version(runner)) is None else version.value,
         "state": told["state"],
         "text": told["text"],
         "captured": dict(Counter(key.role for key in getattr(dispatcher, "draft_keys", ()))),
@@ -201,12 +203,12 @@ def draft_graph_facts(worker: Any) -> dict[str, Any]:
     }
 
 
-def runner_version(runner: Any) -> str | None:
-    """Which model runner an object is: ``v1``, ``v2``, or ``None`` for any other."""
+def runner_version(runner: Any) -> ModelRunner | None:
+    """Which model runner an object is; ``None`` for any other."""
     modules = {cls.__module__ for cls in type(runner).__mro__}
     if "vllm.v1.worker.gpu.model_runner" in modules:
-        return "v2"
-    return "v1" if "vllm.v1.worker.gpu_model_runner" in modules else None
+        return ModelRunner.V2
+    return ModelRunner.V1 if "vllm.v1.worker.gpu_model_runner" in modules else None
 
 
 def _name(cls: type) -> str:

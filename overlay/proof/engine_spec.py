@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from overlay.proof.oracle import FIRST_TOKEN
+from overlay.results import ModelRunner
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class EngineSpec:
     :ivar kv_blocks: size of the KV cache in blocks; ``None`` lets vLLM choose.
     :ivar engine: further arguments of ``vllm.LLM``, which win over those made from this spec.
     :ivar speculative: further entries of ``speculative_config``.
-    :ivar runner: the model runner, ``v1``, ``v2``, or ``None`` for the release's own choice.
+    :ivar runner: the model runner; ``None`` for the release's own choice.
     :ivar env: environment variables, set before vLLM is imported.
     :ivar packages: folders of packages that hold the hooks' modules; ``engine_launch`` makes them
         importable in every process of the engine.
@@ -75,7 +76,7 @@ class EngineSpec:
     tensor_parallel_size: int = 1
     attention_backend: str | None = None
     compilation: Mapping[str, Any] | None = None
-    runner: str | None = "v1"
+    runner: ModelRunner | None = ModelRunner.V1
     engine: Mapping[str, Any] = field(default_factory=dict)
     speculative: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
@@ -92,7 +93,7 @@ class EngineSpec:
     def from_json(cls, text: str) -> EngineSpec:
         """Read what ``to_json`` wrote; entries may be missing.
 
-        :raises ValueError: on an entry that no spec has.
+        :raises ValueError: on an entry that no spec has, or another model runner.
         """
         given = json.loads(text)
         unknown = given.keys() - {entry.name for entry in fields(cls)}
@@ -102,11 +103,13 @@ class EngineSpec:
             Request(**{**request, "prompt": tuple(request["prompt"])})
             for request in given.get("requests", ())
         )
+        runner = given.get("runner", ModelRunner.V1)
         lists = ("packages", "pre", "post_load", "finish")
         return cls(
             **{
                 **given,
                 "requests": requests,
+                "runner": None if runner is None else ModelRunner(runner),
                 **{name: tuple(given.get(name, ())) for name in lists},
             }
         )

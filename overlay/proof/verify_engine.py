@@ -23,6 +23,7 @@ from typing import Any
 from overlay.proof import engine_compat, oracle
 from overlay.proof.engine_spec import Request
 from overlay.proof.run_engine import serve
+from overlay.results import ModelRunner
 
 NOT_PATCHED = "not patched"
 OTHER_RUNNER = "another model runner"
@@ -197,8 +198,9 @@ def _facts(engine: Any) -> list[dict[str, Any]]:
     """
     ranks: list[dict[str, Any]] = engine.collective_rpc(engine_compat.draft_graph_facts)
     for rank in ranks:
-        if rank["runner"] != "v1":
-            name = "V2" if rank["runner"] == "v2" else "another one"
+        runner = None if rank["runner"] is None else ModelRunner(rank["runner"])
+        if runner is not ModelRunner.V1:
+            name = "another one" if runner is None else runner.name
             raise CannotServe(
                 OTHER_RUNNER,
                 f"expected model runner V1, which the draft graphs are for, found {name}: set "

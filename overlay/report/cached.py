@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -12,6 +13,14 @@ from overlay.report.base import Report
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import Line, Span
 from overlay.report.words import count, megabytes
+
+
+class CacheAction(str, Enum):
+    """What ``overlay cache`` does."""
+
+    DIR = "dir"
+    SIZE = "size"
+    CLEAN = "clean"
 
 
 class CachePart(NamedTuple):

@@ -156,13 +156,28 @@ class Row(NamedTuple):
     cells: tuple[Cell, ...]
 
 
+class Elsewhere(NamedTuple):
+    """The features for another package, which a matrix does not show.
+
+    :ivar features: their ids; :ivar releases: of that package, as ``--releases`` takes them.
+    """
+
+    package: str
+    features: tuple[str, ...]
+    releases: str
+
+
 @dataclass(frozen=True)
 class MatrixReport(Report):
-    """Every feature on every release."""
+    """Every feature for one package on every release of it.
+
+    :ivar elsewhere: what features there are for other packages.
+    """
 
     _command: ClassVar[str] = "log"
     releases: tuple[str, ...]
     rows: tuple[Row, ...]
+    elsewhere: tuple[Elsewhere, ...] = ()
 
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
         """The text of the report."""
@@ -212,7 +227,9 @@ def matrix_of(rows: Sequence[Row]) -> Verdict:
         cells = sum(cell.state.needs_attention for row in rows for cell in row.cells)
         text = f"Action needed on {enumeration(needy)}: {cells} of {len(rows) * releases} cells."
         return Verdict(Code.NEEDS_ATTENTION, text)
-    what = f"{count(len(rows), 'feature')} on {count(releases, 'release')}"
+    package = rows[0].cells[0].release.rpartition("==")[0] if releases else ""
+    of = f" of {package}" if package else ""
+    what = f"{count(len(rows), 'feature')} on {count(releases, 'release')}{of}"
     return Verdict(Code.LOGGED, f"Nothing needs you: {what}.")
 
 
@@ -290,8 +307,10 @@ def _merge(merge: Merge) -> Iterator[Line]:
 def matrix_lines(report: MatrixReport) -> Iterator[Line]:
     """``log --matrix`` for people, the verdict aside: releases as columns of one letter."""
     width = max((len(row.feature) for row in report.rows), default=0)
-    height = max((len(name) for name in report.releases), default=0)
-    padded = [name.ljust(height) for name in report.releases]
+    # The package is the same in all of them, and told in the last line.
+    names = [name.rpartition("==")[2] for name in report.releases]
+    height = max(map(len, names), default=0)
+    padded = [name.ljust(height) for name in names]
     for at in range(height):
         yield Line((Span(" " * (width + 2)), Span("".join(name[at] for name in padded), "muted")))
     used: set[str] = set()
@@ -305,6 +324,18 @@ def matrix_lines(report: MatrixReport) -> Iterator[Line]:
     for letter, meaning in LEGEND:
         if letter in used:
             yield labelled(2, f"{letter}  ", meaning)
+    yield from elsewhere_lines(report)
+
+
+def elsewhere_lines(report: MatrixReport) -> Iterator[Line]:
+    """The features that a matrix does not show, with the command that does."""
+    for other in report.elsewhere:
+        is_ = "is" if len(other.features) == 1 else "are"
+        text = (
+            f"{enumeration(list(other.features))} {is_} for {other.package}: `overlay log --matrix "
+            f"--releases {other.releases}`"
+        )
+        yield labelled(2, "not shown: ", text)
 
 
 # JSON
@@ -358,5 +389,8 @@ def matrix_data(report: MatrixReport) -> dict[str, Any]:
                 ],
             }
             for row in report.rows
+        ],
+        "elsewhere": [
+            {**other._asdict(), "features": list(other.features)} for other in report.elsewhere
         ],
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -13,6 +14,9 @@ from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, Line, Span, labelled
 from overlay.report.words import count, enumeration
 from overlay.results import Fate, Outcome
+
+#: The width of a range of vLLM's releases in a report.
+_SPAN = 16
 
 #: What each outcome means to whoever imports a change.
 _MEANINGS = {
@@ -159,9 +163,8 @@ def concluded(
             Code.IMPORT_REVIEW,
             f"Wrote {folder} for {releases}, where it was merged: review it before you apply it.",
         )
-    return Verdict(
-        Code.IMPORTED, f"Wrote {folder} for {releases}; `overlay check --patches` tries it."
-    )
+    check = f"overlay check --patches {shlex.quote(str(folder.parent))}"
+    return Verdict(Code.IMPORTED, f"Wrote {folder} for {releases}; `{check}` tries it.")
 
 
 def lines(report: ImportReport) -> Iterator[Line]:
@@ -185,10 +188,13 @@ def landings(outcomes: Iterable[tuple[str, Outcome]]) -> Iterator[Line]:
 
     :param outcomes: by release, oldest first.
     """
+    runs: list[tuple[str, Outcome]] = []
     for outcome, group in groupby(outcomes, key=lambda entry: entry[1]):
         names = [release for release, _ in group]
-        span = names[0] if len(names) == 1 else f"{names[0]}..{names[-1]}"
-        yield Line((Span(f"{span:<18}", "heading"),), (Span(_MEANINGS[outcome]),))
+        runs.append((names[0] if len(names) == 1 else f"{names[0]}..{names[-1]}", outcome))
+    width = max([_SPAN, *(len(span) for span, _ in runs)])
+    for span, outcome in runs:
+        yield Line((Span(f"{span:<{width}}  ", "heading"),), (Span(_MEANINGS[outcome]),))
 
 
 def series_lines(report: SeriesReport) -> Iterator[Line]:

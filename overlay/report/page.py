@@ -12,7 +12,7 @@ from html import escape
 from overlay.report.as_text import render
 from overlay.report.codes import Exit
 from overlay.report.collected import CollectedReport, Section
-from overlay.report.history import LEGEND, MatrixReport
+from overlay.report.history import LEGEND, MatrixReport, elsewhere_lines
 from overlay.report.lines import BLANK, Line, Span
 from overlay.untrusted import printable
 
@@ -164,7 +164,7 @@ def _matrix(report: MatrixReport) -> str:
     return (
         '<div class="grid" tabindex="0"><table>\n'
         f'<thead><tr><th scope="col">feature</th>{head}</tr></thead>\n'
-        f"<tbody>\n{rows}\n</tbody></table></div>\n<p>{legend}</p>"
+        f"<tbody>\n{rows}\n</tbody></table></div>\n<p>{legend}</p>{_lines(elsewhere_lines(report))}"
     )
 
 

@@ -171,7 +171,7 @@ def _checked_one(target: TargetReport) -> Verdict:
 # status
 
 
-def standing(target: TargetReport) -> Verdict:
+def status(target: TargetReport) -> Verdict:
     """The verdict of ``status``."""
     if needy := _needs_action(target):
         return needy

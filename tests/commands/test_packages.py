@@ -91,9 +91,9 @@ def test_every_package_that_has_features_is_treated(cli: Cli, both: Path) -> Non
     )
     assert (both / ".vllm-overlay/ledger.json").exists()
     assert (both / ".vllm_ascend-overlay/ledger.json").exists()
-    standing = cli("status", both, "--json", "--require", "all", "--require", "lengths")
-    assert standing.exit == 0
-    assert states(standing) == {"vllm": {"demo": "applied"}, ASCEND: {"lengths": "applied"}}
+    told = cli("status", both, "--json", "--require", "all", "--require", "lengths")
+    assert told.exit == 0
+    assert states(told) == {"vllm": {"demo": "applied"}, ASCEND: {"lengths": "applied"}}
     patched = snapshot(both)
     assert cli("apply", both, "--json").json["code"] == "already-applied"
     assert snapshot(both) == patched

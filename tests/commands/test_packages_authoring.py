@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import jsonschema
 import pytest
 
+from overlay.commands import matrix
 from overlay.features.folder import load
 from overlay.features.model import Feature
 from overlay.package import package_named
 from overlay.targets import resolution
+from overlay.targets.target import Target
+from tests.commands.test_import import SCHEMA
 from tests.commands.test_packages import ASCEND, ASCEND_PROPOSER, RELEASE, feature_for, install
 from tests.support import fake_vllm
 from tests.support.cli import Cli, edit
@@ -226,3 +231,39 @@ def test_prune_of_a_package_without_known_releases_is_refused(cli: Cli) -> None:
         refused = cli("prune", *words, "--patches", cli.team)
         assert refused.exit == 2
         assert "transformers" in refused.err
+
+
+def test_the_matrix_shows_the_releases_of_one_package_and_names_the_others(
+    cli: Cli, narrow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it leaves out is told, with the command that shows it."""
+
+    def opened(name: str, **_: object) -> Target:
+        version = name.rpartition("==")[2]
+        tree = tmp_path / "trees" / version
+        if not tree.exists():
+            fake_vllm.tree(tree, version, text_of(version), package=ASCEND)
+        target = resolution.resolve(str(tree), package=PACKAGE)
+        return replace(target, name=name, root=None)
+
+    monkeypatch.setattr(matrix, "resolve", opened)
+    shown = cli("log", "--matrix", "--releases", "vllm-ascend==all", "--patches", narrow)
+    assert shown.exit == 1, shown.out + shown.err
+    count = len(PACKAGE.releases)
+    letters = next(line.split()[1] for line in shown.out.splitlines() if line.startswith("lengths"))
+    assert letters == "P" * (count - len(CHANGED)) + "c" * len(CHANGED)
+    assert "vllm-ascend==" not in shown.out.split("lengths")[0]
+    few = cli("log", "--matrix", "--releases", "vllm-ascend==0.23.0", "--patches", narrow)
+    assert few.last == "Nothing needs you: 1 feature on 1 release of vllm-ascend."
+    monkeypatch.setattr(matrix, "releases", lambda *_: ())
+    told = cli("log", "--matrix", "--patches", narrow)
+    assert "not shown: lengths is for vllm-ascend" in told.out
+    assert "`overlay log --matrix --releases vllm-ascend==all`" in told.out
+    answer = cli("log", "--matrix", "--patches", narrow, "--json").json
+    jsonschema.Draft202012Validator(SCHEMA).validate(answer)
+    (other,) = answer["matrix"]["elsewhere"]
+    assert other == {
+        "package": "vllm-ascend",
+        "features": ["lengths"],
+        "releases": "vllm-ascend==all",
+    }

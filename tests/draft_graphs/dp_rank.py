@@ -390,9 +390,10 @@ def main() -> None:
     parser.add_argument("plan", type=Path)
     plan = json.loads(parser.parse_args().plan.read_text(encoding="utf-8"))
     from overlay.proof import engine_compat
+    from overlay.results import ModelRunner
 
     os.environ.update(engine_compat.base_environment(workers=1))
-    os.environ.update(engine_compat.runner_environment("v1"))
+    os.environ.update(engine_compat.runner_environment(ModelRunner.V1))
     os.environ.update(harness.ENVIRONMENT)
     os.environ["OVERLAY_DRAFT_GRAPHS_UNTRIED"] = "on"  # ranks that draft together
     from tests.draft_graphs import cpu_engine, dp_collectives

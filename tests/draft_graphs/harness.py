@@ -387,9 +387,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     from overlay.proof import engine_compat
+    from overlay.results import ModelRunner
 
     os.environ.update(engine_compat.base_environment(workers=1))
-    os.environ.update(engine_compat.runner_environment("v1"))
+    os.environ.update(engine_compat.runner_environment(ModelRunner.V1))
     os.environ.update(ENVIRONMENT)
     plans = [
         Plan(

@@ -26,6 +26,7 @@ from overlay.proof.engine_launch import (
     run_session,
 )
 from overlay.proof.engine_spec import EngineSpec
+from overlay.results import ModelRunner
 
 TESTS = Path(__file__).resolve().parents[1]
 #: What an engine imports late, beside what ``vllm.LLM`` does.
@@ -83,7 +84,7 @@ def main(specs: Sequence[Path]) -> None:
     """Import vLLM, and run each spec in a fork."""
     for name, value in engine_compat.base_environment(workers=1).items():
         os.environ.setdefault(name, value)
-    os.environ.update(engine_compat.runner_environment("v1"))
+    os.environ.update(engine_compat.runner_environment(ModelRunner.V1))
     for module in LATE:
         importlib.import_module(module)
     for spec in specs:

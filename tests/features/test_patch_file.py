@@ -365,7 +365,7 @@ Content-Transfer-Encoding: 8bit
 
 copy the tensor once, rename nothing:
 
---- a list of dashes is no file ---
+--- a list of dashes is not a file ---
 Base: 0.26.0
 Signed-off-by: One <1@example.invalid>
 Signed-off-by: Two <2@example.invalid>

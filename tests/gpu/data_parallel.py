@@ -45,6 +45,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from overlay.proof import engine_launch
 from overlay.proof.engine_spec import EngineSpec, Request, make_requests
+from overlay.results import ModelRunner
 from tests.gpu import cell_runs, dp_hooks
 from tests.gpu.dp_judging import RANKS, TOGETHER, Served, judge, why_wrong
 
@@ -317,7 +318,7 @@ def prepare(*, front_end: bool) -> None:
     """Environment and hooks of one process of a cell, before it loads vLLM."""
     from overlay.proof import engine_compat
 
-    set_environment(engine_compat.runner_environment("v1"))
+    set_environment(engine_compat.runner_environment(ModelRunner.V1))
     double = os.environ.get(DOUBLE_VARIABLE) == "1"
     if double:
         from tests.draft_graphs import dp_double

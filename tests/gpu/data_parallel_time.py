@@ -244,9 +244,10 @@ def cell_main(arguments: Any) -> int:
 def prepare(*, front_end: bool) -> None:
     """Environment and hooks of one process of a cell, before it loads vLLM."""
     from overlay.proof import engine_compat
+    from overlay.results import ModelRunner
 
     runner = os.environ.get(RUNNER_VARIABLE, "v1")
-    data_parallel.set_environment(engine_compat.runner_environment(runner))
+    data_parallel.set_environment(engine_compat.runner_environment(ModelRunner(runner)))
     double = os.environ.get(data_parallel.DOUBLE_VARIABLE) == "1"
     if double:
         from tests.draft_graphs import dp_double

@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 EVENTS_VARIABLE = "TEST_DATA_PARALLEL_EVENTS"
-#: Steps that are written together: writing is no part of what is measured.
+#: Steps that are written together: writing is not measured.
 TOGETHER = 100
 
 _steps: list[dict[str, Any]] = []

@@ -221,7 +221,7 @@ def test_the_argmax_is_known_along_one_dimension() -> None:
 
 V, S = f"{FEATURE.replace('.', '/')}.py", f"{SPLIT.replace('.', '/')}.py"
 IDLE = "_IDLE_WHILE_EMPTY"
-#: Mistakes: file, function, code that stands there, what a mistake would make of it.
+#: Mistakes: file, function, the code there, what a mistake would make of it.
 MUTATIONS: list[Edit] = [
     (V, "verify_greedily", "not sampler.verifies_greedily", "False"),
     (V, "is_plain", "asked.all_greedy", "True"),

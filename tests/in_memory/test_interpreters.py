@@ -29,7 +29,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_forked_child_that_became_another_program_is_not_listed(box: Box) -> None:
-    # Ray starts its servers so: the child is a fork of ours first, and then a program of its own.
+    # Ray starts its servers so: a fork of this process first, and then a program of its own.
     box.run(
         PATCHED
         + """

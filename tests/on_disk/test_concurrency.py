@@ -88,8 +88,8 @@ def test_eight_change_while_eight_read(site: Site) -> None:
                 assert snapshot(site.root) in whole
                 found = ledger.load(site.root)
                 if found is not None:
-                    stands = conditions(found, lambda path: (site.root / path).read_bytes())
-                    assert {stand.name for stand in stands.values()} == {"OURS"}
+                    states = conditions(found, lambda path: (site.root / path).read_bytes())
+                    assert {state.name for state in states.values()} == {"OURS"}
 
     children = [start_child(lambda number=number: write(number)) for number in range(8)]
     children += [start_child(read) for _ in range(8)]

@@ -48,12 +48,12 @@ class Scenario:
             action(site)
 
     def whole(self, site: Site) -> bool:
-        """Whether the site stands in one of the two states, with nothing left over."""
+        """Whether the site is in one of the two states, with nothing left over."""
         return snapshot(site.root) in (self.before, self.after)
 
-    def patched_alike(self, stands: Snapshot, state: Snapshot) -> bool:
-        """Whether what stands is a whole state but for what the clean-up will take away."""
-        mine = {path: found for path, found in stands.items() if ".overlay-" not in path}
+    def patched_alike(self, present: Snapshot, state: Snapshot) -> bool:
+        """Whether a snapshot is a whole state but for what the clean-up will remove."""
+        mine = {path: found for path, found in present.items() if ".overlay-" not in path}
         mine.pop(".vllm-overlay/journal.json", None)
         folders = {path for path, found in mine.items() if found[1] is None} - state.keys()
         return {path: found for path, found in mine.items() if path not in folders} == state
@@ -143,10 +143,10 @@ def test_killed_at_every_call(scenario: Scenario) -> None:
         assert faults.in_child(work) == -signal.SIGKILL, f"call {at} was not reached"
         where = f"killed at call {at}, {scenario.calls[at - 1]}"
         assert scenario.each_file_is_whole(site), where
-        stands = snapshot(site.root, bytecode=True)
+        present = snapshot(site.root, bytecode=True)
         with commit.reading(site.root) as interrupted:
-            assert (interrupted is not None) is (VLLM.journal_path in stands), where
-        assert snapshot(site.root, bytecode=True) == stands, where
+            assert (interrupted is not None) is (VLLM.journal_path in present), where
+        assert snapshot(site.root, bytecode=True) == present, where
         recover(site.root)
         assert scenario.whole(site), where
         assert recover(site.root) is None, where
@@ -170,16 +170,16 @@ def test_an_error_at_every_call(scenario: Scenario, number: int, lasting: bool) 
                 # Some failures are none: a link that becomes a copy, bytecode nobody believes.
                 told = ""
         assert scenario.each_file_is_whole(site), where
-        stands = snapshot(site.root)
+        present = snapshot(site.root)
         if not told:
-            assert stands == scenario.after, where
+            assert present == scenario.after, where
         elif not lasting:
             # One failure is dealt with at once; a second one may keep the clean-up waiting.
             assert scenario.whole(site), f"{where}: {told}"
         if "is complete." in told:
-            assert stands == scenario.after, f"{where}: {told}"
+            assert present == scenario.after, f"{where}: {told}"
         if "as it was before the" in told and "cleans up" not in told:
-            assert stands == scenario.before, f"{where}: {told}"
+            assert present == scenario.before, f"{where}: {told}"
         recover(site.root)
         assert scenario.whole(site), where
 
@@ -241,11 +241,11 @@ def test_an_error_while_recovering(scenario: Scenario, lasting: bool) -> None:
                 said = recovered(site)
             where = f"dead at call {first}, an error while recovering at {second}: {said}"
             assert scenario.each_file_is_whole(site), where
-            stands = snapshot(site.root)
+            present = snapshot(site.root)
             if said is not None and "is complete" in said:
-                assert scenario.patched_alike(stands, scenario.after), where
+                assert scenario.patched_alike(present, scenario.after), where
             if said is not None and "as it was before" in said:
-                assert scenario.patched_alike(stands, scenario.before), where
+                assert scenario.patched_alike(present, scenario.before), where
             recover(site.root)
             assert scenario.whole(site), where
 

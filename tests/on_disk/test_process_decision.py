@@ -22,7 +22,7 @@ from overlay import settings
 from overlay.on_disk import process_decision as decisions
 from overlay.on_disk import receipt
 from overlay.on_disk.ledger import Ledger, load
-from overlay.on_disk.process_decision import FeatureStanding, Kept, Question
+from overlay.on_disk.process_decision import FeatureDecision, Kept, Question
 from overlay.package import VLLM
 from overlay.results import Reason, State, Way
 from overlay.targets.resolution import resolve
@@ -75,8 +75,8 @@ def decided(site: Path, **variables: str) -> Kept | None:
     return Question(switches, site.resolve()).answer()
 
 
-def demo(site: Path) -> FeatureStanding:
-    return FeatureStanding("demo", ledger(site).applied[0].digest, State.APPLIED, True)
+def demo(site: Path) -> FeatureDecision:
+    return FeatureDecision("demo", ledger(site).applied[0].digest, State.APPLIED, True)
 
 
 def test_the_decision_names_all_that_a_process_says(site: Path) -> None:
@@ -240,17 +240,17 @@ def test_needless_says_why_each_is_not_on_disk(site: Path) -> None:
         result=old.applied[0].result._replace(state=State.UPSTREAMED, files=())
     )
     changed = old._replace(features=(upstreamed,))
-    told = FeatureStanding("demo", upstreamed.digest, State.UPSTREAMED, False)
+    told = FeatureDecision("demo", upstreamed.digest, State.UPSTREAMED, False)
     assert decisions.needless(target(site), changed, settings.read({})) == [told]
     assert told.harmless
     assert told.reason == "not applied on disk"
     reason = Reason("it is in 0.25.0")
     explained = upstreamed._replace(result=upstreamed.result._replace(reason=reason))
-    (standing,) = (
+    (kept,) = (
         decisions.needless(target(site), old._replace(features=(explained,)), settings.read({}))
         or ()
     )
-    assert standing.reason == str(reason)
+    assert kept.reason == str(reason)
     names_others = settings.read({})._replace(features=frozenset())
     (other,) = decisions.needless(target(site), changed, names_others) or ()
     assert (other.why, other.asked) == ("OVERLAY_FEATURES does not name it", False)
@@ -280,8 +280,8 @@ def test_packages_beside_vllm_are_found_without_importing_them(
     }
 
 
-STANDINGS = st.builds(
-    FeatureStanding,
+DECISIONS = st.builds(
+    FeatureDecision,
     st.text(max_size=3),
     st.text(max_size=3),
     st.sampled_from(State),
@@ -301,7 +301,7 @@ KEPT = st.builds(
     st.sampled_from([Way.DISK, Way.NONE]),
     st.text(max_size=3),
     st.text(max_size=3),
-    st.lists(STANDINGS, max_size=2).map(tuple),
+    st.lists(DECISIONS, max_size=2).map(tuple),
     st.lists(st.text(max_size=3), max_size=2).map(tuple),
     st.booleans(),
     st.lists(ROWS, max_size=2).map(tuple),
@@ -322,10 +322,10 @@ def test_what_is_no_truth_value_is_not_taken_for_one() -> None:
 
 
 def test_the_digest_is_of_what_runs_and_of_every_switch() -> None:
-    a = FeatureStanding("a", "1", State.APPLIED, True)
-    b = FeatureStanding("b", "2", State.PRISTINE, True)
+    a = FeatureDecision("a", "1", State.APPLIED, True)
+    b = FeatureDecision("b", "2", State.PRISTINE, True)
 
-    def of(features: Sequence[FeatureStanding], **variables: str) -> str:
+    def of(features: Sequence[FeatureDecision], **variables: str) -> str:
         return decisions.digest(features, variables)
 
     assert of([a, b]) == of([b, a]) == of([b._replace(state=State.APPLIED), a], OVERLAY="disk")

@@ -111,7 +111,7 @@ def test_what_was_edited_is_named_and_left_alone(
     with pytest.raises(LedgerError, match="own files") as caught:
         revert(site)
     assert path in str(caught.value)
-    assert "Reinstall vLLM" in str(caught.value)
+    assert "reinstall vLLM" in str(caught.value)
     assert snapshot(site.root) == before
 
 

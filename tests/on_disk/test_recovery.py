@@ -49,12 +49,12 @@ class Case:
 
     @property
     def goes_on(self) -> bool:
-        """Whether this file is no hindrance to finishing."""
+        """Whether this file lets the transaction be finished."""
         return self.now != "before" or self.after is None or self.new
 
     @property
     def goes_back(self) -> bool:
-        """Whether this file is no hindrance to undoing."""
+        """Whether this file lets the transaction be undone."""
         return self.now != "after" or self.before is None or self.old
 
 
@@ -123,10 +123,10 @@ def test_it_is_finished_where_it_can_be_and_else_undone(files: list[Case]) -> No
     back = all(file.goes_back for file in files)
     foreign = [n for n, file in enumerate(files) if file.now == "foreign"]
     with interrupted(files) as (root, begun):
-        stands = recovery.survey(root, begun)
-        assert [stand.value for stand in stands.values()] == [file.now for file in files]
-        assert recovery.can_finish(root, begun, stands) is forward
-        assert recovery.can_undo(root, begun, stands) is back
+        conditions = recovery.survey(root, begun)
+        assert [now.value for now in conditions.values()] == [file.now for file in files]
+        assert recovery.can_finish(root, begun, conditions) is forward
+        assert recovery.can_undo(root, begun, conditions) is back
         if not forward and not back:
             with pytest.raises(TransactionError, match="can neither be finished nor undone"):
                 recover(root)

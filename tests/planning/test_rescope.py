@@ -55,7 +55,7 @@ def blocks(draw: st.DrawFn, depth: int = 0) -> list[str]:
 
 @st.composite
 def edited(draw: st.DrawFn) -> tuple[list[str], list[Edit]]:
-    """A text and some edits of it, most of which suit the depth at which they stand."""
+    """A text and some edits of it, most of which suit the depth where they are made."""
     before = draw(blocks())
     edits: list[Edit] = []
     done = 0

@@ -21,7 +21,7 @@ from overlay.report.lines import paint
 from overlay.report.model import Obstacle, TargetReport
 from overlay.report.reading import CheckReport, StatusReport
 from overlay.report.running import ProcessesReport
-from overlay.report.wording import standing
+from overlay.report.wording import status
 from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State, Way
 from tests.commands.conftest import fake_vllm
 from tests.support.cli import Cli
@@ -48,7 +48,7 @@ def reports(text: str) -> Iterator[Report]:
     )
     other = TargetReport("0.26.0", text, None, (feature,))
     verdict = Verdict(Code.NEEDS_ATTENTION, text)
-    yield StatusReport(standing(target), target)
+    yield StatusReport(status(target), target)
     yield CheckReport(verdict, (target, other))
     yield failure("check", text)
     topic = TopicEntry(text, (text,), (text,))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-#: module -> how many calls it has that open a file, and why they are no danger.
+#: module -> how many calls it has that open a file, and why they are safe.
 ALLOWED = {
     "overlay/untrusted.py": "the functions that everything else goes through",
     "overlay/on_disk/files.py": "writes, in folders that were opened without following a link",

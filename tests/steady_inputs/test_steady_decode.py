@@ -158,7 +158,7 @@ def test_a_steady_step_takes_the_short_way(kernels: Any, monkeypatch: pytest.Mon
 KERNELS, COMPUTE = "steady_kernels", "compute_advance"
 DECODE, STEADY_K, PREPARE = "steady_decode", "SteadyDecode.steady_k", "SteadyDecode.prepare"
 HOST = "SteadyDecode._fill_host_side"
-#: Mistakes: module, function, code that stands there, what a mistake would make of it.
+#: Mistakes: module, function, the code there, what a mistake would make of it.
 MUTATIONS: list[Edit] = [
     (
         KERNELS,

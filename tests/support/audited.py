@@ -2,7 +2,7 @@
 
 Unlike ``faults``, which takes the place of ``os`` in one module, this sees what every module
 does, those of the standard library included.  A hook cannot be taken out again, so all work is done
-in forked processes.  Writes into an open file are no such call: ``limited`` bounds them.
+in forked processes.  Writes into an open file are not among these calls: ``limited`` bounds them.
 """
 
 from __future__ import annotations

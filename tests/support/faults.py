@@ -108,7 +108,7 @@ def interrupting(name: str, args: tuple[Any, ...]) -> None:
 def start_child(work: Callable[[], None]) -> int:
     """Run ``work`` in a forked process; its id.
 
-    A ``work`` that raises exits with 70, and its traceback stands on standard error.
+    A ``work`` that raises exits with 70, and its traceback is on standard error.
     """
     child = os.fork()
     if child:

@@ -93,7 +93,7 @@ class Comparison:
         whys = "; ".join(
             map(str, filter(None, [file.reason, *(hunk.reason for hunk in file.hunks)]))
         )
-        exact = [_standing(hunk, target) for hunk in hunks]
+        exact = [_occurrences(hunk, target) for hunk in hunks]
         once = all(len(found) == 1 for found in exact)
         if theirs is not None and once:
             self._both_know(name, theirs, ours, file.state, whys)
@@ -144,7 +144,7 @@ class Comparison:
         elif "once it is applied" in whys:
             self._note("git would apply it again and again", name, whys)
         else:
-            # A pre-image inside a standing post-image: git inserts the same lines again.
+            # A pre-image inside a post-image: git inserts the same lines again.
             assert state in (State.UPSTREAMED, State.PARTIAL), (name, state, whys)
             self._note(f"git applies again, we say {state.value}", name, whys)
 
@@ -173,6 +173,6 @@ class Comparison:
         return "\n".join(lines)
 
 
-def _standing(hunk: Hunk, target: bytes) -> list[int]:
+def _occurrences(hunk: Hunk, target: bytes) -> list[int]:
     lines = SourceText.from_bytes(target).lines
     return places(hunk.pre, lines, [range(len(lines))])
