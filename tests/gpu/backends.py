@@ -61,7 +61,6 @@ def all_cells(models: str, backend: str | None, *, compiled: bool = False) -> It
         post_load=("tests.gpu.graph_hooks:watch_replays",),
         finish=("tests.gpu.graph_hooks:replays",),
         packages=(TESTS,),
-        **({"speculative": {"method": "mtp"}} if latent else {}),
     )
     # An MTP layer's input is blank at position 0.
     shortest = 3 if latent else 2
@@ -93,10 +92,15 @@ def _drafts(latent: bool) -> tuple[str, str]:
 
 
 def _with_draft(base: EngineSpec, draft: str, *, latent: bool) -> EngineSpec:
-    engine = {"gpu_memory_utilization": FREE_SHARE, "kv_cache_memory_bytes": KV_BYTES}
+    engine: dict[str, Any] = {
+        "gpu_memory_utilization": FREE_SHARE,
+        "kv_cache_memory_bytes": KV_BYTES,
+    }
+    if not latent:
+        return replace(base, draft=draft, engine=engine)
     # An MTP layer lies in the target's own checkpoint.
-    model = {"model": f"{base.models}/{draft}"} if latent else {}
-    return replace(base, draft=draft, engine={**engine, **model})
+    engine["model"] = f"{base.models}/{draft}"
+    return replace(base, draft=draft, engine=engine, speculative={"method": "mtp"})
 
 
 def judge_by(row: str) -> Callable[[list[dict[str, Any]]], None]:
