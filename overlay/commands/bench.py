@@ -74,8 +74,23 @@ def bench(question: Question, told: Callable[[str, float | None], None]) -> Benc
     if question.page is not None:
         from overlay.report.bench_page import page
 
-        question.page.write_text(page(report), encoding="utf-8")
+        _write(question.page, page(report))
     return report
+
+
+def _write(place: Path, text: str) -> None:
+    """Write a file whole or not at all.
+
+    :raises OverlayError: if it cannot be written.
+    """
+    from overlay.authoring.disk import write_over
+
+    try:
+        write_over(place, text.encode())
+    except OSError as error:
+        raise OverlayError(
+            f"--html {place}: the page could not be written: {error.strerror}; name another file"
+        ) from error
 
 
 @dataclass(frozen=True)

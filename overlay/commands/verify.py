@@ -104,7 +104,7 @@ def verify(question: Question, told: Told = _silent) -> VerifyReport:
         code = link_packages(work / "code")
         stage = Stage(question, python, work, code, told)
         results = [result for models in _in_order(stage, sets) for result in models]
-    return VerifyReport(verified(results), tuple(results), check=question.check)
+    return VerifyReport(verified(results, question.modes), tuple(results), check=question.check)
 
 
 def check_question(question: Question) -> None:

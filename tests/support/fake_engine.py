@@ -75,7 +75,9 @@ if word == "accepted":
 if word == "random":
     served[0]["tokens"][0] = time.time_ns() % 1_000_000
 mode = os.environ["OVERLAY_DRAFT_GRAPHS"]
-off, later = mode == "off", "step" if mode == "step" or word == "no loop" else "loop"
+off, later = mode == "off", {{"auto": "whole"}}.get(mode, mode)
+if word == "no loop":
+    later = "step"
 rank = {{"rank": 0, "state": "idle" if off or word == "idle" else "active",
         "left": {{"1 batch": 1}},
         "text": "attention backend X is not known" if word == "idle" else "8 graphs",
