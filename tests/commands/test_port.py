@@ -251,6 +251,7 @@ RESOLVERS = {
     "keeps the markers": ("pass", "markers"),
     "is not Python": ("import sys; open(sys.argv[4], 'w').write('def (')", "not Python"),
     "fails": ("raise SystemExit('no idea')", "no idea"),
+    "fails without a word": ("raise SystemExit(3)", "found 3: it said nothing"),
     "hangs": ("import time; time.sleep(60)", "longer than"),
     "writes elsewhere": ("open({outside!r}, 'a').write('#')", "which it was not given"),
     "edits its inputs": ("import sys; open(sys.argv[1], 'w').write('')", "alone"),
