@@ -4,7 +4,7 @@
 own configuration or proposer, and that fact, and no other, must change.
 `test_facts_releases.py` shows that all releases have these things under these names.
 
-Longer than other modules: `test_every_fact_is_read` holds that a test of this one changes each fact.
+Longer than other modules: `test_every_fact_is_read` wants each fact to be changed by a test of it.
 """
 
 from __future__ import annotations
