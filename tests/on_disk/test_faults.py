@@ -21,6 +21,8 @@ from tests.support.transactions import ONE, PROPOSER, TWO, Copies, Site, Snapsho
 
 Action = Callable[[Site], object]
 ERRORS = [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EIO]
+#: The code tells EACCES apart, where it means that there are no links; the others are one case.
+REPEATED = {errno.EROFS, errno.EIO}
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,13 @@ def test_killed_at_every_call(scenario: Scenario) -> None:
 
 @pytest.mark.parametrize(
     ("number", "lasting"),
-    [*((number, False) for number in ERRORS), (errno.EROFS, True)],
+    [
+        *(
+            pytest.param(*(number, False), marks=pytest.mark.thorough if number in REPEATED else ())
+            for number in ERRORS
+        ),
+        (errno.EROFS, True),
+    ],
     ids=lambda value: errno.errorcode[value] if value > 1 else ("once", "from-then-on")[value],
 )
 def test_an_error_at_every_call(scenario: Scenario, number: int, lasting: bool) -> None:
