@@ -209,9 +209,10 @@ def test_ctrl_c_at_every_call(scenario: Scenario) -> None:
         assert scenario.whole(site), where
 
 
-def test_dead_again_while_recovering(scenario: Scenario) -> None:
+def test_dead_again_while_recovering(scenario: Scenario, pytestconfig: pytest.Config) -> None:
     """A second death, at every call of the recovery from a death at every few calls."""
-    for first in range(1, len(scenario.calls) + 1, 10):
+    few = 10 if pytestconfig.getoption("--thorough") else 19
+    for first in range(1, len(scenario.calls) + 1, few):
         site = scenario.copies.fresh()
         scenario.die_at(first, scenario.action, site)
         dead = Copies(site, scenario.folder / f"dead-{first}")
