@@ -306,10 +306,13 @@ def verify(progress: Meter, modes: Sequence[str], **options: Any) -> VerifyRepor
 def bench(progress: Meter, **options: Any) -> BenchReport:
     """What ``overlay bench`` does.
 
-    :param options: the fields of ``commands.bench.Question``.
+    :param options: the fields of ``commands.bench_engines.Question``.
     """
-    from overlay.commands.bench import Question
     from overlay.commands.bench import bench as command
+    from overlay.commands.bench_engines import Part, Question
+
+    if options.get("only") is not None:
+        options["only"] = Part(options["only"])
 
     def told(title: str, seconds: float | None) -> None:
         took = "started" if seconds is None else f"ended after {seconds:.0f} s"

@@ -98,12 +98,14 @@ def _close_together(
 
 
 def _blocks(old: ScopedText, new: ScopedText) -> Iterator[_Block]:
-    """What differs; a final newline that comes or goes belongs to the last line."""
+    """What differs; a final newline that comes or goes belongs to the last line of each text.
+
+    So neither last line is context: as such it would have to end alike before and after.
+    """
     kept = matches(old.lines, new.lines)
-    if old.source.final_newline is not new.source.final_newline and old.lines and new.lines:
-        last = len(old.lines) - 1
-        if kept.get(last) == len(new.lines) - 1:
-            del kept[last]
+    if old.source.final_newline is not new.source.final_newline:
+        last_old, last_new = len(old.lines) - 1, len(new.lines) - 1
+        kept = {a: b for a, b in kept.items() if a != last_old and b != last_new}
     ends = [(-1, -1), *sorted(kept.items()), (len(old.lines), len(new.lines))]
     for (a, b), (next_a, next_b) in pairwise(ends):
         if next_a - a > 1 or next_b - b > 1:

@@ -17,13 +17,13 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from overlay.errors import OverlayError, UsageError
-from overlay.features.sources import SWITCH
+from overlay.features.sources import SWITCH, stray
 from overlay.untrusted import read_regular
 
 #: Seconds that a command waits for another one that writes into the same folder of patches.
@@ -260,6 +260,29 @@ def vanish(folder: Path) -> None:
     sync(folder.parent)
     for left in folder.parent.glob(f"{prefix}*"):
         shutil.rmtree(left, ignore_errors=True)
+
+
+def withdraw(folder: Path, document: str, own: Collection[str]) -> bool:
+    """Remove a session's own files, and its folder where nothing else is in it.
+
+    :param document: the file without which the folder is not taken for a session; it goes first.
+    :param own: the others, below the folder; those that are not there are passed over.
+    :returns: whether the folder is gone.
+    :raises OSError: if they cannot be removed.
+    """
+    names = {document, *own}
+    there = files_below(folder)
+    if all(name in names or stray(name.rpartition("/")[2]) for name in there):
+        vanish(folder)
+        return True
+    for name in (document, *sorted(names & set(there) - {document})):
+        os.unlink(folder / name)
+        above = (folder / name).parent
+        with suppress(OSError):  # other files are in it
+            while above != folder:
+                above.rmdir()
+                above = above.parent
+    return False
 
 
 def sync(folder: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from overlay.authoring.building import Change, EditedFile, Prepared, Words, build
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.incoming import Commit, IncomingFile
-from overlay.authoring.locating import Base, ReleaseTexts, locate, replay
+from overlay.authoring.locating import Base, ReleaseTexts, locate, replay, vague_hunk
 from overlay.authoring.triage import FileFate, added_content, sort_files
 from overlay.package import VLLM, Package
 from overlay.planning.scopes import Syntax, UnparsableError
@@ -86,6 +86,12 @@ def _topic(
         return FileFate(path, Fate.EDITED, problem=f"{part.place}: {problem}"), None
 
     base = locate(parts[0], texts, checkout)
+    if base is None and (vague := vague_hunk(parts[0], texts)) is not None:
+        return refused(
+            f"the hunk at line {vague.patch_line} has no lines around its change, and what it "
+            f"changes in {path} is not at one place alone in a release: make the diff with "
+            "context, or with the ids of blobs (`git diff --full-index`)"
+        )
     if base is None:
         where = "are in no release" if checkout is None else "are neither in a release nor there"
         return refused(

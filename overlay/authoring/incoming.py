@@ -323,7 +323,8 @@ def _hunk(hunk: DiffHunk, offset: int) -> Hunk:
     return Hunk(
         MODULE_SCOPE,
         tuple(lines),
-        hunk.source_start,
+        # Of no lines at all a diff names the line before them.
+        hunk.source_start + (not hunk.source_length),
         offset + int(number or 2) - 1,
         pre_unfinished=unfinished["-"] or unfinished[" "],
         post_unfinished=unfinished["+"] or unfinished[" "],

@@ -113,8 +113,10 @@ def not_there(result: FeatureResult, release: Version, package: Package = VLLM) 
         if reason is not None
     ]
     why = f" ({'; '.join(dict.fromkeys(reasons))})" if reasons else ""
+    carries = f"`overlay port {result.feature} {release}` carries it there, "
+    if result.state is State.UPSTREAMED:
+        carries = ""  # there is nothing to carry
     return (
         f"{result.feature} is {result.state.value} on {package.title} {release}{why}: expected a "
-        f"release to which it applies. `overlay port {result.feature} {release}` carries it there, "
-        f"`overlay log {result.feature}` lists where it is"
+        f"release to which it applies. {carries}`overlay log {result.feature}` lists where it is"
     )

@@ -88,12 +88,43 @@ def locate(file: IncomingFile, texts: ReleaseTexts, checkout: Path | None = None
     found: list[tuple[int, Base]] = []
     for release in newest:
         data = texts.read(release, file.path)
-        after = None if data is None else replay(data, file.hunks)
+        after = None if data is None else _by_content(data, file.hunks)
         if data is not None and after is not None:
             base = Base(file.path, release, data, after, by_id=False)
             found.append((_moved_lines(data, file.hunks), base))
     # Of the releases that take every hunk, the one in which they are nearest to their numbers.
     return min(found, key=lambda entry: entry[0])[1] if found else None
+
+
+def vague_hunk(file: IncomingFile, texts: ReleaseTexts) -> Hunk | None:
+    """The hunk for whose lack of context ``locate`` has no base; ``None`` where that is not why.
+
+    :raises OverlayError: if a release cannot be read.
+    """
+    vague = next(filter(_without_context, file.hunks), None)
+    read = (texts.read(release, file.path) for release in texts.names)
+    fits = any(data is not None and replay(data, file.hunks) is not None for data in read)
+    return vague if fits else None
+
+
+def _without_context(hunk: Hunk) -> bool:
+    """Whether a hunk shows no line that stays, as those of ``diff -U0``."""
+    return all(op != " " for op, _ in hunk.lines)
+
+
+def _by_content(before: bytes, hunks: Sequence[Hunk]) -> bytes | None:
+    """What hunks make of a text that only they themselves tell; ``None`` where one does not fit.
+
+    A line number alone tells no place: a hunk without context must change lines that occur once.
+    """
+    try:
+        lines = SourceText.from_bytes(before).lines
+    except TextError:
+        return None
+    for hunk in hunks:
+        if lines and _without_context(hunk) and len(_places(lines, hunk.pre)) != 1:
+            return None
+    return replay(before, hunks)
 
 
 def replay(before: bytes, hunks: Sequence[Hunk]) -> bytes | None:
@@ -128,13 +159,17 @@ def replay(before: bytes, hunks: Sequence[Hunk]) -> bytes | None:
 
 
 def _nearest(lines: Sequence[str], image: Sequence[str], wanted: int, first: int) -> int | None:
+    return min(_places(lines, image, first), key=lambda at: abs(at - wanted), default=None)
+
+
+def _places(lines: Sequence[str], image: Sequence[str], first: int = 0) -> list[int]:
+    """Where an image is, from a line on; an empty one is everywhere."""
     size = len(image)
-    places = (
+    return [
         at
         for at in range(first, len(lines) - size + 1)
         if not size or (lines[at] == image[0] and tuple(lines[at : at + size]) == tuple(image))
-    )
-    return min(places, key=lambda at: abs(at - wanted), default=None)
+    ]
 
 
 def _moved_lines(before: bytes, hunks: Sequence[Hunk]) -> int:
@@ -156,7 +191,8 @@ def _from_checkout(file: IncomingFile, checkout: Path) -> Base | None:
     by_id = data is not None
     if data is None:
         data = read_regular(checkout / file.path, _LIMIT)
-    after = None if data is None else replay(data, file.hunks)
+    find = replay if by_id else _by_content
+    after = None if data is None else find(data, file.hunks)
     if data is None or after is None:
         return None
     return Base(file.path, None, data, after, by_id)

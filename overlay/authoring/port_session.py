@@ -170,7 +170,7 @@ def load(folder: Path) -> PortSession:
 
 
 def without(session: PortSession, id_: str) -> PortSession:
-    """A session that no longer waits for a feature; its files stay where they are.
+    """A session that no longer waits for a feature, whose files are removed.
 
     :raises UsageError: if it does not wait for it.
     :raises OSError: if it cannot be written.
@@ -183,11 +183,23 @@ def without(session: PortSession, id_: str) -> PortSession:
     left = replace(
         session, waiting=tuple(entry for entry in session.waiting if entry.feature != id_)
     )
-    if left.waiting:
-        disk.write_over(session.folder / DOCUMENT, _rendered(left))
-    else:
-        disk.vanish(session.folder)
+    if not left.waiting:
+        end(session)
+        return left
+    disk.write_over(session.folder / DOCUMENT, _rendered(left))
+    for entry in session.waiting:
+        if entry.feature == id_:
+            (session.folder / entry.name).unlink(missing_ok=True)
     return left
+
+
+def end(session: PortSession) -> bool:
+    """Remove a session that was carried out; files that are not its own stay.
+
+    :returns: whether its folder is gone.
+    :raises OSError: if it cannot be removed.
+    """
+    return disk.withdraw(session.folder, DOCUMENT, [entry.name for entry in session.waiting])
 
 
 def check_there(session: PortSession, features: Mapping[str, Feature]) -> None:
@@ -203,10 +215,9 @@ def check_there(session: PortSession, features: Mapping[str, Feature]) -> None:
             )
 
 
-def stale(session: PortSession, features: Mapping[str, Feature]) -> str | None:
-    """The first feature that was changed since a session began; ``None`` where none was."""
-    changed = (e.feature for e in session.waiting if features[e.feature].digest != e.digest)
-    return next(changed, None)
+def is_stale(entry: Waiting, features: Mapping[str, Feature]) -> bool:
+    """Whether a feature was changed since its session began."""
+    return features[entry.feature].digest != entry.digest
 
 
 def check_digests(session: PortSession, features: Mapping[str, Feature]) -> None:
@@ -214,10 +225,11 @@ def check_digests(session: PortSession, features: Mapping[str, Feature]) -> None
 
     :raises UsageError: naming what changed; nothing is lost.
     """
-    if (id_ := stale(session, features)) is not None:
+    changed = [entry.feature for entry in session.waiting if is_stale(entry, features)]
+    if changed:
         raise UsageError(
-            f"{id_}: its patches were changed since {session.folder} began, so its files do not "
-            "follow from them any more. Nothing was written: copy your edits, then --abort and "
+            f"{changed[0]}: its patches were changed since {session.folder} began, so its files do "
+            "not follow from them any more. Nothing was written: copy your edits, then --abort and "
             "port again"
         )
 

@@ -86,6 +86,20 @@ class Porter:
             problem=None if told else self._taken_name(feature, release),
         )
 
+    def texts_given(
+        self, feature: Feature, topic: Topic, release: str, earlier: Sequence[Feature]
+    ) -> tuple[bytes, ...]:
+        """What a feature makes of a topic's file on a release that it serves, up to that topic.
+
+        :returns: the text on the release alone, and that on top of the features before it; a topic
+            that upstream has there leaves both as they are.
+        """
+        path = topic.variants[0].patch.path
+        bases = (self.texts.read(release, path), self._below(earlier, release, path))
+        laid = (self._series(feature, topic, release, base) for base in dict.fromkeys(bases))
+        texts = (self._laid(topic, release, path, data) for data in laid)
+        return tuple(data for data in texts if data is not None)
+
     def upstreams(self, port: FeaturePort) -> FeaturePort:
         """A port by which one release has the feature itself, and no other: topic by topic."""
         feature, release = port.feature, port.release

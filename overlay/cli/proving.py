@@ -131,24 +131,59 @@ def verify(
     default="1b",
     help="The shape of the models, whose weights are dummies; 1b if not given.",
 )
+@click.option("--model", metavar="MODEL", help="A model of your own in the place of a shape.")
+@click.option("--draft", metavar="MODEL", help="Its draft; folders, or ids on the hub.")
+@click.option(
+    "--method",
+    metavar="NAME",
+    help="vLLM's name for the kind of draft; taken from the draft's configuration if not given.",
+)
 @click.option("--k", type=click.IntRange(1), default=3, help="Draft tokens a step; 3 if not given.")
+@click.option(
+    "--only", type=click.Choice(["steps", "serving"]), help="Step times alone, or servers alone."
+)
 @click.option(
     "--batch",
     "batches",
     type=click.IntRange(1),
     multiple=True,
-    help="Requests at a time; 1, 8, 32.",
+    help="Requests at a time for step times; 1, 8, 32.",
 )
-@click.option("--rounds", type=click.IntRange(1), default=2, help="Starts of each engine; 2.")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1),
+    multiple=True,
+    help="Requests at a time for servers; 1, 16, 64.",
+)
+@click.option(
+    "--prompt", type=click.IntRange(1), default=512, help="Tokens of a server's prompts; 512."
+)
+@click.option(
+    "--answer", type=click.IntRange(2), default=256, help="Tokens of a server's answers; 256."
+)
+@click.option(
+    "--request-rate",
+    "rate",
+    type=click.FloatRange(0),
+    help="Requests a second while the time to the first token is taken; half of what stock V1 "
+    "answers if not given, 0 to leave it out.",
+)
+@click.option("--port", type=click.IntRange(1, 65535), help="The servers' port; a free one.")
+@click.option("--rounds", type=click.IntRange(1), default=3, help="Starts of each engine; 3.")
 @click.option("--repeats", type=click.IntRange(2), default=5, help="Of each batch and round; 5.")
-@click.option("--tokens", type=click.IntRange(16), default=192, help="Tokens a request; 192.")
+@click.option(
+    "--budget",
+    type=click.FloatRange(1),
+    default=720.0,
+    help="Seconds for all rounds, 720: those that would take longer are left out, but the first.",
+)
+@click.option("--tokens", type=click.IntRange(16), default=192, help="Tokens for step times; 192.")
 @click.option(
     "--accept",
     type=click.FloatRange(0),
-    default=2.5,
-    help="Tokens a step by synthetic acceptance, 2.5; 0: what the models accept.",
+    help="Tokens a step by synthetic acceptance, 2.5 for shapes; 0: what the models accept.",
 )
-@click.option("--mode", default="FULL_AND_PIECEWISE", help="The target's cudagraph_mode.")
+@click.option("--mode", default="FULL_AND_PIECEWISE", help="A shape's cudagraph_mode.")
 @click.option("--engine", metavar="JSON", default="{}", help="Further arguments of vllm.LLM.")
 @click.option("--python", metavar="PATH", help="The interpreter whose vLLM is timed.")
 @click.option("--deadline", type=click.FloatRange(1), default=600.0, help="Seconds for one engine.")
@@ -156,23 +191,33 @@ def verify(
     "--html", "page", type=click.Path(path_type=Path, dir_okay=False), help="Write a page as well."
 )
 @click.option(
+    "--svg", "plot", type=click.Path(path_type=Path, dir_okay=False), help="Write the plots."
+)
+@click.option(
     "--logs", type=click.Path(path_type=Path, file_okay=False), help="Keep what the engines print."
 )
 @click.option("--json", "as_json", is_flag=True, help="Answer in JSON on standard output.")
-def bench(batches: tuple[int, ...], as_json: bool, **options: Any) -> Answer:
-    """Time an engine step of stock V1, of the overlay and of V2, in turn, on one GPU.
+@click.argument("arguments", metavar="[-- ENGINE ARGUMENTS]", nargs=-1)
+def bench(
+    batches: tuple[int, ...], concurrency: tuple[int, ...], as_json: bool, **options: Any
+) -> Answer:
+    """Time stock V1, the overlay and V2 in turn, on one GPU: engine steps, and servers.
 
-    Stock V1 and V2 run a copy of the release's own files, which is made for this; the installation
-    stays as it is. Each engine is warmed up until repeats agree. Where the repeats of two engines
-    overlap, no conclusion is drawn.
+    A server is asked by vLLM's own client (`vllm bench serve`): output tokens a second by the
+    number of requests at a time, and the time to the first token at one rate of requests. Stock V1
+    and V2 run a copy of the release's own files, which is made for this; the installation stays as
+    it is. Each engine is warmed up until repeats agree. Where the repeats of two engines overlap,
+    no conclusion is drawn.
 
     \b
     Example:
       overlay bench                                # the shape of Llama 3.2 1B, with an EAGLE3 draft
-      overlay bench --shape 8b --html bench.html
+      overlay bench --shape 8b --only serving --html bench.html
+      overlay bench --model ./target --draft ./draft -- --max-model-len 8192
     """
     from overlay.api import command_line
 
+    options |= {"batches": batches or (1, 8, 32), "concurrency": concurrency or (1, 16, 64)}
     with command_line.meter() as progress:
-        report = command_line.bench(progress, batches=batches or (1, 8, 32), **options)
+        report = command_line.bench(progress, **options)
     return Answer(report, as_json)

@@ -14,7 +14,7 @@ from overlay.errors import OverlayError, described
 from overlay.report.model import TargetFailure, TargetReport
 from overlay.report.reading import CheckReport
 from overlay.report.wording import checked, nothing_new
-from overlay.targets.resolution import releases
+from overlay.targets.resolution import packages_meant, releases
 from overlay.targets.target import Progress
 
 if TYPE_CHECKING:
@@ -59,8 +59,7 @@ def check(
     if (not wanted and span is None) or request.python is not None:
         wanted.insert(0, None)
     if not wanted:
-        newest = package.releases[-1] if package.releases else "any"
-        return CheckReport(nothing_new(newest, package.title), ())
+        return CheckReport(nothing_new(packages_meant(span or "new", package)), ())
     answers = _answers(request, list(dict.fromkeys(wanted)), features, meter)
     reports = tuple(answer for answer in answers if isinstance(answer, TargetReport))
     failures = tuple(answer for answer in answers if isinstance(answer, TargetFailure))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from packaging.version import Version
 from overlay.authoring import disk
 from overlay.authoring.editing import Edited
 from overlay.authoring.layout import Layout
-from overlay.authoring.session import BASE, Session, begin, end, read, revise
+from overlay.authoring.session import BASE, Session, begin, read, revise
 from overlay.authoring.session_document import DOCUMENT, Kind
 from overlay.commands import package_releases
 from overlay.errors import PackageIndexError, UsageError
@@ -167,21 +166,5 @@ def remove(session: Session) -> bool:
 
     :returns: whether the folder is gone.
     """
-    own = {DOCUMENT, *(f"{BASE}/{path}" for path in session.files), *session.present()}
-    others = [
-        name
-        for name in disk.files_below(session.folder)
-        if name not in own and not stray(name.rpartition("/")[2])
-    ]
-    if not others:
-        end(session)
-        return True
-    # The document goes first: a folder without it is not taken for a session.
-    for name in (DOCUMENT, *sorted(own - {DOCUMENT})):
-        os.unlink(session.folder / name)
-        above = (session.folder / name).parent
-        with suppress(OSError):  # other files are in it
-            while above != session.folder:
-                above.rmdir()
-                above = above.parent
-    return False
+    own = [*(f"{BASE}/{path}" for path in session.files), *session.present()]
+    return disk.withdraw(session.folder, DOCUMENT, own)

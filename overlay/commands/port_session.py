@@ -98,6 +98,16 @@ class Resolving:
         port = next(port for port in self.ports if port.feature.id == entry.feature)
         return next((topic for topic in port.topics if topic.topic == entry.topic), None)
 
+    def is_carried_out(self, entry: Waiting) -> bool:
+        """Whether the patches make a file as it is now in the session."""
+        port = next(port for port in self.ports if port.feature.id == entry.feature)
+        topic = next((t for t in port.feature.topics if t.name == entry.topic), None)
+        if topic is None or not (port.covered or port.shown):
+            return False
+        before = self.features[: self.features.index(port.feature)]
+        given = self.porter.texts_given(port.feature, topic, self.session.release, before)
+        return self.session.text(entry) in given
+
     def texts(self, entry: Waiting) -> Conflict | None:
         """The texts of what waits, with the result as it is now; ``None`` without a file."""
         from overlay.authoring.port_views import conflict
@@ -212,8 +222,7 @@ def proceed(request: Request, folder: str | None, progress: Progress | None = No
     :raises UsageError: if markers are left, or a file cannot be carried; nothing is written then.
     :raises OSError: if the patches cannot be written.
     """
-    from overlay.authoring import disk
-    from overlay.authoring.port_session import resolved
+    from overlay.authoring.port_session import end, resolved
 
     if (finished := _finished(request, folder, progress)) is not None:
         return finished
@@ -221,12 +230,14 @@ def proceed(request: Request, folder: str | None, progress: Progress | None = No
     session = resolving.session
     ports = resolved(session, resolving.ports, resolving.porter.syntax)
     write_ports(resolving.porter, resolving.features, ports, resolving.names)
-    disk.vanish(session.folder)
-    return _ended(resolving, ports)
+    return _ended(resolving, ports, emptied=end(session))
 
 
-def _ended(resolving: Resolving, ports: Sequence[FeaturePort]) -> PortReport:
-    """The report of a session that wrote its ports, with the releases that are left between."""
+def _ended(resolving: Resolving, ports: Sequence[FeaturePort], *, emptied: bool) -> PortReport:
+    """The report of a session that wrote its ports, with the releases that are left between.
+
+    :param emptied: whether nothing of the session's folder is left.
+    """
     entries = tuple(replace(described(port), written=True) for port in ports)
     ids = {port.feature.id for port in ports}
     now = resolving.request.authored(resolving.session.package)
@@ -236,25 +247,34 @@ def _ended(resolving: Resolving, ports: Sequence[FeaturePort]) -> PortReport:
         if feature.id in ids
         for hole in holes_of(feature, resolving.names)
     ]
-    return PortReport(ended(resolving.session.folder, entries, holes), entries)
+    verdict = ended(resolving.session.folder, entries, holes, emptied=emptied)
+    return PortReport(verdict, entries)
 
 
 def _finished(request: Request, folder: str | None, progress: Progress | None) -> PortReport | None:
-    """End a session whose ``--continue`` was killed once the patches were written.
+    """End what a killed ``--continue`` carried out: the session, or its part for some features.
 
-    ``None`` where something of it still waits.
+    That it was is shown by the patches, which make every file of the session as it is now.  Patches
+    that somebody else changed meanwhile do not, and then nothing of the session is lost.
+
+    :returns: ``None`` where something still waits.
     """
-    from overlay.authoring import disk
-    from overlay.authoring.port_session import stale
+    from overlay.authoring.port_session import end, is_stale, without
 
     resolving = Resolving(request, folder, progress, trusting=True)
     session = resolving.session
-    if not stale(session, {feature.id: feature for feature in resolving.features}):
-        return None
-    if not all(port.covered or port.shown for port in resolving.ports):
-        return None
-    disk.vanish(session.folder)
-    return _ended(resolving, resolving.ports)
+    at_hand = {feature.id: feature for feature in resolving.features}
+    waits = {
+        entry.feature
+        for entry in session.waiting
+        if not is_stale(entry, at_hand) or not resolving.is_carried_out(entry)
+    }
+    if not waits:
+        return _ended(resolving, resolving.ports, emptied=end(session))
+    for id_ in session.features:
+        if id_ not in waits:
+            session = without(session, id_)
+    return None
 
 
 def retire(
@@ -288,7 +308,7 @@ def skip(
 
 def _left(resolving: Resolving, session: PortSession) -> PortReport:
     if not session.waiting:
-        return PortReport(ended(session.folder, ()))
+        return PortReport(ended(session.folder, (), emptied=not session.folder.exists()))
     resolving.session = session
     resolving.ports = tuple(p for p in resolving.ports if p.feature.id in session.features)
     return resolving.report()

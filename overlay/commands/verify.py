@@ -104,7 +104,7 @@ def verify(question: Question, told: Told = _silent) -> VerifyReport:
         code = link_packages(work / "code")
         stage = Stage(question, python, work, code, told)
         results = [result for models in _in_order(stage, sets) for result in models]
-    return VerifyReport(verified(results), tuple(results), check=question.check)
+    return VerifyReport(verified(results, question.modes), tuple(results), check=question.check)
 
 
 def check_question(question: Question) -> None:
@@ -112,7 +112,6 @@ def check_question(question: Question) -> None:
 
     :raises UsageError: naming what was expected and what was found.
     """
-    named = any(map(_names_draft, question.arguments))
     if question.modes == (Mode.OFF,):
         raise UsageError("--mode off alone compares nothing: name another mode as well")
     if question.tiny and question.model:
@@ -125,25 +124,35 @@ def check_question(question: Question) -> None:
             "expected the models to serve, found none: name them with --model and --draft, or "
             "give --tiny, which makes models of its own"
         )
-    if question.draft is None and not named:
+    refuse_unknown_models(question.model, question.draft, question.arguments)
+    if question.draft is None:
+        _refuse_ignored(question, "--speculative-config says both itself")
+    if question.prompts is not None and not question.prompts.is_file():
+        raise UsageError(
+            f"--prompts {question.prompts}: expected a file with a prompt on each line"
+        )
+
+
+def refuse_unknown_models(model: str, draft: str | None, arguments: Sequence[str]) -> None:
+    """Refuse a model without a draft, with two, or in a folder that has none.
+
+    :param arguments: of vLLM's engine, which may name the draft.
+    :raises UsageError: naming what was expected and what was found.
+    """
+    named = any(map(_names_draft, arguments))
+    if draft is None and not named:
         raise UsageError(
             "expected a draft, found none: name it with --draft, or give vLLM's own "
             "--speculative-config behind --, such as for MTP layers of the model itself"
         )
-    if question.draft is not None and named:
+    if draft is not None and named:
         raise UsageError("--draft and --speculative-config both name a draft: give one of them")
-    if question.draft is None:
-        _refuse_ignored(question, "--speculative-config says both itself")
-    for option, place in (("--model", question.model), ("--draft", question.draft)):
+    for option, place in (("--model", model), ("--draft", draft)):
         if place is not None and _is_path(place) and not Path(place, "config.json").is_file():
             raise UsageError(
                 f"{option} {place}: expected a folder with config.json, found none there; name the "
                 "folder of a model, or its id on the hub"
             )
-    if question.prompts is not None and not question.prompts.is_file():
-        raise UsageError(
-            f"--prompts {question.prompts}: expected a file with a prompt on each line"
-        )
 
 
 def _names_draft(argument: str) -> bool:

@@ -22,9 +22,9 @@ from overlay.in_memory.import_watch import (
     HookError,
     WatchFinder,
     answers,
+    delegates,
     next_spec,
     spec_around,
-    stands_aside,
 )
 from overlay.in_memory.module_cache import module_name
 from overlay.untrusted import sha256
@@ -235,7 +235,7 @@ class PatchFinder(importlib.abc.MetaPathFinder):
         """
         self.require_asked()
         stored = self.modules.get(fullname)
-        if stored is None or stands_aside(self, fullname):
+        if stored is None or delegates(self, fullname):
             return None
         spec = next_spec(self, fullname, path, target)
         if stored.pristine is None:

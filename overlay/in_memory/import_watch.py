@@ -12,6 +12,7 @@ from types import ModuleType
 
 from overlay.errors import OverlayError
 from overlay.in_memory import log as speech
+from overlay.untrusted import printable
 
 
 class _Asking(threading.local):
@@ -83,7 +84,7 @@ def _ask(
     return None
 
 
-def stands_aside(finder: importlib.abc.MetaPathFinder, fullname: str) -> bool:
+def delegates(finder: importlib.abc.MetaPathFinder, fullname: str) -> bool:
     """Whether ``finder`` is being asked for what it is asking the others for."""
     return (id(finder), fullname) in _asking.aside
 
@@ -95,7 +96,14 @@ def answers(finder: importlib.abc.MetaPathFinder, fullname: str) -> None:
 
 
 class HookError(ImportError, OverlayError):
-    """A module cannot be imported as planned; nothing of it stays in ``sys.modules``."""
+    """A module cannot be imported as planned; nothing of it stays in ``sys.modules``.
+
+    Python prints it to a terminal or a log wherever the import is, and its text may name what
+    strangers named: control characters are escaped.
+    """
+
+    def __init__(self, text: str, *, name: str | None = None, path: str | None = None) -> None:
+        super().__init__(printable(text, lines=True), name=name, path=path)
 
 
 class _WatchedLoader(importlib.abc.Loader):
@@ -130,7 +138,7 @@ class WatchFinder(importlib.abc.MetaPathFinder):
         """The spec that the finders after this one give, for the watched module only."""
         if not self._called:
             self._catch_up()
-        if fullname != self._name or stands_aside(self, fullname):
+        if fullname != self._name or delegates(self, fullname):
             return None
         spec = next_spec(self, fullname, path, target)
         if spec is not None and spec.loader is not None:
@@ -167,8 +175,8 @@ def when_imported(name: str, after: Callable[[ModuleType], None], lost: str | No
             text = f"{name} is not as expected ({type(error).__name__}: {error})"
             if lost is None:
                 raise HookError(
-                    f"vllm-overlay: {text}, and what the overlay does to it is required here: take "
-                    "the requirement back, or set OVERLAY=off",
+                    f"vllm-overlay: {text}, and what the overlay does to it is required here: "
+                    "remove the requirement, or set OVERLAY=off",
                     name=name,
                 ) from error
             speech.say([(logging.WARNING, f"vllm-overlay: {text}: {lost}")])

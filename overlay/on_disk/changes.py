@@ -162,7 +162,7 @@ def _put_back(site: Site, change: Change) -> _Draft:
 def _changed_meanwhile(paths: Sequence[str]) -> TransactionError:
     return TransactionError(
         f"{', '.join(paths)}: changed by somebody else, since the plan was made or since the "
-        "overlay applied. Nothing was changed; run the command again, and see 'overlay status'"
+        "overlay applied. Nothing was changed; run the command again, and see `overlay status`"
     )
 
 

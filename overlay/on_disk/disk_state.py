@@ -123,6 +123,8 @@ def assess(
 ) -> Plan:
     """Correct a plan's results by what the ledger says was applied.
 
+    What is applied and not among ``features`` is not in it: the callers report that themselves.
+
     :param plan: made from the pristine view; its changes are kept.
     :param tree: the target with its present files.
     :param features: those that the plan was made from.
@@ -142,15 +144,6 @@ def assess(
         for result in plan.features
     )
     notices = [*_of_others(plan, present), *_by_another_overlay(ledger, features, plan.features)]
-    notices += [
-        Notice(
-            None,
-            f"feature {name} was applied by vllm-overlay {ledger.overlay} and is not among these "
-            f"patches: name its folder ({entry.origin}) with --patches, or remove everything with "
-            "'overlay revert'",
-        )
-        for name, entry in known.items()
-    ]
     return plan._replace(features=results, notices=tuple(notices))
 
 
@@ -181,11 +174,11 @@ def _judged_file(file: FileResult, now: Condition, ledger: Ledger) -> FileResult
     if now is Condition.PRISTINE:
         hunks = tuple(hunk._replace(state=State.PRISTINE) for hunk in file.hunks)
         reason = Reason(
-            f"the release's own bytes are here again since {by}", "'overlay apply' writes it again"
+            f"the release's own bytes are here again since {by}", "`overlay apply` writes it again"
         )
         return file._replace(state=State.PRISTINE, hunks=hunks, reason=reason)
     if now is Condition.GONE:
-        reason = Reason(f"removed since {by}", "'overlay revert' restores the release's own")
+        reason = Reason(f"removed since {by}", "`overlay revert` restores the release's own")
         return file._replace(state=State.MISSING, hunks=(), reason=reason)
     reason = Reason(
         f"{file.path} was edited since {by}: expected the bytes that it wrote",
@@ -209,7 +202,7 @@ def _void_notices(
         notice,
         Notice(
             None,
-            f"left over from that: {', '.join(left)}; 'overlay revert' removes what the overlay "
+            f"left over from that: {', '.join(left)}; `overlay revert` removes what the overlay "
             "added",
         ),
     )
@@ -227,7 +220,7 @@ def _by_another_overlay(
         if digests.get(name, entry.digest) == entry.digest:
             continue
         state = planned.get(name, State.PRISTINE)
-        what_next = "'overlay apply' writes it again from the pristine files"
+        what_next = "`overlay apply` writes it again from the pristine files"
         if state.needs_attention:
             what_next = f"the present form is {state.value} on this vLLM, so leave it as it is"
         notices.append(
@@ -242,7 +235,7 @@ def _by_another_overlay(
             Notice(
                 None,
                 f"applied by vllm-overlay {ledger.overlay}, this is {overlay.__version__}; "
-                "'overlay apply' brings the patches up to date if they differ",
+                "`overlay apply` brings the patches up to date if they differ",
             )
         )
     return tuple(notices)

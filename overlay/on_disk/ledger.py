@@ -253,7 +253,7 @@ def decode(data: bytes, where: str, package: Package = VLLM) -> Ledger:
 def _lost(found: str, package: Package) -> str:
     return (
         f"{found}: expected the overlay's record of what it changed in this {package.title}. "
-        "Nothing was changed; 'overlay revert' removes what it can prove to be the overlay's; "
+        "Nothing was changed; `overlay revert` removes what it can prove to be the overlay's; "
         f"otherwise, {reinstall(package=package)}"
     )
 

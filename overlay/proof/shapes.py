@@ -161,6 +161,33 @@ def write_configs(shape: str, folder: Path, drafter: str = "eagle3") -> tuple[Pa
     return found[0], found[1]
 
 
+def write_tokenizer(shape: str, folder: Path) -> None:
+    """Write a tokenizer beside a shape's configuration: each of its tokens is one word.
+
+    Clients of a server send texts and count tokens; which words these are does not matter.
+    """
+    words = {f"w{token}": token for token in range(SHAPES[shape]["vocab_size"])}
+    tokenizer: dict[str, Any] = {
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"},
+    }
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "unk_token": "w0",
+        "bos_token": "w1",
+        "eos_token": "w2",
+        "model_max_length": _COMMON["max_position_embeddings"],
+        "clean_up_tokenization_spaces": False,
+    }
+    for name, content in (("tokenizer", tokenizer), ("tokenizer_config", config)):
+        (folder / f"{name}.json").write_text(json.dumps(content))
+
+
 def write_adapters(shape: str, folder: Path, count: int) -> list[Path]:
     """Write LoRA adapters of a Llama's query and value projections; return their folders.
 

@@ -18,12 +18,14 @@ import os
 import sys
 import tempfile
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from overlay.proof import measuring, sampling
 from overlay.proof.meeting import Meeting
 from overlay.proof.shapes import ADAPTER_RANK, DRAFTERS, SHAPES, write_adapters, write_configs
+from overlay.proof.verify_engine import parser_class
 
 _PROMPT_TOKENS = 128
 
@@ -43,6 +45,8 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--engine", default="{}", help="further LLM arguments, JSON")
+    parser.add_argument("--arguments", default="[]", help="further engine arguments, a JSON list")
+    parser.add_argument("--model", help="a model in the place of a shape; see --speculative")
     parser.add_argument("--speculative", default="{}", help="further speculative_config, JSON")
     parser.add_argument("--profile", action="store_true", help="GPU time and launches, batch 1")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="keep the profile's trace (gz)")
@@ -66,6 +70,8 @@ def arguments() -> argparse.Namespace:
 
 def llm_arguments(args: argparse.Namespace, batches: list[int]) -> dict[str, Any]:
     """The keyword arguments of ``vllm.LLM``."""
+    if args.model:
+        return own_arguments(args)
     folder = args.configs / args.shape if args.configs else Path(tempfile.mkdtemp())
     target, draft = write_configs(args.shape, folder, args.drafter)
     drafter = DRAFTERS[args.drafter]
@@ -99,7 +105,36 @@ def llm_arguments(args: argparse.Namespace, batches: list[int]) -> dict[str, Any
         }
     options["speculative_config"] |= json.loads(args.speculative)
     options.update(json.loads(args.engine))
-    return options
+    return options | parsed(json.loads(args.arguments))
+
+
+def own_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """The keyword arguments of ``vllm.LLM`` for a model that somebody has."""
+    options: dict[str, Any] = {"model": args.model}
+    speculative = json.loads(args.speculative)
+    if speculative:
+        options["speculative_config"] = speculative
+    options |= json.loads(args.engine)
+    options |= parsed(json.loads(args.arguments))
+    return options | {
+        "disable_log_stats": False,
+        "worker_extension_cls": "overlay.proof.engine_side.BenchExtension",
+    }
+
+
+def parsed(arguments: list[str]) -> dict[str, Any]:
+    """Arguments of ``vllm serve`` as keyword arguments of ``vllm.LLM``, by vLLM's own parser."""
+    if not arguments:
+        return {}
+    from vllm.engine.arg_utils import EngineArgs
+
+    parser = EngineArgs.add_cli_args(parser_class()(prog="vLLM"))
+    given, plain = (EngineArgs.from_cli_args(parser.parse_args(words)) for words in (arguments, []))
+    return {
+        field.name: getattr(given, field.name)
+        for field in fields(given)
+        if getattr(given, field.name) != getattr(plain, field.name)
+    }
 
 
 class Engine:
@@ -241,7 +276,7 @@ def main() -> None:
         "vllm": vllm.__version__,
         "torch": torch.__version__,
         "gpu": torch.cuda.get_device_name(0) if on_gpu else "none",
-        "shape": args.shape,
+        "shape": args.model or args.shape,
         "drafter": args.drafter,
         "k": args.k,
         "cudagraph_mode": args.mode,

@@ -289,9 +289,9 @@ class ModeResult:
 
         Draft graphs fall back from a loop to steps, and from these to first passes alone.
         """
-        if self.run is None or self.mode not in (Mode.STEP, Mode.LOOP):
+        if self.run is None or self.mode is Mode.OFF:
             return False
-        return any(not rank.replayed.get(self.mode.value, 0) for rank in self.run.ranks)
+        return any(not rank.replayed.get(self.mode.shown, 0) for rank in self.run.ranks)
 
 
 def judged(

@@ -81,7 +81,7 @@ def engine_arguments(arguments: tuple[str, ...]) -> Any:
     """
     from vllm.engine.arg_utils import EngineArgs
 
-    parser = EngineArgs.add_cli_args(_parser_class()(prog="vLLM"))
+    parser = EngineArgs.add_cli_args(parser_class()(prog="vLLM"))
     try:
         known = parser.parse_args(list(arguments))
     except SystemExit as ended:
@@ -102,7 +102,11 @@ def engine_arguments(arguments: tuple[str, ...]) -> Any:
     return made
 
 
-def _parser_class() -> Any:
+def parser_class() -> Any:
+    """vLLM's parser of command lines.
+
+    :raises CannotServe: if this release has it where it is not known.
+    """
     # It has moved between releases.
     for place in ("vllm.utils.argparse_utils", "vllm.utils"):
         with_it = importlib.util.find_spec(place)

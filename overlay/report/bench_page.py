@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from overlay.untrusted import printable
 
 if TYPE_CHECKING:
-    from overlay.report.benched import BenchReport
+    from overlay.report.benched import BenchReport, Table
 
 _COLOURS = ("#7f8c8d", "#2e86de", "#e67e22")
 _WIDTH, _BAR, _LABEL = 640, 16, 110
@@ -30,10 +30,9 @@ svg text {{ fill: currentColor; font: 12px system-ui, sans-serif; }}
 <body>
 <h1>{title}</h1>
 <p><strong>{verdict}</strong></p>
-<p>Median milliseconds of an engine step, and the range of all repeats. Ratios say how many times as
-fast the overlay is; where the ranges overlap, nothing follows.</p>
-{table}
-{plot}
+<p>Medians, and the range of all repeats. Ratios say how many times as fast the overlay is; where
+the ranges overlap, nothing follows.</p>
+{tables}
 {left}
 </body>
 </html>
@@ -42,61 +41,87 @@ fast the overlay is; where the ranges overlap, nothing follows.</p>
 
 def page(report: BenchReport) -> str:
     """The whole page."""
-    head, *rows = report.rows
+    left = "".join(
+        f"<p>{_text(name)} was left out: {_text(why)}</p>" for name, why in report.left.items()
+    )
+    remarks = "".join(f"<p>{_text(remark)}</p>" for remark in report.remarks)
+    return _PAGE.format(
+        title=_text(report.title),
+        verdict=_text(report.verdict),
+        tables="\n".join(_section(table) for table in report.tables),
+        left=remarks + left,
+    )
+
+
+def plot_file(report: BenchReport) -> str:
+    """All plots, as one file of SVG."""
+    parts, top = [], 0
+    for table in report.tables:
+        inner, height = _bars(table)
+        parts.append(
+            f'<text x="0" y="{top + 14}" font-weight="bold">{_text(table.name)}</text>\n'
+            f'<g transform="translate(0 {top + 20})">\n{inner}\n</g>'
+        )
+        top += height + 40
+    style = "text { font: 12px system-ui, sans-serif; }"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {top + 40}" '
+        f'width="{_WIDTH}" height="{top + 40}">\n<title>{_text(report.title)}</title>\n'
+        f'<style>{style}</style>\n<rect width="100%" height="100%" fill="white"/>\n'
+        + "\n".join(parts)
+        + f'\n<text x="0" y="{top + 20}">{_text(report.title)}</text>\n</svg>\n'
+    )
+
+
+def _section(table: Table) -> str:
+    """A table, and its plot."""
+    head, *rows = table.rows
     cells = "".join(f"<th>{_text(cell)}</th>" for cell in head)
     body = "".join(
         f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>\n" for row in rows
     )
-    left = "".join(
-        f"<p>{_text(name)} was left out: {_text(why)}</p>" for name, why in report.left.items()
-    )
-    return _PAGE.format(
-        title=_text(report.title),
-        verdict=_text(report.verdict),
-        table=f"<table>\n<tr>{cells}</tr>\n{body}</table>",
-        plot=plot(report),
-        left=left,
+    return f"<h2>{_text(table.name)}</h2>\n<table>\n<tr>{cells}</tr>\n{body}</table>\n{plot(table)}"
+
+
+def plot(table: Table) -> str:
+    """Bars of a table's medians as SVG, with a line for the range of the repeats."""
+    inner, height = _bars(table)
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{_text(table.name)}">\n'
+        f"{inner}\n</svg>"
     )
 
 
-def plot(report: BenchReport) -> str:
-    """Bars of the medians as SVG, with a line for the range of the repeats."""
-    largest = max(
-        value
-        for each in report.timed
-        for sample in each.batches.values()
-        for value in sample.values
-    )
-    scale = (_WIDTH - _LABEL - 60) / largest
+def _bars(table: Table) -> tuple[str, int]:
+    """The elements of a plot, and its height."""
+    samples = [sample for column in table.columns.values() for sample in column.values()]
+    largest = max(value for sample in samples for value in sample.values)
+    scale = (_WIDTH - _LABEL - 60) / (largest or 1)
     parts, top = [], 10
-    for batch in report.timed[0].batches:
-        parts.append(f'<text x="0" y="{top + 12}">{batch} requests</text>')
-        for number, each in enumerate(report.timed):
-            sample, colour = each.batches[batch], _COLOURS[number % len(_COLOURS)]
+    for size in next(iter(table.columns.values())):
+        label = f"{size} requests" if size else ""
+        parts.append(f'<text x="0" y="{top + 12}">{label}</text>')
+        for number, (engine, column) in enumerate(table.columns.items()):
+            sample, colour = column[size], _COLOURS[number % len(_COLOURS)]
             width, middle = scale * sample.median, top + _BAR / 2
             low, high = (_LABEL + scale * end for end in (min(sample.values), max(sample.values)))
             parts.append(
                 f'<rect x="{_LABEL}" y="{top}" width="{width:.1f}" height="{_BAR - 2}" '
-                f'fill="{colour}"><title>{_text(each.engine)}</title></rect>'
+                f'fill="{colour}"><title>{_text(engine)}</title></rect>'
                 f'<line x1="{low:.1f}" x2="{high:.1f}" y1="{middle}" y2="{middle}" '
                 'stroke="currentColor"/>'
-                f'<text x="{high + 6:.1f}" y="{top + 12}">{sample.median:.2f}</text>'
+                f'<text x="{high + 6:.1f}" y="{top + 12}">{table.number(sample.median)}</text>'
             )
             top += _BAR
         top += 10
-    for number, each in enumerate(report.timed):
+    for number, engine in enumerate(table.columns):
         x = _LABEL + 130 * number
         parts.append(
             f'<rect x="{x}" y="{top}" width="12" height="12" '
             f'fill="{_COLOURS[number % len(_COLOURS)]}"/>'
-            f'<text x="{x + 18}" y="{top + 11}">{_text(each.engine)}</text>'
+            f'<text x="{x + 18}" y="{top + 11}">{_text(engine)}</text>'
         )
-    label = "Milliseconds of an engine step by number of requests"
-    return (
-        f'<svg viewBox="0 0 {_WIDTH} {top + 20}" role="img" aria-label="{label}">\n'
-        + "\n".join(parts)
-        + "\n</svg>"
-    )
+    return "\n".join(parts), top + 20
 
 
 def _text(text: str) -> str:

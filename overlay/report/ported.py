@@ -180,15 +180,21 @@ def ended(
     session: Path,
     features: tuple[PortedFeature, ...],
     holes: Sequence[tuple[str, str]] = (),
+    *,
+    emptied: bool = True,
 ) -> Verdict:
     """The verdict of ``port --continue`` and of what ends a session.
 
     :param holes: id and release of each hole that is left inside a feature's range.
+    :param emptied: whether nothing of the session's folder is left.
     """
+    rest = "" if emptied else f" {session} holds other files and stays."
     if not features:
-        return Verdict(Code.PORT_ENDED, f"Nothing waits any more; removed {session}.")
+        removed = f"removed {session}." if emptied else f"the session is over.{rest}"
+        return Verdict(Code.PORT_ENDED, f"Nothing waits any more; {removed}")
     names = enumeration([entry.feature for entry in features])
-    return _ported(names, features[0].release, holes)
+    verdict = _ported(names, features[0].release, holes)
+    return Verdict(verdict.code, f"{verdict.text}{rest}")
 
 
 def _ported(names: str, releases: str, holes: Sequence[tuple[str, str]]) -> Verdict:

@@ -112,7 +112,10 @@ def _summary(feature: FeatureResult, title: str) -> str:
             parts.append(count(patched, "file"))
         if added:
             parts.append(count(added, "added module"))
-    if feature.reason:
+    told = feature.state.needs_attention and not any(
+        file.state.needs_attention for file in feature.files
+    )  # as a problem of its own, below
+    if feature.reason and not told:
         parts.append(str(feature.reason))
     elif feature.untested:
         parts.append("untested on this release")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,7 +13,7 @@ from overlay.report.lines import BLANK, MARK, Line, Span, aligned, labelled
 from overlay.report.words import count, enumeration
 
 if TYPE_CHECKING:
-    from overlay.proof.verification import EngineRun, ModeResult, RankFacts
+    from overlay.proof.verification import EngineRun, Mode, ModeResult, RankFacts
 
 _HEAD = ("mode", "result", "accepted by position", "captured", "replayed", "start", "serve")
 
@@ -49,8 +49,11 @@ class VerifyReport(Report):
         return {"verify": {"check": self.check, "modes": [_data(each) for each in self.results]}}
 
 
-def verified(results: Sequence[ModeResult]) -> Verdict:
-    """The verdict of ``verify``: about the worst of the modes, the first of these."""
+def verified(results: Sequence[ModeResult], asked: Collection[Mode] = ()) -> Verdict:
+    """The verdict of ``verify``: about the worst of the modes, the first of these.
+
+    :param asked: the modes that the user named; one that fell back to another was not verified.
+    """
     for outcome, code in (
         (Outcome.DIFFERS, Code.DRAFTS_DIFFER),
         (Outcome.DIED, Code.ENGINE_DIED),
@@ -60,6 +63,9 @@ def verified(results: Sequence[ModeResult]) -> Verdict:
         for result in results:
             if result.outcome is outcome:
                 return Verdict(code, _bad(result))
+    for result in results:
+        if result.mode in asked and result.without_own_graph:
+            return Verdict(Code.NOT_VERIFIED, _fell_back(result))
     modes = [_tried(result) for result in results if result.outcome is Outcome.SAME]
     if not modes:
         text = "No mode with draft graphs was run, so nothing was compared."
@@ -71,8 +77,20 @@ def verified(results: Sequence[ModeResult]) -> Verdict:
 def _tried(result: ModeResult) -> str:
     """The mode, and whether only graphs of other roles were tried in it."""
     if result.without_own_graph:
-        return f"{result.title} (which replayed no {result.mode.value} graph)"
+        return f"{result.title} (which replayed no {result.mode.shown} graph)"
     return result.title
+
+
+def _fell_back(result: ModeResult) -> str:
+    """Which mode was asked for, what ran in its place, and the feature's own account of it."""
+    assert result.run is not None, "a mode that fell back has run"
+    role = result.mode.shown
+    rank = next(rank for rank in result.run.ranks if not rank.replayed.get(role, 0))
+    ran = enumeration(sorted(role for role, times in rank.replayed.items() if times))
+    return (
+        f"{result.title} was asked for and replayed no {role} graph, only {ran}, so {role} was "
+        f"not verified: {rank.text.rstrip('.') or 'draft-graphs reports nothing'}."
+    )
 
 
 def _bad(result: ModeResult) -> str:

@@ -244,6 +244,15 @@ def releases(text: str, *, pre: bool = False, package: Package = VLLM) -> tuple[
     )
 
 
+def packages_meant(text: str, package: Package = VLLM) -> tuple[Package, ...]:
+    """The packages whose releases ``--releases`` names, even where it names none of them.
+
+    :param package: the one that is meant where a part does not say it.
+    :raises UsageError: if a name cannot be a package's.
+    """
+    return tuple(dict.fromkeys(_meant(part.strip(), text, package)[0] for part in text.split(",")))
+
+
 def _meant(part: str, text: str, package: Package) -> tuple[Package, str]:
     """The package that a part of ``--releases`` is about, and the rest of it."""
     match = _NAMED.fullmatch(part)

@@ -1,4 +1,4 @@
-"""Law: the hunks that are composed from two texts make the second of the first, byte for byte."""
+"""Law 1: the hunks that are composed from two texts make the second of the first, byte for byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Law: what ``edit --commit`` makes of edited files gives these files, byte for byte."""
+"""Law 1: what ``edit --commit`` makes of edited files gives these files, byte for byte."""
 
 from __future__ import annotations
 

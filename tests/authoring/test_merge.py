@@ -1,4 +1,4 @@
-"""Laws of the three-way merge, and its agreement with ``git merge-file`` where git is there."""
+"""Laws 3 and 9: the three-way merge, and its agreement with ``git merge-file``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from overlay.authoring.merge import Side, matches, merge
@@ -33,6 +33,7 @@ def edited(draw: st.DrawFn) -> tuple[list[str], list[str], list[str]]:
 
 @given(LINES, LINES)
 def test_a_side_that_changed_nothing_gives_the_other(base: list[str], text: list[str]) -> None:
+    """Law 3."""
     assert list(merge(base, text, base).lines) == text
     assert list(merge(base, base, text).lines) == text
     assert list(merge(base, text, text).lines) == text
@@ -116,31 +117,48 @@ def test_a_conflict_is_marked_with_what_differs() -> None:
     )
 
 
-@pytest.mark.skipif(shutil.which("git") is None, reason="the peer is git's own merge")
-def test_it_agrees_with_git_on_texts_without_repeated_lines(tmp_path: Path) -> None:
-    """Repeated lines can be aligned in several ways that are equally good: none are used here."""
-    import random
+@st.composite
+def distinct(draw: st.DrawFn) -> tuple[list[str], list[str], list[str]]:
+    """A base and two sides in which no line is repeated: repeated ones align in several ways."""
+    base = [f"line {number}" for number in range(draw(st.integers(0, 30)))]
+    sides = []
+    for name in ("ours", "theirs"):
+        text = list(base)
+        for number in range(draw(st.integers(0, 3))):
+            at = draw(st.integers(0, len(text)))
+            gone = draw(st.integers(0, min(2, len(text) - at)))
+            text[at : at + gone] = [f"{name} {number}"] * draw(st.integers(0, 1))
+        sides.append(text)
+    return base, sides[0], sides[1]
 
-    generator = random.Random(7)
-    agreed = 0
-    for _ in range(200):
-        base = [f"line {number}" for number in range(30)]
-        sides = []
-        for name in ("ours", "theirs"):
-            text = list(base)
-            for number in range(generator.randint(1, 3)):
-                at = generator.randrange(len(text))
-                text[at : at + generator.randint(0, 2)] = [f"{name} {number} {at}"]
-            sides.append(text)
-        files = [tmp_path / name for name in ("ours", "base", "theirs")]
-        for file, text in zip(files, (sides[0], base, sides[1]), strict=True):
-            file.write_text("".join(f"{line}\n" for line in text))
-        done = subprocess.run(
-            ["git", "merge-file", "-p", *map(str, files)], capture_output=True, check=False
-        )
-        merged = merge(base, sides[0], sides[1])
-        assert bool(merged.conflicts) is (done.returncode > 0)
-        if not merged.conflicts:
-            assert done.stdout.decode().splitlines() == list(merged.lines)
-            agreed += 1
-    assert agreed > 50
+
+@given(distinct())
+def test_no_line_is_lost(texts: tuple[list[str], list[str], list[str]]) -> None:
+    """Law 9: what both sides keep of the base, or one side adds, is in a clean merge."""
+    base, ours, theirs = texts
+    merged = merge(base, ours, theirs)
+    if merged.conflicts:
+        return
+    kept = set(base) & set(ours) & set(theirs)
+    assert set(merged.lines) == kept | (set(ours) - set(base)) | (set(theirs) - set(base))
+    assert len(merged.lines) == len(set(merged.lines))
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="the peer is git's own merge")
+@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=distinct())
+def test_it_agrees_with_git_on_texts_without_repeated_lines(
+    tmp_path: Path, texts: tuple[list[str], list[str], list[str]]
+) -> None:
+    """Law 9: both find a conflict, or both make the same text."""
+    base, ours, theirs = texts
+    files = [tmp_path / name for name in ("ours", "base", "theirs")]
+    for file, text in zip(files, (ours, base, theirs), strict=True):
+        file.write_text("".join(f"{line}\n" for line in text))
+    done = subprocess.run(
+        ["git", "merge-file", "-p", *map(str, files)], capture_output=True, check=False
+    )
+    merged = merge(base, ours, theirs)
+    assert bool(merged.conflicts) is (done.returncode > 0)
+    if not merged.conflicts:
+        assert done.stdout.decode().splitlines() == list(merged.lines)

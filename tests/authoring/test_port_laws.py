@@ -1,4 +1,7 @@
-"""Laws of porting, on random histories of a module: what is written lands, once, in any order."""
+"""Laws of porting, on random histories of a module: what is written lands, once, in any order.
+
+The numbers are those of docs/architecture.md, "Laws of a patch's life".
+"""
 
 from __future__ import annotations
 
@@ -159,6 +162,7 @@ def _key(variant: Variant) -> object:
 @FEW
 @given(histories())
 def test_every_variant_lands_on_its_base_and_its_whole_range(history: History) -> None:
+    """Law 2, first half."""
     carrier = porter(history.texts)
     feature = read(ported(history, folder(history), NAMES, carrier))
     texts = Texts(Syntax())
@@ -175,6 +179,7 @@ def test_every_variant_lands_on_its_base_and_its_whole_range(history: History) -
 @FEW
 @given(histories())
 def test_no_derived_test_holds_on_the_base(history: History) -> None:
+    """Law 2, second half."""
     feature = read(folder(history))
     base = history.texts[history.base]
     hunks = feature.topics[0].variants[0].patch.hunks
@@ -202,12 +207,16 @@ def test_no_derived_test_holds_on_the_base(history: History) -> None:
 def test_ports_give_the_same_ranges_in_any_order_and_a_second_time_nothing(
     history: History, order: Sequence[str]
 ) -> None:
+    """Law 5: ranges are disjoint, maximal, and independent of the order of ports."""
     carrier = porter(history.texts)
     files = folder(history)
     forward = ported(history, files, NAMES, carrier)
     assert ported(history, forward, NAMES, carrier) == forward
     feature = read(forward)
     spans = [v.releases for v in feature.topics[0].variants]
+    for name in NAMES:  # a port onto a release of the range is nothing
+        inside = any(Version(name) in span for span in spans)
+        assert carrier.port(feature, name).covered is (inside and Version(name) in feature.releases)
     assert not any(a.overlaps(b) for a in spans for b in spans if a is not b)
     for before, after in pairwise(feature.topics[0].variants):
         ends = str(before.releases.last), str(after.releases.first)
@@ -221,6 +230,7 @@ def test_ports_give_the_same_ranges_in_any_order_and_a_second_time_nothing(
 def test_where_a_hunk_lands_exactly_the_merge_gives_the_same_bytes(
     history: History, release: str
 ) -> None:
+    """Law 4, first half."""
     base, target = history.texts[history.base], history.texts[release]
     hunks = read(folder(history)).topics[0].variants[0].patch.hunks
     syntax = Syntax()
@@ -245,7 +255,7 @@ def test_where_a_hunk_lands_exactly_the_merge_gives_the_same_bytes(
 def test_once_upstreamed_upstreamed_in_every_later_release(
     case: tuple[History, str], order: Sequence[str]
 ) -> None:
-    """Whatever becomes of its lines, unless the memory is taken out by hand."""
+    """Law 6: whatever becomes of its lines, unless the memory is taken out by hand."""
     history, first = case
     carrier = porter(history.texts)
     feature = read(folder(history))
@@ -268,6 +278,7 @@ def test_once_upstreamed_upstreamed_in_every_later_release(
 def test_a_merge_changes_nothing_outside_the_scopes_of_its_hunks(
     history: History, release: str
 ) -> None:
+    """Law 3, of the merge in a scope."""
     base, target = history.texts[history.base], history.texts[release]
     hunks = read(folder(history)).topics[0].variants[0].patch.hunks
     carried = carry(base, hunks, target)
@@ -298,3 +309,47 @@ def test_what_the_port_leaves_the_plan_applies(history: History, release: str) -
         assert state is expected
     else:
         assert state not in (State.PRISTINE, State.UPSTREAMED)
+
+
+@FEW
+@given(histories())
+def test_where_the_images_refuse_and_lines_hold_port_says_upstream(history: History) -> None:
+    """Law 4, second half: nothing is written but the memory, and the range stays."""
+    files = folder(history)
+    feature = read(files)
+    variant = feature.topics[0].variants[0]
+    tests = derived_tests([(history.texts[history.base], PATH, variant.patch.hunks)])
+    assume(tests)
+    tested = replace(
+        feature,
+        upstream_tests=tuple(UpstreamTest(t.path, t.scope, "", t.lines, t.share) for t in tests),
+    )
+    # Upstream has the change, and put a line between any two: no image of several lines is left.
+    torn = b"\n".join(
+        part
+        for number, line in enumerate(history.after.split(b"\n"))
+        for part in (_work(line, number), line)
+    )
+    later = NAMES[-1]
+    texts = {**history.texts, later: torn}
+    assume(history.base != later)
+    hunks = variant.patch.hunks
+    assume(all(len(hunk.pre) > 1 and len(hunk.post) > 1 for hunk in hunks))
+    found = [Texts(Syntax()).match(hunk, torn).state for hunk in hunks]
+    assert State.PRISTINE not in found
+    assert State.UPSTREAMED not in found
+    carrier = porter(texts)
+    port = carrier.port(tested, later)
+    assert port.outcome is Outcome.UPSTREAM
+    merged = remembered(carrier, port, (), NAMES)
+    made = with_ports(tested, files, [port], NAMES, "2026-11-22", merged=merged)
+    assert {name: made[name] for name in made if name != "feature.toml"} == {
+        name: files[name] for name in files if name != "feature.toml"
+    }
+    assert str(check_files("change", made).releases) == str(feature.releases)
+
+
+def _work(line: bytes, number: int) -> bytes:
+    """A line of upstream's own in front of another one, indented alike."""
+    indent = line[: len(line) - len(line.lstrip())]
+    return indent + b"upstream_work_%d = 0" % number if line.strip() else b""

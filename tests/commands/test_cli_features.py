@@ -161,6 +161,8 @@ def test_what_a_folder_that_is_not_at_hand_applied_is_never_nothing(cli: Cli, si
     for command in (["status"], ["check"], ["apply", "--dry-run"], ["apply"]):
         result = cli(*command, site)
         assert (result.exit, said in result.last) == (1, True), result
+        assert result.out.count("not among these patches") == 2  # its cause, and the last line
+        assert "warning" not in result.out
         data = cli(*command, site, "--json").json["targets"][0]
         assert [one["feature"] for one in data["features"]] == ["demo", "team-capture"]
         assert data["obstacles"][0]["code"] == "not-at-hand"

@@ -98,6 +98,7 @@ def test_releases_on_which_the_edit_does_not_land_keep_what_they_had(team: Cli) 
 
 
 def test_a_commit_without_a_change_says_so_and_keeps_the_session(team: Cli) -> None:
+    """Law 8."""
     folder = begin(team)
     before, patches = snapshot(folder), snapshot(team.team)
     result = team("edit", "--commit", folder, "--json")

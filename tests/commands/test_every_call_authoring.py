@@ -1,6 +1,6 @@
 """SIGKILL, SIGTERM or a full disk before every call of a command of a patch's life.
 
-The law: a folder of patches holds each feature as it was or as the command makes it, a session can
+Law 8: a folder of patches holds each feature as it was or as the command makes it, a session can
 be ended, and the same command goes through afterwards.  ``import`` is in ``test_every_call.py``.
 """
 

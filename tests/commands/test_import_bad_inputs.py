@@ -26,6 +26,8 @@ BOM = b"\xef\xbb\xbf"
 NEW = diff("vllm/v1/notes.py", None, b"a = 1\n")
 #: Two hunks that speak of the same line.
 TWICE = CHANGE + CHANGE[CHANGE.index(b"@@") :]
+#: As ``diff -U0`` writes it: only a number says where the line goes.
+BARE = f"--- a/{PATH}\n+++ b/{PATH}\n@@ -1,0 +2 @@\n+import sys\n".encode()
 WINDOWS = BASE.replace(b"\n", b"\r\n")
 
 CASES = {
@@ -83,6 +85,7 @@ CASES = {
         "leaves the folder of the change",
     ),
     "path with a backslash": (CHANGE + diff("vllm\\a.py", None, b"a\n"), BEHIND, "not a Python"),
+    "no context and no ids": (BARE, 2, "no lines around its change.*with context, or with the ids"),
     "NUL": (CHANGE + b"\0\n", BEHIND, "NUL"),
     "not Python": (diff(PATH, BASE, BASE.replace(b"import os", b"import (")), 1, "not Python"),
 }
@@ -131,6 +134,17 @@ def test_a_diff_that_was_sent_with_crlf_is_the_same_diff(cli: Cli, tmp_path: Pat
     ]
     assert made[0] == made[1]
     assert made[0]
+
+
+def test_without_context_the_ids_tell_the_place(cli: Cli, tmp_path: Path) -> None:
+    """The line that a diff names before an insertion stays before it."""
+    change = tmp_path / "fix.diff"
+    head = CHANGE[: CHANGE.index(b"--- a/")]
+    change.write_bytes(head + BARE)
+    words = ("import", change, "--id", "count-runs", "--patches", tmp_path / "ours")
+    assert cli(*words).exit == 0
+    (patch, *_) = (tmp_path / "ours").rglob("0.*.patch")
+    assert " import os\n+import sys\n" in patch.read_text()
 
 
 def test_files_without_a_final_newline_are_carried(cli: Cli, tmp_path: Path) -> None:

@@ -271,6 +271,7 @@ def test_an_order_that_cannot_give_the_edit_is_said(cli: Cli, site: Path) -> Non
 def test_applying_a_feature_of_random_edits_gives_them_byte_for_byte(
     cli: Cli, tmp_path_factory: pytest.TempPathFactory, texts: tuple[bytes, bytes], stacked: bool
 ) -> None:
+    """Law 1."""
     before, after = texts
     place = tmp_path_factory.mktemp("law")
     path = "vllm/v1/worker/other.py"

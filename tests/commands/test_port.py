@@ -201,6 +201,7 @@ def test_all_means_the_features_of_the_folders_that_are_named(cli: Cli, ours: Pa
 
 @pytest.mark.parametrize("action", ["--skip", "--abort"])
 def test_what_is_left_out_changes_nothing(cli: Cli, ours: Path, action: str) -> None:
+    """Law 8: behind ``--abort`` there is nothing to continue."""
     before = files(ours)
     cli("port", "replay", "0.24.0", "--patches", ours)
     words = [action, "replay"] if action == "--skip" else [action]
@@ -250,6 +251,7 @@ RESOLVERS = {
     "keeps the markers": ("pass", "markers"),
     "is not Python": ("import sys; open(sys.argv[4], 'w').write('def (')", "not Python"),
     "fails": ("raise SystemExit('no idea')", "no idea"),
+    "fails without a word": ("raise SystemExit(3)", "found 3: it said nothing"),
     "hangs": ("import time; time.sleep(60)", "longer than"),
     "writes elsewhere": ("open({outside!r}, 'a').write('#')", "which it was not given"),
     "edits its inputs": ("import sys; open(sys.argv[1], 'w').write('')", "alone"),

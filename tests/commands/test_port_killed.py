@@ -1,4 +1,4 @@
-"""Law: a port killed at any call leaves the patches as before or as after, and no edit is lost."""
+"""Law 8: a port killed at any call leaves patches as before or as after, and no edit is lost."""
 
 from __future__ import annotations
 

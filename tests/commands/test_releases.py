@@ -190,6 +190,10 @@ def test_releases_of_another_package(cli: Cli, ascend: FakeIndex, option: tuple[
     ]
     both = cli("check", "--releases", "vllm==0.33.0,vllm-ascend==0.23.0", "--json")
     assert [target["package"] for target in both.json["targets"]] == ["vllm", "vllm_ascend"]
+    for name in [name for name in ascend.files if "0.30.0." in name or "0.31" in name]:
+        del ascend.files[name]
+    none = cli("check", "--releases", f"{prefix}new", *option)
+    assert none.last.endswith("no release that is newer than vllm-ascend 0.30.0rc2.")
 
 
 def test_list_names_the_releases_of_another_package(cli: Cli, ascend: FakeIndex) -> None:

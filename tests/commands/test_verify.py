@@ -81,6 +81,16 @@ def test_the_verdict_says_where_a_mode_fell_back_to_another(verify: Any) -> None
     assert "no loop graph" not in verify({}, *OWN).json["verdict"]
 
 
+@pytest.mark.parametrize("mode", ["loop", "whole"])
+def test_a_mode_that_was_asked_for_and_fell_back_is_not_verified(verify: Any, mode: str) -> None:
+    told = verify({"loop": "no loop", "whole": "no loop"}, *OWN, "--mode", mode)
+    assert (told.status, told.json["code"]) == (1, "not-verified")
+    assert f"{mode} was asked for and replayed no {mode} graph" in told.json["verdict"]
+    assert "only first and step" in told.json["verdict"]
+    assert "8 graphs" in told.json["verdict"]
+    assert verify({}, *OWN, "--mode", mode).status == 0
+
+
 @pytest.mark.parametrize("models", [TINY, OWN])
 @pytest.mark.parametrize(
     ("word", "place"),

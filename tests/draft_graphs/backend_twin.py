@@ -36,6 +36,7 @@ BACKENDS = {
     "TRTLLM-gen": ("flashinfer", "FlashInferBackend"),
     "XQA": ("flashinfer", "FlashInferBackend"),
     "ROCM_ATTN": ("rocm_attn", "RocmAttentionBackend"),
+    "ROCM_AITER_UNIFIED_ATTN": ("rocm_aiter_unified_attn", "RocmAiterUnifiedAttentionBackend"),
     "ROCM_AITER_FA": ("rocm_aiter_fa", "AiterFlashAttentionBackend"),
 }
 
@@ -60,7 +61,9 @@ class Anything(ModuleType):
 @cache
 def module_of(name: str) -> Any:
     """The module of vLLM's backend, without the packages that only its devices have."""
-    names = ("flashinfer", "flashinfer.decode", "flashinfer.prefill", "flashinfer.utils")
+    names = ["flashinfer", "flashinfer.decode", "flashinfer.prefill", "flashinfer.utils"]
+    if name == "ROCM_AITER_UNIFIED_ATTN":
+        names.append("vllm.platforms.rocm")  # asks for the device when it is imported
     with patch.dict(sys.modules, {each: Anything(each) for each in names}):
         module: Any = importlib.import_module(f"vllm.v1.attention.backends.{BACKENDS[name][0]}")
     if BACKENDS[name][0] == "flashinfer":
@@ -148,6 +151,7 @@ VIEWS: dict[str, Callable[[Any], GraphSafeMetadata]] = {
     "TRTLLM-gen": flashinfer_view,
     "XQA": flashinfer_view,
     "ROCM_ATTN": rocm_view,
+    "ROCM_AITER_UNIFIED_ATTN": rocm_view,
     "ROCM_AITER_FA": aiter_view,
 }
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,3 +34,17 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     from tests.draft_graphs import drafters
 
     return drafters.listen(monkeypatch)
+
+
+@pytest.fixture
+def effect(monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[str, Any]]:
+    """The report of the feature in this test; none of those before it."""
+    from tests.draft_graphs import drafters  # noqa: F401  (puts the feature beside vLLM)
+
+    # isort: split
+    from vllm.v1 import overlay_effects
+
+    for name in ("_states", "_slots"):
+        monkeypatch.setattr(overlay_effects, name, {})
+    monkeypatch.setattr(overlay_effects, "_numbers", [0] * overlay_effects.SLOTS)
+    return lambda: overlay_effects.effects().get("draft-graphs", {})

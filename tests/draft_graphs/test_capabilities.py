@@ -49,6 +49,13 @@ def test_what_shows_a_row_exists() -> None:
     for row in (*capabilities.PLATFORMS, *capabilities.BACKENDS):
         if row.evidence in ("gpu", "doubles"):
             assert list(ROOT.glob(row.where)), row.where
+        place = row.where.partition(",")[0]
+        if place.startswith(("docs/", "tests/", "bench/")):
+            assert list(ROOT.glob(place)), row.where
+        if row in capabilities.BACKENDS and place.startswith("docs/"):
+            page = (ROOT / place).read_text(encoding="utf-8")
+            for name in row.names:
+                assert name in page, f"{place} says nothing of {name}"
         if row in capabilities.BACKENDS and row.evidence == "doubles":
             twin = (ROOT / row.where).read_text(encoding="utf-8")
             for cls in row.classes:

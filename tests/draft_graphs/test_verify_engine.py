@@ -113,18 +113,15 @@ def test_the_sample_is_of_bugs_that_there_are() -> None:
     assert set(SAMPLE) <= {each.name for each in SHOWN}
 
 
-@pytest.mark.thorough
-def test_bench_times_stock_and_the_overlay(patched_python: Path, tmp_path: Path) -> None:
-    """The smallest shape, with recordings for graphs: what is timed means nothing, but it runs."""
-    folder, page = tmp_path / "code", tmp_path / "bench.html"
+def bench(python: Path, folder: Path, *options: str) -> dict[str, Any]:
+    """Call the command for the smallest shape, with recordings for graphs; its JSON."""
     folder.mkdir()
     engine = {"max_model_len": 256, "compilation_config": json.loads(ARGUMENTS[1])}
-    sizes = ("--batch", "1", "--rounds", "1", "--repeats", "2", "--tokens", "16", "--accept", "0")
     ended = subprocess.run(
         [
-            *(sys.executable, "-m", "overlay", "bench", "--shape", "trial", "--json", *sizes),
-            *("--mode", "FULL_DECODE_ONLY", "--engine", json.dumps(engine)),
-            *("--python", str(patched_python), "--html", str(page)),
+            *(sys.executable, "-m", "overlay", "bench", "--shape", "trial", "--json"),
+            *("--rounds", "1", "--accept", "0", "--mode", "FULL_DECODE_ONLY"),
+            *("--engine", json.dumps(engine), "--python", str(python), *options),
         ],
         cwd=environment.ROOT,
         env=double_environment(folder),
@@ -133,11 +130,47 @@ def test_bench_times_stock_and_the_overlay(patched_python: Path, tmp_path: Path)
         check=False,
         timeout=1800,
     )
-    told = json.loads(ended.stdout)
+    told: dict[str, Any] = json.loads(ended.stdout)
     assert told["code"] in ("measured", "slower"), told
+    assert set(told["bench"]["left"]) <= {"V2"}
+    return told
+
+
+@pytest.mark.thorough
+def test_bench_times_stock_and_the_overlay(patched_python: Path, tmp_path: Path) -> None:
+    """The smallest shape, with recordings for graphs: what is timed means nothing, but it runs."""
+    page = tmp_path / "bench.html"
+    sizes = ("--batch", "1", "--repeats", "2", "--tokens", "16", "--only", "steps")
+    told = bench(patched_python, tmp_path / "code", *sizes, "--html", str(page))
     engines = {each["engine"]: each for each in told["bench"]["engines"]}
     assert engines["stock V1"]["graphs"] == {}
     assert set(engines["overlay"]["graphs"]) == {"first", "loop"}
     assert all(each["batches"][0]["requests"] == 1 for each in engines.values())
-    assert set(told["bench"]["left"]) <= {"V2"}
     assert "<svg" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.thorough
+def test_bench_asks_real_servers_with_vllms_own_client(
+    patched_python: Path, tmp_path: Path
+) -> None:
+    sizes = ("--concurrency", "2", "--prompt", "16", "--answer", "8", "--only", "serving")
+    told = bench(
+        patched_python,
+        tmp_path / "code",
+        *sizes,
+        "--request-rate",
+        "4",
+        "--",
+        "--max-num-seqs",
+        "8",
+    )
+    served = {each["engine"]: each for each in told["bench"]["serving"]}
+    assert {"stock V1", "overlay"} <= set(served)
+    for each in served.values():
+        (cell,) = each["concurrency"]
+        assert cell["requests"] == 2
+        assert len(cell["output_tokens_per_s"]) == 2
+        assert min(cell["output_tokens_per_s"]) > 0
+        assert each["request_rate"] == 4
+        assert min(each["first_token_ms"]) > 0
+        assert each["tokens_per_step"] >= 1

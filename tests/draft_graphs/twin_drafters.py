@@ -30,6 +30,15 @@ def proposer_class(shape: Shape) -> Any:
     return DraftModelProposer if shape.method == "draft_model" else EagleProposer
 
 
+def drafter_name(shape: Shape) -> str:
+    """What a count of a shape's drafts is called: its drafter, or what is special to it."""
+    if shape.sampled or shape.vocabularies or shape.ranges:
+        return "sampled" if shape.sampled else "vocabularies" if shape.vocabularies else "ranges"
+    if shape.parallel and shape.method != "dflash":
+        return "PARD" if shape.method == "draft_model" else "P-EAGLE"
+    return shape.method
+
+
 def extra_attributes(shape: Shape, tokens: int) -> dict[str, Any]:
     """Attributes that differ from those of EAGLE; `tokens` is max_num_batched_tokens."""
     takes_hidden = shape.method != "draft_model"

@@ -4,7 +4,8 @@
 engine runs: the proposer is vLLM's own class over a small random model with paged attention, and
 each batch is drafted twice, from the same state: by upstream's code and through the hooks. The
 drafts must be equal, the KV caches must be, and through the graphs no null block, no argument
-and no tensor of the caller's may have been written. Prints one line of JSON.
+and no tensor of the caller's may have been written. Prints one line of JSON: what was drafted
+how, by drafter.
 
 Longer than other modules: one program that runs in a process of its own.
 """
@@ -37,6 +38,7 @@ from tests.draft_graphs import graph_safe_attention, twin_sampling
 from tests.draft_graphs.recorded_backend import RecordedBackend
 from tests.draft_graphs.twin_drafters import (
     AnyGrid,
+    drafter_name,
     extra_attributes,
     proposer_class,
     use_dispatched_kernels,
@@ -411,13 +413,14 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of a shape as Python prints it")
     arguments = parser.parse_args()
     alone()
-    used: Counter[str] = Counter()
+    used: dict[str, Counter[str]] = {}
     for number, shape in enumerate(SHAPES):
         if arguments.only not in str(shape):
             continue
         dice = random.Random(arguments.seed * 1000 + number)
-        used.update(run_shape(shape, arguments.cases, dice))
-    print("TWIN " + json.dumps(dict(used)))
+        counts = run_shape(shape, arguments.cases, dice)
+        used.setdefault(drafter_name(shape), Counter()).update(counts)
+    print("TWIN " + json.dumps(used))
 
 
 if __name__ == "__main__":

@@ -143,11 +143,13 @@ def run_cells(
     logs: Path,
     seconds: float,
     judged: Callable[[list[dict[str, Any]]], None],
+    about: dict[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
     """Run the cells, write all results after each, print one line each; the results.
 
     :param seconds: for one engine.
     :param judged: says of all results which are right, each time that there is one more.
+    :param about: what else the file says, as ``machine.describe`` returns it.
     """
     logs.mkdir(parents=True, exist_ok=True)
     results: list[dict[str, Any]] = []
@@ -162,7 +164,7 @@ def run_cells(
             print(found["cell"], found["mode"], state, replays, f"{found['wall_s']} s", flush=True)
             date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
             release = next((one["vllm"] for one in results if "vllm" in one), None)
-            document = {"date": date, "release": release, "cells": results}
+            document = {"date": date, "release": release, **(about or {}), "cells": results}
             out.write_text(json.dumps(document, indent=1) + "\n")
     for found in results:
         if not found["ok"]:

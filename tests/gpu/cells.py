@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,12 @@ def falling(count: int, *, shortest: int = 12, **more: Any) -> tuple[Request, ..
     return tuple(
         replace(request, tokens=tokens) for request, tokens in zip(made, spread, strict=True)
     )
+
+
+@cache
+def soaking() -> tuple[Request, ...]:
+    """Requests for over 20,000 replays, eight at a time."""
+    return falling(8000, shortest=60)
 
 
 def release_has(path: str, text: str) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from overlay.proof.engine_spec import EngineSpec, Request, make_requests
 from overlay.proof.tiny_drafters import LEAST_PROMPT, VOTERS, following, voters_rule
-from tests.gpu.cells import Cell, expects, falling, release_has
+from tests.gpu.cells import Cell, expects, falling, release_has, soaking
 from tests.gpu.every_size import at_every_size
 
 #: The folder of these models, beside those of ``tiny_models``.
@@ -75,7 +76,7 @@ DRAFTERS = {
 
 
 def drafters(base: EngineSpec) -> Iterator[Cell]:
-    """Each drafter at several K, mixed with prefills, preempted, checked, and at every size."""
+    """Each drafter at several K and at every size, preempted, checked, and in a soak."""
     for name, drafter in DRAFTERS.items():
         # 0.25 and later
         if name == "vocabularies" and not release_has("v1/spec_decode/vocab_mapping.py", ""):
@@ -84,6 +85,14 @@ def drafters(base: EngineSpec) -> Iterator[Cell]:
             yield from _of(name, drafter, mode, base)
         checked = drafter.spec(base, 3, requests=drafter.requests(24, wave=5), env=CHECK)
         yield Cell(f"{name}-checked", "loop", checked)
+        soak = replace(checked, requests=_parallel_soak() if drafter.parallel else soaking())
+        yield Cell(f"{name}-soak", "loop", soak, weight=100)
+
+
+@cache
+def _parallel_soak() -> tuple[Request, ...]:
+    """`soaking` with prompts that drafters of one pass have an oracle for."""
+    return DRAFTERS["pard"].requests(len(soaking()), shortest=60)
 
 
 def _of(name: str, drafter: Drafter, mode: str, base: EngineSpec) -> Iterator[Cell]:

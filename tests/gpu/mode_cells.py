@@ -12,10 +12,11 @@ from typing import Any
 
 from overlay.proof.engine_spec import EngineSpec, Request
 from overlay.proof.tiny_adapters import ADAPTERS, MAX_RANK
-from tests.gpu.cells import Cell, expects, falling, release_has
+from tests.gpu.cells import Cell, expects, falling, release_has, soaking
 from tests.gpu.every_size import at_every_size
 
 PIECEWISE = {"cudagraph_mode": "PIECEWISE"}
+CHECK = {"OVERLAY_DRAFT_GRAPHS_CHECK": "1"}
 LORA = {"enable_lora": True, "max_loras": len(ADAPTERS), "max_lora_rank": MAX_RANK}
 #: In ``speculative_config`` from 0.24 on.
 BY_BATCH_SIZE = "num_speculative_tokens_per_batch_size"
@@ -41,8 +42,10 @@ def piecewise(base: EngineSpec, eight: tuple[Request, ...]) -> Iterator[Cell]:
         odd = {**PIECEWISE, "cudagraph_capture_sizes": [1, 3, 7, 13, 29]}
         few = replace(hidden, compilation=odd, requests=eight)
         yield Cell("piecewise-odd-sizes", mode, few, wanted)
-    checked = replace(hidden, requests=eight, env={"OVERLAY_DRAFT_GRAPHS_CHECK": "1"})
+    checked = replace(hidden, requests=eight, env=CHECK)
     yield Cell("piecewise-checked", "loop", checked)
+    soak = replace(checked, requests=soaking())
+    yield Cell("piecewise-soak", "loop", soak, weight=100)
 
 
 def with_adapters(requests: tuple[Request, ...]) -> tuple[Request, ...]:
@@ -73,6 +76,8 @@ def adapters(base: EngineSpec, eight: tuple[Request, ...]) -> Iterator[Cell]:
             base, max_num_seqs=200, max_num_batched_tokens=2048, requests=with_adapters(many)
         )
         yield Cell("lora-seqs200", mode, full, weight=20)
+    soak = replace(base, requests=with_adapters(soaking()), env=CHECK)
+    yield Cell("lora-soak", "loop", soak, weight=100)
 
 
 def by_batch_size(base: EngineSpec, eight: tuple[Request, ...]) -> Iterator[Cell]:
@@ -107,8 +112,10 @@ def sampled(base: EngineSpec, eight: tuple[Request, ...]) -> Iterator[Cell]:
         yield Cell("probabilistic-all-greedy", mode, replace(base, requests=eight), wanted)
         full = replace(many, requests=warmed(falling(300)))
         yield Cell("probabilistic-seqs200", mode, full, wanted, weight=10)
-    checked = replace(base, requests=warmed(eight), env={"OVERLAY_DRAFT_GRAPHS_CHECK": "1"})
+    checked = replace(base, requests=warmed(eight), env=CHECK)
     yield Cell("probabilistic-checked", "loop", checked)
+    soak = replace(checked, requests=warmed(soaking()))
+    yield Cell("probabilistic-soak", "loop", soak, weight=100)
 
 
 def warmed(requests: tuple[Request, ...]) -> tuple[Request, ...]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.gpu import backends, mla, ray_executor
+import overlay
+from overlay.proof import tiny_mla
+from tests.gpu import acceptance, backends, machine, mla, ray_executor
+from tests.gpu.placing import Slots
 
 UNIFORM = "QueryLenSupport.UNIFORM"
 
@@ -28,13 +34,56 @@ def test_ray_engines_take_different_ports() -> None:
     assert max(taken) < 32768  # Linux gives away ports from there on.
 
 
-def test_cells_of_a_backend() -> None:
-    cells = list(backends.all_cells("models", "FLASHINFER"))
+@pytest.mark.parametrize("backend", [None, "FLASHINFER", "TRITON_MLA"])
+def test_cells_of_a_backend(backend: str | None) -> None:
+    cells = list(backends.all_cells("models", backend))
     assert set(Counter(cell.title for cell in cells).values()) == {1}
     assert {cell.mode for cell in cells} == {"off", "step", "loop"}
     for cell in cells:
         assert cell.spec.env["OVERLAY_DRAFT_GRAPHS_UNTRIED"] == "on"
         assert cell.expects == ("none" if cell.mode == "off" else "graphs")
+        assert cell.spec.attention_backend == backend
+        # Latent attention needs a model that has it, and an MTP layer a prompt of three tokens.
+        latent = backend == "TRITON_MLA"
+        assert ("model" in cell.spec.engine) == latent
+        assert cell.spec.draft in (tiny_mla.DRAFTS if latent else ("eagle3", "eagle3hid"))
+        assert min(len(each.prompt) for each in cell.spec.requests) >= (3 if latent else 2)
+
+
+def test_a_results_file_says_what_it_is_from(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(machine, "device", lambda: {"name": "a device"})
+    ran = {"cell": "k1", "mode": "loop", "vllm": "0.32.0", "ok": True, "wall_s": 1.0}
+    monkeypatch.setattr(acceptance, "run_cell", lambda *_: dict(ran))
+    cells = list(backends.all_cells("models", "FLASHINFER"))[:2]
+    out, told = tmp_path / "result.json", machine.describe(["--row", "XQA"])
+    acceptance.run_cells(cells, Slots((), 1), out, tmp_path, 1, lambda results: None, told)
+    document = json.loads(out.read_text())
+    assert document["command"] == ["--row", "XQA"]
+    assert document["overlay"]["version"] == overlay.__version__
+    assert document["device"] == {"name": "a device"}
+    assert document["release"] == "0.32.0"
+    assert document["cells"] == [ran, ran]
+    assert set(document) >= {"date", "python", "system", "packages", "driver"}
+
+
+def test_the_patches_of_a_results_file_are_told_apart(tmp_path: Path, monkeypatch: Any) -> None:
+    folder = tmp_path / "vllm" / machine.DRAFT_GRAPHS
+    folder.mkdir(parents=True)
+    (tmp_path / "vllm/__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)
+    assert machine.digest_of_patches() is None
+    digests = set()
+    for text in ("one", "other"):
+        (folder / "keys.py").write_text(text)
+        digests.add(machine.digest_of_patches())
+    assert len(digests) == 2
+    assert None not in digests
+
+
+def test_a_device_that_cannot_be_asked_is_told_with_the_error(monkeypatch: Any) -> None:
+    monkeypatch.setattr(machine, "_DEVICE", "raise RuntimeError('no device')")
+    assert "no device" in machine.device()["error"]
 
 
 @pytest.mark.parametrize(

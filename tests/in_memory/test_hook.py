@@ -237,6 +237,27 @@ def test_an_import_that_leaves_only_the_package_behind_is_found(
     )
 
 
+def test_an_error_of_a_later_import_has_no_control_character(root: Path) -> None:
+    """Another vLLM comes before on the path, in a folder whose name clears the screen."""
+    run(
+        root,
+        """
+        import shutil, traceback
+        install(finder)
+        folder = Path(ROOT, "clear\\x1b[2J\\x9bscreen")
+        shutil.copytree(Path(ROOT, "vllm"), folder / "vllm")
+        sys.path.insert(0, str(folder))
+        try:
+            import vllm.mod
+        except HookError as error:
+            assert "screen" in str(error)
+            assert not {"\\x1b", "\\x9b"} & set(traceback.format_exc())
+        else:
+            raise AssertionError
+        """,
+    )
+
+
 def test_an_error_in_the_patched_module_leaves_nothing_half_done(root: Path) -> None:
     run(
         root,

@@ -1,4 +1,4 @@
-"""Law: a hunk that is in a text is never applied to it again, whatever is between its lines."""
+"""Law 7: a hunk that is in a text is never applied to it again, whatever is between its lines."""
 
 from __future__ import annotations
 

@@ -11,10 +11,16 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.support.fake_serving import write_fake_serving
+
 _PROGRAM = """#!{python}
 import json, os, signal, subprocess, sys, time
 from pathlib import Path
 
+if sys.argv[2] == "overlay.proof.serving":
+    # The real program, with modules in the place of vLLM's own server and client.
+    path = {modules!r} + os.pathsep + os.environ["PYTHONPATH"]
+    os.execve(sys.executable, [sys.executable, *sys.argv[1:]], {{**os.environ, "PYTHONPATH": path}})
 if sys.argv[2] == "overlay.proof.step_time":
     sys.stdin.readline()
     stock = "/stock" in os.environ.get("PYTHONPATH", "")
@@ -75,7 +81,9 @@ if word == "accepted":
 if word == "random":
     served[0]["tokens"][0] = time.time_ns() % 1_000_000
 mode = os.environ["OVERLAY_DRAFT_GRAPHS"]
-off, later = mode == "off", "step" if mode == "step" or word == "no loop" else "loop"
+off, later = mode == "off", {{"auto": "whole"}}.get(mode, mode)
+if word == "no loop":
+    later = "step"
 rank = {{"rank": 0, "state": "idle" if off or word == "idle" else "active",
         "left": {{"1 batch": 1}},
         "text": "attention backend X is not known" if word == "idle" else "8 graphs",
@@ -92,7 +100,9 @@ def write_fake_python(folder: Path) -> Path:
     """Write the interpreter; its path."""
     root = str(Path(__file__).resolve().parents[2])
     program = folder / "python"
-    program.write_text(_PROGRAM.format(python=sys.executable, root=root), encoding="utf-8")
+    modules = str(write_fake_serving(folder / "fake_serving"))
+    text = _PROGRAM.format(python=sys.executable, root=root, modules=modules)
+    program.write_text(text, encoding="utf-8")
     program.chmod(0o755)
     return program
 

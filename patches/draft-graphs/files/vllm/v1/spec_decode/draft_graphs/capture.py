@@ -39,7 +39,7 @@ from .graph_backend import Graph, GraphBackend
 from .keys import DraftKey, has_padding
 from .messages import reason_of
 from .sampling import Sampling
-from .vocabularies import mapped_by, static_mapping
+from .vocabularies import mapped_by, static_mapping, tables_of
 
 T = TypeVar("T")
 
@@ -111,8 +111,25 @@ class Captured:
             key for key in plan if key.role != staged and (together or has_padding(key, plan))
         }
         self.mapping = static_mapping(proposer)
+        self._mapped_by = tables_of(proposer)
+        self._proposer_buffers = upstream.proposer_buffers(proposer)
         self.builders = upstream.make_builders_of_full_graphs(proposer)
         self.address_check = AddressCheck(proposer, self.buffers) if check else None
+
+    def replaced(self) -> str | None:
+        """What the proposer has of its own now that is not what the graphs read; None for nothing.
+
+        In the debug mode the address check looks at the proposer's buffers, and raises.
+        """
+        proposer = self.passes.proposer
+        tables = zip(self._mapped_by, tables_of(proposer), strict=True)
+        if any(table is not now for table, now in tables):
+            return "the mapping between the vocabularies is not the one that was captured"
+        if self.address_check is None:
+            for name, tensor in self._proposer_buffers.items():
+                if getattr(proposer, name, None) is not tensor:
+                    return f"the proposer's {name} is not the tensor that was captured"
+        return None
 
     def capture(self, key: DraftKey, backend: GraphBackend) -> None:
         """Run the body of `key` once, so that nothing is compiled or tuned later, then record it.

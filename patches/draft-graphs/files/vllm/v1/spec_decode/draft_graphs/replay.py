@@ -242,6 +242,9 @@ class Replay:
         # A tensor for `causal` (0.25 and later) is a choice per request.
         if cad.causal is not True:
             return self._log_once("attention is not causal, or not for all requests")
+        replaced = self.captured.replaced()
+        if replaced is not None:
+            return self._log_once(replaced)
         blocks = cad.block_table_tensor.shape[1]
         if blocks != self.captured.blocks:
             return self._log_once(

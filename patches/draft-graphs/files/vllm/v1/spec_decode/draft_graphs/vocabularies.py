@@ -51,6 +51,15 @@ def static_mapping(proposer: Any) -> StaticMapping | None:
     return StaticMapping(proposer.vocab_mapping)
 
 
+def tables_of(proposer: Any) -> tuple[object, ...]:
+    """The tables of upstream's mapping, of which `StaticMapping` has copies; empty without one."""
+    if not getattr(proposer, "use_heterogeneous_vocab", False):
+        return ()
+    mapping = proposer.vocab_mapping
+    names = ("target_to_draft_ids", "draft_to_target_ids", "intersection_mask_draft")
+    return (mapping, *(getattr(mapping, name, None) for name in names))
+
+
 @contextmanager
 def mapped_by(proposer: Any, mapping: StaticMapping | None) -> Iterator[None]:
     """Let the proposer map tokens by `mapping`; None changes nothing."""

@@ -1,0 +1,282 @@
+"""Measure one vLLM server with vLLM's own client; runs in the environment of some vLLM.
+
+``python -m overlay.proof.serving SPEC.json RESULT.json`` waits for a line on standard input, so
+that whoever started it can first see to it that it ends with them.  It starts the server as a
+child in its own process group, and calls the client of ``vllm bench serve`` in its own process:
+importing that takes as long as many of its runs.  The spec is :class:`ServingSpec` as JSON; the
+result is what ``repeats.read_served`` reads, or ``{"problem": KIND, "text": ...}``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import traceback
+import urllib.request
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from overlay.proof.verify_engine import NOT_SERVED, RAISED, parser_class
+
+#: Runs of a cell at most, and the share by which the last two may differ.
+_MOST_RUNS, _AGREE = 5, 0.03
+_SECONDS_AT_RATE = 6
+_SHARE_OF_SATURATION = 0.5
+_HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class ServingSpec:
+    """What a server is started with, and what the client asks of it.
+
+    :ivar model: a folder, or an id on the hub; :ivar arguments: of ``vllm serve`` behind it.
+    :ivar concurrency: numbers of requests at a time.
+    :ivar prompt: tokens of a prompt; :ivar answer: tokens of an answer.
+    :ivar rate: requests a second while the time to first token is taken; ``None``: half of what
+        this server answered at the highest concurrency; 0: it is not taken.
+    :ivar port: ``None`` for a free one.
+    """
+
+    model: str
+    arguments: tuple[str, ...]
+    concurrency: tuple[int, ...]
+    prompt: int
+    answer: int
+    rate: float | None = None
+    port: int | None = None
+
+    def to_json(self) -> str:
+        """The spec as one JSON object."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> ServingSpec:
+        """Read what ``to_json`` wrote."""
+        given = json.loads(text)
+        lists = {name: tuple(given[name]) for name in ("arguments", "concurrency")}
+        return cls(**{**given, **lists})
+
+
+class NotServed(Exception):
+    """The server did not answer as it must."""
+
+
+def free_port(wanted: int | None) -> int:
+    """A port of this machine on which nothing listens.
+
+    :raises NotServed: if ``wanted`` is given and in use.
+    """
+    with socket.socket() as place:
+        # As servers do it: a port of a connection that has ended is free.
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            place.bind((_HOST, wanted or 0))
+        except OSError as error:
+            raise NotServed(
+                f"--port {wanted}: expected a port that is free, found it in use "
+                f"({error.strerror}): end what holds it, or leave --port out for a free one"
+            ) from error
+        port: int = place.getsockname()[1]
+        return port
+
+
+class Server:
+    """A vLLM server that runs as a child of this process, in its process group.
+
+    :ivar url: where it answers.
+    """
+
+    def __init__(self, spec: ServingSpec) -> None:
+        port = free_port(spec.port)
+        self.url = f"http://{_HOST}:{port}"
+        program = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
+        place = ("--host", _HOST, "--port", str(port))
+        self._process = subprocess.Popen(
+            (*program, "--model", spec.model, *place, *spec.arguments), stdin=subprocess.DEVNULL
+        )
+        # The client and the questions below must not ask a proxy for this machine.
+        os.environ["no_proxy"] = os.environ["NO_PROXY"] = _HOST
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def expect_alive(self) -> None:
+        """Do nothing while it runs.
+
+        :raises NotServed: if it has ended.
+        """
+        status = self._process.poll()
+        if status is not None:
+            raise NotServed(f"the server ended with status {status}; its last lines are below")
+
+    def wait(self) -> None:
+        """Wait until it answers; whoever started this process sets the limit.
+
+        :raises NotServed: if it ends before.
+        """
+        while True:
+            self.expect_alive()
+            try:
+                with self._opener.open(f"{self.url}/health", timeout=5):
+                    return self.expect_alive()
+            except OSError:
+                time.sleep(0.2)
+
+    def version(self) -> str:
+        """The release, as the server says it."""
+        with self._opener.open(f"{self.url}/version", timeout=30) as answer:
+            return str(json.load(answer)["version"])
+
+    def acceptance(self) -> float | None:
+        """Tokens an engine step and request so far, by vLLM's counters; ``None`` without drafts."""
+        with self._opener.open(f"{self.url}/metrics", timeout=30) as answer:
+            lines = answer.read().decode("utf-8", errors="replace").splitlines()
+        drafts, accepted = (
+            sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+            for name in (
+                "vllm:spec_decode_num_drafts_total",
+                "vllm:spec_decode_num_accepted_tokens_total",
+            )
+        )
+        return round(1 + accepted / drafts, 3) if drafts else None
+
+    def end(self) -> None:
+        """End it so that it gives its GPU memory back; kill it if it does not."""
+        self._process.terminate()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class Client:
+    """The client of ``vllm bench serve``, for one server.
+
+    :param folder: takes the client's JSON results.
+    """
+
+    def __init__(self, spec: ServingSpec, server: Server, folder: Path) -> None:
+        self._spec, self._server, self._folder = spec, server, folder
+        self._serve = importlib.import_module("vllm.benchmarks.serve")
+        self._parser = parser_class()(prog="vllm bench serve")
+        self._serve.add_cli_args(self._parser)
+        self._runs = 0
+
+    def ask(self, requests: int, limit: tuple[str, str]) -> dict[str, Any]:
+        """Send that many requests; the client's result.
+
+        :param limit: the client's option, and its value, that says how fast it sends them.
+        :raises NotServed: if not all were answered.
+        """
+        self._runs += 1
+        out = self._folder / f"run-{self._runs}.json"
+        arguments = client_arguments(self._spec, self._server.url, requests, self._runs, limit, out)
+        self._serve.main(self._parser.parse_args(list(arguments)))
+        result: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+        self._server.expect_alive()
+        if result["completed"] != requests:
+            raise NotServed(
+                f"expected an answer to {requests} requests, found {result['completed']} "
+                f"({' '.join(limit)})"
+            )
+        return result
+
+
+def client_arguments(
+    spec: ServingSpec, url: str, requests: int, seed: int, limit: tuple[str, str], out: Path
+) -> tuple[str, ...]:
+    """The command line of ``vllm bench serve`` for one run.
+
+    :param seed: of the random prompts: another one for each run, so that no prompt is cached.
+    """
+    return (
+        *("--base-url", url, "--model", spec.model, "--dataset-name", "random"),
+        *("--random-input-len", str(spec.prompt), "--random-output-len", str(spec.answer)),
+        *("--num-prompts", str(requests), *limit, "--seed", str(seed), "--temperature", "0"),
+        *("--ignore-eos", "--disable-tqdm", "--save-result"),
+        *("--result-dir", str(out.parent), "--result-filename", out.name),
+    )
+
+
+def steady(measure: Callable[[], float]) -> dict[str, Any]:
+    """Measure until two runs in a row agree; these two, and whether they do."""
+    values = [measure(), measure()]
+    while not agree(*values[-2:]) and len(values) < _MOST_RUNS:
+        values.append(measure())
+    return {"values": values[-2:], "runs": len(values), "agreed": agree(*values[-2:])}
+
+
+def agree(one: float, other: float) -> bool:
+    """Whether two runs differ so little that warming up has ended."""
+    return abs(one - other) <= _AGREE * max(one, other)
+
+
+def measured(spec: ServingSpec, client: Client) -> dict[str, Any]:
+    """The throughput at each concurrency, and the time to first token at one rate of requests."""
+    answered = [0.0]
+
+    def throughput(size: int) -> float:
+        result = client.ask(max(8, 4 * size), ("--max-concurrency", str(size)))
+        answered.append(float(result["request_throughput"]))
+        return float(result["output_throughput"])
+
+    cells = {str(size): steady(partial(throughput, size)) for size in spec.concurrency}
+    rate = spec.rate
+    if rate is None:
+        rate = round(_SHARE_OF_SATURATION * statistics.fmean(answered[-2:]), 3)
+    if not rate:
+        return {"concurrency": cells, "first_token": None}
+    requests = max(8, round(rate * _SECONDS_AT_RATE))
+
+    def first_token() -> float:
+        limit = ("--request-rate", str(rate))
+        return float(client.ask(requests, limit)["median_ttft_ms"])
+
+    first_token()  # the first run at this rate meets batches that were not there before
+    values = [first_token(), first_token()]
+    return {"concurrency": cells, "first_token": {"rate": rate, "values": values}}
+
+
+def run(spec: ServingSpec, folder: Path) -> dict[str, Any]:
+    """Start the server, measure it and end it.
+
+    :param folder: for the client's results.
+    :raises NotServed: if it does not answer.
+    """
+    server = Server(spec)
+    try:
+        client = Client(spec, server, folder)  # imported while the server loads its model
+        server.wait()
+        result = {"vllm": server.version(), **measured(spec, client)}
+        return result | {"acceptance": server.acceptance()}
+    finally:
+        server.end()
+
+
+def main(spec_file: str, out: str) -> int:
+    """Write the result, or the problem, and return the exit status."""
+    if not sys.stdin.readline():
+        return 3  # whoever started this is gone
+    spec = ServingSpec.from_json(Path(spec_file).read_text(encoding="utf-8"))
+    try:
+        result, status = run(spec, Path(out).parent), 0
+    except NotServed as error:
+        result, status = {"problem": NOT_SERVED, "text": str(error)}, 1
+    except Exception as error:  # noqa: BLE001 - whatever the client raises is told to the user
+        traceback.print_exc()
+        text = f"vLLM's client failed: {type(error).__name__}: {error}"
+        result, status = {"problem": RAISED, "text": text}, 1
+    Path(out).write_text(json.dumps(result), encoding="utf-8")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
