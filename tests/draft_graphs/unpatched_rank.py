@@ -6,6 +6,7 @@ models, and warms them up where it gets as far. Prints what that came to, on a l
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -33,7 +34,8 @@ def prepare(patience: float) -> None:
         from tests.draft_graphs.recorded_backend import RecordedBackend
 
         RecordedBackend().install()
-        importlib.import_module(f"{PACKAGE}.same_settings").PATIENCE = patience
+        same_settings: Any = importlib.import_module(f"{PACKAGE}.same_settings")
+        same_settings.PATIENCE = patience
 
 
 def start(spec_file: Path) -> None:
