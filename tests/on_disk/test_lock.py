@@ -149,3 +149,42 @@ def test_a_package_that_is_not_there_is_told(root: Path) -> None:
     told = "expected the folder of an installed vLLM"
     with pytest.raises(TransactionError, match=told), lock.exclusive(root):
         pass
+
+
+def test_the_pauses_grow_to_a_tenth_of_a_second_and_end_at_the_deadline(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, pauses = [0.0], list[float]()
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        now[0] = 1.0 if len(pauses) == 12 else now[0]
+
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(lock, "_holders", lambda inode: [])
+    with lock.exclusive(root), pytest.raises(TransactionError) as caught:
+        lock.exclusive(root, timeout=1.0).__enter__()
+    assert pauses == pytest.approx([min(0.002 * 1.5**n, 0.1) for n in range(12)])
+    assert str(caught.value) == (
+        f"{root / 'vllm'} is in use by another overlay command: waited 1 s. Nothing was changed; "
+        "run the command again when that one is done"
+    )
+
+
+def test_only_flocks_of_that_folder_are_named_with_what_the_kernel_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "Path", lambda place: tmp_path / place.lstrip("/"))
+    assert lock._holders(77) == []
+    (tmp_path / "proc/33").mkdir(parents=True)
+    (tmp_path / "proc/33/cmdline").write_bytes(b"overlay\0apply\0\xff" + b"x" * 200)
+    (tmp_path / "proc/locks").write_text(
+        "1: POSIX  ADVISORY  WRITE 11 00:2d:77 0 EOF\n"
+        "a line of another kernel\n"
+        "2: FLOCK  ADVISORY  WRITE 22 00:2d:78 0 EOF\n"
+        "3: FLOCK  ADVISORY  WRITE 33 00:2d:77 0 EOF\n"
+        "4: FLOCK  ADVISORY  READ 44 00:2d:77 0 EOF\n"
+    )
+    shown = "overlay apply \N{REPLACEMENT CHARACTER}" + "x" * 105
+    assert lock._holders(77) == [f"33: {shown}", "44"]
