@@ -17,6 +17,9 @@ import pytest
 
 from overlay import __version__
 from overlay.features.folder import load
+from tests.support import fake_vllm
+from tests.support.cli import CAPTURE, digest
+from tests.support.patches import write_feature
 
 pytestmark = pytest.mark.slow
 
@@ -116,6 +119,41 @@ def test_the_installed_command_has_the_patches(environment: Path, tmp_path: Path
         (feature.id, feature.digest) for feature in here
     ]
     assert {one["origin"] for one in shown["features"]} == {"shipped"}
+
+
+def test_a_tool_in_an_environment_of_its_own_serves_the_one_with_vllm(
+    environment: Path, tmp_path: Path
+) -> None:
+    """As ``uv tool install`` and pipx have it: the command is a link, vLLM is elsewhere."""
+    overlay = tmp_path / "local/bin/overlay"
+    overlay.parent.mkdir(parents=True)
+    overlay.symlink_to(environment / "bin/overlay")
+    serving = tmp_path / "serving"
+    packages = serving / "lib/python3.12/site-packages"  # of whatever Python
+    fake_vllm.site_packages(packages, version="0.19.0")
+    (serving / "bin").mkdir()
+    (serving / "bin/python").symlink_to(sys.executable)  # never run
+    (serving / "pyvenv.cfg").write_text("home = /usr/bin\nversion = 3.12.3\n")
+    mine = tmp_path / "mine"
+    write_feature(mine, {"10-capture/0.19.0..0.19.0.patch": CAPTURE}, releases="0.19.0..0.19.0")
+    before = digest(packages)
+
+    def ask(*words: str | Path) -> str:
+        return run(overlay, "--patches", mine, *words, cwd=tmp_path)
+
+    assert "demo can be applied to vLLM 0.19.0" in ask("check", serving)
+    assert "Applied demo to vLLM 0.19.0" in ask("apply", "--python", serving)
+    assert "demo is applied" in ask(
+        "status", "--python", serving / "bin/python", "--require", "demo"
+    )
+    assert digest(packages) != before
+    assert "Reverted vLLM 0.19.0" in ask("revert", serving / "bin/python")
+    assert digest(packages) == before
+    alone = subprocess.run(
+        [overlay, "check"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert alone.returncode == 2
+    assert "name a TARGET: a virtual environment" in alone.stderr
 
 
 def test_bytecode_beside_the_patches_is_none_of_them(environment: Path, tmp_path: Path) -> None:

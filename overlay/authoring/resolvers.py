@@ -180,7 +180,7 @@ def _run(words: list[str], folder: Path, command: str, seconds: float) -> None:
             f"--resolver {command}: it took longer than {seconds:g} s and was ended"
         ) from error
     if process.returncode:
-        last = (said.decode("utf-8", "replace").strip().splitlines() or [""])[-1]
+        last = (said.decode("utf-8", "replace").strip().splitlines() or ["it said nothing"])[-1]
         raise UsageError(
             f"--resolver {command}: expected exit status 0, found {process.returncode}: {last}"
         )

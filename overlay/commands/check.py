@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from overlay.commands.assess import examine, outlook
 from overlay.commands.parallel import Step, cores, in_processes, in_threads, no_step, stepped
 from overlay.commands.request import Request, Scene
-from overlay.errors import OverlayError, described
+from overlay.errors import OverlayError, ReleaseError, described
 from overlay.report.model import TargetFailure, TargetReport
 from overlay.report.reading import CheckReport
 from overlay.report.wording import checked, nothing_new
-from overlay.targets.resolution import releases
+from overlay.targets.resolution import packages_meant, releases
 from overlay.targets.target import Progress
 
 if TYPE_CHECKING:
@@ -59,8 +59,7 @@ def check(
     if (not wanted and span is None) or request.python is not None:
         wanted.insert(0, None)
     if not wanted:
-        newest = package.releases[-1] if package.releases else "any"
-        return CheckReport(nothing_new(newest, package.title), ())
+        return CheckReport(nothing_new(packages_meant(span or "new", package)), ())
     answers = _answers(request, list(dict.fromkeys(wanted)), features, meter)
     reports = tuple(answer for answer in answers if isinstance(answer, TargetReport))
     failures = tuple(answer for answer in answers if isinstance(answer, TargetFailure))
@@ -130,6 +129,8 @@ def _found(
 ) -> Scene | TargetFailure:
     try:
         return request.scene(name, features, progress)
+    except ReleaseError as error:
+        return TargetFailure(name, str(error), error.cause)
     except OverlayError as error:
         return TargetFailure(name, str(error))
     except OSError as error:

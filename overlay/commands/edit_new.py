@@ -68,7 +68,7 @@ def begin_new(
     :raises OverlayError: if the features or the release cannot be read.
     """
     patches = Path(request.patches[-1]).expanduser()
-    require_free(patches, id_, update=False)
+    require_free(patches, id_, update=False, instead=f"`overlay edit {id_}`, which edits that")
     package = _package(files)
     expect_paths(files, package)
     wanted = release_to_edit(release, package)

@@ -127,7 +127,8 @@ def _report(own: Workshop, known: Feature | None, keep_as: Keep) -> NewReport:
     """The feature that holds the edits: the one that does already, or else a new one."""
     if known is not None:
         return found(own, known)
-    require_free(keep_as.patches, keep_as.id, update=False)
+    replace = f"`overlay new {keep_as.id} --from-edits --update` first, which replaces it"
+    require_free(keep_as.patches, keep_as.id, update=False, instead=replace)
     return written(own, feature_of(own, *keep_as), keep_as.patches)
 
 

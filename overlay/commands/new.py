@@ -64,9 +64,12 @@ def new_from_edits(
     return written(surveyed, made, patches, update=update)
 
 
-def require_free(patches: Path, id_: str, *, update: bool) -> None:
+def require_free(
+    patches: Path, id_: str, *, update: bool, instead: str = "pass --update to replace it"
+) -> None:
     """Refuse an id that cannot be one, or that exists.
 
+    :param instead: what to do where that feature is meant.
     :raises UsageError: naming the folder.
     """
     from overlay.features.feature_toml import id_problem
@@ -77,7 +80,7 @@ def require_free(patches: Path, id_: str, *, update: bool) -> None:
     if not update and patches.is_dir() and id_ in entries(patches):
         raise UsageError(
             f"{patches / id_}: expected no feature of that id, found one; choose another id, or "
-            "pass --update to replace it"
+            f"{instead}"
         )
 
 

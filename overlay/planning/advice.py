@@ -61,7 +61,7 @@ def for_hunk(
                 f'merged = "{release.public}" in feature.toml retires it'
             )
     if original is False:
-        return f"if somebody edited this file, reinstall vLLM; otherwise {step}"
+        return f"if somebody edited this file, reinstall {feature.package.title}; otherwise {step}"
     return step
 
 

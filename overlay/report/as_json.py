@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from overlay.report.base import Report
 from overlay.report.model import TargetReport
-from overlay.report.problems import explained
-from overlay.results import FeatureResult, FileResult, HunkResult, Reason
+from overlay.report.problems import explained, next_steps
+from overlay.results import FeatureResult, FileResult, HunkResult, Reason, State
 
 #: Version of the JSON, described by ``schema-2.json``.  Under the same number, keys and codes are
 #: only ever added.
@@ -42,6 +43,7 @@ def as_data(report: Report) -> dict[str, Any]:
 
 
 def _target(target: TargetReport) -> dict[str, Any]:
+    steps = next_steps(target)
     data: dict[str, Any] = {
         "target": target.target,
         "package": target.package,
@@ -51,9 +53,7 @@ def _target(target: TargetReport) -> dict[str, Any]:
         "applied": list(target.applied),
         "interrupted": target.interrupted,
         "warnings": [str(notice) for notice in target.notices],
-        "features": [
-            _feature(feature, writable=target.root is not None) for feature in target.features
-        ],
+        "features": [_feature(feature, steps) for feature in target.features],
     }
     if target.obstacles:
         data["obstacles"] = [
@@ -67,25 +67,25 @@ def _target(target: TargetReport) -> dict[str, Any]:
     return data
 
 
-def _feature(feature: FeatureResult, *, writable: bool) -> dict[str, Any]:
+def _feature(feature: FeatureResult, steps: Mapping[State, str]) -> dict[str, Any]:
     data: dict[str, Any] = {"feature": feature.feature, "state": feature.state.value}
     reason = feature.reason
     if not feature.files:  # nothing smaller explains it
-        reason = explained(feature.state, reason, writable=writable)
+        reason = explained(feature.state, reason, steps)
     data.update(_reason(reason))
     if feature.untested:
         data["untested"] = True
-    data["files"] = [_file(file, writable=writable) for file in feature.files]
+    data["files"] = [_file(file, steps) for file in feature.files]
     return data
 
 
-def _file(file: FileResult, *, writable: bool) -> dict[str, Any]:
+def _file(file: FileResult, steps: Mapping[State, str]) -> dict[str, Any]:
     data: dict[str, Any] = {"path": file.path, "state": file.state.value, "patch": file.patch}
     reason = file.reason
     if not any(hunk.state.needs_attention for hunk in file.hunks):
-        reason = explained(file.state, reason, writable=writable)
+        reason = explained(file.state, reason, steps)
     data.update(_reason(reason))
-    data["hunks"] = [_hunk(hunk, writable=writable) for hunk in file.hunks]
+    data["hunks"] = [_hunk(hunk, steps) for hunk in file.hunks]
     return data
 
 
@@ -93,8 +93,8 @@ def _reason(reason: Reason | None) -> dict[str, Any]:
     return {} if reason is None else {"reason": reason.text, "next": reason.next_step}
 
 
-def _hunk(hunk: HunkResult, *, writable: bool) -> dict[str, Any]:
-    reason = explained(hunk.state, hunk.reason, writable=writable)
+def _hunk(hunk: HunkResult, steps: Mapping[State, str]) -> dict[str, Any]:
+    reason = explained(hunk.state, hunk.reason, steps)
     return {
         "scope": hunk.scope,
         "state": hunk.state.value,

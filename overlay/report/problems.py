@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from overlay.package import VLLM, package_named
 from overlay.report.model import TargetReport
 from overlay.report.words import enumeration
 from overlay.results import FeatureResult, FileResult, Reason, State
@@ -78,24 +79,39 @@ class Problem:
         return tuple(dict.fromkeys(place.patch for place in self.places if place.patch))
 
 
-def explained(state: State, reason: Reason | None, *, writable: bool) -> Reason | None:
+def explained(state: State, reason: Reason | None, steps: Mapping[State, str]) -> Reason | None:
     """The reason of a state with what to do about it; ``None`` where there is none.
 
-    :param writable: whether the target is one that the user could edit or reinstall.
+    :param steps: those of the target, as ``next_steps`` gives them.
     """
     if not state.needs_attention:
         return reason
-    steps = _NEXT_WRITABLE if writable else _NEXT_READ_ONLY
     known = reason or Reason(_WHY[state])
     return known._replace(next_step=known.next_step or steps[state])
 
 
 def problems(target: TargetReport) -> tuple[Problem, ...]:
     """Everything in a target that needs the user: each cause once, the worst feature's first."""
-    steps = _NEXT_READ_ONLY if target.root is None else _NEXT_WRITABLE
+    steps = next_steps(target)
     ordered = sorted(target.features, key=lambda feature: -feature.state.rank)
     single = [problem for feature in ordered for problem in _of_feature(feature, steps)]
     return _merged(_own(single, target))
+
+
+def next_steps(target: TargetReport) -> Mapping[State, str]:
+    """What to do about each state of a feature in a target; names the package to reinstall.
+
+    A target without a root is none that the user could edit or reinstall.
+    """
+    if target.root is None:
+        return _NEXT_READ_ONLY
+    if target.package == VLLM.name:
+        return _NEXT_WRITABLE
+    title = package_named(target.package).title
+    return {
+        state: text.replace("reinstall vLLM", f"reinstall {title}")
+        for state, text in _NEXT_WRITABLE.items()
+    }
 
 
 def same_cause(problem: Problem) -> tuple[object, ...]:
@@ -147,7 +163,7 @@ def _merged(single: Iterable[Problem]) -> tuple[Problem, ...]:
     return tuple(merged.values())
 
 
-def _of_feature(feature: FeatureResult, steps: dict[State, str]) -> Iterator[Problem]:
+def _of_feature(feature: FeatureResult, steps: Mapping[State, str]) -> Iterator[Problem]:
     if not feature.state.needs_attention:
         return
     parts = [file for file in feature.files if file.state.needs_attention]
@@ -160,7 +176,7 @@ def _of_feature(feature: FeatureResult, steps: dict[State, str]) -> Iterator[Pro
         yield _problem(feature.feature, feature.state, reason, steps)
 
 
-def _of_file(feature: str, file: FileResult, steps: dict[State, str]) -> Iterator[Problem]:
+def _of_file(feature: str, file: FileResult, steps: Mapping[State, str]) -> Iterator[Problem]:
     hunks = [hunk for hunk in file.hunks if hunk.state.needs_attention]
     for hunk in hunks:
         # What is wrong with the whole file is said once, not once for each of its hunks.
@@ -175,7 +191,7 @@ def _of_file(feature: str, file: FileResult, steps: dict[State, str]) -> Iterato
 
 
 def _problem(
-    feature: str, state: State, reason: Reason, steps: dict[State, str], *places: Place
+    feature: str, state: State, reason: Reason, steps: Mapping[State, str], *places: Place
 ) -> Problem:
     explanation = reason._replace(next_step=reason.next_step or steps[state])
     return Problem((feature,), state, explanation, places)

@@ -17,6 +17,8 @@ from overlay.results import State
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from overlay.package import Package
+
 
 #: What a feature does in a state that needs the user; what several do.
 _NEEDY = {
@@ -130,13 +132,18 @@ def _place(target: TargetReport, targets: Sequence[TargetReport]) -> str:
     return target.target if alone else vllm(target)
 
 
-def nothing_new(newest: str, title: str = "vLLM") -> Verdict:
+def nothing_new(packages: Sequence[Package]) -> Verdict:
     """The verdict of ``check --releases new`` where there is no such release.
 
-    :param newest: the newest release that this overlay knows; :param title: of what.
+    :param packages: those that were asked about.
     """
+    newest = [
+        f"{package.title} {package.releases[-1] if package.releases else 'any'}"
+        for package in packages
+    ]
     text = (
-        f"Nothing needs you: the package index has no release that is newer than {title} {newest}."
+        "Nothing needs you: the package index has no release that is newer than "
+        f"{' or '.join(newest)}."
     )
     return Verdict(Code.NOTHING_NEW, text)
 

@@ -12,7 +12,13 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from overlay.errors import ArchiveError, PackageIndexError, TargetError, UsageError
+from overlay.errors import (
+    ArchiveError,
+    PackageIndexError,
+    ReleaseError,
+    TargetError,
+    UsageError,
+)
 from overlay.package import (
     VLLM,
     Package,
@@ -205,7 +211,7 @@ def _release(name: str, progress: Progress | None, version: Version, package: Pa
     try:
         target = resolve_release(version, name, progress=progress, package=package)
     except PackageIndexError as error:
-        raise PackageIndexError(f"release {name}: {error}") from error
+        raise ReleaseError(name, str(error)) from error
     return _doubted(target) if os.path.lexists(name) else target
 
 
@@ -242,6 +248,15 @@ def releases(text: str, *, pre: bool = False, package: Package = VLLM) -> tuple[
         for meant, versions in chosen.items()
         for version in sorted(versions)
     )
+
+
+def packages_meant(text: str, package: Package = VLLM) -> tuple[Package, ...]:
+    """The packages whose releases ``--releases`` names, even where it names none of them.
+
+    :param package: the one that is meant where a part does not say it.
+    :raises UsageError: if a name cannot be a package's.
+    """
+    return tuple(dict.fromkeys(_meant(part.strip(), text, package)[0] for part in text.split(",")))
 
 
 def _meant(part: str, text: str, package: Package) -> tuple[Package, str]:

@@ -17,7 +17,10 @@ def public(target: Target) -> str | None:
 
 
 #: What a TARGET may be, for messages.
-TARGETS = "a folder that holds vllm/, a wheel, an sdist, or a release such as 0.26.0"
+TARGETS = (
+    "a virtual environment, a folder that holds vllm/, a wheel, an sdist, or a release such as "
+    "0.26.0"
+)
 
 
 def targets_of(package: Package) -> str:
@@ -26,8 +29,8 @@ def targets_of(package: Package) -> str:
         return TARGETS
     release = package.releases[-1] if package.releases else "1.0"
     return (
-        f"a folder that holds {package.name}/, a wheel, an sdist, or a release such as "
-        f"{package.distribution}=={release}"
+        f"a virtual environment, a folder that holds {package.name}/, a wheel, an sdist, or a "
+        f"release such as {package.distribution}=={release}"
     )
 
 

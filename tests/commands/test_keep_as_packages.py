@@ -173,6 +173,16 @@ def test_a_patched_package_whose_edits_cannot_be_told_refuses_it(
     assert not ours.exists()
 
 
+def test_an_id_that_exists_for_another_package_is_refused(cli: Cli, site: Path, ours: Path) -> None:
+    feature_for(ours, ASCEND, RANGE, "lengths")
+    edit(site, RUNNER, "(1, 2, 4)", "(1, 2)")
+    before, made = digest(site), digest(ours)
+    refused = cli("revert", site, "--keep-as", "lengths", "--patches", ours)
+    assert refused.exit == 2
+    assert "`overlay new lengths --from-edits --update` first" in refused.err
+    assert (digest(site), digest(ours)) == (before, made)
+
+
 def test_where_nothing_is_edited_each_package_is_named(cli: Cli, site: Path, ours: Path) -> None:
     feature_for(cli.shipped, ASCEND, RANGE, "lengths")
     install(site, ASCEND, RELEASE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -167,6 +168,11 @@ def test_nothing_is_written_where_one_package_does_not_fit(
     assert "vLLM 0.26.0" in refused.last
     assert "vllm-ascend 0.23.0.post1" in refused.last
     assert snapshot(both) == before
+    # What is to be installed again is the package that was edited.
+    title = "vLLM" if broken == PROPOSER else "vllm-ascend"
+    assert f"if somebody edited this file, reinstall {title}; otherwise" in refused.out
+    told = cli("apply", both, "--json").json
+    assert f"reinstall {title};" in json.dumps(told)
 
 
 @pytest.mark.parametrize("at", [0, 1])

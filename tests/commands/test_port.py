@@ -251,6 +251,7 @@ RESOLVERS = {
     "keeps the markers": ("pass", "markers"),
     "is not Python": ("import sys; open(sys.argv[4], 'w').write('def (')", "not Python"),
     "fails": ("raise SystemExit('no idea')", "no idea"),
+    "fails without a word": ("raise SystemExit(3)", "found 3: it said nothing"),
     "hangs": ("import time; time.sleep(60)", "longer than"),
     "writes elsewhere": ("open({outside!r}, 'a').write('#')", "which it was not given"),
     "edits its inputs": ("import sys; open(sys.argv[1], 'w').write('')", "alone"),
@@ -284,7 +285,8 @@ def test_a_resolver_only_proposes(
 def test_what_it_is_given_must_name_features_and_releases(cli: Cli, ours: Path) -> None:
     assert cli("port", "--patches", ours).exit == 2
     assert cli("port", "replay", "--patches", ours).exit == 2
-    assert "expected one of" in cli("port", "nothing", "0.22.0", "--patches", ours).err
+    nothing = cli("port", "nothing", "0.22.0", "--patches", ours).err
+    assert "ID nothing: expected one of" in nothing
     assert cli("port", "replay", "soon", "--patches", ours).exit == 2
     both = cli("port", "--show", "--abort", "--patches", ours)
     assert both.exit == 2

@@ -100,6 +100,19 @@ def test_no_network_is_said(
     assert cli("list").exit == 0
 
 
+def test_one_cause_of_several_releases_is_told_once_and_names_them_all(
+    cli: Cli, index: FakeIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = IndexConfig(("http://127.0.0.1:9/simple",), timeout=5.0)
+    for module in (fetching, pip_config):
+        monkeypatch.setattr(module, "read_config", lambda: config)
+    result = cli("check", "--releases", "0.30.0..0.33.0")
+    assert result.exit == 2
+    assert "releases 0.30.0, 0.31.0, 0.32.0 and 0.33.0: expected files of vllm" in result.err
+    assert result.err.count("cannot be reached") == 1
+    assert result.last == "4 of 4 targets could not be checked: see the errors."
+
+
 # reason
 
 
@@ -190,6 +203,10 @@ def test_releases_of_another_package(cli: Cli, ascend: FakeIndex, option: tuple[
     ]
     both = cli("check", "--releases", "vllm==0.33.0,vllm-ascend==0.23.0", "--json")
     assert [target["package"] for target in both.json["targets"]] == ["vllm", "vllm_ascend"]
+    for name in [name for name in ascend.files if "0.30.0." in name or "0.31" in name]:
+        del ascend.files[name]
+    none = cli("check", "--releases", f"{prefix}new", *option)
+    assert none.last.endswith("no release that is newer than vllm-ascend 0.30.0rc2.")
 
 
 def test_list_names_the_releases_of_another_package(cli: Cli, ascend: FakeIndex) -> None:

@@ -12,38 +12,10 @@ import pytest
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
-from overlay.authoring.writing import render_patch
 from overlay.errors import PatchFormatErrors
 from overlay.features.patch_file import parse_patch
-from overlay.features.patch_headers import author, description, last_update
 from overlay.package import path_problem
-from tests.support.patches import hunk, patch_text
-
-GOOD = """\
-Description: Call the graphs
- before the first pass
-Origin: vllm-overlay
-Bug: https://example.invalid/1
-Bug-Team: https://example.invalid/2
-Forwarded: not-needed
-Last-Update: 2026-11-20
----
-diff --git a/vllm/a.py b/vllm/a.py
-index 1234567..89abcde 100644
---- a/vllm/a.py\t2026-11-20 10:00:00
-+++ b/vllm/a.py
-@@ -10,4 +10,5 @@ A.f
- one
-
--two
-+2
-+3
- four
-@@ -40 +41 @@ <module>
--last
-\\ No newline at end of file
-+last
-"""
+from tests.support.patches import GOOD_PATCH, hunk, patch_text
 
 
 def errors(text: str) -> list[tuple[int | None, str]]:
@@ -54,7 +26,7 @@ def errors(text: str) -> list[tuple[int | None, str]]:
 
 
 def test_a_good_patch_is_read_whole() -> None:
-    patch = parse_patch(GOOD, "demo/01-a/0.20.0..0.21.0.patch")
+    patch = parse_patch(GOOD_PATCH, "demo/01-a/0.20.0..0.21.0.patch")
     assert patch.name == "demo/01-a/0.20.0..0.21.0.patch"
     assert patch.path == "vllm/a.py"
     assert patch.headers == {
@@ -78,18 +50,18 @@ def test_a_good_patch_is_read_whole() -> None:
 
 
 def test_a_patch_checked_out_with_crlf_says_the_same() -> None:
-    checked_out = GOOD.replace("\n\n", "\n \n").replace("\n", "\r\n")
-    assert parse_patch(checked_out, "x") == parse_patch(GOOD, "x")
+    checked_out = GOOD_PATCH.replace("\n\n", "\n \n").replace("\n", "\r\n")
+    assert parse_patch(checked_out, "x") == parse_patch(GOOD_PATCH, "x")
     assert parse_patch(checked_out.replace("---\r\n", "\r\n", 1) + "\r\n", "x").hunks
 
 
 def test_other_breaks_than_line_feeds_are_content() -> None:
-    patch = parse_patch(GOOD.replace("+3", "+\x0c3\u2028\x1c"), "x")
+    patch = parse_patch(GOOD_PATCH.replace("+3", "+\x0c3\u2028\x1c"), "x")
     assert "\x0c3\u2028\x1c" in patch.hunks[0].post
 
 
 def test_lines_that_look_like_headers_inside_a_hunk_are_content() -> None:
-    text = GOOD[: GOOD.index("@@ -10")] + (
+    text = GOOD_PATCH[: GOOD_PATCH.index("@@ -10")] + (
         "@@ -1,3 +1,3 @@ <module>\n--- a/vllm/b.py\n+++ b/vllm/b.py\n x\n-@@ -1 +1 @@\n+y\n"
     )
     (hunk,) = parse_patch(text, "x").hunks
@@ -98,7 +70,10 @@ def test_lines_that_look_like_headers_inside_a_hunk_are_content() -> None:
 
 
 def test_a_mark_on_a_context_line_stands_for_both_sides() -> None:
-    text = GOOD[: GOOD.index("@@ -40")] + "@@ -40,2 +40,2 @@ A\n-a\n+b\n c\n\\ No newline\n"
+    text = (
+        GOOD_PATCH[: GOOD_PATCH.index("@@ -40")]
+        + "@@ -40,2 +40,2 @@ A\n-a\n+b\n c\n\\ No newline\n"
+    )
     hunk = parse_patch(text, "x").hunks[1]
     assert (hunk.pre_unfinished, hunk.post_unfinished) == (True, True)
 
@@ -161,13 +136,13 @@ def test_a_mark_on_a_context_line_stands_for_both_sides() -> None:
     ],
 )
 def test_each_malformed_place_is_named(old: str, new: str, line: int, problem: str) -> None:
-    assert old in GOOD
-    found = errors(GOOD.replace(old, new))
+    assert old in GOOD_PATCH
+    found = errors(GOOD_PATCH.replace(old, new))
     assert any(at == line and problem in text for at, text in found), found
 
 
 def test_a_hunk_that_changes_nothing_is_refused() -> None:
-    text = GOOD[: GOOD.index("@@ -10")]
+    text = GOOD_PATCH[: GOOD_PATCH.index("@@ -10")]
     assert "changes nothing" in errors(text + "@@ -1,2 +1,2 @@ A\n x\n-a\n+a\n")[0][1]
     assert "changes nothing" in errors(text + "@@ -1,2 +1,2 @@ A\n x\n-a\n+a\r\n")[0][1]
     assert "changes nothing" in errors(text + "@@ -1 +1 @@ A\n x\n")[0][1]
@@ -178,12 +153,12 @@ def test_a_hunk_that_changes_nothing_is_refused() -> None:
     ["-1,2 +1 @@ A\n x\n-a\n", "-1,2 +1 @@ A\n-x\n a\n", "-1,3 +1,2 @@ A\n x\n-x\n a\n"],
 )
 def test_a_removal_at_the_edge_of_a_hunk_is_refused(body: str) -> None:
-    (error,) = errors(GOOD[: GOOD.index("@@ -10")] + "@@ " + body)
+    (error,) = errors(GOOD_PATCH[: GOOD_PATCH.index("@@ -10")] + "@@ " + body)
     assert "context on both sides" in error[1]
 
 
 def test_a_removal_between_context_is_not() -> None:
-    text = GOOD[: GOOD.index("@@ -10")]
+    text = GOOD_PATCH[: GOOD_PATCH.index("@@ -10")]
     assert parse_patch(text + "@@ -1,3 +1,2 @@ A\n x\n-y\n z\n", "x").hunks
     at_end = "@@ -1,2 +1 @@ A\n-x\n-y\n\\ No newline\n+x\n\\ No newline\n"
     assert parse_patch(text + at_end, "x").hunks
@@ -193,12 +168,12 @@ def test_a_removal_between_context_is_not() -> None:
     ("text", "problem"),
     [
         ("", "Description is missing"),
-        (GOOD[: GOOD.index("diff --git")], "holds no diff"),
-        (GOOD[: GOOD.index("@@ -10")], "holds no hunk"),
-        (GOOD[GOOD.index("diff --git") :], "Origin is missing"),
-        (GOOD + "trailing\n", "found 'trailing'"),
-        (GOOD[:-1], "last line has no newline"),
-        (GOOD.replace("index 1234567..89abcde 100644\n", "\n"), "found ''"),
+        (GOOD_PATCH[: GOOD_PATCH.index("diff --git")], "holds no diff"),
+        (GOOD_PATCH[: GOOD_PATCH.index("@@ -10")], "holds no hunk"),
+        (GOOD_PATCH[GOOD_PATCH.index("diff --git") :], "Origin is missing"),
+        (GOOD_PATCH + "trailing\n", "found 'trailing'"),
+        (GOOD_PATCH[:-1], "last line has no newline"),
+        (GOOD_PATCH.replace("index 1234567..89abcde 100644\n", "\n"), "found ''"),
     ],
 )
 def test_what_is_no_whole_patch_is_refused(text: str, problem: str) -> None:
@@ -206,12 +181,16 @@ def test_what_is_no_whole_patch_is_refused(text: str, problem: str) -> None:
 
 
 def test_trailing_blank_lines_are_forgiven() -> None:
-    assert parse_patch(GOOD + "\n \n", "x") == parse_patch(GOOD, "x")
-    assert parse_patch(GOOD + " \n\n", "x") == parse_patch(GOOD, "x")
+    assert parse_patch(GOOD_PATCH + "\n \n", "x") == parse_patch(GOOD_PATCH, "x")
+    assert parse_patch(GOOD_PATCH + " \n\n", "x") == parse_patch(GOOD_PATCH, "x")
 
 
 def test_every_error_is_reported_in_the_order_of_the_lines() -> None:
-    text = GOOD.replace("Origin: vllm-overlay\n", "").replace("A.f", "def f():").replace("+41", "")
+    text = (
+        GOOD_PATCH.replace("Origin: vllm-overlay\n", "")
+        .replace("A.f", "def f():")
+        .replace("+41", "")
+    )
     found = errors(text)
     assert [line for line, _ in found] == [1, 12, 19]
 
@@ -257,7 +236,7 @@ CHANGES = st.lists(
 
 def changed(changes: list[tuple[str, int, str]]) -> str:
     """The good patch with some of its lines gone, doubled, swapped or new."""
-    lines = GOOD.split("\n")
+    lines = GOOD_PATCH.split("\n")
     for kind, place, piece in changes:
         at = place % len(lines)
         if kind == "delete" and len(lines) > 1:
@@ -315,14 +294,14 @@ def test_git_reads_every_patch_that_we_read(changes: list[tuple[str, int, str]])
 
 @pytest.mark.parametrize("tail", ["-- \n2.39.2\n\n", "--\n2.39.2 (Apple Git-143)\n", "-- \n2.39\n"])
 def test_the_signature_of_git_format_patch_is_no_line_of_the_hunk(tail: str) -> None:
-    assert parse_patch(GOOD + tail, "p") == parse_patch(GOOD, "p")
+    assert parse_patch(GOOD_PATCH + tail, "p") == parse_patch(GOOD_PATCH, "p")
 
 
 def test_a_removed_line_that_looks_like_a_signature_is_one() -> None:
     patch = parse_patch(patch_text("vllm/a.py", hunk([" a", "-- ", "-2.39.2", " b"], "f")), "p")
     assert patch.hunks[0].pre == ("a", "- ", "2.39.2", "b")
     with pytest.raises(PatchFormatErrors, match="the header promises"):
-        parse_patch(GOOD + "-- \nnot a version\n", "p")
+        parse_patch(GOOD_PATCH + "-- \nnot a version\n", "p")
 
 
 def test_a_tab_in_the_place_of_a_blank_is_told() -> None:
@@ -335,7 +314,7 @@ def test_a_tab_in_the_place_of_a_blank_is_told() -> None:
 
 def test_a_byte_order_mark_is_told() -> None:
     with pytest.raises(PatchFormatErrors, match=r"p:1: it begins with a byte-order mark"):
-        parse_patch("\N{BYTE ORDER MARK}" + GOOD, "p")
+        parse_patch("\N{BYTE ORDER MARK}" + GOOD_PATCH, "p")
 
 
 @pytest.mark.parametrize("line", ["-", " ", "+"])
@@ -350,74 +329,3 @@ def test_a_huge_patch_takes_no_longer_than_its_size(line: str) -> None:
         with contextlib.suppress(PatchFormatErrors):
             parse_patch(text, "p")
     assert time.monotonic() - begun < 20
-
-
-MAIL = (
-    """\
-From 8f1d2c3b4a5968778695a4b3c2d1e0f9a8b7c6d5 Mon Sep 17 00:00:00 2001
-From: =?UTF-8?q?J=C3=BCrgen?= <j@example.invalid>
-Date: Fri, 20 Nov 2026 10:00:00 +0100
-Subject: [PATCH 1/2] Call the graphs
- before the first pass
-MIME-Version: 1.0
-Content-Type: text/plain; charset=UTF-8
-Content-Transfer-Encoding: 8bit
-
-copy the tensor once, rename nothing:
-
---- a list of dashes is not a file ---
-Base: 0.26.0
-Signed-off-by: One <1@example.invalid>
-Signed-off-by: Two <2@example.invalid>
----
- vllm/a.py | 2 +-
- 1 file changed, 1 insertion(+), 1 deletion(-)
-
-"""
-    + GOOD[GOOD.index("diff --git") :]
-    + "-- \n2.45.1\n"
-)
-
-
-def test_a_mail_of_git_format_patch_is_a_patch() -> None:
-    patch = parse_patch(MAIL, "x")
-    assert patch.hunks[0].lines == parse_patch(GOOD, "x").hunks[0].lines
-    assert author(patch.headers) == "Jürgen <j@example.invalid>"
-    assert description(patch.headers) == "Call the graphs"
-    assert last_update(patch.headers) == "2026-11-20"
-    assert patch.headers["Base"] == "0.26.0"
-    assert patch.headers["Signed-off-by"].splitlines() == [
-        "One <1@example.invalid>",
-        "Two <2@example.invalid>",
-    ]
-
-
-def test_what_a_mail_says_is_kept_where_it_is_written_again() -> None:
-    patch = parse_patch(MAIL, "x")
-    again = parse_patch(render_patch(patch.headers, patch.path, patch.hunks), "x")
-    assert again.headers == patch.headers
-    text = render_patch(patch.headers, patch.path, patch.hunks)
-    assert "\nSigned-off-by: One <1@example.invalid>\nSigned-off-by: Two <2@" in text
-    assert " copy the tensor once, rename nothing:\n .\n" in text
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "line", "problem"),
-    [
-        ("Fri, 20 Nov 2026 10:00:00 +0100", "yesterday", 3, "Date is 'yesterday'"),
-        ("Date: Fri, 20 Nov 2026 10:00:00 +0100\n", "", 1, "header Last-Update is missing"),
-        ("Encoding: 8bit", "Encoding: base64", 8, "encoded for transport (base64)"),
-        ("MIME-Version", "Mimes", 6, "unknown header Mimes"),
-        ("Base: 0.26.0", "Base: new", 13, "Base: "),
-    ],
-)
-def test_a_malformed_mail_is_named_with_its_line(
-    old: str, new: str, line: int, problem: str
-) -> None:
-    found = errors(MAIL.replace(old, new))
-    assert any(at == line and problem in text for at, text in found), found
-
-
-def test_an_author_may_stand_for_the_origin() -> None:
-    text = GOOD.replace("Origin: vllm-overlay", "Author: us")
-    assert parse_patch(text, "x").headers["Author"] == "us"

@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from packaging.version import Version
 
 from overlay.commands import diagnosis
-from overlay.commands import model_runners as runners
 from overlay.commands.doctor import doctor
 from overlay.commands.request import Request
 from overlay.processes.live import LiveProcess
@@ -23,7 +21,6 @@ from overlay.processes.records import CodeState, Effect, EffectRecord, ModuleRec
 from overlay.report.as_json import as_data
 from overlay.report.as_text import render
 from overlay.report.codes import Code, Verdict
-from overlay.report.diagnosis import DeviceFacts, PluginFacts
 from overlay.report.running import ProcessesReport, running
 from overlay.results import Way
 from tests.in_memory.boxes import REPO, Box
@@ -133,28 +130,6 @@ def test_doctor_lists_the_processes_that_run(monkeypatch: pytest.MonkeyPatch) ->
     assert as_data(report)["processes"][0]["pid"] == 7
 
 
-NVIDIA = """NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build
-GCC version:  gcc version 12.3.0
-"""
-
-
-def test_devices_are_told_by_the_kernel(tmp_path: Path) -> None:
-    assert diagnosis.devices(tmp_path) == DeviceFacts(None, None, ())
-    driver = tmp_path / "proc/driver/nvidia"
-    for name, model in (
-        ("0000:01:00.0", "Model: \t\t NVIDIA H200\nIRQ: 1\n"),
-        ("0000:02:00.0", ""),
-    ):
-        (driver / "gpus" / name).mkdir(parents=True)
-        (driver / "gpus" / name / "information").write_text(model)
-    (driver / "version").write_text(NVIDIA)
-    (tmp_path / "sys/module/amdgpu").mkdir(parents=True)
-    (tmp_path / "sys/module/amdgpu/version").write_text("6.10.5\n")
-    assert diagnosis.devices(tmp_path) == DeviceFacts(
-        "570.86.15", "6.10.5", ("NVIDIA H200", "0000:02:00.0, model not told")
-    )
-
-
 def test_doctor_counts_what_is_in_the_cache(box: Box) -> None:
     box.run("register()")
     cache = asked(box, "doctor")["doctor"]["cache"]
@@ -198,21 +173,6 @@ def test_doctor_finds_that_there_is_no_vllm(box: Box, tmp_path: Path) -> None:
     )
     assert done.returncode == 1, done.stderr
     assert "no vLLM: expected a package vllm" in done.stdout
-
-
-def test_doctor_finds_two_overlays_and_a_missing_plugin() -> None:
-    two = [
-        PluginFacts(diagnosis.GROUP, "overlay", value, distribution, runs=True, why="")
-        for value, distribution in (
-            ("overlay.plugin:register", "vllm-overlay 1"),
-            ("fork.plugin:register", "fork 2"),
-        )
-    ]
-    (problem,) = diagnosis.plugin_problems(two)
-    assert "vllm-overlay 1 (overlay.plugin:register), fork 2" in problem
-    (missing,) = diagnosis.plugin_problems([])
-    assert "does not find the overlay's plugin" in missing
-    assert list(diagnosis.plugin_problems(two[:1])) == []
 
 
 def test_status_says_when_the_allow_list_keeps_the_plugin_out(box: Box) -> None:
@@ -301,53 +261,6 @@ def test_live_processes_as_lines_and_as_json() -> None:
         {"module": "vllm.a", "state": "runs", "sha256": "b" * 64, "scopes": {"f": "runs"}}
     ]
     assert data["processes"][1]["record"] is None
-
-
-def test_every_known_release_has_a_rule_for_its_model_runner() -> None:
-    from overlay.package import KNOWN_RELEASES
-
-    for text in KNOWN_RELEASES:
-        assert runners.models(Version(text)) is not None, text
-    assert "not known for 0.99.0" in runners.advice(Version("0.99.0"), {})
-    asked_for = runners.advice(Version("0.26.0"), {"VLLM_USE_V2_MODEL_RUNNER": "1"})
-    assert asked_for.startswith("V2, by")
-    asked_for = runners.advice(Version("0.33.0"), {"VLLM_USE_V2_MODEL_RUNNER": "0"})
-    assert asked_for.startswith("V1, by")
-
-
-def test_torch_is_told_without_importing_it() -> None:
-    before = "torch" in sys.modules
-    assert diagnosis.torch()._fields == ("version", "built_for")
-    assert ("torch" in sys.modules) == before
-    text = "cuda: Optional[str] = '12.8'\nhip: Optional[str] = None\ngit_version = 'x'\n"
-    assert diagnosis._assigned(text, "cuda") == "12.8"
-    assert diagnosis._assigned(text, "hip") is None
-    assert diagnosis._assigned(text, "git_version") == "x"
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (b"cuda = '12.8'\n", "cuda 12.8"),
-        (b"cuda = hip = None\n", "cpu"),
-        (None, "unknown: it has no torch/version.py"),
-        (b"cuda = '12.8\n", "unknown: torch/version.py cannot be read"),
-        (b"cuda = '\xff'\n", "unknown: torch/version.py cannot be read"),
-    ],
-)
-def test_what_torch_was_built_for_is_unknown_where_its_files_do_not_tell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None, says: str
-) -> None:
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch-9.9.dist-info").mkdir()
-    (tmp_path / "torch-9.9.dist-info/METADATA").write_text("Name: torch\nVersion: 9.9\n")
-    if content is not None:
-        (tmp_path / "torch/version.py").write_bytes(content)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    told = diagnosis.torch()
-    assert told.version == "9.9"
-    assert told.built_for is not None
-    assert told.built_for.startswith(says)
 
 
 @pytest.mark.parametrize(

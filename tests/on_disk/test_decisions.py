@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import overlay
 from overlay.errors import PlanOutdated, RevertRefused, TransactionError
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import lock, transaction
-from overlay.on_disk.changes import Rebuilt
-from overlay.on_disk.disk_state import Condition, assess, conditions, from_ledger, void
-from overlay.on_disk.ledger import Entry, Ledger, LedgerLost
+from overlay.on_disk.disk_state import Condition, void
+from overlay.on_disk.ledger import Entry, Ledger
 from overlay.results import Plan, State
 from tests.support.sites import interrupt_in_the_middle
 from tests.support.transactions import ADDED, ONE, PROPOSER, RUNNER, TWO, PatchSet, Site, snapshot
@@ -329,133 +324,6 @@ def test_a_plan_that_needs_attention_is_refused(installed: Site) -> None:
         transaction.apply(installed.root, plan, [ONE.feature()], release="0.26.0")
 
 
-# Patches that are there without a ledger
-
-
-def _without_a_ledger(site: Site) -> tuple[str, ...]:
-    """Remove the state folder; the folders that its ledger listed."""
-    ledger = ledgers.load(site.root)
-    assert ledger is not None
-    shutil.rmtree(site.root / ".vllm-overlay")
-    return ledger.folders
-
-
-def _adopt(site: Site, folders: tuple[str, ...]) -> transaction.Outcome:
-    plan = ONE.plan(site.pristine)
-    features = [ONE.feature()]
-    return transaction.adopt(
-        site.root, plan, features, folders, release="0.26.0", record_file=site.record
-    )
-
-
-def test_adopting_writes_what_apply_would_have_left(site: Site) -> None:
-    """Byte for byte; the second time, nothing."""
-    site.apply()
-    patched = snapshot(site.root)
-    folders = _without_a_ledger(site)
-    outcome = _adopt(site, folders)
-    assert (outcome.action, outcome.changed, outcome.wrote) == ("apply", (), True)
-    assert snapshot(site.root) == patched
-    assert _adopt(site, folders) == transaction.Outcome("apply")
-    site.revert()
-    assert not (site.root / ADDED).parent.exists()
-
-
-def test_adopting_replaces_a_damaged_ledger(site: Site) -> None:
-    site.apply()
-    patched = snapshot(site.root)
-    folders = tuple(ledgers.load(site.root).folders)  # type: ignore[union-attr]  # it was applied
-    (site.root / ".vllm-overlay/ledger.json").write_bytes(b"{")
-    assert _adopt(site, folders).wrote
-    assert snapshot(site.root) == patched
-
-
-@pytest.mark.parametrize("path", [PROPOSER, ADDED])
-def test_nothing_is_adopted_where_a_file_has_other_bytes(site: Site, path: str) -> None:
-    site.apply()
-    folders = _without_a_ledger(site)
-    (site.root / path).write_bytes(b"other\n")
-    before = snapshot(site.root)
-    with pytest.raises(TransactionError, match=f"^{path}: changed by somebody else"):
-        _adopt(site, folders)
-    assert snapshot(site.root) == before
-
-
-# A lost ledger
-
-
-def _never() -> Rebuilt:
-    raise AssertionError("nothing has to be rebuilt")
-
-
-def test_nothing_is_rebuilt_where_a_ledger_is_there_or_nothing_was_applied(site: Site) -> None:
-    outcome = transaction.revert(site.root, record_file=site.record, rebuild=_never)
-    assert not outcome.wrote
-    site.apply()
-    assert transaction.revert(site.root, record_file=site.record, rebuild=_never).wrote
-
-
-@pytest.mark.parametrize("lose", ["damaged", "gone"])
-def test_a_lost_ledger_is_rebuilt_where_that_is_offered(installed: Site, lose: str) -> None:
-    before = snapshot(installed.root)
-    installed.apply()
-    ledger = ledgers.load(installed.root)
-    assert ledger is not None
-    lost = installed.root / ".vllm-overlay/ledger.json"
-    if lose == "damaged":
-        lost.write_bytes(b"{")
-    else:
-        lost.unlink()
-    with pytest.raises(LedgerLost):
-        transaction.revert(installed.root, record_file=installed.record)
-    rebuilt = Rebuilt(
-        ledger._replace(record=None),
-        {ledgers.sha256(data): data for data in installed.pristine.values()},
-    )
-    outcome = transaction.revert(
-        installed.root, record_file=installed.record, rebuild=lambda: rebuilt
-    )
-    assert outcome.warnings[0].startswith("the ledger was lost")
-    assert (outcome.action, outcome.changed) == ("revert", tuple(sorted((ADDED, PROPOSER, RUNNER))))
-    assert snapshot(installed.root) == before
-
-
-def test_a_reconstructed_ledger_does_not_cover_an_edit(installed: Site) -> None:
-    installed.apply()
-    ledger = ledgers.load(installed.root)
-    assert ledger is not None
-    (installed.root / ".vllm-overlay/ledger.json").write_bytes(b"{")
-    (installed.root / RUNNER).write_bytes(b"by hand\n")
-    before = snapshot(installed.root)
-    rebuilt = Rebuilt(
-        ledger._replace(record=None),
-        {ledgers.sha256(data): data for data in installed.pristine.values()},
-    )
-    with pytest.raises(TransactionError, match=f"{RUNNER}: changed by somebody else"):
-        transaction.revert(installed.root, record_file=installed.record, rebuild=lambda: rebuilt)
-    assert snapshot(installed.root) == before
-
-
-def test_rows_in_record_alone_make_a_lost_ledger(installed: Site) -> None:
-    """The whole folder is gone: RECORD still tells that something was applied."""
-    before = snapshot(installed.root)
-    installed.apply()
-    ledger = ledgers.load(installed.root)
-    assert ledger is not None
-    for path in sorted((installed.root / ".vllm-overlay").rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    (installed.root / ".vllm-overlay").rmdir()
-    assert not transaction.revert(installed.root, record_file=installed.record).wrote
-    rebuilt = Rebuilt(
-        ledger._replace(record=None),
-        {ledgers.sha256(data): data for data in installed.pristine.values()},
-    )
-    assert transaction.revert(
-        installed.root, record_file=installed.record, rebuild=lambda: rebuilt
-    ).wrote
-    assert snapshot(installed.root) == before
-
-
 # What recovery said
 
 
@@ -478,54 +346,3 @@ def test_recovery_alone_is_told_also_where_nothing_is_left_to_write(installed: S
     outcome = installed.apply()
     assert not outcome.wrote
     assert len(outcome.warnings) == 1
-
-
-# Another overlay's version
-
-
-def _of_version(site: Site, version: str) -> Ledger:
-    ledger = ledgers.load(site.root)
-    assert ledger is not None
-    return ledger._replace(overlay=version)
-
-
-class _Tree:
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def read(self, path: str) -> bytes | None:
-        place = self.root / path
-        return place.read_bytes() if os.path.lexists(place) else None
-
-
-def test_another_version_is_told_only_where_the_patches_are_not_at_hand(site: Site) -> None:
-    site.apply()
-    tree = _Tree(site.root)
-    old = _of_version(site, "0.0.1")
-    plan = from_ledger(old, tree, "0.26.0")
-    assert plan is not None
-    (notice,) = plan.notices
-    assert notice.text.startswith(f"applied by vllm-overlay 0.0.1, this is {overlay.__version__}")
-    same = from_ledger(_of_version(site, overlay.__version__), tree, "0.26.0")
-    assert same is not None
-    assert same.notices == ()
-    at_hand = assess(ONE.plan(site.pristine), old, tree, [ONE.feature()], "0.26.0")
-    assert at_hand.notices == ()
-
-
-def test_a_replaced_release_is_told_with_what_is_left_over(site: Site) -> None:
-    site.apply()
-    _replaced(site, PROPOSER, RUNNER)
-    ledger = ledgers.load(site.root)
-    assert ledger is not None
-    tree = _Tree(site.root)
-    assert from_ledger(ledger, tree, "0.27.0") is None
-    assert from_ledger(ledger, tree, "0.26.0") is not None
-    found = assess(ONE.plan(site.pristine), ledger, tree, [ONE.feature()], "0.27.0")
-    told = " ".join(notice.text for notice in found.notices)
-    assert "was replaced by 0.27.0" in told
-    assert f"left over from that: {ADDED}" in told
-    (site.root / ADDED).unlink()
-    found = assess(ONE.plan(site.pristine), ledger, tree, [ONE.feature()], "0.27.0")
-    assert "left over" not in " ".join(notice.text for notice in found.notices)
-    assert conditions(ledger, tree.read)[ADDED] is PRISTINE

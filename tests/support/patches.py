@@ -20,6 +20,33 @@ from overlay.package import ReleaseRange
 
 HEADERS = "Description: A test\nOrigin: the tests\nLast-Update: 2026-11-20\n\n"
 
+#: A well-formed patch with everything that a patch file may have.
+GOOD_PATCH = """\
+Description: Call the graphs
+ before the first pass
+Origin: vllm-overlay
+Bug: https://example.invalid/1
+Bug-Team: https://example.invalid/2
+Forwarded: not-needed
+Last-Update: 2026-11-20
+---
+diff --git a/vllm/a.py b/vllm/a.py
+index 1234567..89abcde 100644
+--- a/vllm/a.py\t2026-11-20 10:00:00
++++ b/vllm/a.py
+@@ -10,4 +10,5 @@ A.f
+ one
+
+-two
++2
++3
+ four
+@@ -40 +41 @@ <module>
+-last
+\\ No newline at end of file
++last
+"""
+
 
 class MemoryTree:
     """A tree of files in memory."""

@@ -1,0 +1,43 @@
+"""The shipped features of vLLM by name, read once, and the names that Python code binds."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Sequence
+
+from overlay.features.folder import load
+from overlay.features.model import Feature
+from overlay.features.sources import shipped_folder
+from overlay.package import VLLM
+
+DRAFTS = "draft-graphs"
+LORA = "active-lora-graphs"
+STEADY = "steady-inputs"
+GREEDY = "greedy-verification"
+DBO = "dbo-drafts"
+DBO_EAGLE3 = "dbo-eagle3"
+#: The features that patch the known releases.
+OURS = (DRAFTS, STEADY, GREEDY, DBO, DBO_EAGLE3)
+
+
+@functools.cache
+def shipped() -> tuple[Feature, ...]:
+    """Every shipped feature of vLLM."""
+    return tuple(each for each in load([shipped_folder()]) if each.package == VLLM)
+
+
+def feature(name: str) -> Feature:
+    """The shipped feature of an id."""
+    return next(feature for feature in shipped() if feature.id == name)
+
+
+def bound_by(nodes: Sequence[ast.AST]) -> set[str]:
+    """What imports, classes and functions among the nodes bind."""
+    bound: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            bound.update(alias.asname or alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef):
+            bound.add(node.name)
+    return bound
