@@ -52,6 +52,17 @@ class PackageIndexError(OverlayError):
     """The package index cannot be reached, or does not serve what is needed."""
 
 
+class ReleaseError(PackageIndexError):
+    """A release cannot be fetched.
+
+    :ivar release: as the user named it; :ivar cause: why, which other releases may share.
+    """
+
+    def __init__(self, release: str, cause: str) -> None:
+        self.release, self.cause = release, cause
+        super().__init__(f"release {release}: {cause}")
+
+
 class ArchiveError(TargetError):
     """A wheel or sdist is damaged, dangerous, or too large to be read."""
 

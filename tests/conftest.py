@@ -21,6 +21,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Each process of tests has a core: threads of PyTorch's own would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# vLLM compiles some small functions to C++ in each engine that calls them, which takes longer than
+# the engine; no patch is in one of them.
+os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 
 TESTS = Path(__file__).parent
 REPOSITORY = TESTS.parent

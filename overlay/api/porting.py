@@ -33,7 +33,7 @@ def port(
     from overlay.commands.port import port as command
 
     return command(
-        request(None, ids, patches),
+        request(None, ids, patches)._replace(named_as="ID"),
         releases,
         write=write,
         accept_merged=accept_merged,

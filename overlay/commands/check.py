@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from overlay.commands.assess import examine, outlook
 from overlay.commands.parallel import Step, cores, in_processes, in_threads, no_step, stepped
 from overlay.commands.request import Request, Scene
-from overlay.errors import OverlayError, described
+from overlay.errors import OverlayError, ReleaseError, described
 from overlay.report.model import TargetFailure, TargetReport
 from overlay.report.reading import CheckReport
 from overlay.report.wording import checked, nothing_new
@@ -129,6 +129,8 @@ def _found(
 ) -> Scene | TargetFailure:
     try:
         return request.scene(name, features, progress)
+    except ReleaseError as error:
+        return TargetFailure(name, str(error), error.cause)
     except OverlayError as error:
         return TargetFailure(name, str(error))
     except OSError as error:

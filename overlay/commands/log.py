@@ -44,7 +44,7 @@ def log(
     :raises OverlayError: if a release cannot be read.
     """
     features = request.load()
-    (feature,) = request._replace(features=(id_,)).select(features)
+    (feature,) = request._replace(features=(id_,), named_as="ID").select(features)
     names = releases("all" if span is None else span, package=feature.package)
     entries = tuple(
         _release(target, feature) for target in every_target(request, names, features, meter)

@@ -26,6 +26,7 @@ class Request(NamedTuple):
         named.
     :ivar require: ids of features that must be applied, or ``all``.
     :ivar without: ids of features that are not meant although they are at hand.
+    :ivar named_as: what messages call the argument by which ``features`` were named.
     """
 
     patches: tuple[str, ...] = ()
@@ -33,6 +34,7 @@ class Request(NamedTuple):
     python: str | None = None
     require: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
+    named_as: str = "--feature"
 
     def resolve(
         self, name: str | None, progress: Progress | None = None, package: Package | None = None
@@ -165,7 +167,7 @@ class Request(NamedTuple):
         :raises UsageError: naming every id that there is not, and those that there are.
         """
         known = [feature.id for feature in features]
-        for option, ids in (("--feature", self.features), ("--without", self.without)):
+        for option, ids in ((self.named_as, self.features), ("--without", self.without)):
             if unknown := [name for name in dict.fromkeys(ids) if name not in known]:
                 raise UsageError(
                     f"{option} {', '.join(unknown)}: expected one of {', '.join(known) or 'none'}; "

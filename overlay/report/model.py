@@ -100,7 +100,9 @@ class TargetFailure(NamedTuple):
 
     :ivar target: what the user named; ``None``: the vLLM that this Python would import.
     :ivar error: one or several lines.
+    :ivar cause: the part of it that other releases may share, and that is told once for all.
     """
 
     target: str | None
     error: str
+    cause: str | None = None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from overlay.report.base import Report
 from overlay.report.model import TargetFailure, TargetReport
+from overlay.report.words import enumeration
 
 if TYPE_CHECKING:
     from overlay.report.lines import Line
@@ -33,7 +34,18 @@ class CheckReport(Report):
     @property
     def error(self) -> str | None:
         """Why some targets could not be read."""
-        return "\n".join(failure.error for failure in self.failures) or None
+        shared: dict[str, list[TargetFailure]] = {}
+        for failure in self.failures:
+            shared.setdefault(failure.cause or failure.error, []).append(failure)
+        return "\n".join(_told(cause, failures) for cause, failures in shared.items()) or None
+
+
+def _told(cause: str, failures: list[TargetFailure]) -> str:
+    """What kept targets from being read, once."""
+    if len(failures) == 1 or failures[0].cause is None:
+        return failures[0].error
+    names = [str(failure.target) for failure in failures]
+    return f"releases {enumeration(names, most=len(names))}: {cause}"
 
 
 @dataclass(frozen=True)

@@ -127,10 +127,13 @@ def listing(session: Session, package: Package = VLLM) -> Listing:
     shown = tuple(without_password(url) for url in asked)
     if not candidates:
         ended = (one if one.endswith(".") else f"{one}." for one in problems)
-        why = " ".join(ended) or "None of them has it."
+        # What could not be reached says itself what to do about it.
+        why = " ".join(ended) or (
+            "None of them has it: check pip's index settings (pip config list)."
+        )
         raise PackageIndexError(
-            f"expected files of {project} on {_places(shown)}. {why} Check pip's index settings "
-            "(pip config list), or name a folder, a wheel or an sdist instead of a release"
+            f"expected files of {project} on {_places(shown)}. {why} Or name a folder, a wheel or "
+            "an sdist instead of a release"
         )
     return Listing(tuple(candidates), shown, tuple(problems))
 

@@ -12,7 +12,13 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from overlay.errors import ArchiveError, PackageIndexError, TargetError, UsageError
+from overlay.errors import (
+    ArchiveError,
+    PackageIndexError,
+    ReleaseError,
+    TargetError,
+    UsageError,
+)
 from overlay.package import (
     VLLM,
     Package,
@@ -205,7 +211,7 @@ def _release(name: str, progress: Progress | None, version: Version, package: Pa
     try:
         target = resolve_release(version, name, progress=progress, package=package)
     except PackageIndexError as error:
-        raise PackageIndexError(f"release {name}: {error}") from error
+        raise ReleaseError(name, str(error)) from error
     return _doubted(target) if os.path.lexists(name) else target
 
 

@@ -145,7 +145,7 @@ def test_usage(cli: Cli, world: Path) -> None:
     for words, said in (
         ((), "give the ID of a feature, or --matrix"),
         (("count-runs", "--matrix"), "give the ID of a feature, or --matrix"),
-        (("nothing",), "expected one of demo, count-runs"),
+        (("nothing",), "ID nothing: expected one of demo, count-runs"),
         (("--matrix", "--upstream", "x"), "speaks of one feature"),
         (("demo", "--upstream", "x"), "expected the URL of a pull request"),
     ):

@@ -285,7 +285,8 @@ def test_a_resolver_only_proposes(
 def test_what_it_is_given_must_name_features_and_releases(cli: Cli, ours: Path) -> None:
     assert cli("port", "--patches", ours).exit == 2
     assert cli("port", "replay", "--patches", ours).exit == 2
-    assert "expected one of" in cli("port", "nothing", "0.22.0", "--patches", ours).err
+    nothing = cli("port", "nothing", "0.22.0", "--patches", ours).err
+    assert "ID nothing: expected one of" in nothing
     assert cli("port", "replay", "soon", "--patches", ours).exit == 2
     both = cli("port", "--show", "--abort", "--patches", ours)
     assert both.exit == 2

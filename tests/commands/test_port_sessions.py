@@ -85,3 +85,23 @@ def test_files_that_are_not_the_sessions_stay(cli: Cli, ours: Path) -> None:
     assert "port-0.24.0 holds other files and stays" in ended.last
     assert list(files(Path("port-0.24.0"))) == ["replay/notes.md"]
     assert "found none" in cli("port", "--continue", "--patches", ours).err
+
+
+@pytest.mark.parametrize("wanted", [RESOLVED, world.IN_THE_WAY], ids=["edited", "retired"])
+def test_a_session_that_was_carried_out_and_killed_is_over_with_the_next_continue(
+    cli: Cli, ours: Path, monkeypatch: pytest.MonkeyPatch, wanted: bytes
+) -> None:
+    cli("port", "replay", "0.24.0", "--patches", ours)
+    Path("port-0.24.0/replay/10-runner", world.PATH).write_bytes(wanted)
+
+    def killed(session: object) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("overlay.authoring.port_session.end", killed)
+        assert cli("port", "--continue", "--patches", ours).exit == 130
+    written = files(ours)
+    assert Path("port-0.24.0").exists()
+    assert cli("port", "--continue", "--patches", ours).exit in (0, 1)
+    assert files(ours) == written
+    assert not Path("port-0.24.0").exists()

@@ -100,6 +100,19 @@ def test_no_network_is_said(
     assert cli("list").exit == 0
 
 
+def test_one_cause_of_several_releases_is_told_once_and_names_them_all(
+    cli: Cli, index: FakeIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = IndexConfig(("http://127.0.0.1:9/simple",), timeout=5.0)
+    for module in (fetching, pip_config):
+        monkeypatch.setattr(module, "read_config", lambda: config)
+    result = cli("check", "--releases", "0.30.0..0.33.0")
+    assert result.exit == 2
+    assert "releases 0.30.0, 0.31.0, 0.32.0 and 0.33.0: expected files of vllm" in result.err
+    assert result.err.count("cannot be reached") == 1
+    assert result.last == "4 of 4 targets could not be checked: see the errors."
+
+
 # reason
 
 

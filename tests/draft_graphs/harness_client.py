@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import tempfile
@@ -20,6 +21,10 @@ MODULE = "tests.draft_graphs.harness"
 TESTS = Path(__file__).resolve().parents[1]
 #: The target runs eagerly on CPU; its mode decides what the drafter may do.
 FULL_DECODE_ONLY = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+
+
+#: Harnesses beside each other. Where pytest itself runs in several processes they have the cores.
+PROCESSES = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
 
 
 class HarnessFailed(AssertionError):
@@ -54,7 +59,7 @@ def make_spec(models: Path, draft: str, k: int, **more: Any) -> dict[str, Any]:
 
 
 def run_harness(
-    python: Path, plans: Sequence[Plan], *, processes: int = 2, timeout: float = 3600
+    python: Path, plans: Sequence[Plan], *, processes: int = PROCESSES, timeout: float = 3600
 ) -> list[dict[str, Outcome]]:
     """The outcomes of every plan, by the names of its runs.
 

@@ -3,6 +3,8 @@
 `test_policy.py` shows what follows from the facts; here one thing at a time is changed in vLLM's
 own configuration or proposer, and that fact, and no other, must change.
 `test_facts_releases.py` shows that all releases have these things under these names.
+
+Longer than other modules: `test_every_fact_is_read` wants each fact to be changed by a test of it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""What a configuration gets: every refusal has its reason, and nothing else refuses."""
+"""What a configuration gets: every refusal has its reason, and nothing else refuses.
+
+Longer than other modules: a table has what each fact refuses, the tests beside it what the other
+facts leave to capture, and `test_every_fact_is_tested` holds that each fact is in one of the two.
+"""
 
 from __future__ import annotations
 

@@ -7,53 +7,52 @@ from __future__ import annotations
 
 import json
 import subprocess
-import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from overlay.proof.engine_launch import append_path, foreign_environment, link_packages
+from tests.draft_graphs.forked_modules import ForkedModules, forked_modules
 from tests.draft_graphs.mutation_types import TwinMutation
 from tests.draft_graphs.test_mutations import once_each
 from tests.draft_graphs.test_twins_of_releases import BACKENDS_SINCE
 from tests.draft_graphs.twin_mutations import TWIN_MUTATIONS
 from tests.engine.engine_fixtures import overlay, private_vllm
-from tests.engine.private_copy import PrivateCopy
 from tests.support.code_edits import edited
 
 pytestmark = pytest.mark.engine
 
-TESTS = Path(__file__).parents[1]
 #: Random batches of each shape, by twin.
 CASES = {"upstream_twin.py": 30, "mla_twin.py": 20, "backend_twin.py": 10}
 
 
+@dataclass(frozen=True)
+class Twins:
+    """A patched vLLM, and the process that runs twins in it.
+
+    :ivar module: the folder of the modules that the feature adds.
+    """
+
+    module: Path
+    forks: ForkedModules
+
+    def run(self, script: str, *options: str) -> subprocess.CompletedProcess[str]:
+        """Run a twin in a process of its own."""
+        return self.forks.run(f"tests.draft_graphs.{Path(script).stem}", *options)
+
+    def run_whole(self, script: str) -> subprocess.CompletedProcess[str]:
+        """Run all shapes of a twin."""
+        return self.run(script, "--cases", str(CASES[script]))
+
+
 @pytest.fixture(scope="module")
-def patched(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateCopy]:
+def twins(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Twins]:
     for copy in private_vllm(engine_python, tmp_path_factory.mktemp("twin")):
         overlay("apply", copy.site, "--feature", "draft-graphs")
-        yield copy
-
-
-def run_twin(patched: PrivateCopy, script: str, *options: str) -> subprocess.CompletedProcess[str]:
-    with tempfile.TemporaryDirectory(prefix="twin-") as folder:
-        code = link_packages(Path(folder, "code"), (TESTS,))
-        return subprocess.run(
-            [str(patched.python), "-m", f"tests.draft_graphs.{Path(script).stem}", *options],
-            cwd=folder,
-            env=append_path(foreign_environment(), code),
-            text=True,
-            capture_output=True,
-            check=False,
-            timeout=1800,
-        )
-
-
-def run_whole(patched: PrivateCopy, script: str) -> subprocess.CompletedProcess[str]:
-    """Run all shapes of a twin."""
-    return run_twin(patched, script, "--cases", str(CASES[script]))
+        with forked_modules(copy.python) as forks:
+            yield Twins(copy.site / "vllm/v1/spec_decode/draft_graphs", forks)
 
 
 def drafted(ended: subprocess.CompletedProcess[str]) -> Any:
@@ -62,8 +61,8 @@ def drafted(ended: subprocess.CompletedProcess[str]) -> Any:
 
 
 @pytest.mark.slow
-def test_drafts_and_kv_cache_are_those_of_upstream(patched: PrivateCopy) -> None:
-    used = drafted(run_whole(patched, "upstream_twin.py"))
+def test_drafts_and_kv_cache_are_those_of_upstream(twins: Twins) -> None:
+    used = drafted(twins.run_whole("upstream_twin.py"))
     # Nothing is shown by a twin that the graphs leave to upstream.
     assert sum(counts["propose used"] for counts in used.values()) > 200
     assert sum(counts.get("later_steps used", 0) for counts in used.values()) > 50
@@ -72,8 +71,8 @@ def test_drafts_and_kv_cache_are_those_of_upstream(patched: PrivateCopy) -> None
 
 
 @pytest.mark.slow
-def test_with_mla_they_are_those_of_upstream(patched: PrivateCopy) -> None:
-    used = drafted(run_whole(patched, "mla_twin.py"))
+def test_with_mla_they_are_those_of_upstream(twins: Twins) -> None:
+    used = drafted(twins.run_whole("mla_twin.py"))
     for backend in ("FLASH_ATTN_MLA", "FLASHMLA", "TRITON_MLA", "FLASHINFER_MLA"):
         assert used[backend]["propose used"] > 40, backend
         assert used[backend]["later_steps used"] > 10, backend
@@ -83,9 +82,9 @@ def test_with_mla_they_are_those_of_upstream(patched: PrivateCopy) -> None:
 
 
 @pytest.mark.slow
-def test_with_flashinfer_and_rocm_they_are_those_of_upstream(patched: PrivateCopy) -> None:
+def test_with_flashinfer_and_rocm_they_are_those_of_upstream(twins: Twins) -> None:
     """The builders are vLLM's; TRTLLM-gen, XQA and those of ROCm have a double of their kernels."""
-    used = drafted(run_whole(patched, "backend_twin.py"))
+    used = drafted(twins.run_whole("backend_twin.py"))
     for backend in BACKENDS_SINCE["backend_twin"]:
         assert used[backend]["propose used"] > 20, backend
         assert used[backend]["later_steps used"] >= 5, backend
@@ -93,15 +92,15 @@ def test_with_flashinfer_and_rocm_they_are_those_of_upstream(patched: PrivateCop
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutation", once_each(TWIN_MUTATIONS))
-def test_mutation_is_caught(patched: PrivateCopy, mutation: TwinMutation) -> None:
-    module = patched.site / "vllm/v1/spec_decode/draft_graphs"
+def test_mutation_is_caught(twins: Twins, mutation: TwinMutation) -> None:
+    module = twins.module
     files = {file for file, *_ in mutation.changes}
     sources = {file: (module / file).read_text(encoding="utf-8") for file in files}
     try:
         for file, *edit in mutation.changes:
             text = edited((module / file).read_text(encoding="utf-8"), [edit], file)
             (module / file).write_text(text, encoding="utf-8")
-        ended = run_twin(patched, mutation.script, *mutation.options)
+        ended = twins.run(mutation.script, *mutation.options)
     finally:
         for file, source in sources.items():
             (module / file).write_text(source, encoding="utf-8")

@@ -21,6 +21,8 @@ from tests.support.transactions import ONE, PROPOSER, TWO, Copies, Site, Snapsho
 
 Action = Callable[[Site], object]
 ERRORS = [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EIO]
+#: The code tells EACCES apart, where it means that there are no links; the others are one case.
+REPEATED = {errno.EROFS, errno.EIO}
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,13 @@ def test_killed_at_every_call(scenario: Scenario) -> None:
 
 @pytest.mark.parametrize(
     ("number", "lasting"),
-    [*((number, False) for number in ERRORS), (errno.EROFS, True)],
+    [
+        *(
+            pytest.param(*(number, False), marks=pytest.mark.thorough if number in REPEATED else ())
+            for number in ERRORS
+        ),
+        (errno.EROFS, True),
+    ],
     ids=lambda value: errno.errorcode[value] if value > 1 else ("once", "from-then-on")[value],
 )
 def test_an_error_at_every_call(scenario: Scenario, number: int, lasting: bool) -> None:
@@ -201,9 +209,10 @@ def test_ctrl_c_at_every_call(scenario: Scenario) -> None:
         assert scenario.whole(site), where
 
 
-def test_dead_again_while_recovering(scenario: Scenario) -> None:
+def test_dead_again_while_recovering(scenario: Scenario, pytestconfig: pytest.Config) -> None:
     """A second death, at every call of the recovery from a death at every few calls."""
-    for first in range(1, len(scenario.calls) + 1, 10):
+    few = 10 if pytestconfig.getoption("--thorough") else 19
+    for first in range(1, len(scenario.calls) + 1, few):
         site = scenario.copies.fresh()
         scenario.die_at(first, scenario.action, site)
         dead = Copies(site, scenario.folder / f"dead-{first}")
