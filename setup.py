@@ -110,6 +110,7 @@ setup(
             "jsonschema>=4.18",
             "mypy>=1.10",
             "mutmut>=3.8",
+            "promql-parser>=0.5",
             "pytest>=8",
             "pytest-xdist>=3.8",
             "pyyaml>=6",

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -99,13 +102,13 @@ def test_servers_are_asked_until_runs_agree_and_all_at_the_rate_of_the_first(
     bench: Any, tmp_path: Path
 ) -> None:
     page, plot = tmp_path / "page.html", tmp_path / "plot.svg"
-    told = bench({}, *SERVING, "--rounds", "2", "--html", str(page), "--svg", str(plot))
+    told = bench({}, *SERVING, "--rounds", "1", "--html", str(page), "--svg", str(plot))
     assert (told["exit"], told["code"]) == (0, "measured")
     served = {each["engine"]: each for each in told["bench"]["serving"]}
     (cell,) = served["overlay"]["concurrency"]
     assert cell == {
         "requests": 2,
-        "output_tokens_per_s": [200.0, 201.0, 200.0, 201.0],
+        "output_tokens_per_s": [200.0, 201.0],
         "steady": True,
     }
     assert {each["request_rate"] for each in served.values()} == {5.025}
@@ -122,9 +125,12 @@ def test_servers_are_asked_until_runs_agree_and_all_at_the_rate_of_the_first(
 
 
 @pytest.mark.usefixtures("patched")
-def test_a_slower_server_and_one_that_is_never_steady_are_told(bench: Any) -> None:
-    speeds = {"overlay serving": [50.0, 60.0, 70.0, 80.0, 90.0]}
-    told = bench(speeds, *SERVING, "--rounds", "1", "--request-rate", "0")
+def test_of_a_model_a_slower_server_and_one_that_is_never_steady_are_told(bench: Any) -> None:
+    speeds = {"overlay serving": [50.0, 60.0, 70.0, 80.0, 90.0], "V2 serving": "says no V2"}
+    own = ("--model", "a/b", "--draft", "a/c", "--rounds", "1", "--request-rate", "0")
+    told = bench(speeds, *SERVING, *own, "--", "--max-num-seqs", "4")
+    assert (told["bench"]["shape"], told["bench"]["dummy_weights"]) == ("a/b", False)
+    assert set(told["bench"]["left"]) == {"V2"}
     assert (told["exit"], told["code"]) == (1, "slower")
     assert "Slower than stock V1 serving 2 requests." in told["verdict"]
     assert "overlay: the last runs with 2 requests at a time did not agree" in str(
@@ -145,7 +151,6 @@ def test_rounds_beyond_the_budget_are_left_out_and_named(bench: Any) -> None:
 @pytest.mark.parametrize(
     ("word", "says"),
     [
-        ("says RuntimeError: what a day", "the server ended with status 1"),
         ("says torch.OutOfMemoryError: CUDA out of memory.", "the GPU is too small"),
         ("says OSError: [Errno 98] Address already in use", "unset VLLM_PORT"),
         ("dies", "the server ended with status 7"),
@@ -179,6 +184,23 @@ def test_a_server_that_hangs_is_killed_with_all_it_started(
 
 
 @pytest.mark.usefixtures("patched")
+def test_a_server_ends_with_the_command_when_that_is_killed(python: Path, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    words = behaving({**TIMES, "stock V1 serving": "hangs"})
+    command = subprocess.Popen(
+        [sys.executable, "-m", "overlay", "bench", *SERVING, "--python", str(python)],
+        cwd=Path(__file__).resolve().parents[2],
+        env={**os.environ, **words, "FAKE_PIDS": str(pids), "TMPDIR": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    found = pids_of(pids)
+    command.kill()
+    command.wait(20)
+    expect_gone(found)
+
+
+@pytest.mark.usefixtures("patched")
 def test_a_port_in_use_is_named_and_a_free_one_is_taken_by_itself(
     bench: Any, tmp_path: Path
 ) -> None:
@@ -201,30 +223,6 @@ def test_models_need_a_draft_that_is_there(bench: Any, tmp_path: Path) -> None:
         told = bench({}, *options)
         assert told["exit"] == 2
         assert says in told["error"]
-
-
-@pytest.mark.usefixtures("patched")
-def test_a_model_with_its_draft_is_served_with_the_arguments_behind(
-    bench: Any, tmp_path: Path
-) -> None:
-    draft = tmp_path / "draft"
-    draft.mkdir()
-    (draft / "config.json").write_text('{"architectures": ["LlamaForCausalLMEagle3"]}')
-    told = bench(
-        {},
-        *SERVING,
-        "--rounds",
-        "1",
-        "--model",
-        "a/b",
-        "--draft",
-        str(draft),
-        "--",
-        "--max-num-seqs",
-        "4",
-    )
-    assert told["code"] == "measured"
-    assert (told["bench"]["shape"], told["bench"]["dummy_weights"]) == ("a/b", False)
 
 
 def test_the_method_comes_from_the_drafts_configuration(tmp_path: Path) -> None:

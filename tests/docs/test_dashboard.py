@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import pytest
 
 from overlay.in_memory.metrics import METRICS, PREFIX
 
@@ -87,6 +89,20 @@ def test_every_query_asks_for_metrics_that_there_are() -> None:
         for opening, closing in ("()", "{}", "[]"):
             assert query.count(opening) == query.count(closing), query
         assert "rate(" in query or not any(name.endswith("_total") for name in asked), query
+
+
+def test_every_query_of_the_dashboard_and_of_the_page_is_promql() -> None:
+    # By name: the parser is compiled, and brings no types that mypy could read.
+    parse = importlib.import_module("promql_parser").parse
+    page = (ROOT / "docs/metrics.md").read_text()
+    told = re.findall(r"`([^`]*vllm_overlay[^`]*[()][^`]*)`", page)
+    assert len(told) >= 4
+    for query in (*queries(), *told):
+        # Grafana puts a duration into the place of its variable.
+        assert parse(query.replace("$__rate_interval", "5m")), query
+    for broken in ("sum(rate(x[5m])", "rate(x[5m]) >", "rate(x)"):
+        with pytest.raises(ValueError, match=r"."):
+            parse(broken)
 
 
 def test_every_metric_but_one_for_failures_is_on_the_dashboard_and_all_on_the_page() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlay.errors import OverlayError
-from overlay.proof.repeats import Sample, Timed, order, read
+from overlay.proof.repeats import Sample, Timed, order, read, read_served
 from overlay.report.bench_page import page
 from overlay.report.benched import OVERLAY, STOCK, V2, BenchReport, benched, comparisons
 
@@ -75,6 +75,24 @@ def test_rounds_are_joined() -> None:
     assert joined.graphs == {"loop": 4}
     with pytest.raises(OverlayError, match="expected the result of a timed engine"):
         read(OVERLAY, [{"batch1": {}}])
+
+
+def test_rounds_of_a_server_are_joined() -> None:
+    cell = {"values": [100.0, 101.0], "runs": 2, "agreed": True}
+    round_ = {
+        "vllm": "0.99.0",
+        "acceptance": 2.5,
+        "concurrency": {"16": cell, "1": cell},
+        "first_token": {"rate": 2.0, "values": [9.0, 8.0]},
+    }
+    other = {**round_, "concurrency": {"16": {**cell, "agreed": False}, "1": cell}}
+    joined = read_served(OVERLAY, [round_, other])
+    values = Sample((100.0, 101.0, 100.0, 101.0))
+    assert list(joined.concurrency.items()) == [(1, values), (16, values)]
+    assert (joined.unsteady, joined.rate) == ((16,), 2.0)
+    assert joined.first_token == Sample((9.0, 8.0, 9.0, 8.0))
+    with pytest.raises(OverlayError, match="expected the result of a server"):
+        read_served(OVERLAY, [{"concurrency": []}])
 
 
 def test_the_page_shows_every_engine_and_loads_nothing() -> None:
