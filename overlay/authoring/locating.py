@@ -43,10 +43,17 @@ class ReleaseTexts:
         """
         key = (release, path)
         if key not in self._files:
-            if release not in self._trees:
-                self._trees[release] = self._open(release)
-            self._files[key] = self._trees[release].read(path)
+            self._files[key] = self.open(release).read(path)
         return self._files[key]
+
+    def open(self, release: str) -> Tree:
+        """The files of a release.
+
+        :raises OverlayError: if it cannot be read.
+        """
+        if release not in self._trees:
+            self._trees[release] = self._open(release)
+        return self._trees[release]
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,8 @@ def port(
     meant = _meant(request, features)
     names = known_names(asked, package)
     porter = make_porter(names, package, progress)
+    for name in set(asked) - set(package_releases.known(package)):
+        porter.texts.open(name)  # memory would answer for a release that nobody has
     ports = [
         port
         for feature in meant

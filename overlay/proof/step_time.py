@@ -152,6 +152,7 @@ class Engine:
         self.llm = LLM(**options)
         self._sampling_params = SamplingParams
         self._temperature = temperature
+        self._vocabulary = self.llm.llm_engine.vllm_config.model_config.get_vocab_size()
         self._adapters: list[Any] = []
         if adapters:
             from vllm.lora.request import LoRARequest
@@ -169,8 +170,10 @@ class Engine:
 
     def generate(self, size: int, tokens: int) -> float:
         """Seconds to generate that many tokens for each of ``size`` requests."""
+        # Ids of a part of the vocabulary only, so that drafters with a smaller one have them, too.
+        known = min(30000, self._vocabulary - 10)
         prompts = [
-            {"prompt_token_ids": [(7 * i + 13 * j) % 30000 + 10 for j in range(_PROMPT_TOKENS)]}
+            {"prompt_token_ids": [(7 * i + 13 * j) % known + 10 for j in range(_PROMPT_TOKENS)]}
             for i in range(size)
         ]
         params = self._sampling_params(

@@ -14,6 +14,7 @@ import pytest
 from packaging.version import Version
 
 from overlay.api import porting
+from overlay.errors import OverlayError
 from overlay.features.folder import holes, load
 from overlay.features.model import Way
 from overlay.planning.planner import plan
@@ -42,6 +43,12 @@ def releases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def ours(tmp_path: Path) -> Path:
     world.write(tmp_path / "ours")
     return tmp_path / "ours"
+
+
+def no_such_release(name: str, **_: object) -> world.Tree:
+    if name not in world.RELEASES:
+        raise OverlayError(f"vLLM {name}: there is none on the index")
+    return world.Tree(name)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -377,3 +384,16 @@ def test_a_file_that_the_release_lacks_can_be_retired_or_skipped(
     assert refused.exit == 2
     assert "--retire or --skip replay" in refused.err
     assert cli("port", "--skip", "replay", "--patches", ours).exit == 0
+
+
+def test_a_release_that_nobody_has_is_an_error_where_memory_would_answer(
+    cli: Cli, ours: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toml = ours / "replay/feature.toml"
+    toml.write_text('merged = "0.25.0"\n' + toml.read_text())
+    monkeypatch.setattr("overlay.targets.resolution.resolve", no_such_release)
+    before = files(ours)
+    result = cli("port", "replay", "0.99.0", "--write", "--patches", ours)
+    assert result.exit == 2
+    assert "vLLM 0.99.0" in result.err
+    assert files(ours) == before
