@@ -173,7 +173,7 @@ def verify(
 @click.option("--repeats", type=click.IntRange(2), default=5, help="Of each batch and round; 5.")
 @click.option(
     "--budget",
-    type=click.FloatRange(1),
+    type=click.FloatRange(0),
     default=720.0,
     help="Seconds for all rounds, 720: those that would take longer are left out, but the first.",
 )

@@ -193,7 +193,7 @@ class Stage:
                 rounds = "1 round was" if left == 1 else f"{left} rounds were"
                 note = (
                     f"{rounds} left out: one more takes about {took:.0f} s, and {spent:.0f} s of "
-                    f"--budget {self.question.budget:.0f} are spent"
+                    f"--budget {self.question.budget:g} are spent"
                 )
                 return (note,)
         return ()

@@ -22,6 +22,9 @@ WATCHED_MODULES = (
     "vllm.v1.worker.gpu_model_runner",
     "vllm.v1.cudagraph_dispatcher",
 )
+#: What the proof itself imports of the overlay, each with a dot behind it: nothing that is added to
+#: vLLM may import any of it, which a test of the features' modules says.
+_OF_THE_PROOF = ("overlay.proof.", "overlay.results.")
 #: The feature that gives the drafter its graphs, and the package that it adds to vLLM.
 DRAFT_GRAPHS = "draft-graphs"
 DRAFT_GRAPHS_PACKAGE = "vllm.v1.spec_decode.draft_graphs"
@@ -157,7 +160,7 @@ def describe_worker(worker: Any) -> dict[str, Any]:
         "overlay_imported": sorted(
             name
             for name in sys.modules
-            if name.startswith("overlay.") and not f"{name}.".startswith("overlay.proof.")
+            if name.startswith("overlay.") and not f"{name}.".startswith(_OF_THE_PROOF)
         ),
     }
     if drafter is not None:

@@ -25,7 +25,7 @@ from tests.gpu.operator_watch import OperatorWatch
 
 # The feature's modules lie beside vLLM's own once `drafters` is imported.
 # isort: split
-from vllm.v1.spec_decode.draft_graphs import staging
+from vllm.v1.spec_decode.draft_graphs import staging, upstream
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
@@ -58,6 +58,8 @@ class OnDevice:
             for name, value in vars(owner).items():
                 if isinstance(value, (torch.Tensor, dict)) and name not in ON_HOST:
                     setattr(owner, name, to_device(value))
+        # The graphs read those that are on the device now.
+        captured._proposer_buffers = upstream.proposer_buffers(self.drafter.proposer)
         self.operators: Counter[str] = Counter()
         self.host: Counter[str] = Counter()
 

@@ -108,6 +108,18 @@ def test_the_shipped_features_have_no_holes() -> None:
     assert {one.id: holes(one) for one in shipped()} == dict.fromkeys((LORA, *OURS), ())
 
 
+def test_nothing_that_is_added_to_a_package_imports_the_overlay() -> None:
+    """Whoever uninstalls the overlay keeps a vLLM that works, patched or not."""
+    modules = [path for path in shipped_folder().rglob("*.py") if "files" in path.parts]
+    assert modules
+    for path in modules:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            assert not [name for name in names if name.partition(".")[0] == "overlay"], path
+
+
 def test_every_known_release_is_in_every_shipped_range() -> None:
     for one in shipped():
         assert [text for text in KNOWN_RELEASES if Version(text) not in one.releases] == []
