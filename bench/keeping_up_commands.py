@@ -67,6 +67,23 @@ class Timing(NamedTuple):
     cpu: float
 
 
+def run(arguments: list[str]) -> str:
+    """What a command line prints, without the features of other folders.
+
+    :raises RuntimeError: if it ends with an error.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "overlay", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OVERLAY_PATCHES": ""},
+    )
+    if done.returncode == 2:
+        raise RuntimeError(done.stderr + done.stdout)
+    return done.stdout
+
+
 def timed(arguments: list[str]) -> Timing:
     """The best run of the command line.
 
@@ -76,16 +93,8 @@ def timed(arguments: list[str]) -> Timing:
     for _ in range(RUNS):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         began = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, "-m", "overlay", *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "OVERLAY_PATCHES": ""},
-        )
+        run(arguments)
         clock = time.perf_counter() - began
-        if done.returncode == 2:
-            raise RuntimeError(done.stderr)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         found.append(Timing(round(clock, 2), round(cpu, 2)))
@@ -126,16 +135,7 @@ def answer(arguments: list[str]) -> Any:
 
     :raises RuntimeError: if it ends with an error.
     """
-    done = subprocess.run(
-        [sys.executable, "-m", "overlay", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OVERLAY_PATCHES": ""},
-    )
-    if done.returncode == 2:
-        raise RuntimeError(done.stderr + done.stdout)
-    return json.loads(done.stdout)
+    return json.loads(run(arguments))
 
 
 def measure() -> dict[str, object]:

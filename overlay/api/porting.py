@@ -55,7 +55,7 @@ def port_session(
     :param action: a value of ``commands.port_session.SessionAction``, such as ``continue``.
     :param folder: the session; default: the only one in the working folder.
     :param id_: the feature to retire or skip; :param command: the resolver.
-    :raises ValueError: if there is no such action.
+    :raises ValueError: if the action is unknown.
     """
     from overlay.commands import port_session as commands
 

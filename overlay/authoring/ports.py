@@ -15,7 +15,7 @@ class TopicPort:
 
     :ivar variant: the variant that it is carried from; :ivar base: the release of its text.
     :ivar origin: the text of the base that the hunks are made on.
-    :ivar before: the text of the release that they meet; ``None`` where there is no such file.
+    :ivar before: the release's text of the file; ``None`` where the release lacks the file.
     :ivar after: that text with every hunk that could be carried.
     :ivar made: the hunks for the release; ``None`` where a conflict is left or upstream has all.
     :ivar problem: why nothing can be made of it although no hunk conflicts.

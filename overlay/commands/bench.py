@@ -89,18 +89,16 @@ def _measured(
     if logs is None:
         logs = Path(tempfile.mkdtemp(prefix="overlay-bench-logs-"))
     logs.mkdir(parents=True, exist_ok=True)
+    keep = question.logs is not None
     stage = Stage(question, python, work, link_packages(work / "code"), logs.resolve(), told)
     try:
-        measured = stage.measure()
+        return stage.measure()
     except OverlayError as error:
+        keep = True
         raise OverlayError(f"{error}\nwhat the engines printed is in {logs}") from error
-    except BaseException:
-        if question.logs is None:
+    finally:
+        if not keep:
             shutil.rmtree(logs)
-        raise
-    if question.logs is None:
-        shutil.rmtree(logs)
-    return measured
 
 
 def _write_pages(question: Question, report: BenchReport) -> None:

@@ -101,7 +101,7 @@ def _decoded(said: bytes | Mapping[str, Any]) -> RankReport:
 
     Another version of the overlay may send more fields.
 
-    :raises RanksDiffer: if it is no report that this version knows.
+    :raises RanksDiffer: if this version cannot read the report.
     """
     try:
         row = parse_json(said) if isinstance(said, bytes) else said

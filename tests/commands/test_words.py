@@ -11,12 +11,12 @@ import pytest
 
 from overlay import __version__
 from overlay.processes.live import LiveProcess
-from overlay.processes.records import CodeState, ModuleRecord, ProcessRecord
+from overlay.processes.records import CodeState, ModuleRecord
 from overlay.report.as_text import render
 from overlay.report.codes import Code, Verdict
 from overlay.report.running import ProcessesReport
-from overlay.results import Way
 from tests.support.cli import Cli
+from tests.support.process_records import record
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -92,20 +92,8 @@ def test_live_v_shows_modules_and_scopes() -> None:
     module = ModuleRecord(
         "vllm.v1.worker.gpu_model_runner", "0" * 64, {"Runner.run": CodeState.RUNS}
     )
-    record = ProcessRecord(
-        pid=1,
-        started="1",
-        host="h",
-        role="worker",
-        rank=0,
-        vllm="0.32.0",
-        root="/site",
-        way=Way.MEMORY,
-        digest="a" * 64,
-        summary="x (memory)",
-        modules=(module,),
-    )
-    process = LiveProcess(pid=1, title="vllm", engine=1, record=record, problem=None)
+    patched = record(1, modules=(module,))
+    process = LiveProcess(pid=1, title="vllm", engine=1, record=patched, problem=None)
     report = ProcessesReport(Verdict(Code.RUNNING, "One."), (process,))
     line = "vllm.v1.worker.gpu_model_runner (runs): Runner.run runs"
     assert line in "\n".join(map(str, render(report, verbose=True)))

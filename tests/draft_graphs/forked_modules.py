@@ -93,7 +93,7 @@ def serve() -> None:
 
     :raises RuntimeError: if what mutations change was imported, so that forks would see no change.
     """
-    # What vLLM prints while it is imported is no answer.
+    # What vLLM prints while it is imported goes to the errors, beside the answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     for module in EARLY:

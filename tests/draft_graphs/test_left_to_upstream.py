@@ -173,7 +173,7 @@ def test_a_loop_serves_its_own_k_only(k: int) -> None:
     drafter = Drafter()
     drafter.capture()
     drafts = drafter.propose(num_speculative_tokens=k)
-    # With K=1 there is no later pass, and nothing to differ.
+    # With K=1 the first pass gives the only draft, and the loop is not needed.
     assert (drafts is not None) == (k in (1, 3))
     assert drafts is None or drafts.shape == (3, k)
 
