@@ -16,7 +16,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from overlay.api.calls import PatchRefused, accepted, as_name, request
+from overlay.api.calls import PatchRefused, accepted, as_name, on_a_target, request
 from overlay.errors import OverlayError, UsageError
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ __all__ = [
 ]
 
 
+@on_a_target
 def check(
     target: Place | None = None,
     *,
@@ -128,6 +129,7 @@ def check(
     return report
 
 
+@on_a_target
 def apply(
     target: Place | None = None,
     *,
@@ -165,6 +167,7 @@ def apply(
     return accepted(command(asked, as_name(target), dry_run=dry_run, untested=untested))
 
 
+@on_a_target
 def revert(
     target: Place | None = None,
     *,
@@ -202,6 +205,7 @@ def revert(
     return accepted(command(request(python, only, patches), as_name(target), keep))
 
 
+@on_a_target
 def status(
     target: Place | None = None,
     *,
@@ -213,8 +217,10 @@ def status(
     """Say what is applied to a vLLM, whether it is intact, and what the next process will run.
 
     >>> report = overlay.status(site, require=["demo"])
-    >>> int(report.exit), report.target.obstacles[0].reason.next_step
-    (1, 'run `overlay apply --feature demo`')
+    >>> int(report.exit), report.target.obstacles[0].reason.next_step == (
+    ...     f"run `overlay apply --feature demo {site}`"
+    ... )
+    (1, True)
 
     :param target: as for ``check``; :param python: as for ``check``.
     :param patches: folders with features beside those shipped.
@@ -227,6 +233,7 @@ def status(
     return command(request(python, (), patches, require), as_name(target), progress)
 
 
+@on_a_target
 def diff(
     target: Place | None = None,
     *,

@@ -19,6 +19,7 @@ from overlay.commands.verify import interpreter, refuse_unknown_models
 from overlay.errors import OverlayError, UsageError
 from overlay.proof.engine_launch import link_packages
 from overlay.report.benched import BenchReport, benched
+from overlay.results.invocation import command
 
 
 def bench(question: Question, told: Callable[[str, float | None], None]) -> BenchReport:
@@ -38,7 +39,7 @@ def bench(question: Question, told: Callable[[str, float | None], None]) -> Benc
         if make_stock_copy(root, work / "stock") is None:
             raise OverlayError(
                 f"expected a vLLM that is patched on disk, found none in {root}: run "
-                "`overlay apply`; bench compares it with a copy of the release's own files"
+                f"{command('apply')}; bench compares it with a copy of the release's own files"
             )
         measured = _measured(question, python, work, told)
     report = BenchReport(

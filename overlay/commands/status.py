@@ -150,7 +150,7 @@ def _with_damaged_copies(target: Target, features: tuple[Feature, ...]) -> Targe
         Code.COPIES_DAMAGED,
         f"{copies} missing or damaged",
         Reason(
-            f"`overlay revert` would fail: expected the release's own bytes of "
+            "`overlay revert` would fail: expected the release's own bytes of "
             f"{enumeration(damaged)} in {target.package.pristine_folder}",
             reinstall(None if target.release is None else str(target.release), target.package),
         ),

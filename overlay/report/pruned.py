@@ -11,6 +11,7 @@ from overlay.report.base import Report
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import Line, Span, labelled
 from overlay.report.words import count
+from overlay.results.invocation import command
 
 
 class PruneEntry(NamedTuple):
@@ -55,7 +56,8 @@ def concluded(entries: Sequence[PruneEntry], folder: Path, *, written: bool) -> 
     number = count(len(entries), "proposal")
     if written:
         return Verdict(Code.PRUNED, f"Carried out {number} in {folder}.")
-    text = f"Nothing was written: {number}, which `overlay prune --write` carries out."
+    step = command("prune", "--write")
+    text = f"Nothing was written: {number}, which {step} carries out."
     return Verdict(Code.CAN_BE_PRUNED, text)
 
 
