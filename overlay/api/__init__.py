@@ -16,7 +16,14 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from overlay.api.calls import PatchRefused, accepted, as_name, on_a_target, request
+from overlay.api.calls import (
+    PatchRefused,
+    accepted,
+    as_name,
+    on_a_target,
+    on_chosen_features,
+    request,
+)
 from overlay.errors import OverlayError, UsageError
 
 if TYPE_CHECKING:
@@ -92,7 +99,7 @@ __all__ = [
 ]
 
 
-@on_a_target
+@on_chosen_features
 def check(
     target: Place | None = None,
     *,
@@ -129,7 +136,7 @@ def check(
     return report
 
 
-@on_a_target
+@on_chosen_features
 def apply(
     target: Place | None = None,
     *,
@@ -233,7 +240,7 @@ def status(
     return command(request(python, (), patches, require), as_name(target), progress)
 
 
-@on_a_target
+@on_chosen_features
 def diff(
     target: Place | None = None,
     *,

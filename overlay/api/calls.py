@@ -59,7 +59,11 @@ def request(
 
 @contextmanager
 def about(
-    target: Place | None, python: Place | None, patches: Sequence[Place] = ()
+    target: Place | None,
+    python: Place | None,
+    patches: Sequence[Place] = (),
+    only: Collection[str] = (),
+    without: Collection[str] = (),
 ) -> Iterator[None]:
     """Let the commands that messages name repeat what the caller named.
 
@@ -71,7 +75,9 @@ def about(
     outer = current()
     folders = tuple(absolute(each) for each in patches) if outer is None else outer.patches
     meant = words_of(as_name(target), as_name(python))
-    with invoked(Invocation(meant, folders)):
+    options = (("--feature", only), ("--without", without))
+    chosen = tuple(word for option, ids in options for id_ in ids for word in (option, id_))
+    with invoked(Invocation(meant, folders, chosen)):
         yield
 
 
@@ -80,12 +86,25 @@ def on_a_target(question: Callable[P, Answer]) -> Callable[P, Answer]:
 
     :param question: takes ``target``, first or by name, and ``python`` and ``patches`` by name.
     """
+    return _naming(question, ("patches",))
+
+
+def on_chosen_features(question: Callable[P, Answer]) -> Callable[P, Answer]:
+    """The same with the features that the caller chose.
+
+    :param question: takes ``only`` and ``without`` by name, too.
+    """
+    return _naming(question, ("patches", "only", "without"))
+
+
+def _naming(question: Callable[P, Answer], names: tuple[str, ...]) -> Callable[P, Answer]:
 
     @wraps(question)
     def asked(*args: P.args, **kwargs: P.kwargs) -> Answer:
         given: dict[str, Any] = dict(kwargs)
         target: Any = given["target"] if "target" in given else next(iter(args), None)
-        with about(target, given.get("python"), given.get("patches", ())):
+        others = {name: given[name] for name in names if name in given}
+        with about(target, given.get("python"), **others):
             return question(*args, **kwargs)
 
     return asked

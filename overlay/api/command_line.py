@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from overlay.api.calls import about, accepted, as_name, on_a_target, request
+from overlay.api.calls import about, accepted, as_name, on_a_target, on_chosen_features, request
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +57,7 @@ def check_many(
 
     names = [str(target) for target in targets]
     asked = request(python, only, patches, without=without)
-    with about(None, python, patches):
+    with about(None, python, patches, only, without):
         return command(asked, names, releases, progress, pre=pre)
 
 
@@ -74,7 +74,7 @@ def adopt(
     return accepted(command(request(python, (), patches), as_name(target)))
 
 
-@on_a_target
+@on_chosen_features
 def diff_report(
     target: Place | None = None,
     *,

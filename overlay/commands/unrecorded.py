@@ -147,7 +147,7 @@ def _unrecorded(result: FeatureResult) -> FeatureResult:
         for file in result.files
     )
     reason = Reason(
-        "its files are byte for byte what `overlay apply` writes, and no ledger says so",
+        "its files are byte for byte what the overlay writes, and no ledger says so",
         f"run {command('adopt')} to take them over; then {command('revert')} can take them out",
     )
     return result._replace(state=State.PARTIAL, files=files, reason=reason)

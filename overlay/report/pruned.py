@@ -49,14 +49,19 @@ class PruneReport(Report):
         return {"prune": data(self)}
 
 
-def concluded(entries: Sequence[PruneEntry], folder: Path, *, written: bool) -> Verdict:
-    """The verdict of ``prune``."""
+def concluded(
+    entries: Sequence[PruneEntry], folder: Path, oldest: str | None, *, written: bool
+) -> Verdict:
+    """The verdict of ``prune``.
+
+    :param oldest: the oldest release that is served, as the user named it.
+    """
     if not entries:
         return Verdict(Code.NOTHING_TO_PRUNE, f"Nothing to prune in {folder}.")
     number = count(len(entries), "proposal")
     if written:
         return Verdict(Code.PRUNED, f"Carried out {number} in {folder}.")
-    step = command("prune", "--write")
+    step = command("prune", "--write", *(() if oldest is None else ("--oldest", oldest)))
     text = f"Nothing was written: {number}, which {step} carries out."
     return Verdict(Code.CAN_BE_PRUNED, text)
 

@@ -17,6 +17,9 @@ from typing import NamedTuple
 _WRITING = frozenset({"apply", "revert", "adopt"})
 _ON_A_TARGET = _WRITING | {"check", "status", "diff", "report"}
 
+#: The commands for which ``--feature`` and ``--without`` choose what is meant, as they did before.
+_ON_CHOSEN = frozenset({"check", "apply", "diff"})
+
 #: The commands that take no ``--patches``.
 _WITHOUT_PATCHES = frozenset({"cache", "completion", "help"})
 
@@ -42,10 +45,12 @@ class Invocation(NamedTuple):
 
     :ivar target: the arguments that name the target: TARGET, ``--python`` with a path, or nothing.
     :ivar patches: the folders of ``--patches``; those of ``OVERLAY_PATCHES`` need no repetition.
+    :ivar chosen: the arguments that choose features: ``--feature`` and ``--without``.
     """
 
     target: tuple[str, ...] = ()
     patches: tuple[str, ...] = ()
+    chosen: tuple[str, ...] = ()
 
     def command(self, name: str, *words: str, read_only: bool = False) -> Command:
         """A command on the same target with the same patches.
@@ -58,6 +63,8 @@ class Invocation(NamedTuple):
         spoken = spoken or (name == "new" and "--from-edits" in words)
         folders = () if name in _WITHOUT_PATCHES else self.patches
         named = [word for folder in folders for word in ("--patches", folder)]
+        if name in _ON_CHOSEN and {"--feature", "--without"}.isdisjoint(words):
+            named = [*self.chosen, *named]
         return Command((name, *words, *named, *(self.target if spoken else ())))
 
 
