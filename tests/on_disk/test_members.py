@@ -19,7 +19,7 @@ from overlay.package import VLLM, package_named
 PACKAGES = (VLLM, package_named("vllm_ascend"), package_named("plugin"))
 
 members = st.builds(
-    Member, st.sampled_from([Path("/a"), Path("/a/b"), Path("/c")]), st.sampled_from(PACKAGES)
+    Member, st.sampled_from([Path("/a"), Path("/a/b"), Path("/a-b")]), st.sampled_from(PACKAGES)
 )
 
 
