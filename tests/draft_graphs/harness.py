@@ -213,6 +213,8 @@ class Engine:
         from tests.draft_graphs.recorded_backend import RecordedBackend
 
         use_package(load_package(run.mutation, scratch))
+        for graph in self.backend.graphs:
+            graph.reset()  # of the run before: while it is not collected, every replay looks at it
         self.backend = RecordedBackend()
         self.backend.install()
         set_variables(run)

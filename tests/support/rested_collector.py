@@ -1,18 +1,18 @@
 """Spare the engines of tests the full passes of Python's garbage collector.
 
-vLLM asks for a dozen of them while an engine starts and ends. Once vLLM is imported each pass visits
-a million objects, and together they take more CPU than everything else that a small engine does; so
-do the passes that Python makes by itself while vLLM is imported. What an engine of a test leaves
-behind is small, and its process ends soon.
+vLLM asks for a dozen of them while an engine starts and ends. Once vLLM is imported each of them
+visits a million objects, and together they take more CPU than everything else that a small engine
+does; so do the passes that Python makes by itself while vLLM is imported. What an engine of a test
+leaves behind is small, and its process ends soon.
 
 A private copy of vLLM has this module among its packages, and calls `rest` whenever Python starts
-there (`tests/engine/private_copy.py`). Programs of other environments call it themselves. It imports
-nothing but `gc`.
+there (`tests/engine/private_copy.py`). Programs of other environments call it themselves. It
+imports nothing but `gc`.
 """
 
 import gc
 
-#: Objects made before a pass over the youngest, and how many passes come before one over older ones.
+#: New objects before a pass over the youngest; passes over these before one over older ones.
 THRESHOLDS = (20_000, 20, 100)
 
 _collect = getattr(gc.collect, "stock", gc.collect)
