@@ -28,7 +28,8 @@ os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 TESTS = Path(__file__).parent
 REPOSITORY = TESTS.parent
 #: The files that take most of the CPU, the most first: processes that take one file after the other
-#: then end at about the same time. The first ones need no engine, whose environment is made meanwhile.
+#: then end at about the same time. Before them come three that need no engine: its environment may
+#: still be in the making.
 LONGEST = {
     name: place
     for place, name in enumerate(
