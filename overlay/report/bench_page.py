@@ -98,10 +98,15 @@ def _bars(table: Table) -> tuple[str, int]:
     largest = max(value for sample in samples for value in sample.values)
     scale = (_WIDTH - _LABEL - 60) / (largest or 1)
     parts, top = [], 10
-    for size in next(iter(table.columns.values())):
-        label = f"{size} requests" if size else ""
-        parts.append(f'<text x="0" y="{top + 12}">{label}</text>')
+    for size in table.sizes:
+        parts.append(f'<text x="0" y="{top + 12}">{table.load_of(size)} {table.load}</text>')
         for number, (engine, column) in enumerate(table.columns.items()):
+            if size not in column:
+                parts.append(
+                    f'<text x="{_LABEL}" y="{top + 12}">{_text(engine)}: not measured</text>'
+                )
+                top += _BAR
+                continue
             sample, colour = column[size], _COLOURS[number % len(_COLOURS)]
             width, middle = scale * sample.median, top + _BAR / 2
             low, high = (_LABEL + scale * end for end in (min(sample.values), max(sample.values)))
