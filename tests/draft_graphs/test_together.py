@@ -46,7 +46,13 @@ from tests.support.code_edits import edited
 # The feature's modules lie beside vLLM's own once `drafters` is imported.
 # isort: split
 from vllm.config import CUDAGraphMode
-from vllm.v1.spec_decode.draft_graphs import coupling, draft_graphs, ranks, same_settings
+from vllm.v1.spec_decode.draft_graphs import (
+    capabilities,
+    coupling,
+    draft_graphs,
+    ranks,
+    same_settings,
+)
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
@@ -156,7 +162,9 @@ def test_behind_a_prefill_the_later_passes_have_the_size_of_the_rank_with_most_r
 
 
 def test_without_a_graph_of_the_first_pass_all_ranks_replay_the_later_ones() -> None:
-    drafters = [Drafter(SHAPE, coupling=TOGETHER, no_first="not tried") for _ in range(2)]
+    bar = capabilities.Bar(role="first", tensor_parallel=1, why="not tried")
+    barred = replace(capabilities.PLATFORMS[0], bars=(bar,))
+    drafters = [Drafter(SHAPE, coupling=TOGETHER, platform=barred) for _ in range(2)]
     both = [Rank(each) for each in drafters]
     prepare(both)
     for size, doings in ((2, [2, 1]), (1, ["idle", 1]), (3, [3, "prefill"])):
