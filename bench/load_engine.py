@@ -198,9 +198,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--sample-seconds", type=float, default=8)
     parser.add_argument("--profile", type=int, default=0, metavar="STEPS", help="of the GPU")
     parser.add_argument("--configs", type=Path, help="folder for the models' configurations")
-    args = parser.parse_args()
-    args.tensor_parallel = 1  # the runner is watched in this process
-    return args
+    # What `step_time.llm_arguments` reads besides; the runner is watched in this process.
+    parser.set_defaults(model=None, arguments="[]", tensor_parallel=1)
+    return parser.parse_args()
 
 
 def rounds(load: Load, watch: Watch, args: argparse.Namespace) -> list[dict[str, Any]]:

@@ -4,10 +4,11 @@
 makes the environments it needs below ``.cache/``.  What is set up and fetched is kept, so an
 interrupted call goes on there; the checks and the tests themselves always run.
 
-Without pytest's arguments all tests run, in two processes that take one file after the other, for
-two cores; the ten tests that cost most are printed at the end.  With ``--thorough`` also those that
-repeat a proof, with new random examples, and then ``scripts/mutants.py --bounded``: that takes
-hours.
+Without pytest's arguments all tests run, in three processes that take one file after the other: two
+cores are busy then also while a test waits.  The environment of the engines is made beside the
+checks and the first tests, which need none.  The ten tests that cost most are printed at the end.
+With ``--thorough`` also those that repeat a proof, with new random examples, and then
+``scripts/mutants.py --bounded``: that takes hours.
 
 Exit 0: everything passed.  1: a check or a test failed, and nothing behind it was run.  2: an
 environment could not be made, or pytest did not run.
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,8 +35,9 @@ TYPED = (
     *("overlay", "scripts", "bench"),
     *("tests/ascend", "tests/engine", "tests/draft_graphs", "tests/gpu"),
 )
-#: Two processes; a file's tests stay together, and files start in the order that conftest.py gives.
-IN_TWO = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder")
+#: Three processes: ranks, servers and Ray wait for each other, for a quarter of the time that they
+#: take.  A file's tests stay together, and files start in the order that conftest.py gives.
+IN_THREE = ("--numprocesses=3", "--dist=loadfile", "--no-loadscope-reorder")
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,17 @@ class Check:
     name: str
     folder: Path
     arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A check or a run of tests that did not end with 0.
+
+    :ivar status: its exit status; 1 where a check or a test failed.
+    """
+
+    name: str
+    status: int
 
 
 def checks() -> list[Check]:
@@ -74,34 +88,56 @@ def main(arguments: Sequence[str]) -> int:
     environment.with_supported_python()
     began = time.monotonic()
     python = environment.dev_python()
+    with ThreadPoolExecutor(1) as beside:
+        engine = beside.submit(engine_environment)
+        failure = first_failure(python, others, began, thorough=asked.thorough)
+    status = 0 if failure is None else ended(failure, began)
+    engine.result()  # what went wrong there is told, whatever the tests said
+    if failure is None:
+        say(f"[tests] all passed, {time.monotonic() - began:.0f} s after the start")
+    return status
+
+
+def engine_environment() -> None:
+    """Make the environment of the engines; a test that needs it waits until it is there.
+
+    :raises environment.EnvironmentFailed: where it cannot be made, except for want of PyTorch.
+    """
     try:
         environment.engine_python()
     except environment.TorchUnavailable:
         say("[engine] pip finds no CPU build of PyTorch: the engine tests will be skipped")
+
+
+def first_failure(
+    python: Path, arguments: Sequence[str], began: float, *, thorough: bool
+) -> Failure | None:
+    """Run the checks and the tests up to the first that fails; None if none does.
+
+    :param arguments: pytest's; none: all tests.
+    :param began: when the script started, on the monotonic clock.
+    """
     for check in checks():
         say(f"[check] {check.name}")
         command = [str(python), "-m", *check.arguments]
         status = subprocess.run(command, cwd=check.folder, check=False).returncode
         if status != 0:
-            return ended(f"check {check.name}", status, began)
+            return Failure(f"check {check.name}", status)
     say(f"[tests] {time.monotonic() - began:.0f} s after the start")
-    for name, command in suites(python, others, thorough=asked.thorough):
+    for name, command in suites(python, arguments, thorough=thorough):
         say(f"[{name}] {' '.join(command[1:])}")
         status = subprocess.run(command, cwd=ROOT, env=clean(), check=False).returncode
         if status != 0:
-            return ended(name, status, began)
-    say(f"[tests] all passed, {time.monotonic() - began:.0f} s after the start")
-    return 0
+            return Failure(name, status)
+    return None
 
 
-def ended(name: str, status: int, began: float) -> int:
-    """Tell what failed, and when; the exit status that says so, too.
-
-    :param status: of its command; 1 where a check or a test failed.
-    """
+def ended(failure: Failure, began: float) -> int:
+    """Tell what failed, and when; the exit status that says so, too."""
     seconds = time.monotonic() - began
+    status = failure.status
     failed = "failed" if status == 1 else f"did not run to its end (status {status})"
-    say(f"[{name}] {failed}, {seconds:.0f} s after the start; nothing behind it was run")
+    say(f"[{failure.name}] {failed}, {seconds:.0f} s after the start; nothing behind it was run")
     return 1 if status == 1 else 2
 
 
@@ -113,7 +149,7 @@ def suites(
     :param arguments: pytest's; none: all tests.
     """
     more = ["--thorough"] if thorough else []
-    chosen = list(arguments) or list(IN_TWO)
+    chosen = list(arguments) or list(IN_THREE)
     commands = [("tests", [str(python), "-m", "pytest", "--costs", *more, *chosen])]
     if thorough and not arguments:
         mutants = [str(python), str(ROOT / "scripts" / "mutants.py"), "--bounded"]

@@ -27,27 +27,28 @@ os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 
 TESTS = Path(__file__).parent
 REPOSITORY = TESTS.parent
-#: The files that take most of the CPU, the most first: two processes that take one file after the
-#: other then end at about the same time.
+#: The files that take most of the CPU, the most first: processes that take one file after the other
+#: then end at about the same time. Before them come three that need no engine: its environment may
+#: still be in the making.
 LONGEST = {
     name: place
     for place, name in enumerate(
         (
-            "draft_graphs/test_engine_graphs.py",
-            "in_memory/test_engine_memory.py",
-            "engine/test_with_vllm.py",
-            "draft_graphs/test_data_parallel.py",
-            "draft_graphs/test_same_as_upstream.py",
-            "draft_graphs/test_mutations.py",
-            "in_memory/test_ray.py",
             "on_disk/test_faults.py",
             "test_all_releases.py",
+            "docs/test_keeping_up.py",
+            "draft_graphs/test_data_parallel.py",
+            "engine/test_with_vllm.py",
+            "in_memory/test_engine_memory.py",
+            "draft_graphs/test_engine_graphs.py",
+            "in_memory/test_ray.py",
+            "draft_graphs/test_mutations.py",
+            "draft_graphs/test_same_as_upstream.py",
             "draft_graphs/test_drafter_graphs.py",
             "engine/test_engine_unchanged.py",
+            "in_memory/test_external_launcher.py",
             "ascend/test_twin.py",
             "commands/test_killed.py",
-            "docs/test_keeping_up.py",
-            "in_memory/test_external_launcher.py",
             "draft_graphs/test_micro_batches.py",
             "draft_graphs/test_verify_engine.py",
             "draft_graphs/test_unequal_ranks.py",
@@ -98,7 +99,7 @@ def temporary_files() -> Iterator[None]:
     """What the tests and their processes leave among temporary files goes at the end.
 
     The path is short because sockets of vLLM's and Ray's are put there: a path of theirs may have
-    107 bytes, which the folder that pytest gives each of its two processes would exceed.
+    107 bytes, which the folder that pytest gives each of its processes would exceed.
     """
     folder = tempfile.mkdtemp(prefix="t")
     with pytest.MonkeyPatch.context() as patch:

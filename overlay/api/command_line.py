@@ -309,7 +309,8 @@ def bench(progress: Meter, **options: Any) -> BenchReport:
     :param options: the fields of ``commands.bench_engines.Question``.
     """
     from overlay.commands.bench import bench as command
-    from overlay.commands.bench_engines import Part, Question
+    from overlay.commands.bench_budget import Part, Schedule
+    from overlay.commands.bench_engines import Question
 
     if options.get("only") is not None:
         options["only"] = Part(options["only"])
@@ -318,7 +319,10 @@ def bench(progress: Meter, **options: Any) -> BenchReport:
         took = "started" if seconds is None else f"ended after {seconds:.0f} s"
         progress.line(f"engine {title}: {took}")
 
-    return command(Question(**options), told)
+    def planned(schedule: Schedule) -> None:
+        progress.line(schedule.text)
+
+    return command(Question(**options), told, planned)
 
 
 def meter() -> Meter:

@@ -175,7 +175,7 @@ def verify(
     "--budget",
     type=click.FloatRange(0),
     default=720.0,
-    help="Seconds for all rounds, 720: those that would take longer are left out, but the first.",
+    help="Seconds for everything, 720: what takes longer is left out, and the report names it.",
 )
 @click.option("--tokens", type=click.IntRange(16), default=192, help="Tokens for step times; 192.")
 @click.option(

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from overlay.commands.bench_budget import Budget, Schedule
 from overlay.commands.bench_engines import Measured, Question, Stage
 from overlay.commands.request import Request
 from overlay.commands.stock_copy import make_stock_copy
@@ -21,13 +22,20 @@ from overlay.proof.engine_launch import link_packages
 from overlay.report.benched import BenchReport, benched
 
 
-def bench(question: Question, told: Callable[[str, float | None], None]) -> BenchReport:
+def bench(
+    question: Question,
+    told: Callable[[str, float | None], None],
+    planned: Callable[[Schedule], None],
+) -> BenchReport:
     """Run the engines and compare their repeats.
 
+    :param told: is called with the title of an engine, and ``None`` or the seconds it took.
+    :param planned: is called once, before the first engine starts.
     :raises UsageError: if the arguments do not go together, or name models that are not there.
     :raises OverlayError: if vLLM is not patched on disk, or stock V1 or the overlay does not serve;
         then the logs of the engines are kept and named.
     """
+    budget = Budget(question.budget)
     check_question(question)
     python = interpreter(question.python)
     root = Request(python=None if question.python is None else str(python)).resolve(None).root
@@ -40,16 +48,19 @@ def bench(question: Question, told: Callable[[str, float | None], None]) -> Benc
                 f"expected a vLLM that is patched on disk, found none in {root}: run "
                 "`overlay apply`; bench compares it with a copy of the release's own files"
             )
-        measured = _measured(question, python, work, told)
+        planned(question.schedule)
+        measured = _measured(question, python, work, told, budget)
     report = BenchReport(
-        benched(measured.timed, measured.served),
+        benched(measured.timed, measured.served, measured.gaps),
         question.model or question.shape,
         question.k,
         measured.timed,
         measured.left,
         measured.served,
         measured.notes,
+        measured.gaps,
         dummy=question.model is None,
+        budget=question.budget,
     )
     _write_pages(question, report)
     return report
@@ -82,7 +93,11 @@ def check_question(question: Question) -> None:
 
 
 def _measured(
-    question: Question, python: Path, work: Path, told: Callable[[str, float | None], None]
+    question: Question,
+    python: Path,
+    work: Path,
+    told: Callable[[str, float | None], None],
+    budget: Budget,
 ) -> Measured:
     """Run the engines; where one fails, their logs are kept, and the error names them."""
     logs = question.logs
@@ -90,7 +105,8 @@ def _measured(
         logs = Path(tempfile.mkdtemp(prefix="overlay-bench-logs-"))
     logs.mkdir(parents=True, exist_ok=True)
     keep = question.logs is not None
-    stage = Stage(question, python, work, link_packages(work / "code"), logs.resolve(), told)
+    code = link_packages(work / "code")
+    stage = Stage(question, python, work, code, logs.resolve(), told, budget)
     try:
         return stage.measure()
     except OverlayError as error:

@@ -1,40 +1,31 @@
 """The engines of ``overlay bench``: which run, in which order, with what, and until when.
 
 Rounds follow each other.  In each, every engine runs once for its step times and once as a server,
-in an order that moves on by one.  A round that would take longer than what is left of the budget
-is left out, and the report says so.
+in an order that moves on by one.  What the budget does not allow (``bench_budget``) is left out,
+and the report says so.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+from overlay.commands.bench_budget import ENGINES, Budget, Part, Schedule, Start
 from overlay.commands.verify_failures import told_of
 from overlay.errors import OverlayError
 from overlay.proof.engine_launch import append_path
 from overlay.proof.engine_pool import Ended, Job, run_jobs
-from overlay.proof.repeats import Served, Timed, order, read, read_served
+from overlay.proof.repeats import Gap, Quantity, Served, Timed, read, read_served
 from overlay.proof.serving import ServingSpec
 from overlay.proof.shapes import DRAFTERS, write_configs, write_tokenizer
 from overlay.report.benched import OVERLAY, STOCK, V2
 from overlay.untrusted import read_regular
 
 _RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
-_ENGINES = (STOCK, OVERLAY, V2)
-
-
-class Part(str, Enum):
-    """What is measured of an engine; each in a process of its own."""
-
-    STEPS = "steps"
-    SERVING = "serving"
 
 
 @dataclass(frozen=True)
@@ -51,7 +42,7 @@ class Question:
     :ivar prompt: tokens of a prompt; :ivar answer: of an answer; both of a server's requests.
     :ivar rate: requests a second while the time to first token is taken; see ``ServingSpec``.
     :ivar rounds: how often each engine is started; :ivar repeats: of each batch and round.
-    :ivar budget: seconds for all rounds; the first is run in any case.
+    :ivar budget: seconds for all engines together; see ``bench_budget``.
     :ivar accept: the mean number of tokens a step, by synthetic acceptance; 0: what the models
         accept; ``None``: 2.5 for a shape, 0 for models.
     :ivar only: the one part that is measured; ``None`` for both.
@@ -85,6 +76,12 @@ class Question:
     logs: Path | None = None
 
     @property
+    def schedule(self) -> Schedule:
+        """The engines that are to be started."""
+        parts = tuple(Part) if self.only is None else (self.only,)
+        return Schedule(parts, self.rounds, self.budget)
+
+    @property
     def acceptance(self) -> float:
         """The mean number of tokens a step; 0: what the models accept."""
         if self.accept is None:
@@ -112,13 +109,15 @@ class Question:
 class Measured(NamedTuple):
     """What the rounds gave.
 
-    :ivar left: why an engine was left out, by name; :ivar notes: what else was left out.
+    :ivar left: why an engine was left out, by name; :ivar notes: which rounds were left out.
+    :ivar gaps: what was not measured because the budget was spent.
     """
 
     timed: tuple[Timed, ...]
     served: tuple[Served, ...]
     left: Mapping[str, str]
     notes: tuple[str, ...]
+    gaps: tuple[Gap, ...]
 
 
 #: Parts of an architecture's name -> vLLM's name for the kind of draft.
@@ -144,6 +143,20 @@ def method_of(draft: Path) -> str | None:
     return next((method for part, method in _METHODS if part in name), None)
 
 
+class Runner(Protocol):
+    """Runs one engine to its end; ``run_one``, or what a test puts in its place."""
+
+    def __call__(
+        self, job: Job, *, deadline: float, told: Callable[[Job, Ended | None], None]
+    ) -> Ended:
+        """How it ended; it is killed after ``deadline`` seconds."""
+
+
+def run_one(job: Job, *, deadline: float, told: Callable[[Job, Ended | None], None]) -> Ended:
+    """Run one engine in a process of its own."""
+    return run_jobs([job], at_a_time=1, deadline=deadline, told=told)[job.name]
+
+
 @dataclass
 class Stage:
     """The place where the engines of one comparison run.
@@ -152,6 +165,7 @@ class Stage:
     :ivar code: a folder from which the engines import the overlay.
     :ivar logs: takes what the engines print.
     :ivar told: is called with the title of an engine, and ``None`` or the seconds it took.
+    :ivar budget: has begun.
     """
 
     question: Question
@@ -160,71 +174,114 @@ class Stage:
     code: Path
     logs: Path
     told: Callable[[str, float | None], None]
+    budget: Budget
+    runner: Runner = run_one
     _found: dict[tuple[Part, str], list[Mapping[str, Any]]] = field(default_factory=dict)
     _left: dict[str, str] = field(default_factory=dict)
 
     def measure(self) -> Measured:
         """Run the rounds.
 
-        :raises OverlayError: if stock V1 or the overlay does not serve.
+        :raises OverlayError: if stock V1 or the overlay does not serve, or the budget was spent
+            before both were measured.
         """
-        parts = tuple(Part) if self.question.only is None else (self.question.only,)
-        notes = self._rounds(parts)
-        kept = [name for name in _ENGINES if name not in self._left]
+        notes = self._rounds()
 
         def results(part: Part) -> list[tuple[str, list[Mapping[str, Any]]]]:
-            return [(name, self._found[part, name]) for name in kept if part in parts]
+            return [(each, self._found[part, each]) for each in ENGINES if self._has(part, each)]
 
-        timed = tuple(read(name, found) for name, found in results(Part.STEPS))
-        served = tuple(read_served(name, found) for name, found in results(Part.SERVING))
-        return Measured(timed, served, self._left, notes)
+        timed = tuple(read(engine, found) for engine, found in results(Part.STEPS))
+        served = tuple(read_served(engine, found) for engine, found in results(Part.SERVING))
+        if not any(self._has(part, STOCK) and self._has(part, OVERLAY) for part in Part):
+            raise OverlayError(
+                f"expected to measure stock V1 and the overlay within --budget "
+                f"{self.question.budget:g} s, found it spent before both were: give a larger one"
+            )
+        return Measured(timed, served, self._left, notes, self._gaps(timed, served))
 
-    def _rounds(self, parts: tuple[Part, ...]) -> tuple[str, ...]:
-        began = time.monotonic()
-        for number in range(self.question.rounds):
-            round_began = time.monotonic()
-            for part in parts:
-                for engine in order(_ENGINES, number):
-                    if engine not in self._left:
-                        self._run(part, engine, number)
-            took, spent = time.monotonic() - round_began, time.monotonic() - began
-            left = self.question.rounds - number - 1
-            if left and spent + took > self.question.budget:
+    def _has(self, part: Part, engine: str) -> bool:
+        return engine not in self._left and (part, engine) in self._found
+
+    def _gaps(self, timed: tuple[Timed, ...], served: tuple[Served, ...]) -> tuple[Gap, ...]:
+        """What was asked for and not measured, of the engines that were not left out."""
+        asked, parts = self.question, self.question.schedule.parts
+        batches = {each.engine: set(each.batches) for each in timed}
+        concurrency = {each.engine: set(each.concurrency) for each in served}
+        with_first = {each.engine for each in served if each.first_token is not None}
+        gaps = list[Gap]()
+        for engine in (each for each in ENGINES if each not in self._left):
+            for part, quantity, wanted, found in (
+                (Part.STEPS, Quantity.STEPS, asked.batches, batches),
+                (Part.SERVING, Quantity.SERVING, asked.concurrency, concurrency),
+            ):
+                missing = tuple(size for size in wanted if size not in found.get(engine, ()))
+                if part in parts and missing:
+                    gaps.append(Gap(engine, quantity, missing))
+            if Part.SERVING in parts and asked.rate != 0 and engine not in with_first:
+                gaps.append(Gap(engine, Quantity.FIRST_TOKEN, ()))
+        return tuple(gaps)
+
+    def _rounds(self) -> tuple[str, ...]:
+        """Run what the budget allows; a note of the rounds that it does not."""
+        schedule = self.question.schedule
+        for number in range(schedule.rounds):
+            before = self.budget.spent
+            starts = [each for each in schedule.round(number) if each.engine not in self._left]
+            whole = [self.budget.allows(each.part) and self._run(each) for each in starts]
+            if number and not all(whole):
+                spent = f"--budget {schedule.budget:g} s was spent"
+                return (f"round {number + 1} was not finished: {spent}",)
+            took = self.budget.spent - before
+            left = schedule.rounds - number - 1
+            if left and took > self.budget.left:
                 rounds = "1 round was" if left == 1 else f"{left} rounds were"
                 note = (
-                    f"{rounds} left out: one more takes about {took:.0f} s, and {spent:.0f} s of "
-                    f"--budget {self.question.budget:g} are spent"
+                    f"{rounds} left out: one more takes about {took:.0f} s, and "
+                    f"{self.budget.spent:.0f} s of --budget {schedule.budget:g} are spent"
                 )
                 return (note,)
         return ()
 
-    def _run(self, part: Part, engine: str, number: int) -> None:
-        """Run one engine, and keep what it gave.
+    def _run(self, start: Start) -> bool:
+        """Run one engine, and keep what it gave; whether it was measured to its end.
 
         :raises OverlayError: if it did not serve, and is not V2.
         """
-        ended = self._ended(part, engine, number)
-        if ended.result is not None and ended.status == 0:
-            self._found.setdefault((part, engine), []).append(ended.result)
-        elif engine == V2:
-            self._left[V2] = told_of(ended)
-        else:
-            raise OverlayError(f"{engine}, {part.value}: {told_of(ended)}")
+        deadline = self.budget.until_killed(self.question.deadline)
+        over_budget = deadline < self.question.deadline
+        ended = self._ended(start, deadline)
+        result = ended.result
+        cut = ended.status is None and over_budget
+        if cut and result is None:
+            return False
+        if result is not None and "problem" not in result and (ended.status == 0 or cut):
+            self.budget.note_start(start.part, float(result.get("start_s", 0.0)))
+            cells = result.get("concurrency") or [n for n in result if n.startswith("batch")]
+            if cells:
+                self._found.setdefault((start.part, start.engine), []).append(result)
+            wanted = (
+                self.question.batches if start.part is Part.STEPS else self.question.concurrency
+            )
+            return len(cells) == len(wanted)
+        if start.engine != V2:
+            raise OverlayError(f"{start.engine}, {start.part.value}: {told_of(ended)}")
+        self._left[V2] = told_of(ended)
+        return True
 
-    def _ended(self, part: Part, engine: str, number: int) -> Ended:
-        name = f"{engine}, {part.value}, round {number + 1}"
+    def _ended(self, start: Start, deadline: float) -> Ended:
+        name = f"{start.engine}, {start.part.value}, round {start.number + 1}"
         folder = self.work / name.replace(", ", "-").replace(" ", "-")
         folder.mkdir()
         out = folder / "result.json"
-        words = self._steps(out) if part is Part.STEPS else self._serving(folder, out)
+        words = self._steps(out) if start.part is Part.STEPS else self._serving(folder, out)
         log = self.logs / f"{folder.name}.log"
-        job = Job(name, (str(self.python), "-m", *words), self._environment(engine), folder, log)
+        environment = self._environment(start.engine)
+        job = Job(name, (str(self.python), "-m", *words), environment, folder, log)
 
         def told(job: Job, ended: Ended | None) -> None:
             self.told(job.name, None if ended is None else ended.seconds)
 
-        deadline = self.question.deadline
-        return run_jobs([job], at_a_time=1, deadline=deadline, told=told)[name]
+        return self.runner(job, deadline=deadline, told=told)
 
     def _steps(self, out: Path) -> tuple[str, ...]:
         asked = self.question
@@ -236,6 +293,7 @@ class Stage:
             "--repeats": asked.repeats,
             "--accept": asked.acceptance,
             "--engine": asked.engine,
+            "--seconds": round(self.budget.left, 1),
             # The same folder for all: a later engine uses what an earlier one has compiled.
             "--configs": self.work / "configs",
             "--out": out,
@@ -276,6 +334,7 @@ class Stage:
             asked.answer,
             self._rate(),
             asked.port,
+            round(self.budget.left, 1),
         )
 
     def _rate(self) -> float | None:

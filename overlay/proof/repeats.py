@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Any, NamedTuple
 
 from overlay.errors import OverlayError
@@ -39,6 +40,25 @@ class Timed(NamedTuple):
     device: str
     batches: Mapping[int, Sample]
     graphs: Mapping[str, int]
+
+
+class Quantity(str, Enum):
+    """What can be measured of an engine."""
+
+    STEPS = "steps"
+    SERVING = "serving"
+    FIRST_TOKEN = "first-token"
+
+
+class Gap(NamedTuple):
+    """What of an engine was not measured, because the budget was spent.
+
+    :ivar requests: the numbers of requests at a time; empty for the time to the first token.
+    """
+
+    engine: str
+    quantity: Quantity
+    requests: tuple[int, ...]
 
 
 class Served(NamedTuple):

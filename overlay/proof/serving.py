@@ -44,6 +44,7 @@ class ServingSpec:
     :ivar rate: requests a second while the time to first token is taken; ``None``: half of what
         this server answered at the highest concurrency; 0: it is not taken.
     :ivar port: ``None`` for a free one.
+    :ivar seconds: no further run begins after so many; ``None``: no limit.
     """
 
     model: str
@@ -53,6 +54,7 @@ class ServingSpec:
     answer: int
     rate: float | None = None
     port: int | None = None
+    seconds: float | None = None
 
     def to_json(self) -> str:
         """The spec as one JSON object."""
@@ -206,11 +208,38 @@ def client_arguments(
     )
 
 
-def steady(measure: Callable[[], float]) -> dict[str, Any]:
-    """Measure until two runs in a row agree; these two, and whether they do."""
-    values = [measure(), measure()]
-    while not agree(*values[-2:]) and len(values) < _MOST_RUNS:
+class Limit:
+    """The time after which no further run of the client begins.
+
+    :param seconds: ``None``: there is none.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds, self._began = seconds, time.monotonic()
+
+    @property
+    def reached(self) -> bool:
+        """Whether the time is over."""
+        return self._seconds is not None and self.spent >= self._seconds
+
+    @property
+    def spent(self) -> float:
+        """Seconds since this was made."""
+        return time.monotonic() - self._began
+
+
+def steady(measure: Callable[[], float], limit: Limit) -> dict[str, Any] | None:
+    """Measure until two runs in a row agree; these two, and whether they do.
+
+    ``None`` where the limit left no time for two.
+    """
+    values = list[float]()
+    while len(values) < _MOST_RUNS and (len(values) < 2 or not agree(*values[-2:])):
+        if limit.reached:
+            break
         values.append(measure())
+    if len(values) < 2:
+        return None
     return {"values": values[-2:], "runs": len(values), "agreed": agree(*values[-2:])}
 
 
@@ -219,8 +248,13 @@ def agree(one: float, other: float) -> bool:
     return abs(one - other) <= _AGREE * max(one, other)
 
 
-def measured(spec: ServingSpec, client: Client) -> dict[str, Any]:
-    """The throughput at each concurrency, and the time to first token at one rate of requests."""
+def measure(
+    spec: ServingSpec, client: Client, limit: Limit, keep: Callable[[dict[str, Any]], None]
+) -> None:
+    """Take the throughput at each concurrency, and the time to first token at one rate.
+
+    :param keep: is called with all that is measured, whenever something is.
+    """
     answered = [0.0]
 
     def throughput(size: int) -> float:
@@ -228,37 +262,59 @@ def measured(spec: ServingSpec, client: Client) -> dict[str, Any]:
         answered.append(float(result["request_throughput"]))
         return float(result["output_throughput"])
 
-    cells = {str(size): steady(partial(throughput, size)) for size in spec.concurrency}
+    cells: dict[str, Any] = {}
+    found: dict[str, Any] = {"concurrency": cells, "first_token": None}
+    for size in spec.concurrency:
+        cell = steady(partial(throughput, size), limit)
+        if cell is None:
+            return
+        cells[str(size)] = cell
+        keep(found)
     rate = spec.rate
     if rate is None:
         rate = round(_SHARE_OF_SATURATION * statistics.fmean(answered[-2:]), 3)
     if not rate:
-        return {"concurrency": cells, "first_token": None}
+        return
     requests = max(8, round(rate * _SECONDS_AT_RATE))
+    values = list[float]()
+    for _ in range(3):
+        if limit.reached:
+            return
+        result = client.ask(requests, ("--request-rate", str(rate)))
+        values.append(float(result["median_ttft_ms"]))
+    # The first run at this rate meets batches that were not there before.
+    found["first_token"] = {"rate": rate, "values": values[1:]}
+    keep(found)
 
-    def first_token() -> float:
-        limit = ("--request-rate", str(rate))
-        return float(client.ask(requests, limit)["median_ttft_ms"])
 
-    first_token()  # the first run at this rate meets batches that were not there before
-    values = [first_token(), first_token()]
-    return {"concurrency": cells, "first_token": {"rate": rate, "values": values}}
-
-
-def run(spec: ServingSpec, folder: Path) -> dict[str, Any]:
+def run(spec: ServingSpec, out: Path) -> None:
     """Start the server, measure it and end it.
 
-    :param folder: for the client's results.
+    :param out: takes the result, whole, whenever something is measured; the client's results lie
+        beside it.
     :raises NotServed: if it does not answer.
     """
+    limit = Limit(spec.seconds)
     server = Server(spec)
     try:
-        client = Client(spec, server, folder)  # imported while the server loads its model
+        client = Client(spec, server, out.parent)  # imported while the server loads its model
         server.wait()
-        result = {"vllm": server.version(), **measured(spec, client)}
-        return result | {"acceptance": server.acceptance()}
+        begun: dict[str, Any] = {"vllm": server.version(), "start_s": round(limit.spent, 1)}
+
+        def keep(found: dict[str, Any]) -> None:
+            write(out, {**begun, **found, "acceptance": server.acceptance()})
+
+        keep({"concurrency": {}, "first_token": None})
+        measure(spec, client, limit, keep)
     finally:
         server.end()
+
+
+def write(out: Path, result: dict[str, Any]) -> None:
+    """Write a result whole, or leave the one before."""
+    made = out.with_name(f"{out.name}.new")
+    made.write_text(json.dumps(result), encoding="utf-8")
+    made.replace(out)
 
 
 def main(spec_file: str, out: str) -> int:
@@ -267,15 +323,17 @@ def main(spec_file: str, out: str) -> int:
         return 3  # whoever started this is gone
     spec = ServingSpec.from_json(Path(spec_file).read_text(encoding="utf-8"))
     try:
-        result, status = run(spec, Path(out).parent), 0
+        run(spec, Path(out))
     except NotServed as error:
-        result, status = {"problem": NOT_SERVED, "text": str(error)}, 1
+        problem = {"problem": NOT_SERVED, "text": str(error)}
     except Exception as error:  # noqa: BLE001 - whatever the client raises is told to the user
         traceback.print_exc()
         text = f"vLLM's client failed: {type(error).__name__}: {error}"
-        result, status = {"problem": RAISED, "text": text}, 1
-    Path(out).write_text(json.dumps(result), encoding="utf-8")
-    return status
+        problem = {"problem": RAISED, "text": text}
+    else:
+        return 0
+    write(Path(out), problem)
+    return 1
 
 
 if __name__ == "__main__":

@@ -65,6 +65,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--wait", action="store_true", help="wait for a line on standard input")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the last RESULT there too")
     parser.add_argument("--turns", type=int, default=0, help="measure in so many turns")
+    parser.add_argument("--seconds", type=float, help="begin no further batch after so many")
     return parser.parse_args()
 
 
@@ -254,6 +255,14 @@ def prepare(args: argparse.Namespace) -> None:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
 
+def keep(out: Path | None, result: dict[str, Any]) -> None:
+    """Write the result whole, or leave the one before; nothing where no file was asked for."""
+    if out is not None:
+        made = out.with_name(f"{out.name}.new")
+        made.write_text(json.dumps(result), encoding="utf-8")
+        made.replace(out)
+
+
 def main() -> None:
     """Start one engine, time it at every batch size, print the RESULT line."""
     # Over fifty lines: one sequence, whose middle is the table of what the result says.
@@ -298,15 +307,18 @@ def main() -> None:
     given = (args.tokens, args.repeats)
     if args.turns:
         times = measuring.in_turns(engine, batches, *given, args.turns, meeting)
+        result |= {f"batch{size}": figures for size, figures in times.items()}
     else:
-        times = {size: measuring.side_by_side(engine, size, *given, meeting) for size in batches}
-    result |= {f"batch{size}": figures for size, figures in times.items()}
+        for size in batches:
+            if args.seconds is not None and time.perf_counter() - begun >= args.seconds:
+                break
+            result[f"batch{size}"] = measuring.side_by_side(engine, size, *given, meeting)
+            keep(args.out, result)  # what is measured counts, also if a later batch is killed
     # Whoever reads takes the last line: a profiler that fails must not cost the times.
     print("RESULT " + json.dumps(result), flush=True)
     result |= profiles(engine, args, workers[0]["pid"])
     print("RESULT " + json.dumps(result), flush=True)
-    if args.out:
-        args.out.write_text(json.dumps(result), encoding="utf-8")
+    keep(args.out, result)
     if args.turns:
         os._exit(0)  # the next has its turn when this one is gone; its workers are killed
 

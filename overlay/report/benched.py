@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from overlay.proof.repeats import Gap, Quantity
 from overlay.report.base import Report
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, Line, Span, aligned, labelled
@@ -31,23 +32,55 @@ class Comparison(NamedTuple):
     conclusive: bool
 
 
+class Cell(NamedTuple):
+    """One cell of a table; :ivar detail: what is said of its text, in smaller letters."""
+
+    text: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.detail})" if self.detail else self.text
+
+
 class Table(NamedTuple):
     """One table of the report.
 
     :ivar name: what was measured; :ivar unit: of the values.
-    :ivar columns: the samples of each engine, by the number of requests at a time.
+    :ivar columns: the samples of each engine, by the number of requests at a time; what the budget
+        did not allow is missing there, and has a row all the same.
     :ivar more_is_faster: whether the larger value is the better one.
+    :ivar rate: requests a second, where that is fixed and not the number at a time; there is one
+        row then, 0 in ``columns``.
     """
 
     name: str
     unit: str
     columns: Mapping[str, Mapping[int, Sample]]
     more_is_faster: bool
+    rate: float | None = None
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The numbers of requests that any engine was measured with, ascending."""
+        return tuple(sorted({size for samples in self.columns.values() for size in samples}))
+
+    @property
+    def load(self) -> str:
+        """What the first column holds."""
+        return "requests" if self.rate is None else "requests/s"
+
+    def load_of(self, size: int) -> str:
+        """The first column of a row."""
+        return str(size) if self.rate is None else f"{self.rate:g}"
+
+    def load_words(self, size: int) -> str:
+        """The same with what is counted."""
+        return count(size, "request") if self.rate is None else f"{self.rate:g} {self.load}"
 
     @property
     def comparisons(self) -> tuple[Comparison, ...]:
-        """The overlay beside each other engine, in every cell."""
-        ours = self.columns[OVERLAY]
+        """The overlay beside each other engine, in every cell that both were measured in."""
+        ours = self.columns.get(OVERLAY, {})
         return tuple(
             Comparison(
                 other,
@@ -58,30 +91,45 @@ class Table(NamedTuple):
             for other, samples in self.columns.items()
             if other != OVERLAY
             for size, sample in samples.items()
+            if size in ours
         )
 
     @property
     def rows(self) -> tuple[tuple[str, ...], ...]:
+        """``cells`` as text."""
+        return tuple(tuple(map(str, row)) for row in self.cells)
+
+    @property
+    def cells(self) -> tuple[tuple[Cell, ...], ...]:
         """Head, then a row for each number of requests with medians, ranges and ratios."""
         others = [name for name in self.columns if name != OVERLAY]
         heads = (f"{name}, {self.unit}" for name in self.columns)
-        made = [("requests", *heads, *(f"/ {name}" for name in others))]
-        cells = {(each.other, each.batch): each for each in self.comparisons}
-        for size in self.columns[OVERLAY]:
-            values = [self.shown(samples[size]) for samples in self.columns.values()]
-            matches = [cells[other, size] for other in others]
-            ratios = [f"{each.ratio:.2f}" if each.conclusive else "overlap" for each in matches]
-            made.append((str(size), *values, *ratios))
+        made = [tuple(map(Cell, (self.load, *heads, *(f"/ {name}" for name in others))))]
+        found = {(each.other, each.batch): each for each in self.comparisons}
+        for size in self.sizes:
+            values = [self.shown(samples.get(size)) for samples in self.columns.values()]
+            ratios = [Cell(_shown_ratio(found.get((other, size)))) for other in others]
+            made.append((Cell(self.load_of(size)), *values, *ratios))
         return tuple(made)
 
-    def shown(self, sample: Sample) -> str:
+    def shown(self, sample: Sample | None) -> Cell:
         """The median of a sample, and its range."""
+        if sample is None:
+            return Cell("not measured")
         low, high = min(sample.values), max(sample.values)
-        return f"{self.number(sample.median)} ({self.number(low)} to {self.number(high)})"
+        return Cell(self.number(sample.median), f"{self.number(low)} to {self.number(high)}")
 
     def number(self, value: float) -> str:
         """A value with as many digits as it deserves."""
-        return f"{value:,.0f}" if value >= 1000 else f"{value:.2f}"
+        if value >= 1000:
+            return f"{value:,.0f}"
+        return f"{value:.1f}" if value >= 100 else f"{value:.2f}"
+
+
+def _shown_ratio(comparison: Comparison | None) -> str:
+    if comparison is None:
+        return "-"
+    return f"{comparison.ratio:.2f}" if comparison.conclusive else "overlap"
 
 
 def _ratio(ours: Sample, other: Sample, *, more_is_faster: bool) -> float:
@@ -103,11 +151,12 @@ def throughput_table(served: Sequence[Served]) -> Table:
 
 def first_token_table(served: Sequence[Served]) -> Table | None:
     """The time to the first token at the one rate of requests; ``None`` where it was not taken."""
-    columns = {each.engine: {0: each.first_token} for each in served if each.first_token}
-    if not columns:
+    rates = [each.rate for each in served if each.first_token and each.rate is not None]
+    if not rates:
         return None
-    name = f"milliseconds to the first token at {served[0].rate:g} requests a second"
-    return Table(name, "ms", columns, more_is_faster=False)
+    columns = {each.engine: {0: each.first_token} if each.first_token else {} for each in served}
+    name = f"milliseconds to the first token at {rates[0]:g} requests a second"
+    return Table(name, "ms", columns, more_is_faster=False, rate=rates[0])
 
 
 @dataclass(frozen=True)
@@ -116,8 +165,10 @@ class BenchReport(Report):
 
     :ivar shape: the name of the shape, or of the model.
     :ivar left: why an engine was left out, by name.
-    :ivar notes: what else was left out.
+    :ivar notes: which rounds were left out.
+    :ivar gaps: what was not measured, because the budget was spent.
     :ivar dummy: whether the weights are dummies.
+    :ivar budget: seconds that all engines together could take.
     """
 
     _command: ClassVar[str] = "bench"
@@ -127,7 +178,9 @@ class BenchReport(Report):
     left: Mapping[str, str]
     served: tuple[Served, ...] = ()
     notes: tuple[str, ...] = ()
+    gaps: tuple[Gap, ...] = ()
     dummy: bool = True
+    budget: float = 0.0
 
     @property
     def title(self) -> str:
@@ -156,7 +209,13 @@ class BenchReport(Report):
             for each in self.served
             if each.unsteady
         )
-        return (*self.notes, *unsteady)
+        return (*self._not_measured, *self.notes, *unsteady)
+
+    @property
+    def _not_measured(self) -> Iterator[str]:
+        if self.gaps:
+            what = "; ".join(map(_gap_text, self.gaps))
+            yield f"not measured, the budget of {self.budget:g} s was spent (--budget): {what}"
 
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as in Report
         """The tables, and what was left out and why."""
@@ -196,10 +255,27 @@ class BenchReport(Report):
                     {name: value for name, value in each._asdict().items() if name != "batch"}
                     for each in _first_token_comparisons(self.served)
                 ],
+                "not_measured": [
+                    {
+                        "engine": gap.engine,
+                        "what": gap.quantity.value,
+                        "requests": list(gap.requests),
+                    }
+                    for gap in self.gaps
+                ],
                 "left": dict(self.left),
                 "notes": list(self.remarks),
             }
         }
+
+
+def _gap_text(gap: Gap) -> str:
+    sizes = enumeration(list(map(str, gap.requests)))
+    return {
+        Quantity.STEPS: f"{gap.engine}'s step time with {sizes} requests",
+        Quantity.SERVING: f"{gap.engine}'s server with {sizes} requests at a time",
+        Quantity.FIRST_TOKEN: f"{gap.engine}'s time to the first token",
+    }[gap.quantity]
 
 
 def _timed_data(timed: Timed) -> dict[str, Any]:
@@ -244,9 +320,18 @@ def _first_token_comparisons(served: Sequence[Served]) -> tuple[Comparison, ...]
     return () if table is None else table.comparisons
 
 
-def benched(timed: Sequence[Timed], served: Sequence[Served] = ()) -> Verdict:
+def benched(
+    timed: Sequence[Timed], served: Sequence[Served] = (), gaps: Sequence[Gap] = ()
+) -> Verdict:
     """The verdict of ``bench``: about the overlay beside stock V1, where the repeats are apart."""
-    if timed and not next(each for each in timed if each.engine == OVERLAY).graphs:
+    verdict = _concluded(timed, served)
+    if not gaps:
+        return verdict
+    return Verdict(verdict.code, f"{verdict.text[:-1]}; the budget did not allow all figures.")
+
+
+def _concluded(timed: Sequence[Timed], served: Sequence[Served]) -> Verdict:
+    if any(each.engine == OVERLAY and not each.graphs for each in timed):
         text = "The overlay captured no draft graph; `overlay verify` says why."
         return Verdict(Code.NO_GRAPHS, text)
     cells = _against_stock(timed, served)

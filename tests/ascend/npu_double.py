@@ -39,6 +39,7 @@ from tests.draft_graphs.recorded_graph import (
     _alias,
     _key,
     _Recorder,
+    references_held,
 )
 
 #: The host arguments by which an operator computes its tiling, by operator.
@@ -189,7 +190,7 @@ class NPUGraph(RecordedGraph):
 
     def replay(self) -> None:
         """Launch; it runs as far as it can."""
-        self.check_replay()
+        self.check_replay(references_held())
         if self in DEVICE.running:
             raise ReplayRefused(
                 f"{self.name}: launched while its last replay still waits, which would consume "
@@ -203,7 +204,7 @@ class NPUGraph(RecordedGraph):
         """Run up to a node that waits; whether all of it has run."""
         with torch.no_grad(), _disable_current_modes():
             if self._at == 0:
-                self.pool.poison(self)
+                self.pool.poison(self, references_held())
             while self._at < len(self.operations):
                 node = self.operations[self._at]
                 if type(node) is Wait and not node.event.recorded:

@@ -17,6 +17,10 @@ from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from tests.support import rested_collector
+
+rested_collector.rest()  # before what takes longest to import
+
 import torch
 
 from tests.ascend import npu_double, operators

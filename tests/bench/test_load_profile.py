@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench import load_engine
 from bench.load_engine import DECODES, MIXED, PREFILLS, Load, Step, Watch, by_class, class_of
+from overlay.proof import step_time
 
 CONCURRENCY, ANSWER = 5, 3
 
@@ -75,6 +78,15 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     monkeypatch.setitem(sys.modules, "vllm", vllm)
     monkeypatch.setitem(sys.modules, "vllm.sampling_params", parameters)
     return Engine()
+
+
+def test_the_engine_is_the_one_of_the_step_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["load_engine", "--configs", str(tmp_path)])
+    options = step_time.llm_arguments(load_engine.arguments(), [256])
+    assert options["model"].startswith(str(tmp_path))
+    assert (options["max_num_seqs"], options["tensor_parallel_size"]) == (256, 1)
 
 
 def test_as_many_requests_as_asked_for_are_in_flight(engine: Engine) -> None:

@@ -121,6 +121,7 @@ def test_servers_are_asked_until_runs_agree_and_all_at_the_rate_of_the_first(
     for text in (page.read_text(), plot.read_text()):
         assert "output tokens a second of a server" in text
         assert "first token at 5.025 requests a second" in text
+        assert "5.025 requests/s</text>" in text
     ElementTree.parse(plot)
 
 
@@ -140,11 +141,24 @@ def test_of_a_model_a_slower_server_and_one_that_is_never_steady_are_told(bench:
 
 
 @pytest.mark.usefixtures("patched")
-def test_rounds_beyond_the_budget_are_left_out_and_named(bench: Any) -> None:
-    told = bench({}, *STEPS, "--rounds", "3", "--budget", "0")
-    (note,) = told["bench"]["notes"]
-    assert note.startswith("2 rounds were left out: one more takes about")
-    assert all(len(each["batches"][0]["ms_per_step"]) == 2 for each in told["bench"]["engines"])
+def test_a_budget_that_is_spent_before_anything_is_measured_is_an_error(bench: Any) -> None:
+    told = bench({}, *STEPS, "--budget", "0")
+    assert told["exit"] == 2
+    assert "found it spent before both were: give a larger one" in told["error"]
+
+
+@pytest.mark.usefixtures("patched")
+def test_a_server_that_does_not_answer_ends_with_the_budget(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_PIDS", str(tmp_path / "pids"))
+    monkeypatch.setattr("overlay.commands.bench_budget.GRACE", 0.5)
+    told = bench({"stock V1 serving": "hangs"}, "--rounds", "1", "--budget", "3")
+    assert (told["exit"], told["code"]) == (0, "measured")
+    expect_gone(pids_of(tmp_path / "pids"))
+    assert told["bench"]["serving"] == []
+    gaps = {(each["engine"], each["what"]) for each in told["bench"]["not_measured"]}
+    assert {what for engine, what in gaps if engine == "overlay"} >= {"serving", "first-token"}
 
 
 @pytest.mark.usefixtures("patched")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import importlib
 import json
 import logging
@@ -33,6 +32,7 @@ from tests.draft_graphs.package_copies import (
     loaded_package,
     use_package,
 )
+from tests.support import rested_collector
 from tests.support.code_edits import Edit
 
 #: Small operators on few cores: threads that wait for each other take ten times as long.
@@ -191,7 +191,7 @@ class Engine:
 
         self.llm.llm_engine.engine_core.shutdown()
         del self.llm, self.runner
-        gc.collect()
+        rested_collector.collect()
         cleanup_dist_env_and_memory()
 
     def abort(self) -> None:
@@ -213,6 +213,8 @@ class Engine:
         from tests.draft_graphs.recorded_backend import RecordedBackend
 
         use_package(load_package(run.mutation, scratch))
+        for graph in self.backend.graphs:
+            graph.reset()  # of the run before: while it is not collected, every replay looks at it
         self.backend = RecordedBackend()
         self.backend.install()
         set_variables(run)

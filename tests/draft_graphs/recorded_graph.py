@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -87,17 +87,18 @@ class Memory:
     references: int = 1  # the recording's own: `everything`, and what its operations hold
     before: torch.Tensor | None = None  # contents to be put back when the capture ends
 
-    def owned_elsewhere(self) -> bool:
-        """Whether anything but recordings holds this memory."""
-        count: int = torch._C._storage_Use_Count(self.storage._cdata)
-        key = int(self.storage._cdata)
-        known = (graph.memory.get(key) for graph in list(RecordedGraph.alive))
-        # The handle `storage` is one and the same for all recordings.
-        return count > 1 + sum(memory.references for memory in known if memory is not None)
+    def owned_elsewhere(self, held: Mapping[int, int]) -> bool:
+        """Whether anything but recordings holds this memory.
 
-    def orphaned(self) -> bool:
+        :param held: `references_held`.
+        """
+        count: int = torch._C._storage_Use_Count(self.storage._cdata)
+        # The handle `storage` is one and the same for all recordings.
+        return count > 1 + held.get(int(self.storage._cdata), 0)
+
+    def orphaned(self, held: Mapping[int, int]) -> bool:
         """Whether memory that the graph was given has lost its owner."""
-        return self.role == "external" and not self.owned_elsewhere()
+        return self.role == "external" and not self.owned_elsewhere(held)
 
     def poison(self) -> None:
         """Fill with what no honest value is: NaN, or an integer beyond any index and length."""
@@ -113,6 +114,15 @@ class Memory:
     def describe(self) -> str:
         shape = tuple(self.everything.shape)
         return f"{self.everything.dtype}{list(shape)}, first used by {self.first_user}"
+
+
+def references_held() -> dict[int, int]:
+    """Count by storage how often all recordings together refer to it."""
+    held: dict[int, int] = {}
+    for graph in list(RecordedGraph.alive):
+        for key, memory in graph.memory.items():
+            held[key] = held.get(key, 0) + memory.references
+    return held
 
 
 @dataclass
@@ -146,13 +156,16 @@ class GraphPool:
     def add(self, graph: RecordedGraph) -> None:
         self._graphs.add(graph)
 
-    def poison(self, replayed: RecordedGraph) -> None:
-        """Poison all that `replayed` allocated, and of its neighbours what nobody else holds."""
+    def poison(self, replayed: RecordedGraph, held: Mapping[int, int]) -> None:
+        """Poison all that `replayed` allocated, and of its neighbours what nobody else holds.
+
+        :param held: `references_held`.
+        """
         for graph in list(self._graphs):
             for memory in graph.memory.values():
                 if memory.role != "pool":
                     continue
-                if graph is replayed or not memory.owned_elsewhere():
+                if graph is replayed or not memory.owned_elsewhere(held):
                     memory.poison()
 
 
@@ -282,8 +295,9 @@ class RecordedGraph:
             RecordedGraph.capturing = None
         self._undo()
         self._count_references()
+        held = references_held()
         for memory in self.memory.values():
-            if memory.orphaned():
+            if memory.orphaned(held):
                 description = memory.describe()
                 self.reset()
                 raise CaptureRefused(
@@ -294,19 +308,23 @@ class RecordedGraph:
 
     def replay(self) -> None:
         """Run what was recorded, on the memory that it was recorded on."""
-        self.check_replay()
+        held = references_held()
+        self.check_replay(held)
         with torch.no_grad(), _disable_current_modes():
-            self.pool.poison(self)
+            self.pool.poison(self, held)
             for operation in self.operations:
                 operation.run()
         self.replays += 1
 
-    def check_replay(self) -> None:
-        """Refuse a replay that would use memory that nobody means any more."""
+    def check_replay(self, held: Mapping[int, int]) -> None:
+        """Refuse a replay that would use memory that nobody means any more.
+
+        :param held: `references_held`.
+        """
         if not self.captured or RecordedGraph.capturing is not None:
             raise ReplayRefused(f"{self.name}: not captured, or replayed inside a capture")
         for memory in self.memory.values():
-            if memory.orphaned():
+            if memory.orphaned(held):
                 raise ReplayRefused(
                     f"{self.name}: only the graph still owns {memory.describe()}: "
                     "the name was assigned a new tensor after capture"

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BYTECODE = "__pycache__"
+#: What every process of a copy does first: its engines start twice as fast.
+COLLECTOR = Path(__file__).resolve().parents[1] / "support" / "rested_collector.py"
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,9 @@ def make_private_copy(environment: Path, folder: Path) -> PrivateCopy:
         # With its bytecode, and the times that make it valid: else each process compiles vLLM.
         shutil.copytree(part, site / part.name, copy_function=copy_or_link)
     (site / "rest-of-the-environment.pth").write_text(f"{source}\n", encoding="utf-8")
+    shutil.copy2(COLLECTOR, site)
+    startup = f"import {COLLECTOR.stem}; {COLLECTOR.stem}.rest()\n"
+    (site / "collector.pth").write_text(startup, encoding="utf-8")
     return PrivateCopy(python, site)
 
 

@@ -35,7 +35,11 @@ def test_first_drafts_without_room_may_share_a_slot(
         5,
         PROMPTS,
         block_size=16,
-        pre=("tests.draft_graphs.graph_safe_attention:register", *pre),
+        pre=(
+            "tests.support.rested_collector:rest",
+            "tests.draft_graphs.graph_safe_attention:register",
+            *pre,
+        ),
         finish=("tests.engine.scheduler_hooks:faults",),
         packages=(TESTS,),
         env={"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},

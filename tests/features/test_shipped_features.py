@@ -35,6 +35,7 @@ from overlay.targets.target import Target
 from tests.support.shipped_features import (
     DBO,
     DBO_EAGLE3,
+    DBO_LENGTHS,
     DRAFTS,
     GREEDY,
     LORA,
@@ -170,6 +171,7 @@ def test_every_known_release_takes_the_draft_graphs_and_has_the_rest(release: st
         GREEDY: State.PRISTINE,
         DBO: State.PRISTINE,
         DBO_EAGLE3: State.PRISTINE,
+        DBO_LENGTHS: State.PRISTINE,
     }
     assert planned(release).notices == ()
     assert all(not result.untested for result in planned(release).features)
@@ -314,6 +316,7 @@ def test_the_history_begins_with_0_16() -> None:
         GREEDY: State.INAPPLICABLE,
         DBO: State.INAPPLICABLE,
         DBO_EAGLE3: State.INAPPLICABLE,
+        DBO_LENGTHS: State.INAPPLICABLE,
     }
 
 

@@ -26,6 +26,7 @@ SPEC = EngineSpec(
     tensor_parallel_size=2,
     engine={"distributed_executor_backend": "external_launcher"},
     packages=(TESTS,),
+    pre=("tests.support.rested_collector:rest",),
     finish=("tests.in_memory.engine_hooks:live",),
 )
 

@@ -9,9 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlay.errors import OverlayError
-from overlay.proof.repeats import Sample, Timed, order, read, read_served
+from overlay.proof.repeats import Sample, Served, Timed, order, read, read_served
 from overlay.report.bench_page import page
-from overlay.report.benched import OVERLAY, STOCK, V2, BenchReport, benched, comparisons
+from overlay.report.benched import (
+    OVERLAY,
+    STOCK,
+    V2,
+    BenchReport,
+    benched,
+    comparisons,
+    first_token_table,
+)
 
 VALUES = st.lists(st.floats(0.5, 50), min_size=2, max_size=9).map(tuple)
 
@@ -109,3 +117,15 @@ def test_the_page_shows_every_engine_and_loads_nothing() -> None:
         (STOCK, 2.0),
         (V2, 1.037),
     ]
+
+
+def test_the_table_of_the_first_token_names_the_rate_of_requests() -> None:
+    first = Sample((8.0, 9.0))
+    taken = [Served(each, "0.99.0", {}, (), 5.025, first, 2.5) for each in (STOCK, OVERLAY)]
+    missing = Served(V2, "0.99.0", {}, (), None, None, 2.5)
+    table = first_token_table((missing, *taken))
+    assert table is not None
+    head, row = table.rows
+    assert (head[0], row[0]) == ("requests/s", "5.025")
+    assert (row[1], row[2]) == ("not measured", "8.50 (8.00 to 9.00)")
+    assert first_token_table((missing,)) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 
@@ -31,9 +32,9 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_all_tests_run_in_two_processes_and_the_slowest_are_told(script: ModuleType) -> None:
+def test_all_tests_run_in_three_processes_and_the_slowest_are_told(script: ModuleType) -> None:
     ((_, command),) = script.suites(PYTHON, [], thorough=False)
-    assert {"--numprocesses=2", "--dist=loadfile", "--costs"} <= set(command)
+    assert {"--numprocesses=3", "--dist=loadfile", "--costs"} <= set(command)
     assert "--thorough" not in command
 
 
@@ -75,3 +76,55 @@ def test_the_first_failure_decides(
     said = capfd.readouterr().out.splitlines()
     assert said.count("ran") == ran
     assert {0: "all passed", 1: "failed", 2: "did not run to its end"}[expected] in said[-1]
+
+
+def test_the_environment_of_the_engines_is_made_beside_the_tests(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    began = tmp_path / "the tests began"
+
+    def made_once_the_tests_began() -> Path:
+        for _ in range(6000):
+            if began.exists():
+                return Path(sys.executable)
+            time.sleep(0.01)
+        raise AssertionError("the tests waited for the environment")
+
+    monkeypatch.setattr(script.environment, "engine_python", made_once_the_tests_began)
+    program = f"import pathlib; pathlib.Path({str(began)!r}).touch()"
+    suites = [("tests", [sys.executable, "-c", program])]
+    monkeypatch.setattr(script, "suites", lambda *args, **named: suites)
+    assert script.main([]) == 0
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_an_environment_that_cannot_be_made_is_told_whatever_the_tests_say(
+    script: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    status: int,
+) -> None:
+    def refused() -> Path:
+        raise script.environment.EnvironmentFailed("pip has no space left")
+
+    monkeypatch.setattr(script.environment, "engine_python", refused)
+    suites = [("tests", [sys.executable, "-c", f"raise SystemExit({status})"])]
+    monkeypatch.setattr(script, "suites", lambda *args, **named: suites)
+    with pytest.raises(script.environment.EnvironmentFailed, match="no space left"):
+        script.main([])
+    said = capfd.readouterr().out
+    assert "all passed" not in said
+    assert ("[tests] failed" in said) == (status == 1)
+
+
+def test_without_pytorch_the_tests_run_and_the_reason_is_told(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def unavailable() -> Path:
+        raise script.environment.TorchUnavailable("no build")
+
+    monkeypatch.setattr(script.environment, "engine_python", unavailable)
+    suites = [("tests", [sys.executable, "-c", ""])]
+    monkeypatch.setattr(script, "suites", lambda *args, **named: suites)
+    assert script.main([]) == 0
+    assert "the engine tests will be skipped" in capfd.readouterr().out

@@ -17,8 +17,9 @@ STEADY = "steady-inputs"
 GREEDY = "greedy-verification"
 DBO = "dbo-drafts"
 DBO_EAGLE3 = "dbo-eagle3"
+DBO_LENGTHS = "dbo-lengths"
 #: The features that patch the known releases.
-OURS = (DRAFTS, STEADY, GREEDY, DBO, DBO_EAGLE3)
+OURS = (DRAFTS, STEADY, GREEDY, DBO, DBO_EAGLE3, DBO_LENGTHS)
 
 
 @functools.cache

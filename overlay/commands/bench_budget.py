@@ -1,0 +1,111 @@
+"""The time that ``overlay bench`` may take, and what it measures first.
+
+The most telling figures come first: the step times of stock V1 and of the overlay, with the
+smallest number of requests before larger ones, then those of V2, then servers.  What the budget no
+longer allows is left out, in the first round as in later ones.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from enum import Enum
+from typing import NamedTuple
+
+from overlay.proof.repeats import order
+from overlay.report.benched import OVERLAY, STOCK, V2
+from overlay.report.words import count, enumeration
+
+#: Seconds that an engine gets beyond the budget to end what it is measuring; then it is killed.
+GRACE = 30.0
+ENGINES = (STOCK, OVERLAY, V2)
+
+
+class Part(str, Enum):
+    """What is measured of an engine; each in a process of its own.
+
+    A server's engine and its API run in processes of their own; an engine step is timed in the one
+    process of ``vllm.LLM``, without both.  So the two parts cannot share the start of an engine.
+    """
+
+    STEPS = "steps"
+    SERVING = "serving"
+
+    @property
+    def words(self) -> str:
+        """What is measured, in words."""
+        return {Part.STEPS: "step times", Part.SERVING: "servers"}[self]
+
+
+class Start(NamedTuple):
+    """One start of an engine; :ivar number: of the round, from 0 on."""
+
+    part: Part
+    engine: str
+    number: int
+
+
+class Schedule(NamedTuple):
+    """The engines that ``bench`` means to start.
+
+    :ivar parts: in the order in which they are measured; :ivar rounds: how many there are.
+    :ivar budget: seconds for all of them.
+    """
+
+    parts: tuple[Part, ...]
+    rounds: int
+    budget: float
+
+    def round(self, number: int) -> tuple[Start, ...]:
+        """The starts of a round, counted from 0, in their order."""
+        engines = order(ENGINES, number)
+        return tuple(Start(part, engine, number) for part in self.parts for engine in engines)
+
+    @property
+    def text(self) -> str:
+        """The schedule as one sentence, for whoever waits."""
+        rounds, starts = count(self.rounds, "round"), count(len(self.round(0)), "engine start")
+        each = (f"{part.words} of {enumeration(ENGINES)}" for part in self.parts)
+        return (
+            f"bench: at most {rounds} of {starts}, first {', then '.join(each)}; what does not fit "
+            f"into --budget {self.budget:g} s is left out (an engine that is being measured at its "
+            f"end gets {GRACE:g} s more)"
+        )
+
+
+class Budget:
+    """The time of all engines together.
+
+    :param seconds: how long they may take.
+    :param clock: seconds, for tests.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds, self._clock = seconds, clock
+        self._began = clock()
+        self._starts: dict[Part, float] = {}
+
+    @property
+    def spent(self) -> float:
+        """Seconds since it began."""
+        return self._clock() - self._began
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left, 0 at least."""
+        return max(0.0, self._seconds - self.spent)
+
+    def until_killed(self, deadline: float) -> float:
+        """Seconds after which an engine that starts now is killed.
+
+        :param deadline: seconds that any engine may take.
+        """
+        return min(deadline, self.left + GRACE)
+
+    def note_start(self, part: Part, seconds: float) -> None:
+        """Note how long an engine took until it could be measured."""
+        self._starts[part] = min(seconds, self._starts.get(part, seconds))
+
+    def allows(self, part: Part) -> bool:
+        """Whether an engine can be measured in what is left, by the quickest start so far."""
+        return self.left > self._starts.get(part, 0.0)
