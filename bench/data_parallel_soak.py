@@ -100,7 +100,7 @@ def main() -> int:
 def engine_release(site: Path) -> str:
     """The release of the vLLM in a site-packages folder."""
     (metadata,) = site.glob("vllm*.dist-info")
-    return metadata.name.split("-")[1]
+    return metadata.name.removesuffix(".dist-info").rpartition("-")[2]
 
 
 if __name__ == "__main__":

@@ -80,7 +80,9 @@ class Drafter:
     def propose(self, **changes: Any) -> Any:
         return self.graphs.propose(**{**self.batch(), **changes})
 
-    def later_steps(self, reqs: int = 3, **changes: Any) -> Any:
+    def later_steps(self, **changes: Any) -> Any:
+        """:param changes: of the arguments; ``requests`` is the number of a batch of another size."""
+        reqs = changes.pop("requests", 3)
         batch = self.batch(reqs)
         arguments = {
             "draft_token_ids": torch.arange(1, reqs + 1),

@@ -167,7 +167,8 @@ def test_without_a_graph_of_the_first_pass_all_ranks_replay_the_later_ones() -> 
     drafters = [Drafter(SHAPE, coupling=TOGETHER, platform=barred) for _ in range(2)]
     both = [Rank(each) for each in drafters]
     prepare(both)
-    for size, doings in ((2, [2, 1]), (1, ["idle", 1]), (3, [3, "prefill"])):
+    cases: list[tuple[int, list[int | str]]] = [(2, [2, 1]), (1, ["idle", 1]), (3, [3, "prefill"])]
+    for size, doings in cases:
         step_watched(both, doings)
         assert [rank.replayed for rank in both] == [[f"loop {size}"]] * 2
 

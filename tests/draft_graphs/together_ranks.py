@@ -72,7 +72,8 @@ class Rank:
         if doing in ("unforeseen", "odd prefill", "changed prefill"):
             batch["common_attn_metadata"].causal = False
         shared = {"common_attn_metadata": batch["common_attn_metadata"]}
-        drafts = self.drafter.later_steps(doing if isinstance(doing, int) else 1, **shared)
+        requests = doing if isinstance(doing, int) else 1
+        drafts = self.drafter.later_steps(requests=requests, **shared)
         self.asked += drafts is None
         return drafts
 
