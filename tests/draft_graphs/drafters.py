@@ -81,7 +81,7 @@ class Drafter:
         return self.graphs.propose(**{**self.batch(), **changes})
 
     def later_steps(self, **changes: Any) -> Any:
-        """:param changes: of the arguments; ``requests`` is the number of a batch of another size."""
+        """:param changes: of the arguments; ``requests`` is how many there are, else three."""
         reqs = changes.pop("requests", 3)
         batch = self.batch(reqs)
         arguments = {
