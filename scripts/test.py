@@ -35,8 +35,8 @@ TYPED = (
     *("overlay", "scripts", "bench"),
     *("tests/ascend", "tests/engine", "tests/draft_graphs", "tests/gpu"),
 )
-#: Three processes: ranks, servers and Ray wait for each other, for a quarter of the time that they
-#: take.  A file's tests stay together, and files start in the order that conftest.py gives.
+#: Three processes: while ranks, servers or Ray wait in one of them, the others have the cores.  A
+#: file's tests stay together, and files start in the order that conftest.py gives.
 IN_THREE = ("--numprocesses=3", "--dist=loadfile", "--no-loadscope-reorder")
 
 
@@ -158,8 +158,15 @@ def suites(
 
 
 def clean() -> dict[str, str]:
-    """Copy the environment without what would steer the overlay."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("OVERLAY")}
+    """Copy the environment without what would steer the overlay, or slow the tests down.
+
+    Without bytecode each process that they start compiles what it imports.
+    """
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("OVERLAY") and name != "PYTHONDONTWRITEBYTECODE"
+    }
 
 
 if __name__ == "__main__":
