@@ -90,12 +90,23 @@ def main(arguments: Sequence[str]) -> int:
     python = environment.dev_python()
     with ThreadPoolExecutor(1) as beside:
         engine = beside.submit(engine_environment)
+        compile_sources(python)
         failure = first_failure(python, others, began, thorough=asked.thorough)
     status = 0 if failure is None else ended(failure, began)
     engine.result()  # what went wrong there is told, whatever the tests said
     if failure is None:
         say(f"[tests] all passed, {time.monotonic() - began:.0f} s after the start")
     return status
+
+
+def compile_sources(python: Path) -> None:
+    """Write the bytecode of what the tests' processes import, hundreds of them each time.
+
+    Many of them write none themselves, because a test or the environment says so
+    (``PYTHONDONTWRITEBYTECODE``).  Without it they are slower, and nothing else.
+    """
+    command = [str(python), "-m", "compileall", "-qq", "overlay", "scripts", "bench", "tests"]
+    subprocess.run(command, cwd=ROOT, check=False)
 
 
 def engine_environment() -> None:
@@ -158,15 +169,8 @@ def suites(
 
 
 def clean() -> dict[str, str]:
-    """Copy the environment without what would steer the overlay, or slow the tests down.
-
-    Without bytecode each process that they start compiles what it imports.
-    """
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("OVERLAY") and name != "PYTHONDONTWRITEBYTECODE"
-    }
+    """Copy the environment without what would steer the overlay."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("OVERLAY")}
 
 
 if __name__ == "__main__":
