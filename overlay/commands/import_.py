@@ -13,6 +13,7 @@ from overlay.commands import package_releases
 from overlay.errors import UsageError
 from overlay.package import VLLM, Package, known_package
 from overlay.report.imported import ImportedFile, ImportReport, SeriesReport, concluded, series
+from overlay.report.words import enumeration
 
 if TYPE_CHECKING:
     from overlay.authoring.building import Prepared, Summary
@@ -49,7 +50,8 @@ def import_change(
     :param partial: leave out what Python alone cannot carry, instead of refusing it.
     :param each: make a feature of each commit, on top of those before; ``id_`` begins their ids.
     :param update: replace a feature of that id.
-    :raises UsageError: if a source is not a diff, or holds what no feature can carry.
+    :raises UsageError: if a source is not a diff, holds what no feature can carry, or nothing that
+        one would (only tests and documentation).
     :raises OverlayError: if a source or a release cannot be read, or the folder not be written.
     """
     from overlay.authoring.sources import read_source
@@ -69,6 +71,7 @@ def import_change(
     if each:
         return _each(importer, read, id_, texts, patches, update=update)
     prepared = importer.prepare(read, commits, id_, texts)
+    _require_carried([prepared.summary], commits, package)
     folder = prepared.folder
     written = None if folder is None else write_folder(folder, patches, update=update)
     return _report(prepared.summary, written)
@@ -168,6 +171,8 @@ def _each(
         prepared.append(importer.prepare([source], [commit], name, below))
         if (folder := prepared[-1].folder) is not None:
             features.append(check_folder(folder))
+    changes = [commit for _, commit in commits]
+    _require_carried([entry.summary for entry in prepared], changes, importer.package)
     complete = all(entry.folder is not None or not _carried(entry.summary) for entry in prepared)
     written = _write_all(prepared, patches) if complete and features else {}
     return series(
@@ -201,6 +206,24 @@ def _carried(summary: Summary) -> int:
     from overlay.results import Fate
 
     return sum(entry.fate in (Fate.EDITED, Fate.ADDED) for entry in summary.files)
+
+
+def _require_carried(
+    summaries: Sequence[Summary], commits: Sequence[Commit], package: Package
+) -> None:
+    """Refuse a change that has nothing to carry: only tests, documentation and the like.
+
+    :raises UsageError: naming what was found instead.
+    """
+    if any(_carried(summary) for summary in summaries):
+        return
+    fates = [entry.fate.value for summary in summaries for entry in summary.files]
+    kinds = enumeration([f"{fates.count(fate)} of {fate}" for fate in dict.fromkeys(fates)])
+    place = next(file.place for commit in commits for file in commit.files)
+    raise UsageError(
+        f"{place}: expected a change of Python modules of {package.name}/, found nothing that a "
+        f"feature carries ({kinds}): there is nothing to import"
+    )
 
 
 def _report(summary: Summary, folder: Path | None) -> ImportReport:

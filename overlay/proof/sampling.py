@@ -67,6 +67,10 @@ def fold(raw: str, ms_per_step: float, top: int = 60) -> dict[str, Any]:
     }
 
 
+#: Where the part of a path begins that is the same on every machine.
+_PACKAGES = ("/site-packages/", "/vllm/", "/overlay/", "/bench/")
+
+
 def _lines(raw: str) -> list[tuple[str, str, str]]:
     return [line.rpartition(" ") for line in raw.splitlines() if line.strip()]
 
@@ -80,15 +84,21 @@ def _is_main(frame: str) -> bool:
 
 
 def _function(frame: str) -> str:
-    """``file:function`` of ``function (file:line)``, the file from its package on."""
+    """``file:function`` of ``function (file:line)``, the file from its package on.
+
+    What torch.compile wrote is told as compiled/FILE.
+    """
     match = _LINE.match(frame)
     if match is None:
         return frame
     file = match["file"]
-    for mark in ("/site-packages/", "/vllm/"):
+    if "/inductor_cache/" in file:
+        file = f"compiled/{file.rpartition('/')[2]}"
+    for mark in _PACKAGES:
         _, package, tail = file.rpartition(mark)
         if package:
-            file = tail if mark == "/site-packages/" else f"vllm/{tail}"
+            file = tail if mark == "/site-packages/" else f"{mark[1:]}{tail}"
+            break
     return f"{file}:{match['name']}"
 
 

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 from overlay.untrusted import printable
 
 if TYPE_CHECKING:
-    from overlay.report.benched import BenchReport, Table
+    from overlay.report.benched import BenchReport, Cell, Table
 
 _COLOURS = ("#7f8c8d", "#2e86de", "#e67e22")
-_WIDTH, _BAR, _LABEL = 640, 16, 110
+#: So narrow that the letters can be read on a phone, too; the last is left of the numbers.
+_WIDTH, _BAR, _NUMBERS = 420, 16, 70
+#: Of a file with all plots, whose last line is the whole title.
+_FILE_WIDTH = 640
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -21,10 +24,15 @@ _PAGE = """<!doctype html>
 <style>
 :root {{ color-scheme: light dark; }}
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: auto; padding: 1rem; }}
-table {{ border-collapse: collapse; display: block; overflow-x: auto; }}
-th, td {{ text-align: right; padding: .3rem .7rem; border-bottom: 1px solid #8885; }}
-svg {{ max-width: 100%; height: auto; }}
-svg text {{ fill: currentColor; font: 12px system-ui, sans-serif; }}
+h1 {{ font-size: 1.5rem; margin: .5rem 0; }}
+h2 {{ font-size: 1.1rem; margin: 2rem 0 .5rem; }}
+h2::first-letter {{ text-transform: uppercase; }}
+table {{ border-collapse: collapse; display: block; overflow-x: auto; white-space: nowrap; }}
+th, td {{ text-align: right; padding: .3rem .6rem; border-bottom: 1px solid #8885; }}
+th {{ vertical-align: bottom; font-size: .85rem; }}
+small {{ display: block; opacity: .75; }}
+svg {{ width: 100%; max-width: 34rem; height: auto; margin-top: .5rem; }}
+svg text {{ fill: currentColor; font: 13px system-ui, sans-serif; }}
 </style>
 </head>
 <body>
@@ -63,11 +71,11 @@ def plot_file(report: BenchReport) -> str:
             f'<g transform="translate(0 {top + 20})">\n{inner}\n</g>'
         )
         top += height + 40
-    style = "text { font: 12px system-ui, sans-serif; }"
+    style = "text { font-family: system-ui, sans-serif; font-size: 12px; }"
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {top + 40}" '
-        f'width="{_WIDTH}" height="{top + 40}">\n<title>{_text(report.title)}</title>\n'
-        f'<style>{style}</style>\n<rect width="100%" height="100%" fill="white"/>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-12 -12 {_FILE_WIDTH} {top + 52}" '
+        f'width="{_FILE_WIDTH}" height="{top + 52}">\n<title>{_text(report.title)}</title>\n'
+        f'<style>{style}</style>\n<rect x="-12" y="-12" width="100%" height="100%" fill="white"/>\n'
         + "\n".join(parts)
         + f'\n<text x="0" y="{top + 20}">{_text(report.title)}</text>\n</svg>\n'
     )
@@ -75,12 +83,17 @@ def plot_file(report: BenchReport) -> str:
 
 def _section(table: Table) -> str:
     """A table, and its plot."""
-    head, *rows = table.rows
-    cells = "".join(f"<th>{_text(cell)}</th>" for cell in head)
+    head, *rows = table.cells
+    cells = "".join(f'<th scope="col">{_cell(cell)}</th>' for cell in head)
     body = "".join(
-        f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>\n" for row in rows
+        f"<tr>{''.join(f'<td>{_cell(cell)}</td>' for cell in row)}</tr>\n" for row in rows
     )
     return f"<h2>{_text(table.name)}</h2>\n<table>\n<tr>{cells}</tr>\n{body}</table>\n{plot(table)}"
+
+
+def _cell(cell: Cell) -> str:
+    detail = f"<small>{_text(cell.detail)}</small>" if cell.detail else ""
+    return f"{_text(cell.text)}{detail}"
 
 
 def plot(table: Table) -> str:
@@ -96,22 +109,21 @@ def _bars(table: Table) -> tuple[str, int]:
     """The elements of a plot, and its height."""
     samples = [sample for column in table.columns.values() for sample in column.values()]
     largest = max(value for sample in samples for value in sample.values)
-    scale = (_WIDTH - _LABEL - 60) / (largest or 1)
-    parts, top = [], 10
+    scale = (_WIDTH - _NUMBERS) / (largest or 1)
+    parts, top = [], 4
     for size in table.sizes:
-        parts.append(f'<text x="0" y="{top + 12}">{table.load_of(size)} {table.load}</text>')
+        parts.append(f'<text x="0" y="{top + 12}">{_text(table.load_words(size))}</text>')
+        top += _BAR + 2
         for number, (engine, column) in enumerate(table.columns.items()):
             if size not in column:
-                parts.append(
-                    f'<text x="{_LABEL}" y="{top + 12}">{_text(engine)}: not measured</text>'
-                )
+                parts.append(f'<text x="0" y="{top + 12}">{_text(engine)}: not measured</text>')
                 top += _BAR
                 continue
             sample, colour = column[size], _COLOURS[number % len(_COLOURS)]
             width, middle = scale * sample.median, top + _BAR / 2
-            low, high = (_LABEL + scale * end for end in (min(sample.values), max(sample.values)))
+            low, high = (scale * end for end in (min(sample.values), max(sample.values)))
             parts.append(
-                f'<rect x="{_LABEL}" y="{top}" width="{width:.1f}" height="{_BAR - 2}" '
+                f'<rect x="0" y="{top}" width="{width:.1f}" height="{_BAR - 2}" '
                 f'fill="{colour}"><title>{_text(engine)}</title></rect>'
                 f'<line x1="{low:.1f}" x2="{high:.1f}" y1="{middle}" y2="{middle}" '
                 'stroke="currentColor"/>'
@@ -120,7 +132,7 @@ def _bars(table: Table) -> tuple[str, int]:
             top += _BAR
         top += 10
     for number, engine in enumerate(table.columns):
-        x = _LABEL + 130 * number
+        x = 130 * number
         parts.append(
             f'<rect x="{x}" y="{top}" width="12" height="12" '
             f'fill="{_COLOURS[number % len(_COLOURS)]}"/>'

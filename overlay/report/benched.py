@@ -32,6 +32,16 @@ class Comparison(NamedTuple):
     conclusive: bool
 
 
+class Cell(NamedTuple):
+    """One cell of a table; :ivar detail: what is said of its text, in smaller letters."""
+
+    text: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.detail})" if self.detail else self.text
+
+
 class Table(NamedTuple):
     """One table of the report.
 
@@ -63,6 +73,10 @@ class Table(NamedTuple):
         """The first column of a row."""
         return str(size) if self.rate is None else f"{self.rate:g}"
 
+    def load_words(self, size: int) -> str:
+        """The same with what is counted."""
+        return count(size, "request") if self.rate is None else f"{self.rate:g} {self.load}"
+
     @property
     def comparisons(self) -> tuple[Comparison, ...]:
         """The overlay beside each other engine, in every cell that both were measured in."""
@@ -82,27 +96,34 @@ class Table(NamedTuple):
 
     @property
     def rows(self) -> tuple[tuple[str, ...], ...]:
+        """``cells`` as text."""
+        return tuple(tuple(map(str, row)) for row in self.cells)
+
+    @property
+    def cells(self) -> tuple[tuple[Cell, ...], ...]:
         """Head, then a row for each number of requests with medians, ranges and ratios."""
         others = [name for name in self.columns if name != OVERLAY]
         heads = (f"{name}, {self.unit}" for name in self.columns)
-        made = [(self.load, *heads, *(f"/ {name}" for name in others))]
-        cells = {(each.other, each.batch): each for each in self.comparisons}
+        made = [tuple(map(Cell, (self.load, *heads, *(f"/ {name}" for name in others))))]
+        found = {(each.other, each.batch): each for each in self.comparisons}
         for size in self.sizes:
             values = [self.shown(samples.get(size)) for samples in self.columns.values()]
-            ratios = [_shown_ratio(cells.get((other, size))) for other in others]
-            made.append((self.load_of(size), *values, *ratios))
+            ratios = [Cell(_shown_ratio(found.get((other, size)))) for other in others]
+            made.append((Cell(self.load_of(size)), *values, *ratios))
         return tuple(made)
 
-    def shown(self, sample: Sample | None) -> str:
+    def shown(self, sample: Sample | None) -> Cell:
         """The median of a sample, and its range."""
         if sample is None:
-            return "not measured"
+            return Cell("not measured")
         low, high = min(sample.values), max(sample.values)
-        return f"{self.number(sample.median)} ({self.number(low)} to {self.number(high)})"
+        return Cell(self.number(sample.median), f"{self.number(low)} to {self.number(high)}")
 
     def number(self, value: float) -> str:
         """A value with as many digits as it deserves."""
-        return f"{value:,.0f}" if value >= 1000 else f"{value:.2f}"
+        if value >= 1000:
+            return f"{value:,.0f}"
+        return f"{value:.1f}" if value >= 100 else f"{value:.2f}"
 
 
 def _shown_ratio(comparison: Comparison | None) -> str:
@@ -193,8 +214,8 @@ class BenchReport(Report):
     @property
     def _not_measured(self) -> Iterator[str]:
         if self.gaps:
-            what = enumeration([_gap_text(gap) for gap in self.gaps])
-            yield f"not measured: {what}: the budget of {self.budget:g} s was spent (--budget)"
+            what = "; ".join(map(_gap_text, self.gaps))
+            yield f"not measured, the budget of {self.budget:g} s was spent (--budget): {what}"
 
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as in Report
         """The tables, and what was left out and why."""

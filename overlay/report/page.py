@@ -37,8 +37,9 @@ a { color: var(--new); }
 .line { display: flex; flex-wrap: wrap; min-height: 1.4em; }
 .head { white-space: pre; flex: none; }
 .body { white-space: pre-wrap; flex: 1 1 16rem; min-width: 0; }
+@media (max-width: 40rem) { .body { padding-left: 2ch; } }
 .grid table { border-collapse: collapse; }
-.grid th, .grid td { padding: .15rem .45rem; text-align: center;
+.grid th, .grid td { padding: .15rem .45rem; text-align: center; white-space: nowrap;
   border-bottom: 1px solid var(--line); }
 .grid th:first-child { text-align: left; position: sticky; left: 0; background: var(--box); }
 .grid thead th { font-weight: normal; color: var(--muted); }

@@ -63,6 +63,20 @@ def test_a_patched_copy_is_named_as_the_module_it_stands_for() -> None:
     assert list(sampling.fold(raw, 1.0)["self_ms"]) == ["vllm/v1/a.py:f"]
 
 
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("/opt/x/lib/python3.12/site-packages/torch/_ops.py", "torch/_ops.py"),
+        ("/opt/vllm/lib/python3.12/site-packages/torch/_ops.py", "torch/_ops.py"),
+        ("/home/u/project/overlay/proof/sampling.py", "overlay/proof/sampling.py"),
+        ("/home/u/project/bench/load_engine.py", "bench/load_engine.py"),
+        ("/tmp/c/torch_aot_compile/e6/inductor_cache/zq/czq.py", "compiled/czq.py"),
+    ],
+)
+def test_a_function_is_named_as_on_every_machine(file: str, name: str) -> None:
+    assert list(sampling.fold(f"f ({file}:3) 1\n", 1.0)["self_ms"]) == [f"{name}:f"]
+
+
 def test_a_profile_without_samples_is_none() -> None:
     with pytest.raises(ValueError, match="no samples"):
         sampling.fold("thread (7): Worker;f (/a.py:1) 900\n", 1.0)

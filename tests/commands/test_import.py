@@ -69,7 +69,7 @@ def test_what_is_there_is_not_overwritten(cli: Cli, change: Path) -> None:
         (b"hello\n", 2, "found no file"),
         (CHANGE.replace(b" import", b"?import", 1)[:200], 2, "fix.diff:"),
         (CHANGE + MODE, 2, "changes the mode"),
-        (diff("tests/a.py", None, b"a = 1\n"), 1, "Nothing was written"),
+        (diff("tests/a.py", None, b"a = 1\n"), 2, "nothing to import"),
         (diff(PATH, BASE.replace(b"[1, 2, 4]", b"[9]"), BASE), 2, "--base"),
     ],
 )

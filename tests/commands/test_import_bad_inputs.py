@@ -35,6 +35,11 @@ CASES = {
     "prose": (b"hello\nworld\n", 1, "found no file"),
     "of another project": (diff("transformers/a.py", b"a = 1\n", b"a = 2\n"), 1, "of vLLM"),
     "of vLLM's C++ alone": (diff("csrc/a.cu", b"a\n", b"b\n"), 1, "of vLLM"),
+    "of tests and documentation alone": (
+        diff("tests/a.py", None, b"a = 1\n") + diff("docs/a.md", b"a\n", b"b\n"),
+        1,
+        r"1 of tests, examples and CI and 1 of documentation\): there is nothing to import",
+    ),
     "of C++ as well": (CHANGE + diff("csrc/a.cu", b"a\n", b"b\n"), BEHIND, "half a change"),
     "of a release that nobody has": (
         diff(PATH, BASE.replace(b"[1, 2, 4]", b"[8]"), PATCHED),

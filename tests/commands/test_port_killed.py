@@ -149,6 +149,67 @@ def test_killed_between_two_folders_the_same_command_goes_on(tmp_path: Path) -> 
     assert between > 5
 
 
+@pytest.mark.parametrize(
+    ("then", "every"),
+    [("continue", 1), ("abort", 4)],  # the same calls are met; after an abort less is to be seen
+)
+def test_a_session_of_two_folders_killed_at_any_call_ends_well(
+    tmp_path: Path, then: str, every: int
+) -> None:
+    """`--continue` carries out the rest and nothing twice; `--abort` leaves what is whole."""
+    loop = b"        for size in sizes:\n"
+    wanted = world.IN_THE_WAY.replace(loop, loop + b"            self.first(size)\n")
+    reached = set[str]()
+    for at in range(1, MOST, every):
+        place = tmp_path / f"at-{at}"
+        request = two_folders(place)
+        (place / "work").mkdir()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(place / "work")
+            port(request, "0.24.0")
+            session = place / "work/port-0.24.0"
+            files = [session / id_ / "10-runner" / world.PATH for id_ in ("replay", "other")]
+            for file in files:
+                file.write_bytes(wanted)
+
+            def child(at: int = at, request: Request = request) -> None:
+                with faulty(FaultyOs(at, killing), disk):
+                    proceed(request, None)
+
+            status = in_child(child)
+            done = expect_whole(request)
+            if session.exists():
+                # No edit is lost before its feature is written.
+                for file, ported in zip(files, done, strict=True):
+                    assert ported or file.read_bytes() == wanted
+                end(request, then)
+            assert not session.exists()
+            if then == "continue" or status == 0:
+                assert expect_whole(request) == [True, True]
+            else:
+                assert expect_whole(request) == done
+            reached.add(str(done))
+        if status == 0:
+            assert reached == {"[False, False]", "[True, False]", "[True, True]"}
+            return
+    raise AssertionError("it makes more calls than MOST")
+
+
+def expect_whole(request: Request) -> list[bool]:
+    """Whether each folder's feature serves the new release; it is as before or as after."""
+    spanned = spans(request)
+    assert set(spanned) <= {BEFORE, "0.21.0..0.24.0"}
+    return [span != BEFORE for span in spanned]
+
+
+def end(request: Request, then: str) -> None:
+    """End a session that was killed."""
+    if then == "continue":
+        proceed(request, None)
+    else:
+        abort(None)
+
+
 def test_a_full_disk_in_the_second_folder_names_the_first(tmp_path: Path) -> None:
     told = 0
     for at in range(1, MOST, 3):  # every third call: each one of a folder is tried above
