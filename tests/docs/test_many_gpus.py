@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 from overlay.package import KNOWN_RELEASES
 from overlay.targets.resolution import resolve
@@ -129,7 +130,38 @@ def test_the_drafter_is_on_the_last_stage_and_every_stage_asks_for_it(release: s
     ]
     assert made
     assert all(made)
-    # The profile run of every stage comes through here.
+    # What every stage does before it serves comes through here.
     asked = methods["_dummy_run"]
     assert any(not inside for _, inside in drafter_uses(asked))
     assert "last_rank" not in ast.unparse(asked)
+
+
+#: Models of MTP layers, and the last release in which they are refused for their class.
+MTP_LAYERS = ("deepseek_mtp", "glm4_moe_mtp", "qwen3_next_mtp", "qwen3_5_mtp")
+LAST_REFUSAL = Version("0.29.0")
+
+
+@pytest.mark.parametrize("release", KNOWN_RELEASES)
+def test_mtp_layers_are_refused_before_a_process_starts_until_they_count_as_one_stage(
+    release: str,
+) -> None:
+    assert "| MTP layers, 0.20 to 0.29 | before it starts a process: `NotImplementedError" in PAGE
+
+    def text(path: str) -> str:
+        source = resolve(release).read(f"vllm/{path}")
+        assert source is not None
+        return source.decode()
+
+    drafts = text("config/speculative.py")
+    theirs = "pipeline_parallel_size=target_parallel_config.pipeline_parallel_size," in drafts
+    assert theirs == (Version(release) <= LAST_REFUSAL)
+    assert theirs or "pipeline_parallel_size=1," in drafts
+    assert "self.draft_model_config.verify_with_parallel_config(" in drafts
+    said = PAGE.partition("`NotImplementedError: ")[2].partition("`")[0]
+    assert said in text("config/model.py")
+    for model in MTP_LAYERS:
+        assert "SupportsPP" not in text(f"model_executor/models/{model}.py") or not theirs
+    # A head's layer is numbered behind those of the target, or of one stage of it.
+    of_a_stage = "get_num_layers(", "get_total_num_hidden_layers("
+    assert of_a_stage[0] in text("model_executor/models/llama_eagle.py")
+    assert of_a_stage[not theirs] in text("model_executor/models/llama_eagle3.py")

@@ -51,8 +51,10 @@ class DpRun:
     :ivar reaches: whether a layer of the draft model exchanges its rows with the other ranks.
     :ivar without: the ranks whose device has no graphs.
     :ivar killed: the ranks that are killed while they serve, at their step `LAST_STEP`.
-    :ivar unforeseen: the ranks that find, in the tenth batch that they draft for in graphs, that
+    :ivar unforeseen: the ranks that find, in the tenth batch whose passes all run in graphs, that
         these do not hold it.
+    :ivar declining: the ranks that have, for every other batch, no graphs behind a first pass of
+        upstream's.
     """
 
     name: str
@@ -66,6 +68,7 @@ class DpRun:
     unforeseen: tuple[int, ...] = ()
     without: tuple[int, ...] = ()
     killed: tuple[int, ...] = ()
+    declining: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -169,7 +172,11 @@ class DpEngine(harness.Engine):
         last_step = LAST_STEP if self.rank in dp_run.killed else None
 
         def serve(llm: Any, requests: Any, models: str) -> Any:
-            with unforeseen_batch(self.rank in dp_run.unforeseen), watched_replays(own) as replayed:
+            with (
+                unforeseen_batch(self.rank in dp_run.unforeseen),
+                declined_batches(self.rank in dp_run.declining),
+                watched_replays(own) as replayed,
+            ):
                 return lockstep(llm, requests, horizon, own, replayed, last_step)
 
         with (
@@ -264,10 +271,29 @@ def unforeseen_batch(wanted: bool) -> Iterator[None]:
     replay: Any = sys.modules[f"{PACKAGE}.replay"]
     stock, batches = replay.Replay._mismatch, itertools.count(1)
 
-    def mismatch(self: Any, *args: Any) -> Any:
-        return "this test says so" if next(batches) == 10 else stock(self, *args)
+    def mismatch(self: Any, k: int, cad: Any, *hidden_states: Any) -> Any:
+        # They are there where all passes run in graphs.
+        if hidden_states and next(batches) == 10:
+            return "this test says so"
+        return stock(self, k, cad, *hidden_states)
 
     with mock.patch.object(replay.Replay, "_mismatch", mismatch):
+        yield
+
+
+@contextlib.contextmanager
+def declined_batches(wanted: bool) -> Iterator[None]:
+    """Let the replay have no graphs for the later passes of every other batch, if `wanted`."""
+    if not wanted:
+        yield
+        return
+    replay: Any = sys.modules[f"{PACKAGE}.replay"]
+    stock, batches = replay.Replay.later_requests, itertools.count(1)
+
+    def later_requests(self: Any, *args: Any) -> Any:
+        return None if next(batches) % 2 else stock(self, *args)
+
+    with mock.patch.object(replay.Replay, "later_requests", later_requests):
         yield
 
 
@@ -489,6 +515,7 @@ def read_run(run: dict[str, Any]) -> DpRun:
         captures=run["captures"],
         reaches=run["reaches"],
         unforeseen=tuple(run["unforeseen"]),
+        declining=tuple(run["declining"]),
         without=tuple(run["without"]),
         killed=tuple(run["killed"]),
     )

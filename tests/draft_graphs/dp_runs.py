@@ -10,7 +10,7 @@ from typing import Any
 
 from overlay.proof.engine_spec import Request
 from tests.draft_graphs.dp_client import busy, dp_run, idle, make_dp_spec
-from tests.draft_graphs.dp_rank import DpRun
+from tests.draft_graphs.dp_rank import DpOutcome, DpRun
 
 K = 3
 #: Rank 0 runs into the largest length, where upstream stops to draft; rank 1 stays below it.
@@ -57,6 +57,7 @@ def together_runs() -> list[DpRun]:
         # Both are busy at first; rank 0 runs out of room.
         run("long", "loop", requests=LONG),
         run("one has no graphs", "loop", without=(1,)),
+        run("one declines", "loop", declining=(0,), requests=mostly_first),
         run("unforeseen on one rank", "loop", unforeseen=(1,), requests=mostly_second),
         *(
             run(f"capture {captures} fails", "loop", fails=(1,), captures=captures)
@@ -98,3 +99,30 @@ def soak(seed: int) -> tuple[Request, ...]:
         prompt = tuple(rng.randrange(3, 192) for _ in range(rng.randint(2, 60)))
         made.append(Request(prompt, rng.randint(1, 60), arrival=arrival))
     return tuple(made)
+
+
+def soak_runs() -> list[DpRun]:
+    """Eight runs of forty requests a rank, with an exchange in every pass of the draft model."""
+    return [
+        dp_run(f"soak {seed}, {mode}", mode, requests=(soak(seed), soak(seed + 50)), reaches=True)
+        for seed in range(4)
+        for mode in ("loop", "step")
+    ]
+
+
+def soak_faults(ranks: Sequence[DpOutcome]) -> list[str]:
+    """What is wrong with the outcomes of one soak, by rank; empty if nothing is."""
+    faults = []
+    for rank, outcome in enumerate(ranks):
+        checks = {
+            f"failed: {outcome.error}": outcome.error is None,
+            "tokens are not the oracle's": outcome.tokens_ok,
+            f"accepted {outcome.accepted}, expected {outcome.expected}": (
+                outcome.accepted == outcome.expected and sum(outcome.accepted) > 0
+            ),
+            f"dummy batches wrote the KV cache of {outcome.dummy_writes}": not outcome.dummy_writes,
+            "has no draft graphs": bool(outcome.captured),
+            "drafted otherwise than rank 0": outcome.trail == ranks[0].trail,
+        }
+        faults += [f"rank {rank} {fault}" for fault, right in checks.items() if not right]
+    return faults

@@ -81,11 +81,13 @@ class Drafter:
         return self.graphs.propose(**{**self.batch(), **changes})
 
     def later_steps(self, **changes: Any) -> Any:
-        batch = self.batch()
+        """:param changes: of the arguments; ``requests`` is how many there are, else three."""
+        reqs = changes.pop("requests", 3)
+        batch = self.batch(reqs)
         arguments = {
-            "draft_token_ids": torch.tensor([1, 2, 3]),
-            "positions": torch.tensor([4, 5, 6]),
-            "hidden_states": torch.zeros(3, HIDDEN),
+            "draft_token_ids": torch.arange(1, reqs + 1),
+            "positions": torch.arange(4, reqs + 4),
+            "hidden_states": torch.zeros(reqs, HIDDEN),
             "num_rejected_tokens_gpu": None,
         }
         shared = ("common_attn_metadata", "sampling_metadata")

@@ -415,16 +415,15 @@ NOT_TOGETHER: dict[str, tuple[Any, str]] = {
     "probabilistic": (True, "draft_sample_method"),
     "multimodal": (True, "images"),
     "dynamic_k": (True, "num_speculative_tokens_per_batch_size"),
-    "no_first": ("the width is not known", "the width is not known"),
 }
 
 
 def test_ranks_that_draft_together_get_graphs_and_one_line_says_when_not() -> None:
     decision = policy.decide("auto", TOGETHER)
     assert (decision.first, decision.later) == (True, ("loop",))
-    assert decision.notes == (
-        "all data-parallel ranks in steps in which one of them has a prefill",
-    )
+    prefill = "all data-parallel ranks in steps in which one of them has a prefill"
+    assert decision.notes == (f"first passes of {prefill}",)
+    assert policy.decide("step", TOGETHER).notes == (prefill,)
     assert decision.untried[-1].startswith("ranks that draft together (doubles: ")
     (reason,) = policy.decide("auto", replace(TOGETHER, untried=False)).refusals
     assert "OVERLAY_DRAFT_GRAPHS_UNTRIED=on on all ranks grants them" in reason
@@ -453,16 +452,25 @@ def barred(facts: Any, *roles: str) -> Any:
     return replace(facts, platform=replace(facts.platform, bars=bars))
 
 
-def test_ranks_draft_together_only_with_a_graph_for_every_pass() -> None:
+def test_ranks_draft_together_only_with_a_graph_for_every_later_pass() -> None:
     for facts in (replace(TOGETHER, num_speculative_tokens=1), barred(TOGETHER, "loop")):
         assert policy.decide("auto", facts).any
     pard = replace(TOGETHER, drafter=DRAFTERS["PARD"], max_num_seqs=64)
     assert policy.decide("auto", pard).any
-    for roles in (("first",), ("loop", "step")):
-        assert policy.decide("auto", barred(LATE, *roles)).any
-        (reason,) = policy.decide("auto", barred(TOGETHER, *roles)).refusals
-        assert "all ranks need a graph for every pass" in reason
-        assert "not tried" in reason
+    no_first = replace(TOGETHER, no_first="the width is not known")
+    for facts in (barred(TOGETHER, "first"), no_first):
+        decision = policy.decide("auto", facts)
+        assert (decision.first, decision.later) == (False, ("loop",))
+    refused = {
+        "auto": barred(TOGETHER, "loop", "step"),
+        "step": barred(TOGETHER, "first"),
+        "loop": replace(no_first, num_speculative_tokens=1),
+    }
+    for mode, facts in refused.items():
+        (reason,) = policy.decide(mode, facts).refusals
+        assert reason.endswith("the width is not known") or (
+            "all ranks need a graph for every pass" in reason and "not tried" in reason
+        )
 
 
 TABLE = """

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -29,10 +30,12 @@ from tests.draft_graphs.added_modules import FOLDER, require_fit
 from tests.draft_graphs.drafters import Drafter
 from tests.draft_graphs.together_mutations import TOGETHER_MUTATIONS, TogetherMutation
 from tests.draft_graphs.together_ranks import (
+    DOINGS,
     SHAPE,
     TOGETHER,
     K,
     Rank,
+    meet,
     prepare,
     step,
     step_watched,
@@ -43,19 +46,21 @@ from tests.support.code_edits import edited
 # The feature's modules lie beside vLLM's own once `drafters` is imported.
 # isort: split
 from vllm.config import CUDAGraphMode
-from vllm.v1.spec_decode.draft_graphs import coupling, draft_graphs, ranks, same_settings
+from vllm.v1.spec_decode.draft_graphs import (
+    capabilities,
+    coupling,
+    draft_graphs,
+    ranks,
+    same_settings,
+)
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
 #: The votes themselves; within the tests `one_rank` answers.
 all_ranks_agree = ranks.all_ranks_agree
 
-#: What a rank does in a step: drafts for so many requests; has none; has no room to draft for one;
-#: has a prefill; finds in its batch that no graph holds it.
-DOINGS = st.one_of(
-    st.integers(1, SHAPE.max_num_seqs),
-    st.sampled_from(["idle", "no room", "prefill", "unforeseen"]),
-)
+#: What a rank does in a step.
+ANY_DOING = st.one_of(st.integers(1, SHAPE.max_num_seqs), st.sampled_from(DOINGS))
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +85,7 @@ def test_a_draft_whose_layers_reach_other_ranks_does_not_draft_alone() -> None:
 
 
 @settings(max_examples=12)
-@given(st.lists(st.tuples(DOINGS, DOINGS), min_size=1, max_size=6))
+@given(st.lists(st.tuples(ANY_DOING, ANY_DOING), min_size=1, max_size=6))
 def test_all_ranks_replay_the_same_graphs_or_all_ask(
     both: list[Rank], doings: list[tuple[int | str, int | str]]
 ) -> None:
@@ -90,11 +95,12 @@ def test_all_ranks_replay_the_same_graphs_or_all_ask(
             caches = [rank.drafter.proposer.model.kv_cache.clone() for rank in both]
             drafts = step(both, list(each))
             for rank, doing, cache, got in zip(both, each, caches, drafts, strict=True):
-                if not isinstance(doing, int):
+                reqs = 1 if doing == "prefill" else doing
+                if not isinstance(reqs, int):
                     written = rank.drafter.proposer.model.kv_cache
                     assert torch.equal(cache, written), "wrote the KV cache without a draft"
                 elif got is not None:
-                    assert got.shape == (doing, K)
+                    assert got.shape == (reqs, K)
     withdrawn = {rank.graphs.withdrawn is not None for rank in both}
     assert len(withdrawn) == 1, "only one rank has withdrawn its graphs"
 
@@ -122,13 +128,106 @@ def test_the_agreed_size_is_that_of_the_rank_with_most_requests(both: list[Rank]
         assert [rank.replayed for rank in both] == [[f"first {size}", f"loop {size}"]] * 2
 
 
-def test_an_idle_rank_writes_nothing_behind_its_last_draft(both: list[Rank]) -> None:
+@pytest.mark.parametrize("other", [3, "prefill"])
+def test_an_idle_rank_writes_nothing_behind_its_last_draft(
+    both: list[Rank], other: int | str
+) -> None:
     prepare(both)
     step_watched(both, [3, 3])
     cache = both[0].drafter.proposer.model.kv_cache
     before = cache.clone()
-    step_watched(both, ["idle", 3])
+    step_watched(both, ["idle", other])
     assert torch.equal(cache, before)
+
+
+def test_behind_a_prefill_the_later_passes_have_the_size_of_the_rank_with_most_requests(
+    both: list[Rank],
+) -> None:
+    prepare(both)
+    cases: list[tuple[int, list[int | str]]] = [
+        (1, ["prefill", "prefill"]),
+        (1, ["idle", "prefill"]),
+        (3, [3, "prefill"]),
+        (2, ["prefill", 2]),
+        (1, ["prefill", "no room"]),
+    ]
+    for size, doings in cases:
+        before = [rank.asked for rank in both]
+        drafts = step_watched(both, doings)
+        assert [rank.replayed for rank in both] == [[f"loop {size}"]] * 2
+        assert [rank.asked - old for rank, old in zip(both, before, strict=True)] == [1, 1]
+        for doing, got in zip(doings, drafts, strict=True):
+            rows = {"idle": None, "no room": None, "prefill": 1}.get(str(doing), doing)
+            assert (None if got is None else got.shape[0]) == rows
+
+
+def test_without_a_graph_of_the_first_pass_all_ranks_replay_the_later_ones() -> None:
+    bar = capabilities.Bar(role="first", tensor_parallel=1, why="not tried")
+    barred = replace(capabilities.PLATFORMS[0], bars=(bar,))
+    drafters = [Drafter(SHAPE, coupling=TOGETHER, platform=barred) for _ in range(2)]
+    both = [Rank(each) for each in drafters]
+    prepare(both)
+    cases: list[tuple[int, list[int | str]]] = [(2, [2, 1]), (1, ["idle", 1]), (3, [3, "prefill"])]
+    for size, doings in cases:
+        step_watched(both, doings)
+        assert [rank.replayed for rank in both] == [[f"loop {size}"]] * 2
+
+
+@pytest.mark.parametrize("other", [2, "prefill", "idle", "no room"])
+def test_one_rank_whose_batch_has_no_graph_leaves_the_later_passes_of_all_to_upstream(
+    both: list[Rank], other: int | str
+) -> None:
+    prepare(both)
+    step_watched(both, ["odd prefill", other])
+    assert [rank.replayed for rank in both] == [[], []]
+    assert [rank.asked for rank in both] == [2, 2]
+    step_watched(both, [1, 2])
+    assert [rank.asked for rank in both] == [2, 2], "one batch is no reason to veto the next one"
+
+
+def test_where_nobody_drafts_nothing_is_replayed(both: list[Rank]) -> None:
+    """As in the dummy batches with which vLLM warms up behind the capture."""
+    prepare(both)
+    for rank in both:
+        rank.graphs.agree(CUDAGraphMode.NONE, K + 1)
+        assert not rank.graphs.dummy_run(False)
+    meet(both)
+    assert [rank.graphs.later_dummy_runs() for rank in both] == [False, False]
+
+
+def test_in_mode_step_all_passes_behind_a_prefill_are_upstreams() -> None:
+    drafters = [Drafter(replace(SHAPE, mode="step"), coupling=TOGETHER) for _ in range(2)]
+    both = [Rank(each) for each in drafters]
+    prepare(both)
+    for rank in both:
+        rank.graphs.agree(CUDAGraphMode.NONE, K + 1)
+    assert both[0].draft("prefill") is None
+    assert both[0].graphs.unpadded(5) == 5
+    assert both[1].draft("idle") is None
+    assert both[1].graphs.unpadded(5) == 5
+
+
+def test_a_batch_that_changes_behind_the_first_pass_gets_drafts_of_zeros(both: list[Rank]) -> None:
+    prepare(both)
+    first, second = step_watched(both, ["changed prefill", 2])
+    assert first.tolist() == [[0] * K]
+    assert first.dtype == torch.int64
+    assert second.shape == (2, K)
+    assert all(rank.graphs.captured is not None for rank in both)
+    step_watched(both, [1, 2])
+    assert all(rank.graphs.captured is None for rank in both), "the next step withdraws"
+
+
+def test_a_rank_without_these_patches_offers_nothing(both: list[Rank]) -> None:
+    """It gives a count of tokens; on one with other patches nothing is told at all."""
+    prepare(both)
+    for said in ([-2, K + 1], [-2, 0], []):
+        for rank in both:
+            rank.graphs.agree(CUDAGraphMode.NONE, K + 1)
+            assert rank.draft("prefill") is None
+            rank.graphs.unpadded(K + 1)
+            rank.graphs.counted(0, said)
+            assert rank.draft_later("prefill") is None
 
 
 def test_an_agreement_is_used_once(both: list[Rank]) -> None:
@@ -146,6 +245,13 @@ def test_an_agreement_is_used_once(both: list[Rank]) -> None:
     rank.graphs.agree(CUDAGraphMode.FULL, K + 1)
     rank.drafter.capture()
     assert not rank.graphs.dummy_run(False), "what was agreed on was about other graphs"
+    rank.graphs.counted(0, [-2, -2])
+    assert rank.graphs.later_dummy_runs()
+    assert not rank.graphs.later_dummy_runs(), "nothing was agreed on for these passes"
+    rank.graphs.counted(0, [-2, -2])
+    rank.graphs.agree(CUDAGraphMode.NONE, K + 1)
+    assert not rank.graphs.dummy_run(False)
+    assert not rank.graphs.later_dummy_runs(), "what was agreed on was for another step"
 
 
 def test_a_kv_cache_that_is_made_again_on_one_rank_withdraws_on_all(
@@ -155,7 +261,7 @@ def test_a_kv_cache_that_is_made_again_on_one_rank_withdraws_on_all(
     groups = both[0].drafter.proposer.draft_attn_groups
     both[0].drafter.proposer.draft_attn_groups = [*groups]
     step_watched(both, [2, 2])
-    assert [rank.asked for rank in both] == [1, 1], "a graph was replayed on memory that is gone"
+    assert [rank.asked for rank in both] == [2, 2], "a graph was replayed on memory that is gone"
     reasons = ("the KV cache was initialized again", "another data-parallel rank cannot replay")
     for line, reason in zip(log, reasons, strict=True):
         assert reason in line

@@ -29,6 +29,8 @@ class TogetherMutation:
 
 _PROPOSE = ("replay.py", "Replay.propose")
 _PADDED = ("replay.py", "Replay.run_padded")
+_LATER_DUMMIES = ("draft_graphs.py", "DraftGraphs.later_dummy_runs")
+_HEAR = ("together.py", "Together.hear")
 
 TOGETHER_MUTATIONS = (
     TogetherMutation(
@@ -46,14 +48,79 @@ TOGETHER_MUTATIONS = (
     TogetherMutation(
         "a rank drafts as upstream, alone, what it cannot replay",
         "many GPUs 2",
-        ("draft_graphs.py", "DraftGraphs.propose", "replay.run_padded(keys)", "return None"),
+        ("draft_graphs.py", "DraftGraphs.propose", "self._no_drafts(...)", "None"),
         "test_a_batch_that_no_graph_holds_gets_drafts_of_zeros",
     ),
     TogetherMutation(
         "an idle rank makes upstream's dummy passes while the others replay",
         "many GPUs 2",
-        ("draft_graphs.py", "DraftGraphs.dummy_run", "replay.run_padded(keys)", "return False"),
+        ("draft_graphs.py", "DraftGraphs.dummy_run", "replay.run_padded(*keys)", "return False"),
         "test_the_agreed_size_is_that_of_the_rank_with_most_requests",
+    ),
+    TogetherMutation(
+        "a rank drafts as upstream, alone, what it cannot replay behind a prefill",
+        "many GPUs 2",
+        ("draft_graphs.py", "DraftGraphs.later_steps", "self._no_drafts(...)", "None"),
+        "test_a_batch_that_changes_behind_the_first_pass_gets_drafts_of_zeros",
+    ),
+    TogetherMutation(
+        "an idle rank makes upstream's later passes while the others replay them",
+        "many GPUs 2",
+        (*_LATER_DUMMIES, "self.replay.run_padded(None, key)", "return False"),
+        "test_behind_a_prefill_the_later_passes_have_the_size_of_the_rank_with_most_requests",
+    ),
+    TogetherMutation(
+        "an idle rank offers no graphs for the later passes",
+        "many GPUs 2",
+        ("draft_graphs.py", "DraftGraphs.dummy_run", "self._offer(0)", "None"),
+        "test_behind_a_prefill_the_later_passes_have_the_size_of_the_rank_with_most_requests",
+    ),
+    TogetherMutation(
+        "the offer of one rank is taken for that of all",
+        "many GPUs 2",
+        (*_HEAR, "max(unpadded) < 0", "min(unpadded) < 0"),
+        "test_a_rank_without_these_patches_offers_nothing",
+    ),
+    TogetherMutation(
+        "a rank offers graphs for a batch that none can hold",
+        "many GPUs 2",
+        (
+            "replay.py",
+            "Replay.later_requests",
+            "self._mismatch(k, common_attn_metadata) is not None",
+            "False",
+        ),
+        "test_one_rank_whose_batch_has_no_graph_leaves_the_later_passes_of_all_to_upstream",
+        ("prefill",),
+    ),
+    TogetherMutation(
+        "a rank offers graphs in mode step, as only some of them may",
+        "many GPUs 2",
+        ("draft_graphs.py", "DraftGraphs._offer", 'self.mode != "step"', "True"),
+        "test_in_mode_step_all_passes_behind_a_prefill_are_upstreams",
+    ),
+    TogetherMutation(
+        "the later passes have the size of the rank with the fewest requests",
+        "many GPUs 1",
+        (*_HEAR, "-1 - min(unpadded)", "-1 - max(unpadded)"),
+        "test_behind_a_prefill_the_later_passes_have_the_size_of_the_rank_with_most_requests",
+    ),
+    TogetherMutation(
+        "what was agreed on for the later passes is used again",
+        "many GPUs 5",
+        (
+            "together.py",
+            "Together.take_requests",
+            "requests, self._requests = ...",
+            "requests = self._requests",
+        ),
+        "test_an_agreement_is_used_once",
+    ),
+    TogetherMutation(
+        "what was agreed on for the later passes lasts into the next step",
+        "many GPUs 5",
+        ("together.py", "Together.take", "self._offered = self._requests = None", "None"),
+        "test_an_agreement_is_used_once",
     ),
     TogetherMutation(
         "an idle rank replays the first pass alone",
@@ -66,6 +133,7 @@ TOGETHER_MUTATIONS = (
         "many GPUs 4",
         (*_PADDED, "self.captured.buffers.pad_all(self._proposer)", "None"),
         "test_an_idle_rank_writes_nothing_behind_its_last_draft",
+        (3,),
     ),
     TogetherMutation(
         "graphs in which no smaller batch runs do not mask their slots",

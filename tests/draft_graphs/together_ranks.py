@@ -1,6 +1,8 @@
 """Data-parallel ranks in one process, whose agreements are made here, as vLLM makes them.
 
 A FULL graph only if all ranks have one; the largest number of tokens; the least vote. Needs vLLM.
+
+What a rank does in a step is a number of requests to draft for, or one of `DOINGS`.
 """
 
 from __future__ import annotations
@@ -17,6 +19,10 @@ from tests.draft_graphs.twin_model import Shape
 from vllm.config import CUDAGraphMode
 from vllm.v1.spec_decode.draft_graphs import coupling, replay
 
+#: What a rank may do but draft for requests in a uniform batch: it has none; has no room to draft
+#: for its only one; has a prefill; finds in its batch that no graph holds it; the same beside a
+#: prefill, before its first pass and behind it.
+DOINGS = ("idle", "no room", "prefill", "unforeseen", "odd prefill", "changed prefill")
 #: Three graphs of each role.
 SHAPE = Shape(k=2, mode="auto", max_num_seqs=3, max_capture_tokens=9)
 K = SHAPE.k
@@ -39,7 +45,7 @@ class Rank:
 
     def full_tokens(self, doing: int | str) -> int | None:
         """The tokens of its FULL graph in the target's agreement; None if it has none."""
-        if self.graphs.vetoes() or doing == "prefill":
+        if self.graphs.vetoes() or str(doing).endswith("prefill"):
             return None
         tokens = (K + 1) * (doing if isinstance(doing, int) else 1)
         return next((size for size in FULL_SIZES if size >= tokens), None)
@@ -51,9 +57,23 @@ class Rank:
             self.asked += not self.graphs.dummy_run(False)
             return None
         batch = self.drafter.batch(doing if isinstance(doing, int) else 1)
-        if doing == "unforeseen":
+        if doing in ("unforeseen", "odd prefill"):
             batch["common_attn_metadata"].causal = False
         drafts = self.graphs.propose(**batch)
+        self.asked += drafts is None
+        return drafts
+
+    def draft_later(self, doing: int | str) -> Any:
+        """The same behind a first pass that upstream's code has run."""
+        if doing in ("idle", "no room"):
+            self.asked += not self.graphs.later_dummy_runs()
+            return None
+        batch = self.drafter.batch(doing if isinstance(doing, int) else 1)
+        if doing in ("unforeseen", "odd prefill", "changed prefill"):
+            batch["common_attn_metadata"].causal = False
+        shared = {"common_attn_metadata": batch["common_attn_metadata"]}
+        requests = doing if isinstance(doing, int) else 1
+        drafts = self.drafter.later_steps(requests=requests, **shared)
         self.asked += drafts is None
         return drafts
 
@@ -80,7 +100,10 @@ def watched(both: list[Rank]) -> Any:
 
 
 def step(both: list[Rank], doings: list[int | str]) -> list[Any]:
-    """One step of all ranks: the target's agreement, the drafts, the drafter's agreement."""
+    """One step of all ranks: the target's agreement, the drafts, the drafter's agreements.
+
+    Returns the drafts of each rank; None where it has none, or upstream's code makes them.
+    """
     sizes = [rank.full_tokens(doing) for rank, doing in zip(both, doings, strict=True)]
     full = None not in sizes
     for rank in both:
@@ -90,15 +113,28 @@ def step(both: list[Rank], doings: list[int | str]) -> list[Any]:
     drafts = [rank.draft(doing) for rank, doing in zip(both, doings, strict=True)]
     asked = [rank.asked - old for rank, old in zip(both, before, strict=True)]
     assert len(set(asked)) == 1, "a rank asks, and another replays"
-    assert both[0].replayed == both[1].replayed
     if asked[0]:
-        votes = [rank.graphs.vote(CUDAGraphMode.NONE).value for rank in both]
-        modes = {rank.graphs.counted(min(votes)) for rank in both}
-        assert modes == {0}
+        assert both[0].replayed == both[1].replayed == []
+        meet(both)
+        drafts = [rank.draft_later(doing) for rank, doing in zip(both, doings, strict=True)]
+        asked = [rank.asked - old for rank, old in zip(both, before, strict=True)]
+        assert len(set(asked)) == 1, "a rank asks for its later passes, and another replays them"
+        if asked[0] == 2:
+            meet(both)
+        assert len(both[0].replayed) == (asked[0] == 1), "a loop, or nothing"
     else:
         assert full
         assert len(both[0].replayed) == 2, "first, and loop"
+    assert both[0].replayed == both[1].replayed
     return drafts
+
+
+def meet(both: list[Rank]) -> None:
+    """The drafter's agreement: the least vote, and what each rank gives as its tokens."""
+    votes = [rank.graphs.vote(CUDAGraphMode.NONE).value for rank in both]
+    unpadded = [rank.graphs.unpadded(K + 1) for rank in both]
+    modes = {rank.graphs.counted(min(votes), unpadded) for rank in both}
+    assert modes == {0}
 
 
 def step_watched(both: list[Rank], doings: list[int | str]) -> list[Any]:

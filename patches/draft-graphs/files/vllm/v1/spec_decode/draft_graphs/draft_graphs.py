@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The life-cycle of a proposer's draft graphs: profile, capture, serve, withdraw."""
+"""The life-cycle of a proposer's draft graphs: profile, capture, serve, withdraw.
+
+Longer than other modules: all of it reads and changes the state of one object.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -249,24 +252,34 @@ class DraftGraphs:
         if self.together is None:
             return None if replay is None else replay.propose(**batch)
         keys = self._agreed_keys(self.together, replay)
-        if replay is None or keys is None:
+        if replay is None:
+            return None
+        k, cad = batch["num_speculative_tokens"], batch["common_attn_metadata"]
+        if keys is None:
+            self._offer(replay.later_requests(k, cad, batch["sampling_metadata"]))
             return None
         try:
             return replay.propose(agreed=keys, **batch)
         except Unforeseen as unforeseen:
-            # The other ranks are replaying. Verification keeps the tokens right.
-            self.together.veto(str(unforeseen))
-            replay.run_padded(keys)
-            reqs = batch["common_attn_metadata"].batch_size()
-            drafts = (reqs, batch["num_speculative_tokens"])
-            return batch["next_token_ids"].new_zeros(drafts, dtype=torch.int64)
+            return self._no_drafts(unforeseen, *keys, cad)
 
     def later_steps(self, **batch: Any) -> torch.Tensor | None:
-        """All drafts after upstream's first pass, or None; see `Replay.later_steps`."""
+        """All drafts after upstream's first pass, or None; see `Replay.later_steps`.
+
+        Where data-parallel ranks draft together, None only where all of them get None.
+        """
         replay = self._usable_replay()
-        if replay is None or self.together is not None:
+        if replay is None:
             return None
-        return replay.later_steps(**batch)
+        if self.together is None:
+            return replay.later_steps(**batch)
+        key = self._agreed_later(self.together, replay)
+        if key is None:
+            return None
+        try:
+            return replay.later_steps(agreed=key, **batch)
+        except Unforeseen as unforeseen:
+            return self._no_drafts(unforeseen, None, key, batch["common_attn_metadata"])
 
     def dummy_run(self, capturing: bool) -> bool:
         """Whether graphs have taken the place of upstream's dummy passes.
@@ -284,9 +297,25 @@ class DraftGraphs:
             return False
         replay = self.replay
         keys = self._agreed_keys(self.together, replay)
-        if replay is None or keys is None or capturing:
+        if replay is None or capturing:
             return False
-        replay.run_padded(keys)
+        if keys is None:
+            self._offer(0)
+            return False
+        replay.run_padded(*keys)
+        return True
+
+    def later_dummy_runs(self) -> bool:
+        """Whether graphs have taken the place of upstream's dummy passes after the first one.
+
+        They do so where all data-parallel ranks have agreed on them in that pass.
+        """
+        if self.together is None or self.replay is None:
+            return False
+        key = self._agreed_later(self.together, self.replay)
+        if key is None:
+            return False
+        self.replay.run_padded(None, key)
         return True
 
     def _agreed_keys(self, together: Together, replay: Replay | None) -> Keys | None:
@@ -296,8 +325,38 @@ class DraftGraphs:
             return None
         keys = None if tokens is None else replay.agreed_keys(tokens)
         if keys is None:
-            figures.left("steps", messages.NOT_AGREED)
+            figures.left("first passes", messages.NOT_AGREED)
         return keys
+
+    def _offer(self, requests: int | None) -> None:
+        """Offer the others graphs for the later passes, unless the mode is `step`; see `together`.
+
+        requests: those that this rank drafts for; None if it has no graphs for them.
+        """
+        if self.together is not None and requests is not None and self.mode != "step":
+            self.together.offer(requests)
+
+    def _agreed_later(self, together: Together, replay: Replay) -> DraftKey | None:
+        """The graphs that all ranks replay after a first pass of upstream's; None for no graphs."""
+        requests = together.take_requests()
+        key = None if requests is None else replay.agreed_later(requests)
+        if key is None:
+            figures.left("later passes", messages.NOT_OFFERED)
+        return key
+
+    def _no_drafts(
+        self, unforeseen: Unforeseen, first: DraftKey | None, later: DraftKey | None, cad: Any
+    ) -> torch.Tensor:
+        """Drafts of zeros, [num_reqs, K] int64, for a batch that the agreed graphs do not hold.
+
+        The other ranks are replaying, so this one does, with padded rows, and vetoes the next step.
+        Verification keeps the tokens right.
+        """
+        if self.together is not None and self.replay is not None:
+            self.together.veto(str(unforeseen))
+            self.replay.run_padded(first, later)
+        drafts = (cad.batch_size(), int(self._proposer.num_speculative_tokens))
+        return cad.seq_lens.new_zeros(drafts, dtype=torch.int64)
 
     def _usable_replay(self) -> Replay | None:
         """The replay of the captured graphs; None without any.
@@ -353,11 +412,19 @@ class DraftGraphs:
             return mode
         return self.together.vote(mode)
 
-    def counted(self, mode: int) -> int:
-        """The value of the cudagraph mode that the drafters agreed on; mode: their least vote.
+    def unpadded(self, num_tokens: int) -> int:
+        """What this rank gives as its tokens where the drafter asks the others; see `Together`."""
+        return num_tokens if self.together is None else self.together.unpadded(num_tokens)
+
+    def counted(self, mode: int, unpadded: Sequence[int]) -> int:
+        """The value of the cudagraph mode that the drafters agreed on.
+
+        mode: their least vote. unpadded: what each rank gave as its tokens without padding.
 
         Withdraws the graphs, as every other rank does now, if a rank voted for it.
         """
+        if self.together is not None:
+            self.together.hear(unpadded)
         if mode != WITHDRAW.value:
             return mode
         vetoed = self.together.vetoed if self.together is not None else None

@@ -39,7 +39,7 @@ _MEMORY = "bytes of captured graphs", Meaning("graph_memory_bytes", gauge=True)
 _WITHDRAWN = "graphs withdrawn", Meaning("withdrawn", gauge=True)
 
 #: The count of steps in which this rank had nothing to draft for and others had.
-PADDED = "replays of all passes for other data-parallel ranks alone", Meaning("padded_steps")
+PADDED = "steps replayed for other data-parallel ranks alone", Meaning("padded_steps")
 
 
 def replayed(key: DraftKey) -> None:

@@ -9,8 +9,9 @@ from dataclasses import fields, is_dataclass
 from .keys import ROLES, DraftKey
 from .policy import Decision, Facts, Mode
 
-#: Why all data-parallel ranks draft a step as upstream although there are graphs.
+#: Why upstream's code runs the first pass, and why the later ones, of ranks that draft together.
 NOT_AGREED = "the data-parallel ranks agreed on no FULL graph"
+NOT_OFFERED = "the data-parallel ranks agreed on no graph for them"
 
 
 def reason_of(error: Exception) -> str:

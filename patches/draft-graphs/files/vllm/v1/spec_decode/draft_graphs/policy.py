@@ -298,7 +298,9 @@ def decide(mode: Mode, facts: Facts) -> Decision:
     if not first and not later:
         return Decision(refusals=tuple(notes))
     one_pass = facts.drafter.one_pass or facts.num_speculative_tokens == 1
-    if facts.coupling.together and not (first and (later or one_pass)):
+    # Mode `step` leaves steps without an agreed FULL graph to upstream.
+    every_pass = first and (later or one_pass)
+    if facts.coupling.together and not every_pass and not (later and mode != "step"):
         reason = (
             f"{facts.coupling.reason}; all ranks need a graph for every pass ({'; '.join(notes)}; "
             "set attention_backend in speculative_config)"
@@ -309,8 +311,9 @@ def decide(mode: Mode, facts: Facts) -> Decision:
         notes.append("sampled drafts (probabilistic, not all greedy) in batches with a prefill")
     if facts.multimodal and first:
         notes.append("first passes with multimodal embeddings among them")
-    if facts.coupling.together:
-        notes.append("all data-parallel ranks in steps in which one of them has a prefill")
+    if facts.coupling.together and first:
+        passes = "first passes of " if later and mode != "step" else ""
+        notes.append(f"{passes}all data-parallel ranks in steps in which one of them has a prefill")
     notes += _too_large(facts, first, later)
     return Decision(
         first=first,

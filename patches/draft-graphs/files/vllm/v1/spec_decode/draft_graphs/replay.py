@@ -59,12 +59,30 @@ class Replay:
         )
         return None if first is None else (first, later)
 
-    def run_padded(self, keys: Keys) -> None:
+    def agreed_later(self, requests: int) -> DraftKey | None:
+        """The graphs of the passes after upstream's first one, on all data-parallel ranks.
+
+        requests: the most that any rank drafts for. None if no graph holds so many, or there are
+        none; the same on all ranks.
+        """
+        return self._dispatch_later(requests, self._k)
+
+    def later_requests(
+        self, k: int, common_attn_metadata: Any, sampling_metadata: Any
+    ) -> int | None:
+        """The number of requests of a batch, if graphs can run its later passes; else None."""
+        if k != self._k or self._is_sampled(sampling_metadata):
+            return None
+        if self._mismatch(k, common_attn_metadata) is not None:
+            return None
+        return int(common_attn_metadata.seq_lens.shape[0])
+
+    def run_padded(self, first: DraftKey | None, later: DraftKey | None) -> None:
         """Replay the graphs with every row padded: for the other ranks, without a draft."""
-        first, later = keys
         self.captured.buffers.pad_all(self._proposer)
         _count_experts_tokens(self._proposer, 0)
-        self.run(first)
+        if first is not None:
+            self.run(first)
         if later is not None:
             self._run_later(later, self._k)
         figures.padded()
@@ -146,6 +164,8 @@ class Replay:
     def later_steps(
         self,
         *,
+        # the graphs that all data-parallel ranks replay now; None where this rank drafts alone
+        agreed: DraftKey | None = None,
         # [num_reqs] int64, the first draft of each request
         draft_token_ids: torch.Tensor,
         # [num_reqs] int64, or [dimensions, num_reqs] with M-RoPE, of the tokens that they follow
@@ -161,16 +181,23 @@ class Replay:
         """All drafts, [num_reqs, K] int64, after a first pass that upstream's code ran.
 
         None if no graph holds the batch. None of the arguments is written.
+
+        Raises Unforeseen, having replayed nothing, if the agreed graphs do not hold the batch.
         """
         cad = common_attn_metadata
         reqs = cad.seq_lens.shape[0]
         k = int(self._proposer.num_speculative_tokens)
-        if k < 2 or draft_token_ids.shape[0] != reqs:
+        one_each = draft_token_ids.shape[0] == reqs
+        if agreed is None and (k < 2 or not one_each):
             return None
         # The probabilities of the first drafts are upstream's, and not handed over.
         sampled = self._is_sampled(sampling_metadata)
         reason = "sampled drafts" if sampled else self._mismatch(k, cad)
-        key = None if reason else self._dispatch_later(reqs, k)
+        if agreed is not None:
+            other = None if one_each else "another number of first drafts than of requests"
+            key: DraftKey | None = self._held(agreed, reason or other, reqs, k)
+        else:
+            key = None if reason else self._dispatch_later(reqs, k)
         if key is None:
             self._leave("later passes", reason or NO_GRAPH)
             return None
@@ -212,8 +239,13 @@ class Replay:
         """`agreed`, if it holds this rank's batch; else raise Unforeseen."""
         if reason is None and sampled:
             reason = "sampled drafts"
-        if reason is None and (k != self._k or reqs > agreed[0].num_reqs):
-            reason = f"{reqs} requests for {k} drafts, where {agreed[0].num_reqs} for {self._k} fit"
+        self._held(agreed[0], reason, reqs, k)
+        return agreed
+
+    def _held(self, agreed: DraftKey, reason: str | None, reqs: int, k: int) -> DraftKey:
+        """`agreed`, if it holds this rank's batch and there is no other reason; see `_checked`."""
+        if reason is None and (k != self._k or reqs > agreed.num_reqs):
+            reason = f"{reqs} requests for {k} drafts, where {agreed.num_reqs} for {self._k} fit"
         if reason is not None:
             raise Unforeseen(reason)
         return agreed

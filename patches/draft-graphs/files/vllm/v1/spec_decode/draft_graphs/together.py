@@ -7,7 +7,11 @@ mode and a number of tokens. `Together` keeps what they agreed on until the rank
 - mode FULL: every rank's batch is uniform, K+1 tokens a request, and no rank has more requests than
   tokens / (K+1). All ranks replay the keys of that size: a busy one with its other rows padded, an
   idle one and one whose input does not fit into the drafter with every row padded.
-- any other mode: all ranks draft as upstream, which asks again before the first two passes.
+- any other mode, as where one rank has a prefill: upstream's code makes the first pass, before
+  which it lets the drafters agree on its size. In that all-reduce each rank gives, in a place of
+  which the drafter has no other use, how many requests it drafts for, if graphs can run what comes
+  after that pass. If all of them can, all replay the graphs of the largest number, and upstream's
+  second agreement, before the later passes, is left out; else all draft as upstream.
 
 So whether to replay, and what, follows from values that are the same on all ranks, and nothing is
 asked while serving that upstream does not ask.
@@ -20,6 +24,7 @@ all-reduce, whereupon all of them withdraw their graphs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 
@@ -43,6 +48,9 @@ class Together:
     def __init__(self) -> None:
         self.vetoed: str | None = None
         self._tokens: int | None = None
+        # What this rank offers in the drafter's next agreement, and what all have agreed on in it.
+        self._offered: int | None = None
+        self._requests: int | None = None
 
     def agree(self, mode: Any, num_tokens: int) -> None:
         """Keep an agreement of the target for the draft that follows, in place of the last one.
@@ -57,7 +65,36 @@ class Together:
     def take(self) -> int | None:
         """The tokens of the agreed FULL step, once; None after any other agreement."""
         tokens, self._tokens = self._tokens, None
+        self._offered = self._requests = None
         return tokens
+
+    def offer(self, requests: int) -> None:
+        """Tell the other ranks, in the drafter's next agreement, that graphs can follow that pass.
+
+        requests: how many this rank drafts for; 0 on one without any, or without room.
+        """
+        self._offered = requests
+
+    def unpadded(self, num_tokens: int) -> int:
+        """This rank's number of tokens without padding, as the drafter's agreement gets it.
+
+        vLLM reads it to split batches in two, which drafters never do. An offer is negative, and so
+        no count of tokens: a rank that offers nothing, whatever the reason, is seen by all ranks.
+
+        num_tokens: of the pass.
+        """
+        requests, self._offered = self._offered, None
+        return num_tokens if requests is None else -1 - requests
+
+    def hear(self, unpadded: Sequence[int]) -> None:
+        """Keep what the ranks offered; unpadded: what each gave; empty where nobody was asked."""
+        offered = bool(unpadded) and max(unpadded) < 0
+        self._requests = -1 - min(unpadded) if offered else None
+
+    def take_requests(self) -> int | None:
+        """The most requests that any rank drafts for, once; None if one has offered no graphs."""
+        requests, self._requests = self._requests, None
+        return requests
 
     def veto(self, reason: str) -> None:
         """Let all ranks draft as upstream from the next step on."""
