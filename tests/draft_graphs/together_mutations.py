@@ -114,13 +114,13 @@ TOGETHER_MUTATIONS = (
             "requests, self._requests = ...",
             "requests = self._requests",
         ),
-        "test_an_agreement_is_used_once",
+        "test_an_agreement_of_the_drafters_is_used_once",
     ),
     TogetherMutation(
         "what was agreed on for the later passes lasts into the next step",
         "many GPUs 5",
         ("together.py", "Together.take", "self._offered = self._requests = None", "None"),
-        "test_an_agreement_is_used_once",
+        "test_an_agreement_of_the_drafters_is_used_once",
     ),
     TogetherMutation(
         "an idle rank replays the first pass alone",
