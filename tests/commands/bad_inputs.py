@@ -439,14 +439,14 @@ def _state_gone(w: World) -> Arguments:
     return ["status", site]
 
 
-@row("B pristine copy gone", 1, "revert` would fail")
+@row("B pristine copy gone", 1, "would fail")
 def _copy_gone(w: World) -> Arguments:
     site = w.site(applied=True)
     next((site / ".vllm-overlay/pristine").iterdir()).unlink()
     return ["status", site]
 
 
-@row("B pristine copy damaged", 1, "revert` would fail")
+@row("B pristine copy damaged", 1, "would fail")
 def _copy_damaged(w: World) -> Arguments:
     site = w.site(applied=True)
     next((site / ".vllm-overlay/pristine").iterdir()).write_bytes(b"other")
