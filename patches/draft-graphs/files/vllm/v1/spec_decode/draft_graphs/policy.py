@@ -194,8 +194,10 @@ def _refusals_together(facts: Facts) -> list[str]:
     table: list[tuple[bool, str]] = [
         (
             facts.low_latency_exchange and not facts.untried,
-            "no GPU has shown graphs beside low-latency exchanges of experts yet "
-            f"({UNTRIED_VARIABLE}=on on all ranks grants them; so does another all2all_backend)",
+            (
+                "no GPU has shown graphs beside low-latency exchanges of experts yet "
+                f"({UNTRIED_VARIABLE}=on on all ranks grants them; or set another all2all_backend)"
+            ),
         ),
         (
             facts.cudagraph_mode not in (None, NO_CAPTURE, *UNIFORM_FULL),
