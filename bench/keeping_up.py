@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from bench.real_changes import Answer, RealChange, answers, changes, imported
+from bench.real_changes import Answer, RealChange, answers, changes, imported, shares
 from overlay.authoring.importing import prepare
 from overlay.authoring.incoming import read_changes
 from overlay.authoring.locating import ReleaseTexts
@@ -108,8 +108,8 @@ def judge(sample: Sequence[RealChange], texts: ReleaseTexts) -> dict[str, Any]:
         "applied_twice": len(named["twice"]),
         "hunks_refused_by_images": {
             kind: {
-                "all": _shares(outcomes[kind]),
-                f"up_to_{NEAR}_releases": _shares(outcomes[f"{kind}, near"]),
+                "all": shares(outcomes[kind]),
+                f"up_to_{NEAR}_releases": shares(outcomes[f"{kind}, near"]),
             }
             for kind in _REFUSED
         },
@@ -150,19 +150,6 @@ def _count(
             outcomes[f"{kind}, near"].update(outcome.value for outcome in answer.refused)
     if answer.twice:
         named["twice"].append(label)
-
-
-def _shares(outcomes: Counter[str]) -> dict[str, Any]:
-    """The outcomes of hunks with their number, and the shares that the issue asks about."""
-    total = sum(outcomes.values())
-    placed = outcomes[Outcome.MERGED.value] + outcomes[Outcome.MOVED.value]
-    upstream = outcomes[Outcome.UPSTREAM.value]
-    return {
-        "hunks": total,
-        "placed_for_review": round(placed / total, 4) if total else 0.0,
-        "shown_as_upstreams": round(upstream / total, 4) if total else 0.0,
-        "outcomes": dict(outcomes),
-    }
 
 
 def _rates(counts: Counter[str], later: int) -> dict[str, float | int]:

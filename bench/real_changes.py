@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from packaging.version import Version
 
@@ -180,13 +182,13 @@ def answers(change: RealChange, feature: Feature, porter: Porter) -> list[Answer
                 port.outcome,
                 has_it,
                 _twice(change, port),
-                tuple(_refused(feature, plain, texts.read(name, change.path), images)),
+                tuple(refused_by_images(feature, plain, texts.read(name, change.path), images)),
             )
         )
     return given
 
 
-def _refused(
+def refused_by_images(
     feature: Feature, port: FeaturePort, text: bytes | None, images: Texts
 ) -> Iterator[Outcome]:
     """The outcome of each hunk that a release's text has neither before nor after the change."""
@@ -196,6 +198,19 @@ def _refused(
         state = State.MISSING if text is None else images.match(hunk, text).state
         if state not in (State.PRISTINE, State.UPSTREAMED) and not port.covered:
             yield Outcome.UPSTREAM if port.shown else outcomes[at]
+
+
+def shares(outcomes: Counter[str]) -> dict[str, Any]:
+    """The outcomes of hunks with their number, and the shares placed and shown as upstream's."""
+    total = sum(outcomes.values())
+    placed = outcomes[Outcome.MERGED.value] + outcomes[Outcome.MOVED.value]
+    upstream = outcomes[Outcome.UPSTREAM.value]
+    return {
+        "hunks": total,
+        "placed_for_review": round(placed / total, 4) if total else 0.0,
+        "shown_as_upstreams": round(upstream / total, 4) if total else 0.0,
+        "outcomes": dict(outcomes),
+    }
 
 
 def _has_it(change: RealChange, text: bytes | None) -> bool:

@@ -98,7 +98,7 @@ _STEPS = {
     errno.EROFS: "the file system is read-only: run the command where it is not",
     errno.ENOSPC: "free some space and run the command again",
     errno.EDQUOT: "free some of your quota and run the command again",
-    errno.ENOTDIR: "a file is in the place of a folder: reinstall vLLM",
+    errno.ENOTDIR: "a file is in the place of a folder: remove it, or reinstall the package",
     errno.EBUSY: "it is in use, or mounted by itself: change the file that is mounted there",
     errno.EIO: "the disk reports a fault: check it before you run the command again",
 }

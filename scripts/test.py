@@ -35,8 +35,8 @@ TYPED = (
     *("overlay", "scripts", "bench"),
     *("tests/ascend", "tests/engine", "tests/draft_graphs", "tests/gpu"),
 )
-#: Three processes: ranks, servers and Ray wait for each other, for a quarter of the time that they
-#: take.  A file's tests stay together, and files start in the order that conftest.py gives.
+#: Three processes: while ranks, servers or Ray wait in one of them, the others have the cores.  A
+#: file's tests stay together, and files start in the order that conftest.py gives.
 IN_THREE = ("--numprocesses=3", "--dist=loadfile", "--no-loadscope-reorder")
 
 
@@ -90,12 +90,23 @@ def main(arguments: Sequence[str]) -> int:
     python = environment.dev_python()
     with ThreadPoolExecutor(1) as beside:
         engine = beside.submit(engine_environment)
+        compile_sources(python)
         failure = first_failure(python, others, began, thorough=asked.thorough)
     status = 0 if failure is None else ended(failure, began)
     engine.result()  # what went wrong there is told, whatever the tests said
     if failure is None:
         say(f"[tests] all passed, {time.monotonic() - began:.0f} s after the start")
     return status
+
+
+def compile_sources(python: Path) -> None:
+    """Write the bytecode of what the tests' processes import, hundreds of them each time.
+
+    Many of them write none themselves, because a test or the environment says so
+    (``PYTHONDONTWRITEBYTECODE``).  Without it they are slower, and nothing else.
+    """
+    command = [str(python), "-m", "compileall", "-qq", "overlay", "scripts", "bench", "tests"]
+    subprocess.run(command, cwd=ROOT, check=False)
 
 
 def engine_environment() -> None:

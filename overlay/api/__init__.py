@@ -16,7 +16,14 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from overlay.api.calls import PatchRefused, accepted, as_name, request
+from overlay.api.calls import (
+    PatchRefused,
+    accepted,
+    as_name,
+    on_a_target,
+    on_chosen_features,
+    request,
+)
 from overlay.errors import OverlayError, UsageError
 
 if TYPE_CHECKING:
@@ -92,6 +99,7 @@ __all__ = [
 ]
 
 
+@on_chosen_features
 def check(
     target: Place | None = None,
     *,
@@ -128,6 +136,7 @@ def check(
     return report
 
 
+@on_chosen_features
 def apply(
     target: Place | None = None,
     *,
@@ -165,6 +174,7 @@ def apply(
     return accepted(command(asked, as_name(target), dry_run=dry_run, untested=untested))
 
 
+@on_a_target
 def revert(
     target: Place | None = None,
     *,
@@ -202,6 +212,7 @@ def revert(
     return accepted(command(request(python, only, patches), as_name(target), keep))
 
 
+@on_a_target
 def status(
     target: Place | None = None,
     *,
@@ -213,8 +224,10 @@ def status(
     """Say what is applied to a vLLM, whether it is intact, and what the next process will run.
 
     >>> report = overlay.status(site, require=["demo"])
-    >>> int(report.exit), report.target.obstacles[0].reason.next_step
-    (1, 'run `overlay apply --feature demo`')
+    >>> int(report.exit), report.target.obstacles[0].reason.next_step == (
+    ...     f"run `overlay apply --feature demo {site}`"
+    ... )
+    (1, True)
 
     :param target: as for ``check``; :param python: as for ``check``.
     :param patches: folders with features beside those shipped.
@@ -227,6 +240,7 @@ def status(
     return command(request(python, (), patches, require), as_name(target), progress)
 
 
+@on_chosen_features
 def diff(
     target: Place | None = None,
     *,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from overlay.errors import OverlayError
+from overlay.results.invocation import Invocation, absolute, current, invoked
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     Place: TypeAlias = str | Path
 
 R = TypeVar("R", bound="Report")
+Answer = TypeVar("Answer")
+P = ParamSpec("P")
 
 
 class PatchRefused(OverlayError):
@@ -50,6 +55,59 @@ def request(
         require=tuple(require),
         without=tuple(without),
     )
+
+
+@contextmanager
+def about(
+    target: Place | None,
+    python: Place | None,
+    patches: Sequence[Place] = (),
+    only: Collection[str] = (),
+    without: Collection[str] = (),
+) -> Iterator[None]:
+    """Let the commands that messages name repeat what the caller named.
+
+    :param patches: not repeated where the command line asks, which says itself what was named:
+        folders of the environment and of a project's file need no repetition.
+    """
+    from overlay.commands.request import words_of
+
+    outer = current()
+    folders = tuple(absolute(each) for each in patches) if outer is None else outer.patches
+    meant = words_of(as_name(target), as_name(python))
+    options = (("--feature", only), ("--without", without))
+    chosen = tuple(word for option, ids in options for id_ in ids for word in (option, id_))
+    with invoked(Invocation(meant, folders, chosen)):
+        yield
+
+
+def on_a_target(question: Callable[P, Answer]) -> Callable[P, Answer]:
+    """Make a function name its target and patches in every command that its messages name.
+
+    :param question: takes ``target``, first or by name, and ``python`` and ``patches`` by name.
+    """
+    return _naming(question, ("patches",))
+
+
+def on_chosen_features(question: Callable[P, Answer]) -> Callable[P, Answer]:
+    """The same with the features that the caller chose.
+
+    :param question: takes ``only`` and ``without`` by name, too.
+    """
+    return _naming(question, ("patches", "only", "without"))
+
+
+def _naming(question: Callable[P, Answer], names: tuple[str, ...]) -> Callable[P, Answer]:
+
+    @wraps(question)
+    def asked(*args: P.args, **kwargs: P.kwargs) -> Answer:
+        given: dict[str, Any] = dict(kwargs)
+        target: Any = given["target"] if "target" in given else next(iter(args), None)
+        others = {name: given[name] for name in names if name in given}
+        with about(target, given.get("python"), **others):
+            return question(*args, **kwargs)
+
+    return asked
 
 
 def as_name(target: Place | None) -> str | None:

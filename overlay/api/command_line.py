@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from overlay.api.calls import accepted, as_name, request
+from overlay.api.calls import about, accepted, as_name, on_a_target, on_chosen_features, request
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,6 +31,16 @@ if TYPE_CHECKING:
     from overlay.targets.target import Progress
 
 
+def named_patches(folders: Sequence[Place]) -> None:
+    """Remember the folders that ``--patches`` names, for the commands that messages name.
+
+    It holds for the context of the caller, which the command line makes for each command.
+    """
+    from overlay.results.invocation import Invocation, absolute, remember
+
+    remember(Invocation(patches=tuple(absolute(each) for each in folders)))
+
+
 def check_many(
     targets: Sequence[Place],
     *,
@@ -46,11 +56,12 @@ def check_many(
     from overlay.commands.check import check as command
 
     names = [str(target) for target in targets]
-    return command(
-        request(python, only, patches, without=without), names, releases, progress, pre=pre
-    )
+    asked = request(python, only, patches, without=without)
+    with about(None, python, patches, only, without):
+        return command(asked, names, releases, progress, pre=pre)
 
 
+@on_a_target
 def adopt(
     target: Place | None = None,
     *,
@@ -63,6 +74,7 @@ def adopt(
     return accepted(command(request(python, (), patches), as_name(target)))
 
 
+@on_chosen_features
 def diff_report(
     target: Place | None = None,
     *,
@@ -105,6 +117,7 @@ def doctor(patches: Sequence[Place] = ()) -> DoctorReport:
     return command(request(None, (), patches))
 
 
+@on_a_target
 def collect(
     target: Place | None = None,
     *,
@@ -156,6 +169,7 @@ def import_change(
     )
 
 
+@on_a_target
 def new_from_edits(
     id_: str,
     target: Place | None = None,
@@ -300,7 +314,8 @@ def verify(progress: Meter, modes: Sequence[str], **options: Any) -> VerifyRepor
         progress.line(f"engine {title}: {took}")
 
     chosen = tuple(Mode[title.upper()] for title in modes)
-    return command(Question(modes=chosen, **options), told)
+    with about(None, options.get("python")):
+        return command(Question(modes=chosen, **options), told)
 
 
 def bench(progress: Meter, **options: Any) -> BenchReport:
@@ -322,7 +337,8 @@ def bench(progress: Meter, **options: Any) -> BenchReport:
     def planned(schedule: Schedule) -> None:
         progress.line(schedule.text)
 
-    return command(Question(**options), told, planned)
+    with about(None, options.get("python")):
+        return command(Question(**options), told, planned)
 
 
 def meter() -> Meter:

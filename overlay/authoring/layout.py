@@ -13,6 +13,7 @@ from overlay.package import VLLM, Package, Tree
 from overlay.planning.planner import plan
 from overlay.planning.scopes import Syntax
 from overlay.results import FeatureResult, State
+from overlay.results.invocation import command
 
 
 @dataclass(frozen=True)
@@ -113,10 +114,10 @@ def not_there(result: FeatureResult, release: Version, package: Package = VLLM) 
         if reason is not None
     ]
     why = f" ({'; '.join(dict.fromkeys(reasons))})" if reasons else ""
-    carries = f"`overlay port {result.feature} {release}` carries it there, "
+    carries = f"{command('port', result.feature, str(release))} carries it there, "
     if result.state is State.UPSTREAMED:
         carries = ""  # there is nothing to carry
     return (
         f"{result.feature} is {result.state.value} on {package.title} {release}{why}: expected a "
-        f"release to which it applies. {carries}`overlay log {result.feature}` lists where it is"
+        f"release to which it applies. {carries}{command('log', result.feature)} lists where it is"
     )

@@ -165,7 +165,7 @@ def new(
         else:
             report = command_line.new_from_edits(
                 id_,
-                target,
+                target=target,
                 python=python,
                 patches=folders,
                 title=options["title"],

@@ -164,6 +164,7 @@ def patches_of(context: click.Context) -> tuple[str | Path, ...]:
 
     inherited = os.environ.get("OVERLAY_PATCHES", "").split(os.pathsep)
     named = context.find_root().meta.get("patches", [])
+    command_line.named_patches(named)
     return (*(folder for folder in inherited if folder), *command_line.project().patches, *named)
 
 

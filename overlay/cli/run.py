@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from contextvars import copy_context
 
 import click
 
@@ -20,6 +21,10 @@ def run(arguments: Sequence[str]) -> int:
 
     An unexpected exception is a bug of the overlay: its traceback is shown, and the exit code is 2.
     """
+    return copy_context().run(_run, arguments)  # what one command names is not the next one's
+
+
+def _run(arguments: Sequence[str]) -> int:
     try:
         _open_streams()
         answer = _answer(list(arguments))
@@ -114,10 +119,12 @@ def _deliver(answer: Answer | str) -> int:
     except BrokenPipeError:
         _silence()
     except OSError as error:
+        targets = () if isinstance(answer, str) else answer.report.targets
+        step = targets[0].command("status") if targets else "`overlay status`"
         with suppress(OSError):
             sys.stderr.write(
                 f"error: the answer could not be written: {error.strerror}; the command "
-                "itself was carried out: `overlay status` shows the result\n"
+                f"itself was carried out: {step} shows the result\n"
             )
         _silence()
         return ERROR

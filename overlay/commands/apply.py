@@ -39,6 +39,7 @@ from overlay.report.outcomes import (
     would_apply,
 )
 from overlay.report.wording import together
+from overlay.results.invocation import NOTHING_NAMED, invoked
 
 if TYPE_CHECKING:
     from overlay.results import FeatureResult
@@ -196,7 +197,8 @@ def _keep_receipt(targets: Sequence[Target]) -> None:
         switches = settings.read()
     except UsageError:
         return  # no process would start with such a variable
-    keep_applied(targets, switches)
+    with invoked(NOTHING_NAMED):  # what it writes is read by processes of this environment
+        keep_applied(targets, switches)
 
 
 def _overruled(target: TargetReport, verdict: Verdict) -> Verdict:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
+from shlex import quote
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from overlay.commands.target_report import report, with_features
@@ -26,6 +27,7 @@ from overlay.planning.scope_cache import Memo
 from overlay.report.codes import Code
 from overlay.report.model import Obstacle, Pending, TargetReport
 from overlay.results import FeatureResult, Plan, Reason, State
+from overlay.results.invocation import command
 from overlay.targets.target import public
 from overlay.untrusted import all_unreadable
 
@@ -273,7 +275,7 @@ def with_strangers(target: TargetReport, strangers: Sequence[tuple[str, str]]) -
         for name, origin in strangers
     )
     names = ", ".join(f"{name} (from {origin})" for name, origin in strangers)
-    folders = " ".join(f"--patches {origin}" for origin in dict.fromkeys(o for _, o in strangers))
+    folders = " ".join(f"--patches {quote(o)}" for o in dict.fromkeys(o for _, o in strangers))
     which = "the folder" if len({origin for _, origin in strangers}) == 1 else "the folders"
     obstacle = Obstacle(
         Code.NOT_AT_HAND,
@@ -281,8 +283,8 @@ def with_strangers(target: TargetReport, strangers: Sequence[tuple[str, str]]) -
         Reason(
             f"{which} of patches that {'it' if len(strangers) == 1 else 'they'} came from was not "
             "named, so nothing can be applied beside it",
-            f"name it ({folders}, or in overlay.toml), or run `overlay revert` to take everything "
-            "off",
+            f"name it ({folders}, or in overlay.toml), or run {command('revert')} to take "
+            "everything off",
         ),
     )
     return replace(

@@ -20,6 +20,7 @@ from overlay.commands.verify import interpreter, refuse_unknown_models
 from overlay.errors import OverlayError, UsageError
 from overlay.proof.engine_launch import link_packages
 from overlay.report.benched import BenchReport, benched
+from overlay.results.invocation import command
 
 
 def bench(
@@ -46,7 +47,7 @@ def bench(
         if make_stock_copy(root, work / "stock") is None:
             raise OverlayError(
                 f"expected a vLLM that is patched on disk, found none in {root}: run "
-                "`overlay apply`; bench compares it with a copy of the release's own files"
+                f"{command('apply')}; bench compares it with a copy of the release's own files"
             )
         planned(question.schedule)
         measured = _measured(question, python, work, told, budget)

@@ -16,8 +16,9 @@ from overlay.proof.repeats import order
 from overlay.report.benched import OVERLAY, STOCK, V2
 from overlay.report.words import count, enumeration
 
-#: Seconds that an engine gets beyond the budget to end what it is measuring; then it is killed.
-GRACE = 30.0
+#: The last seconds of a budget, in which an engine only ends what it is measuring; and their share
+#: of a small budget, at most.
+LAST, LAST_SHARE = 30.0, 0.1
 ENGINES = (STOCK, OVERLAY, V2)
 
 
@@ -68,13 +69,12 @@ class Schedule(NamedTuple):
         each = (f"{part.words} of {enumeration(ENGINES)}" for part in self.parts)
         return (
             f"bench: at most {rounds} of {starts}, first {', then '.join(each)}; what does not fit "
-            f"into --budget {self.budget:g} s is left out (an engine that is being measured at its "
-            f"end gets {GRACE:g} s more)"
+            f"into --budget {self.budget:g} s is left out"
         )
 
 
 class Budget:
-    """The time of all engines together.
+    """The time of all engines together, at whose end none runs.
 
     :param seconds: how long they may take.
     :param clock: seconds, for tests.
@@ -82,6 +82,7 @@ class Budget:
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds, self._clock = seconds, clock
+        self._last = min(LAST, LAST_SHARE * seconds)
         self._began = clock()
         self._starts: dict[Part, float] = {}
 
@@ -92,15 +93,15 @@ class Budget:
 
     @property
     def left(self) -> float:
-        """Seconds that are left, 0 at least."""
-        return max(0.0, self._seconds - self.spent)
+        """Seconds in which something may still begin, 0 at least."""
+        return max(0.0, self._seconds - self._last - self.spent)
 
     def until_killed(self, deadline: float) -> float:
         """Seconds after which an engine that starts now is killed.
 
         :param deadline: seconds that any engine may take.
         """
-        return min(deadline, self.left + GRACE)
+        return min(deadline, max(0.0, self._seconds - self.spent))
 
     def note_start(self, part: Part, seconds: float) -> None:
         """Note how long an engine took until it could be measured."""

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from overlay.commands.assess import examine, outlook
 from overlay.commands.parallel import Step, cores, in_processes, in_threads, no_step, stepped
-from overlay.commands.request import Request, Scene
+from overlay.commands.request import Request, Scene, words_of
 from overlay.errors import OverlayError, ReleaseError, described
 from overlay.report.model import TargetFailure, TargetReport
 from overlay.report.reading import CheckReport
 from overlay.report.wording import checked, nothing_new
+from overlay.results.invocation import NOTHING_NAMED, Invocation, current, invoked
 from overlay.targets.resolution import packages_meant, releases
 from overlay.targets.target import Progress
 
@@ -86,16 +87,21 @@ def _answers(
     meter: Meter | None,
 ) -> list[TargetReport | TargetFailure]:
     """A report or a failure for each package that a name leads to, in the order of the names."""
+    asked = current() or NOTHING_NAMED
+
+    def found(name: str | None) -> Scene | TargetFailure:
+        meant = asked._replace(target=words_of(name, request.python))
+        with invoked(meant):
+            return _found(request, name, features, meter, meant)
+
     workers = min(cores(), len(names))
     if len(names) < _WORTH_A_POOL or workers < 2 or not hasattr(os, "fork"):
-        one_by_one = (_answer(_found(request, name, features, meter)) for name in names)
+        one_by_one = (_answer(found(name)) for name in names)
         with _counting(meter, "checked", names) as step:
             answers = stepped(one_by_one, step)
     else:
         with _counting(meter, "read", names) as step:
-            scenes = in_threads(
-                lambda name: _found(request, name, features, meter), names, _FETCHES, step
-            )
+            scenes = in_threads(found, names, _FETCHES, step)
         with _counting(meter, "checked", names) as step:
             answers = in_processes(_answer, scenes, workers, step)
     return [answer for each in answers for answer in each]
@@ -105,7 +111,8 @@ def _answer(scene: Scene | TargetFailure) -> list[TargetReport | TargetFailure]:
     """What there is to say of everything that a name leads to."""
     if isinstance(scene, TargetFailure):
         return [scene]
-    answers = [_examined(target, scene) for target in scene.targets]
+    with invoked(scene.invocation):
+        answers = [_examined(target, scene) for target in scene.targets]
     if isinstance(answers[0], TargetReport):
         answers[:1] = scene.with_absent([answers[0]])
     return answers
@@ -125,10 +132,14 @@ def _counting(meter: Meter | None, verb: str, things: Sequence[object]) -> Itera
 
 
 def _found(
-    request: Request, name: str | None, features: tuple[Feature, ...], progress: Progress | None
+    request: Request,
+    name: str | None,
+    features: tuple[Feature, ...],
+    progress: Progress | None,
+    meant: Invocation,
 ) -> Scene | TargetFailure:
     try:
-        return request.scene(name, features, progress)
+        return request.scene(name, features, progress)._replace(invocation=meant)
     except ReleaseError as error:
         return TargetFailure(name, str(error), error.cause)
     except OverlayError as error:

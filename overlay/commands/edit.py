@@ -37,6 +37,7 @@ from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
 from overlay.report.authored import AuthoredFile, EditAction, EditReport, edited
 from overlay.results import Fate
+from overlay.results.invocation import command
 
 if TYPE_CHECKING:
     from overlay.authoring.editing import Edited
@@ -94,7 +95,7 @@ def _named(features: Sequence[Feature], id_: str) -> Feature:
         known = ", ".join(feature.id for feature in features) or "none"
         raise UsageError(
             f"{id_}: expected one of {known}; name the folder of a further feature with "
-            f"--patches DIR, or begin a new one with `overlay new {id_} --file vllm/...`"
+            f"--patches DIR, or begin a new one with {command('new', id_, '--file', 'vllm/...')}"
         )
     return found
 

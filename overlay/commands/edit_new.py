@@ -34,6 +34,7 @@ from overlay.package import VLLM, Package, package_named, package_problem
 from overlay.planning.scope_cache import Memo
 from overlay.report.authored import AuthoredFile, EditAction, EditReport, edited
 from overlay.results import Fate
+from overlay.results.invocation import command
 
 if TYPE_CHECKING:
     from overlay.authoring.building import Prepared
@@ -68,7 +69,7 @@ def begin_new(
     :raises OverlayError: if the features or the release cannot be read.
     """
     patches = Path(request.patches[-1]).expanduser()
-    require_free(patches, id_, update=False, instead=f"`overlay edit {id_}`, which edits that")
+    require_free(patches, id_, update=False, instead=f"{command('edit', id_)}, which edits that")
     package = _package(files)
     expect_paths(files, package)
     wanted = release_to_edit(release, package)

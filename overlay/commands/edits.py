@@ -21,6 +21,7 @@ from overlay.package import VLLM, Package
 from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
 from overlay.results import Plan
+from overlay.results.invocation import command
 from overlay.targets.target import public
 from overlay.untrusted import sha256
 
@@ -293,9 +294,10 @@ def saved(surveyed: Workshop, id_: str) -> Feature | None:
     try:
         _expect_edits(surveyed, feature, Path(feature.origin))
     except UsageError as error:
+        update = command("new", id_, "--from-edits", "--update")
         raise UsageError(
             f"--keep-as {id_}: there is a feature of that id, and it does not hold these edits: "
-            f"{error}. Choose another id, or `overlay new {id_} --from-edits --update` first"
+            f"{error}. Choose another id, or {update} first"
         ) from error
     return feature
 

@@ -14,6 +14,7 @@ from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.journal import reading
 from overlay.report.words import enumeration
 from overlay.results import Change
+from overlay.results.invocation import command
 
 if TYPE_CHECKING:
     from overlay.commands.request import Request
@@ -127,7 +128,8 @@ def _report(own: Workshop, known: Feature | None, keep_as: Keep) -> NewReport:
     """The feature that holds the edits: the one that does already, or else a new one."""
     if known is not None:
         return found(own, known)
-    replace = f"`overlay new {keep_as.id} --from-edits --update` first, which replaces it"
+    again = command("new", keep_as.id, "--from-edits", "--update")
+    replace = f"{again} first, which replaces it"
     require_free(keep_as.patches, keep_as.id, update=False, instead=replace)
     return written(own, feature_of(own, *keep_as), keep_as.patches)
 
@@ -139,15 +141,18 @@ def _several(free: Sequence[Workshop], id_: str) -> str:
         f"{workshop.target.package.title}: {enumeration([e.path for e in workshop.edits], most=3)}"
         for workshop in free
     )
-    others = [f"`overlay new OTHER --from-edits {_scope(workshop)}`" for workshop in free[1:]]
+    others = [
+        str(command("new", "OTHER", "--from-edits", "--releases", _scope(workshop)))
+        for workshop in free[1:]
+    ]
     return (
         f"--keep-as {id_}: expected edits of one package, since a feature is for one; found those "
-        f"of {enumeration(titles)} ({where}). Run {enumeration(others)} first, with the same "
-        "TARGET and --patches: edits that a feature holds are taken out, too"
+        f"of {enumeration(titles)} ({where}). Run {enumeration(others)} first: edits that a "
+        "feature holds are taken out, too"
     )
 
 
 def _scope(workshop: Workshop) -> str:
-    """The option by which ``new --from-edits`` knows a package."""
+    """The releases by which ``new --from-edits`` knows a package."""
     package = workshop.target.package
-    return f"--releases {package.distribution}=={'all' if package.releases else workshop.release}"
+    return f"{package.distribution}=={'all' if package.releases else workshop.release}"

@@ -13,6 +13,7 @@ from overlay.errors import UsageError
 from overlay.package import VLLM
 from overlay.report.authored import AuthoredFile, AuthoredHunks, NewReport, made_new
 from overlay.results import Fate
+from overlay.results.invocation import command
 
 if TYPE_CHECKING:
     from overlay.commands.request import Request
@@ -58,7 +59,7 @@ def new_from_edits(
     if any(feature.id == id_ for feature in surveyed.below):
         raise UsageError(
             f"{id_} is applied there and its files were edited since: choose another id, on top of "
-            f"it, or take the edits over in `overlay edit {id_}`"
+            f"it, or take the edits over in {command('edit', id_)}"
         )
     made = feature_of(surveyed, id_, patches, title=title, releases=known, progress=progress)
     return written(surveyed, made, patches, update=update)

@@ -71,7 +71,7 @@ def prune(
         PruneEntry(each.feature, each.kind.value, each.text, each.evidence) for each in proposals
     )
     return PruneReport(
-        concluded(shown, folder, written=write),
+        concluded(shown, folder, oldest, written=write),
         folder=folder,
         releases=", ".join(_span(package, names) for package, names in spans.items()),
         entries=shown,

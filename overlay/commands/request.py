@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,12 +10,28 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from overlay.errors import LedgerError, OverlayError, TargetError, TransactionError, UsageError
 from overlay.results import FeatureResult, Reason, State
+from overlay.results.invocation import NOTHING_NAMED, Invocation, absolute, command
 
 if TYPE_CHECKING:
     from overlay.features.model import Feature
     from overlay.package import Package
     from overlay.report.model import TargetReport
     from overlay.targets.target import Progress, Target
+
+
+def words_of(name: str | None, python: str | None) -> tuple[str, ...]:
+    """The arguments that name a target in every working folder.
+
+    :param name: TARGET, as the user named it; :param python: the same of ``--python``.
+    """
+    if name is None:
+        if python is None:
+            return ()
+        on_path = os.sep not in python and not os.path.exists(python)
+        return ("--python", python if on_path else absolute(python))
+    from overlay.targets.resolution import release_named
+
+    return (name,) if release_named(name) is not None else (absolute(name),)
 
 
 class Request(NamedTuple):
@@ -191,12 +208,14 @@ class Scene(NamedTuple):
     :ivar meant: those that are meant.
     :ivar targets: the packages, at least one.
     :ivar absent: features that were named although their package is not there.
+    :ivar invocation: by which arguments the user meant this target, where there are several.
     """
 
     features: tuple[Feature, ...]
     meant: tuple[Feature, ...]
     targets: tuple[Target, ...]
     absent: tuple[Feature, ...] = ()
+    invocation: Invocation = NOTHING_NAMED
 
     def with_absent(self, reports: Sequence[TargetReport]) -> tuple[TargetReport, ...]:
         """The reports on the targets, the first with the features whose package is not there."""
@@ -288,10 +307,10 @@ def root_of(target: Target, command: str) -> Path:
     return target.root
 
 
-def read_only(name: str, command: str) -> UsageError:
+def read_only(name: str, verb: str) -> UsageError:
     """The error of a command that writes, asked to write to what is not a folder."""
     return UsageError(
         f"{name}: expected an installed vLLM or a folder that holds vllm/, found a file or a "
-        f"release, which {command} cannot write to; `overlay check {name}` says whether the "
-        f"patches fit there, `overlay diff {name}` prints the change"
+        f"release, which {verb} cannot write to; {command('check')} says whether the "
+        f"patches fit there, {command('diff')} prints the change"
     )

@@ -16,6 +16,7 @@ from overlay.errors import UsageError
 from overlay.report.codes import Code
 from overlay.report.model import Obstacle, TargetReport
 from overlay.results import Reason, State
+from overlay.results.invocation import command
 
 if TYPE_CHECKING:
     from overlay.commands.request import Scene
@@ -101,11 +102,11 @@ def _obstacle(name: str, state: State | None) -> Obstacle:
     why = (
         "it is not among the features of this command" if state is None else f"it is {state.value}"
     )
-    step = f"run `overlay apply --feature {name}`"
+    step = f"run {command('apply', '--feature', name)}"
     if state is State.INAPPLICABLE:
         step = "remove the requirement, or install a release that the feature is made for"
     elif state is not None and state.needs_attention:
-        step = "settle what is said about it, then run `overlay apply`"
+        step = f"settle what is said about it, then run {command('apply')}"
     return Obstacle(
         Code.REQUIRED_MISSING, f"{name} is required and not applied", Reason(f"{name}: {why}", step)
     )

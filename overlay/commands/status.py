@@ -26,6 +26,7 @@ from overlay.report.wording import status as status_verdict
 from overlay.report.wording import together
 from overlay.report.words import enumeration
 from overlay.results import Notice, Reason, State
+from overlay.results.invocation import command
 from overlay.targets.target import Progress, public
 from overlay.untrusted import all_unreadable
 
@@ -150,7 +151,7 @@ def _with_damaged_copies(target: Target, features: tuple[Feature, ...]) -> Targe
         Code.COPIES_DAMAGED,
         f"{copies} missing or damaged",
         Reason(
-            f"`overlay revert` would fail: expected the release's own bytes of "
+            f"{command('revert')} would fail: expected the release's own bytes of "
             f"{enumeration(damaged)} in {target.package.pristine_folder}",
             reinstall(None if target.release is None else str(target.release), target.package),
         ),

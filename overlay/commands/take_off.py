@@ -18,7 +18,7 @@ from overlay.errors import UsageError
 from overlay.features.model import of_package
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
-from overlay.on_disk.disk_state import KEEP_EDIT, Condition, conditions, pristine_view, void
+from overlay.on_disk.disk_state import Condition, conditions, keep_edit, pristine_view, void
 from overlay.on_disk.journal import reading
 from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
@@ -29,6 +29,7 @@ from overlay.report.outcomes import neither, not_taken_off, taken_off
 from overlay.report.wording import together
 from overlay.report.words import enumeration
 from overlay.results import FeatureResult, Plan, Reason, State
+from overlay.results.invocation import command
 from overlay.targets.target import public
 from overlay.untrusted import all_unreadable
 
@@ -230,7 +231,7 @@ def _obstacles(
                 f"{names} would have to stay and is not among these patches",
                 Reason(
                     "what stays is planned again, for which its patches are needed",
-                    "name the folder with --patches, or run `overlay revert` to take "
+                    f"name the folder with --patches, or run {command('revert')} to take "
                     "everything off",
                 ),
             )
@@ -246,7 +247,7 @@ def _obstacles(
                 "overlay applied",
                 Reason(
                     "taking the feature off would lose the edit",
-                    KEEP_EDIT,
+                    keep_edit(ledger.package),
                 ),
             )
         )
@@ -265,7 +266,7 @@ def _in_another_form(ledger: Ledger, staying: Sequence[Feature]) -> list[Obstacl
             f"{enumeration(changed)} would have to stay and was applied in another form",
             Reason(
                 "its patches at hand are not those that were applied",
-                "run `overlay apply` first, which brings it up to date",
+                f"run {command('apply')} first, which brings it up to date",
             ),
         )
     ]

@@ -10,6 +10,7 @@ from overlay.on_disk.site import foreign_state
 from overlay.report.model import TargetReport
 from overlay.report.wording import was_interrupted
 from overlay.results import Notice, Plan
+from overlay.results.invocation import NOTHING_NAMED, current
 
 if TYPE_CHECKING:
     from overlay.features.model import Feature
@@ -39,6 +40,7 @@ def report(
             *plan.notices,
         ),
         interrupted=interrupted is not None,
+        invocation=current() or NOTHING_NAMED,
     )
 
 

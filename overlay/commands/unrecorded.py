@@ -15,6 +15,7 @@ from overlay.errors import LedgerError
 from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
 from overlay.results import FeatureResult, Plan, Reason, State
+from overlay.results.invocation import command
 from overlay.untrusted import sha256
 
 if TYPE_CHECKING:
@@ -78,7 +79,8 @@ def prove(features: Sequence[Feature], target: Target) -> Unrecorded:
         raise LedgerError(
             f"{', '.join(differ) or 'no file'}: expected the bytes that applying these patches "
             "writes, found others. Nothing was changed; name the folder of further patches with "
-            "--patches, or run `overlay revert`, which takes out what it can prove to be ours"
+            f"--patches, or run {command('revert')}, which takes out what it can prove to be the "
+            "overlay's"
         )
     return Unrecorded(tuple(present), plan, rebuilt.ledger.folders)
 
@@ -145,7 +147,7 @@ def _unrecorded(result: FeatureResult) -> FeatureResult:
         for file in result.files
     )
     reason = Reason(
-        "its files are byte for byte what `overlay apply` writes, and no ledger says so",
-        "run `overlay adopt` to take them over, so that `overlay revert` can take them out",
+        "its files are byte for byte what the overlay writes, and no ledger says so",
+        f"run {command('adopt')} to take them over; then {command('revert')} can take them out",
     )
     return result._replace(state=State.PARTIAL, files=files, reason=reason)

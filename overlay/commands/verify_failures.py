@@ -8,6 +8,7 @@ from overlay.errors import OverlayError
 from overlay.proof import verify_engine
 from overlay.proof.engine_pool import Ended
 from overlay.proof.verification import EngineRun
+from overlay.results.invocation import command
 from overlay.untrusted import printable
 
 #: The last line of a traceback, which PyTorch and vLLM's workers write with a prefix.
@@ -31,7 +32,6 @@ _PORT_HELP = (
     "MASTER_PORT so that the engine takes a free one"
 )
 _FIXED_HELP = {
-    verify_engine.NOT_PATCHED: "run `overlay apply`, then `overlay status`",
     verify_engine.OTHER_RUNNER: "",
     verify_engine.NO_DRAFTER: "name a draft with --draft, or --speculative-config behind --",
     verify_engine.NOT_SERVED: "",
@@ -62,12 +62,18 @@ def raised_by(ended: Ended, *, with_graphs: bool) -> str | None:
     raise OverlayError(told_of(ended))
 
 
+def _fixed_help(kind: str) -> str | None:
+    if kind == verify_engine.NOT_PATCHED:
+        return f"run {command('apply')}, then {command('status')}"
+    return _FIXED_HELP.get(kind)
+
+
 def told_of(ended: Ended) -> str:
     """What an engine that did not serve said, and what the user can do."""
     last = "\n".join(ended.log.rstrip().splitlines()[-_LINES:])
     if ended.result is not None:
         text, kind = str(ended.result["text"]), str(ended.result["problem"])
-        help_ = _FIXED_HELP.get(kind) or _help(f"{text}\n{ended.log}")
+        help_ = _fixed_help(kind) or _help(f"{text}\n{ended.log}")
         if kind == verify_engine.NOT_SERVED:
             text = f"{text}\n{last}"
         return printable(f"{text}{'; ' + help_ if help_ else ''}", lines=True)

@@ -10,12 +10,13 @@ from overlay.errors import PlanOutdated, RevertRefused, TransactionError
 from overlay.features.model import Feature
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.bookkeeping import new_ledger, record_path, same, state_files
-from overlay.on_disk.disk_state import KEEP_EDIT, Condition, condition, conditions, void
+from overlay.on_disk.disk_state import Condition, condition, conditions, keep_edit, void
 from overlay.on_disk.ledger import Entry, Ledger, LedgerLost
 from overlay.on_disk.site import Site
 from overlay.on_disk.writes import Intent, Write, assemble, hash_of
 from overlay.package import ReadOnce, Tree
 from overlay.results import Change, Plan, State
+from overlay.results.invocation import command
 from overlay.targets.record import our_rows, without_rows
 from overlay.untrusted import all_unreadable
 
@@ -140,9 +141,10 @@ def to_revert(
     ]
     edited = tuple(draft.path for draft in drafts if draft.problem)
     if edited:
+        step = keep_edit(site.package)
         raise RevertRefused(
             f"edited after the overlay applied: {', '.join(edited)}. Reverting would lose the "
-            f"edit, so nothing was changed. {KEEP_EDIT[0].upper()}{KEEP_EDIT[1:]}",
+            f"edit, so nothing was changed. {step[0].upper()}{step[1:]}",
             edited,
         )
     return _removal("revert", site, old, drafts, left_alone)
@@ -162,7 +164,7 @@ def _put_back(site: Site, change: Change) -> _Draft:
 def _changed_meanwhile(paths: Sequence[str]) -> TransactionError:
     return TransactionError(
         f"{', '.join(paths)}: changed by somebody else, since the plan was made or since the "
-        "overlay applied. Nothing was changed; run the command again, and see `overlay status`"
+        f"overlay applied. Nothing was changed; run the command again, and see {command('status')}"
     )
 
 

@@ -11,23 +11,25 @@ from typing import TYPE_CHECKING
 
 import overlay
 from overlay.results import Notice, Reason, State, combine
+from overlay.results.invocation import command
 from overlay.untrusted import sha256
 
 if TYPE_CHECKING:
     from overlay.features.model import Feature
     from overlay.on_disk.ledger import Entry, Ledger, LedgerFeature
-    from overlay.package import Tree
+    from overlay.package import Package, Tree
     from overlay.results import FeatureResult, FileResult, Plan
 
 
 Reader = Callable[[str], "bytes | None"]
 
 
-#: What to do about an edited file: the part of a sentence.
-KEEP_EDIT = (
-    "run `overlay revert --keep-as ID`, which makes a feature of the edit and takes everything "
-    "off, or reinstall vLLM"
-)
+def keep_edit(package: Package) -> str:
+    """What to do about an edited file of a package: the part of a sentence."""
+    return (
+        f"run {command('revert', '--keep-as', 'ID')}, which makes a feature of the edit and takes "
+        f"everything off, or reinstall {package.title}"
+    )
 
 
 class Condition(Enum):
@@ -174,15 +176,17 @@ def _judged_file(file: FileResult, now: Condition, ledger: Ledger) -> FileResult
     if now is Condition.PRISTINE:
         hunks = tuple(hunk._replace(state=State.PRISTINE) for hunk in file.hunks)
         reason = Reason(
-            f"the release's own bytes are here again since {by}", "`overlay apply` writes it again"
+            f"the release's own bytes are here again since {by}",
+            f"{command('apply')} writes it again",
         )
         return file._replace(state=State.PRISTINE, hunks=hunks, reason=reason)
     if now is Condition.GONE:
-        reason = Reason(f"removed since {by}", "`overlay revert` restores the release's own")
+        step = f"{command('revert')} restores the release's own"
+        reason = Reason(f"removed since {by}", step)
         return file._replace(state=State.MISSING, hunks=(), reason=reason)
     reason = Reason(
         f"{file.path} was edited since {by}: expected the bytes that it wrote",
-        KEEP_EDIT,
+        keep_edit(ledger.package),
     )
     return file._replace(state=State.DRIFTED, hunks=(), reason=reason)
 
@@ -202,7 +206,7 @@ def _void_notices(
         notice,
         Notice(
             None,
-            f"left over from that: {', '.join(left)}; `overlay revert` removes what the overlay "
+            f"left over from that: {', '.join(left)}; {command('revert')} removes what the overlay "
             "added",
         ),
     )
@@ -220,7 +224,7 @@ def _by_another_overlay(
         if digests.get(name, entry.digest) == entry.digest:
             continue
         state = planned.get(name, State.PRISTINE)
-        what_next = "`overlay apply` writes it again from the pristine files"
+        what_next = f"{command('apply')} writes it again from the pristine files"
         if state.needs_attention:
             what_next = f"the present form is {state.value} on this vLLM, so leave it as it is"
         notices.append(
@@ -235,7 +239,7 @@ def _by_another_overlay(
             Notice(
                 None,
                 f"applied by vllm-overlay {ledger.overlay}, this is {overlay.__version__}; "
-                "`overlay apply` brings the patches up to date if they differ",
+                f"{command('apply')} brings the patches up to date if they differ",
             )
         )
     return tuple(notices)

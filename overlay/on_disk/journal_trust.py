@@ -13,6 +13,7 @@ from overlay.errors import TransactionError
 from overlay.on_disk.journal import Journal
 from overlay.on_disk.site import unwritable
 from overlay.package import Package
+from overlay.results.invocation import command
 from overlay.untrusted import problem_of_owner
 
 
@@ -29,8 +30,9 @@ def require_own(root: Path, begun: Journal, package: Package) -> None:
         if problem is not None:
             raise TransactionError(
                 f"an interrupted {begun.action} waits to be ended in {root}, but {problem}. "
-                "Nothing was changed; run `overlay apply` or `overlay revert` as the user who owns "
-                f"{root / package.name}, and let nobody else write to {root / package.state_folder}"
+                f"Nothing was changed; run {command('apply')} or {command('revert')} as the user "
+                f"who owns {root / package.name}, and let nobody else write to "
+                f"{root / package.state_folder}"
             )
 
 

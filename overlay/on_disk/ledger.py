@@ -20,6 +20,7 @@ from overlay.package import (
     require_text,
 )
 from overlay.results import FeatureResult, FileResult, HunkResult, Reason, State
+from overlay.results.invocation import command
 from overlay.untrusted import parse_json, read_below, sha256
 
 #: Schema 1 had a text ``why`` in the place of ``reason``; it is still read.
@@ -253,7 +254,7 @@ def decode(data: bytes, where: str, package: Package = VLLM) -> Ledger:
 def _lost(found: str, package: Package) -> str:
     return (
         f"{found}: expected the overlay's record of what it changed in this {package.title}. "
-        "Nothing was changed; `overlay revert` removes what it can prove to be the overlay's; "
+        f"Nothing was changed; {command('revert')} removes what it can prove to be the overlay's; "
         f"otherwise, {reinstall(package=package)}"
     )
 

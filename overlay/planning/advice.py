@@ -8,20 +8,19 @@ from __future__ import annotations
 from packaging.version import Version
 
 from overlay.features.model import Feature, Hunk, Patch
+from overlay.package import Package
 from overlay.results import Reason, State
+from overlay.results.invocation import command
 
-_UPGRADE = (
-    "upgrade vllm-overlay, or give the patch a variant for this release (`overlay list -v` shows "
-    "the ranges)"
-)
 
-#: Why a change is not counted as upstream's though its lines are there; one cause for many files.
-UNRECORDED = Reason(
-    "the change is there already, in a file that is not the release's own, and no ledger says "
-    "that the overlay made it: it was patched in another way, or the ledger is lost",
-    "put the release's own files back: reinstall vLLM (`overlay revert` does it where RECORD "
-    "proves that the change is the overlay's)",
-)
+def unrecorded(package: Package) -> Reason:
+    """Why a change that is there is not counted as upstream's; one cause for many files."""
+    return Reason(
+        "the change is there already, in a file that is not the release's own, and no ledger says "
+        "that the overlay made it: it was patched in another way, or the ledger is lost",
+        f"put the release's own files back: reinstall {package.title} ({command('revert')} does it "
+        "where RECORD proves that the change is the overlay's)",
+    )
 
 
 def for_hunk(
@@ -47,7 +46,10 @@ def for_hunk(
     if feature.shipped:
         if original is None:
             return None
-        step = _UPGRADE
+        step = (
+            "upgrade vllm-overlay, or give the patch a variant for this release "
+            f"({command('list', '-v')} shows the ranges)"
+        )
     elif state is State.AMBIGUOUS:
         step = f"give the hunk in {place} more context lines, or a narrower scope"
     elif state is State.MISSING or misplaced:
@@ -71,7 +73,8 @@ def for_part(feature: Feature, release: Version | None) -> str | None:
         return "upgrade vllm-overlay: this version of it has no variant for what is left"
     if release is None or release.is_prerelease:
         return None
-    return f"`overlay port {feature.id} {release}` makes a variant of what is left"
+    port = command("port", feature.id, str(release))
+    return f"{port} makes a variant of what is left"
 
 
 def for_missing_file(feature: Feature, patch: Patch, release: Version | None = None) -> str | None:
@@ -89,7 +92,7 @@ def _port(feature: Feature, patch: Patch, release: Version | None) -> str:
     """How a variant for a release is made."""
     if release is None or release.is_prerelease:
         return "give the patch a variant for this release"
-    port = f"`overlay port {feature.id} {release.public}` carries it there"
+    port = f"{command('port', feature.id, release.public)} carries it there"
     variants = (variant for topic in feature.topics for variant in topic.variants)
     if any(variant.patch is patch and release in variant.releases for variant in variants):
         # A port leaves what a range promises already as it is.

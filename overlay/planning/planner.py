@@ -195,7 +195,7 @@ class _Planner:
         elif before is not None:
             result = FileResult(path, State.UPSTREAMED)
             if self.provenance.foreign(path) is not None:
-                result = _drifted(path, advice.UNRECORDED)
+                result = _drifted(path, advice.unrecorded(draft.feature.package))
         elif now is not None and self.sequence.steps[path][0].after != added.content:
             step = self.sequence.steps[path][0]
             result = self._clash(step, path, None, draft)
@@ -287,7 +287,9 @@ class _Planner:
         if before.state is State.UPSTREAMED:
             if self.provenance.foreign(patch.path) is None:
                 return before
-            return before._replace(state=State.DRIFTED, reason=advice.UNRECORDED)
+            return before._replace(
+                state=State.DRIFTED, reason=advice.unrecorded(draft.feature.package)
+            )
         if before.state is not State.PRISTINE and now.state is not State.UPSTREAMED:
             return now
         step = next(s for s in steps if self.texts.match(hunk, s.after).state is not before.state)

@@ -14,6 +14,7 @@ from overlay.report.imported import landings
 from overlay.report.lines import Line, Span, labelled
 from overlay.report.words import count, enumeration
 from overlay.results import Fate, Outcome
+from overlay.results.invocation import command
 
 
 class AuthoredHunks(NamedTuple):
@@ -131,10 +132,8 @@ def made_new(
     if folder is None:
         text = f"Nothing was written: {feature} lands on none of the releases; see above."
         return Verdict(Code.NOT_MADE, text)
-    text = (
-        f"Wrote {folder} for {releases}; the edits stay in place: `overlay revert --keep-as "
-        f"{feature}` takes them out."
-    )
+    step = f"{command('revert', '--keep-as', feature)} takes them out"
+    text = f"Wrote {folder} for {releases}; the edits stay in place: {step}."
     return Verdict(Code.MADE, text)
 
 
@@ -168,7 +167,7 @@ def edited(
         which = enumeration(list(left), most=4)
         text = (
             f"Committed {feature} for {releases}; {which} {'has' if len(left) == 1 else 'have'} "
-            f"what was there before: `overlay port {feature} {left[-1]}` carries the edit "
+            f"what was there before: {command('port', feature, left[-1])} carries the edit "
             f"there.{rest}"
         )
         return Verdict(Code.COMMITTED_IN_PART, text)

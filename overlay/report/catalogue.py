@@ -11,6 +11,7 @@ from overlay.report.base import Report
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, MARK, Line, Span, labelled
 from overlay.report.words import count, enumeration
+from overlay.results.invocation import command
 
 #: Why a feature is kept as a patch, in words.
 _REASONS = {
@@ -114,7 +115,7 @@ def listed(holes: Sequence[tuple[str, str]], features: int, unknown: Sequence[st
     if unknown:
         text = (
             f"{text[:-1]}; {enumeration(unknown)} {'is' if len(unknown) == 1 else 'are'} newer "
-            "than this overlay: `overlay check --releases new` says what fits."
+            f"than this overlay: {command('check', '--releases', 'new')} says what fits."
         )
     return Verdict(Code.LISTED, text)
 

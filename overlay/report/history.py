@@ -12,6 +12,7 @@ from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, MARK, Line, Span, labelled
 from overlay.report.words import count, enumeration
 from overlay.results import Outcome, State
+from overlay.results.invocation import command
 
 #: How many lines of the difference between a change as carried and as merged are shown.
 _MOST_LINES = 40
@@ -331,10 +332,8 @@ def elsewhere_lines(report: MatrixReport) -> Iterator[Line]:
     """The features that a matrix does not show, with the command that does."""
     for other in report.elsewhere:
         is_ = "is" if len(other.features) == 1 else "are"
-        text = (
-            f"{enumeration(list(other.features))} {is_} for {other.package}: `overlay log --matrix "
-            f"--releases {other.releases}`"
-        )
+        step = command("log", "--matrix", "--releases", other.releases)
+        text = f"{enumeration(list(other.features))} {is_} for {other.package}: {step}"
         yield labelled(2, "not shown: ", text)
 
 

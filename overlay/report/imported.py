@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -14,6 +13,7 @@ from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, Line, Span, labelled
 from overlay.report.words import count, enumeration
 from overlay.results import Fate, Outcome
+from overlay.results.invocation import Invocation, absolute
 
 #: The width of a range of vLLM's releases in a report.
 _SPAN = 16
@@ -163,8 +163,8 @@ def concluded(
             Code.IMPORT_REVIEW,
             f"Wrote {folder} for {releases}, where it was merged: review it before you apply it.",
         )
-    check = f"overlay check --patches {shlex.quote(str(folder.parent))}"
-    return Verdict(Code.IMPORTED, f"Wrote {folder} for {releases}; `{check}` tries it.")
+    check = Invocation(patches=(absolute(folder.parent),)).command("check")
+    return Verdict(Code.IMPORTED, f"Wrote {folder} for {releases}; {check} tries it.")
 
 
 def lines(report: ImportReport) -> Iterator[Line]:

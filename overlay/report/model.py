@@ -8,13 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from overlay.report.codes import Code
 from overlay.results import FeatureResult, Notice, Reason, State, worst
-
-if TYPE_CHECKING:
-    pass
+from overlay.results.invocation import NOTHING_NAMED, Command, Invocation
 
 
 class Obstacle(NamedTuple):
@@ -55,6 +53,7 @@ class TargetReport:
     :ivar left_out: ids of the features without which an ``apply`` of the others would go on.
     :ivar unrecorded: ids of the features whose bytes are there without a ledger.
     :ivar pending: what ``overlay apply`` would do there beside applying what can be applied.
+    :ivar invocation: by which arguments the user meant it.
     """
 
     target: str
@@ -69,6 +68,11 @@ class TargetReport:
     left_out: tuple[str, ...] = ()
     unrecorded: tuple[str, ...] = ()
     pending: Pending | None = None
+    invocation: Invocation = NOTHING_NAMED
+
+    def command(self, name: str, *words: str) -> Command:
+        """A command on this target, for a message; one that writes, if it can be written to."""
+        return self.invocation.command(name, *words, read_only=self.root is None)
 
     @property
     def needs_attention(self) -> bool:

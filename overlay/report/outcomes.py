@@ -39,7 +39,7 @@ def untested_refused(target: TargetReport, features: Sequence[FeatureResult]) ->
     were = "was" if len(features) == 1 else "were"
     text = (
         f"Nothing was written: {named(features)} {were} not tested on {vllm(target)}; "
-        "`overlay apply --untested` applies what matches anyway."
+        f"{target.command('apply', '--untested')} applies what matches anyway."
     )
     return Verdict(Code.UNTESTED_REFUSED, text)
 
@@ -175,7 +175,8 @@ def adopted(target: TargetReport, *, wrote: bool) -> Verdict:
         text = f"Nothing to adopt in {vllm(target)}: it has no patches without a ledger."
         return Verdict(Code.NOTHING_TO_ADOPT, text)
     taken = those(target, State.APPLIED)
-    text = f"Took over {named(taken)} in {vllm(target)}: `overlay revert` can take them out now."
+    step = f"{target.command('revert')} can take them out now"
+    text = f"Took over {named(taken)} in {vllm(target)}: {step}."
     return Verdict(Code.ADOPTED, text)
 
 

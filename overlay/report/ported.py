@@ -14,6 +14,7 @@ from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, Line, Span, labelled
 from overlay.report.words import count, enumeration
 from overlay.results import Outcome
+from overlay.results.invocation import command
 
 
 class PortedHunk(NamedTuple):
@@ -200,13 +201,13 @@ def ended(
 def _ported(names: str, releases: str, holes: Sequence[tuple[str, str]]) -> Verdict:
     """The verdict of what was written, with what it left between."""
     if not holes:
-        return Verdict(Code.PORTED, f"Ported {names} to {releases}; `overlay check` tries it.")
+        return Verdict(Code.PORTED, f"Ported {names} to {releases}; {command('check')} tries it.")
     left = enumeration(list(dict.fromkeys(release for _, release in holes)))
     id_, release = holes[0]
     return Verdict(
         Code.HOLES,
         f"Action needed: ported {names} to {releases}, but nothing serves {left} in between; "
-        f"`overlay port {id_} {release}` goes on.",
+        f"{command('port', id_, release)} goes on.",
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from overlay.package import VLLM, package_named
+from overlay.package import package_named
 from overlay.report.model import TargetReport
 from overlay.report.words import enumeration
 from overlay.results import FeatureResult, FileResult, Reason, State
@@ -16,27 +16,6 @@ _WHY = {
     State.DRIFTED: "the lines that the patch expects are not there",
     State.AMBIGUOUS: "the lines that the patch expects are there more than once",
     State.MISSING: "the file or the scope that the patch is for is not there",
-}
-
-_PORT = (
-    "upgrade vllm-overlay, or give the patch a variant for this release "
-    "(`overlay list -v` shows the ranges)"
-)
-
-_NEXT_WRITABLE = {
-    State.PARTIAL: "run `overlay revert`, then `overlay apply`; where revert refuses, "
-    "reinstall vLLM and apply again",
-    State.DRIFTED: f"if somebody edited this file, reinstall vLLM; otherwise {_PORT}",
-    State.AMBIGUOUS: "if somebody edited this file, reinstall vLLM; otherwise give the hunk more "
-    "context lines, so that its scope has them once",
-    State.MISSING: f"if the installation is incomplete, reinstall vLLM; otherwise {_PORT}",
-}
-
-_NEXT_READ_ONLY = {
-    State.PARTIAL: f"this release has a part of the change: {_PORT}",
-    State.DRIFTED: _PORT,
-    State.AMBIGUOUS: "give the hunk more context lines, so that its scope has them once",
-    State.MISSING: _PORT,
 }
 
 
@@ -103,14 +82,25 @@ def next_steps(target: TargetReport) -> Mapping[State, str]:
 
     A target without a root is none that the user could edit or reinstall.
     """
+    port = (
+        "upgrade vllm-overlay, or give the patch a variant for this release "
+        f"({target.command('list', '-v')} shows the ranges)"
+    )
+    context = "give the hunk more context lines, so that its scope has them once"
     if target.root is None:
-        return _NEXT_READ_ONLY
-    if target.package == VLLM.name:
-        return _NEXT_WRITABLE
-    title = package_named(target.package).title
+        return {
+            State.PARTIAL: f"this release has a part of the change: {port}",
+            State.DRIFTED: port,
+            State.AMBIGUOUS: context,
+            State.MISSING: port,
+        }
+    again = f"reinstall {package_named(target.package).title}"
     return {
-        state: text.replace("reinstall vLLM", f"reinstall {title}")
-        for state, text in _NEXT_WRITABLE.items()
+        State.PARTIAL: f"run {target.command('revert')}, then {target.command('apply')}; where "
+        f"revert refuses, {again} and apply again",
+        State.DRIFTED: f"if somebody edited this file, {again}; otherwise {port}",
+        State.AMBIGUOUS: f"if somebody edited this file, {again}; otherwise {context}",
+        State.MISSING: f"if the installation is incomplete, {again}; otherwise {port}",
     }
 
 

@@ -11,6 +11,7 @@ from overlay.report.base import Report
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import Line, Span, labelled
 from overlay.report.words import count
+from overlay.results.invocation import command
 
 
 class PruneEntry(NamedTuple):
@@ -48,14 +49,20 @@ class PruneReport(Report):
         return {"prune": data(self)}
 
 
-def concluded(entries: Sequence[PruneEntry], folder: Path, *, written: bool) -> Verdict:
-    """The verdict of ``prune``."""
+def concluded(
+    entries: Sequence[PruneEntry], folder: Path, oldest: str | None, *, written: bool
+) -> Verdict:
+    """The verdict of ``prune``.
+
+    :param oldest: the oldest release that is served, as the user named it.
+    """
     if not entries:
         return Verdict(Code.NOTHING_TO_PRUNE, f"Nothing to prune in {folder}.")
     number = count(len(entries), "proposal")
     if written:
         return Verdict(Code.PRUNED, f"Carried out {number} in {folder}.")
-    text = f"Nothing was written: {number}, which `overlay prune --write` carries out."
+    step = command("prune", "--write", *(() if oldest is None else ("--oldest", oldest)))
+    text = f"Nothing was written: {number}, which {step} carries out."
     return Verdict(Code.CAN_BE_PRUNED, text)
 
 

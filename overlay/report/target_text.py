@@ -71,8 +71,9 @@ def _target(target: TargetReport, width: int, verbose: bool) -> Iterator[Line]:
     for obstacle in target.obstacles:
         yield from _obstacle(obstacle)
     if target.left_out:
-        words = " ".join(f"--without {name}" for name in target.left_out)
-        yield labelled(2, "go on: ", f"`overlay apply {words}` applies the others")
+        words = [word for name in target.left_out for word in ("--without", name)]
+        step = target.command("apply", *words)
+        yield labelled(2, "go on: ", f"{step} applies the others")
     if target.in_memory:
         text = (
             f"{enumeration(target.in_memory)}: the plugin adds what is not on disk to each vLLM "

@@ -13,6 +13,7 @@ from overlay.report.model import Pending, TargetFailure, TargetReport
 from overlay.report.problems import problems
 from overlay.report.words import are, enumeration, named, those, vllm
 from overlay.results import State
+from overlay.results.invocation import command
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,7 +81,8 @@ def _needs_action(target: TargetReport) -> Verdict | None:
     if needy is None:
         return None
     code = attention_code(target)
-    step = ", which `overlay apply` completes" if code is Code.APPLY_COMPLETES else ""
+    completes = code is Code.APPLY_COMPLETES
+    step = f", which {target.command('apply')} completes" if completes else ""
     return Verdict(code, f"Action needed: {needy} on {vllm(target)}{step}.")
 
 
@@ -156,7 +158,7 @@ def _checked_one(target: TargetReport) -> Verdict:
         return Verdict(
             Code.UNTESTED,
             f"{named(untested)} would fit {vllm(target)}, but was not tested there: "
-            "pass `--untested` to `overlay apply` to apply it anyway.",
+            f"{target.command('apply', '--untested')} applies it anyway.",
         )
     if fits:
         text = f"Nothing needs you: {named(fits)} can be applied to {vllm(target)}."
@@ -164,12 +166,13 @@ def _checked_one(target: TargetReport) -> Verdict:
     if done := those(target, State.APPLIED):
         text = f"Nothing needs you: {named(done)} {are(done)} applied to {vllm(target)}."
         if target.pending is Pending.UPDATE:
-            text = f"{text[:-1]}, which `overlay apply` brings up to date."
+            text = f"{text[:-1]}, which {target.command('apply')} brings up to date."
             return Verdict(Code.CAN_BE_UPDATED, text)
         return Verdict(Code.APPLIED, text)
     if target.pending is Pending.REMOVE:
-        text = "`overlay apply` or `overlay revert` removes what an earlier apply left in "
-        text += f"{vllm(target)}: {nothing_to_patch(target)}."
+        steps = f"{target.command('apply')} or {target.command('revert')}"
+        text = f"{steps} removes what an earlier apply left in {vllm(target)}: "
+        text += f"{nothing_to_patch(target)}."
         return Verdict(Code.LEFTOVERS, text)
     text = f"Nothing to patch in {vllm(target)}: {nothing_to_patch(target)}."
     return Verdict(Code.NOTHING_TO_PATCH, text)
@@ -193,7 +196,8 @@ def status(target: TargetReport) -> Verdict:
         return Verdict(Code.APPLIED, f"{named(done)} {are(done)} applied to {vllm(target)}.")
     if waiting:
         text = (
-            f"Nothing is applied to {vllm(target)}: `overlay apply` would apply {named(waiting)}."
+            f"Nothing is applied to {vllm(target)}: {target.command('apply')} would apply "
+            f"{named(waiting)}."
         )
         return Verdict(Code.NOT_APPLIED, text)
     text = f"Nothing is applied to {vllm(target)}: {nothing_to_patch(target)}."
@@ -207,5 +211,5 @@ def was_interrupted(action: str, root: Path) -> str:
     """
     return (
         f"an interrupted {action} waits to be ended in {root}, and its files are judged as they "
-        "are now: `overlay apply` or `overlay revert` finishes or undoes it first"
+        f"are now: {command('apply')} or {command('revert')} finishes or undoes it first"
     )

@@ -152,7 +152,6 @@ def test_a_server_that_does_not_answer_ends_with_the_budget(
     bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_PIDS", str(tmp_path / "pids"))
-    monkeypatch.setattr("overlay.commands.bench_budget.GRACE", 0.5)
     told = bench({"stock V1 serving": "hangs"}, "--rounds", "1", "--budget", "3")
     assert (told["exit"], told["code"]) == (0, "measured")
     expect_gone(pids_of(tmp_path / "pids"))

@@ -25,7 +25,7 @@ def test_from_pristine_to_applied_and_back(cli: Cli, site: Path) -> None:
         "Nothing needs you: demo can be applied to vLLM 0.26.0.",
     )
     assert cli("status", site).last == (
-        "Nothing is applied to vLLM 0.26.0: `overlay apply` would apply demo."
+        f"Nothing is applied to vLLM 0.26.0: `overlay apply {site}` would apply demo."
     )
     assert digest(site) == before
 
@@ -97,15 +97,15 @@ def test_an_untested_release_wants_to_be_asked_for(cli: Cli, tmp_path: Path) -> 
     checked = cli("check", site)
     assert checked.exit == 0
     assert checked.last == (
-        "demo would fit vLLM 0.99.0, but was not tested there: pass `--untested` to `overlay "
-        "apply` to apply it anyway."
+        "demo would fit vLLM 0.99.0, but was not tested there: `overlay apply --untested "
+        f"{site}` applies it anyway."
     )
     before = digest(site)
     refused = cli("apply", site)
     assert refused.exit == 1
     assert refused.last == (
-        "Nothing was written: demo was not tested on vLLM 0.99.0; `overlay apply --untested` "
-        "applies what matches anyway."
+        "Nothing was written: demo was not tested on vLLM 0.99.0; `overlay apply --untested "
+        f"{site}` applies what matches anyway."
     )
     assert digest(site) == before
     assert cli("apply", "--untested", site).exit == 0

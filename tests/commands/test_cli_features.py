@@ -44,7 +44,8 @@ def test_a_file_that_was_edited_is_one_problem_however_many_patches_it_has(
     checked = cli("--patches", cli.team, "check", site)
     assert checked.exit == 1
     assert checked.out.count(f"drifted: {PROPOSER}") == 1  # once for both features
-    assert checked.out.count("next:  run `overlay revert --keep-as ID`") == 1
+    step = f"`overlay revert --keep-as ID --patches {cli.team} {site}`"
+    assert checked.out.count(f"next:  run {step}") == 1
     assert (
         "demo/10-propose/0.20.0..0.33.0.patch, team-second/10-a/0.20.0..0.33.0.patch and "
         "team-second/20-b/0.20.0..0.33.0.patch"

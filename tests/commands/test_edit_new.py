@@ -188,7 +188,7 @@ def test_a_release_that_left_the_index_takes_nothing_away(
         (["mine", "--from-edits", "--release", "0.26.0"], "goes with --file"),
         (["Mine", "--file", RUNNER], "lower-case-with-hyphens"),
         (["team-capture", "--file", RUNNER], "expected no feature of that id"),
-        (["team-capture", "--file", RUNNER], "or `overlay edit team-capture`"),
+        (["team-capture", "--file", RUNNER], "or `overlay edit team-capture --patches "),
         (["demo", "--file", RUNNER], "expected no feature of that id"),
         (["mine", "--file", "../x.py"], "--file"),
         (["mine", "--file", "vllm/no.py"], "has no such file"),

@@ -58,7 +58,7 @@ def test_a_command_that_reads_tells_of_it_and_changes_nothing(
     assert (digest(site), stamps(site)) == before
     assert result.exit == 1
     assert f"an interrupted {action} waits to be ended in {site}" in result.out + result.err
-    assert "`overlay apply` or `overlay revert`" in result.out + result.err
+    assert f"`overlay apply {site}` or `overlay revert {site}`" in result.out + result.err
     assert "an apply or revert was interrupted" in result.last
     again = cli(*reading, "--json", site)
     assert again.exit == again.json["exit"] == 1

@@ -258,7 +258,8 @@ def test_the_matrix_shows_the_releases_of_one_package_and_names_the_others(
     monkeypatch.setattr(matrix, "releases", lambda *_: ())
     told = cli("log", "--matrix", "--patches", narrow)
     assert "not shown: lengths is for vllm-ascend" in told.out
-    assert "`overlay log --matrix --releases vllm-ascend==all`" in told.out
+    step = f"overlay log --matrix --releases vllm-ascend==all --patches {narrow}"
+    assert f"`{step}`" in told.out
     answer = cli("log", "--matrix", "--patches", narrow, "--json").json
     jsonschema.Draft202012Validator(SCHEMA).validate(answer)
     (other,) = answer["matrix"]["elsewhere"]

@@ -134,7 +134,8 @@ def test_a_conflict_is_shown_refused_with_markers_and_taken_once_it_is_edited(
     edited.write_bytes(wanted)
     ended = cli("port", "--continue", "--patches", ours)
     assert ended.exit == 1
-    assert "nothing serves 0.23.0 in between; `overlay port replay 0.23.0` goes on" in ended.last
+    step = f"`overlay port replay 0.23.0 --patches {ours}`"
+    assert f"nothing serves 0.23.0 in between; {step} goes on" in ended.last
     (feature,) = load([ours])
     made = plan([feature], world.Tree("0.24.0"), Version("0.24.0"))
     assert made.changes[0].after == wanted

@@ -37,7 +37,8 @@ def test_nothing_is_written_unless_it_is_asked_for(cli: Cli, ours: Path) -> None
     assert 'note merged = "0.24.0"' in result.out
     assert "evidence: no release from 0.22.0 on uses them" in result.out
     assert result.last == (
-        "Nothing was written: 3 proposals, which `overlay prune --write` carries out."
+        "Nothing was written: 3 proposals, which `overlay prune --write --oldest 0.22.0 --patches "
+        f"{ours}` carries out."
     )
     assert digest(ours) == before
     answer = cli(*WORDS, ours, "--json").json

@@ -21,6 +21,7 @@ from tests.support.cli import CAPTURE, PROPOSER, RUNNER, Cli, Result, digest, dr
 from tests.support.patches import write_feature
 
 SCOPE = "GPUModelRunner.capture_model"
+WITHOUT_A_TARGET = ("list", "port")
 MODULE = "vllm/v1/mine.py"
 
 
@@ -66,7 +67,7 @@ def no_python(world: World) -> Result:
 
 
 def correct_the_module(world: World, answer: Result) -> Result:
-    named = re.search(r"next: +correct (\S+)", answer.out)
+    named = re.search(r"next: +correct (.+)", answer.out)
     assert named is not None
     Path(named[1]).write_text("def whole() -> None: ...\n")
     return world.check()
@@ -78,7 +79,7 @@ def a_tab(world: World) -> Result:
 
 
 def write_the_blank(world: World, answer: Result) -> Result:
-    named = re.search(r"(/\S+\.patch):(\d+): the line begins with a tab", answer.err)
+    named = re.search(r"(/.+\.patch):(\d+): the line begins with a tab", answer.err)
     assert named is not None
     path, number = Path(named[1]), int(named[2])
     lines = path.read_text().splitlines(keepends=True)
@@ -147,23 +148,34 @@ def put_back(world: World, answer: Result) -> Result:
     return world.check()
 
 
+def required(world: World) -> Result:
+    return world.cli("status", "--require", "demo", world.site)
+
+
+def own_required(world: World) -> Result:
+    world.own()
+    return world.cli("status", "--patches", world.mine, "--require", "mine", world.site)
+
+
+def half_put_back(world: World) -> Result:
+    world.own()
+    path = world.site / PROPOSER
+    pristine = path.read_bytes()
+    assert world.cli("apply", "--patches", world.mine, world.site).exit == 0
+    path.write_bytes(pristine)
+    return world.check()
+
+
 def one_does_not_fit(world: World) -> Result:
     drift(world.site)
     return world.cli("apply", "--patches", world.cli.team, world.site)
 
 
-def go_on_without(world: World, answer: Result) -> Result:
-    named = re.search(r"go on: `overlay apply (--without) (\S+)`", answer.out)
-    assert named is not None
-    return world.cli("apply", "--patches", world.cli.team, named[1], named[2], world.site)
-
-
 def follow(*words: str) -> Callable[[World, Result], Result]:
-    """The command that the answer names, on the same target."""
+    """The command that the answer names, as it is printed, from another working folder."""
 
     def run(world: World, answer: Result) -> Result:
-        assert f"`overlay {' '.join(words)}`" in answer.out + answer.err
-        return world.cli(*words, world.site)
+        return world.cli.follow(answer, *words)
 
     return run
 
@@ -191,18 +203,24 @@ CASES = {
     "a folder that is not at hand": (folder_not_at_hand, 1, name_the_folder),
     "a folder that is gone for good": (folder_not_at_hand, 1, follow("revert")),
     "a file that was edited before": (edited_before, 1, put_back),
-    "one feature that does not fit": (one_does_not_fit, 1, go_on_without),
+    "one feature that does not fit": (one_does_not_fit, 1, follow("apply", "--without", "demo")),
+    "a required feature": (required, 1, follow("apply", "--feature")),
+    "a required feature of one's own": (own_required, 1, follow("apply", "--feature")),
+    "half of it put back": (half_put_back, 1, follow("apply")),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_the_answer_says_ends_the_problem(
-    cli: Cli, site: Path, tmp_path: Path, case: str
-) -> None:
+def test_what_the_answer_says_ends_the_problem(cli: Cli, tmp_path: Path, case: str) -> None:
+    """Every command in the answer names the target and the folder of patches that were named."""
     provoke, code, remedy = CASES[case]
-    world = World(cli, site, tmp_path / "mine")
+    site = fake_vllm.site_packages(tmp_path / "an environment" / "site-packages")
+    world = World(cli, site, tmp_path / "patches of one's own")
     answer = provoke(world)
     assert answer.exit == code, answer
+    for command in answer.commands:
+        assert command[0] in WITHOUT_A_TARGET or str(site) in command, command
+        assert not world.mine.exists() or str(world.mine) in command, command
     # Whatever stopped with an error has told it whole; the others tell one cause once.
     assert answer.out.count("next:") == (1 if code == 1 else 0), answer.out
     after = remedy(world, answer)

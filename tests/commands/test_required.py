@@ -16,7 +16,7 @@ def test_status_ends_with_1_until_it_is_applied(cli: Cli, site: Path) -> None:
     missing = cli("status", "--require", "demo", site)
     assert missing.exit == 1
     assert "demo is required and not applied" in missing.last
-    assert "run `overlay apply --feature demo`" in missing.out
+    assert f"run `overlay apply --feature demo {site}`" in missing.out
     cli("apply", site)
     assert cli("status", "--require", "demo", "--require", "all", site).exit == 0
 

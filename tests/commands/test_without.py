@@ -17,7 +17,8 @@ def test_the_others_go_on_without_what_drifted(cli: Cli, site: Path) -> None:
     drift(site)
     checked = cli("check", site, "--patches", cli.team)
     assert checked.exit == 1
-    assert "go on: `overlay apply --without demo` applies the others" in checked.out
+    step = f"`overlay apply --without demo --patches {cli.team} {site}`"
+    assert f"go on: {step} applies the others" in checked.out
     answer = cli("check", site, "--patches", cli.team, "--json").json
     jsonschema.Draft202012Validator(SCHEMA).validate(answer)
     assert answer["targets"][0]["left_out"] == ["demo"]
@@ -87,7 +88,8 @@ def test_one_cause_is_one_paragraph_whatever_its_line_numbers(
     assert result.out.count("why: ") == 1
     assert "the nearest place is line" in result.out
     assert f"(lines of {folders[-1]})" in result.out
-    assert "`overlay port team-capture 0.28.0` carries it there" in result.out
+    port = f"`overlay port team-capture 0.28.0 --patches {cli.team}`"
+    assert f"{port} carries it there" in result.out
     assert 'merged = "0.28.0" in feature.toml retires it' in result.out
     assert result.out.count("drifted: ") == 1
 
@@ -109,4 +111,4 @@ def test_an_ambiguous_hunk_wants_more_context_and_a_renamed_scope_a_port(
     assert "more context lines, or a narrower scope" in ambiguous.out
     missing = cli("check", site, "--patches", tmp_path / "b", "--feature", "gone")
     assert "where the release has renamed it, let the range of gone/10-capture" in missing.out
-    assert "`overlay port gone 0.26.0` carries it there" in missing.out
+    assert f"`overlay port gone 0.26.0 --patches {tmp_path / 'b'}` carries it" in missing.out

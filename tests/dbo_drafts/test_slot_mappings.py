@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -122,16 +123,19 @@ class Changed:
         return data
 
 
-def patched_runner(release: str) -> ast.Module:
+@functools.cache
+def patched_methods(release: str) -> dict[str, ast.FunctionDef]:
+    """The methods of a release's patched model runner that tests look at, by name."""
     features = [each for each in load([shipped_folder()]) if each.id == FEATURE]
     target = resolve(release)
     changes = plan(features, target, target.release, target.record, Syntax()).changes
     (after,) = [change.after for change in changes if change.path == RUNNER]
     assert after is not None
-    return ast.parse(after)
+    tree = ast.parse(after)
+    return {name: method(tree, name) for name in ("_dummy_run", "_build_attn_group_metadata")}
 
 
-def function(tree: ast.Module, name: str) -> ast.FunctionDef:
+def method(tree: ast.Module, name: str) -> ast.FunctionDef:
     (found,) = [
         node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name
     ]
@@ -142,7 +146,7 @@ def function(tree: ast.Module, name: str) -> ast.FunctionDef:
 @pytest.mark.parametrize("release", KNOWN_RELEASES)
 def test_the_drafter_is_given_what_the_hook_returns(release: str) -> None:
     """The hook is the last to assign what `_dummy_run` hands to the drafter."""
-    run = function(patched_runner(release), "_dummy_run")
+    run = patched_methods(release)["_dummy_run"]
     assigned = [
         (node.lineno, ast.unparse(node.value))
         for node in ast.walk(run)
@@ -180,7 +184,7 @@ def test_every_release_builds_the_metadata_of_each_micro_batch(
 ) -> None:
     """vLLM's own function, with two KV-cache groups of one kind and two micro-batches."""
     monkeypatch.setenv(dbo_drafts.VARIABLE, switch)
-    build = function(patched_runner(release), "_build_attn_group_metadata")
+    build = patched_methods(release)["_build_attn_group_metadata"]
     group = SimpleNamespace(
         get_metadata_builder=lambda number: Builder(),
         layer_names=["layer"],

@@ -96,7 +96,7 @@ TOGETHER_MUTATIONS = (
     TogetherMutation(
         "a rank offers graphs in mode step, as only some of them may",
         "many GPUs 2",
-        ("draft_graphs.py", "DraftGraphs._offer", 'self.mode != "step"', "True"),
+        ("draft_graphs.py", "DraftGraphs.capture", "self._offers = ...", "self._offers = True"),
         "test_in_mode_step_all_passes_behind_a_prefill_are_upstreams",
     ),
     TogetherMutation(

@@ -24,7 +24,10 @@ RETIRES = (
 )
 SCOPE = f"correct the scope in {PLACE}; where the release has renamed it, "
 EDITED = "if somebody edited this file, reinstall vLLM; otherwise "
-UPGRADE = advice._UPGRADE
+UPGRADE = (
+    "upgrade vllm-overlay, or give the patch a variant for this release (`overlay list -v` shows "
+    "the ranges)"
+)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from overlay.features.model import Hunk
+from overlay.package import VLLM
 from overlay.planning import advice
 from overlay.results import FileResult, State
 from tests.support.patches import feature, hunk
@@ -28,7 +29,7 @@ def test_an_added_module_that_is_not_the_release_s_own() -> None:
     assert result.state is State.UPSTREAMED
     result = planned(given, files={"vllm/z.py": NEW}, record={A: sha(TEXT)})
     assert result.state is State.DRIFTED
-    assert result.features[0].files[0].reason == advice.UNRECORDED
+    assert result.features[0].files[0].reason == advice.unrecorded(VLLM)
 
 
 def test_two_features_that_add_unlike_modules_of_one_name_are_refused() -> None:
@@ -262,5 +263,5 @@ def test_a_post_image_that_nobody_accounts_for_is_drifted() -> None:
     assert own.state is State.UPSTREAMED
     other = planned(feature((A, [HUNK])), files={A: after}, record={A: sha(TEXT)})
     assert other.state is State.DRIFTED
-    assert other.features[0].files[0].hunks[0].reason == advice.UNRECORDED
+    assert other.features[0].files[0].hunks[0].reason == advice.unrecorded(VLLM)
     assert other.notices

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overlay.package import VLLM
 from overlay.planning import advice
 from overlay.report.as_text import render
 from overlay.report.base import Report, failure
@@ -209,7 +210,7 @@ def unrecorded(paths: list[str], feature: str = "f") -> FeatureResult:
     """A feature whose changes are in the files, without a ledger."""
     files = tuple(
         FileResult(
-            path, State.DRIFTED, "p", (HunkResult("g", State.DRIFTED, 3, advice.UNRECORDED),)
+            path, State.DRIFTED, "p", (HunkResult("g", State.DRIFTED, 3, advice.unrecorded(VLLM)),)
         )
         for path in paths
     )

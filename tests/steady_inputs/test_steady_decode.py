@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -48,6 +49,7 @@ def test_the_state_after_each_step_is_upstreams(release: str, sequence: list[Ste
 def test_between_the_releases_tried_nothing_changed() -> None:
     """``_prepare_inputs`` of every release is, but for its docstring, one that was tried."""
 
+    @functools.cache
     def code(release: str) -> str:
         tree = ast.parse(sources(release)[0])
         found = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]

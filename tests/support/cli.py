@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +54,17 @@ class Result:
     err: str
 
     @property
+    def commands(self) -> tuple[tuple[str, ...], ...]:
+        """The commands that the answer names, as a shell splits them; ``overlay`` is left out."""
+        named = re.findall(r"`overlay ([^`]*)`", self.out + self.err)
+        return tuple(dict.fromkeys(tuple(shlex.split(words)) for words in named))
+
+    def command(self, *words: str) -> tuple[str, ...]:
+        """The only command in the answer that begins with some words, as it is printed."""
+        (command,) = (each for each in self.commands if each[: len(words)] == words)
+        return command
+
+    @property
     def json(self) -> Any:
         return json.loads(self.out)
 
@@ -73,6 +87,18 @@ class Cli:
         code = run([str(argument) for argument in arguments])
         captured = self.capsys.readouterr()
         return Result(code, captured.out, captured.err)
+
+    def follow(self, answer: Result, *words: str) -> Result:
+        """Run the command that an answer names, as it is printed, from another working folder.
+
+        :param words: the first ones of it.
+        """
+        here = Path.cwd()
+        os.chdir("/")
+        try:
+            return self(*answer.command(*words))
+        finally:
+            os.chdir(here)
 
 
 def digest(folder: Path) -> dict[str, str]:
