@@ -258,3 +258,116 @@ def test_nothing_is_changed_behind_a_link(tmp_path: Path) -> None:
         with pytest.raises(UnfitFile):
             action()
     assert sorted(path.name for path in elsewhere.iterdir()) == ["a", "f"]
+
+
+def bytecode(source: Path, flags: int = 0, *, later: int = 0) -> bytes:
+    """What Python writes beside its code: flags, and the time and the size of the source."""
+    status = source.stat()
+    numbers = (flags, int(status.st_mtime) + later, status.st_size)
+    return b"magi" + b"".join(number.to_bytes(4, "little") for number in numbers) + b"code"
+
+
+@pytest.mark.parametrize(
+    ("flags", "later", "runs"), [(0, 0, True), (0, 1, False), (1, 1, True), (3, 0, False)]
+)
+@pytest.mark.parametrize("linked", [False, True])
+def test_bytecode_that_stays_must_be_one_that_python_rejects(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    linked: bool,
+    flags: int,
+    later: int,
+    runs: bool,
+) -> None:
+    """Behind a link it is left alone; elsewhere it may be that it cannot be removed."""
+    root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
+    (root / "v").mkdir(parents=True)
+    elsewhere.mkdir()
+    (root / "v/.a.new").write_text("new")
+    cache = root / "v/__pycache__"
+    if linked:
+        cache.symlink_to(elsewhere)
+    else:
+        cache.mkdir()
+        fail(monkeypatch, "unlink", errno.EACCES)
+    (cache / "a.cpython-312.pyc").write_bytes(bytecode(root / "v/.a.new", flags, later=later))
+    (cache / "ab.cpython-312.pyc").write_bytes(bytecode(root / "v/.a.new"))
+    if runs:
+        with pytest.raises(OSError) as caught:
+            files.remove_bytecode(root, "v/a.py", "v/.a.new")
+        named = cache if linked else cache / "a.cpython-312.pyc"
+        assert caught.value.filename == str(named)
+    else:
+        files.remove_bytecode(root, "v/a.py", "v/.a.new")
+    files.remove_bytecode(root, "v/b.py", "v/.a.new")
+    assert len([*cache.iterdir()]) == 2
+
+
+def test_behind_a_link_that_leads_nowhere_or_without_a_source_no_bytecode_runs(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "v").mkdir()
+    (tmp_path / "v/a.py").write_text("")
+    cache = tmp_path / "v/__pycache__"
+    cache.symlink_to("nowhere")
+    files.remove_bytecode(tmp_path, "v/a.py", "v/a.py")
+    cache.unlink()
+    (tmp_path / "real").mkdir()
+    cache.symlink_to(tmp_path / "real")
+    (cache / "a.cpython-312.pyc").write_bytes(bytecode(tmp_path / "v/a.py"))
+    files.remove_bytecode(tmp_path, "v/a.py", None)
+    assert len([*cache.iterdir()]) == 1
+
+
+def test_a_folder_of_bytecode_goes_with_its_last_file(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("")
+    cache = tmp_path / "__pycache__"
+    cache.mkdir()
+    for name in ("a.cpython-312.pyc", "a.cpython-312.opt-1.pyc", "b.cpython-312.pyc"):
+        (cache / name).write_bytes(b"")
+    files.remove_bytecode(tmp_path, "a.py", None)
+    assert [path.name for path in cache.iterdir()] == ["b.cpython-312.pyc"]
+    files.remove_bytecode(tmp_path, "b.py", None)
+    assert not cache.exists()
+    cache.mkdir()
+    files.remove_bytecode(tmp_path, "b.py", None)
+    assert cache.exists()
+
+
+def test_what_is_added_has_the_owner_of_the_nearest_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the working folder holds."""
+    (tmp_path / "v/w").mkdir(parents=True)
+    (tmp_path / "cwd/v/w/x/y").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "cwd")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    lstat, asked = os.lstat, list[str]()
+
+    def noted(path: Any, **options: Any) -> os.stat_result:
+        asked.append(os.fspath(path))
+        return lstat(path, **options)
+
+    monkeypatch.setattr(os, "lstat", noted)
+    for folder, nearest in (("v/w/x/y", "v/w"), ("v/w", "v/w"), ("z/x", "")):
+        assert files.inherited(tmp_path, folder) == Form(0o644, ME)
+        assert asked[-1] == os.path.join(tmp_path, nearest)
+
+
+def test_nothing_is_open_to_others_whatever_the_umask_lets_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.umask(0)  # the fixture puts the old one back
+    change, modes = os.fchmod, list[int]()
+
+    def noted(file: int, wanted: int) -> None:
+        modes.append(stat.S_IMODE(os.fstat(file).st_mode))
+        change(file, wanted)
+
+    monkeypatch.setattr(os, "fchmod", noted)
+    (tmp_path / "b").write_text("left over")
+    for name in ("a", "b"):
+        files.create(tmp_path, name, b"", Form())
+    assert modes == [0o600, 0o600]
+    files.make_folder(tmp_path, "folder")
+    assert mode(tmp_path / "folder") == 0o755
