@@ -371,3 +371,14 @@ def test_nothing_is_open_to_others_whatever_the_umask_lets_through(
     assert modes == [0o600, 0o600]
     files.make_folder(tmp_path, "folder")
     assert mode(tmp_path / "folder") == 0o755
+
+
+def test_bytecode_that_somebody_else_removed_meanwhile_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__/a.cpython-312.pyc").write_bytes(b"")
+    fail(monkeypatch, "unlink", errno.EACCES)
+    monkeypatch.setattr(files, "read_below", lambda *arguments: None)
+    (tmp_path / "new").write_text("")
+    files.remove_bytecode(tmp_path, "a.py", "new")
