@@ -74,6 +74,7 @@ def test_a_ledger_that_is_gone_or_no_file_is_said_to_be(tmp_path: Path, package:
     with pytest.raises(LedgerLost, match="pristine copies are there") as lost:
         ledgers.load(tmp_path, package)
     assert ledgers.reinstall(package=package) in str(lost.value)
+    assert "; `overlay revert` removes what it can prove" in str(lost.value)
     (tmp_path / package.journal_path).write_text("{}")
     assert ledgers.load(tmp_path, package) is None
     (tmp_path / package.ledger_path).mkdir()
@@ -126,3 +127,16 @@ def test_only_a_hash_in_its_folder_is_a_copy() -> None:
     assert not ledgers.is_pristine_copy(good[:-1], ASCEND)
     assert not ledgers.is_pristine_copy(f"{ASCEND.state_folder}/{'a' * 64}", ASCEND)
     assert not ledgers.is_pristine_copy("a" * 64, ASCEND)
+
+
+@pytest.mark.parametrize("package", [VLLM, ASCEND])
+def test_it_is_read_back_for_its_package_and_only_up_to_a_size(
+    tmp_path: Path, package: Package
+) -> None:
+    (tmp_path / package.state_folder).mkdir()
+    path = tmp_path / package.ledger_path
+    path.write_bytes(ledgers.encode(example(package)))
+    assert ledgers.load(tmp_path, package) == example(package)
+    path.write_bytes(b" " * (ledgers.MAX_STATE_BYTES + 1))
+    with pytest.raises(LedgerError, match=f"at most {ledgers.MAX_STATE_BYTES}"):
+        ledgers.load(tmp_path, package)
