@@ -35,6 +35,7 @@ from overlay.planning.attempt import Texts, attempt
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
 from overlay.results import Outcome
+from overlay.results.invocation import absolute, command
 from overlay.untrusted import sha256
 
 
@@ -139,7 +140,7 @@ def create(
     except FileExistsError as error:
         raise UsageError(
             f"{folder}: expected nothing there, for a new session; end the one that is there with "
-            f"`overlay port --continue {folder}` or `--abort`, or move it away"
+            f"{command('port', '--continue', absolute(folder))} or `--abort`, or move it away"
         ) from error
     return folder
 

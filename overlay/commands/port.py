@@ -23,6 +23,7 @@ from overlay.report.ported import (
     counted,
 )
 from overlay.results import Outcome
+from overlay.results.invocation import absolute, command
 from overlay.untrusted import read_regular
 
 if TYPE_CHECKING:
@@ -101,7 +102,8 @@ def _expect_no_session(place: Path | None) -> None:
     if place is not None and place.exists():
         raise UsageError(
             f"{place}: expected no such folder, found a session of an earlier port: end it with "
-            f"`overlay port --continue {place}` or `overlay port --abort {place}`"
+            f"{command('port', '--continue', absolute(place))} or "
+            f"{command('port', '--abort', absolute(place))}"
         )
 
 

@@ -111,7 +111,7 @@ def read_document(path: Path, errors: list[PatchFormatError]) -> Document | None
     text = read_text(path, errors)
     if text is None:
         return None
-    text = text.removeprefix("\N{BYTE ORDER MARK}")
+    text = text.removeprefix("\ufeff")
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -38,7 +38,7 @@ class Source:
     @classmethod
     def of(cls, text: str, name: str) -> Source:
         """Split the text of a patch into lines."""
-        bom = "\N{BYTE ORDER MARK}"
+        bom = "\ufeff"
         pieces = text.removeprefix(bom).split("\n")
         unfinished = pieces[-1] != ""
         if not unfinished:

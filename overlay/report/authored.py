@@ -14,7 +14,7 @@ from overlay.report.imported import landings
 from overlay.report.lines import Line, Span, labelled
 from overlay.report.words import count, enumeration
 from overlay.results import Fate, Outcome
-from overlay.results.invocation import command
+from overlay.results.invocation import absolute, command
 
 
 class AuthoredHunks(NamedTuple):
@@ -150,7 +150,7 @@ def edited(
 
     :param emptied: whether nothing of the session's folder is left after a commit.
     """
-    end = f"`overlay edit --commit {session}`"
+    end = command("edit", "--commit", absolute(session))
     if action in (EditAction.BEGUN, EditAction.GROWN):
         text = f"Edit the files in {session}, then run {end} (or --abort)."
         return Verdict(Code.SESSION, text)
@@ -159,7 +159,7 @@ def edited(
     if action is EditAction.UNCHANGED:
         text = (
             f"Nothing was edited in {session}: {feature} is as it was, and the session goes on. "
-            f"`overlay edit --abort {session}` removes it."
+            f"{command('edit', '--abort', absolute(session))} removes it."
         )
         return Verdict(Code.UNCHANGED, text)
     rest = "" if emptied else f" {session} holds other files and stays."

@@ -14,7 +14,7 @@ from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, Line, Span, labelled
 from overlay.report.words import count, enumeration
 from overlay.results import Outcome
-from overlay.results.invocation import command
+from overlay.results.invocation import Command, absolute, command
 
 
 class PortedHunk(NamedTuple):
@@ -132,7 +132,8 @@ def concluded(
         if session is None:
             step = "name one release to open a session" if stuck else "--write --accept merged"
             return Verdict(code, f"Action needed: {enumeration(waits)}; {step}.")
-        step = f"`overlay port --show {session}`, edit, `overlay port --continue {session}`"
+        shows, continues = (_on(session, option) for option in ("--show", "--continue"))
+        step = f"{shows}, edit, {continues}"
         return Verdict(code, f"Action needed: {enumeration(waits)} in {session}: {step}.")
     waiting = [entry for entry in features if not entry.settled and entry.release in asked]
     written = [entry for entry in features if entry.written]
@@ -161,20 +162,25 @@ def waiting(session: Path, files: tuple[OpenFile, ...]) -> Verdict:
         return Verdict(
             Code.PORT_CONFLICTS,
             f"Action needed: {count(marked, 'file')} with conflicts in {session}: edit, then "
-            f"`overlay port --continue {session}`.",
+            f"{_on(session, '--continue')}.",
         )
     if gone := [entry for entry in files if entry.place is None]:
         ids = enumeration(list(dict.fromkeys(entry.feature for entry in gone)))
         return Verdict(
             Code.PORT_CONFLICTS,
-            f"Action needed: the release lacks what {ids} changes: `overlay port --retire ID` or "
-            f"`--skip ID` {session}.",
+            f"Action needed: the release lacks what {ids} changes: "
+            f"{_on(session, '--retire', 'ID')} or {_on(session, '--skip', 'ID')}.",
         )
     return Verdict(
         Code.PORT_REVIEW,
-        f"Action needed: review {count(len(files), 'file')} in {session}, then `overlay port "
-        f"--continue {session}` takes them as they are.",
+        f"Action needed: review {count(len(files), 'file')} in {session}, then "
+        f"{_on(session, '--continue')} takes them as they are.",
     )
+
+
+def _on(session: Path, *options: str) -> Command:
+    """The command that does something with a session, in any working folder."""
+    return command("port", *options, absolute(session))
 
 
 def ended(

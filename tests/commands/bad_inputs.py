@@ -14,6 +14,7 @@ Longer than other modules: it is a table.
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import os
@@ -26,6 +27,7 @@ from pathlib import Path
 
 import pytest
 
+from overlay.untrusted import sha256
 from tests.support import fake_vllm
 from tests.support.cli import PROPOSER, RUNNER, Cli
 from tests.support.patches import hunk, patch_text, write_feature
@@ -121,6 +123,7 @@ _NAMES = {
     "escape": ("\x1b]0;title\x07", "no such file"),
     "emoji": ("🙂", "no such file"),
     "long": ("x" * 5000, "can be looked at"),
+    "bytes": (os.fsdecode(b"a\xff"), "no such file"),
     "nul": ("a\0b", "can be looked at"),
     "dash": ("-", "no such file"),
     "option": ("--foo", "No such option"),
@@ -144,8 +147,7 @@ for _name, _content, _word in (
     ("text", b"hello\n", "expected a wheel"),
     ("empty file", b"", "an empty file"),
     ("bare zip magic", b"PK\x03\x04", "damaged"),
-    ("bare gzip magic", b"\x1f\x8b", ""),
-    ("tar", b"", ""),
+    ("bare gzip magic", b"\x1f\x8b", "damaged"),
 ):
     simple(
         f"A file {_name}",
@@ -272,7 +274,7 @@ def _large_source(w: World) -> Arguments:
     return ["check", _sdist(w, lambda archive: _member(archive, f"vllm-0.26.0/{PROPOSER}", zeros))]
 
 
-@row("A gzip of a gzip of a gzip", 2, "")
+@row("A gzip of a gzip of a gzip", 2, "damaged")
 def _nested(w: World) -> Arguments:
     data = bytes(1 << 20)
     for _ in range(5):
@@ -284,6 +286,22 @@ def _nested(w: World) -> Arguments:
 def _plain_tar(w: World) -> Arguments:
     data = gzip.decompress(fake_vllm.sdist(w.tmp / "whole").read_bytes())
     return ["check", w.file("vllm-0.26.0.tar", data)]
+
+
+@row("A tar packed with bzip2", 2, "expected a wheel")
+def _bzip2(w: World) -> Arguments:
+    data = gzip.decompress(fake_vllm.sdist(w.tmp / "whole").read_bytes())
+    return ["check", w.file("vllm-0.26.0.tar.bz2", bz2.compress(data))]
+
+
+@row("A wheel with a link", 2, "link")
+def _wheel_link(w: World) -> Arguments:
+    path = _wheel(w, _INSIDE)
+    info = zipfile.ZipInfo("vllm/v1/spec_decode/proposer.py")
+    info.create_system, info.external_attr = 3, 0o120777 << 16
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(info, "/etc/passwd")
+    return ["check", path]
 
 
 @row("A folder without vllm", 2, "expected a folder that holds vllm")
@@ -430,6 +448,23 @@ def _ledger_gone(w: World) -> Arguments:
     return ["status", site]
 
 
+@row("B ledger a link", 2, "link")
+def _ledger_link(w: World) -> Arguments:
+    site = w.site(applied=True)
+    ledger = site / ".vllm-overlay/ledger.json"
+    w.link(ledger, w.file("elsewhere.json", ledger.read_bytes()))
+    return ["status", site]
+
+
+@row("B ledger with another hash", 1, "edited since")
+def _ledger_hash(w: World) -> Arguments:
+    site = w.site(applied=True)
+    after = sha256((site / PROPOSER).read_bytes())
+    ledger = site / ".vllm-overlay/ledger.json"
+    ledger.write_text(ledger.read_text().replace(after, "0" * 64))
+    return ["status", site]
+
+
 @row("B state folder removed", 1, "overlay adopt")
 def _state_gone(w: World) -> Arguments:
     import shutil
@@ -476,6 +511,20 @@ def _journal(w: World, content: bytes) -> Path:
     site = w.site(applied=True)
     (site / ".vllm-overlay/journal.json").write_bytes(content)
     return site
+
+
+@row("B a journal that was never begun", 0, "removed")
+def _journal_draft(w: World) -> Arguments:
+    site = w.site(applied=True)
+    (site / ".vllm-overlay/journal.json.overlay-new").write_bytes(b'{"schema"')
+    return ["revert", site]
+
+
+@row("B a user's file in a folder that the overlay made", 0, "1 file restored and 1 removed")
+def _own_file(w: World) -> Arguments:
+    site = w.site(applied=True)
+    (site / ".vllm-overlay/mine.txt").write_text("mine")
+    return ["revert", site]
 
 
 @row("B file edited", 1, "edited since")
@@ -571,12 +620,36 @@ def _two(w: World) -> Arguments:
     return ["check", site]
 
 
-@row("B escape in the version", 0, "0.26.0")
-def _escape(w: World) -> Arguments:
+for _name, _metadata, _word in (
+    ("an escape in the version", "Version: 0.26.0\x1b]0;title\x07\n", "not a version number"),
+    ("an escape in another field", "Version: 0.26.0\nSummary: \x1b[2J\n", "vLLM 0.26.0"),
+    ("no version", "Summary: vLLM\n", "can be applied"),
+):
+    simple(
+        f"B {_name}",
+        0,
+        _word,
+        lambda w, m=_metadata: ["check", _described(w, m)],
+    )
+
+
+def _described(w: World, metadata: str) -> Path:
     site = w.site()
-    info = next(site.glob("*.dist-info"))
-    (info / "METADATA").write_text("Name: vllm\nVersion: 0.26.0\nSummary: \x1b[2J\n")
-    return ["check", site]
+    (next(site.glob("*.dist-info")) / "METADATA").write_text(f"Name: vllm\n{metadata}")
+    return site
+
+
+for _name, _folder, _options, _word in (
+    ("a newline and an escape", "a\nb\x1b[2J", [], "can be applied"),
+    ("bytes", os.fsdecode(b"caf\xe9"), [], "can be applied"),
+    ("bytes, as JSON", os.fsdecode(b"caf\xe9"), ["--json"], "caf\\udce9"),
+):
+    simple(
+        f"B {_name} in the path",
+        0,
+        _word,
+        lambda w, f=_folder, o=_options: ["check", *o, fake_vllm.site_packages(w.tmp / f)],
+    )
 
 
 @row("B an added module that the overlay did not write", 1, "not overwritten")
@@ -623,7 +696,14 @@ def _patches_file(w: World) -> Arguments:
     return ["--patches", w.file("x"), "list"]
 
 
-@row("C --patches with a pipe", 2, "")
+@row("C --patches with a link", 2, "link")
+def _patches_link(w: World) -> Arguments:
+    folder = write_feature(w.tmp / "mine", {"files/vllm/mine.py": ""}, id="mine")
+    w.link(folder / "files/vllm/mine.py", w.file("outside.py"))
+    return ["list", "--patches", w.tmp / "mine"]
+
+
+@row("C --patches with a pipe", 2, "found a special file")
 def _patches_pipe(w: World) -> Arguments:
     w.fifo(w.tmp / "mine/feature/feature.toml")
     return ["list", "--patches", w.tmp / "mine"]
@@ -664,6 +744,23 @@ def _cached(w: World, make: Callable[[Path], object]) -> Arguments:
     return ["check", "0.26.0"]
 
 
+@row("C cached release with a damaged member", 2, "0.26.0")
+def _cached_member(w: World) -> Arguments:
+    def damaged(place: Path) -> None:
+        data = bytearray(fake_vllm.wheel(w.tmp / "whole").read_bytes())
+        at = data.index(PROPOSER.encode()) + len(PROPOSER) + 20
+        data[at : at + 8] = b"XXXXXXXX"
+        place.write_bytes(bytes(data))
+
+    return _cached(w, damaged)
+
+
+@row("C an index that is no URL", 2, "nonsense")
+def _index(w: World) -> Arguments:
+    w.patch.delenv("PIP_NO_INDEX")
+    return _set(w, {"PIP_INDEX_URL": "nonsense"}, ["check", "0.26.0"])
+
+
 @row("C cache is a file", 2, "release 0.26.0")
 def _cache_file(w: World) -> Arguments:
     w.patch.setenv("OVERLAY_CACHE", str(w.file("a-cache-file")))
@@ -685,6 +782,70 @@ for _name, _value, _word in (
         _word,
         lambda w, n=_name, v=_value: _set(w, {n: v}, ["doctor"]),
     )
+
+
+_SHIPPED = Path(__file__).resolve().parents[2] / "patches"
+
+for _name, _value, _word in (
+    ("OVERLAY_DRAFT_GRAPHS", "on", "OVERLAY_DRAFT_GRAPHS"),
+    ("OVERLAY_DRAFT_GRAPH", "off", "OVERLAY_DRAFT_GRAPHS"),
+    ("OVERLAY_STEADY_INPUT", "0", "OVERLAY_STEADY_INPUTS"),
+):
+    simple(
+        f"D {_name}={_value}",
+        1,
+        _word,
+        lambda w, n=_name, v=_value: _shipped(w, n, v),
+    )
+
+
+def _shipped(w: World, name: str, value: str) -> Arguments:
+    w.patch.setattr("overlay.features.sources.shipped_folder", lambda: _SHIPPED)
+    return _set(w, {name: value}, ["doctor"])
+
+
+def _stray_swap(w: World, folder: Path) -> None:
+    (folder / ".feature.toml.swp").write_bytes(b"b0VIM")
+
+
+def _pipe_there(w: World, folder: Path) -> None:
+    w.fifo(folder / "feature.toml")
+
+
+def _device_there(w: World, folder: Path) -> None:
+    w.link(folder / "feature.toml", "/dev/zero")
+
+
+for _name, _spoil, _command, _exit, _word in (
+    ("an editor's file", _stray_swap, "list", 0, ".feature.toml.swp"),
+    ("a pipe", _pipe_there, "doctor", 1, "found a special file"),
+    ("a link to a device", _device_there, "doctor", 1, "feature.toml: expected"),
+):
+    simple(
+        f"D OVERLAY_PATCHES with {_name}",
+        _exit,
+        _word,
+        lambda w, s=_spoil, c=_command: _spoilt(w, s, c),
+    )
+
+
+def _spoilt(w: World, spoil: Callable[[World, Path], None], command: str) -> Arguments:
+    spoil(w, write_feature(w.tmp / "mine", {"files/vllm/mine.py": ""}, id="mine"))
+    return _set(w, {"OVERLAY_PATCHES": str(w.tmp / "mine")}, [command])
+
+
+simple(
+    "D OVERLAY_PATCHES missing",
+    1,
+    "/no/such",
+    lambda w: _set(w, {"OVERLAY_PATCHES": "/no/such"}, ["doctor"]),
+)
+simple(
+    "D OVERLAY_FEATURES empty",
+    1,
+    "1 problem found",
+    lambda w: _set(w, {"OVERLAY_FEATURES": ""}, ["doctor"]),
+)
 
 
 # F. Patches folders
@@ -722,10 +883,20 @@ _patch("path absolute", 2, "/etc/x.py", _GOOD.replace(f"a/{PROPOSER}", "/etc/x.p
 _patch("path outside", 2, "outside vllm/", _GOOD.replace(PROPOSER, "other/x.py"))
 _patch("path no module", 2, ".py", _GOOD.replace(PROPOSER, "vllm/x.so"))
 _patch("two paths", 2, "renames", _GOOD.replace(f"+++ b/{PROPOSER}", f"+++ b/{RUNNER}"))
-_patch("new file", 2, "", _GOOD.replace(f"--- a/{PROPOSER}", "--- /dev/null"))
-_patch("two files", 2, "", _GOOD + _GOOD[_GOOD.index("---") :].replace(PROPOSER, RUNNER))
-_patch("nothing changes", 2, "", _GOOD.replace("+        self.x = 1", "         self.x = 1"))
-_patch("unknown line", 2, "", _GOOD.replace("+        self.x", "?        self.x"))
+_patch("new file", 2, "creates a file", _GOOD.replace(f"--- a/{PROPOSER}", "--- /dev/null"))
+_patch(
+    "two files",
+    2,
+    "a second file begins",
+    _GOOD + _GOOD[_GOOD.index("---") :].replace(PROPOSER, RUNNER),
+)
+_patch(
+    "nothing changes",
+    2,
+    "changes nothing",
+    _GOOD.replace("+        self.x = 1", "         self.x = 1"),
+)
+_patch("unknown line", 2, "found '?", _GOOD.replace("+        self.x", "?        self.x"))
 _patch("tab first", 2, "tab", _GOOD.replace("+        self.x", "\t        self.x"))
 _patch("a NUL in a header", 0, "pristine", _GOOD.replace("A test", "\0"))
 _patch("range beyond", 2, "range", _GOOD, file="10-a/0.20.0..0.40.0.patch")
@@ -739,6 +910,11 @@ _patch("drift", 1, "drifted", _GOOD.replace("self.model = None", "self.model = 1
 _patch(
     "no Python afterwards", 1, "Python", _GOOD.replace("+        self.x = 1", "+        self.x = (")
 )
+
+
+_patch("CRLF", 0, "pristine", _GOOD.replace("\n", "\r\n"))
+_patch("the tail of git format-patch", 0, "pristine", f"{_GOOD}-- \n2.43.0\n\n")
+_patch("a byte-order mark", 2, "byte-order mark", f"\ufeff{_GOOD}")
 
 
 def _toml(name: str, exit_: int, word: str, old: str, new: str) -> None:
@@ -762,6 +938,8 @@ _toml("id a number", 2, "id", 'id = "mine"', "id = 5")
 _toml("no title", 2, "title", 'title = "A test"\n', "")
 _toml("no why", 2, "why", 'why = "To test."\n', "")
 _toml("unknown key", 2, "nonsense", 'why = "To', 'nonsense = 1\nwhy = "To')
+_toml("title a list", 2, "title", 'title = "A test"', 'title = ["A test"]')
+_toml("a byte-order mark", 0, "mine", 'id = "mine"', '\ufeffid = "mine"')
 _toml("range", 2, "0.20.0..", '"0.20.0..0.33.0"', '"0.20.0.."')
 _toml("upstream no URL", 2, "upstream", '"https://example.invalid/1"', '"nothing"')
 
@@ -806,6 +984,32 @@ def _hole(w: World) -> Arguments:
 def _no_toml(w: World) -> Arguments:
     w.file("mine/feature/10-a/x.patch", b"")
     return ["list", "--patches", w.tmp / "mine"]
+
+
+@row("F feature.toml not UTF-8", 2, "UTF-8")
+def _toml_bytes(w: World) -> Arguments:
+    w.file("mine/feature/feature.toml", b'id = "\xff"\n')
+    return ["list", "--patches", w.tmp / "mine"]
+
+
+for _stray in (".DS_Store", "x.patch~", "x.orig", ".x.swp"):
+    simple(
+        f"F stray {_stray}",
+        0,
+        _stray,
+        lambda w, s=_stray: _strayed(w, s),
+    )
+
+
+def _strayed(w: World, stray: str) -> Arguments:
+    folder = write_feature(w.tmp / "mine", {"10-a/0.20.0..0.33.0.patch": _GOOD}, id="mine")
+    (folder / "10-a" / stray).write_text("stray")
+    return ["check", "--patches", w.tmp / "mine", w.site()]
+
+
+@row("F stray notes.txt", 2, "expected only <first>..<last>.patch files")
+def _notes(w: World) -> Arguments:
+    return _strayed(w, "notes.txt")
 
 
 @row("F feature.toml a folder", 2, "feature.toml")

@@ -52,7 +52,11 @@ def begin(cli: Cli, ours: Path, *more: str) -> None:
     words = ["new", "stop-fix", "--file", RUNNER, "--release", "0.26.0", "--patches", ours]
     result = cli(*words, *more)
     assert result.exit == 0, result.err
-    assert "overlay edit --commit stop-fix@0.26.0" in result.last
+    assert result.command("edit")[:3] == (
+        "edit",
+        "--commit",
+        str(Path("stop-fix@0.26.0").resolve()),
+    )
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:

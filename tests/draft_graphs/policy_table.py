@@ -112,7 +112,7 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
         {"coupling": Coupling(Manner.TOGETHER, LOCKSTEP)},
     ),
     (
-        "the same, with `OVERLAY_DRAFT_GRAPHS_UNTRIED=on`, as in the next three rows",
+        "the same, with `OVERLAY_DRAFT_GRAPHS_UNTRIED=on`",
         {"coupling": Coupling(Manner.TOGETHER, LOCKSTEP), "untried": True},
     ),
     (
@@ -120,15 +120,18 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
         {
             "coupling": Coupling(Manner.TOGETHER, LOCKSTEP),
             "cudagraph_mode": "FULL",
-            "untried": True,
         },
     ),
     (
         "the same, with `draft_sample_method: probabilistic`",
-        {"coupling": Coupling(Manner.TOGETHER, LOCKSTEP), "probabilistic": True, "untried": True},
+        {"coupling": Coupling(Manner.TOGETHER, LOCKSTEP), "probabilistic": True},
     ),
     (
-        "the same, with low-latency exchanges, where a failed capture stops the start",
+        "the same, with low-latency exchanges (DeepEP, NIXL)",
+        {"coupling": Coupling(Manner.TOGETHER, LOCKSTEP), "low_latency_exchange": True},
+    ),
+    (
+        "the same, with `OVERLAY_DRAFT_GRAPHS_UNTRIED=on`; a failed capture stops the start",
         {
             "coupling": Coupling(Manner.TOGETHER, LOCKSTEP),
             "low_latency_exchange": True,

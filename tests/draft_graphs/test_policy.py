@@ -419,13 +419,24 @@ NOT_TOGETHER: dict[str, tuple[Any, str]] = {
 
 
 def test_ranks_that_draft_together_get_graphs_and_one_line_says_when_not() -> None:
-    decision = policy.decide("auto", TOGETHER)
+    decision = policy.decide("auto", replace(TOGETHER, untried=False))
     assert (decision.first, decision.later) == (True, ("loop",))
     prefill = "all data-parallel ranks in steps in which one of them has a prefill"
-    assert decision.notes == (f"first passes of {prefill}",)
-    assert policy.decide("step", TOGETHER).notes == (prefill,)
-    assert decision.untried[-1].startswith("ranks that draft together (doubles: ")
-    (reason,) = policy.decide("auto", replace(TOGETHER, untried=False)).refusals
+    assert (decision.notes, decision.offers, decision.untried) == ((prefill,), False, ())
+
+
+def test_what_no_gpu_has_shown_of_drafting_together_is_granted_by_the_user_only() -> None:
+    decision = policy.decide("auto", TOGETHER)
+    prefill = "all data-parallel ranks in steps in which one of them has a prefill"
+    assert (decision.notes, decision.offers) == ((f"first passes of {prefill}",), True)
+    (told,) = decision.untried
+    assert told.startswith("later passes of data-parallel ranks")
+    step = policy.decide("step", TOGETHER)
+    assert (step.notes, step.offers, step.untried) == ((prefill,), False, ())
+
+    deepep = replace(TOGETHER, low_latency_exchange=True)
+    assert "low-latency exchanges" in policy.decide("auto", deepep).untried[0]
+    (reason,) = policy.decide("auto", replace(deepep, untried=False)).refusals
     assert "OVERLAY_DRAFT_GRAPHS_UNTRIED=on on all ranks grants them" in reason
 
 

@@ -245,6 +245,11 @@ def test_an_agreement_is_used_once(both: list[Rank]) -> None:
     rank.graphs.agree(CUDAGraphMode.FULL, K + 1)
     rank.drafter.capture()
     assert not rank.graphs.dummy_run(False), "what was agreed on was about other graphs"
+
+
+def test_an_agreement_of_the_drafters_is_used_once(both: list[Rank]) -> None:
+    prepare(both)
+    rank = both[0]
     rank.graphs.counted(0, [-2, -2])
     assert rank.graphs.later_dummy_runs()
     assert not rank.graphs.later_dummy_runs(), "nothing was agreed on for these passes"
@@ -477,6 +482,7 @@ def test_mutation_is_caught(
         rank.graphs.release()
 
 
+@pytest.mark.thorough  # where a mutation is caught it fits
 @pytest.mark.parametrize("mutation", TOGETHER_MUTATIONS, ids=lambda each: each.name)
 def test_mutation_fits_the_module(mutation: TogetherMutation) -> None:
     require_fit([mutation.change])

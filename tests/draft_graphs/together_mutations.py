@@ -96,7 +96,7 @@ TOGETHER_MUTATIONS = (
     TogetherMutation(
         "a rank offers graphs in mode step, as only some of them may",
         "many GPUs 2",
-        ("draft_graphs.py", "DraftGraphs._offer", 'self.mode != "step"', "True"),
+        ("draft_graphs.py", "DraftGraphs.capture", "self._offers = ...", "self._offers = True"),
         "test_in_mode_step_all_passes_behind_a_prefill_are_upstreams",
     ),
     TogetherMutation(
@@ -114,13 +114,13 @@ TOGETHER_MUTATIONS = (
             "requests, self._requests = ...",
             "requests = self._requests",
         ),
-        "test_an_agreement_is_used_once",
+        "test_an_agreement_of_the_drafters_is_used_once",
     ),
     TogetherMutation(
         "what was agreed on for the later passes lasts into the next step",
         "many GPUs 5",
         ("together.py", "Together.take", "self._offered = self._requests = None", "None"),
-        "test_an_agreement_is_used_once",
+        "test_an_agreement_of_the_drafters_is_used_once",
     ),
     TogetherMutation(
         "an idle rank replays the first pass alone",

@@ -70,6 +70,17 @@ def test_what_is_right_is_right(target: str, mode: str) -> None:
     assert verdict(target, mode, *story(target, mode)) == []
 
 
+def test_with_all_granted_graphs_of_the_later_passes_follow_prefills_too() -> None:
+    served, told = story("glm", "loop")
+    ranks = dp_judging.judge(K, RULE, served, told)
+    wanted = [f"rank {rank}: later passes behind a prefill" for rank in range(dp_judging.RANKS)]
+    assert dp_judging.why_wrong("glm", "loop", ranks, untried=True) == wanted
+    behind = [{"kind": "replay", "rank": rank, "role": "loop", "size": 1} for rank in (0, 1)]
+    ranks = dp_judging.judge(K, RULE, served, told + behind)
+    assert dp_judging.why_wrong("glm", "loop", ranks, untried=True) == []
+    assert dp_judging.why_wrong("glm", "loop", ranks) == wanted
+
+
 def wrong_token(served: Served, told: Events) -> None:
     request, tokens = served["1.0.2"]
     served["1.0.2"] = (request, [*tokens[:-1], tokens[-1] ^ 1])

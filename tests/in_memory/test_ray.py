@@ -124,7 +124,7 @@ def test_the_engine_drafts_as_it_should_under_the_ray_executor(
         tensor_parallel_size=2,
         engine={"distributed_executor_backend": "ray"},
         packages=(str(here.parent),),
-        pre=("tests.support.rested_collector:rest", "tests.in_memory.engine_hooks:ray_first"),
+        pre=("tests.in_memory.engine_hooks:ray_first",),
         finish=("tests.in_memory.engine_hooks:live",),
     )
     environment = {

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlay.errors import LedgerError, TransactionError
-from overlay.on_disk import journal, lock
+from overlay.on_disk import files, journal, lock
 from overlay.on_disk.journal import Journal, Member, Partner, Step
 from overlay.package import VLLM, Package, package_named
 
@@ -177,7 +177,7 @@ def test_no_other_document_is_one(tmp_path: Path, case: str) -> None:
     [
         ("{", "JSON"),
         ("[" * 200_000, "ValueError"),
-        (" " * (journal.MAX_STATE_BYTES + 1), "bytes"),
+        (" " * (journal.MAX_STATE_BYTES + 1), f"at most {journal.MAX_STATE_BYTES}"),
     ],
 )
 def test_no_other_bytes_are_one(tmp_path: Path, wrong: str, problem: str) -> None:
@@ -279,6 +279,64 @@ def test_a_ledger_alone_and_a_file_in_the_place_of_the_folder_leave_nothing_pend
     assert not journal.pending(tmp_path)
     journal.sweep(tmp_path)
     assert (tmp_path / VLLM.ledger_path).exists()
+
+
+def test_a_package_whose_ledger_is_there_is_pending_by_its_own_journal(tmp_path: Path) -> None:
+    for package in (VLLM, ASCEND):
+        (tmp_path / package.state_folder).mkdir()
+        (tmp_path / package.ledger_path).write_text("{}")
+    journal.write(tmp_path, Journal("apply", "0.1.0", ()), None, ASCEND)
+    assert [journal.pending(tmp_path, package) for package in (VLLM, ASCEND)] == [False, True]
+
+
+def test_each_name_is_on_the_disk_before_the_next_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder is synced after each change of a name in it, and all that is made has the owner."""
+    calls: list[tuple[object, ...]] = []
+    owner = files.Owner(os.getuid(), os.getgid())
+
+    def recorded(name: str) -> None:
+        function = getattr(files, name)
+
+        def call(root: Path, *arguments: Any) -> Any:
+            told = [each.owner if isinstance(each, files.Form) else each for each in arguments]
+            calls.append((name, *(each for each in told if not isinstance(each, bytes))))
+            return function(root, *arguments)
+
+        monkeypatch.setattr(files, name, call)
+
+    for name in ("make_folder", "create", "replace", "remove", "remove_folder", "sync_folder"):
+        recorded(name)
+    state, path, draft = ASCEND.state_folder, ASCEND.journal_path, journal.draft_path(ASCEND)
+    journal.write(tmp_path, Journal("apply", "0.1.0", ()), owner, ASCEND)
+    assert calls == [
+        ("make_folder", state, owner),
+        ("sync_folder", ""),
+        ("create", draft, owner),
+        ("replace", draft, path),
+        ("sync_folder", state),
+    ]
+    calls.clear()
+    journal.remove(tmp_path, ASCEND)
+    assert calls == [
+        ("remove", path),
+        ("sync_folder", state),
+        ("remove", draft),
+        ("remove_folder", state),
+        ("sync_folder", ""),
+    ]
+
+
+def test_an_error_without_a_number_is_told_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: object) -> bytes:
+        raise OSError("a strange device")
+
+    monkeypatch.setattr(journal, "read_below", broken)
+    with pytest.raises(LedgerError, match="a strange device"):
+        journal.read(tmp_path)
 
 
 def test_a_reader_waits_for_a_writer_as_long_as_was_said(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ class DraftGraphs:
         self._proposer = proposer
         self._backend = backend
         self._facts = facts
+        self._offers = False
         self._unprofiled: str | None = None
         # Whether `capture` has logged its outcome.
         self._outcome_logged = False
@@ -101,6 +102,7 @@ class DraftGraphs:
             self.withdraw(str(failure))
             return
         self.replay = Replay(self._proposer, captured, self._facts)
+        self._offers = decision.offers
         for key in plan:
             self._proposer.cudagraph_dispatcher.add_draft_key(key)
         memory = max(free - self._backend.free_memory(), 0)
@@ -329,11 +331,11 @@ class DraftGraphs:
         return keys
 
     def _offer(self, requests: int | None) -> None:
-        """Offer the others graphs for the later passes, unless the mode is `step`; see `together`.
+        """Offer the others graphs for the later passes, where ranks do; see `Decision.offers`.
 
         requests: those that this rank drafts for; None if it has no graphs for them.
         """
-        if self.together is not None and requests is not None and self.mode != "step":
+        if self.together is not None and requests is not None and self._offers:
             self.together.offer(requests)
 
     def _agreed_later(self, together: Together, replay: Replay) -> DraftKey | None:

@@ -134,6 +134,8 @@ class Decision:
     sampled: whether all of them are captured once more, for drafts drawn by temperature.
     refusals: reasons why there are no draft graphs at all.
     notes: batches that run as upstream although there are graphs, and why.
+    offers: whether ranks that draft together offer each other the graphs of the later passes where
+    upstream's code runs the first one.
     untried: what is captured although no GPU has shown it, and what shows it instead.
     """
 
@@ -142,6 +144,7 @@ class Decision:
     sampled: bool = False
     refusals: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    offers: bool = False
     untried: tuple[str, ...] = ()
 
     @property
@@ -190,8 +193,11 @@ def _refusals_together(facts: Facts) -> list[str]:
     """The reasons why ranks that must draft together do so as upstream."""
     table: list[tuple[bool, str]] = [
         (
-            not facts.untried,
-            f"no GPU has shown their graphs yet ({UNTRIED_VARIABLE}=on on all ranks grants them)",
+            facts.low_latency_exchange and not facts.untried,
+            (
+                "no GPU has shown graphs beside low-latency exchanges of experts yet "
+                f"({UNTRIED_VARIABLE}=on on all ranks grants them; or set another all2all_backend)"
+            ),
         ),
         (
             facts.cudagraph_mode not in (None, NO_CAPTURE, *UNIFORM_FULL),
@@ -299,8 +305,9 @@ def decide(mode: Mode, facts: Facts) -> Decision:
         return Decision(refusals=tuple(notes))
     one_pass = facts.drafter.one_pass or facts.num_speculative_tokens == 1
     # Mode `step` leaves steps without an agreed FULL graph to upstream.
+    offers = facts.coupling.together and facts.untried and bool(later) and mode != "step"
     every_pass = first and (later or one_pass)
-    if facts.coupling.together and not every_pass and not (later and mode != "step"):
+    if facts.coupling.together and not every_pass and not offers:
         reason = (
             f"{facts.coupling.reason}; all ranks need a graph for every pass ({'; '.join(notes)}; "
             "set attention_backend in speculative_config)"
@@ -312,7 +319,7 @@ def decide(mode: Mode, facts: Facts) -> Decision:
     if facts.multimodal and first:
         notes.append("first passes with multimodal embeddings among them")
     if facts.coupling.together and first:
-        passes = "first passes of " if later and mode != "step" else ""
+        passes = "first passes of " if offers else ""
         notes.append(f"{passes}all data-parallel ranks in steps in which one of them has a prefill")
     notes += _too_large(facts, first, later)
     return Decision(
@@ -320,16 +327,20 @@ def decide(mode: Mode, facts: Facts) -> Decision:
         later=later,
         sampled=sampled,
         notes=tuple(notes),
-        untried=tuple(_untried(facts)),
+        offers=offers,
+        untried=tuple(_untried(facts, offers)),
     )
 
 
-def _untried(facts: Facts) -> list[str]:
+def _untried(facts: Facts, offers: bool) -> list[str]:
     """What is granted although no GPU has shown it, with what shows it instead."""
     shown = list(attention.untried_grants(facts.attention or (), facts.platform))
-    if facts.coupling.together:
+    if facts.coupling.together and facts.low_latency_exchange:
+        shown.append("low-latency exchanges of experts (reading: docs/many-gpus.md)")
+    if offers:
         shown.append(
-            "ranks that draft together (doubles: tests/draft_graphs/test_data_parallel.py)"
+            "later passes of data-parallel ranks in steps in which one of them has a prefill "
+            "(doubles: tests/draft_graphs/test_data_parallel.py)"
         )
     return shown
 
