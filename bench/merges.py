@@ -9,6 +9,8 @@ on upstream's text of that moment.  Of each file that both sides changed, the fo
 a feature made on the merge base, and the overlay ports it onto upstream's text.  What the rule
 refuses that only compares images (the whole text before or after the change, exactly once in its
 scope) is counted by what the port makes of it: placed for review, shown as upstream's, a conflict.
+Beside it is what the three-way merge of its scope alone makes of it: a port asks first whether the
+lines are there, and then merges nothing.
 """
 
 from __future__ import annotations
@@ -29,12 +31,16 @@ if str(ROOT) not in sys.path:
 from bench.real_changes import RealChange, imported, refused_by_images, shares
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.locating import ReleaseTexts
+from overlay.authoring.merge import merge as three_way
 from overlay.authoring.porting import Porter
+from overlay.authoring.scoped import ScopedText
+from overlay.features.model import Hunk
 from overlay.planning.attempt import Texts
+from overlay.planning.matching import edits, final_newline_after
 from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import UnparsableError
 from overlay.planning.text import TextError
-from overlay.results import Outcome
+from overlay.results import Outcome, State
 
 #: What the merge base and upstream's side are called: any two releases, one after the other.
 _BASE, _UPSTREAM = "0.20.0", "0.21.0"
@@ -101,11 +107,20 @@ def changed(repository: Path, base: str, side: str) -> set[str]:
     return {path for path in git(repository, *words).decode().splitlines() if path.endswith(".py")}
 
 
-def outcomes(merge: FileMerge, number: int) -> tuple[list[Outcome], list[Outcome]] | None:
-    """What becomes of the fork's hunks: of all, and of those that images alone refuse.
+class Found(NamedTuple):
+    """What becomes of the fork's hunks in one file.
 
-    ``None`` where the change cannot be imported.
+    :ivar every: of all of them; :ivar refused: of those that images alone refuse.
+    :ivar merged: of the same by the merge of the scope alone.
     """
+
+    every: list[Outcome]
+    refused: list[Outcome]
+    merged: list[Outcome]
+
+
+def outcomes(merge: FileMerge, number: int) -> Found | None:
+    """What becomes of the fork's hunks; ``None`` where the change cannot be imported."""
     sides = {_BASE: merge.base, _UPSTREAM: merge.upstream}
     texts = ReleaseTexts(tuple(sides), lambda name: _Tree(merge.path, sides[name]))
     try:
@@ -120,11 +135,37 @@ def outcomes(merge: FileMerge, number: int) -> tuple[list[Outcome], list[Outcome
         return None
     porter = Porter(texts, Memo())
     port = porter.port(feature, _UPSTREAM)
-    refused = refused_by_images(feature, port, merge.upstream, Texts(porter.syntax))
+    images = Texts(porter.syntax)
+    refused = list(refused_by_images(feature, port, merge.upstream, images))
     every = [hunk.outcome for topic in port.topics for hunk in topic.hunks]
     if port.shown:  # the release has all of it: no topic is carried
         every = [Outcome.UPSTREAM] * len(hunks)
-    return every, list(refused)
+    fine = (State.PRISTINE, State.UPSTREAMED)
+    own = feature.topics[0].variants[0].patch.hunks
+    left = [hunk for hunk in own if images.match(hunk, merge.upstream).state not in fine]
+    try:
+        origin, target = ScopedText.read(merge.base), ScopedText.read(merge.upstream)
+    except (TextError, UnparsableError):  # somebody committed a file that is not Python
+        return Found(every, refused, [Outcome.CONFLICT for _ in left])
+    return Found(every, refused, [by_merge(hunk, origin, target) for hunk in left])
+
+
+def by_merge(hunk: Hunk, origin: ScopedText, target: ScopedText) -> Outcome:
+    """What the three-way merge of a hunk's scope makes of it, and nothing else."""
+    home, at = origin.home(hunk), origin.match(hunk).line
+    places = list(target.scopes.get(hunk.scope, ()))
+    if home is None or at is None or len(places) != 1:
+        return Outcome.CONFLICT if places else Outcome.MISSING
+    ours = origin.source.splice(edits(hunk, at - 1), final_newline_after(hunk)).lines
+    stop = home.stop + len(hunk.post) - len(hunk.pre)
+    base, theirs = (
+        text.source.lines[place.start : place.stop]
+        for text, place in ((origin, home), (target, places[0]))
+    )
+    merged = three_way(base, ours[home.start : stop], theirs)
+    if merged.conflicts:
+        return Outcome.CONFLICT
+    return Outcome.UPSTREAM if merged.lines == theirs else Outcome.MERGED
 
 
 def measure(repository: Path, since: str, most: int) -> dict[str, Any]:
@@ -134,7 +175,7 @@ def measure(repository: Path, since: str, most: int) -> dict[str, Any]:
         again without an edit is counted once for each text of upstream's.
     """
     counts: Counter[str] = Counter()
-    every, refused = Counter[str](), Counter[str]()
+    every, refused, merged = Counter[str](), Counter[str](), Counter[str]()
     seen = set[tuple[str, bytes, bytes]]()
     for merge in file_merges(repository, since):
         key = (merge.path, merge.fork, merge.upstream)
@@ -144,8 +185,9 @@ def measure(repository: Path, since: str, most: int) -> dict[str, Any]:
         found = outcomes(merge, len(seen))
         counts["file merges" if found is not None else "not importable"] += 1
         if found is not None:
-            every.update(outcome.value for outcome in found[0])
-            refused.update(outcome.value for outcome in found[1])
+            every.update(outcome.value for outcome in found.every)
+            refused.update(outcome.value for outcome in found.refused)
+            merged.update(outcome.value for outcome in found.merged)
         if counts["file merges"] == most:
             break
     head = git(repository, "log", "-1", "--all", "--date-order", "--format=%H %cs").decode().split()
@@ -154,13 +196,14 @@ def measure(repository: Path, since: str, most: int) -> dict[str, Any]:
         **{name.replace(" ", "_"): number for name, number in sorted(counts.items())},
         "hunks": shares(every),
         "hunks_refused_by_images": shares(refused),
+        "the_same_by_merge_alone": shares(merged),
     }
 
 
 def together(figures: list[dict[str, Any]]) -> dict[str, Any]:
     """The figures of all forks as one sample."""
     made = {}
-    for key in ("hunks", "hunks_refused_by_images"):
+    for key in ("hunks", "hunks_refused_by_images", "the_same_by_merge_alone"):
         total: Counter[str] = Counter()
         for entry in figures:
             total.update(entry[key]["outcomes"])

@@ -45,6 +45,8 @@ def test_a_forks_change_is_ported_onto_upstreams_text(tmp_path: Path, name: str)
     assert figures["file_merges"] == 1
     assert figures["hunks"]["outcomes"] == {outcome: 1}
     assert figures["hunks_refused_by_images"]["outcomes"] == ({outcome: 1} if refused else {})
+    # Where upstream has the change, the merge finds nothing left to do, too.
+    assert figures["the_same_by_merge_alone"] == figures["hunks_refused_by_images"]
 
 
 def test_merges_that_are_no_ports_and_old_ones_are_left_out(tmp_path: Path) -> None:
