@@ -1,8 +1,9 @@
 """What ranks offer each other in the drafter's agreement, through each release's own functions.
 
-Drafters put an offer where vLLM has the number of tokens without padding. These tests run the
-functions of all releases, as the feature leaves them, with an all-reduce among ranks that exist
-on paper only. Needs vLLM; the functions are those of the release, what they import is the engine's.
+Drafters put an offer where vLLM has the number of tokens without padding, and listen where vLLM
+reads the answer. These tests run the functions of all releases with an all-reduce among ranks that
+exist on paper only. Needs vLLM; the functions are those of the release, what they import is the
+engine's.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
-from overlay.features.folder import load
-from overlay.features.sources import shipped_folder
 from overlay.package import KNOWN_RELEASES
-from overlay.planning.planner import plan
-from overlay.planning.scopes import Syntax
 from overlay.targets.resolution import resolve
+from tests.support.beside_vllm import put_beside_vllm
+
+put_beside_vllm("draft-graphs")
+
+# The feature's modules lie beside vLLM's own from here on.
+# isort: split
+from vllm.v1.spec_decode.draft_graphs import upstream
 
 pytestmark = [pytest.mark.network, pytest.mark.parametrize("release", KNOWN_RELEASES)]
 
@@ -38,22 +42,17 @@ CASES = [
 GIVEN = ([-3, -1, -5], [-2, 1, -1], [1, 1, 1])
 
 
-#: The module as the feature leaves it, by its text in a release: several have the same.
-_PATCHED: dict[bytes, Any] = {}
+#: The compiled module, by its text in a release: several have the same.
+_COMPILED: dict[bytes, Any] = {}
 
 
-def patched(release: str) -> Any:
+def compiled(release: str) -> Any:
     """The compiled module of a release."""
-    target = resolve(release)
-    before = target.read(UTILS)
-    assert before is not None
-    if before not in _PATCHED:
-        features = [each for each in load([shipped_folder()]) if each.id == "draft-graphs"]
-        changes = plan(features, target, target.release, target.record, Syntax()).changes
-        (after,) = [change.after for change in changes if change.path == UTILS]
-        assert after is not None
-        _PATCHED[before] = compile(after, UTILS, "exec")
-    return _PATCHED[before]
+    text = resolve(release).read(UTILS)
+    assert text is not None
+    if text not in _COMPILED:
+        _COMPILED[text] = compile(text, UTILS, "exec")
+    return _COMPILED[text]
 
 
 class Ranks:
@@ -61,7 +60,10 @@ class Ranks:
 
     def __init__(self, release: str, *, size: int = 3) -> None:
         self.names: dict[str, Any] = {"__name__": f"dp_utils_of_{release}"}
-        exec(patched(release), self.names)
+        exec(compiled(release), self.names)
+        self.heard: list[int] = []
+        read = "_post_process_cudagraph_mode"
+        self.names[read] = upstream.listening(self.names[read], self.hear)
         self.names["_get_device_and_group"] = lambda parallel: ("cpu", None)
         self.names["dist"] = SimpleNamespace(all_reduce=self.reduce)
         self.parallel = SimpleNamespace(
@@ -72,13 +74,18 @@ class Ranks:
         )
         self.rows: Any = None
 
+    def hear(self, tensor: Any) -> None:
+        """Note what each rank gave as its tokens without padding."""
+        self.heard += tensor[0].tolist()
+
     def reduce(self, tensor: Any, group: Any) -> None:
         """Add what the other ranks have, as an all-reduce does."""
         assert tensor.shape == self.rows.shape, "the ranks' tensor has another shape"
         tensor[:, 1:] += self.rows[:, 1:]
 
-    def agree(self, passes: list[tuple[int, int]], given: list[int], **more: Any) -> Any:
+    def agree(self, passes: list[tuple[int, int]], given: list[int]) -> Any:
         """The answer of the drafter's agreement: split or not, tokens of all ranks, mode."""
+        self.heard.clear()
         padded, votes = zip(*passes, strict=True)
         zeros = [0] * len(passes)
         self.rows = torch.tensor([given, padded, zeros, votes], dtype=torch.int32)
@@ -88,7 +95,6 @@ class Ranks:
             allow_microbatching=False,
             num_tokens_padded=padded[0],
             cudagraph_mode=votes[0],
-            **more,
         )
         return split, None if tokens is None else tokens.tolist(), mode
 
@@ -104,18 +110,17 @@ def test_offers_reach_all_ranks_and_change_no_answer(release: str, ranks: Ranks)
         assert not upstreams[0]
         assert upstreams[2] == min(vote for _, vote in passes)
         for given in GIVEN:
-            told: list[int] = []
-            assert ranks.agree(passes, given, unpadded_across_dp=told) == upstreams
-            assert told == given
+            assert ranks.agree(passes, given) == upstreams
+            assert ranks.heard == given
 
 
 def test_ranks_that_ask_nobody_are_told_nothing(release: str) -> None:
-    told: list[int] = []
     alone = Ranks(release, size=1)
-    assert alone.agree([(8, 1)], [-3], unpadded_across_dp=told) == (False, None, 1)
+    assert alone.agree([(8, 1)], [-3]) == (False, None, 1)
+    assert alone.heard == []
     skip = alone.names.get("skip_dp_coordination")
     if skip is not None:  # from 0.30 on
         several = Ranks(release)
         with several.names["skip_dp_coordination"]():
-            several.agree(CASES[0], GIVEN[0], unpadded_across_dp=told)
-    assert told == []
+            several.agree(CASES[0], GIVEN[0])
+        assert several.heard == []

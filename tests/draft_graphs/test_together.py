@@ -219,14 +219,16 @@ def test_a_batch_that_changes_behind_the_first_pass_gets_drafts_of_zeros(both: l
 
 
 def test_a_rank_without_these_patches_offers_nothing(both: list[Rank]) -> None:
-    """It gives a count of tokens; on one with other patches nothing is told at all."""
+    """It gives a count of tokens; where no rank is asked nothing is heard."""
     prepare(both)
-    for said in ([-2, K + 1], [-2, 0], []):
+    for said in ([-2, K + 1], [-2, 0], None):
         for rank in both:
             rank.graphs.agree(CUDAGraphMode.NONE, K + 1)
             assert rank.draft("prefill") is None
             rank.graphs.unpadded(K + 1)
-            rank.graphs.counted(0, said)
+            if said is not None:
+                rank.graphs.together.hear(said)
+            rank.graphs.counted(0)
             assert rank.draft_later("prefill") is None
 
 
@@ -250,10 +252,10 @@ def test_an_agreement_is_used_once(both: list[Rank]) -> None:
 def test_an_agreement_of_the_drafters_is_used_once(both: list[Rank]) -> None:
     prepare(both)
     rank = both[0]
-    rank.graphs.counted(0, [-2, -2])
+    rank.graphs.together.hear([-2, -2])
     assert rank.graphs.later_dummy_runs()
     assert not rank.graphs.later_dummy_runs(), "nothing was agreed on for these passes"
-    rank.graphs.counted(0, [-2, -2])
+    rank.graphs.together.hear([-2, -2])
     rank.graphs.agree(CUDAGraphMode.NONE, K + 1)
     assert not rank.graphs.dummy_run(False)
     assert not rank.graphs.later_dummy_runs(), "what was agreed on was for another step"

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
+import torch
+
 from tests.draft_graphs.drafters import Drafter
 from tests.draft_graphs.twin_model import Shape
 
@@ -133,7 +135,10 @@ def meet(both: list[Rank]) -> None:
     """The drafter's agreement: the least vote, and what each rank gives as its tokens."""
     votes = [rank.graphs.vote(CUDAGraphMode.NONE).value for rank in both]
     unpadded = [rank.graphs.unpadded(K + 1) for rank in both]
-    modes = {rank.graphs.counted(min(votes), unpadded) for rank in both}
+    rows = torch.tensor([unpadded] * 4)
+    for rank in both:
+        rank.graphs._heard(rows)
+    modes = {rank.graphs.counted(min(votes)) for rank in both}
     assert modes == {0}
 
 

@@ -7,7 +7,7 @@ Longer than other modules: all of it reads and changes the state of one object.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -103,6 +103,8 @@ class DraftGraphs:
             return
         self.replay = Replay(self._proposer, captured, self._facts)
         self._offers = decision.offers
+        if self._offers:
+            upstream.listen_to_agreements(self._heard)
         for key in plan:
             self._proposer.cudagraph_dispatcher.add_draft_key(key)
         memory = max(free - self._backend.free_memory(), 0)
@@ -418,15 +420,16 @@ class DraftGraphs:
         """What this rank gives as its tokens where the drafter asks the others; see `Together`."""
         return num_tokens if self.together is None else self.together.unpadded(num_tokens)
 
-    def counted(self, mode: int, unpadded: Sequence[int]) -> int:
-        """The value of the cudagraph mode that the drafters agreed on.
+    def _heard(self, tensor: torch.Tensor) -> None:
+        """Keep what the ranks offered; tensor: of any agreement, see `upstream.listening`."""
+        if self.together is not None and self.together.listens():
+            self.together.hear(tensor[0].tolist())
 
-        mode: their least vote. unpadded: what each rank gave as its tokens without padding.
+    def counted(self, mode: int) -> int:
+        """The value of the cudagraph mode that the drafters agreed on; mode: their least vote.
 
         Withdraws the graphs, as every other rank does now, if a rank voted for it.
         """
-        if self.together is not None:
-            self.together.hear(unpadded)
         if mode != WITHDRAW.value:
             return mode
         vetoed = self.together.vetoed if self.together is not None else None

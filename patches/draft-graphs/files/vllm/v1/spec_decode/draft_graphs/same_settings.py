@@ -42,7 +42,6 @@ _DECIDED = "drafts"
 _EDITED = (
     "vllm.v1.cudagraph_dispatcher",
     "vllm.v1.spec_decode.llm_base_proposer",
-    "vllm.v1.worker.dp_utils",
     "vllm.v1.worker.gpu_model_runner",
 )
 

@@ -51,6 +51,7 @@ class Together:
         # What this rank offers in the drafter's next agreement, and what all have agreed on in it.
         self._offered: int | None = None
         self._requests: int | None = None
+        self._listens = False
 
     def agree(self, mode: Any, num_tokens: int) -> None:
         """Keep an agreement of the target for the draft that follows, in place of the last one.
@@ -84,12 +85,18 @@ class Together:
         num_tokens: of the pass.
         """
         requests, self._offered = self._offered, None
+        self._requests = None
+        self._listens = requests is not None
         return num_tokens if requests is None else -1 - requests
 
+    def listens(self) -> bool:
+        """Whether the agreement that is being made carries an offer of this rank; told once."""
+        listens, self._listens = self._listens, False
+        return listens
+
     def hear(self, unpadded: Sequence[int]) -> None:
-        """Keep what the ranks offered; unpadded: what each gave; empty where nobody was asked."""
-        offered = bool(unpadded) and max(unpadded) < 0
-        self._requests = -1 - min(unpadded) if offered else None
+        """Keep what the ranks offered; unpadded: what each of them gave."""
+        self._requests = -1 - min(unpadded) if max(unpadded) < 0 else None
 
     def take_requests(self) -> int | None:
         """The most requests that any rank drafts for, once; None if one has offered no graphs."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -322,3 +322,32 @@ def unseen_group(proposer: Any) -> int | None:
 
     gid = int(getattr(proposer, "kv_cache_gid", 0))
     return gid if isinstance(proposer, DraftModelProposer) and gid > 0 else None
+
+
+def listening(
+    stock: Callable[[torch.Tensor], int], heard: Callable[[torch.Tensor], None]
+) -> Callable[[torch.Tensor], int]:
+    """`stock`, which reads the mode from the tensor of an agreement, telling `heard` the tensor.
+
+    The tensor is [4, ranks] int32, in the order of `dp_utils._synchronize_dp_ranks`: tokens without
+    padding, tokens with padding, whether the batch may be split, the cudagraph mode.
+    """
+
+    def read(tensor: torch.Tensor) -> int:
+        heard(tensor)
+        return stock(tensor)
+
+    read.stock = stock  # type: ignore[attr-defined]  # so that only one listens
+    return read
+
+
+def listen_to_agreements(heard: Callable[[torch.Tensor], None]) -> None:
+    """Let `heard` have the tensor of each agreement between data-parallel ranks from now on.
+
+    vLLM hands nobody what each rank gave as its tokens without padding. A hunk cannot: vLLM imports
+    that module before it loads plugins, so the feature could not be applied in memory.
+    """
+    from vllm.v1.worker import dp_utils
+
+    stock = dp_utils._post_process_cudagraph_mode
+    dp_utils._post_process_cudagraph_mode = listening(getattr(stock, "stock", stock), heard)
