@@ -9,6 +9,7 @@ result is what ``repeats.read_served`` reads, or ``{"problem": KIND, "text": ...
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -32,6 +33,8 @@ _MOST_RUNS, _AGREE = 5, 0.03
 _SECONDS_AT_RATE = 6
 _SHARE_OF_SATURATION = 0.5
 _HOST = "127.0.0.1"
+#: Seconds in which a server that answers no more is expected to have ended.
+_ENDING = 10.0
 
 
 @dataclass(frozen=True)
@@ -132,14 +135,32 @@ class Server:
                 time.sleep(0.2)
 
     def version(self) -> str:
-        """The release, as the server says it."""
-        with self._opener.open(f"{self.url}/version", timeout=30) as answer:
-            return str(json.load(answer)["version"])
+        """The release, as the server says it.
+
+        :raises NotServed: if it does not answer.
+        """
+        return str(json.loads(self._answer("/version"))["version"])
+
+    def _answer(self, path: str) -> str:
+        """What a server that has answered before says.
+
+        :raises NotServed: if it does not, which mostly means that it is ending.
+        """
+        try:
+            with self._opener.open(f"{self.url}{path}", timeout=30) as answer:
+                return str(answer.read().decode("utf-8", errors="replace"))
+        except OSError as error:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_ENDING)
+            self.expect_alive()
+            raise NotServed(f"the server does not answer at {path}: {error}") from error
 
     def acceptance(self) -> float | None:
-        """Tokens an engine step and request so far, by vLLM's counters; ``None`` without drafts."""
-        with self._opener.open(f"{self.url}/metrics", timeout=30) as answer:
-            lines = answer.read().decode("utf-8", errors="replace").splitlines()
+        """Tokens an engine step and request so far, by vLLM's counters; ``None`` without drafts.
+
+        :raises NotServed: if the server does not answer.
+        """
+        lines = self._answer("/metrics").splitlines()
         drafts, accepted = (
             sum(float(line.split()[-1]) for line in lines if line.startswith(name))
             for name in (

@@ -100,7 +100,7 @@ def test_a_damaged_pristine_copy_is_told_before_revert_fails(cli: Cli, site: Pat
         harm()
         status = cli("status", site)
         assert (status.exit, "pristine copy is missing or damaged" in status.last) == (1, True)
-        assert "overlay revert` would fail" in status.out
+        assert f"overlay revert {site}` would fail" in status.out
         assert "reinstall vLLM" in status.out
         assert cli("status", site, "--json").json["targets"][0]["obstacles"][0]["code"] == (
             "copies-damaged"

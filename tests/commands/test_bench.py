@@ -60,7 +60,7 @@ def bench(python: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_vllm_that_is_not_patched_on_disk_is_refused(bench: Any) -> None:
     told = bench({})
     assert (told["exit"], told["code"]) == (2, "environment")
-    assert "run `overlay apply`" in told["error"]
+    assert "run `overlay apply --python" in told["error"]
 
 
 def test_engines_run_in_rounds_and_only_what_is_apart_is_concluded(

@@ -125,7 +125,7 @@ def test_a_mode_without_replays_is_not_verified_and_says_why(verify: Any) -> Non
 @pytest.mark.parametrize(
     ("word", "says"),
     [
-        ("problem not patched: no draft-graphs here", "no draft-graphs here; run `overlay apply`"),
+        ("problem not patched: no draft-graphs here", "no draft-graphs here; run `overlay apply"),
         ("problem another model runner: found V2: set VLLM_USE_V2_MODEL_RUNNER=0", "found V2"),
         ("problem raised: ValueError: No available memory for the cache blocks", "too small"),
         ("says torch.OutOfMemoryError: CUDA out of memory.", "the GPU is too small"),

@@ -421,7 +421,6 @@ def main() -> None:
     os.environ.update(engine_compat.base_environment(workers=1))
     os.environ.update(engine_compat.runner_environment(ModelRunner.V1))
     os.environ.update(harness.ENVIRONMENT)
-    os.environ["OVERLAY_DRAFT_GRAPHS_UNTRIED"] = "on"  # ranks that draft together
     from tests.draft_graphs import cpu_engine, dp_collectives
 
     cpu_engine.prepare()

@@ -43,9 +43,8 @@ class Drafter:
     """A proposer and its draft graphs, not captured yet."""
 
     def __init__(self, shape: Any = SHAPE, **facts: Any) -> None:
-        """:param facts: of the policy; ranks that draft together are granted."""
+        """:param facts: of the policy."""
         self.shape = shape
-        facts.setdefault("untried", "coupling" in facts)
         config = VllmConfig()
         config.model_config = SimpleNamespace(uses_mrope=False)
         self.proposer = twin.make_proposer(shape, config, twin.Parts())

@@ -112,10 +112,6 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
         {"coupling": Coupling(Manner.TOGETHER, LOCKSTEP)},
     ),
     (
-        "the same, with `OVERLAY_DRAFT_GRAPHS_UNTRIED=on`",
-        {"coupling": Coupling(Manner.TOGETHER, LOCKSTEP), "untried": True},
-    ),
-    (
         "the same, with a target in PIECEWISE or FULL",
         {
             "coupling": Coupling(Manner.TOGETHER, LOCKSTEP),

@@ -407,7 +407,7 @@ def test_without_its_one_pass_a_drafter_has_no_graphs() -> None:
 
 
 TOGETHER = replace(
-    LATE, coupling=Coupling(Manner.TOGETHER, "2 data-parallel ranks in lockstep"), untried=True
+    LATE, coupling=Coupling(Manner.TOGETHER, "2 data-parallel ranks in lockstep")
 )
 #: Fact -> (a value with which ranks cannot draft together, a word of the reason).
 NOT_TOGETHER: dict[str, tuple[Any, str]] = {
@@ -419,25 +419,21 @@ NOT_TOGETHER: dict[str, tuple[Any, str]] = {
 
 
 def test_ranks_that_draft_together_get_graphs_and_one_line_says_when_not() -> None:
-    decision = policy.decide("auto", replace(TOGETHER, untried=False))
+    decision = policy.decide("auto", TOGETHER)
     assert (decision.first, decision.later) == (True, ("loop",))
     prefill = "all data-parallel ranks in steps in which one of them has a prefill"
-    assert (decision.notes, decision.offers, decision.untried) == ((prefill,), False, ())
-
-
-def test_what_no_gpu_has_shown_of_drafting_together_is_granted_by_the_user_only() -> None:
-    decision = policy.decide("auto", TOGETHER)
-    prefill = "all data-parallel ranks in steps in which one of them has a prefill"
     assert (decision.notes, decision.offers) == ((f"first passes of {prefill}",), True)
-    (told,) = decision.untried
-    assert told.startswith("later passes of data-parallel ranks")
     step = policy.decide("step", TOGETHER)
-    assert (step.notes, step.offers, step.untried) == ((prefill,), False, ())
+    assert (step.notes, step.offers) == ((prefill,), False)
 
+
+def test_low_latency_exchanges_are_granted_by_the_user_only() -> None:
     deepep = replace(TOGETHER, low_latency_exchange=True)
-    assert "low-latency exchanges" in policy.decide("auto", deepep).untried[0]
-    (reason,) = policy.decide("auto", replace(deepep, untried=False)).refusals
+    (reason,) = policy.decide("auto", deepep).refusals
     assert "OVERLAY_DRAFT_GRAPHS_UNTRIED=on on all ranks grants them" in reason
+    decision = policy.decide("auto", replace(deepep, untried=True))
+    assert decision.any
+    assert "low-latency exchanges" in decision.untried[0]
 
 
 @pytest.mark.parametrize("fact", sorted(NOT_TOGETHER))

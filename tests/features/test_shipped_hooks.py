@@ -74,7 +74,8 @@ def test_the_hooks_import_what_the_package_has() -> None:
 def test_the_hooks_call_the_draft_graphs_by_their_arguments() -> None:
     calls = {ast.unparse(call.func).split(".")[-1]: call for call in calls_on("draft_graphs")}
     assert set(calls) == {
-        *("propose", "later_steps", "token_counts", "dummy_run", "vote", "counted"),
+        *("propose", "later_steps", "token_counts", "vote", "unpadded", "counted"),
+        *("dummy_run", "later_dummy_runs"),
     }
     for name, call in calls.items():
         owner = ("replay", "Replay") if call.keywords else ("draft_graphs", "DraftGraphs")

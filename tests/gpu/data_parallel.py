@@ -15,8 +15,8 @@ gets two short requests, then the other way round. A cell is right if
 - where the draft has experts (``glm``, GLM-4-MoE with its MTP layer and expert parallelism; and
   ``eplb``, the same while its experts are moved), both ranks replayed the same graphs in the same
   order, dummy batches among them, and asked each other in the other steps only;
-- in the cells named ``...-untried``, where graphs of the later passes follow prefills, too, there
-  were more of these than first passes in graphs, and as many where nothing grants them.
+- where they replayed ``loop``, graphs of the later passes followed prefills, too: there were more of
+  these than first passes in graphs.
 
 A cell that hangs is killed with all its processes and has failed. Writes one JSON file.
 
@@ -68,14 +68,8 @@ LIVE = 8
 LENGTHS = (3, 39)
 #: Starts much faster, and a FULL_DECODE_ONLY drafter has no piecewise graphs to fall back to.
 UNCOMPILED = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
-#: Target, mode, and whether all is granted that no GPU has shown.
 CELLS = {
-    **{
-        f"{target}-{mode}": (target, mode, False)
-        for target in TARGETS
-        for mode in ("off", "step", "loop")
-    },
-    **{f"{target}-loop-untried": (target, "loop", True) for target in TOGETHER},
+    f"{target}-{mode}": (target, mode) for target in TARGETS for mode in ("off", "step", "loop")
 }
 
 
@@ -234,10 +228,10 @@ def run_session(command: list[str], env: dict[str, str], log: Path, limit: float
 
 def launch_cell(name: str, folders: dict[str, Path], logs: Path, arguments: Any) -> dict[str, Any]:
     """Run one cell; what was found."""
-    target, mode, untried = CELLS[name]
+    target, mode = CELLS[name]
     begun = time.monotonic()
     log = logs / f"data-parallel-{name}.log"
-    found: dict[str, Any] = {"cell": name, "target": target, "mode": mode, "untried": untried}
+    found: dict[str, Any] = {"cell": name, "target": target, "mode": mode}
     spec = make_spec(folders[target], target, double=arguments.double)
     with tempfile.TemporaryDirectory(prefix="data-parallel-") as scratch:
         given, out, events = (Path(scratch, each) for each in ("spec.json", "out.json", "events"))
@@ -246,7 +240,6 @@ def launch_cell(name: str, folders: dict[str, Path], logs: Path, arguments: Any)
         env = {
             **os.environ,
             "OVERLAY_DRAFT_GRAPHS": mode,
-            "OVERLAY_DRAFT_GRAPHS_UNTRIED": "on" if untried else "off",
             dp_hooks.EVENTS_VARIABLE: str(events),
             DOUBLE_VARIABLE: str(int(arguments.double)),
         }
@@ -256,7 +249,7 @@ def launch_cell(name: str, folders: dict[str, Path], logs: Path, arguments: Any)
         found["why"] = [failed] if failed else []
         if out.is_file():
             found |= json.loads(out.read_text(encoding="utf-8"))
-            found["why"] += why_wrong(target, mode, found["ranks"], untried=untried)
+            found["why"] += why_wrong(target, mode, found["ranks"])
         else:
             told = events.read_text(encoding="utf-8").splitlines()
             found["told"] = dict(Counter(json.loads(line)["kind"] for line in told))

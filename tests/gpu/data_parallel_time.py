@@ -172,7 +172,6 @@ def run_mode(mode: str, folder: Path, logs: Path, arguments: Any) -> dict[str, A
         env = {
             **os.environ,
             "OVERLAY_DRAFT_GRAPHS": mode,
-            "OVERLAY_DRAFT_GRAPHS_UNTRIED": "on" if arguments.untried else "off",
             dp_step_hooks.EVENTS_VARIABLE: str(events),
             RUNNER_VARIABLE: arguments.runner,
             data_parallel.DOUBLE_VARIABLE: str(int(arguments.double)),
@@ -200,7 +199,6 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=900, help="seconds for each engine")
     parser.add_argument("--runner", choices=("v1", "v2"), default="v1")
     parser.add_argument("--uncompiled", action="store_true", help="start without torch.compile")
-    parser.add_argument("--untried", action="store_true", help="grant what no GPU has shown")
     parser.add_argument("--double", action="store_true", help="on CPU, with the graph double")
     parser.add_argument("--cell", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

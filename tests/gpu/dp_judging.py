@@ -101,13 +101,8 @@ def actions(told: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def why_wrong(
-    target: str, mode: str, ranks: list[dict[str, Any]], *, untried: bool = False
-) -> list[str]:
-    """What is not as it must be on each rank; nothing if all is right.
-
-    :param untried: whether graphs of the later passes may follow a prefill.
-    """
+def why_wrong(target: str, mode: str, ranks: list[dict[str, Any]]) -> list[str]:
+    """What is not as it must be on each rank; nothing if all is right."""
     wrong = []
     for rank, found in enumerate(ranks):
         lockstep = target != "dense"
@@ -123,7 +118,7 @@ def why_wrong(
             if together
             else (found["asked"] > 0) == (lockstep and mode == "off"),
             "later passes behind a prefill": not (together and mode == "loop")
-            or (found["replays"].get("loop", 0) > found["replays"].get("first", 0)) == untried,
+            or found["replays"].get("loop", 0) > found["replays"].get("first", 0),
             "dummy batches": (found["dummies_compared"] > 0) == lockstep,
             "replays in dummy batches": (found["dummy_replays"] > 0) == together,
             "the other rank's replays": not together or found["same_replays"],

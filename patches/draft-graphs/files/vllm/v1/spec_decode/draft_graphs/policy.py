@@ -305,7 +305,7 @@ def decide(mode: Mode, facts: Facts) -> Decision:
         return Decision(refusals=tuple(notes))
     one_pass = facts.drafter.one_pass or facts.num_speculative_tokens == 1
     # Mode `step` leaves steps without an agreed FULL graph to upstream.
-    offers = facts.coupling.together and facts.untried and bool(later) and mode != "step"
+    offers = facts.coupling.together and bool(later) and mode != "step"
     every_pass = first and (later or one_pass)
     if facts.coupling.together and not every_pass and not offers:
         reason = (
@@ -328,20 +328,15 @@ def decide(mode: Mode, facts: Facts) -> Decision:
         sampled=sampled,
         notes=tuple(notes),
         offers=offers,
-        untried=tuple(_untried(facts, offers)),
+        untried=tuple(_untried(facts)),
     )
 
 
-def _untried(facts: Facts, offers: bool) -> list[str]:
+def _untried(facts: Facts) -> list[str]:
     """What is granted although no GPU has shown it, with what shows it instead."""
     shown = list(attention.untried_grants(facts.attention or (), facts.platform))
     if facts.coupling.together and facts.low_latency_exchange:
         shown.append("low-latency exchanges of experts (reading: docs/many-gpus.md)")
-    if offers:
-        shown.append(
-            "later passes of data-parallel ranks in steps in which one of them has a prefill "
-            "(doubles: tests/draft_graphs/test_data_parallel.py)"
-        )
     return shown
 
 
