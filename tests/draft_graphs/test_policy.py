@@ -406,9 +406,7 @@ def test_without_its_one_pass_a_drafter_has_no_graphs() -> None:
     assert decision.refusals == ("whole: the width is not known",)
 
 
-TOGETHER = replace(
-    LATE, coupling=Coupling(Manner.TOGETHER, "2 data-parallel ranks in lockstep")
-)
+TOGETHER = replace(LATE, coupling=Coupling(Manner.TOGETHER, "2 data-parallel ranks in lockstep"))
 #: Fact -> (a value with which ranks cannot draft together, a word of the reason).
 NOT_TOGETHER: dict[str, tuple[Any, str]] = {
     "cudagraph_mode": ("FULL", "FULL_DECODE_ONLY"),
