@@ -15,8 +15,8 @@ gets two short requests, then the other way round. A cell is right if
 - where the draft has experts (``glm``, GLM-4-MoE with its MTP layer and expert parallelism; and
   ``eplb``, the same while its experts are moved), both ranks replayed the same graphs in the same
   order, dummy batches among them, and asked each other in the other steps only;
-- where they replayed ``loop``, graphs of the later passes followed prefills, too: there were more of
-  these than first passes in graphs.
+- where they replayed ``loop``, graphs of the later passes followed prefills, too: there were more
+  of these than first passes in graphs.
 
 A cell that hangs is killed with all its processes and has failed. Writes one JSON file.
 
