@@ -755,7 +755,7 @@ def _cached_member(w: World) -> Arguments:
     return _cached(w, damaged)
 
 
-@row("C an index that is no URL", 2, "nonsense")
+@row("C an index address that is not a URL", 2, "nonsense")
 def _index(w: World) -> Arguments:
     w.patch.delenv("PIP_NO_INDEX")
     return _set(w, {"PIP_INDEX_URL": "nonsense"}, ["check", "0.26.0"])

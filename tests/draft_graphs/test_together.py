@@ -182,7 +182,7 @@ def test_one_rank_whose_batch_has_no_graph_leaves_the_later_passes_of_all_to_ups
     assert [rank.replayed for rank in both] == [[], []]
     assert [rank.asked for rank in both] == [2, 2]
     step_watched(both, [1, 2])
-    assert [rank.asked for rank in both] == [2, 2], "one batch is no reason to veto the next one"
+    assert [rank.asked for rank in both] == [2, 2], "a batch without a graph vetoes nothing"
 
 
 def test_where_nobody_drafts_nothing_is_replayed(both: list[Rank]) -> None:

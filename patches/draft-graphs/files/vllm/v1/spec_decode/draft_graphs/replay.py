@@ -243,7 +243,10 @@ class Replay:
         return agreed
 
     def _held(self, agreed: DraftKey, reason: str | None, reqs: int, k: int) -> DraftKey:
-        """`agreed`, if it holds this rank's batch and there is no other reason; see `_checked`."""
+        """The agreed graphs, if they hold this rank's batch; else, or if `reason` is given, raise.
+
+        Raises Unforeseen.
+        """
         if reason is None and (k != self._k or reqs > agreed.num_reqs):
             reason = f"{reqs} requests for {k} drafts, where {agreed.num_reqs} for {self._k} fit"
         if reason is not None:
