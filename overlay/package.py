@@ -111,7 +111,7 @@ def _candidates(releases: tuple[str, ...]) -> tuple[Version, ...]:
 VLLM = Package("vllm", "vllm", "vLLM", KNOWN_RELEASES, has_candidates=False)
 
 #: The packages of which the overlay knows more than their name.
-_KNOWN_PACKAGES = (
+KNOWN_PACKAGES = (
     VLLM,
     Package("vllm_ascend", "vllm-ascend", "vllm-ascend", _ASCEND_RELEASES),
 )
@@ -124,7 +124,7 @@ def known_package(paths: Iterable[str]) -> Package | None:
     'vllm-ascend'
     """
     folders = {path.partition("/")[0] for path in paths}
-    return next((package for package in _KNOWN_PACKAGES if package.name in folders), None)
+    return next((package for package in KNOWN_PACKAGES if package.name in folders), None)
 
 
 def package_problem(name: str) -> str | None:
@@ -154,7 +154,7 @@ def package_named(name: str) -> Package:
 
     :raises ValueError: if it cannot be one.
     """
-    known = next((package for package in _KNOWN_PACKAGES if package.name == name), None)
+    known = next((package for package in KNOWN_PACKAGES if package.name == name), None)
     if known is not None:
         return known
     if (problem := package_problem(name)) is not None:
@@ -178,7 +178,7 @@ def package_of_distribution(text: str) -> Package | None:
     'vllm_ascend'
     """
     wanted = distribution_name(text)
-    for package in _KNOWN_PACKAGES:
+    for package in KNOWN_PACKAGES:
         if distribution_name(package.distribution) == wanted:
             return package
     name = _import_name(text)
@@ -236,7 +236,9 @@ class ReleaseRange(NamedTuple):
         first, last = parse_release(match["first"]), parse_release(match["last"])
         named = {end for end in (first, last) if end.is_prerelease}
         if named and not package.has_candidates:
-            raise ValueError(f"{text!r} ends at a pre-release; a range holds releases only")
+            raise ValueError(
+                f"{text!r} ends at a pre-release; a range of {package.title} holds releases only"
+            )
         if any(end.is_devrelease for end in named):
             raise ValueError(f"{text!r} ends at a development release; no index has it to keep")
         if last < first:

@@ -7,6 +7,7 @@ import re
 import stat
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,9 +21,12 @@ from overlay.errors import (
     UsageError,
 )
 from overlay.package import (
+    KNOWN_PACKAGES,
     VLLM,
     Package,
     ReleaseRange,
+    distribution_name,
+    known_package,
     package_named,
     package_of_distribution,
     package_problem,
@@ -106,10 +110,7 @@ def resolve(
     try:
         is_folder = stat.S_ISDIR(os.stat(path).st_mode)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise TargetError(
-            f"{target!r}: expected {targets_of(package)}; there is no such file or folder, and it "
-            "is not a release number"
-        ) from error
+        raise TargetError(_not_there(target, package)) from error
     except (OSError, ValueError) as error:
         raise TargetError(f"{target!r}: expected a path that can be looked at: {error}") from error
     if is_environment(path, (package,)):
@@ -215,6 +216,24 @@ def _release(name: str, progress: Progress | None, version: Version, package: Pa
     return _doubted(target) if os.path.lexists(name) else target
 
 
+def _not_there(target: str, package: Package) -> str:
+    """What to name in the place of a TARGET that is neither a release nor a file."""
+    folder = distribution_name(target).replace("-", "_")
+    named = None if "/" in target else known_package([folder])
+    if named is None:
+        return (
+            f"{target!r}: expected {targets_of(package)}; there is no such file or folder, and it "
+            "is not a release number"
+        )
+    release = spelt(named.releases[-1], named)
+    every = "all" if named.name == VLLM.name else f"{named.distribution}==all"
+    return (
+        f"{target!r}: expected a TARGET, found the name of a package; omit it to mean the "
+        f"installed one, or name a release ({release}); `overlay check --releases {every}` checks "
+        "every release that the overlay knows"
+    )
+
+
 def _without_features(target: str, packages: Sequence[Package]) -> str:
     known = ", ".join(package.distribution for package in packages)
     return (
@@ -305,7 +324,7 @@ def _part(part: str, text: str, package: Package) -> Iterable[Version]:
         try:
             span = ReleaseRange.parse(part, package)
         except ValueError as error:
-            raise UsageError(f"--releases {text}: {error}") from error
+            raise UsageError(f"--releases {text}: {error}{_whose(part, package)}") from error
         candidates = known
         if not known or span.first < known[0] or span.last > known[-1]:
             from overlay.targets.release import offered_releases
@@ -322,6 +341,17 @@ def _part(part: str, text: str, package: Package) -> Iterable[Version]:
         f"--releases {text}: expected 'all', 'new', a closed range such as 0.20.0..0.33.0, or a "
         f"release such as 0.26.0; found {part!r}"
     )
+
+
+def _whose(part: str, package: Package) -> str:
+    """How to write a range that is one of another package, which has release candidates."""
+    for other in KNOWN_PACKAGES:
+        if other.has_candidates and other != package:
+            with suppress(ValueError):
+                span = ReleaseRange.parse(part, other)
+                if {span.first, span.last} & set(other.candidates()):
+                    return f"; of {other.title}, write {other.distribution}=={part}"
+    return ""
 
 
 def _version(text: str) -> Version | None:

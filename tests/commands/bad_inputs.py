@@ -374,6 +374,18 @@ for _name, _words, _word in (
     ("releases words", ["check", "--releases", "every"], "all"),
     ("releases empty", ["check", "--releases", ""], "--releases"),
     ("releases none inside", ["check", "--releases", "0.20.3..0.20.9"], "found none"),
+    (
+        "releases of another package",
+        ["check", "--releases", "0.26.0rc1..0.30.0rc2"],
+        "of vllm-ascend, write vllm-ascend==0.26.0rc1..0.30.0rc2",
+    ),
+    (
+        "releases to a candidate of nothing",
+        ["check", "--releases", "0.26.0..0.26.1rc7"],
+        "a range of vLLM holds releases only",
+    ),
+    ("target that is a package", ["check", "vllm_ascend"], "--releases vllm-ascend==all"),
+    ("target vllm", ["apply", "vllm"], "omit it to mean the installed one"),
     ("unknown feature", ["check", "--feature", "zz"], "expected one of demo"),
     ("unknown requirement", ["apply", "--require", "zz"], "expected"),
 ):
