@@ -508,6 +508,24 @@ def test_the_kernel_of_flashinfer_is_told_by_its_builder(
     assert (found.row.kernel, found.row.evidence) == (kernel, evidence)
 
 
+@pytest.mark.parametrize(("hopper", "kernel"), [(True, "xqa hopper"), (False, "xqa")])
+def test_xqa_on_hopper_has_a_row_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, hopper: bool, kernel: str
+) -> None:
+    """A GPU has shown it there, from 0.30 on; until 0.29 it takes single tokens there."""
+    monkeypatch.setattr(upstream, "on_hopper", lambda: hopper)
+    proposer, group = make_proposer(), Group("FLASHINFER", threshold=4)
+    vars(group.builder).update(FLASHINFER | XQA | {"use_xqa": True})
+    group.layer_names = ()
+    proposer.draft_attn_groups = [group]
+    (found,) = read(proposer).attention
+    assert found.row.kernel == kernel
+    assert found.row.evidence == ("gpu" if hopper else "doubles")
+    del group.builder.use_xqa
+    (found,) = read(proposer).attention
+    assert found.row.kernel == "xqa"
+
+
 @pytest.mark.parametrize("version", [2, 3, 4])
 def test_the_version_of_flash_attention_is_told_by_its_layers(version: int) -> None:
     proposer = make_proposer()

@@ -112,6 +112,7 @@ KERNELS = {
     "trtllm-gen": "TRTLLM-gen",
     "trtllm-gen fp8": "TRTLLM-gen, FP8 cache, until 0.24",
     "xqa": "XQA",
+    "xqa hopper": "XQA on Hopper",
     "native": "native",
 }
 
@@ -256,6 +257,14 @@ GRANTED = (
         _BACKEND_TWIN,
         kernel="xqa",
         releases="0.25.0..0.33.0",
+        roles=_NO_WHOLE,
+    ),
+    Backend(
+        *_FLASHINFER,
+        "gpu",
+        "bench/results/h200-backends-xqa-*.json",
+        kernel="xqa hopper",
+        releases="0.30.0..0.33.0",
         roles=_NO_WHOLE,
     ),
     Backend(

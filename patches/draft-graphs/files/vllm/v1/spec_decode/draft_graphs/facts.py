@@ -121,7 +121,11 @@ def attention_kernel(builder: Any, layers: Iterable[Any]) -> str:
         return "native"
     if hasattr(builder, "flashinfer_trtllm_api_decode_kernel"):  # 0.25 and later
         kernel = builder.flashinfer_trtllm_api_decode_kernel
-        return "native" if kernel is None else str(kernel.value)
+        if kernel is None:
+            return "native"
+        # 0.30 and later: before, XQA takes single tokens on Hopper.
+        hopper = getattr(builder, "use_xqa", False) and upstream.on_hopper()
+        return "xqa hopper" if hopper else str(kernel.value)
     # Until 0.24 a batch with a native prefill changes the type of the queries for good.
     return "trtllm-gen fp8" if builder.cache_dtype.startswith("fp8") else "trtllm-gen"
 

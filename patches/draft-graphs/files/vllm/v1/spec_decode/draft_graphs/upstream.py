@@ -155,6 +155,13 @@ def class_path(value: object) -> str:
     return class_name(type(value))
 
 
+def on_hopper() -> bool:
+    """Whether the device is one of compute capability 9.0."""
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_device_capability(90))
+
+
 def weight_offloader() -> str | None:
     """Name of the offloader that copies weights between passes; None where none does."""
     from vllm.model_executor.offloader.base import NoopOffloader, get_offloader
