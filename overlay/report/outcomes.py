@@ -155,7 +155,7 @@ def taken_off(
         text = f"Nothing to revert: {names} not applied to {vllm(target)}."
         return Verdict(Code.NOTHING_TO_REVERT, text)
     left = those(target, State.APPLIED)
-    rest = f"{named(left)} {are(left)} left" if left else "nothing of the overlay is left"
+    rest = f"{named(left)} {are(left)} left" if left else "nothing of the overlay is left there"
     what = f"Took {enumeration(list(going))} out of {vllm(target)}"
     return Verdict(Code.REVERTED, f"{what}, {count(files, 'file')} written; {rest}.")
 

@@ -95,7 +95,7 @@ def test_it_says_what_went_and_what_is_left(several: Cli, site: Path) -> None:
     again = several("revert", "--feature", "aa", site)
     assert (again.exit, again.last) == (0, "Nothing to revert: aa is not applied to vLLM 0.26.0.")
     last = several("revert", *only(("bb", "cc", "dd")), site)
-    assert last.last.endswith("nothing of the overlay is left.")
+    assert last.last.endswith("nothing of the overlay is left there.")
     assert not (site / ".vllm-overlay").exists()
 
 

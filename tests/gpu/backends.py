@@ -119,7 +119,7 @@ def judge_by(row: str) -> Callable[[list[dict[str, Any]]], None]:
 
 
 def main() -> int:
-    """Run the cells, write the results, print one line each; 1 if any failed."""
+    """Run the cells, write the results, print one line each; 1 if any failed, 2 without device."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--backend", help="in vLLM's enumeration; default: vLLM's own choice")
@@ -133,14 +133,17 @@ def main() -> int:
     if args.list:
         print("\n".join(cell.title for cell in all_cells("MODELS", args.backend)))
         return 0
+    told = machine.describe(sys.argv[1:])
+    if (problem := machine.missing(told["device"])) is not None:
+        print(problem, file=sys.stderr)
+        return 2
     models = Path(tempfile.mkdtemp()) / "models"
     write_models(sys.executable, models, "tiny_mla" if is_latent(args.backend) else "tiny_models")
     everything = all_cells(str(models), args.backend, compiled=args.compiled)
     cells = [cell for cell in everything if re.search(args.only, cell.title)]
     logs = args.out.parent / f"{args.out.stem}-logs"
     judged = judge_by(args.row)
-    slots, told = Slots((), args.jobs), machine.describe(sys.argv[1:])
-    results = run_cells(cells, slots, args.out, logs, args.timeout, judged, told)
+    results = run_cells(cells, Slots((), args.jobs), args.out, logs, args.timeout, judged, told)
     failed = [result for result in results if not result["ok"]]
     print(f"{len(results) - len(failed)} of {len(results)} cells equal the oracle")
     return 1 if failed or not results else 0

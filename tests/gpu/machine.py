@@ -106,6 +106,25 @@ def device() -> dict[str, Any]:
     return told
 
 
+def missing(told: dict[str, Any]) -> str | None:
+    """What to tell whoever has no device for the cells, or no vLLM; ``None`` where both are there.
+
+    :param told: what :func:`device` returned.
+    """
+    if "error" in told:
+        problem = str(told["error"]).strip().rpartition("\n")[2] or "it said nothing"
+        return (
+            f"expected a Python that imports torch and a patched vLLM, {sys.executable} does not: "
+            f"{problem}. Run this with the Python of that vLLM, or name its folder in PYTHONPATH."
+        )
+    if "name" not in told:
+        return (
+            "expected a device that PyTorch sees (torch.cuda.is_available()), found none: the "
+            f"platform is {told['platform']}. Run this on the machine that has it."
+        )
+    return None
+
+
 def driver() -> str | None:
     """The driver as its own tool names it; ``None`` where there is none."""
     for tool, *arguments in (
