@@ -21,6 +21,7 @@ from tests.draft_graphs.mutation_types import UnitMutation
 from tests.support.code_edits import edited
 
 capabilities: Any = added("capabilities")
+attention: Any = added("attention")
 
 ROOT = Path(__file__).parents[2]
 REGISTRY = "vllm.v1.attention.backends.registry"
@@ -240,3 +241,20 @@ def with_bug(mutation: UnitMutation) -> list[str]:
 def test_mutation_of_the_table_is_caught(mutation: UnitMutation) -> None:
     assert shown_by_the_table(capabilities, added("attention")) == []
     assert with_bug(mutation) != []
+
+
+@pytest.mark.parametrize("name", [row.name for row in capabilities.PLATFORMS])
+def test_a_hint_names_no_backend_of_which_a_kernel_is_refused_beside_one_that_is_shown(
+    name: str,
+) -> None:
+    """Whoever follows it with FLASHINFER may get its native kernels, and no graphs."""
+    platform = next(row for row in capabilities.PLATFORMS if row.name == name)
+    rows = [row for row in capabilities.BACKENDS if name in row.platforms]
+    shown = [row for row in rows if attention.evidence(platform, row) == "gpu"]
+    refused = {each for row in rows if row.evidence == "refused" for each in row.names}
+    hint = set(attention.choose_hint(platform).replace(",", " ").split())
+    for row in shown:
+        assert hint.isdisjoint(set(row.names) & refused)
+    if name == "cuda":
+        assert {"FLASH_ATTN", "TRITON_ATTN"} <= hint
+        assert "FLASHINFER" not in hint

@@ -91,16 +91,20 @@ def untried_grants(backends: Sequence[Attention], platform: Platform) -> Iterato
 def choose_hint(platform: Platform) -> str:
     """What the user can do about an attention backend.
 
-    Names those that a GPU of the platform has shown; where there are none, those that the switch
-    for what no GPU has shown grants; where there are none either, the page with all platforms.
+    Names those that a GPU of the platform has shown, but for one of which vLLM may choose a kernel
+    that is refused; where there are none, those that the switch for what no GPU has shown grants;
+    where there are none either, the page with all platforms.
     """
     names: dict[bool, set[str]] = {True: set(), False: set()}
+    refused: set[str] = set()
     for row in BACKENDS:
         shown = evidence(platform, row)
         if platform.name in row.platforms and shown != "refused":
             names[shown == "gpu"].update(row.names)
-    if names[True]:
-        return f"{CHOOSE_BACKEND} {', '.join(sorted(names[True]))}"
+        elif platform.name in row.platforms:
+            refused.update(row.names)
+    if names[True] - refused:
+        return f"{CHOOSE_BACKEND} {', '.join(sorted(names[True] - refused))}"
     if names[False]:
         untried = ", ".join(sorted(names[False]))
         return f"{CHOOSE_BACKEND} {untried}, with {UNTRIED_VARIABLE}=on"
