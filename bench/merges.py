@@ -11,16 +11,21 @@ refuses that only compares images (the whole text before or after the change, ex
 scope) is counted by what the port makes of it: placed for review, shown as upstream's, a conflict.
 Beside it is what the three-way merge of its scope alone makes of it: a port asks first whether the
 lines are there, and then merges nothing.
+
+What the person committed is the truth: each hunk that is placed for review is counted as theirs
+where the merge has what was placed, with three tokens before it and after it, however it is broken
+into lines.  Where somebody dropped a change, or did it in another way, it is counted as otherwise.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,8 +34,10 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from bench.real_changes import RealChange, imported, refused_by_images, shares
+from overlay.authoring.carry import carry
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.locating import ReleaseTexts
+from overlay.authoring.merge import matches
 from overlay.authoring.merge import merge as three_way
 from overlay.authoring.porting import Porter
 from overlay.authoring.scoped import ScopedText
@@ -46,12 +53,16 @@ from overlay.results import Outcome, State
 _BASE, _UPSTREAM = "0.20.0", "0.21.0"
 #: Larger changes are whole rewrites, and take long.
 _MOST_HUNKS = 40
+#: Tokens around a placing that have to be there as well.
+_AROUND = 3
+_TOKEN, _COMMA = re.compile(r"\w+|[^\w\s]"), re.compile(r",(?=\s*[)\]}])")
 
 
 class FileMerge(NamedTuple):
     """One file that both sides of a merge changed.
 
     :ivar base: its text at the merge base; :ivar fork: on the fork; :ivar upstream: upstream's.
+    :ivar committed: what the person made of both; empty where they removed the file.
     """
 
     merge: str
@@ -59,6 +70,7 @@ class FileMerge(NamedTuple):
     base: bytes
     fork: bytes
     upstream: bytes
+    committed: bytes
 
 
 class _Tree(NamedTuple):
@@ -95,10 +107,19 @@ def file_merges(repository: Path, since: str) -> Iterator[FileMerge]:
             continue
         sides = [changed(repository, bases[0], side) for side in (fork, others[0])]
         for path in sorted(sides[0] & sides[1]):
-            texts = (git(repository, "show", f"{c}:{path}") for c in (bases[0], fork, others[0]))
-            entry = FileMerge(merge, path, *texts)
+            base, ours, theirs = (
+                git(repository, "show", f"{c}:{path}") for c in (bases[0], fork, others[0])
+            )
+            made = committed(repository, merge, path)
+            entry = FileMerge(merge, path, base, ours, theirs, made)
             if entry.fork != entry.upstream:
                 yield entry
+
+
+def committed(repository: Path, merge: str, path: str) -> bytes:
+    """A file as a merge has it; empty where it has none."""
+    there = git(repository, "ls-tree", "--name-only", merge, "--", path)
+    return git(repository, "show", f"{merge}:{path}") if there else b""
 
 
 def changed(repository: Path, base: str, side: str) -> set[str]:
@@ -112,11 +133,24 @@ class Found(NamedTuple):
 
     :ivar every: of all of them; :ivar refused: of those that images alone refuse.
     :ivar merged: of the same by the merge of the scope alone.
+    :ivar placed: of those placed for review, by lines or by statements, as in the person's merge.
     """
 
     every: list[Outcome]
     refused: list[Outcome]
     merged: list[Outcome]
+    placed: list[Placed]
+
+
+class Placed(NamedTuple):
+    """A hunk that was placed for review.
+
+    :ivar by_statement: whether a merge by lines refuses it; :ivar as_committed: whether it is as
+        in the person's merge.
+    """
+
+    by_statement: bool
+    as_committed: bool
 
 
 def outcomes(merge: FileMerge, number: int) -> Found | None:
@@ -146,8 +180,43 @@ def outcomes(merge: FileMerge, number: int) -> Found | None:
     try:
         origin, target = ScopedText.read(merge.base), ScopedText.read(merge.upstream)
     except (TextError, UnparsableError):  # somebody committed a file that is not Python
-        return Found(every, refused, [Outcome.CONFLICT for _ in left])
-    return Found(every, refused, [by_merge(hunk, origin, target) for hunk in left])
+        return Found(every, refused, [Outcome.CONFLICT for _ in left], [])
+    placed = [
+        Placed(hunk.by_statement, as_committed(hunk.hunk, merge))
+        for topic in port.topics
+        for hunk in topic.hunks
+        if hunk.outcome in (Outcome.MERGED, Outcome.MOVED)
+    ]
+    return Found(every, refused, [by_merge(hunk, origin, target) for hunk in left], placed)
+
+
+def as_committed(hunk: Hunk, merge: FileMerge) -> bool:
+    """Whether what one hunk does to upstream's text is in the person's merge."""
+    after = carry(merge.base, [hunk], merge.upstream).after or b""
+    before, made, there = map(tokens, (merge.upstream, after, merge.committed))
+    whole = _row(there)
+    return after != merge.upstream and all(
+        _row(made[max(0, start - _AROUND) : stop + _AROUND]) in whole
+        for start, stop in _placings(before, made)
+    )
+
+
+def _placings(before: Sequence[str], after: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """The ranges of a text that differ from the one before; an empty one where lines are gone."""
+    at = place = 0
+    for old, new in [*sorted(matches(before, after).items()), (len(before), len(after))]:
+        if (old, new) != (at, place):
+            yield place, new
+        at, place = old + 1, new + 1
+
+
+def tokens(text: bytes) -> list[str]:
+    """The words and signs of a text, without the commas that formatters add."""
+    return _TOKEN.findall(_COMMA.sub("", text.decode("utf-8", "replace")))
+
+
+def _row(words: Sequence[str]) -> str:
+    return "\0" + "\0".join(words) + "\0"
 
 
 def by_merge(hunk: Hunk, origin: ScopedText, target: ScopedText) -> Outcome:
@@ -176,6 +245,7 @@ def measure(repository: Path, since: str, most: int) -> dict[str, Any]:
     """
     counts: Counter[str] = Counter()
     every, refused, merged = Counter[str](), Counter[str](), Counter[str]()
+    placed = Counter[Placed]()
     seen = set[tuple[str, bytes, bytes]]()
     for merge in file_merges(repository, since):
         key = (merge.path, merge.fork, merge.upstream)
@@ -188,6 +258,7 @@ def measure(repository: Path, since: str, most: int) -> dict[str, Any]:
             every.update(outcome.value for outcome in found.every)
             refused.update(outcome.value for outcome in found.refused)
             merged.update(outcome.value for outcome in found.merged)
+            placed.update(found.placed)
         if counts["file merges"] == most:
             break
     head = git(repository, "log", "-1", "--all", "--date-order", "--format=%H %cs").decode().split()
@@ -197,6 +268,11 @@ def measure(repository: Path, since: str, most: int) -> dict[str, Any]:
         "hunks": shares(every),
         "hunks_refused_by_images": shares(refused),
         "the_same_by_merge_alone": shares(merged),
+        "placed": {
+            name: {"hunks": sum(there), "as_committed": there[0]}
+            for name, by_statement in (("by_lines", False), ("by_statements", True))
+            for there in [[placed[Placed(by_statement, each)] for each in (True, False)]]
+        },
     }
 
 
@@ -208,6 +284,13 @@ def together(figures: list[dict[str, Any]]) -> dict[str, Any]:
         for entry in figures:
             total.update(entry[key]["outcomes"])
         made[key] = shares(total)
+    made["placed"] = {
+        way: {
+            key: sum(entry["placed"][way][key] for entry in figures)
+            for key in ("hunks", "as_committed")
+        }
+        for way in ("by_lines", "by_statements")
+    }
     return made
 
 

@@ -5,6 +5,7 @@ Each function imports what it needs when it is called, so that ``--help`` stays 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -321,24 +322,29 @@ def verify(progress: Meter, modes: Sequence[str], **options: Any) -> VerifyRepor
 def bench(progress: Meter, **options: Any) -> BenchReport:
     """What ``overlay bench`` does.
 
-    :param options: the fields of ``commands.bench_engines.Question``.
+    :param options: the fields of ``commands.bench_question.Question``.
     """
     from overlay.commands.bench import bench as command
     from overlay.commands.bench_budget import Part, Schedule
-    from overlay.commands.bench_engines import Question
+    from overlay.commands.bench_question import Question
 
     if options.get("only") is not None:
         options["only"] = Part(options["only"])
 
+    began = time.monotonic()
+
+    def said(words: str) -> None:
+        progress.line(f"[{time.monotonic() - began:4.0f} s] {words}")
+
     def told(title: str, seconds: float | None) -> None:
         took = "started" if seconds is None else f"ended after {seconds:.0f} s"
-        progress.line(f"engine {title}: {took}")
+        said(f"engine {title}: {took}")
 
     def planned(schedule: Schedule) -> None:
         progress.line(schedule.text)
 
     with about(None, options.get("python")):
-        return command(Question(**options), told, planned)
+        return command(Question(**options), told, planned, said)
 
 
 def meter() -> Meter:

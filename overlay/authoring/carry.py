@@ -1,8 +1,9 @@
 """Carry a file's change to another text of that file: hunk by hunk, in the safest way that holds.
 
 For each hunk the first of these that holds decides: upstream has it already; it lands exactly; a
-three-way merge inside its scope is clean and compiles; its scope moved or was renamed and the merge
-is clean there; else it is a conflict.  A merge is a proposal: whoever calls has it reviewed.
+three-way merge inside its scope is clean and compiles, by lines or else by statements; its scope
+moved or was renamed and the merge is clean there; else it is a conflict.  A merge is a proposal:
+whoever calls has it reviewed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from difflib import SequenceMatcher
 
 from overlay.authoring.merge import Merge, merge
 from overlay.authoring.scoped import ScopedText
+from overlay.authoring.statements import merge_statements
 from overlay.features.model import MODULE_SCOPE, Hunk
 from overlay.planning.matching import edits, final_newline_after, new_lines, share_of
 from overlay.planning.scopes import Syntax, UnparsableError, find
@@ -31,6 +33,7 @@ class CarriedHunk:
     :ivar scope: the scope that it was carried to.
     :ivar line: 1-based first line of that scope, or of the hunk where it landed exactly.
     :ivar merge: the three-way merge of the scope, where one was made.
+    :ivar by_statement: whether the lines of that conflict, and its statements do not.
     """
 
     hunk: Hunk
@@ -38,6 +41,7 @@ class CarriedHunk:
     scope: str
     line: int | None = None
     merge: Merge | None = None
+    by_statement: bool = False
 
 
 @dataclass(frozen=True)
@@ -152,14 +156,16 @@ def _merged(
         outcome, places = Outcome.MOVED, [place]
     (place,) = places
     theirs = target.source.lines[place.start : place.stop]
-    merged = merge(base_lines, ours[home.start : home.stop + grown], theirs)
-    result = CarriedHunk(hunk, outcome, scope, place.start + 1, merged)
-    if merged.conflicts:
-        return replace(result, outcome=Outcome.CONFLICT), None
-    if merged.lines == theirs:
+    mine = ours[home.start : home.stop + grown]
+    merged = merge(base_lines, mine, theirs)
+    result = CarriedHunk(hunk, outcome, scope, place.start + 1, merged, bool(merged.conflicts))
+    lines = merge_statements(base_lines, mine, theirs) if merged.conflicts else merged.lines
+    if lines is None:
+        return replace(result, outcome=Outcome.CONFLICT, by_statement=False), None
+    if lines == theirs:
         return replace(result, outcome=Outcome.UPSTREAM), None
     try:
-        edit = Edit(place.start, place.stop, merged.lines)
+        edit = Edit(place.start, place.stop, lines)
         return result, target.source.splice([edit], final_newline_after(hunk))
     except TextError:
         return replace(result, outcome=Outcome.CONFLICT), None

@@ -19,6 +19,9 @@ from overlay.planning.text import TextError
 from overlay.results import Outcome
 
 _NAME = re.compile(r"[^\W\d]\w*")
+_MERGED_LINES = (
+    "{}: upstream changed lines that the hunk changes too; they were merged statement by statement"
+)
 
 
 def port_warnings(
@@ -27,7 +30,7 @@ def port_warnings(
     """What to look at although the hunks land.
 
     Names that the added lines use, the base has and the release lacks; scopes whose parameters or
-    whose number of returned values changed since the base.
+    whose number of returned values changed since the base; lines that both sides changed.
 
     :param origin: the text of the base; :param before: the text of the release.
     """
@@ -42,6 +45,7 @@ def port_warnings(
             (
                 *_lost_names(landed, base, release),
                 *_changed_scopes(landed, (base, base_scopes), (release, release_scopes)),
+                *(_MERGED_LINES.format(hunk.scope) for hunk in landed if hunk.by_statement),
             )
         )
     )

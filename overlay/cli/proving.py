@@ -168,8 +168,15 @@ def verify(
     help="Requests a second while the time to the first token is taken; half of what stock V1 "
     "answers if not given, 0 to leave it out.",
 )
-@click.option("--port", type=click.IntRange(1, 65535), help="The servers' port; a free one.")
-@click.option("--rounds", type=click.IntRange(1), default=3, help="Starts of each engine; 3.")
+@click.option("--port", type=click.IntRange(1, 65533), help="The servers' port; a free one.")
+@click.option("--rounds", type=click.IntRange(1), default=3, help="Turns of each engine; 3.")
+@click.option(
+    "--side-by-side/--one-by-one",
+    "together",
+    default=None,
+    help="Start all engines at once on the GPU and measure them in turn, or start each in every "
+    "round; side by side where a shape surely fits three times, if neither is given.",
+)
 @click.option("--repeats", type=click.IntRange(2), default=5, help="Of each batch and round; 5.")
 @click.option(
     "--budget",

@@ -13,7 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from overlay.commands.bench_budget import Budget, Schedule
-from overlay.commands.bench_engines import Measured, Question, Stage
+from overlay.commands.bench_engines import Measured, Stage
+from overlay.commands.bench_question import Question
+from overlay.commands.bench_sharing import free_memory, sharing
 from overlay.commands.request import Request
 from overlay.commands.stock_copy import make_stock_copy
 from overlay.commands.verify import interpreter, refuse_unknown_models
@@ -27,17 +29,20 @@ def bench(
     question: Question,
     told: Callable[[str, float | None], None],
     planned: Callable[[Schedule], None],
+    said: Callable[[str], None] = lambda _: None,
 ) -> BenchReport:
     """Run the engines and compare their repeats.
 
     :param told: is called with the title of an engine, and ``None`` or the seconds it took.
     :param planned: is called once, before the first engine starts.
+    :param said: is called with what else is going on, in words.
     :raises UsageError: if the arguments do not go together, or name models that are not there.
     :raises OverlayError: if vLLM is not patched on disk, or stock V1 or the overlay does not serve;
         then the logs of the engines are kept and named.
     """
     budget = Budget(question.budget)
     check_question(question)
+    shared = sharing(question, free_memory())
     python = interpreter(question.python)
     root = Request(python=None if question.python is None else str(python)).resolve(None).root
     assert root is not None, "an environment's vLLM is in a folder"
@@ -49,8 +54,10 @@ def bench(
                 f"expected a vLLM that is patched on disk, found none in {root}: run "
                 f"{command('apply')}; bench compares it with a copy of the release's own files"
             )
-        planned(question.schedule)
-        measured = _measured(question, python, work, told, budget)
+        planned(question.schedule._replace(sharing=shared))
+        stage = Stage(question, python, work, work / "code", work, told, budget)
+        stage.sharing, stage.said = shared, said
+        measured = _measured(stage)
     report = BenchReport(
         benched(measured.timed, measured.served, measured.gaps),
         question.model or question.shape,
@@ -58,10 +65,12 @@ def bench(
         measured.timed,
         measured.left,
         measured.served,
-        measured.notes,
+        (shared.text(question.rounds), *measured.notes),
         measured.gaps,
         dummy=question.model is None,
         budget=question.budget,
+        side_by_side=shared.side_by_side,
+        rounds=question.rounds,
     )
     _write_pages(question, report)
     return report
@@ -93,21 +102,17 @@ def check_question(question: Question) -> None:
             raise UsageError(f"{option} {place}: expected a file in a folder, there is no folder")
 
 
-def _measured(
-    question: Question,
-    python: Path,
-    work: Path,
-    told: Callable[[str, float | None], None],
-    budget: Budget,
-) -> Measured:
-    """Run the engines; where one fails, their logs are kept, and the error names them."""
-    logs = question.logs
+def _measured(stage: Stage) -> Measured:
+    """Run the engines; where one fails, their logs are kept, and the error names them.
+
+    :param stage: its logs are where the user wants them, or in a folder of their own.
+    """
+    logs = stage.question.logs
     if logs is None:
         logs = Path(tempfile.mkdtemp(prefix="overlay-bench-logs-"))
     logs.mkdir(parents=True, exist_ok=True)
-    keep = question.logs is not None
-    code = link_packages(work / "code")
-    stage = Stage(question, python, work, code, logs.resolve(), told, budget)
+    keep = stage.question.logs is not None
+    stage.logs, stage.code = logs.resolve(), link_packages(stage.code)
     try:
         return stage.measure()
     except OverlayError as error:

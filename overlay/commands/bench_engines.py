@@ -1,109 +1,34 @@
 """The engines of ``overlay bench``: which run, in which order, with what, and until when.
 
-Rounds follow each other.  In each, every engine runs once for its step times and once as a server,
-in an order that moves on by one.  What the budget does not allow (``bench_budget``) is left out,
-and the report says so.
+Side by side (``bench_sharing``), all engines start at the same moment for their step times, and
+again as servers; each time they measure in turn, round after round, in an order that moves on by
+one.  One by one, every engine starts in each round, once for its step times and once as a server.
+What the budget does not allow (``bench_budget``) is left out, and the report says so.
 """
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from overlay.commands.bench_budget import ENGINES, Budget, Part, Schedule, Start
+from overlay.commands.bench_budget import ENGINES, ONE_BY_ONE, Budget, Part, Sharing, Start
+from overlay.commands.bench_launch import Launch
+from overlay.commands.bench_question import Question
 from overlay.commands.verify_failures import told_of
 from overlay.errors import OverlayError
-from overlay.proof.engine_launch import append_path
-from overlay.proof.engine_pool import Ended, Job, run_jobs
-from overlay.proof.repeats import Gap, Quantity, Served, Timed, read, read_served
-from overlay.proof.serving import ServingSpec
-from overlay.proof.shapes import DRAFTERS, write_configs, write_tokenizer
+from overlay.proof.engine_pool import Ended, Job, read_result, run_jobs
+from overlay.proof.party import meeting_arguments, run_party
+from overlay.proof.repeats import Gap, Quantity, Sample, Served, Timed, read, read_served
+from overlay.proof.turns import Event, Step
 from overlay.report.benched import OVERLAY, STOCK, V2
-from overlay.untrusted import read_regular
+from overlay.report.words import count
 
-_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
-
-
-@dataclass(frozen=True)
-class Question:
-    """What the user asked.
-
-    :ivar shape: one of ``proof.shapes.SHAPES``, with dummy weights; unused with ``model``.
-    :ivar model: a model to be measured; ``None`` for a shape.
-    :ivar draft: its draft; ``None`` where the engine arguments name it.
-    :ivar method: vLLM's name for the kind of draft; ``None``: as the draft's configuration says.
-    :ivar arguments: further arguments of vLLM's engine.
-    :ivar batches: numbers of requests at a time, for step times.
-    :ivar concurrency: the same for a server.
-    :ivar prompt: tokens of a prompt; :ivar answer: of an answer; both of a server's requests.
-    :ivar rate: requests a second while the time to first token is taken; see ``ServingSpec``.
-    :ivar rounds: how often each engine is started; :ivar repeats: of each batch and round.
-    :ivar budget: seconds for all engines together; see ``bench_budget``.
-    :ivar accept: the mean number of tokens a step, by synthetic acceptance; 0: what the models
-        accept; ``None``: 2.5 for a shape, 0 for models.
-    :ivar only: the one part that is measured; ``None`` for both.
-    :ivar page: a file for the page of HTML; :ivar plot: one for the plots as SVG.
-    """
-
-    shape: str = "1b"
-    model: str | None = None
-    draft: str | None = None
-    method: str | None = None
-    arguments: tuple[str, ...] = ()
-    k: int = 3
-    batches: tuple[int, ...] = (1, 8, 32)
-    concurrency: tuple[int, ...] = (1, 16, 64)
-    prompt: int = 512
-    answer: int = 256
-    rate: float | None = None
-    port: int | None = None
-    rounds: int = 3
-    repeats: int = 5
-    budget: float = 720.0
-    tokens: int = 192
-    accept: float | None = None
-    engine: str = "{}"
-    mode: str = "FULL_AND_PIECEWISE"
-    only: Part | None = None
-    python: str | None = None
-    deadline: float = 600.0
-    page: Path | None = None
-    plot: Path | None = None
-    logs: Path | None = None
-
-    @property
-    def schedule(self) -> Schedule:
-        """The engines that are to be started."""
-        parts = tuple(Part) if self.only is None else (self.only,)
-        return Schedule(parts, self.rounds, self.budget)
-
-    @property
-    def acceptance(self) -> float:
-        """The mean number of tokens a step; 0: what the models accept."""
-        if self.accept is None:
-            return 2.5 if self.model is None else 0.0
-        return self.accept
-
-    @property
-    def speculative(self) -> dict[str, Any] | None:
-        """vLLM's ``speculative_config`` without the draft of a shape; ``None``: the user's own."""
-        if self.model is not None and self.draft is None:
-            return None
-        made: dict[str, Any] = {"num_speculative_tokens": self.k}
-        if self.model is None:
-            made |= DRAFTERS["eagle3"].speculative
-        else:
-            made["model"] = self.draft
-            method = self.method or method_of(Path(str(self.draft)))
-            made |= {} if method is None else {"method": method}
-        if self.acceptance:
-            made["rejection_sample_method"] = "synthetic"
-            made["synthetic_acceptance_length"] = self.acceptance
-        return made
+#: The share of a part's time in which engines side by side are to start: what is left then is for
+#: those that have.
+_SHARE_TO_START = 0.5
 
 
 class Measured(NamedTuple):
@@ -120,29 +45,6 @@ class Measured(NamedTuple):
     gaps: tuple[Gap, ...]
 
 
-#: Parts of an architecture's name -> vLLM's name for the kind of draft.
-_METHODS = (
-    ("eagle3", "eagle3"),
-    ("eagle", "eagle"),
-    ("dflash", "dflash"),
-    ("mtp", "mtp"),
-    ("medusa", "medusa"),
-)
-
-
-def method_of(draft: Path) -> str | None:
-    """vLLM's name for the kind of a draft in a folder; ``None`` where its configuration is silent.
-
-    An id on the hub is silent here, too: vLLM itself knows most of these.
-    """
-    try:
-        config = json.loads(read_regular(draft / "config.json") or b"null")
-        name = str(config["architectures"][0]).lower()
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
-        return None
-    return next((method for part, method in _METHODS if part in name), None)
-
-
 class Runner(Protocol):
     """Runs one engine to its end; ``run_one``, or what a test puts in its place."""
 
@@ -150,6 +52,29 @@ class Runner(Protocol):
         self, job: Job, *, deadline: float, told: Callable[[Job, Ended | None], None]
     ) -> Ended:
         """How it ended; it is killed after ``deadline`` seconds."""
+
+
+class PartyRunner(Protocol):
+    """Runs engines that take turns to their end; ``run_party``, or what a test puts in its place.
+
+    What ``told`` or ``heard`` raises ends all engines, and is raised.
+    """
+
+    def __call__(
+        self,
+        jobs: Sequence[Job],
+        meet: Path,
+        *,
+        deadline: float,
+        patience: float,
+        told: Callable[[Job, Ended | None], None],
+        heard: Callable[[Job, Event], None],
+    ) -> Mapping[str, Ended]:
+        """How each ended, by name; each is killed after ``deadline`` seconds.
+
+        :param patience: seconds after which one that has not started, as others have, is killed.
+        :param heard: is called with each engine and what it has come to.
+        """
 
 
 def run_one(job: Job, *, deadline: float, told: Callable[[Job, Ended | None], None]) -> Ended:
@@ -166,6 +91,8 @@ class Stage:
     :ivar logs: takes what the engines print.
     :ivar told: is called with the title of an engine, and ``None`` or the seconds it took.
     :ivar budget: has begun.
+    :ivar sharing: how the engines share the GPU.
+    :ivar said: is called with what is going on, in words.
     """
 
     question: Question
@@ -176,8 +103,12 @@ class Stage:
     told: Callable[[str, float | None], None]
     budget: Budget
     runner: Runner = run_one
+    party: PartyRunner = run_party
+    sharing: Sharing = ONE_BY_ONE
+    said: Callable[[str], None] = lambda _: None
     _found: dict[tuple[Part, str], list[Mapping[str, Any]]] = field(default_factory=dict)
     _left: dict[str, str] = field(default_factory=dict)
+    _notes: list[str] = field(default_factory=list)
 
     def measure(self) -> Measured:
         """Run the rounds.
@@ -185,7 +116,7 @@ class Stage:
         :raises OverlayError: if stock V1 or the overlay does not serve, or the budget was spent
             before both were measured.
         """
-        notes = self._rounds()
+        notes = self._parties() if self.sharing.side_by_side else self._rounds()
 
         def results(part: Part) -> list[tuple[str, list[Mapping[str, Any]]]]:
             return [(each, self._found[part, each]) for each in ENGINES if self._has(part, each)]
@@ -197,7 +128,9 @@ class Stage:
                 f"expected to measure stock V1 and the overlay within --budget "
                 f"{self.question.budget:g} s, found it spent before both were: give a larger one"
             )
-        return Measured(timed, served, self._left, notes, self._gaps(timed, served))
+        return Measured(
+            timed, served, self._left, (*self._notes, *notes), self._gaps(timed, served)
+        )
 
     def _has(self, part: Part, engine: str) -> bool:
         return engine not in self._left and (part, engine) in self._found
@@ -211,8 +144,8 @@ class Stage:
         gaps = list[Gap]()
         for engine in (each for each in ENGINES if each not in self._left):
             for part, quantity, wanted, found in (
-                (Part.STEPS, Quantity.STEPS, asked.batches, batches),
-                (Part.SERVING, Quantity.SERVING, asked.concurrency, concurrency),
+                (Part.STEPS, Quantity.STEP_TIME, asked.batches, batches),
+                (Part.SERVING, Quantity.THROUGHPUT, asked.concurrency, concurrency),
             ):
                 missing = tuple(size for size in wanted if size not in found.get(engine, ()))
                 if part in parts and missing:
@@ -242,16 +175,102 @@ class Stage:
                 return (note,)
         return ()
 
+    def _parties(self) -> tuple[str, ...]:
+        """Start all engines once for each part; a note of rounds that the budget did not allow."""
+        notes = list[str]()
+        for part in self.question.schedule.parts:
+            if self.budget.allows(part):
+                self._party(part)
+                notes += self._cut_rounds(part)
+        return tuple(notes)
+
+    def _party(self, part: Part) -> None:
+        """Start the engines side by side, and keep what each gave.
+
+        :raises OverlayError: if stock V1 or the overlay did not serve; then the others are killed.
+        """
+        starts = [Start(part, each, 0) for each in ENGINES if each not in self._left]
+        names = {f"{each.engine}, {part.value}": each for each in starts}
+        meet = self.work / f"meet-{part.value}"
+        meet.mkdir()
+        jobs = [
+            self._job(name, start, meeting_arguments(meet, number, self.question.rounds), number)
+            for number, (name, start) in enumerate(names.items())
+        ]
+        # An engine waits while the others measure.
+        allowed = self.question.deadline * len(jobs)
+        deadline = self.budget.until_killed(allowed)
+        parts = self.question.schedule.parts
+        left = len(parts) - parts.index(part)
+        patience = min(self.question.deadline, _SHARE_TO_START * deadline / left)
+
+        def told(job: Job, ended: Ended | None) -> None:
+            self.told(job.name, None if ended is None else ended.seconds)
+            if ended is not None:
+                self._keep_files(job)
+                given, limit = deadline, allowed
+                if ended.killed:  # it had not started
+                    given, limit = patience, self.question.deadline
+                self._keep(names[job.name], ended, over_budget=given < limit)
+
+        def heard(job: Job, event: Event) -> None:
+            words = event_text(event, self.question.rounds)
+            if event.step is Step.ENDED:
+                words += f"{'; ' if (figures := latest(read_result(job.out))) else ''}{figures}"
+                self._keep_files(job)
+            self.said(f"engine {job.name}: {words}")
+
+        self.party(jobs, meet, deadline=deadline, patience=patience, told=told, heard=heard)
+
+    def _keep_files(self, job: Job) -> None:
+        """Copy what an engine has measured to its log, where this process may yet be killed."""
+        if job.out.exists():
+            shutil.copyfile(job.out, job.log.with_suffix(".json"))
+
+    def _cut_rounds(self, part: Part) -> Iterator[str]:
+        """Say so if an engine did not measure all of a part in each round."""
+        wanted = self.question.rounds
+        samples = dict[str, Mapping[int, Sample]]()
+        for engine in (each for each in ENGINES if self._has(part, each)):
+            results = self._found[part, engine]
+            samples[engine] = (
+                read(engine, results).batches
+                if part is Part.STEPS
+                else read_served(engine, results).concurrency
+            )
+        rounds = [len(sample.rounds) for each in samples.values() for sample in each.values()]
+        if rounds and min(rounds) < wanted:
+            yield (
+                f"{part.words}: {min(rounds)} of {count(wanted, 'round')} were finished: --budget "
+                f"{self.question.budget:g} s was spent"
+            )
+
     def _run(self, start: Start) -> bool:
         """Run one engine, and keep what it gave; whether it was measured to its end.
 
         :raises OverlayError: if it did not serve, and is not V2.
         """
         deadline = self.budget.until_killed(self.question.deadline)
-        over_budget = deadline < self.question.deadline
-        ended = self._ended(start, deadline)
+        job = self._job(f"{start.engine}, {start.part.value}, round {start.number + 1}", start)
+
+        def told(job: Job, ended: Ended | None) -> None:
+            self.told(job.name, None if ended is None else ended.seconds)
+            if ended is not None:
+                self._keep_files(job)
+
+        ended = self.runner(job, deadline=deadline, told=told)
+        return self._keep(start, ended, over_budget=deadline < self.question.deadline)
+
+    def _keep(self, start: Start, ended: Ended, *, over_budget: bool) -> bool:
+        """Keep what an engine gave; whether it was measured to its end.
+
+        :param over_budget: whether an engine that was killed had spent the budget.
+        :raises OverlayError: if it did not serve, and is not V2.
+        """
         result = ended.result
-        cut = ended.status is None and over_budget
+        cut = over_budget and (ended.status is None or bool(ended.killed))
+        if ended.killed:
+            self._notes.append(f"{start.engine}, {start.part.value}: it {ended.killed}")
         if cut and result is None:
             return False
         if result is not None and "problem" not in result and (ended.status == 0 or cut):
@@ -264,78 +283,18 @@ class Stage:
             )
             return len(cells) == len(wanted)
         if start.engine != V2:
-            raise OverlayError(f"{start.engine}, {start.part.value}: {told_of(ended)}")
+            beside = ""
+            if self.sharing.side_by_side:
+                beside = "\nthe engines ran side by side: --one-by-one starts them in turn"
+            raise OverlayError(f"{start.engine}, {start.part.value}: {told_of(ended)}{beside}")
         self._left[V2] = told_of(ended)
         return True
 
-    def _ended(self, start: Start, deadline: float) -> Ended:
-        name = f"{start.engine}, {start.part.value}, round {start.number + 1}"
-        folder = self.work / name.replace(", ", "-").replace(" ", "-")
-        folder.mkdir()
-        out = folder / "result.json"
-        words = self._steps(out) if start.part is Part.STEPS else self._serving(folder, out)
-        log = self.logs / f"{folder.name}.log"
-        environment = self._environment(start.engine)
-        job = Job(name, (str(self.python), "-m", *words), environment, folder, log)
-
-        def told(job: Job, ended: Ended | None) -> None:
-            self.told(job.name, None if ended is None else ended.seconds)
-
-        return self.runner(job, deadline=deadline, told=told)
-
-    def _steps(self, out: Path) -> tuple[str, ...]:
-        asked = self.question
-        options: dict[str, object] = {
-            "--k": asked.k,
-            "--batch": ",".join(map(str, asked.batches)),
-            "--mode": asked.mode,
-            "--tokens": asked.tokens,
-            "--repeats": asked.repeats,
-            "--accept": asked.acceptance,
-            "--engine": asked.engine,
-            "--seconds": round(self.budget.left, 1),
-            # The same folder for all: a later engine uses what an earlier one has compiled.
-            "--configs": self.work / "configs",
-            "--out": out,
-            "--shape": asked.shape,
-            "--arguments": json.dumps(asked.arguments),
-        }
-        if asked.model is not None:
-            options["--model"] = asked.model
-            options["--speculative"] = json.dumps(asked.speculative or {})
-        words = [str(word) for option in options.items() for word in option]
-        return ("overlay.proof.step_time", "--wait", *words)
-
-    def _serving(self, folder: Path, out: Path) -> tuple[str, ...]:
-        spec = folder / "spec.json"
-        spec.write_text(self._serving_spec().to_json(), encoding="utf-8")
-        return ("overlay.proof.serving", str(spec), str(out))
-
-    def _serving_spec(self) -> ServingSpec:
-        asked = self.question
-        speculative, arguments = asked.speculative, list[str]()
-        model = asked.model
-        if model is None:
-            target, draft = write_configs(asked.shape, self.work / "configs" / asked.shape)
-            write_tokenizer(asked.shape, target)
-            model, speculative = str(target), {**(speculative or {}), "model": str(draft)}
-            most = max(256, *asked.concurrency)
-            arguments += ["--load-format", "dummy", "--max-model-len", "4096"]
-            arguments += ["--max-num-seqs", str(most), "--gpu-memory-utilization", "0.6"]
-            arguments += ["--compilation-config", json.dumps({"cudagraph_mode": asked.mode})]
-        if speculative is not None:
-            arguments += ["--speculative-config", json.dumps(speculative)]
-        arguments += [*as_arguments(json.loads(asked.engine)), *asked.arguments]
-        return ServingSpec(
-            model,
-            tuple(arguments),
-            asked.concurrency,
-            asked.prompt,
-            asked.answer,
-            self._rate(),
-            asked.port,
-            round(self.budget.left, 1),
+    def _job(self, name: str, start: Start, meeting: tuple[str, ...] = (), number: int = 0) -> Job:
+        launch = Launch(
+            self.question, self.python, self.work, self.code, self.logs, self.budget, self.sharing
         )
+        return launch.job(name, start, self._rate(), meeting, number)
 
     def _rate(self) -> float | None:
         """The rate of requests that all engines get: as asked, or as the first engine found it."""
@@ -345,25 +304,32 @@ class Stage:
                     return float(result["first_token"]["rate"])
         return self.question.rate
 
-    def _environment(self, engine: str) -> dict[str, str]:
-        """The variables of an engine: stock and V2 run the release's own files, without plugin."""
-        made = dict(os.environ)
-        made[_RUNNER] = "1" if engine == V2 else "0"
-        if engine != OVERLAY:
-            made["OVERLAY"] = "off"
-            given = made.get("PYTHONPATH")
-            stock = str(self.work / "stock")
-            made["PYTHONPATH"] = f"{stock}{os.pathsep}{given}" if given else stock
-        return append_path(made, self.code)
+
+def event_text(event: Event, rounds: int) -> str:
+    """What an engine has come to, in words.
+
+    :param rounds: in how many it measures.
+    """
+    turn = f"round {event.turn + 1} of {rounds}"
+    if event.turn >= rounds:
+        turn = "the turn in which it ends"
+    return {
+        Step.STARTED: "can be measured, waits for its turn",
+        Step.LATE: "has not started in time, and is killed",
+        Step.BEGAN: f"{turn} begins",
+        Step.ENDED: f"{turn} has ended",
+    }[event.step]
 
 
-def as_arguments(options: Mapping[str, Any]) -> list[str]:
-    """Keyword arguments of ``vllm.LLM`` as arguments of ``vllm serve``."""
-    words: list[str] = []
-    for name, value in options.items():
-        option = name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{option}" if value else f"--no-{option}")
-        else:
-            words += [f"--{option}", value if isinstance(value, str) else json.dumps(value)]
-    return words
+def latest(result: Mapping[str, Any] | None) -> str:
+    """The latest figures of an engine, by the number of requests, for whoever waits."""
+    if result is None:
+        return ""
+    steps = {
+        name.removeprefix("batch"): f"{figures['repeats_ms_per_step'][-1]} ms"
+        for name, figures in result.items()
+        if name.startswith("batch")
+    }
+    cells = result.get("concurrency", {})
+    served = {size: f"{cell['values'][-1]:.0f} tokens/s" for size, cell in cells.items()}
+    return ", ".join(f"{size}: {figure}" for size, figure in (steps | served).items())

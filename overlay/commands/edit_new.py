@@ -73,7 +73,7 @@ def begin_new(
     package = _package(files)
     expect_paths(files, package)
     wanted = release_to_edit(release, package)
-    features = of_package(every := _at_hand(request), package)
+    features = of_package(every := _at_hand(request, patches), package)
     if any(feature.id == id_ for feature in every):
         raise UsageError(f"{id_}: expected no feature of that id, found one; choose another id")
     earlier = [each for each in features if not _behind(each, id_, patches)]
@@ -99,17 +99,22 @@ def _package(files: Sequence[str]) -> Package:
     return package_named(name) if package_problem(name) is None else VLLM
 
 
-def _at_hand(request: Request) -> tuple[Feature, ...]:
-    """Every feature; the folder that is written to comes last, and may not be there yet."""
-    there = [each for each in request.patches if os.path.lexists(Path(each).expanduser())]
-    missing = [each for each in request.patches[:-1] if each not in there]
-    return request._replace(patches=(*missing, *there)).load()
+def _at_hand(request: Request, place: Path) -> tuple[Feature, ...]:
+    """Every feature; the folder that is written to may not be there yet, by whatever path named."""
+    folders = [Path(each).expanduser() for each in request.patches]
+    there = [os.path.lexists(each) or not _same(each, place) for each in folders]
+    kept = tuple(each for each, is_there in zip(request.patches, there, strict=True) if is_there)
+    return request._replace(patches=kept).load()
+
+
+def _same(folder: str | Path, other: str | Path) -> bool:
+    """Whether two paths mean one place."""
+    return os.path.realpath(folder) == os.path.realpath(other)
 
 
 def _behind(feature: Feature, id_: str, patches: Path) -> bool:
     """Whether a feature is applied after the new one: by its id, in the same folder."""
-    same = not feature.shipped and os.path.realpath(feature.origin) == os.path.realpath(patches)
-    return same and feature.id > id_
+    return not feature.shipped and _same(feature.origin, patches) and feature.id > id_
 
 
 def commit_new(
@@ -124,7 +129,7 @@ def commit_new(
     from overlay.authoring.editing import expect_bytes
     from overlay.authoring.writing import check_folder, write_folder
 
-    features = of_package(_at_hand(request), session.package)
+    features = of_package(_at_hand(request, session.patches), session.package)
     below = tuple(each for each in features if each.id in session.below)
     now = present(session, below, progress)
     made = next((feature for feature in features if feature.id == id_), None)

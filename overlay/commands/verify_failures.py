@@ -13,6 +13,8 @@ from overlay.untrusted import printable
 
 #: The last line of a traceback, which PyTorch and vLLM's workers write with a prefix.
 _RAISED = re.compile(r"(?:.*\] ?|.*: )?([\w.]*(?:Error|Exception|Refused|Mismatch)\b(?::.*)?)$")
+#: What vLLM says of an error that another of its processes has printed.
+_ELSEWHERE = "See root cause above"
 #: Parts of what vLLM and PyTorch say where memory is short -> what the user can do.
 _MEMORY = (
     "out of memory",
@@ -71,24 +73,36 @@ def _fixed_help(kind: str) -> str | None:
 def told_of(ended: Ended) -> str:
     """What an engine that did not serve said, and what the user can do."""
     last = "\n".join(ended.log.rstrip().splitlines()[-_LINES:])
+    cause = _cause(ended.log)
     if ended.result is not None:
         text, kind = str(ended.result["text"]), str(ended.result["problem"])
         help_ = _fixed_help(kind) or _help(f"{text}\n{ended.log}")
         if kind == verify_engine.NOT_SERVED:
-            text = f"{text}\n{last}"
+            text = "\n".join(filter(None, (text, "" if cause in last else cause, last)))
         return printable(f"{text}{'; ' + help_ if help_ else ''}", lines=True)
-    if ended.status is None:
+    if ended.killed:
+        how = ended.killed
+    elif ended.status is None:
         how = f"did not end within {ended.seconds:.0f} s and was killed (--deadline)"
     elif ended.status < 0:
         how = f"was ended by signal {-ended.status}"
     else:
         how = f"ended with status {ended.status} and no result"
-    lines = [found[1] for found in map(_RAISED.match, ended.log.splitlines()) if found]
-    why = f": {lines[-1]}" if lines else ""
+    why = f": {cause}" if cause else ""
     help_ = _help(ended.log)
     return printable(
         f"the engine {how}{why}{'; ' + help_ if help_ else ''}\nits last lines:\n{last}", lines=True
     )
+
+
+def _cause(log: str) -> str:
+    """The last error of a log that says what went wrong; empty where there is none.
+
+    The process that others have failed under only says that it is somewhere above.
+    """
+    lines = [found[1] for found in map(_RAISED.match, log.splitlines()) if found]
+    told = [line for line in lines if _ELSEWHERE not in line]
+    return (told or lines or [""])[-1]
 
 
 def _help(said: str) -> str:

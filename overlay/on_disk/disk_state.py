@@ -226,7 +226,7 @@ def _by_another_overlay(
         state = planned.get(name, State.PRISTINE)
         what_next = f"{command('apply')} writes it again from the pristine files"
         if state.needs_attention:
-            what_next = f"the present form is {state.value} on this vLLM, so leave it as it is"
+            what_next = f"the present form is {state.value} here, so leave it as it is"
         notices.append(
             Notice(
                 None,

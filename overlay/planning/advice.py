@@ -10,7 +10,7 @@ from packaging.version import Version
 from overlay.features.model import Feature, Hunk, Patch
 from overlay.package import Package
 from overlay.results import Reason, State
-from overlay.results.invocation import command
+from overlay.results.invocation import Command, command
 
 
 def unrecorded(package: Package) -> Reason:
@@ -20,6 +20,17 @@ def unrecorded(package: Package) -> Reason:
         "that the overlay made it: it was patched in another way, or the ledger is lost",
         f"put the release's own files back: reinstall {package.title} ({command('revert')} does it "
         "where RECORD proves that the change is the overlay's)",
+    )
+
+
+def another_variant(listing: Command) -> str:
+    """What to do where no variant of a shipped patch fits a release.
+
+    :param listing: the command that shows the ranges of the variants.
+    """
+    return (
+        "upgrade vllm-overlay, or give the patch a variant for this release "
+        f"({listing} shows the ranges)"
     )
 
 
@@ -46,10 +57,7 @@ def for_hunk(
     if feature.shipped:
         if original is None:
             return None
-        step = (
-            "upgrade vllm-overlay, or give the patch a variant for this release "
-            f"({command('list', '-v')} shows the ranges)"
-        )
+        step = another_variant(command("list", "-v"))
     elif state is State.AMBIGUOUS:
         step = f"give the hunk in {place} more context lines, or a narrower scope"
     elif state is State.MISSING or misplaced:

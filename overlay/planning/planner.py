@@ -235,7 +235,7 @@ class _Planner:
         if release is not None and release in releases:
             return
         if release is None:
-            why = "the release of this vLLM is not known"
+            why = f"the release of this {draft.feature.package.title} is not known"
         elif release.is_prerelease:
             why = f"{release} is not a final release, so it is in no range"
         else:

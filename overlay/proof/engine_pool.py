@@ -53,12 +53,15 @@ class Ended(NamedTuple):
         had taken too long.
     :ivar result: what it wrote; ``None`` where it wrote nothing.
     :ivar log: the end of what it printed.
+    :ivar killed: why it was killed, in words that follow "the engine"; empty where it was not, or
+        had taken too long.
     """
 
     status: int | None
     seconds: float
     result: dict[str, Any] | None
     log: str
+    killed: str = ""
 
 
 class _Engine:
@@ -85,6 +88,11 @@ class _Engine:
             self._process.stdin.flush()
 
     @property
+    def group(self) -> int:
+        """The process group that it leads."""
+        return self._process.pid
+
+    @property
     def seconds(self) -> float:
         """How long it has run."""
         return time.monotonic() - self._began
@@ -98,7 +106,7 @@ class _Engine:
         if status is None and self.seconds < deadline:
             return None
         self.kill()
-        return Ended(status, self.seconds, _result(self.job.out), tail(self.job.log))
+        return Ended(status, self.seconds, read_result(self.job.out), tail(self.job.log))
 
     def kill(self) -> None:
         """Kill what is left of it, with all its workers."""
@@ -116,11 +124,16 @@ def run_jobs(
     at_a_time: int,
     deadline: float,
     told: Callable[[Job, Ended | None], None],
+    begun: Callable[[Job, int], None] | None = None,
+    looked: Callable[[], None] = lambda: None,
 ) -> dict[str, Ended]:
     """Run engines, at most so many at a time, to their end; how each ended, by name.
 
     :param deadline: seconds after which an engine is killed.
-    :param told: is called with each engine when it starts (``None``) and when it has ended.
+    :param told: is called with each engine when it starts (``None``) and when it has ended; what it
+        raises ends all engines.
+    :param begun: is called with each engine and the process group that it leads.
+    :param looked: is called several times a second; what it raises ends all engines.
     """
     waiting, running = list(jobs), list[_Engine]()
     ended: dict[str, Ended] = {}
@@ -130,7 +143,10 @@ def run_jobs(
                 job = waiting.pop(0)
                 told(job, None)
                 running.append(_Engine(job, guard))
+                if begun is not None:
+                    begun(job, running[-1].group)
             time.sleep(_PAUSE)
+            looked()
             for engine in list(running):
                 found = engine.poll(deadline)
                 if found is not None:
@@ -154,7 +170,8 @@ def _guarded(running: list[_Engine]) -> Iterator[Guard]:
             guard.close()
 
 
-def _result(out: Path) -> dict[str, Any] | None:
+def read_result(out: Path) -> dict[str, Any] | None:
+    """What an engine wrote, or has written so far; ``None`` where there is no object."""
     try:
         found = json.loads(out.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -132,21 +132,42 @@ def side_by_side(
 
 
 def in_turns(
-    engine: Engine, sizes: Sequence[int], tokens: int, repeats: int, turns: int, meeting: Meeting
+    engine: Engine,
+    sizes: Sequence[int],
+    tokens: int,
+    repeats: int,
+    turns: int,
+    meeting: Meeting,
+    *,
+    over: Callable[[], bool] = lambda: False,
+    keep: Callable[[dict[int, dict[str, Any]]], None] | None = None,
 ) -> dict[int, dict[str, Any]]:
-    """Time every batch size in each turn; the last turn ends with the process.
+    """Time every batch size in each turn; a last turn, in which the process ends, has begun then.
 
     Several turns share out among the engines whatever changes while they measure: the GPU's heat,
-    the host's other guests.
+    the host's other guests.  No engine ends before all have measured: giving memory back takes the
+    GPU and the host, too.
+
+    :param repeats: of all turns together.
+    :param over: whether no further batch may begin.
+    :param keep: is called with the figures so far after each batch: an engine may be killed.
     """
     for size in sizes:  # what is compiled at a first call is not counted in any turn
         engine.generate(size, 16)
-    blocks: dict[int, list[Block]] = {size: [] for size in sizes}
+    blocks: dict[int, list[Block]] = {}
+    times: dict[int, dict[str, Any]] = {}
     for turn in range(turns):
         meeting.wait_for_turn(turn)
         for size in sizes:
+            if over():
+                break
             warm_up(engine, size, tokens)
-            blocks[size].append(measure(engine, size, tokens, -(-repeats // turns)))
-        if turn + 1 < turns:
-            meeting.end_turn(turn)
-    return {size: figures(own, size, tokens) for size, own in blocks.items()}
+            measured = measure(engine, size, tokens, -(-repeats // turns))
+            blocks.setdefault(size, []).append(measured)
+            times[size] = figures(blocks[size], size, tokens)
+            times[size]["repeats_by_turn"] = [len(block.repeats) for block in blocks[size]]
+            if keep is not None:
+                keep(times)
+        meeting.end_turn(turn)
+    meeting.wait_for_turn(turns)
+    return times

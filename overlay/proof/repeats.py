@@ -5,23 +5,33 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from overlay.errors import OverlayError
+
+_Engine = TypeVar("_Engine")
 
 
 class Sample(NamedTuple):
     """Repeats of one measurement.
 
     :ivar values: one for each repeat, of all rounds; the unit is that of whoever has the sample.
+    :ivar rounds: how many of the values are of each round, in the order of the rounds; empty where
+        the engine did not say.
     """
 
     values: tuple[float, ...]
+    rounds: tuple[int, ...] = ()
 
     @property
     def median(self) -> float:
         """The middle value."""
         return statistics.median(self.values)
+
+    @property
+    def repeated(self) -> bool:
+        """Whether there are values whose range says something: two, at least."""
+        return len(self.values) > 1
 
     def overlaps(self, other: Sample) -> bool:
         """Whether the two ranges have a value in common, so that nothing follows."""
@@ -33,6 +43,7 @@ class Timed(NamedTuple):
 
     :ivar engine: its name; :ivar batches: by the number of requests.
     :ivar graphs: its draft graphs by role; empty where it has none.
+    :ivar starts: seconds until it could be measured, of each start.
     """
 
     engine: str
@@ -40,13 +51,14 @@ class Timed(NamedTuple):
     device: str
     batches: Mapping[int, Sample]
     graphs: Mapping[str, int]
+    starts: tuple[float, ...] = ()
 
 
-class Quantity(str, Enum):
-    """What can be measured of an engine."""
+class Quantity(Enum):
+    """What can be measured of an engine; the value is its name in JSON."""
 
-    STEPS = "steps"
-    SERVING = "serving"
+    STEP_TIME = "steps"
+    THROUGHPUT = "serving"
     FIRST_TOKEN = "first-token"
 
 
@@ -65,11 +77,12 @@ class Served(NamedTuple):
     """What one engine served, with vLLM's own client.
 
     :ivar concurrency: output tokens a second by the number of requests at a time: the last two
-        runs of each round.
-    :ivar unsteady: the numbers of requests at which these two did not agree in every round.
+        runs of each start, or one of each turn where the server started once.
+    :ivar unsteady: the numbers of requests at which two runs in a row never agreed.
     :ivar rate: requests a second while the time to first token was taken; ``None``: it was not.
     :ivar first_token: milliseconds to the first token, the median of each run.
     :ivar acceptance: tokens a step; ``None`` where nothing was drafted.
+    :ivar starts: seconds until it answered, of each start.
     """
 
     engine: str
@@ -79,65 +92,87 @@ class Served(NamedTuple):
     rate: float | None
     first_token: Sample | None
     acceptance: float | None
+    starts: tuple[float, ...] = ()
 
 
-def order(engines: Sequence[str], round_: int) -> tuple[str, ...]:
+def order(engines: Sequence[_Engine], round_: int) -> tuple[_Engine, ...]:
     """The order of the engines in a round, from 0 on: each begins in turn."""
     first = round_ % len(engines)
     return (*engines[first:], *engines[:first])
 
 
-def read(engine: str, rounds: Sequence[Mapping[str, Any]]) -> Timed:
-    """Join what ``step_time`` wrote of an engine in several rounds.
+def read(engine: str, results: Sequence[Mapping[str, Any]]) -> Timed:
+    """Join what ``step_time`` wrote of an engine, in one result for each start.
 
     :raises OverlayError: if it is malformed.
     """
-    joined: dict[int, tuple[float, ...]] = {}
+    joined: dict[int, Sample] = {}
     try:
-        for result in rounds:
+        for result in results:
             for name, figures in result.items():
                 if name.startswith("batch"):
-                    size = int(name.removeprefix("batch"))
                     values = tuple(map(float, figures["repeats_ms_per_step"]))
-                    joined[size] = (*joined.get(size, ()), *values)
-        last = rounds[-1]
+                    rounds = tuple(map(int, figures.get("repeats_by_turn", (len(values),))))
+                    _join(joined, int(name.removeprefix("batch")), values, rounds)
+        last = results[-1]
         graphs = {str(k): int(v) for k, v in (last["draft_graphs"] or {"keys": {}})["keys"].items()}
-        samples = {size: Sample(values) for size, values in sorted(joined.items())}
-        return Timed(engine, str(last["vllm"]), str(last["gpu"]), samples, graphs)
+        return Timed(
+            engine,
+            str(last["vllm"]),
+            str(last["gpu"]),
+            dict(sorted(joined.items())),
+            graphs,
+            _starts(results),
+        )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise OverlayError(
             f"{engine}: expected the result of a timed engine, found another document ({error!r})"
         ) from error
 
 
-def read_served(engine: str, rounds: Sequence[Mapping[str, Any]]) -> Served:
-    """Join what ``serving`` wrote of an engine in several rounds.
+def read_served(engine: str, results: Sequence[Mapping[str, Any]]) -> Served:
+    """Join what ``serving`` wrote of an engine, in one result for each start.
 
     :raises OverlayError: if it is malformed.
     """
-    joined: dict[int, tuple[float, ...]] = {}
+    joined: dict[int, Sample] = {}
     unsteady, first = set[int](), list[float]()
     rate: float | None = None
     try:
-        for result in rounds:
+        for result in results:
             for name, cell in result["concurrency"].items():
-                size = int(name)
-                joined[size] = (*joined.get(size, ()), *map(float, cell["values"]))
+                size, values = int(name), tuple(map(float, cell["values"]))
+                rounds = tuple(map(int, cell.get("by_turn", (len(values),))))
+                _join(joined, size, values, rounds)
                 unsteady |= set() if cell["agreed"] else {size}
             if result["first_token"] is not None:
                 rate = float(result["first_token"]["rate"])
                 first += map(float, result["first_token"]["values"])
-        last = rounds[-1]
+        last = results[-1]
         return Served(
             engine,
             str(last["vllm"]),
-            {size: Sample(values) for size, values in sorted(joined.items())},
+            dict(sorted(joined.items())),
             tuple(sorted(unsteady)),
             rate,
             Sample(tuple(first)) if first else None,
             None if last["acceptance"] is None else float(last["acceptance"]),
+            _starts(results),
         )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise OverlayError(
             f"{engine}: expected the result of a server, found another document ({error!r})"
         ) from error
+
+
+def _join(
+    joined: dict[int, Sample], size: int, values: tuple[float, ...], rounds: tuple[int, ...]
+) -> None:
+    if sum(rounds) != len(values):
+        raise ValueError(f"{len(values)} repeats, {sum(rounds)} of them in rounds")
+    before = joined.get(size, Sample(()))
+    joined[size] = Sample((*before.values, *values), (*before.rounds, *rounds))
+
+
+def _starts(results: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
+    return tuple(float(result["start_s"]) for result in results if "start_s" in result)

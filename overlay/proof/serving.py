@@ -4,34 +4,37 @@
 that whoever started it can first see to it that it ends with them.  It starts the server as a
 child in its own process group, and calls the client of ``vllm bench serve`` in its own process:
 importing that takes as long as many of its runs.  The spec is :class:`ServingSpec` as JSON; the
-result is what ``repeats.read_served`` reads, or ``{"problem": KIND, "text": ...}``.
+result is what ``repeats.read_served`` reads; where the server failed, with ``"problem": KIND`` and
+``"text"`` beside what was measured before.
+
+With ``--meet FOLDER --party NUMBER --turns COUNT`` it measures in turns with other servers
+(:mod:`turns`).  While another measures, this process, its server and all workers are stopped: an
+idle server takes a core now and then (statistics, and workers of tensor parallelism that poll),
+and to be stopped endangers none, since nobody asks a server between its turns, and no part of it
+waits for another but in an answer.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib
 import json
 import os
 import socket
-import statistics
 import subprocess
 import sys
 import time
 import traceback
 import urllib.request
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+from overlay.proof.meeting import Meeting
+from overlay.proof.serving_runs import Limit, Load, Turns, measure
 from overlay.proof.verify_engine import NOT_SERVED, RAISED, parser_class
 
-#: Runs of a cell at most, and the share by which the last two may differ.
-_MOST_RUNS, _AGREE = 5, 0.03
-_SECONDS_AT_RATE = 6
-_SHARE_OF_SATURATION = 0.5
 _HOST = "127.0.0.1"
 #: Seconds in which a server that answers no more is expected to have ended.
 _ENDING = 10.0
@@ -229,90 +232,13 @@ def client_arguments(
     )
 
 
-class Limit:
-    """The time after which no further run of the client begins.
-
-    :param seconds: ``None``: there is none.
-    """
-
-    def __init__(self, seconds: float | None) -> None:
-        self._seconds, self._began = seconds, time.monotonic()
-
-    @property
-    def reached(self) -> bool:
-        """Whether the time is over."""
-        return self._seconds is not None and self.spent >= self._seconds
-
-    @property
-    def spent(self) -> float:
-        """Seconds since this was made."""
-        return time.monotonic() - self._began
-
-
-def steady(measure: Callable[[], float], limit: Limit) -> dict[str, Any] | None:
-    """Measure until two runs in a row agree; these two, and whether they do.
-
-    ``None`` where the limit left no time for two.
-    """
-    values = list[float]()
-    while len(values) < _MOST_RUNS and (len(values) < 2 or not agree(*values[-2:])):
-        if limit.reached:
-            break
-        values.append(measure())
-    if len(values) < 2:
-        return None
-    return {"values": values[-2:], "runs": len(values), "agreed": agree(*values[-2:])}
-
-
-def agree(one: float, other: float) -> bool:
-    """Whether two runs differ so little that warming up has ended."""
-    return abs(one - other) <= _AGREE * max(one, other)
-
-
-def measure(
-    spec: ServingSpec, client: Client, limit: Limit, keep: Callable[[dict[str, Any]], None]
-) -> None:
-    """Take the throughput at each concurrency, and the time to first token at one rate.
-
-    :param keep: is called with all that is measured, whenever something is.
-    """
-    answered = [0.0]
-
-    def throughput(size: int) -> float:
-        result = client.ask(max(8, 4 * size), ("--max-concurrency", str(size)))
-        answered.append(float(result["request_throughput"]))
-        return float(result["output_throughput"])
-
-    cells: dict[str, Any] = {}
-    found: dict[str, Any] = {"concurrency": cells, "first_token": None}
-    for size in spec.concurrency:
-        cell = steady(partial(throughput, size), limit)
-        if cell is None:
-            return
-        cells[str(size)] = cell
-        keep(found)
-    rate = spec.rate
-    if rate is None:
-        rate = round(_SHARE_OF_SATURATION * statistics.fmean(answered[-2:]), 3)
-    if not rate:
-        return
-    requests = max(8, round(rate * _SECONDS_AT_RATE))
-    values = list[float]()
-    for _ in range(3):
-        if limit.reached:
-            return
-        result = client.ask(requests, ("--request-rate", str(rate)))
-        values.append(float(result["median_ttft_ms"]))
-    # The first run at this rate meets batches that were not there before.
-    found["first_token"] = {"rate": rate, "values": values[1:]}
-    keep(found)
-
-
-def run(spec: ServingSpec, out: Path) -> None:
+def run(spec: ServingSpec, out: Path, meeting: Meeting | None = None, turns: int = 0) -> None:
     """Start the server, measure it and end it.
 
     :param out: takes the result, whole, whenever something is measured; the client's results lie
         beside it.
+    :param meeting: where other servers take turns with this one; ``None``: there are none.
+    :param turns: in how many this one measures.
     :raises NotServed: if it does not answer.
     """
     limit = Limit(spec.seconds)
@@ -326,9 +252,16 @@ def run(spec: ServingSpec, out: Path) -> None:
             write(out, {**begun, **found, "acceptance": server.acceptance()})
 
         keep({"concurrency": {}, "first_token": None})
-        measure(spec, client, limit, keep)
+        load = Load(spec.concurrency, spec.rate)
+        if meeting is None:
+            measure(client, load, limit, keep)
+        else:
+            Turns(client, load, limit, keep, meeting, turns).measure()
     finally:
-        server.end()
+        # In a meeting whoever started this process kills its group, server included, when it has
+        # ended: no other server has to wait until this one has ended in its own time.
+        if meeting is None:
+            server.end()
 
 
 def write(out: Path, result: dict[str, Any]) -> None:
@@ -338,13 +271,22 @@ def write(out: Path, result: dict[str, Any]) -> None:
     made.replace(out)
 
 
-def main(spec_file: str, out: str) -> int:
+def main() -> int:
     """Write the result, or the problem, and return the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("spec", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--meet", type=Path, help="folder where servers that take turns meet")
+    parser.add_argument("--party", type=int, default=0)
+    parser.add_argument("--turns", type=int, default=1)
+    args = parser.parse_args()
+    out: Path = args.out
     if not sys.stdin.readline():
         return 3  # whoever started this is gone
-    spec = ServingSpec.from_json(Path(spec_file).read_text(encoding="utf-8"))
+    spec = ServingSpec.from_json(args.spec.read_text(encoding="utf-8"))
+    meeting = None if args.meet is None else Meeting(args.meet, args.party, 1)
     try:
-        run(spec, Path(out))
+        run(spec, out, meeting, args.turns)
     except NotServed as error:
         problem = {"problem": NOT_SERVED, "text": str(error)}
     except Exception as error:  # noqa: BLE001 - whatever the client raises is told to the user
@@ -353,9 +295,11 @@ def main(spec_file: str, out: str) -> int:
         problem = {"problem": RAISED, "text": text}
     else:
         return 0
-    write(Path(out), problem)
+    # What was measured before is kept: it may be all that is known of the server.
+    measured = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+    write(out, {**measured, **problem})
     return 1
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main())

@@ -124,18 +124,18 @@ def own_arguments(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def parsed(arguments: list[str]) -> dict[str, Any]:
-    """Arguments of ``vllm serve`` as keyword arguments of ``vllm.LLM``, by vLLM's own parser."""
+    """Arguments of ``vllm serve`` as keyword arguments of ``vllm.LLM``, by vLLM's own parser.
+
+    No ``EngineArgs`` are made of them: these would look for a default model, on the hub.
+    """
     if not arguments:
         return {}
     from vllm.engine.arg_utils import EngineArgs
 
     parser = EngineArgs.add_cli_args(parser_class()(prog="vLLM"))
-    given, plain = (EngineArgs.from_cli_args(parser.parse_args(words)) for words in (arguments, []))
-    return {
-        field.name: getattr(given, field.name)
-        for field in fields(given)
-        if getattr(given, field.name) != getattr(plain, field.name)
-    }
+    given, plain = (vars(parser.parse_args(words)) for words in (arguments, []))
+    names = (field.name for field in fields(EngineArgs) if field.name in given)
+    return {name: given[name] for name in names if given[name] != plain[name]}
 
 
 class Engine:
@@ -305,12 +305,20 @@ def main() -> None:
             "workers": engine.workers("bench_memory"),
         }
     given = (args.tokens, args.repeats)
+
+    def over() -> bool:
+        return args.seconds is not None and time.perf_counter() - begun >= args.seconds
+
+    def keep_turns(times: dict[int, dict[str, Any]]) -> None:
+        result.update({f"batch{size}": figures for size, figures in times.items()})
+        keep(args.out, result)  # what is measured counts, also if this is killed later
+
     if args.turns:
-        times = measuring.in_turns(engine, batches, *given, args.turns, meeting)
-        result |= {f"batch{size}": figures for size, figures in times.items()}
+        turns = (args.turns, meeting)
+        measuring.in_turns(engine, batches, *given, *turns, over=over, keep=keep_turns)
     else:
         for size in batches:
-            if args.seconds is not None and time.perf_counter() - begun >= args.seconds:
+            if over():
                 break
             result[f"batch{size}"] = measuring.side_by_side(engine, size, *given, meeting)
             keep(args.out, result)  # what is measured counts, also if a later batch is killed

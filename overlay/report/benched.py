@@ -23,7 +23,8 @@ class Comparison(NamedTuple):
 
     :ivar batch: the number of requests at a time.
     :ivar ratio: how many times as fast the overlay's median is.
-    :ivar conclusive: whether no repeat of one lies in the range of the other.
+    :ivar conclusive: whether both were measured more than once, and no repeat of one lies in the
+        range of the other.
     """
 
     other: str
@@ -86,7 +87,7 @@ class Table(NamedTuple):
                 other,
                 size,
                 round(_ratio(ours[size], sample, more_is_faster=self.more_is_faster), 3),
-                not sample.overlaps(ours[size]),
+                sample.repeated and ours[size].repeated and not sample.overlaps(ours[size]),
             )
             for other, samples in self.columns.items()
             if other != OVERLAY
@@ -108,9 +109,19 @@ class Table(NamedTuple):
         found = {(each.other, each.batch): each for each in self.comparisons}
         for size in self.sizes:
             values = [self.shown(samples.get(size)) for samples in self.columns.values()]
-            ratios = [Cell(_shown_ratio(found.get((other, size)))) for other in others]
+            ratios = [Cell(self.ratio_text(found.get((other, size)))) for other in others]
             made.append((Cell(self.load_of(size)), *values, *ratios))
         return tuple(made)
+
+    def ratio_text(self, comparison: Comparison | None) -> str:
+        """How many times as fast the overlay is, or why nothing follows."""
+        if comparison is None:
+            return "-"
+        if comparison.conclusive:
+            return f"{comparison.ratio:.2f}"
+        size = comparison.batch
+        both = (self.columns[name][size] for name in (OVERLAY, comparison.other))
+        return "overlap" if all(sample.repeated for sample in both) else "one repeat"
 
     def shown(self, sample: Sample | None) -> Cell:
         """The median of a sample, and its range."""
@@ -124,12 +135,6 @@ class Table(NamedTuple):
         if value >= 1000:
             return f"{value:,.0f}"
         return f"{value:.1f}" if value >= 100 else f"{value:.2f}"
-
-
-def _shown_ratio(comparison: Comparison | None) -> str:
-    if comparison is None:
-        return "-"
-    return f"{comparison.ratio:.2f}" if comparison.conclusive else "overlap"
 
 
 def _ratio(ours: Sample, other: Sample, *, more_is_faster: bool) -> float:
@@ -165,10 +170,12 @@ class BenchReport(Report):
 
     :ivar shape: the name of the shape, or of the model.
     :ivar left: why an engine was left out, by name.
-    :ivar notes: which rounds were left out.
+    :ivar notes: how the engines shared the GPU, and which rounds were left out.
     :ivar gaps: what was not measured, because the budget was spent.
     :ivar dummy: whether the weights are dummies.
     :ivar budget: seconds that all engines together could take.
+    :ivar side_by_side: whether the engines were started together and measured in turn.
+    :ivar rounds: how often each engine was to be measured.
     """
 
     _command: ClassVar[str] = "bench"
@@ -181,6 +188,8 @@ class BenchReport(Report):
     gaps: tuple[Gap, ...] = ()
     dummy: bool = True
     budget: float = 0.0
+    side_by_side: bool = False
+    rounds: int = 1
 
     @property
     def title(self) -> str:
@@ -209,7 +218,16 @@ class BenchReport(Report):
             for each in self.served
             if each.unsteady
         )
-        return (*self._not_measured, *self.notes, *unsteady)
+        return (*self._not_measured, *self.notes, *self._starts, *unsteady)
+
+    @property
+    def _starts(self) -> Iterator[str]:
+        """How long it took until engines could be measured."""
+        parts = (("step times", self.timed), ("servers", self.served))
+        for name, engines in parts:
+            each = [_starts_text(one.engine, one.starts) for one in engines if one.starts]
+            if each:
+                yield f"seconds to start, {name}: {', '.join(each)}"
 
     @property
     def _not_measured(self) -> Iterator[str]:
@@ -244,6 +262,8 @@ class BenchReport(Report):
                 "shape": self.shape,
                 "dummy_weights": self.dummy,
                 "k": self.k,
+                "side_by_side": self.side_by_side,
+                "rounds": self.rounds,
                 "engines": [_timed_data(each) for each in self.timed],
                 "comparisons": [each._asdict() for each in comparisons(self.timed)],
                 "serving": [_served_data(each) for each in self.served],
@@ -272,10 +292,14 @@ class BenchReport(Report):
 def _gap_text(gap: Gap) -> str:
     sizes = enumeration(list(map(str, gap.requests)))
     return {
-        Quantity.STEPS: f"{gap.engine}'s step time with {sizes} requests",
-        Quantity.SERVING: f"{gap.engine}'s server with {sizes} requests at a time",
+        Quantity.STEP_TIME: f"{gap.engine}'s step time with {sizes} requests",
+        Quantity.THROUGHPUT: f"{gap.engine}'s server with {sizes} requests at a time",
         Quantity.FIRST_TOKEN: f"{gap.engine}'s time to the first token",
     }[gap.quantity]
+
+
+def _starts_text(engine: str, starts: Sequence[float]) -> str:
+    return f"{engine} {' '.join(f'{seconds:.0f}' for seconds in starts)}"
 
 
 def _timed_data(timed: Timed) -> dict[str, Any]:
@@ -284,8 +308,13 @@ def _timed_data(timed: Timed) -> dict[str, Any]:
         "vllm": timed.vllm,
         "device": timed.device,
         "graphs": dict(timed.graphs),
+        "start_s": list(timed.starts),
         "batches": [
-            {"requests": batch, "ms_per_step": list(sample.values)}
+            {
+                "requests": batch,
+                "ms_per_step": list(sample.values),
+                "repeats_by_round": list(sample.rounds),
+            }
             for batch, sample in timed.batches.items()
         ],
     }
@@ -297,10 +326,12 @@ def _served_data(served: Served) -> dict[str, Any]:
         "engine": served.engine,
         "vllm": served.vllm,
         "tokens_per_step": served.acceptance,
+        "start_s": list(served.starts),
         "concurrency": [
             {
                 "requests": size,
                 "output_tokens_per_s": list(sample.values),
+                "repeats_by_round": list(sample.rounds),
                 "steady": size not in served.unsteady,
             }
             for size, sample in served.concurrency.items()
@@ -340,10 +371,20 @@ def _concluded(timed: Sequence[Timed], served: Sequence[Served]) -> Verdict:
     if slower:
         return Verdict(Code.SLOWER, f"Slower than stock V1 {enumeration(slower)}.")
     if not faster:
-        return Verdict(Code.MEASURED, "The repeats overlap in every cell: no conclusion.")
-    overlap = len(cells) - len(faster)
-    rest = f"; no conclusion in {count(overlap, 'cell')}, where repeats overlap" if overlap else ""
+        every = f"The repeats overlap in every cell{_or_once(timed, served)}: no conclusion."
+        return Verdict(Code.MEASURED, every)
+    open_ = len(cells) - len(faster)
+    why = f"where repeats overlap{_or_once(timed, served)}"
+    rest = f"; no conclusion in {count(open_, 'cell')}, {why}" if open_ else ""
     return Verdict(Code.MEASURED, f"Times as fast as stock V1: {enumeration(faster)}{rest}.")
+
+
+def _or_once(timed: Sequence[Timed], served: Sequence[Served]) -> str:
+    """The other reason for which nothing follows, where there is a cell with one repeat only."""
+    samples = [sample for each in timed for sample in each.batches.values()]
+    samples += [sample for each in served for sample in each.concurrency.values()]
+    samples += [each.first_token for each in served if each.first_token is not None]
+    return "" if all(sample.repeated for sample in samples) else ", or there is one repeat only"
 
 
 def _against_stock(

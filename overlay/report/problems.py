@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from overlay.package import package_named
+from overlay.planning.advice import another_variant
 from overlay.report.model import TargetReport
 from overlay.report.words import enumeration
 from overlay.results import FeatureResult, FileResult, Reason, State
@@ -82,10 +83,7 @@ def next_steps(target: TargetReport) -> Mapping[State, str]:
 
     A target without a root is none that the user could edit or reinstall.
     """
-    port = (
-        "upgrade vllm-overlay, or give the patch a variant for this release "
-        f"({target.command('list', '-v')} shows the ranges)"
-    )
+    port = another_variant(target.command("list", "-v"))
     context = "give the hunk more context lines, so that its scope has them once"
     if target.root is None:
         return {

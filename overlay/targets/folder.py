@@ -13,6 +13,7 @@ from overlay.targets.metadata import (
     keeps_rows,
     only_owner,
     read_bytes,
+    same_name,
     source_version,
     unreadable,
     version_in_source,
@@ -68,7 +69,12 @@ def build(
         root=root,
         record=Record(owner.record, package) if owner else None,
         record_file=owner.info / "RECORD" if owner and rows else None,
-        warnings=(*warnings, *bad, *_contradictions(root, owner, package)),
+        warnings=(
+            *warnings,
+            *bad,
+            *_contradictions(root, owner, package),
+            *_left_behind(beside, owner, package),
+        ),
         reader=file_reader(root, package),
         package=package,
     )
@@ -124,6 +130,19 @@ def _contradictions(root: Path, owner: Distribution | None, package: Package) ->
     warning = (
         f"{owner.info.name} says {owner.name} {owner.version}, but {package.name}/_version.py says "
         f"{stated}: the installation is a mixture; reinstall {package.title}"
+    )
+    return (warning,)
+
+
+def _left_behind(beside: Path, owner: Distribution | None, package: Package) -> tuple[str, ...]:
+    """A warning where more ``.dist-info`` folders have the name of the one that was taken."""
+    others = same_name(beside, owner) if owner else []
+    if owner is None or not others:
+        return ()
+    warning = (
+        f"{beside} holds {owner.info.name} and {' and '.join(others)}: {owner.info.name} was "
+        f"taken, because only its RECORD lists {package.name}/, but pip and importlib may read "
+        f"another; reinstall {package.title}"
     )
     return (warning,)
 

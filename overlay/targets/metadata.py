@@ -131,6 +131,21 @@ def only_owner(folder: Path, package: Package = VLLM) -> Distribution | None:
     return owning[0] if owning else None
 
 
+def same_name(folder: Path, owner: Distribution) -> list[str]:
+    """The other ``.dist-info`` folders in ``folder`` with the name of ``owner``, sorted.
+
+    :raises TargetError: if the folder cannot be read.
+    """
+    wanted = distribution_name(owner.name)
+    infos = [name for name in _names(folder) if name.endswith(".dist-info")]
+    stems = {name: name[: -len(".dist-info")].rpartition("-")[0] for name in infos}
+    return [
+        name
+        for name, stem in stems.items()
+        if name != owner.info.name and distribution_name(stem) == wanted
+    ]
+
+
 def keeps_rows(owner: Distribution, package: Package) -> bool:
     """Whether the overlay's rows of a package go into the RECORD of the distribution that owns it.
 

@@ -67,7 +67,11 @@ def test_context_that_changed_is_merged_for_review() -> None:
         b"        for size in sizes:\n", b"        for size in reversed(sizes):\n"
     )
     result = carried(target)
-    assert result.outcome is Outcome.CONFLICT  # the changed lines touch
+    assert result.hunks[0].by_statement  # the changed lines touch
+    assert result.outcome is Outcome.MERGED
+    assert result.after == target.replace(b"self.run(size)\n", b"self.replay(size, warm=True)\n", 1)
+    target = BASE.replace(b"            self.run(size)\n", b"            self.run(size, 1)\n")
+    assert carried(target).outcome is Outcome.CONFLICT
     target = BASE.replace(b"        count = len(sizes)\n", b"        count = len(sizes) + 1\n")
     result = carried(target)
     assert result.outcome is Outcome.MERGED

@@ -196,6 +196,19 @@ def test_all_turns_together_make_the_figures() -> None:
     assert set(engine.asked[1:]) == {(4, 256)}
 
 
+def test_no_batch_begins_when_the_time_is_over_and_each_is_kept_when_it_is_measured() -> None:
+    engine, kept = FakeEngine(itertools.repeat(0.5)), list[dict[int, list[int]]]()
+
+    def keep(times: dict[int, dict[str, Any]]) -> None:
+        kept.append({size: [*times[size]["repeats_by_turn"]] for size in times})
+
+    found = in_turns(
+        engine, [1, 4], 256, 4, 2, Meeting(None, 0, 1), over=lambda: len(kept) == 3, keep=keep
+    )
+    assert kept == [{1: [2]}, {1: [2], 4: [2]}, {1: [2, 2], 4: [2]}]
+    assert {size: len(found[size]["repeats_ms_per_step"]) for size in found} == {1: 4, 4: 2}
+
+
 def test_calls_beside_each_other_measure_once_all_have_started(tmp_path: Path) -> None:
     first, second = (compare.beside(f"{tmp_path}/a:b:{number}:2") for number in (0, 1))
     assert not first.wait("group-1", 0.05)

@@ -45,6 +45,8 @@ def test_a_forks_change_is_ported_onto_upstreams_text(tmp_path: Path, name: str)
     assert figures["file_merges"] == 1
     assert figures["hunks"]["outcomes"] == {outcome: 1}
     assert figures["hunks_refused_by_images"]["outcomes"] == ({outcome: 1} if refused else {})
+    assert figures["placed"]["by_lines"]["hunks"] == (outcome == "merged")
+    assert figures["placed"]["by_statements"]["hunks"] == 0
     # Where upstream has the change, the merge finds nothing left to do, too.
     assert figures["the_same_by_merge_alone"] == figures["hunks_refused_by_images"]
 
@@ -59,5 +61,31 @@ def test_merges_that_are_no_ports_and_old_ones_are_left_out(tmp_path: Path) -> N
     both = merges.together([figures, figures])
     assert both["hunks_refused_by_images"]["hunks"] == 2
     assert both["hunks_refused_by_images"]["placed_for_review"] == 1.0
+    assert both["placed"]["by_lines"] == {"hunks": 2, "as_committed": 2}
     with pytest.raises(subprocess.CalledProcessError):
         merges.git(tmp_path, "log")
+
+
+RUN = b"def run(a, b):\n    launch(a, b, block=1, warps=2)\n    return a\n"
+
+
+@pytest.mark.parametrize(
+    ("upstream", "committed", "right"),
+    [
+        (b"launch(\n        a[0],\n        b,\n        block=1,\n        warps=2)", None, True),
+        (b"launch(a, b[0], block=1, warps=2)", b"launch(a, b[0], block=1, warps=8)", False),
+        (b"launch(a, b[0], block=1, warps=2)", b"", False),
+    ],
+)
+def test_a_placing_is_held_against_what_the_person_committed(
+    upstream: bytes, committed: bytes | None, right: bool
+) -> None:
+    old, new = b"launch(a, b, block=1, warps=2)", b"launch(a, b, block=1, warps=4)"
+    theirs = RUN.replace(old, upstream)
+    # Where nothing else is said, the person has both changes, however they broke the lines.
+    told = RUN.replace(old, upstream.replace(b"warps=2", b"warps=4").replace(b"\n       ", b""))
+    made = told if committed is None else RUN.replace(old, committed)
+    fork = RUN.replace(old, new)
+    found = merges.outcomes(merges.FileMerge("m", world.PATH, RUN, fork, theirs, made), 1)
+    assert found is not None
+    assert found.placed == [merges.Placed(by_statement=True, as_committed=right)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -15,7 +16,8 @@ from xml.etree import ElementTree
 import jsonschema
 import pytest
 
-from overlay.commands.bench_engines import Question, as_arguments, method_of
+from overlay.commands.bench_launch import as_arguments
+from overlay.commands.bench_question import Question, method_of
 from tests.commands.test_verify import expect_gone, pids_of
 from tests.report.test_schema import DOCUMENT
 from tests.support import fake_vllm
@@ -109,6 +111,7 @@ def test_servers_are_asked_until_runs_agree_and_all_at_the_rate_of_the_first(
     assert cell == {
         "requests": 2,
         "output_tokens_per_s": [200.0, 201.0],
+        "repeats_by_round": [2],
         "steady": True,
     }
     assert {each["request_rate"] for each in served.values()} == {5.025}
@@ -178,7 +181,11 @@ def test_a_server_that_does_not_serve_is_an_error_with_its_log(
     assert told["exit"] == 2
     assert says in told["error"]
     logs = Path(told["error"].rpartition("what the engines printed is in ")[2])
-    assert [each.name for each in logs.iterdir()] == ["stock-V1-serving-round-1.log"]
+    # The log, and what the server had measured.
+    assert sorted(each.name for each in logs.iterdir()) == [
+        "stock-V1-serving-round-1.json",
+        "stock-V1-serving-round-1.log",
+    ]
     shutil.rmtree(logs)
 
 
@@ -191,7 +198,8 @@ def test_a_server_that_hangs_is_killed_with_all_it_started(
     options = ("--deadline", "2", "--logs", str(logs))
     told = bench({"stock V1 serving": "hangs"}, *SERVING, *options)
     assert told["exit"] == 2
-    assert "did not end within 2 s and was killed" in told["error"]
+    # Two, or more on a busy machine: the seconds that it had.
+    assert re.search(r"did not end within \d+ s and was killed", told["error"])
     expect_gone(pids_of(pids))
     assert list(logs.iterdir())
 

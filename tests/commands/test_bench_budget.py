@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlay.commands.bench_budget import ENGINES, Budget, Part
-from overlay.commands.bench_engines import Measured, Question, Stage
+from overlay.commands.bench_budget import ENGINES, ONE_BY_ONE, Budget, Part, Sharing
+from overlay.commands.bench_engines import Measured, Stage
+from overlay.commands.bench_question import Question
 from overlay.errors import OverlayError
 from overlay.proof.engine_pool import Ended, Job
-from overlay.proof.repeats import Quantity
+from overlay.proof.repeats import Quantity, order
+from overlay.proof.turns import Event, Step
+from overlay.proof.turns import patience as late_after
 from overlay.report.bench_page import page
 from overlay.report.benched import OVERLAY, STOCK, V2, BenchReport, benched
 from overlay.report.words import enumeration
@@ -60,6 +64,91 @@ class Engines:
         return ended(job, None if result is None else 0, self.now - begun, result, told)
 
 
+class Side(Engines):
+    """The same engines side by side: all start at once, and measure in turn."""
+
+    def run_party(
+        self,
+        jobs: Sequence[Job],
+        meet: Path,
+        *,
+        deadline: float,
+        patience: float,
+        told: Callable[[Job, Ended | None], None],
+        heard: Callable[[Job, Event], None],
+    ) -> Mapping[str, Ended]:
+        begun, results = self.now, dict[str, dict[str, Any]]()
+        late, waiting = list[Job](), list[Job]()
+        first = min(self._start(job) for job in jobs)
+        limit = min(deadline, late_after(first, patience))
+        for job in jobs:
+            told(job, None)
+            engine, part = job.name.split(", ")[0], Part(job.name.split(", ")[1])
+            self.started.append((part, engine))
+            start = self._start(job)
+            if start >= limit:
+                late.append(job)
+                continue
+            waiting.append(job)
+            results[job.name] = run_engine(part, start, deadline)
+            self.now = max(self.now, begun + start)
+        how = dict[str, Ended]()
+        for job in late:
+            self.now = begun + limit
+            gone = Ended(-9, limit, None, "", "had not started")
+            if limit == deadline:
+                gone = Ended(None, deadline, None, "")
+            told(job, gone)
+            how[job.name] = gone
+        rounds = int(jobs[0].command[jobs[0].command.index("--turns") + 1])
+        killed = False
+        for number in range(rounds):
+            for job in order(jobs, number):
+                if job in waiting and not killed:
+                    heard(job, Event(jobs.index(job), Step.BEGAN, number))
+                    killed = self._turn(job, begun, deadline, results[job.name], number)
+        for job in waiting:
+            status = None if killed else 0
+            how[job.name] = ended(job, status, self.now - begun, results[job.name], told)
+        return how
+
+    def _start(self, job: Job) -> float:
+        engine, part = job.name.split(", ")[0], Part(job.name.split(", ")[1])
+        return self._seconds.get((part, engine), [1.0])[0]
+
+    def _turn(
+        self, job: Job, begun: float, deadline: float, result: dict[str, Any], number: int
+    ) -> bool:
+        """Measure every cell; whether all engines were killed meanwhile."""
+        engine, part = job.name.split(", ")[0], Part(job.name.split(", ")[1])
+        _, *cells = self._seconds.get((part, engine), [1.0, 1.0, 1.0, 1.0])
+        words = job.command[: job.command.index("--meet")]
+        soft = seconds_of(replace(job, command=words), part)
+        for size, took in zip((1, 8, 32), cells, strict=True):
+            if self.now - begun >= soft:
+                return False
+            if self.now + took - begun >= deadline:
+                self.now = begun + deadline
+                return True
+            self.now += took
+            add_turn(result, part, size)
+            self.cells.setdefault((part, engine), {})[size] = self.now
+        return False
+
+
+def add_turn(result: dict[str, Any], part: Part, size: int) -> None:
+    """Put the figure of one turn into a result."""
+    if part is Part.STEPS:
+        cell = result.setdefault(f"batch{size}", {"repeats_ms_per_step": [], "repeats_by_turn": []})
+        cell["repeats_ms_per_step"] += [2.0, 2.1]
+        cell["repeats_by_turn"].append(2)
+        return
+    cells = result["concurrency"]
+    cell = cells.setdefault(str(size), {"values": [], "by_turn": [], "agreed": True})
+    cell["values"].append(99.0)
+    cell["by_turn"].append(1)
+
+
 def seconds_of(job: Job, part: Part) -> float:
     """What the engine is told of the time that is left."""
     if part is Part.STEPS:
@@ -101,6 +190,9 @@ def measure(work: Path, engines: Engines, **options: Any) -> Measured:
     question = Question(concurrency=(1, 8, 32), model="a/b", draft="a/c", **options)
     budget = Budget(question.budget, engines.clock)
     stage = Stage(question, Path("python"), work, work, work, lambda *_: None, budget, engines.run)
+    stage.sharing = ONE_BY_ONE
+    if isinstance(engines, Side):
+        stage.party, stage.sharing = engines.run_party, Sharing(side_by_side=True, why="")
     return stage.measure()
 
 
@@ -108,14 +200,16 @@ def measure(work: Path, engines: Engines, **options: Any) -> Measured:
     seconds=st.dictionaries(st.tuples(st.sampled_from(Part), st.sampled_from(ENGINES)), SECONDS),
     budget=st.floats(0, 2000),
     rounds=st.integers(1, 3),
+    kind=st.sampled_from([Engines, Side]),
 )
 def test_no_engine_goes_on_beyond_the_budget_and_every_gap_is_named(
     tmp_path_factory: pytest.TempPathFactory,
     seconds: dict[tuple[Part, str], list[float]],
     budget: float,
     rounds: int,
+    kind: type[Engines],
 ) -> None:
-    engines = Engines(seconds)
+    engines = kind(seconds)
     measured, refusal = None, ""
     try:
         work = tmp_path_factory.mktemp("work")
@@ -134,8 +228,10 @@ def test_no_engine_goes_on_beyond_the_budget_and_every_gap_is_named(
 def expect_named(engines: Engines, measured: Measured) -> None:
     """Every cell was measured or is a gap, and none is both."""
     gaps = {(g.engine, g.quantity, size) for g in measured.gaps for size in g.requests}
-    found = {(t.engine, Quantity.STEPS, size) for t in measured.timed for size in t.batches}
-    found |= {(s.engine, Quantity.SERVING, size) for s in measured.served for size in s.concurrency}
+    found = {(t.engine, Quantity.STEP_TIME, size) for t in measured.timed for size in t.batches}
+    found |= {
+        (s.engine, Quantity.THROUGHPUT, size) for s in measured.served for size in s.concurrency
+    }
     assert found == {
         (engine, Quantity(part.value), size)
         for (part, engine), sizes in engines.cells.items()
@@ -144,7 +240,7 @@ def expect_named(engines: Engines, measured: Measured) -> None:
     wanted = {
         (engine, quantity, size)
         for engine in ENGINES
-        for quantity in (Quantity.STEPS, Quantity.SERVING)
+        for quantity in (Quantity.STEP_TIME, Quantity.THROUGHPUT)
         for size in (1, 8, 32)
     }
     assert not gaps & found
@@ -169,10 +265,10 @@ def test_a_first_round_that_is_too_long_ends_with_the_budget(tmp_path: Path) -> 
     assert engines.now == 380.0
     gaps = [(gap.engine, gap.quantity, gap.requests) for gap in measured.gaps]
     assert gaps[:2] == [
-        (STOCK, Quantity.SERVING, (1, 8, 32)),
+        (STOCK, Quantity.THROUGHPUT, (1, 8, 32)),
         (STOCK, Quantity.FIRST_TOKEN, ()),
     ]
-    assert (V2, Quantity.STEPS, (32,)) in gaps
+    assert (V2, Quantity.STEP_TIME, (32,)) in gaps
     report = shown(measured, 405.0)
     lines = "\n".join(map(str, report.own_lines()))
     for text in (lines, page(report)):
@@ -215,6 +311,42 @@ def test_a_later_round_that_was_cut_is_named(tmp_path: Path) -> None:
     measured = measure(tmp_path, Slower({}), budget=120.0, rounds=2, only=Part.STEPS)
     assert measured.gaps == ()
     assert measured.notes == ("round 2 was not finished: --budget 120 s was spent",)
+
+
+def test_side_by_side_each_engine_starts_once_for_each_part(tmp_path: Path) -> None:
+    engines = Side({})
+    measured = measure(tmp_path, engines, rounds=3)
+    assert engines.started == [(part, each) for part in Part for each in ENGINES]
+    assert (measured.notes, measured.gaps[:-1]) == ((), measured.gaps[:2])
+    for each in measured.timed:
+        assert {sample.rounds for sample in each.batches.values()} == {(2, 2, 2)}
+
+
+def test_side_by_side_an_engine_that_does_not_start_leaves_time_for_the_others(
+    tmp_path: Path,
+) -> None:
+    engines = Side({(Part.STEPS, V2): [1e6, 1.0, 1.0, 1.0]})
+    measured = measure(tmp_path, engines, rounds=2, budget=300.0)
+    assert engines.now < 300.0
+    assert "V2, steps: it had not started" in measured.notes
+    assert [each.engine for each in measured.timed] == [STOCK, OVERLAY]
+    assert [each.engine for each in measured.served] == list(ENGINES)
+
+
+def test_side_by_side_slow_step_times_leave_time_for_the_servers(tmp_path: Path) -> None:
+    slow = {(Part.STEPS, engine): [10.0, 30.0, 30.0, 30.0] for engine in ENGINES}
+    measured = measure(tmp_path, Side(slow), rounds=3, budget=720.0)
+    assert [each.engine for each in measured.served] == list(ENGINES)
+    assert {gap.quantity for gap in measured.gaps} == {Quantity.FIRST_TOKEN}
+    assert measured.notes == ("step times: 1 of 3 rounds were finished: --budget 720 s was spent",)
+
+
+def test_side_by_side_rounds_that_were_not_finished_are_named(tmp_path: Path) -> None:
+    slow = {(Part.STEPS, engine): [10.0, 9.0, 9.0, 9.0] for engine in ENGINES}
+    measured = measure(tmp_path, Side(slow), rounds=3, budget=200.0, only=Part.STEPS)
+    (note,) = measured.notes
+    assert note == "step times: 2 of 3 rounds were finished: --budget 200 s was spent"
+    assert measured.gaps == ()
 
 
 def test_the_schedule_says_how_often_an_engine_starts() -> None:

@@ -93,6 +93,34 @@ def test_files_of_a_release_become_a_feature(work: Cli, ours: Path) -> None:
     assert {change.path: change.after for change in planned.changes} == wanted
 
 
+@pytest.mark.parametrize("named", ["as printed", "relative", "twice", "through a link"])
+def test_the_folder_that_is_named_again_need_not_be_there(
+    work: Cli, ours: Path, tmp_path: Path, named: str
+) -> None:
+    begun = work("new", "stop-fix", "--file", RUNNER, "--release", "0.26.0", "--patches", ours)
+    edit(FOLDER, RUNNER, "return captured\n", "return captured + 1\n")
+    (tmp_path / "link").symlink_to(tmp_path)
+    words = {
+        "as printed": begun.command("edit"),
+        "relative": ("edit", "--commit", FOLDER, "--patches", "../ours"),
+        "twice": ("--patches", ours, "edit", "--commit", FOLDER, "--patches", "../ours"),
+        "through a link": ("edit", "--commit", FOLDER, "--patches", tmp_path / "link/ours"),
+    }
+    result = work(*words[named])
+    assert result.exit == 0, result.err
+    assert [feature.id for feature in load([ours])] == ["stop-fix"]
+
+
+def test_another_folder_that_is_not_there_is_said(work: Cli, ours: Path) -> None:
+    begin(work, ours)
+    edit(FOLDER, RUNNER, "return captured\n", "return captured + 1\n")
+    result = work("edit", "--commit", FOLDER, "--patches", "../theirs")
+    assert result.exit == 2
+    assert "theirs" in result.err
+    assert not ours.exists()
+    assert FOLDER.exists()
+
+
 def test_the_new_feature_stacks_on_those_before_it(work: Cli, ours: Path) -> None:
     begin(work, ours, "--file", PROPOSER)
     assert "# patched" in (FOLDER / PROPOSER).read_text()  # by the shipped feature

@@ -18,6 +18,7 @@ from overlay.results import State
 from tests.support import markdown
 from tests.support.markdown import ROOT, Page
 
+SHIPPED = load([shipped_folder()])
 PAGES = {page.name: page for page in markdown.pages()}
 #: Pages whose lines are written by a script.
 WRITTEN = {"docs/performance.md", "docs/mutations.md"}
@@ -53,6 +54,19 @@ def test_the_index_lists_every_page() -> None:
     listed = {target for _, target in page.links}
     there = {name.removeprefix("docs/") for name in PAGES if name.startswith("docs/")}
     assert there - listed == {"index.md"}
+
+
+@each_page
+def test_values_of_variables_are_those_that_they_take(name: str) -> None:
+    values = {switch.name: set(switch.values) for each in SHIPPED for switch in each.switches}
+    values |= {"OVERLAY": {mode.value for mode in settings.Mode}, "OVERLAY_UNTESTED": {"on", "off"}}
+    text = PAGES[name].path.read_text(encoding="utf-8")
+    wrong = [
+        f"{name}: {variable}={value}"
+        for variable, value in re.findall(r"\b(OVERLAY\w*)=([a-z0-9]+)", text)
+        if value not in values.get(variable, {value})
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 # ---- commands
@@ -132,8 +146,7 @@ def test_every_command_is_on_a_page_for_users() -> None:
 
 def declared() -> set[str]:
     """The variables that the overlay and its features read."""
-    features = load([shipped_folder()])
-    return {*settings.KNOWN, *(switch.name for each in features for switch in each.switches)}
+    return {*settings.KNOWN, *(switch.name for each in SHIPPED for switch in each.switches)}
 
 
 def named(page: Page) -> Iterator[tuple[int, str]]:

@@ -12,6 +12,7 @@ arguments. It answers each with the exit status.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import json
 import os
@@ -20,11 +21,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
 from overlay.proof.engine_launch import append_path, foreign_environment, link_packages
+from tests.support.forks import run_and_exit
 
 TESTS = Path(__file__).resolve().parents[1]
 #: Seconds after which a module that does not end is killed.
@@ -105,29 +106,16 @@ def serve() -> None:
         child = os.fork()
         if not child:
             signal.alarm(DEADLINE)
-            run(module, Path(output), Path(error), arguments)
+            work = functools.partial(run, module, arguments)
+            run_and_exit(work, Path(output), Path(error))
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         print(status, file=answers, flush=True)
 
 
-def run(module: str, output: Path, error: Path, arguments: list[str]) -> None:
-    """Run a module as a program in this process, and end it."""
-    status = 1
-    try:
-        for descriptor, file in ((1, output), (2, error)):
-            with file.open("wb") as stream:
-                os.dup2(stream.fileno(), descriptor)
-        sys.argv = [module, *arguments]
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-        status = 0
-    except SystemExit as ended:
-        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except BaseException:  # noqa: BLE001 - the file is the only place to tell it
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+def run(module: str, arguments: list[str]) -> None:
+    """Run a module as a program."""
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,12 @@ for each keeps whatever one engine does from the others.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import os
 import sys
 import tempfile
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from overlay.proof.engine_launch import (
 )
 from overlay.proof.engine_spec import EngineSpec
 from overlay.results import ModelRunner
+from tests.support.forks import run_and_exit
 
 TESTS = Path(__file__).resolve().parents[1]
 #: What an engine imports late, beside what ``vllm.LLM`` does.
@@ -90,28 +91,16 @@ def main(specs: Sequence[Path]) -> None:
     for spec in specs:
         process = os.fork()
         if not process:
-            _run(spec)
+            run_and_exit(functools.partial(_run, spec), spec.with_suffix(".log"))
         os.waitpid(process, 0)
 
 
 def _run(file: Path) -> None:
-    """Run one spec in this process, and end it."""
-    status = 1
-    try:
-        with file.with_suffix(".log").open("wb") as log:
-            for stream in (sys.stdout, sys.stderr):
-                os.dup2(log.fileno(), stream.fileno())
-        spec = EngineSpec.from_json(file.read_text(encoding="utf-8"))
-        run_engine.prepare(spec)
-        result = json.dumps(run_engine.run(spec))
-        file.with_suffix(".result").write_text(result, encoding="utf-8")
-        status = 0
-    except BaseException:  # noqa: BLE001 - the log is the only place to tell it
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+    """Run one spec."""
+    spec = EngineSpec.from_json(file.read_text(encoding="utf-8"))
+    run_engine.prepare(spec)
+    result = json.dumps(run_engine.run(spec))
+    file.with_suffix(".result").write_text(result, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Hooks for ``run_engine.py``: asynchronous scheduling on a CPU, and which steps were steady.
+"""Hooks for ``run_engine.py``: asynchronous scheduling on a CPU, and what the features did.
 
 vLLM schedules asynchronously on GPUs only, since a CPU has no streams to overlap.  With streams and
 events that do nothing, its runner takes the same way here: everything is done when it is called.
@@ -56,7 +56,13 @@ def schedule_asynchronously() -> None:
 
 
 def watch(llm: Any) -> None:
-    """Count from now on, in an engine whose worker is in this process."""
+    """Count from now on, in an engine whose worker is in this process.
+
+    Batches of any size are kept together, since there are few requests.
+    """
+    from vllm.v1.worker import batched_bookkeeping
+
+    batched_bookkeeping.FEWEST_ROWS = 1
     watch_verification(_steps)
     runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
     inner_all = runner._prepare_inputs
@@ -81,3 +87,11 @@ def watch(llm: Any) -> None:
 def steps(_: Any) -> dict[str, int]:
     """The counts."""
     return dict(_steps)
+
+
+def bookkeeping(_: Any) -> dict[str, Any]:
+    """What `batched-bookkeeping` reports of this process."""
+    from vllm.v1.overlay_effects import effects
+
+    told: dict[str, Any] = effects()["batched-bookkeeping"]
+    return told

@@ -1,4 +1,4 @@
-"""Steady steps and greedy verification in a real engine: the oracle's drafts, on and off."""
+"""Steady steps, greedy verification and batched bookkeeping in an engine: the oracle's drafts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ SPEC = EngineSpec(
     async_scheduling=True,
     pre=("tests.engine.steady_hooks:schedule_asynchronously",),
     post_load=("tests.engine.steady_hooks:watch",),
-    finish=("tests.engine.steady_hooks:steps",),
+    finish=(
+        "tests.engine.steady_hooks:steps",
+        "tests.engine.steady_hooks:bookkeeping",
+    ),
     packages=(TESTS,),
 )
 
@@ -46,7 +49,11 @@ def ran(
     spec = replace(SPEC, models=str(tiny_models))
     for copy in private_vllm(engine_python, tmp_path_factory.mktemp("steady")):
         overlay("apply", copy.site)
-        switches = ("OVERLAY_STEADY_INPUTS", "OVERLAY_GREEDY_VERIFICATION")
+        switches = (
+            "OVERLAY_STEADY_INPUTS",
+            "OVERLAY_GREEDY_VERIFICATION",
+            "OVERLAY_BATCHED_BOOKKEEPING",
+        )
         yield request.param, launch(copy.python, spec, env=dict.fromkeys(switches, request.param))
 
 
@@ -71,3 +78,16 @@ def test_drafts_are_verified_greedily_where_it_is_on(ran: tuple[str, dict[str, A
         way, other = other, way
     assert counts[way] > counts["all"] / 3
     assert other not in counts
+
+
+def test_the_bookkeeping_is_done_together_where_it_is_on(ran: tuple[str, dict[str, Any]]) -> None:
+    switch, result = ran
+    told = result["hooks"]["steady_hooks:bookkeeping"]
+    if switch == "off":
+        assert told["state"] == "idle"
+        assert not told["counts"]
+    else:
+        assert told["state"] == "active"
+        steps = result["hooks"]["steady_hooks:steps"]["all"]
+        assert told["counts"]["steps whose placeholders were written together"] > steps / 3
+        assert told["counts"]["outputs listed together"] > steps / 3

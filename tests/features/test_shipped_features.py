@@ -33,6 +33,7 @@ from overlay.results import Plan, State
 from overlay.targets.resolution import resolve
 from overlay.targets.target import Target
 from tests.support.shipped_features import (
+    BOOKKEEPING,
     DBO,
     DBO_EAGLE3,
     DBO_LENGTHS,
@@ -172,6 +173,7 @@ def test_every_known_release_takes_the_draft_graphs_and_has_the_rest(release: st
         DBO: State.PRISTINE,
         DBO_EAGLE3: State.PRISTINE,
         DBO_LENGTHS: State.PRISTINE,
+        BOOKKEEPING: State.PRISTINE,
     }
     assert planned(release).notices == ()
     assert all(not result.untested for result in planned(release).features)
@@ -317,6 +319,7 @@ def test_the_history_begins_with_0_16() -> None:
         DBO: State.INAPPLICABLE,
         DBO_EAGLE3: State.INAPPLICABLE,
         DBO_LENGTHS: State.INAPPLICABLE,
+        BOOKKEEPING: State.INAPPLICABLE,
     }
 
 

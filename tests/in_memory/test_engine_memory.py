@@ -2,7 +2,8 @@
 
 In one process, in several, and with two tensor-parallel workers: tokens and the accepted counts of
 every draft position equal the oracle, every process says and proves that it runs patched, and the
-installation is byte for byte what it was.
+installation is byte for byte what it was.  A team's own feature patches the installed transformers
+beside vLLM.
 """
 
 from __future__ import annotations
@@ -96,6 +97,36 @@ def box(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             yield Box(copy, beside, before, environment)
 
 
+CONFIG = "transformers.models.llama.configuration_llama"
+TEAM = """
+id = "team-config"
+title = "A change of another installed package"
+why = "To be seen in the engine."
+package = "transformers"
+releases = "{0}..{0}"
+"""
+
+
+@pytest.fixture(scope="module")
+def team(box: Box, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A patches folder with a feature for the transformers that the engine has."""
+    where = "import importlib.metadata as m; print(m.distribution('transformers').locate_file(''))"
+    script = f"{where}; print(m.version('transformers'))"
+    site, version = subprocess.check_output(
+        [str(box.copy.python), "-c", script], text=True
+    ).splitlines()
+    path = f"{CONFIG.replace('.', '/')}.py"
+    lines = Path(site, path).read_text().splitlines()
+    at = next(i for i, line in enumerate(lines) if line.strip() == 'model_type = "llama"')
+    change = hunk([f" {lines[at]}", "+    team_mark = 1", f" {lines[at + 1]}"], "LlamaConfig")
+    feature = tmp_path_factory.mktemp("team") / "team-config"
+    (feature / "10-config").mkdir(parents=True)
+    (feature / f"10-config/{version}..{version}.patch").write_text(patch_text(path, change))
+    (feature / "feature.toml").write_text(TEAM.format(version))
+    feature.parent.chmod(0o700)
+    return feature.parent
+
+
 @pytest.mark.parametrize(
     "case",
     [
@@ -105,10 +136,13 @@ def box(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     ],
 )
 def test_every_process_drafts_as_it_should_with_patched_code(
-    box: Box, tiny_models: Path, case: str
+    box: Box, team: Path, tiny_models: Path, case: str
 ) -> None:
     spec, roles = CASES[case]
-    result = launch(box.copy.python, replace(spec, models=str(tiny_models)), env=box.environment)
+    # In several processes the configuration, which vLLM sends to them, brings the module too early.
+    more = {CONFIG: "team-config"} if case == "one process" else {}
+    environment = box.environment | ({"OVERLAY_PATCHES": str(team)} if more else {})
+    result = launch(box.copy.python, replace(spec, models=str(tiny_models)), env=environment)
     expect_the_oracle(result)
     said = result["hooks"]["engine_hooks:live"]
     assert sorted(process["record"]["role"] for process in said) == roles, said
@@ -118,12 +152,13 @@ def test_every_process_drafts_as_it_should_with_patched_code(
         assert process["record"]["digest"] == said[0]["record"]["digest"]
     for worker in result["workers"]:
         record = next(process["record"] for process in said if process["pid"] == worker["pid"])
-        expect_patched(worker, record, box)
+        expect_patched(worker, record, box, {*TARGETS, *more})
         expect_told_effects(record, result["log"])
     for process in said:
         said_so = f"process {process['pid']} has the patches "
         (line,) = [line for line in result["log"].splitlines() if said_so in line]
         assert "draft-graphs" in line.partition(said_so)[2]
+        assert all(feature in line for feature in more.values())
     assert hash_files(box.copy.site) == box.before
 
 
@@ -274,13 +309,15 @@ def test_a_required_feature_that_is_idle_refuses_to_serve(box: Box, tiny_models:
     assert f"draft-graphs is idle: {NO_GRAPHS}" in refused.value.output
 
 
-def expect_patched(worker: dict[str, Any], record: dict[str, Any], box: Box) -> None:
+def expect_patched(
+    worker: dict[str, Any], record: dict[str, Any], box: Box, targets: set[str]
+) -> None:
     """A worker runs the patched copies, whose names its code objects bear."""
     assert worker["propose"]["file"].startswith(box.environment["OVERLAY_CACHE"])
     assert ADDED in worker["modules"]
     modules = {module["module"]: module for module in record["modules"]}
-    assert modules.keys() >= TARGETS
-    for name in TARGETS:
+    assert modules.keys() >= targets
+    for name in targets:
         states = set(modules[name]["scopes"].values())
         assert states == {"runs"}, (name, modules[name])
     assert record["rank"] == worker["rank"]

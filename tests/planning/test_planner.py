@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from packaging.version import Version
 
-from overlay.package import ReleaseRange
+from overlay.package import ReleaseRange, package_named
 from overlay.planning.planner import plan
 from overlay.planning.scopes import Syntax
 from overlay.results import Plan, State
@@ -99,6 +99,13 @@ def test_the_release_decides(
     assert (found.reason is None) if why is None else (why in str(found.reason))
     if state is State.INAPPLICABLE:
         assert found.files == ()
+
+
+def test_an_unknown_release_is_said_of_the_package() -> None:
+    package = package_named("transformers")
+    change = replace(feature((A, [HUNK])), package=package)
+    (found,) = plan([change], MemoryTree({A: TEXT}), None).features
+    assert str(found.reason).startswith("the release of this transformers is not known")
 
 
 OLD = hunk(["     y = x", "-    z = w", "+    z = 1", "     return z"], "f")

@@ -19,6 +19,7 @@ from overlay.report.benched import (
     benched,
     comparisons,
     first_token_table,
+    step_table,
 )
 
 VALUES = st.lists(st.floats(0.5, 50), min_size=2, max_size=9).map(tuple)
@@ -64,6 +65,19 @@ def test_no_conclusion_is_drawn_where_repeats_overlap(
         assert "no conclusion" in verdict.text
 
 
+@given(st.floats(0.5, 50), VALUES, st.booleans())
+def test_no_conclusion_is_drawn_from_one_repeat(
+    once: float, values: tuple[float, ...], of_stock: bool
+) -> None:
+    stock, ours = ((once,), values) if of_stock else (values, (once,))
+    engines = [timed(STOCK, *stock), timed(OVERLAY, *ours)]
+    assert [each.conclusive for each in comparisons(engines)] == [False]
+    assert benched(engines).text == (
+        "The repeats overlap in every cell, or there is one repeat only: no conclusion."
+    )
+    assert step_table(engines).rows[1][-1] == "one repeat"
+
+
 def test_an_overlay_without_graphs_needs_you() -> None:
     idle = timed(OVERLAY, 1, 2)._replace(graphs={})
     verdict = benched([timed(STOCK, 3, 4), idle])
@@ -79,7 +93,10 @@ def test_rounds_are_joined() -> None:
         "batch1": {"repeats_ms_per_step": [1.0]},
     }
     joined = read(OVERLAY, [round_, round_])
-    assert joined.batches == {1: Sample((1.0, 1.0)), 8: Sample((2.0, 3.0, 2.0, 3.0))}
+    assert joined.batches == {
+        1: Sample((1.0, 1.0), (1, 1)),
+        8: Sample((2.0, 3.0, 2.0, 3.0), (2, 2)),
+    }
     assert joined.graphs == {"loop": 4}
     with pytest.raises(OverlayError, match="expected the result of a timed engine"):
         read(OVERLAY, [{"batch1": {}}])
@@ -95,7 +112,7 @@ def test_rounds_of_a_server_are_joined() -> None:
     }
     other = {**round_, "concurrency": {"16": {**cell, "agreed": False}, "1": cell}}
     joined = read_served(OVERLAY, [round_, other])
-    values = Sample((100.0, 101.0, 100.0, 101.0))
+    values = Sample((100.0, 101.0, 100.0, 101.0), (2, 2))
     assert list(joined.concurrency.items()) == [(1, values), (16, values)]
     assert (joined.unsteady, joined.rate) == ((16,), 2.0)
     assert joined.first_token == Sample((9.0, 8.0, 9.0, 8.0))

@@ -30,9 +30,15 @@ if sys.argv[2] == "overlay.proof.step_time":
     if isinstance(words, str):
         sys.exit(words)
     graphs = {{"keys": {{"loop": 4}}}} if engine == "overlay" else None
-    result = {{"vllm": "0.99.0", "gpu": "FAKE", "draft_graphs": graphs,
-              "batch1": {{"repeats_ms_per_step": words}}}}
-    Path(sys.argv[sys.argv.index("--out") + 1]).write_text(json.dumps(result))
+    result = {{"vllm": "0.99.0", "gpu": "FAKE", "draft_graphs": graphs, "start_s": 1.5}}
+    out = Path(sys.argv[sys.argv.index("--out") + 1])
+    if "--meet" in sys.argv:
+        sys.path[:0] = [{root!r}, {modules!r}]
+        from tests.support.fake_step_time import take_turns
+        take_turns(sys.argv, engine, words, result, out)
+        os._exit(0)
+    result["batch1"] = {{"repeats_ms_per_step": words}}
+    out.write_text(json.dumps(result))
     sys.exit(0)
 if sys.argv[2] != "overlay.proof.verify_engine":
     print("what a library prints while models are made")

@@ -9,13 +9,17 @@ from __future__ import annotations
 from pathlib import Path
 
 _BEHAVIOUR = """
-import json, os
+import json, os, sys
 
-def word():
+sys.path.append({root!r})
+
+def engine():
     stock = "/stock" in os.environ.get("PYTHONPATH", "")
     v2 = os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "1"
-    engine = "V2" if v2 else "stock V1" if stock else "overlay"
-    return json.loads(os.environ["FAKE_ENGINE"])[f"{engine} serving"]
+    return "V2" if v2 else "stock V1" if stock else "overlay"
+
+def word():
+    return json.loads(os.environ["FAKE_ENGINE"])[f"{{engine()}} serving"]
 """
 _SERVER = """
 import argparse, http.server, os, subprocess, sys, time
@@ -24,7 +28,8 @@ from vllm.behaviour import word
 
 parser = argparse.ArgumentParser()
 for option in ("model", "host", "port", "load-format", "max-model-len", "max-num-seqs",
-               "gpu-memory-utilization", "compilation-config", "speculative-config"):
+               "gpu-memory-utilization", "kv-cache-memory-bytes", "compilation-config",
+               "speculative-config"):
     parser.add_argument(f"--{option}")
 args = parser.parse_args()
 said = word()
@@ -55,9 +60,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.ThreadingHTTPServer((args.host, int(args.port)), Handler).serve_forever()
 """
 _CLIENT = """
-import json, urllib.request
+import json, os, time, urllib.request
 from pathlib import Path
-from vllm.behaviour import word
+from vllm.behaviour import engine, word
+from tests.support import traces
 
 RUNS = []
 
@@ -78,6 +84,11 @@ def main(args):
             urllib.request.urlopen(args.base_url + "/dies")
         except OSError:
             pass
+    with traces.measuring(engine()):
+        pass
+    if said == "answers no client":
+        Path(os.environ["FAKE_PIDS"]).write_text(f"{os.getpid()} {os.getppid()}")
+        time.sleep(600)
     if said == "client fails":
         raise ValueError("what a client")
     speeds = said if isinstance(said, list) else [100.0]
@@ -94,7 +105,7 @@ from argparse import ArgumentParser as FlexibleArgumentParser
 def write_fake_serving(folder: Path) -> Path:
     """Write the modules into a new folder for an import path; the folder."""
     modules = {
-        "behaviour": _BEHAVIOUR,
+        "behaviour": _BEHAVIOUR.format(root=str(Path(__file__).resolve().parents[2])),
         "entrypoints/openai/api_server": _SERVER,
         "benchmarks/serve": _CLIENT,
         "utils/argparse_utils": _PARSER,

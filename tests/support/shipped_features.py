@@ -18,8 +18,9 @@ GREEDY = "greedy-verification"
 DBO = "dbo-drafts"
 DBO_EAGLE3 = "dbo-eagle3"
 DBO_LENGTHS = "dbo-lengths"
+BOOKKEEPING = "batched-bookkeeping"
 #: The features that patch the known releases.
-OURS = (DRAFTS, STEADY, GREEDY, DBO, DBO_EAGLE3, DBO_LENGTHS)
+OURS = (DRAFTS, STEADY, GREEDY, DBO, DBO_EAGLE3, DBO_LENGTHS, BOOKKEEPING)
 
 
 @functools.cache

@@ -66,6 +66,25 @@ def test_twice_in_one_folder(
         on_path(monkeypatch, package, tmp_path)
 
 
+@pytest.mark.parametrize("record", [None, b"elsewhere/module.py,,\n"], ids=["none", "of-others"])
+def test_metadata_that_was_left_behind_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: Package, record: bytes | None
+) -> None:
+    install(tmp_path, package)
+    assert on_path(monkeypatch, package, tmp_path).warnings == ()
+    old = tmp_path / f"{package.name}-1.0.0.dist-info"
+    old.mkdir()
+    if record is not None:
+        (old / "RECORD").write_bytes(record)
+    (tmp_path / f"{package.name}_other-1.0.0.dist-info").mkdir()
+    target = on_path(monkeypatch, package, tmp_path)
+    assert target.vllm == "1.2.3"
+    [warning] = target.warnings
+    assert f"and {old.name}: " in warning
+    assert f"because only its RECORD lists {package.name}/" in warning
+    assert f"reinstall {package.title}" in warning
+
+
 def test_twice_on_the_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: Package
 ) -> None:

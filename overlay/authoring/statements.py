@@ -1,0 +1,228 @@
+"""Three-way merge by statements, for what a merge by lines calls a conflict.
+
+A statement is told by its tokens: one that a formatter only broke into other lines is the same one.
+Where both sides changed one statement, and did so in different places of it, both changes are put
+into it.  Whatever goes beyond that stays a conflict: lines that touch were merged as people merged
+them in 20 of 35 cases only, and tokens of whole regions in 20 of 30.
+"""
+
+from __future__ import annotations
+
+import io
+import keyword
+import tokenize
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from overlay.authoring.merge import Lines, Side, merge
+
+_OPEN, _CLOSE = "([{", ")]}"
+#: Tokens that say where lines end, and nothing else.
+_LAYOUT = (tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+#: Characters that tokenizers take for ends of lines, or for no indentation.
+_ODD = ("\r", "\f")
+
+
+class Word(NamedTuple):
+    """A token in its place.
+
+    :ivar gap: what is written between the token before it and this one, with a comma that says
+        nothing; :ivar text: the token, the first one of a statement with its indentation.
+    """
+
+    gap: str
+    text: str
+
+
+class Statement(NamedTuple):
+    """A statement; a line with only a comment, which is a statement too; or an empty line.
+
+    :ivar lines: how it is written; :ivar words: its tokens, none of an empty line.
+    """
+
+    lines: Lines
+    words: tuple[Word, ...]
+
+    @property
+    def says(self) -> str:
+        """What is equal in two statements that differ in their layout alone."""
+        return "\0".join(word.text for word in self.words)
+
+    @property
+    def comment(self) -> bool:
+        """Whether it is nothing but a comment."""
+        return self.says.lstrip().startswith("#")
+
+
+def merge_statements(
+    base: Sequence[str], ours: Sequence[str], theirs: Sequence[str]
+) -> Lines | None:
+    """Merge two descendants of a definition, or of a module, statement by statement.
+
+    Where neither side changed what a statement says, or both changed it alike, it is written as in
+    ``theirs``; so a merge that has nothing to add to ``theirs`` is equal to it.
+
+    >>> merge_statements(["f(a, b)"], ["f(a, b, c=1)"], ["f(", "    x,", "    b,", ")"])
+    ('f(', '    x,', '    b, c=1,', ')')
+
+    :returns: the merged lines; ``None`` where there is a conflict, or a text is not Python.
+    """
+    try:
+        sides = [tuple(statements(lines)) for lines in (base, ours, theirs)]
+    except (tokenize.TokenError, SyntaxError):
+        return None
+    made: list[str] = []
+    at = [0, 0, 0]
+    for region in merge(*([unit.says for unit in side] for side in sides)).regions:
+        stop = [
+            start + len(lines)
+            for start, lines in zip(at, (region.base, region.ours, region.theirs), strict=True)
+        ]
+        old, mine, other = (side[a:b] for side, a, b in zip(sides, at, stop, strict=True))
+        at = stop
+        if region.side is Side.CONFLICT:
+            joined = _joined(old, mine, other)
+            if joined is None:
+                return None
+            made += joined
+        else:
+            taken = mine if region.side is Side.OURS else other
+            made += [line for unit in taken for line in unit.lines]
+    return tuple(made)
+
+
+def statements(lines: Sequence[str]) -> Iterator[Statement]:
+    """Split a text into its statements; their lines together are the text's.
+
+    :raises tokenize.TokenError, SyntaxError: where Python finds no tokens, or no end.
+    """
+    if any(odd in line for line in lines for odd in _ODD):
+        raise SyntaxError("a line holds a character that may end it")
+    done = 0
+    held: list[_Token] = []
+    for token in _tokens(lines):
+        alone = token.type == tokenize.NL and all(each.type == tokenize.COMMENT for each in held)
+        if token.type == tokenize.NEWLINE or alone:
+            own = tuple(lines[done : token.stop[0]])
+            yield Statement(own, tuple(_words(held, lines)))
+            done, held = token.stop[0], []
+        elif token.type not in _LAYOUT:
+            held.append(token)
+    if held or done < len(lines):
+        raise SyntaxError("the text ends inside a statement")
+
+
+def _joined(
+    base: Sequence[Statement], ours: Sequence[Statement], theirs: Sequence[Statement]
+) -> list[str] | None:
+    """A region that both sides changed, statement by statement; ``None`` where one conflicts.
+
+    Each statement of one side belongs to one of the others; empty lines are as in ``theirs``.
+    """
+    old, mine, other = ([unit for unit in side if unit.words] for side in (base, ours, theirs))
+    if not len(old) == len(mine) == len(other):
+        return None
+    rows = iter(zip(old, mine, other, strict=True))
+    made: list[str] = []
+    for unit in theirs:
+        lines = _joined_statement(*next(rows)) if unit.words else unit.lines
+        if lines is None:
+            return None
+        made += lines
+    return made
+
+
+def _joined_statement(base: Statement, ours: Statement, theirs: Statement) -> Lines | None:
+    if ours.says in (base.says, theirs.says):
+        return theirs.lines
+    if theirs.says == base.says:
+        return ours.lines
+    if base.comment or ours.comment or theirs.comment:
+        return None
+    sides = base.words, ours.words, theirs.words
+    merged = merge(*([word.text for word in side] for side in sides))
+    if merged.conflicts:
+        return None
+    text = ""
+    mine = other = 0
+    for region in merged.regions:
+        if region.side is Side.OURS:
+            words = ours.words[mine : mine + len(region.ours)]
+        else:
+            words = theirs.words[other : other + len(region.theirs)]
+        text += "".join(word.gap + word.text for word in words)
+        mine, other = mine + len(region.ours), other + len(region.theirs)
+    lines = tuple(text.split("\n"))
+    try:
+        again = [unit.says for unit in statements(lines)]
+    except (tokenize.TokenError, SyntaxError):
+        return None
+    # What was behind a comment's line, say, may have come to be in the comment.
+    return lines if again == ["\0".join(merged.lines)] else None
+
+
+class _Token(NamedTuple):
+    """A token.
+
+    :ivar start: its 1-based line and its column; :ivar stop: the same of its end.
+    """
+
+    type: int
+    text: str
+    start: tuple[int, int]
+    stop: tuple[int, int]
+
+
+def _tokens(lines: Sequence[str]) -> Iterator[_Token]:
+    """The tokens of a text; a formatted string is one of them with every version of Python."""
+    text = io.StringIO("".join(f"{line}\n" for line in lines))
+    inside: list[tokenize.TokenInfo] = []  # the beginnings of formatted strings that are open
+    for token in tokenize.generate_tokens(text.readline):
+        name = tokenize.tok_name[token.type]
+        if name.endswith("STRING_START"):
+            inside.append(token)
+        elif name.endswith("STRING_END") and inside:
+            begun = inside.pop()
+            if not inside:
+                whole = _written(lines, begun.start, token.end)
+                yield _Token(tokenize.STRING, whole, begun.start, token.end)
+        elif not inside:
+            yield _Token(token.type, token.string, token.start, token.end)
+
+
+def _words(tokens: Sequence[_Token], lines: Sequence[str]) -> Iterator[Word]:
+    """The tokens in their places, without the commas that say nothing.
+
+    A formatter puts a comma before a bracket that closes, or takes it away; but that of ``(x,)``
+    makes a tuple, and so does that of ``x[0,]``.
+    """
+    brackets: list[bool] = []  # of each that is open: whether its last comma says nothing
+    last = (tokens[0].start[0], 0) if tokens else (1, 0)
+    for at, token in enumerate(tokens):
+        after = tokens[at + 1].text if at + 1 < len(tokens) else ""
+        if token.type == tokenize.OP and token.text in _OPEN:
+            brackets.append(token.text == "(" and at > 0 and _calls(tokens[at - 1]))
+        elif token.type == tokenize.OP and token.text in _CLOSE and brackets:
+            brackets.pop()
+        elif token.type == tokenize.OP and token.text == "," and brackets:
+            if after and after in _CLOSE and brackets[-1]:
+                continue
+            brackets[-1] = True
+        gap, text = _written(lines, last, token.start), _written(lines, token.start, token.stop)
+        yield Word(gap, text) if at else Word("", gap + text)
+        last = token.stop
+
+
+def _calls(before: _Token) -> bool:
+    """Whether a parenthesis behind a token holds the arguments of a call, or parameters."""
+    if before.type == tokenize.NAME:
+        return not keyword.iskeyword(before.text)
+    return before.text in (")", "]")
+
+
+def _written(lines: Sequence[str], start: tuple[int, int], stop: tuple[int, int]) -> str:
+    """The text between two places."""
+    (first, begin), (last, end) = start, stop
+    if first == last:
+        return lines[first - 1][begin:end]
+    return "\n".join((lines[first - 1][begin:], *lines[first : last - 1], lines[last - 1][:end]))

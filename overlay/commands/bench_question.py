@@ -1,0 +1,117 @@
+"""What the user of ``overlay bench`` asked, and what follows for the engines."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from overlay.commands.bench_budget import Part, Schedule
+from overlay.proof.shapes import DRAFTERS
+from overlay.untrusted import read_regular
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the user asked.
+
+    :ivar shape: one of ``proof.shapes.SHAPES``, with dummy weights; unused with ``model``.
+    :ivar model: a model to be measured; ``None`` for a shape.
+    :ivar draft: its draft; ``None`` where the engine arguments name it.
+    :ivar method: vLLM's name for the kind of draft; ``None``: as the draft's configuration says.
+    :ivar arguments: further arguments of vLLM's engine.
+    :ivar batches: numbers of requests at a time, for step times.
+    :ivar concurrency: the same for a server.
+    :ivar prompt: tokens of a prompt; :ivar answer: of an answer; both of a server's requests.
+    :ivar rate: requests a second while the time to first token is taken; see ``ServingSpec``.
+    :ivar rounds: how often each engine is measured; :ivar repeats: of each batch and round.
+    :ivar budget: seconds for all engines together; see ``bench_budget``.
+    :ivar accept: the mean number of tokens a step, by synthetic acceptance; 0: what the models
+        accept; ``None``: 2.5 for a shape, 0 for models.
+    :ivar together: whether the engines start side by side and measure in turn; ``None``: where
+        they surely fit on the GPU together (``bench_sharing``).
+    :ivar port: of the server; side by side each has the next one; ``None`` for free ones.
+    :ivar only: the one part that is measured; ``None`` for both.
+    :ivar page: a file for the page of HTML; :ivar plot: one for the plots as SVG.
+    """
+
+    shape: str = "1b"
+    model: str | None = None
+    draft: str | None = None
+    method: str | None = None
+    arguments: tuple[str, ...] = ()
+    k: int = 3
+    batches: tuple[int, ...] = (1, 8, 32)
+    concurrency: tuple[int, ...] = (1, 16, 64)
+    prompt: int = 512
+    answer: int = 256
+    rate: float | None = None
+    port: int | None = None
+    rounds: int = 3
+    repeats: int = 5
+    budget: float = 720.0
+    tokens: int = 192
+    accept: float | None = None
+    engine: str = "{}"
+    mode: str = "FULL_AND_PIECEWISE"
+    only: Part | None = None
+    together: bool | None = None
+    python: str | None = None
+    deadline: float = 600.0
+    page: Path | None = None
+    plot: Path | None = None
+    logs: Path | None = None
+
+    @property
+    def schedule(self) -> Schedule:
+        """The engines that are to be started, one after the other."""
+        parts = tuple(Part) if self.only is None else (self.only,)
+        return Schedule(parts, self.rounds, self.budget)
+
+    @property
+    def acceptance(self) -> float:
+        """The mean number of tokens a step; 0: what the models accept."""
+        if self.accept is None:
+            return 2.5 if self.model is None else 0.0
+        return self.accept
+
+    @property
+    def speculative(self) -> dict[str, Any] | None:
+        """vLLM's ``speculative_config`` without the draft of a shape; ``None``: the user's own."""
+        if self.model is not None and self.draft is None:
+            return None
+        made: dict[str, Any] = {"num_speculative_tokens": self.k}
+        if self.model is None:
+            made |= DRAFTERS["eagle3"].speculative
+        else:
+            made["model"] = self.draft
+            method = self.method or method_of(Path(str(self.draft)))
+            made |= {} if method is None else {"method": method}
+        if self.acceptance:
+            made["rejection_sample_method"] = "synthetic"
+            made["synthetic_acceptance_length"] = self.acceptance
+        return made
+
+
+#: Parts of an architecture's name -> vLLM's name for the kind of draft.
+_METHODS = (
+    ("eagle3", "eagle3"),
+    ("eagle", "eagle"),
+    ("dflash", "dflash"),
+    ("mtp", "mtp"),
+    ("medusa", "medusa"),
+)
+
+
+def method_of(draft: Path) -> str | None:
+    """vLLM's name for the kind of a draft in a folder; ``None`` where its configuration is silent.
+
+    An id on the hub is silent here, too: vLLM itself knows most of these.
+    """
+    try:
+        config = json.loads(read_regular(draft / "config.json") or b"null")
+        name = str(config["architectures"][0]).lower()
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return None
+    return next((method for part, method in _METHODS if part in name), None)

@@ -1,0 +1,239 @@
+"""Runs of a client against one server: how many, at which load, and which of them count.
+
+A server measures alone, or in turns with others that started at the same moment on the same GPU
+(:mod:`meeting`); then all that decides about a run (how many requests, at which rate) is what the
+first of them found, so that the figures can be compared.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+from overlay.proof.meeting import Meeting
+
+#: Runs of a cell until two in a row agree, at most, and the share by which these may differ.
+_MOST_RUNS, _AGREE = 5, 0.03
+_SECONDS_AT_RATE = 6
+_SHARE_OF_SATURATION = 0.5
+#: A run that takes longer than so many seconds is made with half the requests from then on.
+_LONG = 20.0
+
+
+class Client(Protocol):
+    """What is asked of a client."""
+
+    def ask(self, requests: int, limit: tuple[str, str]) -> dict[str, Any]:
+        """Send that many requests; the client's result.
+
+        :param limit: the client's option, and its value, that says how fast it sends them.
+        """
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a client asks.
+
+    :ivar concurrency: numbers of requests at a time.
+    :ivar rate: requests a second while the time to first token is taken; ``None``: half of what
+        the first server answered at the highest concurrency; 0: it is not taken.
+    """
+
+    concurrency: tuple[int, ...]
+    rate: float | None
+
+
+class Limit:
+    """The time after which no further run of the client begins.
+
+    :param seconds: ``None``: there is none.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds, self._began = seconds, time.monotonic()
+
+    @property
+    def reached(self) -> bool:
+        """Whether the time is over."""
+        return self._seconds is not None and self.spent >= self._seconds
+
+    @property
+    def spent(self) -> float:
+        """Seconds since this was made."""
+        return time.monotonic() - self._began
+
+
+def steady(measure: Callable[[], float], limit: Limit) -> dict[str, Any] | None:
+    """Measure until two runs in a row agree; these two, and whether they do.
+
+    ``None`` where the limit left no time for two.
+    """
+    values = list[float]()
+    while len(values) < _MOST_RUNS and (len(values) < 2 or not agree(*values[-2:])):
+        if limit.reached:
+            break
+        values.append(measure())
+    if len(values) < 2:
+        return None
+    return {"values": values[-2:], "runs": len(values), "agreed": agree(*values[-2:])}
+
+
+def agree(one: float, other: float) -> bool:
+    """Whether two runs differ so little that warming up has ended."""
+    return abs(one - other) <= _AGREE * max(one, other)
+
+
+def measure(
+    client: Client, load: Load, limit: Limit, keep: Callable[[dict[str, Any]], None]
+) -> None:
+    """Take the throughput at each concurrency, and the time to first token at one rate.
+
+    :param keep: is called with all that is measured, whenever something is.
+    """
+    answered = [0.0]
+
+    def throughput(size: int) -> float:
+        result = client.ask(requests_of(size), ("--max-concurrency", str(size)))
+        answered.append(float(result["request_throughput"]))
+        return float(result["output_throughput"])
+
+    cells: dict[str, Any] = {}
+    found: dict[str, Any] = {"concurrency": cells, "first_token": None}
+    for size in load.concurrency:
+        cell = steady(partial(throughput, size), limit)
+        if cell is None:
+            return
+        cells[str(size)] = cell
+        keep(found)
+    rate = load.rate
+    if rate is None:
+        rate = half_of(statistics.fmean(answered[-2:]))
+    if not rate:
+        return
+    values = list[float]()
+    for _ in range(3):
+        if limit.reached:
+            return
+        values.append(first_token(client, rate))
+    # The first run at this rate meets batches that were not there before.
+    found["first_token"] = {"rate": rate, "values": values[1:]}
+    keep(found)
+
+
+def requests_of(size: int) -> int:
+    """The requests of a run with that many at a time."""
+    return max(8, 4 * size)
+
+
+def requests_at(rate: float) -> int:
+    """The requests of a run at a rate of so many a second."""
+    return max(8, round(rate * _SECONDS_AT_RATE))
+
+
+def half_of(answered: float) -> float:
+    """The rate of requests that is far enough from saturation for a time to first token."""
+    return round(_SHARE_OF_SATURATION * answered, 3)
+
+
+def first_token(client: Client, rate: float) -> float:
+    """The median milliseconds to the first token of one run at a rate of requests."""
+    return float(client.ask(requests_at(rate), ("--request-rate", str(rate)))["median_ttft_ms"])
+
+
+@dataclass
+class Turns:
+    """The runs of a server that measures in turns with others.
+
+    In its first turn each concurrency is run until two runs agree, of which the last counts (both
+    where there is one turn); in each later turn it is run once.
+
+    :ivar turns: how many there are; a last one, in which the server ends, begins after them.
+    :ivar keep: is called with all that is measured, whenever something is.
+    """
+
+    client: Client
+    load: Load
+    limit: Limit
+    keep: Callable[[dict[str, Any]], None]
+    meeting: Meeting
+    turns: int
+    _cells: dict[str, Any] = field(default_factory=dict)
+    _first: dict[str, Any] | None = None
+    _warm: bool = False
+
+    def measure(self) -> None:
+        """Measure in each turn, and return once the turn has come in which the server ends."""
+        for turn in range(self.turns):
+            self.meeting.wait_for_turn(turn)
+            self._turn()
+            self.meeting.end_turn(turn)
+        self.meeting.wait_for_turn(self.turns)
+
+    def _turn(self) -> None:
+        """Run each concurrency, then the one rate, until the limit is reached."""
+        answered = 0.0
+        for size in self.load.concurrency:
+            answered = 0.0
+            if self.limit.reached:
+                return
+            answered = self._take(size)
+            if not answered:
+                return
+        rate = self.load.rate
+        if rate is None:
+            rate = self.meeting.note("rate", half_of(answered))
+        if rate and self._first is None and not self.limit.reached:
+            # The first run at this rate meets batches that were not there before.
+            first_token(self.client, rate)
+            self._warm = True
+        for _ in range(2 if self.turns == 1 else 1):
+            if not rate or not self._warm or self.limit.reached:
+                return
+            taken = first_token(self.client, rate)
+            before = [] if self._first is None else self._first["values"]
+            self._first = {"rate": rate, "values": [*before, taken]}
+            self._keep()
+
+    def _take(self, size: int) -> float:
+        """Run one concurrency; the requests answered a second, 0 if the limit came first."""
+        answered = [0.0]
+
+        def run() -> float:
+            result = self._ask(size)
+            answered.append(float(result["request_throughput"]))
+            return float(result["output_throughput"])
+
+        cell = self._cells.get(str(size))
+        if cell is None:
+            warmed = steady(run, self.limit)
+            if warmed is None:
+                return 0.0
+            # One run of each turn counts; nothing follows from one alone, so of one turn two do.
+            counted = warmed["values"] if self.turns == 1 else warmed["values"][-1:]
+            cell = {**warmed, "values": [*counted], "by_turn": [len(counted)]}
+            self._cells[str(size)] = cell
+        else:
+            cell["values"].append(run())
+            cell["by_turn"].append(1)
+        self._keep()
+        return answered[-1]
+
+    def _ask(self, size: int) -> dict[str, Any]:
+        """Run once; where the first run of all took long, later ones have half the requests."""
+        limit, name = ("--max-concurrency", str(size)), f"requests-{size}"
+        noted = self.meeting.noted(name)
+        if noted is not None:
+            return self.client.ask(int(noted), limit)
+        began, requests = time.monotonic(), requests_of(size)
+        result = self.client.ask(requests, limit)
+        if time.monotonic() - began > _LONG:
+            requests = max(8, 2 * size)
+        self.meeting.note(name, requests)
+        return result
+
+    def _keep(self) -> None:
+        self.keep({"concurrency": self._cells, "first_token": self._first})

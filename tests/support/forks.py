@@ -1,0 +1,41 @@
+"""The work of a forked process: run as the whole of it, with what it prints in files."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+
+def run_and_exit(work: Callable[[], None], output: Path, error: Path | None = None) -> NoReturn:
+    """Run a function in this process and end the process, whatever becomes of the function.
+
+    Nothing that the process it was forked from has registered runs at the end: only this fork's
+    work does.  The exit status is that of ``SystemExit``, 0 at its end and 1 for any other error,
+    whose traceback is printed.
+
+    :param output: file for standard output; :param error: for the errors, if it is another one.
+    """
+    status = 1
+    try:
+        for number, file in ((1, output), (2, error)):
+            if file is None:
+                os.dup2(1, number)
+                continue
+            with file.open("wb") as stream:
+                os.dup2(stream.fileno(), number)
+        work()
+        status = 0
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+    except BaseException:  # noqa: BLE001 - the file is the only place to tell it
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
