@@ -1,16 +1,15 @@
 """Time the bookkeeping loops of model runner V1 on a CPU, beside the feature batched-bookkeeping.
 
-Usage: python bench/batched_bookkeeping.py OUT.json RELEASE SITE_PACKAGES
-
-SITE_PACKAGES holds a pristine vLLM. Its own loops are taken from the source and run with doubles
-for their classes; only numpy is needed. The figures are CPU times of these loops alone: no model
-runs, no GPU is used, and nothing about serving follows. That both do the same is shown by
-`tests/batched_bookkeeping`.
+The loops of a pristine vLLM are taken from its source and run with doubles for their classes; only
+numpy is needed. The figures are CPU times of these loops alone: no model runs, no GPU is used, and
+nothing about serving follows. That both do the same is shown by `tests/batched_bookkeeping`.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -21,8 +20,6 @@ import timeit
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
-
-import numpy as np
 
 FILES = Path(__file__).resolve().parents[1] / "patches/batched-bookkeeping/files"
 WIDTH = 8192  # tokens a row of the batch holds
@@ -95,6 +92,8 @@ def compiled(source: str) -> Any:
 
 def appending(function: Any, rows: int) -> Any:
     """Return a call that appends a placeholder to each row of a batch, and leaves it as it was."""
+    import numpy as np  # here: ``--help`` works where it is not installed
+
     ids = [f"r{row}" for row in range(rows)]
     lengths = np.random.default_rng(rows).integers(1, 4000, rows, dtype=np.int32)
     batch = SimpleNamespace(
@@ -117,6 +116,8 @@ def appending(function: Any, rows: int) -> Any:
 
 def listing(function: Any, rows: int) -> Any:
     """Return a call that lists the accepted tokens of each row."""
+    import numpy as np
+
     lengths = np.random.default_rng(rows).integers(1, DRAFTS + 2, rows)
     tokens = np.where(np.arange(DRAFTS + 1) < lengths[:, None], 5, -1).astype(np.int32)
     return lambda: function(tokens, tokens >= 0)
@@ -128,10 +129,17 @@ def microseconds(run: Any, rows: int) -> float:
     return round(min(timeit.repeat(run, number=number, repeat=9)) / number * 1e6, 2)
 
 
-def main(out: str, release: str, folder: str) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Time both loops beside the feature's functions, and write the figures."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path, help="file for the figures, JSON")
+    parser.add_argument("release", help="the release of that vLLM, such as 0.26.0")
+    parser.add_argument("site", type=Path, help="folder that holds a pristine vllm/")
+    chosen = parser.parse_args(arguments)
     os.environ.pop("OVERLAY_BATCHED_BOOKKEEPING", None)
-    site, module = Path(folder), feature()
+    site, module = chosen.site, feature()
     pairs = {
         "placeholders of async scheduling (_bookkeeping_sync)": (
             appending,
@@ -146,9 +154,9 @@ def main(out: str, release: str, folder: str) -> int:
     }
     results: dict[str, Any] = {
         "what": "CPU microseconds a call, least of 9 repeats; no GPU, no serving",
-        "vllm": release,
+        "vllm": chosen.release,
         "python": platform.python_version(),
-        "numpy": np.__version__,
+        "numpy": importlib.metadata.version("numpy"),
         "drafts_per_request": DRAFTS,
         "microseconds": {},
     }
@@ -160,9 +168,9 @@ def main(out: str, release: str, folder: str) -> int:
             }
             for rows in BATCHES
         }
-    Path(out).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    chosen.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(*sys.argv[1:]))
+    raise SystemExit(main())

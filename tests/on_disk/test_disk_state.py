@@ -200,7 +200,7 @@ def test_other_patches_that_do_not_fit_are_said_to(site: Site) -> None:
     plan = plan._replace(features=(plan.features[0]._replace(state=State.DRIFTED),), changes=())
     found = assess(plan, ledger_of(site), Disk(site.root), [TWO.feature()], "0.26.0")
     assert found.state is State.APPLIED
-    assert "the present form is drifted on this vLLM" in found.notices[0].text
+    assert "the present form is drifted here" in found.notices[0].text
 
 
 def test_an_applied_feature_that_is_not_at_hand_is_left_to_the_commands(site: Site) -> None:
