@@ -19,7 +19,7 @@ from overlay.cache import cache_folder
 from overlay.features.folder import load
 from overlay.features.model import of_package, paths_of
 from overlay.features.sources import shipped_folder
-from overlay.package import VLLM
+from overlay.package import KNOWN_RELEASES, VLLM
 from overlay.targets.resolution import resolve
 from tests.support import fake_vllm
 from tests.support.cli import digest
@@ -108,6 +108,8 @@ def night(tmp_path: Path) -> Iterator[Night]:
     cache = tmp_path / "cache/releases"
     cache.mkdir(parents=True, mode=0o700)
     os.chmod(cache.parent, 0o700)
+    for release in KNOWN_RELEASES:  # on a fresh machine no other test may have fetched it yet
+        resolve(release)
     for archive in (cache_folder() / "releases").glob("vllm-0.[23]*.zip"):
         shutil.copy(archive, cache / archive.name)
     source = (resolve(BASE).read(PATH) or b"").decode()

@@ -247,8 +247,9 @@ def special(place: str, kind: str) -> Edit:
 def content(place: str, data: bytes) -> Edit:
     def do(sandbox: Path) -> None:
         path = sandbox / "site" / place
-        if place.startswith(STATE) and not (sandbox / "site" / STATE).exists():
-            (sandbox / "site" / STATE).mkdir()
+        state = sandbox / "site" / STATE
+        if place.startswith(STATE) and not os.path.lexists(state):
+            state.mkdir()
         if _clear(path, sandbox):
             path.write_bytes(data)
 
