@@ -12,6 +12,7 @@ import io
 import keyword
 import tokenize
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from overlay.authoring.merge import Lines, Side, merge
@@ -67,10 +68,12 @@ def merge_statements(
 
     :returns: the merged lines; ``None`` where there is a conflict, or a text is not Python.
     """
-    try:
-        sides = [tuple(statements(lines)) for lines in (base, ours, theirs)]
-    except (tokenize.TokenError, SyntaxError):
-        return None
+    sides: list[tuple[Statement, ...]] = []
+    for lines in (base, ours, theirs):
+        side = _side(tuple(lines))
+        if side is None:
+            return None
+        sides.append(side)
     made: list[str] = []
     at = [0, 0, 0]
     for region in merge(*([unit.says for unit in side] for side in sides)).regions:
@@ -89,6 +92,19 @@ def merge_statements(
             taken = mine if region.side is Side.OURS else other
             made += [line for unit in taken for line in unit.lines]
     return tuple(made)
+
+
+@lru_cache(maxsize=64)
+def _side(lines: Lines) -> tuple[Statement, ...] | None:
+    """The statements of a text; ``None`` where it is not Python.
+
+    Kept, since finding them costs most of a merge, and a port of many features asks for the same
+    scopes again and again: of the base for each of its hunks, of a release for each variant.
+    """
+    try:
+        return tuple(statements(lines))
+    except (tokenize.TokenError, SyntaxError):
+        return None
 
 
 def statements(lines: Sequence[str]) -> Iterator[Statement]:
