@@ -174,14 +174,14 @@ def unwritable(error: OSError, state: str) -> TransactionError:
 
 
 def _belongs(error: OSError) -> str:
-    """Name the owner of the place where permission is missing."""
+    """Name the owner of the place where permission is missing, or of the nearest one above."""
     if error.errno not in (errno.EACCES, errno.EPERM) or error.filename is None:
         return ""
-    place = Path(os.fsdecode(error.filename))
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    try:
-        user = place.stat().st_uid
-    except OSError:
-        return ""
-    return f" {place} belongs to {user_name(user)}."
+    path = Path(os.fsdecode(error.filename))
+    for place in (path, *path.parents):
+        try:
+            owner = os.stat(place).st_uid
+        except OSError:  # it is not there, or what is in its folder is hidden from this user
+            continue
+        return f" {place} belongs to {user_name(owner)}."
+    return ""
