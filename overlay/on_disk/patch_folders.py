@@ -80,7 +80,7 @@ def package_in(feature: Path) -> str:
         else:
             import tomli as tomllib
         try:
-            name = tomllib.loads(data.decode("utf-8-sig")).get("package", "vllm")
+            name = tomllib.loads(data.decode("utf-8-sig")).get("package")
         except (ValueError, RecursionError):
             return "vllm"
     return name if isinstance(name, str) and _may_be_patched(name) else "vllm"

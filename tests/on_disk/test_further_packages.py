@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from overlay.on_disk.patch_folders import further_packages, package_in
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 FORMS = {
     "": "vllm",
@@ -29,7 +35,19 @@ FORMS = {
     'package = "pakét"': "vllm",
     'package = "no-name"': "vllm",
     'package = "vllm_ascend': "vllm",
+    'package = "vllm_ascend"\npackage = "other"': "vllm",
+    'Xpackage = "vllm_ascend"': "vllm",
 }
+
+#: Forms that every process tells without a TOML parser.
+PLAIN = (
+    'package = "vllm_ascend"',
+    '\tpackage="vllm_ascend"#why',
+    'package = "vllm_ascend"  # as in "a = b"',
+    'package = "vllm_ascend"\nwhy = """\na text\n"""',
+    "package = \"vllm_ascend\"\nwhy = '''\na text\n'''",
+    'package = "vllm_ascend"\n[[switches]]\nname = "OVERLAY_X"',
+)
 
 
 @pytest.mark.parametrize("text", FORMS)
@@ -42,8 +60,27 @@ def test_the_package_of_a_feature(tmp_path: Path, text: str) -> None:
     assert further_packages([tmp_path, tmp_path]) == further
 
 
+@pytest.mark.parametrize("text", PLAIN)
+def test_a_plain_form_is_told_without_a_parser(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(text: str) -> None:
+        raise AssertionError(text)
+
+    monkeypatch.setattr(tomllib, "loads", never)
+    (tmp_path / "feature.toml").write_text(f'id = "demo"\n{text}\n', encoding="utf-8")
+    assert package_in(tmp_path) == "vllm_ascend"
+
+
 def test_what_cannot_be_read_is_for_vllm(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    (tmp_path / "bytes").mkdir()
-    (tmp_path / "bytes/feature.toml").write_bytes(b"package = '\xff'\n")
+    (tmp_path / "folder/feature.toml").mkdir(parents=True)
+    for name, text in (("bytes", b"package = '\xff'\n"), ("plain", b'package = "\xff"\n')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "feature.toml").write_bytes(text)
+    (tmp_path / "link").mkdir()
+    (tmp_path / "elsewhere.txt").write_text('package = "vllm_ascend"\n')
+    (tmp_path / "link/feature.toml").symlink_to("../elsewhere.txt")
+    for name in ("empty", "folder", "bytes", "plain", "link"):
+        assert package_in(tmp_path / name) == "vllm"
     assert further_packages([tmp_path, tmp_path / "nowhere"]) == ()
