@@ -47,6 +47,7 @@ def of_merges() -> list[str]:
     hunks, refused = together["hunks"], together["hunks_refused_by_images"]
     alone, placed = together["the_same_by_merge_alone"], together["placed"]
     made = refused["outcomes"]
+    done = alone["outcomes"]["upstream"]
     rest = made["conflict"] + made["missing"]
     files = sum(fork["file_merges"] for fork in document["forks"].values())
     kept = placed["by_lines"], placed["by_statements"]
@@ -60,8 +61,7 @@ def of_merges() -> list[str]:
         f"in {kept[0]['as_committed']} of the {kept[0]['hunks']} hunks that merge by lines",
         f"in {kept[1]['as_committed']} of the {kept[1]['hunks']} that only merge by statements",
         f"would place {alone['outcomes']['merged']} ({percent(alone['placed_for_review'])} %)",
-        f"nothing left to do in {alone['outcomes']['upstream']} "
-        f"({percent(alone['shown_as_upstreams'])} %)",
+        f"nothing left to do in {done} ({percent(alone['shown_as_upstreams'])} %)",
     ]
 
 
