@@ -5,7 +5,8 @@
 A copy of an installed vLLM (``--site``; default: the one that this Python would import) is made
 in a temporary folder and put first on the path of every command, so that no installation is
 touched.  ``check --releases all`` runs on a warm cache: what is missing of it is fetched first,
-which is not measured.  Writes ``cli-<date>.json`` and prints a table.
+which is not measured.  Says each command as it has been measured, writes ``cli-<date>.json`` and
+prints a table.
 
 ``--beside`` measures the commands of another checkout as well, run by run in turns with this one's,
 so that whatever else the machine does meets all alike.  Processor time (user and system, of all
@@ -205,7 +206,10 @@ def figures_of(
             if case.cold:
                 shutil.rmtree(world.folder / "cache" / "syntax", ignore_errors=True)
             samples.append(sample(case, world.environment))
-    return [figure(case, samples[1:]) for case, samples in zip(alike, runs, strict=True)]
+    figures = [figure(case, samples[1:]) for case, samples in zip(alike, runs, strict=True)]
+    medians = ", ".join(f"{each['median_s']:.3f} s" for each in figures)
+    print(f"[bench] {alike[0].name}: {medians}", flush=True)
+    return figures
 
 
 def figure(case: Case, runs: Sequence[Sample]) -> dict[str, Any]:
