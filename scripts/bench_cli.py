@@ -144,11 +144,12 @@ def copy_site(given: Path | None, copy: Path) -> Path:
     source = given.resolve() if given is not None else resolve(None).root
     assert source is not None, "what this Python imports always has a root"
     copy.mkdir(parents=True)
-    # The releases that were fetched before, beside a memory of texts that is ours alone.
-    (copy.parent / "cache").mkdir()
-    kept = cache_folder() / "releases"
-    kept.mkdir(parents=True, exist_ok=True)
-    (copy.parent / "cache" / "releases").symlink_to(kept)
+    # The releases that were fetched before, beside a memory of texts that is ours alone; copied,
+    # since a link in the place of a cache is not trusted, and all would be fetched for each run.
+    kept, cache = cache_folder() / "releases", copy.parent / "cache"
+    cache.mkdir(mode=0o700)
+    if kept.is_dir():
+        shutil.copytree(kept, cache / "releases")
     for path in [source / "vllm", *source.glob("vllm*.dist-info")]:
         command = ["cp", "-r", "--reflink=auto", str(path), str(copy)]
         if subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode:
