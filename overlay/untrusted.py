@@ -251,7 +251,9 @@ def require_private(place: str | os.PathLike[str], *, allow_group: bool = False)
             f"{place}: expected a file or folder of your own; the system says: {error.strerror}"
         ) from error
     if problem is not None:
-        raise NotPrivate(f"{problem}; correct its owner or mode, or remove it")
+        link = os.path.islink(place)
+        step = "remove the link" if link else "correct its owner or mode, or remove it"
+        raise NotPrivate(f"{problem}; {step}")
 
 
 def user_name(user: int) -> str:

@@ -161,9 +161,12 @@ class _StoredRelease:
             return CachedRelease.in_memory(fetched.sources, fetched.origin)
 
     def _warn(self, error: Exception) -> None:
-        why = getattr(error, "strerror", None) or error
+        """Keep why the cache is not used: of all releases in the same words, to be told once."""
+        if isinstance(error, NotPrivate):
+            why = str(error)
+        else:
+            why = f"{getattr(error, 'strerror', None) or error}; make it writable for yourself"
         self.trouble = (
-            f"the cache {self._folder.path} was not used ({why}): {self._what} was "
-            "fetched for this command. Make the folder writable for yourself alone, or set "
-            "OVERLAY_CACHE to another one"
+            f"the cache {self._folder.path} was not used, so the release was fetched for this "
+            f"command alone: {why}; or set OVERLAY_CACHE to a folder of your own"
         )

@@ -340,3 +340,19 @@ def test_a_cache_that_others_could_have_written_is_not_believed(
     assert is_whole(target)
     assert "was not used" in " ".join(target.warnings)
     assert index.asked("vllm-0.26.0.tar.gz") == 2
+
+
+def test_why_a_cache_is_not_used_is_one_warning_for_all_releases(
+    tmp_path: Path, index: FakeIndex
+) -> None:
+    for version in ("0.26.0", "0.27.0"):
+        index.add(fake_vllm.sdist(tmp_path, version))
+    folder = archive_path("0.26.0").parent
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.symlink_to(elsewhere)
+    (warning,) = {*resolve("0.26.0").warnings, *resolve("0.27.0").warnings}
+    assert f"the cache {folder} was not used" in warning
+    assert f"{folder} is a symbolic link" in warning
+    assert "remove the link; or set OVERLAY_CACHE to a folder of your own" in warning
