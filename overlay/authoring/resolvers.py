@@ -137,6 +137,8 @@ def _words(command: str) -> list[str]:
         raise UsageError(f"--resolver {command}: expected a command: {error}") from error
     if not words:
         raise UsageError("--resolver: expected a command, found nothing")
+    if os.sep in words[0]:  # it runs in another folder than the one that it was named in
+        words[0] = os.path.abspath(words[0])
     return words
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,6 +42,11 @@ def read_source(text: str, *, each: bool = False) -> Source:
         return Source("standard input", data, read_changes(data, "standard input"))
     if is_url(text):
         return _from_url(text, each)
+    if os.path.isdir(text):
+        raise UsageError(
+            f"{text}: expected a diff or mails of `git format-patch`, found a folder; name the "
+            f"commits of a checkout as {text}@A..B, or the file in it"
+        )
     data_of_file = read_regular(text, MAX_BYTES)
     if data_of_file is not None:
         return Source(text, data_of_file, read_changes(data_of_file, text))

@@ -73,7 +73,8 @@ def sort_files(
             elif file.kind is Kind.ADDED:
                 added[file.path] = file
             else:
-                was = f" (it was {file.old_path})" if file.old_path else ""
+                renamed = file.old_path not in (None, file.path)
+                was = f" (it was {file.old_path})" if renamed else ""
                 refused.append(
                     f"{file.place}: it {file.kind.value} {file.path}{was}; a feature edits "
                     "modules in place and adds new ones"

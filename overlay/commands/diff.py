@@ -9,7 +9,7 @@ from overlay.commands.request import Request
 from overlay.commands.target_report import report
 from overlay.features.model import of_package
 from overlay.on_disk import ledger as ledgers
-from overlay.on_disk.disk_state import pristine_view
+from overlay.on_disk.disk_state import pristine_view, with_edits
 from overlay.on_disk.journal import reading
 from overlay.planning.diff import render
 from overlay.planning.planner import plan
@@ -18,6 +18,7 @@ from overlay.report.changes import DiffReport
 from overlay.report.codes import Exit
 from overlay.report.outcomes import differs
 from overlay.report.wording import together
+from overlay.targets.target import public
 from overlay.untrusted import all_unreadable
 
 if TYPE_CHECKING:
@@ -60,4 +61,5 @@ def _planned(target: Target, features: Sequence[Feature]) -> tuple[Plan, Journal
         ledger = ledgers.load(target.root, target.package)
         view = pristine_view(target, ledger, ledgers.copies(target.root, target.package))
         with all_unreadable(needed(target, features, ledger), target.read):
-            return plan(features, view, target.release, target.record, Memo()), interrupted
+            made = plan(features, view, target.release, target.record, Memo())
+            return with_edits(made, ledger, target, public(target)), interrupted

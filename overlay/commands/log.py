@@ -99,6 +99,9 @@ def means(feature: Feature, release: Version, result: FeatureResult) -> Means | 
         return None
     if feature.merged is not None and Version(release.base_version) >= feature.merged:
         return Means.MEMORY
+    serving = _serving(feature, release)
+    if serving and all(variant.patch.retired for variant in serving):
+        return Means.MEMORY  # its patches say so, whatever the release's lines are
     hunks = [hunk for file in result.files for hunk in file.hunks]
     # Lines tell of a whole feature without its files, or of a hunk with a reason.
     if not result.files or any(hunk.reason is not None for hunk in hunks):

@@ -195,7 +195,7 @@ def _id(document: Document) -> str:
 
 
 def _upstream(document: Document) -> str:
-    """The URL of the upstream change; empty where it was never proposed."""
+    """The URL of the upstream change; empty where none is named."""
     if "upstream" not in document.table:
         return ""
     text = _text(document, "upstream")

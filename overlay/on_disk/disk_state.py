@@ -149,6 +149,31 @@ def assess(
     return plan._replace(features=results, notices=tuple(notices))
 
 
+def with_edits(plan: Plan, ledger: Ledger | None, tree: Tree, release: str | None = None) -> Plan:
+    """A plan for the pristine text, where what was edited after an apply is judged by the ledger.
+
+    There the pristine text cannot be had: the plan has read the edited one, and speaks of it as of
+    a file that somebody else patched.
+
+    :param plan: made from the pristine view; :param tree: the target with its present files.
+    :param release: the installed release, as far as it is known.
+    """
+    if ledger is None:
+        return plan
+    present = conditions(ledger, tree.read)
+    if void(ledger, present, release) is not None:
+        return plan
+    changed = {path for path, now in present.items() if now in (Condition.EDITED, Condition.GONE)}
+    known = {entry.result.feature: entry for entry in ledger.applied}
+    results = tuple(
+        _judged(known[result.feature], ledger, present)
+        if result.feature in known and any(file.path in changed for file in result.files)
+        else result
+        for result in plan.features
+    )
+    return plan._replace(features=results, notices=tuple(_of_others(plan, present)))
+
+
 def _of_others(plan: Plan, present: Mapping[str, Condition]) -> list[Notice]:
     """A plan's notices, without those of files edited after an apply: their state says more."""
     edited = {path for path, now in present.items() if now is Condition.EDITED}

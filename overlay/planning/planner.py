@@ -108,12 +108,13 @@ class _Planner:
             self._add_unmet(draft, shown)
         else:
             self._note_untested(draft)
-            for added in feature.added:
+            if feature.topics and all(self._nearest(t).patch.retired for t in feature.topics):
+                # Nothing of the release would call the feature's modules, so they are left out.
+                draft.state = State.UPSTREAMED
+            for added in feature.added if draft.state is None else ():
                 self._add_module(draft, added)
             for topic in feature.topics:
                 self._add_topic(draft, topic)
-            if not draft.files:  # every topic is retired here
-                draft.state = State.UPSTREAMED
 
     def finish(self) -> Plan:
         """The plan of all that was added."""
@@ -209,15 +210,12 @@ class _Planner:
     # Topics
 
     def _add_topic(self, draft: _Draft, topic: Topic) -> None:
-        inside = [
-            v for v in topic.variants if self.release is not None and self.release in v.releases
-        ]
-        nearest = inside[0] if inside else next(iter(_by_distance(topic, self.release)))
+        nearest = self._nearest(topic)
         if nearest.patch.retired:
             draft.notes.append(f"upstream has {topic.name} ({nearest.patch.name})")
             return
-        if inside:
-            chosen, clashes = self._attempt(draft, inside[0].patch)
+        if self.release is not None and self.release in nearest.releases:
+            chosen, clashes = self._attempt(draft, nearest.patch)
         else:
             if self.release is not None and self.release in draft.feature.releases:
                 note = f"{topic.name} has no variant for {self.release}"
@@ -228,6 +226,10 @@ class _Planner:
         for step in clashes:
             self._clash(step, chosen.result.path, chosen.result.patch, draft)
         self._keep(draft, chosen.result.patch or "", chosen)
+
+    def _nearest(self, topic: Topic) -> Variant:
+        """The variant for the release, or else the one whose range is nearest to it."""
+        return next(iter(_by_distance(topic, self.release)))
 
     def _note_untested(self, draft: _Draft) -> None:
         """Note a release that is in no range: the feature was not tested there."""

@@ -130,7 +130,7 @@ def _feature(entry: FeatureEntry, verbose: bool) -> Iterator[Line]:
         yield labelled(2, "why:      ", " ".join(entry.why.split()))
         for need in entry.needs:
             yield labelled(2, "needs:    ", need)
-    upstream = entry.upstream or "never proposed"
+    upstream = entry.upstream or "none named"
     reason = f"  ({_REASONS[entry.reason]})" if entry.reason in _REASONS else ""
     yield labelled(2, "upstream: ", f"{upstream}{reason}")
     for number, sentence in enumerate(entry.retires):

@@ -241,7 +241,7 @@ def lines(report: LogReport) -> Iterator[Line]:
     """``log ID`` for people, the verdict aside."""
     yield Line((Span(report.feature, "heading"), Span("  ")), (Span(report.title, "muted"),))
     reason = f"  ({report.reason})" if report.reason else ""
-    yield labelled(2, "upstream: ", f"{report.upstream or 'never proposed'}{reason}")
+    yield labelled(2, "upstream: ", f"{report.upstream or 'none named'}{reason}")
     yield BLANK
     yield from _table(report.releases)
     if report.edits:

@@ -220,6 +220,19 @@ def test_there_is_no_part_of_a_diff(cli: Cli, site: Path) -> None:
     assert result.err.splitlines()[-1] == "There is no diff for vLLM 0.26.0: demo has drifted."
 
 
+def test_the_diff_says_of_an_edited_file_what_status_says(cli: Cli, site: Path) -> None:
+    """The ledger knows both texts, so the edit is not taken for a patch of somebody else's."""
+    cli("apply", site)
+    edit(site, PROPOSER, "# patched", "# patched, and edited")
+    status, diff = cli("status", site), cli("diff", site)
+    assert (status.exit, diff.exit, diff.out) == (1, 1, "")
+    told = [line for line in status.out.splitlines() if line.startswith("    ")]
+    assert any("was edited since" in line for line in told)
+    assert any("revert --keep-as ID" in line for line in told)
+    assert set(told) <= set(diff.err.splitlines())
+    assert "RECORD" not in diff.err
+
+
 # list
 
 

@@ -56,7 +56,7 @@ CASES = {
     "mode": (CHANGE + MODE, BEHIND, "changes the mode of"),
     "binary": (CHANGE + BINARY, BEHIND, r"vllm/a\.bin"),
     "binary patch": (CHANGE + BINARY_PATCH, BEHIND, r"replaces the bytes of vllm/a\.py"),
-    "deletion": (CHANGE + REMOVED, BEHIND, r"removes vllm/a\.py"),
+    "deletion": (CHANGE + REMOVED, BEHIND, r"removes vllm/a\.py; a feature edits"),
     "CRLF in one line": (
         CHANGE.replace(b"+        self.note_run(size)\n", b"+        self.note_run(size)\r\n"),
         r"\d+",
@@ -160,6 +160,14 @@ def test_files_without_a_final_newline_are_carried(cli: Cli, tmp_path: Path) -> 
     words = ("import", change, "--id", "count-runs", "--patches", tmp_path / "ours")
     assert cli(*words).exit == 0
     assert (tmp_path / "ours/count-runs/files/vllm/v1/notes.py").read_bytes() == b"a = 1"
+
+
+def test_a_folder_is_told_how_to_name_its_commits(cli: Cli, tmp_path: Path) -> None:
+    checkout = tmp_path / "src"
+    checkout.mkdir()
+    result = cli("import", checkout, "--id", "count-runs", "--patches", tmp_path / "ours")
+    assert result.exit == 2
+    assert f"found a folder; name the commits of a checkout as {checkout}@A..B" in result.err
 
 
 def test_an_id_that_exists_is_refused_before_anything_is_read(cli: Cli, tmp_path: Path) -> None:

@@ -158,6 +158,24 @@ def test_on_an_older_release_only_that_release_is_retired(cli: Cli, ours: Path) 
     assert state(ours, "0.21.0") is State.PRISTINE
 
 
+def test_a_feature_that_was_retired_adds_no_module_there(cli: Cli, ours: Path) -> None:
+    """Nothing of such a release would call it."""
+    module = ours / "replay/files/vllm/v1/replaying.py"
+    module.parent.mkdir(parents=True)
+    module.write_text("REPLAYED = True\n")
+    cli("port", "replay", "0.20.0", "--patches", ours)
+    assert cli("port", "--retire", "replay", "--patches", ours).exit == 0
+    (feature,) = load([ours])
+    retired, served = (
+        plan([feature], world.Tree(name), Version(name)) for name in ("0.20.0", "0.21.0")
+    )
+    assert retired.features[0].state is State.UPSTREAMED
+    assert retired.changes == ()
+    assert {change.path for change in served.changes} == {world.PATH, "vllm/v1/replaying.py"}
+    told = cli("log", "replay", "--patches", ours, "--json").json["log"]["releases"]
+    assert {entry["release"]: entry["means"] for entry in told}["0.20.0"] == "memory"
+
+
 def test_upstream_is_remembered(cli: Cli, ours: Path) -> None:
     result = cli("port", "--all", "0.25.0", "--write", "--patches", ours)
     assert "upstream" in result.out
@@ -288,6 +306,20 @@ def test_a_resolver_only_proposes(
         assert "review" in result.last
         assert edited.read_bytes() == world.PATCHED
     assert files(ours / "replay/10-runner") == patches
+
+
+def test_a_resolver_is_found_from_the_folder_that_it_is_named_in(cli: Cli, ours: Path) -> None:
+    program = Path("tools/resolver")
+    program.parent.mkdir()
+    program.write_text(
+        f"#!{sys.executable}\nimport sys\nopen(sys.argv[4], 'w').write('a = 1\\n')\n"
+    )
+    program.chmod(0o755)
+    cli("port", "replay", "0.24.0", "--patches", ours)
+    result = cli("port", "--resolver", "./tools/resolver", "--patches", ours)
+    assert result.exit == 1, result.err
+    laid = Path("port-0.24.0/replay/10-runner", world.PATH)
+    assert laid.read_text() == "a = 1\n"
 
 
 def test_what_it_is_given_must_name_features_and_releases(cli: Cli, ours: Path) -> None:
