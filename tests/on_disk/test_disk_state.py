@@ -16,6 +16,7 @@ from overlay.on_disk.disk_state import (
     from_ledger,
     pristine_view,
     void,
+    with_edits,
 )
 from overlay.on_disk.ledger import Ledger
 from overlay.results import FeatureResult, FileResult, Notice, Plan, State
@@ -104,6 +105,30 @@ def test_the_fast_way_says_the_same(site: Site) -> None:
         fast = from_ledger(ledger_of(site), Disk(site.root), "0.26.0")
         assert fast is not None
         assert fast.features == assessed(site).features
+
+
+def of_pristine(site: Site, release: str | None = "0.26.0") -> tuple[Plan, Plan]:
+    """A plan for the pristine text, and the same with what the ledger says of edits."""
+    plan = ONE.plan(site.pristine)
+    return plan, with_edits(plan, ledgers.load(site.root), Disk(site.root), release)
+
+
+def test_a_plan_for_the_pristine_text_is_corrected_only_where_files_were_edited(
+    site: Site, tmp_path: Path
+) -> None:
+    plan, corrected = of_pristine(site)
+    assert corrected == plan
+    assert plan.state is State.PRISTINE
+    edit(site, PROPOSER)
+    plan, corrected = of_pristine(site)
+    assert corrected.features == assessed(site).features
+    assert corrected.changes == plan.changes
+    assert of_pristine(site, "0.27.0")[1] == plan  # the ledger is void: another release is there
+    (site.root / RUNNER).unlink()
+    assert states(of_pristine(site)[1])[RUNNER] is State.MISSING
+    without = transactions.installed(tmp_path / "without")
+    plan, corrected = of_pristine(without)
+    assert corrected == plan
 
 
 def test_an_edited_file_is_drifted_and_named(site: Site) -> None:

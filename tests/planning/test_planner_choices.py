@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from packaging.version import Version
 
-from overlay.features.model import Build, Feature, Topic, Way
+from overlay.features.model import AddedFile, Build, Feature, Topic, Way
 from overlay.planning import advice
 from overlay.results import FeatureResult, HunkResult, Reason, State
 from tests.support.patches import feature, hunk, topic
@@ -46,6 +46,20 @@ def test_a_hole_is_judged_by_the_variant_before_it() -> None:
     result = only(replace(feature(), topics=(retired(given, 0),)), release="0.24.0")
     assert result.files == ()
     assert result.state is State.UPSTREAMED
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_modules_are_added_where_a_topic_is_not_retired(live: bool) -> None:
+    """Where all are, nothing of the release would call them."""
+    topics = [topic(name, {"0.20.0..0.33.0": (A, [HUNK])}) for name in ("01-one", "02-two")]
+    gone = retired(topics[0], 0), topics[1] if live else retired(topics[1], 0)
+    given = replace(feature(), topics=gone, added=(AddedFile("vllm/new.py", b"A = 1\n"),))
+    plan = planned(given)
+    result = plan.features[0]
+    assert result.state is (State.PRISTINE if live else State.UPSTREAMED)
+    assert [change.path for change in plan.changes] == ([A, "vllm/new.py"] if live else [])
+    assert result.reason is not None
+    assert result.reason.text.count("upstream has ") == (1 if live else 2)
 
 
 @pytest.mark.parametrize("bad", ["vllm/b.py", "both"])
