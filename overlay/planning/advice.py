@@ -65,7 +65,7 @@ def for_hunk(
         step = f"correct the scope in {place}; where the release has renamed it, {port}"
     else:
         step = _port(feature, patch, release)
-        if release is not None and not release.is_prerelease:
+        if release is not None and not release.is_prerelease and not _before_base(patch, release):
             step += (
                 "; where upstream has the change in another form, "
                 f'merged = "{release.public}" in feature.toml retires it'
@@ -104,8 +104,18 @@ def _port(feature: Feature, patch: Patch, release: Version | None) -> str:
     variants = (variant for topic in feature.topics for variant in topic.variants)
     if any(variant.patch is patch and release in variant.releases for variant in variants):
         # A port leaves what a range promises already as it is.
-        return f"let the range of {patch.name} end before {release.public}; then {port}"
+        edge = "begin after" if _before_base(patch, release) else "end before"
+        return f"let the range of {patch.name} {edge} {release.public}; then {port}"
     return port
+
+
+def _before_base(patch: Patch, release: Version) -> bool:
+    """Whether a release is older than the one that the text of a patch was made on.
+
+    ``merged`` on such a release would retire the feature on its base as well, where it applies.
+    """
+    base = patch.headers.get("Base")
+    return base is not None and release < Version(base)
 
 
 def for_module(feature: Feature, path: str) -> str:

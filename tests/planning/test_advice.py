@@ -70,6 +70,33 @@ def test_a_hunk_of_ones_own(
 
 
 @pytest.mark.parametrize(
+    ("base", "edge", "retires"),
+    [("0.21.0", "begin after", False), ("0.20.0", "end before", True)],
+)
+def test_a_release_before_the_base_is_cut_off_at_the_beginning(
+    base: str, edge: str, retires: bool
+) -> None:
+    """And ``merged`` is not advised: it would retire the feature on its base as well."""
+    patch = PATCH._replace(headers={**PATCH.headers, "Base": base})
+    topic = OURS.topics[0]
+    variant = topic.variants[0]._replace(patch=patch)
+    given = replace(OURS, topics=(topic._replace(variants=(variant,)),))
+    found = advice.for_hunk(
+        given,
+        patch,
+        HUNK,
+        State.DRIFTED,
+        misplaced=False,
+        original=True,
+        release=Version("0.20.0"),
+    )
+    assert found is not None
+    port = "`overlay port demo 0.20.0` carries it there"
+    assert found.startswith(f"let the range of {patch.name} {edge} 0.20.0; then {port}")
+    assert ("merged =" in found) is retires
+
+
+@pytest.mark.parametrize(
     ("original", "step"), [(None, None), (True, UPGRADE), (False, f"{EDITED}{UPGRADE}")]
 )
 def test_a_hunk_that_is_shipped_asks_for_an_upgrade(original: bool | None, step: str) -> None:
