@@ -151,7 +151,7 @@ def concluded(
             for entry in features
             if not entry.settled and entry.release not in asked
         ]
-        return _ported(names, releases, left)
+        return _ported(names, releases, left, written)
     return Verdict(Code.NOTHING_TO_PORT, "Nothing to port: every feature serves these releases.")
 
 
@@ -200,12 +200,20 @@ def ended(
         removed = f"removed {session}." if emptied else f"the session is over.{rest}"
         return Verdict(Code.PORT_ENDED, f"Nothing waits any more; {removed}")
     names = enumeration([entry.feature for entry in features])
-    verdict = _ported(names, features[0].release, holes)
+    verdict = _ported(names, features[0].release, holes, features)
     return Verdict(verdict.code, f"{verdict.text}{rest}")
 
 
-def _ported(names: str, releases: str, holes: Sequence[tuple[str, str]]) -> Verdict:
+def _ported(
+    names: str,
+    releases: str,
+    holes: Sequence[tuple[str, str]],
+    features: Sequence[PortedFeature],
+) -> Verdict:
     """The verdict of what was written, with what it left between."""
+    if not holes and all(entry.outcome is Outcome.UPSTREAM for entry in features):
+        text = f"Noted that upstream has {names} in {releases}; {command('check')} tries it."
+        return Verdict(Code.PORTED, text)
     if not holes:
         return Verdict(Code.PORTED, f"Ported {names} to {releases}; {command('check')} tries it.")
     left = enumeration(list(dict.fromkeys(release for _, release in holes)))
