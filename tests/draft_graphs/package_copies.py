@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
 import importlib.util
 import inspect
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ PACKAGE = "vllm.v1.spec_decode.draft_graphs"
 Modules = dict[str, Any]
 #: In the changes of a mutation: upstream's `propose` with the hooks in it.
 HOOKED = "llm_base_proposer.py"
+#: The scope of those changes in upstream's file.
+PROPOSE = "SpecDecodeBaseProposer.propose"
 #: The package as it is installed; filled by the first who loads it.
 INSTALLED: Modules = {}
 
@@ -79,14 +81,25 @@ def changed_hooks(mutation: tuple[Edit, ...]) -> Iterator[None]:
     module: Any = importlib.import_module(f"{PACKAGE.rpartition('.')[0]}.llm_base_proposer")
     proposer = module.SpecDecodeBaseProposer
     stock = proposer.propose
-    text = textwrap.dedent(inspect.getsource(stock))
     edits = [edit for file, *edit in mutation if file == HOOKED]
     if edits:
-        text = edited(text, edits, HOOKED)
         scope: dict[str, Any] = {}
-        exec(compile(text, module.__file__, "exec"), vars(module), scope)
+        code = compile(_propose(inspect.getsource(module), edits), module.__file__, "exec")
+        exec(code, vars(module), scope)
         proposer.propose = scope["propose"]
     try:
         yield
     finally:
         proposer.propose = stock
+
+
+def _propose(source: str, edits: list[list[str]]) -> ast.Module:
+    """Upstream's `propose` alone, after edits of the whole file, as `write_mutated` makes them."""
+    (propose,) = (
+        node
+        for owner in ast.parse(edited(source, edits, HOOKED)).body
+        if isinstance(owner, ast.ClassDef) and owner.name == PROPOSE.partition(".")[0]
+        for node in owner.body
+        if isinstance(node, ast.FunctionDef) and node.name == "propose"
+    )
+    return ast.Module([propose], [])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from tests.draft_graphs.mutation_types import Catcher, Mutation, one
-from tests.draft_graphs.package_copies import HOOKED
+from tests.draft_graphs.package_copies import HOOKED, PROPOSE
 
 #: What both kinds of uniform batch have in common.
 _SHARED = ("the next tokens", "the lengths", "the rejected tokens", "the blocks")
@@ -217,13 +217,13 @@ REPLAY_MUTATIONS = (
     Mutation(
         "upstream drafts once more what a graph has drafted",
         "hooks",
-        one(HOOKED, "propose", "self.draft_graphs.propose(...)", "(MATCH, None)[1]"),
+        one(HOOKED, PROPOSE, "self.draft_graphs.propose(...)", "(MATCH, None)[1]"),
         "use",
     ),
     Mutation(
         "upstream runs the later passes once more",
         "hooks",
-        one(HOOKED, "propose", "self.draft_graphs.later_steps(...)", "(MATCH, None)[1]"),
+        one(HOOKED, PROPOSE, "self.draft_graphs.later_steps(...)", "(MATCH, None)[1]"),
         "use",
     ),
     Mutation(
@@ -231,7 +231,7 @@ REPLAY_MUTATIONS = (
         "hooks",
         one(
             HOOKED,
-            "propose",
+            PROPOSE,
             "graph_draft_token_ids = self.draft_graphs.later_steps(...)",
             "hidden_states = last_hidden_states[:batch_size]\nMATCH",
         ),

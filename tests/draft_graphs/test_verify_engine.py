@@ -109,6 +109,12 @@ def test_a_bug_is_found(
     assert f"request {difference['request']}, position {difference['position']}" in told["verdict"]
 
 
+@pytest.mark.parametrize("mutation", SHOWN, ids=lambda each: each.name)
+def test_a_bug_fits_the_patched_file(site: Path, tmp_path: Path, mutation: Mutation) -> None:
+    """Upstream's file too, which only the engine has; without starting an engine."""
+    assert any(write_mutated(site, mutation.changes, tmp_path / "mutated").iterdir())
+
+
 def test_the_sample_is_of_bugs_that_there_are() -> None:
     assert set(SAMPLE) <= {each.name for each in SHOWN}
 
