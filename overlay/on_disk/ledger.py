@@ -209,7 +209,7 @@ def encode(ledger: Ledger) -> bytes:
         for entry in ledger.features
     ]
     document = {"schema": SCHEMA, **_plain(ledger), "features": features}
-    return (json.dumps(document, indent=1, ensure_ascii=True) + "\n").encode()
+    return (json.dumps(document, indent=1) + "\n").encode()
 
 
 def digest(ledger: Ledger | None) -> str:
