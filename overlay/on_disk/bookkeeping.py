@@ -52,10 +52,9 @@ def _records(site: Site, old: Ledger | None, new: Ledger | None) -> dict[str, by
             wanted[old.record.path] = without_rows(now, old.record.before, ours, package)
     if new is not None and new.record is not None:
         path = new.record.path
-        base = wanted.get(path)
-        if base is None:
-            base = release_part(site.read(path) or b"", package)
-        wanted[path] = with_rows(base, _rows(new, package), package)
+        base = wanted.get(path) or site.read(path)
+        if base is not None:
+            wanted[path] = with_rows(base, _rows(new, package), package)
     return wanted
 
 
@@ -81,7 +80,7 @@ def new_ledger(
     :param old: the present ledger.
     """
     entries = []
-    for change in sorted(plan.changes, key=lambda change: change.path):
+    for change in sorted(plan.changes):
         known = old.entry(change.path) if old else None
         mode = known.mode if known else site.form(site.real(change.path)).mode
         after = change.after or b""

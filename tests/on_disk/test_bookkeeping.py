@@ -224,6 +224,33 @@ def test_rows_that_somebody_wrote_since_are_kept(tmp_path: Path, package: Packag
     assert (site.root / RECORD).read_bytes() == own_rows(package) + b"bin/tool,,\n"
 
 
+@both
+def test_rows_that_a_lost_ledger_left_are_not_the_releases(
+    tmp_path: Path, package: Package
+) -> None:
+    site = target(tmp_path, package)
+    carry_out(site, None, made(site))
+    (site.root / package.ledger_path).unlink()
+    new = made(site)
+    assert new.record is not None
+    assert new.record.before == sha256(own_rows(package))
+    assert carry_out(site, None, new) == [package.ledger_path]
+    assert len(our_rows((site.root / RECORD).read_bytes(), package)) == 3
+    carry_out(site, new, None)
+    assert (site.root / RECORD).read_bytes() == own_rows(package)
+
+
+def test_an_empty_record_gets_rows_and_is_empty_again(tmp_path: Path) -> None:
+    site = target(tmp_path, VLLM)
+    (site.root / RECORD).write_bytes(b"")
+    old = made(site)
+    carry_out(site, None, old)
+    assert carry_out(site, old, old) == []
+    assert len(our_rows((site.root / RECORD).read_bytes())) == 3
+    carry_out(site, old, None)
+    assert (site.root / RECORD).read_bytes() == b""
+
+
 def test_a_last_line_without_an_end_is_left_without_one(tmp_path: Path) -> None:
     site = target(tmp_path, VLLM)
     unended = own_rows(VLLM).rstrip()
