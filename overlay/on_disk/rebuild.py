@@ -151,11 +151,13 @@ def _folders(added: Sequence[str], record: Mapping[str, str]) -> tuple[str, ...]
 
 
 def _refusal(paths: Sequence[str], undone: Plan, release: Version | None, package: Package) -> str:
+    # Their next steps are for whoever writes patches; here the last sentence says what to do.
     reasons = [
-        str(file.reason)
+        reason.text
         for result in undone.features
         for file in result.files
-        if file.path in paths and file.reason
+        for reason in (file.reason, *(hunk.reason for hunk in file.hunks))
+        if reason
     ]
     because = f" ({'; '.join(dict.fromkeys(reasons))})" if reasons else ""
     return (
