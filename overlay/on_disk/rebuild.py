@@ -59,7 +59,7 @@ def rebuild(
         overlay=overlay.__version__,
         release="" if release is None else str(release),
         features=(),
-        entries=tuple(sorted(entries, key=lambda entry: entry.path)),
+        entries=tuple(sorted(entries)),
         folders=_folders(added, record),
         record=None,
     )
@@ -127,8 +127,7 @@ def _reversed_hunk(hunk: Hunk) -> Hunk:
         lines=tuple((swapped[op], text) for op, text in hunk.lines),
         pre_unfinished=hunk.post_unfinished,
         post_unfinished=hunk.pre_unfinished,
-        # The lines that it puts back may be elsewhere too: RECORD proves the result.
-        base_has=tuple(text for op, text in hunk.lines if op == "-"),
+        base_has=None,  # the lines that it puts back may be elsewhere too: RECORD proves the result
     )
 
 
@@ -139,10 +138,8 @@ def _entry(path: str, before: str | None, tree: Tree) -> Entry:
 
 def _folders(added: Sequence[str], record: Mapping[str, str]) -> tuple[str, ...]:
     """Folders above added modules in which the release itself has nothing."""
-    above = {path.rpartition("/")[0] for path in added}
-    for folder in tuple(above):
-        parts = folder.split("/")
-        above |= {"/".join(parts[:depth]) for depth in range(1, len(parts))}
+    ways = [path.split("/") for path in added]
+    above = {"/".join(way[:depth]) for way in ways for depth in range(2, len(way))}
     return tuple(
         sorted(
             folder for folder in above if not any(path.startswith(folder + "/") for path in record)

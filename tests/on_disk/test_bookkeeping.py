@@ -139,6 +139,12 @@ def test_a_mode_and_a_folder_that_the_ledger_knows_are_kept(tmp_path: Path) -> N
     assert made(site).folders == ()
 
 
+def test_an_added_module_may_be_empty(tmp_path: Path) -> None:
+    plan = Plan(RESULTS, (Change("vllm/b.py", None, b""),))
+    found = bookkeeping.new_ledger(target(tmp_path, VLLM), plan, FEATURES, "0.26.0", None, None)
+    assert found.entries == (Entry("vllm/b.py", None, sha256(b""), 0o644, 0),)
+
+
 def test_a_module_behind_a_link_has_the_mode_of_the_module(tmp_path: Path) -> None:
     site = target(tmp_path, VLLM)
     (site.root / "vllm/a.py").unlink()

@@ -90,6 +90,15 @@ def test_the_variant_of_the_release_is_undone() -> None:
     assert rebuilt(patched(two), two).pristine == {RECORD[B]: PRISTINE[B]}
 
 
+def test_a_variant_of_another_release_is_not_undone_though_its_lines_are_there() -> None:
+    hunks = {
+        "0.20.0..0.26.0": (B, [hunk([" value = 1", "+first_value = 2", "+second_value = 3"])]),
+        "0.27.0..0.33.0": (B, [hunk([" value = 1", "+first_value = 2"])]),
+    }
+    two = replace(ONE, topics=(topic("01-topic", hunks, "one"),), added=())
+    assert rebuilt(patched(two), two).pristine == {RECORD[B]: PRISTINE[B]}
+
+
 def test_what_the_feature_brings_does_not_make_it_upstreams() -> None:
     told = replace(
         ONE,
@@ -99,16 +108,13 @@ def test_what_the_feature_brings_does_not_make_it_upstreams() -> None:
 
 
 def test_a_line_that_comes_back_may_be_elsewhere_too() -> None:
-    twice = feature(
-        (B, [hunk([" value = 1", "-other = 2", "+other_value = 3"])]),
-        id="twice",
-    )
-    pristine = b"value = 1\nother = 2\nvalue = 5\nother = 2\n"
-    before = {B: pristine}
-    (change,) = planner.plan([twice], MemoryTree(before), RELEASE).changes
+    """Forwards it shows that a text has a hunk already; backwards RECORD proves the result."""
+    lines = [" value = 1", "-something_else = 2", "+another_thing = 3"]
+    one = feature((B, [hunk(lines, base_has=())]))
+    pristine = b"value = 1\nsomething_else = 2\nvalue = 5\nsomething_else = 2\n"
+    (change,) = planner.plan([one], MemoryTree({B: pristine}), RELEASE).changes
     assert change.after is not None
-    tree = MemoryTree({B: change.after})
-    found = rebuild([twice], tree, RELEASE, {B: sha256(pristine)})
+    found = rebuild([one], MemoryTree({B: change.after}), RELEASE, {B: sha256(pristine)})
     assert found.pristine == {sha256(pristine): pristine}
 
 
@@ -134,10 +140,20 @@ def test_an_added_module_is_the_overlays_with_its_very_bytes_only() -> None:
     files = patched(ONE)
     shared = feature(id="shared", added={MODULE: b"MODULE = 1\n", "vllm/gone.py": b"x = 1\n"})
     assert rebuilt(files, ONE, shared) == rebuilt(files, ONE)
+    absent = {"vllm/gone.py": b"x = 1\n", MODULE: b"MODULE = 1\n"}
+    only_patched = replace(ONE, added=())
+    several = feature(id="several", added=absent)
+    assert rebuilt(files, only_patched, several) == rebuilt(files, ONE)
     told = refused({**files, MODULE: b"MODULE = 2\n"}, ONE, shared)
     assert f"out of {MODULE} does not give" in told
     told = refused({**files, MODULE: b"MODULE = 2\n", A: b"other\n"}, ONE)
     assert f"out of {A}, {B}, {MODULE} does not give" in told
+
+
+def test_an_added_module_may_be_empty() -> None:
+    added = feature(id="added", added={MODULE: b""})
+    (entry,) = rebuilt({MODULE: b""}, added).ledger.entries
+    assert entry == Entry(MODULE, None, sha256(b""), 0o644, 0)
 
 
 def test_a_module_that_the_release_has_too_is_the_releases() -> None:
@@ -158,6 +174,13 @@ def test_a_folder_in_which_the_release_has_a_file_is_the_releases() -> None:
     record = {**RECORD, "vllm/new/__init__.py": "0" * 64, "vllm/new/deeper/x.py": "0" * 64}
     found = rebuild([ONE], MemoryTree(files), RELEASE, record)
     assert found.ledger.folders == ("vllm/new/deep",)
+
+
+def test_the_folder_of_the_package_itself_was_never_made() -> None:
+    added = feature(id="added", added={"vllm/x.py": b"x = 1\n", MODULE: b"y = 1\n"})
+    files = {"vllm/x.py": b"x = 1\n", MODULE: b"y = 1\n"}
+    found = rebuild([added], MemoryTree(files), RELEASE, {})
+    assert found.ledger.folders == ("vllm/new", "vllm/new/deep")
 
 
 def test_a_file_that_the_release_does_not_list_is_left_alone() -> None:
