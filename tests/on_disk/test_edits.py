@@ -74,7 +74,7 @@ def test_each_module_that_nobody_else_accounts_for_is_an_edit(
     target = Target(
         tmp_path,
         {own: OWN, changed: EDITED, new: ADDED, "other/x.py": ADDED},
-        {path: OWN for path in (own, changed, gone)},
+        dict.fromkeys((own, changed, gone), OWN),
         listed(own, changed, gone, "other/z.py", f"{name}/data.json"),
         package=package,
     )
@@ -107,9 +107,7 @@ def test_the_build_of_another_package_has_its_own_module(tmp_path: Path) -> None
 
 
 def test_without_record_the_release_tells(tmp_path: Path) -> None:
-    target = Target(
-        tmp_path, {"vllm/a.py": OWN, "vllm/b.py": EDITED}, dict.fromkeys(["vllm/a.py"], OWN)
-    )
+    target = Target(tmp_path, {"vllm/a.py": OWN, "vllm/b.py": EDITED}, {"vllm/a.py": OWN})
     assert target.edits() == (Edit("vllm/b.py", EDITED, None),)
     assert target.opened == ["once"]
 
@@ -137,10 +135,10 @@ def test_what_the_overlay_wrote_is_no_edit(
 def test_an_edit_of_what_the_overlay_wrote_says_what_that_was(
     tmp_path: Path, package: Package
 ) -> None:
-    patched, added, removed = (f"{package.name}/{stem}.py" for stem in "abc")
+    patched, added, removed, new = (f"{package.name}/{stem}.py" for stem in "abcd")
     target = Target(
         tmp_path,
-        {patched: EDITED, added: EDITED},
+        {patched: EDITED, added: EDITED, new: ADDED},
         {},
         listed(patched, removed),
         (entry(patched), entry(added, None, ADDED), entry(removed)),
@@ -151,6 +149,7 @@ def test_an_edit_of_what_the_overlay_wrote_says_what_that_was(
         Edit(patched, EDITED, OWN, sha256(PATCHED)),
         Edit(added, EDITED, None, sha256(ADDED)),
         Edit(removed, None, OWN, sha256(PATCHED)),
+        Edit(new, ADDED, None),
     )
     assert target.opened == []  # the ledger's copies have the text
 
