@@ -45,7 +45,10 @@ def test_another_version_is_told_only_where_the_patches_are_not_at_hand(site: Si
     plan = from_ledger(old, tree, "0.26.0")
     assert plan is not None
     (notice,) = plan.notices
-    assert notice.text.startswith(f"applied by vllm-overlay 0.0.1, this is {overlay.__version__}")
+    assert notice.text == (
+        f"applied by vllm-overlay 0.0.1, this is {overlay.__version__}; `overlay apply` brings the "
+        "patches up to date if they differ"
+    )
     same = from_ledger(_of_version(site, overlay.__version__), tree, "0.26.0")
     assert same is not None
     assert same.notices == ()
@@ -64,7 +67,8 @@ def test_a_replaced_release_is_told_with_what_is_left_over(site: Site) -> None:
     found = assess(ONE.plan(site.pristine), ledger, tree, [ONE.feature()], "0.27.0")
     told = " ".join(notice.text for notice in found.notices)
     assert "was replaced by 0.27.0" in told
-    assert f"left over from that: {ADDED}" in told
+    left = f"left over from that: {ADDED}; `overlay revert` removes what the overlay added"
+    assert left in told
     (site.root / ADDED).unlink()
     found = assess(ONE.plan(site.pristine), ledger, tree, [ONE.feature()], "0.27.0")
     assert "left over" not in " ".join(notice.text for notice in found.notices)
