@@ -177,23 +177,23 @@ def _is_listed(site: Site, record_file: Path | None) -> bool:
 def _to_revert_without_ledger(site: Site, record_file: Path | None, rebuilt: Rebuilt) -> Intent:
     """Compute what ``to_revert`` does from a reconstructed ledger, which does not name RECORD."""
     old = rebuilt.ledger
-    writes = []
+    drafts = []
     for entry in old.entries:
         now = site.read(entry.path)
         if condition(entry, now) is not Condition.OURS:
             raise _changed_meanwhile([entry.path])
         after = None if entry.before is None else rebuilt.pristine[entry.before]
         real = site.real(entry.path)
-        writes.append(Write(real, now, after, site.form(real)))
-    drafts = [_Draft(entry.path, write) for entry, write in zip(old.entries, writes, strict=True)]
+        drafts.append(_Draft(entry.path, Write(real, now, after, site.form(real))))
+    rows_out = []
     path = record_path(site, record_file)
     if path is not None:
-        record = site.read(path)
-        rows = our_rows(record or b"", site.package)
-        if record is not None and rows:
+        record = site.read(path) or b""
+        rows = our_rows(record, site.package)
+        if rows:
             after = without_rows(record, None, [row.path for row in rows], site.package)
-            writes.append(Write(site.real(path), record, after, site.form(path)))
-    intent = _removal("revert", site, old, drafts, [], writes)
+            rows_out.append(Write(path, record, after, site.form(path)))
+    intent = _removal("revert", site, old, drafts, [], rows_out)
     warning = "the ledger was lost: it was reconstructed from RECORD and the patches at hand"
     return intent._replace(warnings=(warning, *intent.warnings))
 
@@ -281,13 +281,15 @@ def _removal(
     old: Ledger | None,
     drafts: Sequence[_Draft],
     left_alone: Sequence[str],
-    writes: Sequence[Write] | None = None,
+    more: Sequence[Write] = (),
 ) -> Intent:
-    """Build the transaction that removes everything of the overlay."""
-    if writes is None:
-        writes = [draft.write for draft in drafts if draft.write]
+    """Build the transaction that removes everything of the overlay.
+
+    :param more: writes to files that are not the package's, beside those of its state.
+    """
+    writes = [*(draft.write for draft in drafts if draft.write), *more]
     if old is not None:
-        writes = [*writes, *state_files(site, old, None, ())]
+        writes += state_files(site, old, None, ())
     elif not writes:
         return Intent(action)
     return assemble(action, site, writes, old, None, _changed(drafts), left_alone)

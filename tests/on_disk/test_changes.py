@@ -1,0 +1,230 @@
+"""The writes that an apply, an adoption and a revert need, for any package."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from overlay.errors import RevertRefused, TransactionError
+from overlay.on_disk import ledger as ledgers
+from overlay.on_disk import transaction
+from overlay.on_disk.changes import Rebuilt, Request, to_adopt, to_apply, to_revert
+from overlay.on_disk.ledger import LedgerLost
+from overlay.on_disk.site import Site
+from overlay.on_disk.writes import Intent
+from overlay.package import VLLM, Package, package_named
+from overlay.results import Change, FeatureResult, Plan, State
+from overlay.untrusted import sha256
+from tests.support.patches import feature
+from tests.support.transactions import Snapshot, snapshot
+
+ASCEND = package_named("vllm_ascend")
+both = pytest.mark.parametrize("package", [VLLM, ASCEND], ids=lambda package: package.name)
+OWN, PATCHED, NEW, EDITED = b"own\n", b"patched\n", b"new\n", b"edited\n"
+RECORD = "a-1.dist-info/RECORD"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A package of two modules, one of which a plan patches; it adds a third."""
+
+    root: Path
+    package: Package
+
+    @property
+    def patched(self) -> str:
+        return f"{self.package.name}/a.py"
+
+    @property
+    def other(self) -> str:
+        return f"{self.package.name}/b.py"
+
+    @property
+    def added(self) -> str:
+        return f"{self.package.name}/new/c.py"
+
+    @property
+    def site(self) -> Site:
+        return Site(self.root, self.package)
+
+    def request(self, after: bytes = PATCHED) -> Request:
+        changes = (Change(self.patched, OWN, after), Change(self.added, None, NEW))
+        plan = Plan((FeatureResult("demo", State.PRISTINE),), changes)
+        return Request(plan, (feature(),), "0.26.0", self.root / RECORD)
+
+    def carry_out(self, intent: Intent) -> tuple[str, ...]:
+        """Make the writes of an intent; the files of the package among them."""
+        if intent.writes:
+            transaction.execute([(self.site, intent)])
+        return intent.changed
+
+    def apply(self) -> None:
+        assert self.carry_out(to_apply(self.site, self.request())) == (self.patched, self.added)
+
+    def rebuilt(self) -> Rebuilt:
+        """The ledger without RECORD, as it is reconstructed."""
+        ledger = ledgers.load(self.root, self.package)
+        assert ledger is not None
+        return Rebuilt(ledger._replace(record=None), {sha256(OWN): OWN})
+
+
+def target(folder: Path, package: Package) -> Target:
+    root = (folder / "site").resolve()
+    for path in (f"{package.name}/a.py", f"{package.name}/b.py"):
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(OWN)
+    (root / RECORD).parent.mkdir()
+    (root / RECORD).write_bytes(f"{package.name}/a.py,,\n".encode())
+    return Target(root, package)
+
+
+def lose(place: Target) -> Rebuilt:
+    """Remove the overlay's own folder; what a reconstruction gives back."""
+    rebuilt = place.rebuilt()
+    for path in sorted((place.root / place.package.state_folder).rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    (place.root / place.package.state_folder).rmdir()
+    return rebuilt
+
+
+@both
+def test_each_package_is_changed_by_its_own_ledger(tmp_path: Path, package: Package) -> None:
+    place = target(tmp_path, package)
+    before = snapshot(place.root)
+    place.apply()
+    assert to_apply(place.site, place.request()) == Intent("apply")
+    assert place.carry_out(to_apply(place.site, place.request(EDITED))) == (place.patched,)
+    assert (place.root / place.patched).read_bytes() == EDITED
+    assert place.carry_out(to_revert(place.site)) == (place.patched, place.added)
+    assert snapshot(place.root) == before
+    assert to_revert(place.site) == Intent("revert")
+
+
+@both
+def test_an_adopted_target_is_as_an_applied_one(tmp_path: Path, package: Package) -> None:
+    place = target(tmp_path, package)
+    place.apply()
+    applied = snapshot(place.root)
+    plain = lose(place).ledger.folders
+    (place.root / RECORD).write_bytes(f"{package.name}/a.py,,\n".encode())
+    intent = to_adopt(place.site, place.request(), plain)
+    assert intent.writes[-1].path == package.ledger_path
+    assert (intent.changed, intent.dropped) == ((), ())
+    place.carry_out(intent)
+    assert snapshot(place.root) == applied
+    assert to_adopt(place.site, place.request(), plain) == Intent("apply")
+
+
+@both
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_lost_ledger_is_reverted_by_a_reconstructed_one(
+    tmp_path: Path, package: Package, recorded: bool
+) -> None:
+    """RECORD's rows tell that there was one, and are taken out."""
+    place = target(tmp_path, package)
+    before = snapshot(place.root)
+    place.apply()
+    rebuilt = lose(place)
+    record = place.root / RECORD if recorded else None
+    intent = to_revert(place.site, record_file=record, rebuild=lambda: rebuilt)
+    if not recorded:
+        assert intent == Intent("revert")
+        return
+    assert place.carry_out(intent) == (place.patched, place.added)
+    assert snapshot(place.root) == before
+
+
+@both
+def test_a_damaged_ledger_is_reverted_without_a_record_too(
+    tmp_path: Path, package: Package
+) -> None:
+    place = target(tmp_path, package)
+    before = snapshot(place.root)
+    place.apply()
+    rebuilt = place.rebuilt()
+    (place.root / package.ledger_path).write_bytes(b"{")
+    with pytest.raises(LedgerLost):
+        to_revert(place.site)
+    (place.root / RECORD).unlink()
+    intent = to_revert(place.site, record_file=place.root / RECORD, rebuild=lambda: rebuilt)
+    assert place.carry_out(intent) == (place.patched, place.added)
+    left = snapshot(place.root)
+    assert left == {path: kept for path, kept in before.items() if path != RECORD}
+
+
+# Edits that are saved elsewhere
+
+
+def edited(place: Target) -> tuple[Snapshot, tuple[Change, ...]]:
+    """Edit every file of an applied target; how it was before, and the edits to take out."""
+    before = snapshot(place.root)
+    place.apply()
+    mine = f"{place.package.name}/mine.py"
+    for path in (place.patched, mine):
+        (place.root / path).write_bytes(EDITED)
+    (place.root / place.other).unlink()
+    return before, (
+        Change(place.patched, EDITED, OWN),
+        Change(place.other, None, OWN),
+        Change(mine, EDITED, None),
+    )
+
+
+@both
+def test_edits_that_are_saved_are_taken_out_with_the_rest(tmp_path: Path, package: Package) -> None:
+    place = target(tmp_path, package)
+    before, edits = edited(place)
+    intent = to_revert(place.site, edits=edits)
+    everything = (place.patched, place.other, f"{package.name}/mine.py", place.added)
+    assert place.carry_out(intent) == everything
+    assert snapshot(place.root) == before
+
+
+def test_edits_are_taken_out_where_nothing_is_applied(tmp_path: Path) -> None:
+    place = target(tmp_path, VLLM)
+    (place.root / place.other).write_bytes(EDITED)
+    (place.root / place.other).chmod(0o600)
+    edits = (Change(place.other, EDITED, OWN), Change(place.patched, EDITED, OWN))
+    assert place.carry_out(to_revert(place.site, edits=edits)) == (place.other,)
+    assert (place.root / place.other).read_bytes() == OWN
+    assert (place.root / place.other).stat().st_mode & 0o777 == 0o600
+
+
+def test_an_edit_behind_a_link_is_taken_out_of_the_real_file(tmp_path: Path) -> None:
+    place = target(tmp_path, VLLM)
+    (place.root / place.patched).unlink()
+    (place.root / place.patched).symlink_to("b.py")
+    (place.root / place.other).write_bytes(EDITED)
+    (place.root / place.other).chmod(0o600)
+    place.carry_out(to_revert(place.site, edits=(Change(place.patched, EDITED, OWN),)))
+    assert (place.root / place.patched).is_symlink()
+    assert (place.root / place.other).read_bytes() == OWN
+    assert (place.root / place.other).stat().st_mode & 0o777 == 0o600
+
+
+@both
+def test_a_file_that_is_edited_once_more_is_refused(tmp_path: Path, package: Package) -> None:
+    place = target(tmp_path, package)
+    _, edits = edited(place)
+    (place.root / place.patched).write_bytes(b"edited once more\n")
+    with pytest.raises(RevertRefused) as caught:
+        to_revert(place.site, edits=edits)
+    assert caught.value.paths == (place.patched,)
+    assert str(caught.value) == (
+        f"edited after the overlay applied: {place.patched}. Reverting would lose the edit, so "
+        "nothing was changed. Run `overlay revert --keep-as ID`, which makes a feature of the edit "
+        f"and takes everything off, or reinstall {package.title}"
+    )
+
+
+def test_a_file_that_changed_meanwhile_is_named_with_what_to_do(tmp_path: Path) -> None:
+    place = target(tmp_path, VLLM)
+    (place.root / place.patched).write_bytes(EDITED)
+    with pytest.raises(TransactionError) as caught:
+        to_apply(place.site, place.request())
+    assert str(caught.value) == (
+        f"{place.patched}: changed by somebody else, since the plan was made or since the overlay "
+        "applied. Nothing was changed; run the command again, and see `overlay status`"
+    )
