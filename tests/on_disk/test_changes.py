@@ -102,6 +102,17 @@ def test_each_package_is_changed_by_its_own_ledger(tmp_path: Path, package: Pack
     assert to_revert(place.site) == Intent("revert")
 
 
+def test_a_row_that_somebody_added_to_record_stays_through_the_next_apply(tmp_path: Path) -> None:
+    place = target(tmp_path, VLLM)
+    place.apply()
+    with (place.root / RECORD).open("ab") as file:
+        file.write(b"bin/tool,,\n")
+    place.carry_out(to_apply(place.site, place.request(EDITED)))
+    assert b"\nbin/tool,,\n" in (place.root / RECORD).read_bytes()
+    place.carry_out(to_revert(place.site))
+    assert (place.root / RECORD).read_bytes() == b"vllm/a.py,,\nbin/tool,,\n"
+
+
 @both
 def test_an_adopted_target_is_as_an_applied_one(tmp_path: Path, package: Package) -> None:
     place = target(tmp_path, package)
