@@ -1,0 +1,307 @@
+"""Apply, revert and adopt as calls: each argument counts, for one package and for two."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import overlay
+from overlay.errors import LedgerError, PlanOutdated, RevertRefused, TransactionError, described
+from overlay.on_disk import files, journal, recovery, transaction
+from overlay.on_disk import ledger as ledgers
+from overlay.on_disk.journal import Journal, Partner
+from overlay.on_disk.transaction import Outcome, Work
+from overlay.package import VLLM, Package
+from overlay.results import Change
+from tests.support.small_targets import (
+    ASCEND,
+    EDITED,
+    OWN,
+    PATCHED,
+    RECORD,
+    Target,
+    both,
+    lose,
+    target,
+)
+from tests.support.transactions import snapshot
+
+
+def apply(place: Target, after: bytes = PATCHED, basis: str | None = None) -> Outcome:
+    wanted = place.request(after)
+    return transaction.apply(
+        place.root,
+        wanted.plan,
+        wanted.features,
+        release="0.26.0",
+        record_file=wanted.record_file,
+        basis=basis,
+        package=place.package,
+    )
+
+
+def would(place: Target, after: bytes = PATCHED) -> bool:
+    wanted = place.request(after)
+    return transaction.would_apply(
+        place.root,
+        wanted.plan,
+        wanted.features,
+        release="0.26.0",
+        record_file=wanted.record_file,
+        package=place.package,
+    )
+
+
+@both
+def test_an_apply_and_its_revert_take_every_argument(tmp_path: Path, package: Package) -> None:
+    place = target(tmp_path, package)
+    before = snapshot(place.root)
+    assert would(place)
+    assert snapshot(place.root) == before
+    none = ledgers.digest(None)
+    assert apply(place, basis=none) == Outcome("apply", (place.patched, place.added), True)
+    ledger = ledgers.load(place.root, package)
+    assert ledger is not None
+    assert (ledger.release, ledger.overlay) == ("0.26.0", overlay.__version__)
+    assert ledger.record is not None
+    assert ledger.record.path == RECORD
+    assert ledger.features[0].digest == place.request().features[0].digest
+    assert not would(place)
+    assert would(place, EDITED)
+    assert apply(place) == Outcome("apply")
+    with pytest.raises(PlanOutdated):
+        apply(place, basis=none)
+    with pytest.raises(PlanOutdated):
+        transaction.revert(place.root, basis=none, package=package)
+    done = transaction.revert(place.root, basis=ledgers.digest(ledger), package=package)
+    assert done == Outcome("revert", (place.patched, place.added), True)
+    assert snapshot(place.root) == before
+
+
+def test_a_link_out_is_refused_before_anything_is_applied(tmp_path: Path) -> None:
+    place = target(tmp_path, VLLM)
+    (place.root / place.patched).unlink()
+    (place.root / place.patched).symlink_to(tmp_path / "elsewhere.py")
+    with pytest.raises(TransactionError, match="leads out of the target"):
+        would(place)
+
+
+@both
+def test_patches_that_are_there_are_adopted(tmp_path: Path, package: Package) -> None:
+    place = target(tmp_path, package)
+    before = snapshot(place.root)
+    apply(place)
+    applied = snapshot(place.root)
+    folders = lose(place).ledger.folders
+    (place.root / RECORD).write_bytes(f"{package.name}/a.py,,\n".encode())
+    wanted = place.request()
+    outcome = transaction.adopt(
+        place.root,
+        wanted.plan,
+        wanted.features,
+        list(folders),
+        release="0.26.0",
+        record_file=wanted.record_file,
+        package=package,
+    )
+    assert outcome == Outcome("apply", (), True)
+    assert snapshot(place.root) == applied
+    transaction.revert(place.root, package=package)
+    assert snapshot(place.root) == before
+
+
+@both
+def test_a_revert_of_a_lost_ledger_takes_record_and_what_rebuilds_it(
+    tmp_path: Path, package: Package
+) -> None:
+    place = target(tmp_path, package)
+    before = snapshot(place.root)
+    apply(place)
+    rebuilt = lose(place)
+    assert not transaction.revert(place.root, rebuild=lambda: rebuilt, package=package).wrote
+    record = place.root / RECORD
+    done = transaction.revert(
+        place.root, record_file=record, rebuild=lambda: rebuilt, package=package
+    )
+    assert done.wrote
+    assert snapshot(place.root) == before
+
+
+def test_a_revert_knows_of_the_release_and_of_edits(tmp_path: Path) -> None:
+    place = target(tmp_path, VLLM)
+    before = snapshot(place.root)
+    apply(place)
+    (place.root / place.patched).write_bytes(EDITED)
+    with pytest.raises(RevertRefused):
+        transaction.revert(place.root)
+    edits = [Change(place.patched, EDITED, OWN)]
+    assert transaction.revert(place.root, edits=edits).wrote
+    assert snapshot(place.root) == before
+    apply(place)
+    (place.root / place.patched).write_bytes(EDITED)
+    done = transaction.revert(place.root, release="0.27.0")
+    assert done.changed == (place.added,)
+    assert done.warnings[0].startswith(f"{place.patched} is not what the overlay wrote")
+
+
+# Two packages
+
+
+def two(folder: Path) -> list[Target]:
+    """Two packages in two folders, not in the order in which they are locked."""
+    return [target(folder / "z", VLLM), target(folder / "b", ASCEND)]
+
+
+def works(places: list[Target]) -> list[Work]:
+    return [
+        transaction.applying(
+            place.root,
+            place.request().plan,
+            place.request().features,
+            release="0.26.0",
+            record_file=place.root / RECORD,
+            package=place.package,
+        )
+        for place in places
+    ]
+
+
+def test_each_package_has_its_outcome_in_the_order_of_the_works(tmp_path: Path) -> None:
+    first, second = places = two(tmp_path)
+    apply(second)
+    outcomes = transaction.carry_out(works(places))
+    assert outcomes == (
+        Outcome("apply", (first.patched, first.added), True),
+        Outcome("apply"),
+    )
+    assert [ledgers.load(place.root, place.package) is not None for place in places] == [True] * 2
+
+
+def test_their_journals_name_each_other_while_it_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = places = two(tmp_path)
+    seen: list[Journal | None] = []
+    finish = recovery.finish
+
+    def look(parts: list[recovery.Part]) -> None:
+        seen.extend(journal.read(place.root, place.package) for place in places)
+        finish(parts)
+
+    monkeypatch.setattr(recovery, "finish", look)
+    transaction.carry_out(works(places))
+    one, other = seen
+    assert one is not None
+    assert other is not None
+    assert one.id == other.id
+    assert len(one.id) == 32
+    assert one.partners == (Partner(os.path.relpath(second.root, first.root), "vllm_ascend"),)
+    assert other.partners == (Partner(os.path.relpath(first.root, second.root), "vllm"),)
+    assert not any(journal.pending(place.root, place.package) for place in places)
+
+
+def test_an_error_names_every_package(tmp_path: Path) -> None:
+    first, second = places = two(tmp_path)
+    (second.root / second.patched).write_bytes(EDITED)
+    before = [snapshot(place.root) for place in places]
+    with pytest.raises(TransactionError) as caught:
+        transaction.carry_out(works(places))
+    assert str(caught.value) == (
+        f"{second.patched}: changed by somebody else, since the plan was made or since the overlay "
+        "applied. Nothing was changed; run the command again, and see `overlay status`. It was "
+        f"one transaction over vLLM in {first.root} and vllm-ascend in {second.root}"
+    )
+    assert [snapshot(place.root) for place in places] == before
+
+
+def test_an_error_of_one_package_names_no_transaction(tmp_path: Path) -> None:
+    place = target(tmp_path, VLLM)
+    (place.root / place.package.state_folder).mkdir()
+    (place.root / place.package.ledger_path).write_bytes(b"{")
+    with pytest.raises(LedgerError) as caught:
+        apply(place)
+    assert "one transaction" not in str(caught.value)
+
+
+# Errors while it is written
+
+
+def failing(error: BaseException) -> Callable[..., None]:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("call", ["create", "keep", "make_folder"])
+def test_what_the_system_refuses_is_undone_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, many: bool
+) -> None:
+    places = two(tmp_path)[: 2 if many else 1]
+    before = [snapshot(place.root) for place in places]
+    error = OSError(errno.ENOSPC, "No space left on device", "/a/place")
+    with monkeypatch.context() as patch:
+        real = getattr(files, call)
+
+        def refuse(root: Path, path: str, *rest: object) -> None:
+            if "overlay-" in path or not path.startswith("."):  # not the journal's own
+                raise error
+            real(root, path, *rest)
+
+        patch.setattr(files, call, refuse)
+        with pytest.raises(TransactionError, match="as it was before the apply") as caught:
+            transaction.carry_out(works(places))
+    assert str(caught.value).startswith(f"{described(error)}. ")
+    assert ("It was one transaction over" in str(caught.value)) is many
+    assert [snapshot(place.root) for place in places] == before
+
+
+def test_an_interruption_is_undone_and_passed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = target(tmp_path, VLLM)
+    before = snapshot(place.root)
+    monkeypatch.setattr(files, "keep", failing(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        apply(place)
+    assert snapshot(place.root) == before
+
+
+def test_a_target_that_cannot_be_looked_at_is_said_to_be_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = target(tmp_path, VLLM)
+    error = OSError(errno.EIO, "Input/output error", "/x")
+    work = Work(place.root, VLLM, failing(error))
+    with pytest.raises(TransactionError) as caught:
+        transaction.carry_out([work])
+    assert str(caught.value) == f"{described(error)}. Nothing was changed."
+
+
+def test_the_old_bytes_are_kept_before_new_ones_are_staged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once all new bytes are there, the transaction may be finished."""
+    place = target(tmp_path, VLLM)
+    calls: list[str] = []
+    for name in ("make_folder", "keep", "create"):
+        real = getattr(files, name)
+
+        def note(*rest: object, name: str = name, real: Callable[..., None] = real) -> None:
+            calls.append(name)
+            real(*rest)
+
+        monkeypatch.setattr(files, name, note)
+    apply(place)
+    order = [name for at, name in enumerate(calls) if at == 0 or calls[at - 1] != name]
+    assert order == ["make_folder", "create", "make_folder", "keep", "create"]
+
+
+def test_nothing_is_executed_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "finish", failing(AssertionError("nothing is there to finish")))
+    transaction.execute([])
