@@ -5,8 +5,8 @@
 A copy of an installed vLLM (``--site``; default: the one that this Python would import) is made
 in a temporary folder and put first on the path of every command, so that no installation is
 touched.  ``check --releases all`` runs on a warm cache: what is missing of it is fetched first,
-which is not measured.  Says each command as it has been measured, writes ``cli-<date>.json`` and
-prints a table.
+which is not measured.  Prints each command's median as soon as it is measured, writes
+``cli-<date>.json`` and prints a table.
 
 ``--beside`` measures the commands of another checkout as well, run by run in turns with this one's,
 so that whatever else the machine does meets all alike.  Processor time (user and system, of all
@@ -208,8 +208,7 @@ def figures_of(
                 shutil.rmtree(world.folder / "cache" / "syntax", ignore_errors=True)
             samples.append(sample(case, world.environment))
     figures = [figure(case, samples[1:]) for case, samples in zip(alike, runs, strict=True)]
-    medians = ", ".join(f"{each['median_s']:.3f} s" for each in figures)
-    print(f"[bench] {alike[0].name}: {medians}", flush=True)
+    print(f"{alike[0].name}: {medians(figures)}", flush=True)
     return figures
 
 
@@ -227,6 +226,12 @@ def figure(case: Case, runs: Sequence[Sample]) -> dict[str, Any]:
         "aim_s": AIMS.get(case.name),
         "load_1min": round(os.getloadavg()[0], 2),
     }
+
+
+def medians(figures: Sequence[Mapping[str, Any]]) -> str:
+    """The medians of one case, of this checkout and of those beside it, for whoever waits."""
+    own, *others = (f"{each['median_s']:.3f} s" for each in figures)
+    return f"{own}, beside it {', '.join(others)}" if others else own
 
 
 def sample(case: Case, surroundings: Mapping[str, str]) -> Sample:

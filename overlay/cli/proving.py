@@ -168,7 +168,11 @@ def verify(
     help="Requests a second while the time to the first token is taken; half of what stock V1 "
     "answers if not given, 0 to leave it out.",
 )
-@click.option("--port", type=click.IntRange(1, 65533), help="The servers' port; a free one.")
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65533),
+    help="The servers' port, and side by side the next two; free ones if not given.",
+)
 @click.option("--rounds", type=click.IntRange(1), default=3, help="Turns of each engine; 3.")
 @click.option(
     "--side-by-side/--one-by-one",

@@ -74,7 +74,8 @@ def told_of(ended: Ended) -> str:
     """What an engine that did not serve said, and what the user can do."""
     last = "\n".join(ended.log.rstrip().splitlines()[-_LINES:])
     cause = _cause(ended.log)
-    if ended.result is not None:
+    # An engine that died or was killed may have measured something, and says no problem.
+    if ended.result is not None and "problem" in ended.result:
         text, kind = str(ended.result["text"]), str(ended.result["problem"])
         help_ = _fixed_help(kind) or _help(f"{text}\n{ended.log}")
         if kind == verify_engine.NOT_SERVED:
@@ -87,7 +88,8 @@ def told_of(ended: Ended) -> str:
     elif ended.status < 0:
         how = f"was ended by signal {-ended.status}"
     else:
-        how = f"ended with status {ended.status} and no result"
+        measured = "no result" if ended.result is None else "a part of its result"
+        how = f"ended with status {ended.status} and {measured}"
     why = f": {cause}" if cause else ""
     help_ = _help(ended.log)
     return printable(

@@ -79,8 +79,9 @@ class Party:
                 # Whatever happened, no engine runs by now: the conductor must not wait for any.
                 for number in self._numbers.values():
                     meeting.leave(self._meet, number)
-            conducted.result()
+        # A failure first, which names the engine; what it does not explain is raised as it is.
         self._look()
+        conducted.result()
         return ended
 
     def _begun(self, job: Job, group: int) -> None:

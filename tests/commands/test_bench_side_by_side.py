@@ -173,6 +173,20 @@ def test_v2_that_does_not_start_is_left_out_of_both_parts(bench: Any, trace: Pat
     assert [each["engine"] for each in told["bench"]["serving"]] == [STOCK, OVERLAY]
 
 
+def test_v2_that_dies_after_a_turn_is_left_out_with_its_error(
+    bench: Any, trace: Path, tmp_path: Path
+) -> None:
+    dies = [*(2.5 for _ in range(5)), "what a day"]  # in its second turn
+    options = ("--only", "steps", "--rounds", "2", "--repeats", "2")
+    told = bench({V2: dies}, *options, "--logs", str(tmp_path / "logs"))
+    assert (told["exit"], told["code"]) == (0, "measured"), told
+    why = "ended with status 1 and a part of its result: ValueError: what a day"
+    assert why in told["bench"]["left"][V2]
+    assert [each["engine"] for each in told["bench"]["engines"]] == [STOCK, OVERLAY]
+    kept = json.loads((tmp_path / "logs" / "V2-steps.json").read_text())
+    assert kept["batch1"]["repeats_by_turn"] == [2]
+
+
 @pytest.mark.parametrize(
     ("engine", "part"),
     [

@@ -38,3 +38,18 @@ def test_a_log_that_names_no_cause_is_told_as_it_is() -> None:
 def test_an_engine_that_was_killed_for_a_reason_is_told_so() -> None:
     why = "had not started after 9 s, as others had, and was killed"
     assert told_of(Ended(-9, 9.0, None, "", why)).startswith(f"the engine {why}\n")
+
+
+@pytest.mark.parametrize(
+    ("status", "how"),
+    [
+        (None, "did not end within 9 s and was killed (--deadline)"),
+        (-9, "was ended by signal 9"),
+        (1, "ended with status 1 and a part of its result"),
+    ],
+)
+def test_an_engine_that_had_measured_something_when_it_died_is_told_so(
+    status: int | None, how: str
+) -> None:
+    text = told_of(Ended(status, 9.0, {"batch1": {}}, LOG))
+    assert text.startswith(f"the engine {how}: {CAUSE}\n")

@@ -20,9 +20,9 @@ _TOKENS = 192
 
 
 class FakeEngine:
-    """Takes as long for a step as the test says, by a clock of its own."""
+    """Takes as long for a step as the test says, by a clock of its own; a word is an error."""
 
-    def __init__(self, name: str, milliseconds: list[float]) -> None:
+    def __init__(self, name: str, milliseconds: list[float | str]) -> None:
         self._name, self._milliseconds = name, milliseconds
         self._runs = self._drafts = 0
 
@@ -35,14 +35,17 @@ class FakeEngine:
         with traces.measuring(self._name):
             self._runs += 1
             self._drafts += 100 * size
-            return 0.1 * self._milliseconds[self._runs % len(self._milliseconds)]
+            step = self._milliseconds[self._runs % len(self._milliseconds)]
+            if isinstance(step, str):
+                raise ValueError(step)
+            return 0.1 * step
 
     def workers(self, method: str, *args: Any) -> list[Any]:
         return [{}]
 
 
 def take_turns(
-    argv: list[str], name: str, words: list[float], result: dict[str, Any], out: Path
+    argv: list[str], name: str, words: list[float | str], result: dict[str, Any], out: Path
 ) -> None:
     """Measure in the turns that the command line names, and keep the result of each batch."""
     given = dict(itertools.pairwise(argv))
