@@ -17,7 +17,7 @@ from overlay.on_disk.writes import Intent, Write, assemble, hash_of
 from overlay.package import ReadOnce, Tree
 from overlay.results import Change, Plan, State
 from overlay.results.invocation import command
-from overlay.targets.record import our_rows, without_rows
+from overlay.targets.record import our_rows, release_part
 from overlay.untrusted import all_unreadable
 
 
@@ -189,10 +189,9 @@ def _to_revert_without_ledger(site: Site, record_file: Path | None, rebuilt: Reb
     path = record_path(site, record_file)
     if path is not None:
         record = site.read(path) or b""
-        rows = our_rows(record, site.package)
-        if rows:
-            after = without_rows(record, None, [row.path for row in rows], site.package)
-            rows_out.append(Write(path, record, after, site.form(path)))
+        without = release_part(record, site.package)
+        if without != record:
+            rows_out.append(Write(path, record, without, site.form(path)))
     intent = _removal("revert", site, old, drafts, [], rows_out)
     warning = "the ledger was lost: it was reconstructed from RECORD and the patches at hand"
     return intent._replace(warnings=(warning, *intent.warnings))

@@ -56,6 +56,14 @@ def test_an_adopted_target_is_as_an_applied_one(tmp_path: Path, package: Package
 
 
 @both
+def test_what_has_a_ledger_is_not_adopted(tmp_path: Path, package: Package) -> None:
+    """Its ledger says more than an adoption knows, such as which folders were made."""
+    place = target(tmp_path, package)
+    place.apply()
+    assert to_adopt(place.site, place.request(), ()) == Intent("apply")
+
+
+@both
 @pytest.mark.parametrize("recorded", [True, False])
 def test_a_lost_ledger_is_reverted_by_a_reconstructed_one(
     tmp_path: Path, package: Package, recorded: bool
