@@ -29,6 +29,31 @@ def test_each_package_is_changed_by_its_own_ledger(tmp_path: Path, package: Pack
     assert to_revert(place.site) == Intent("revert")
 
 
+@both
+def test_what_was_put_back_by_hand_is_written_again(tmp_path: Path, package: Package) -> None:
+    """The ledger is the one that the plan makes; the files are not."""
+    place = target(tmp_path, package)
+    place.apply()
+    applied = snapshot(place.root)
+    (place.root / place.patched).write_bytes(OWN)
+    assert place.carry_out(to_apply(place.site, place.request())) == (place.patched,)
+    assert snapshot(place.root) == applied
+
+
+@both
+def test_a_folder_goes_with_the_added_module_that_it_was_made_for(
+    tmp_path: Path, package: Package
+) -> None:
+    place = target(tmp_path, package)
+    place.apply()
+    request = place.request()
+    plan = request.plan._replace(changes=request.plan.changes[:1])
+    intent = to_apply(place.site, request._replace(plan=plan))
+    assert f"{package.name}/new" in intent.dropped
+    assert place.carry_out(intent) == (place.added,)
+    assert not (place.root / package.name / "new").exists()
+
+
 def test_a_row_that_somebody_added_to_record_stays_through_the_next_apply(tmp_path: Path) -> None:
     place = target(tmp_path, VLLM)
     place.apply()
