@@ -123,6 +123,13 @@ DRAFTERS: dict[str, Drafter] = {
     "sampled": Drafter(
         _EAGLE3, {"method": "eagle3", "draft_sample_method": "probabilistic"}, temperature=0.7
     ),
+    "k-by-batch-size": Drafter(
+        _EAGLE3,
+        {
+            "method": "eagle3",
+            "num_speculative_tokens_per_batch_size": [[1, 4, 3], [5, 16, 2], [17, 64, 1]],
+        },
+    ),
     "draft-model": Drafter(_LLAMA, {"method": "draft_model"}),
     "pard": Drafter(_LLAMA | _MASK, {"method": "draft_model", "parallel_drafting": True}),
     "p-eagle": Drafter(
