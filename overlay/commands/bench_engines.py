@@ -213,10 +213,14 @@ class Stage:
                     given, limit = patience, self.question.deadline
                 self._keep(names[job.name], ended, over_budget=given < limit)
 
+        measured = dict[str, Mapping[str, Any] | None]()
+
         def heard(job: Job, event: Event) -> None:
             words = event_text(event, self.question.rounds)
             if event.step is Step.ENDED:
-                words += f"{'; ' if (figures := latest(read_result(job.out))) else ''}{figures}"
+                result = read_result(job.out)
+                words += f"; {news(result, measured.get(job.name))}"
+                measured[job.name] = result
                 self._keep_files(job)
             self.said(f"engine {job.name}: {words}")
 
@@ -321,10 +325,19 @@ def event_text(event: Event, rounds: int) -> str:
     }[event.step]
 
 
-def latest(result: Mapping[str, Any] | None) -> str:
+def news(result: Mapping[str, Any] | None, before: Mapping[str, Any] | None) -> str:
+    """What a turn of an engine brought, in words.
+
+    :param result: all that the engine has measured.
+    :param before: what it had measured when the turn began.
+    """
+    if result is None or result == before:
+        return "nothing was measured in it, since --budget is spent"
+    return latest(result)
+
+
+def latest(result: Mapping[str, Any]) -> str:
     """The latest figures of an engine, by the number of requests, for whoever waits."""
-    if result is None:
-        return ""
     steps = {
         name.removeprefix("batch"): f"{figures['repeats_ms_per_step'][-1]} ms"
         for name, figures in result.items()

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlay.commands.bench_budget import ENGINES, ONE_BY_ONE, Budget, Part, Sharing
-from overlay.commands.bench_engines import Measured, Stage
+from overlay.commands.bench_engines import Measured, Stage, news
 from overlay.commands.bench_question import Question
 from overlay.errors import OverlayError
 from overlay.proof.engine_pool import Ended, Job
@@ -347,6 +347,14 @@ def test_side_by_side_rounds_that_were_not_finished_are_named(tmp_path: Path) ->
     (note,) = measured.notes
     assert note == "step times: 2 of 3 rounds were finished: --budget 200 s was spent"
     assert measured.gaps == ()
+
+
+def test_a_turn_that_measured_nothing_says_so_and_repeats_no_figure() -> None:
+    one = {"batch1": {"repeats_ms_per_step": [2.0]}}
+    two = {"batch1": {"repeats_ms_per_step": [2.0, 2.1]}}
+    assert [news(one, None), news(two, one)] == ["1: 2.0 ms", "1: 2.1 ms"]
+    for nothing in (news(None, None), news(two, two)):
+        assert nothing == "nothing was measured in it, since --budget is spent"
 
 
 def test_the_schedule_says_how_often_an_engine_starts() -> None:
