@@ -23,6 +23,10 @@ ENGINES: dict[str, tuple[str, dict[str, str]]] = {
         "patched",
         _V1 | {"OVERLAY_DRAFT_GRAPHS": "loop", "OVERLAY_STEADY_INPUTS": "off"},
     ),
+    "patched-loop-unbatched": (
+        "patched",
+        _V1 | {"OVERLAY_DRAFT_GRAPHS": "loop", "OVERLAY_BATCHED_BOOKKEEPING": "off"},
+    ),
     # Pristine files, patched in memory by the plugin that --overlay-site holds.
     "auto-loop": ("auto", _V1 | {"OVERLAY": "auto", "OVERLAY_DRAFT_GRAPHS": "loop"}),
     "v2": ("stock", {"VLLM_USE_V2_MODEL_RUNNER": "1", "OVERLAY": "off"}),

@@ -20,6 +20,7 @@ ENGINES = (
     "patched-step",
     "patched-loop",
     "patched-loop-unsteady",
+    "patched-loop-unbatched",
     "auto-loop",
     "v2",
 )

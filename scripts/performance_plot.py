@@ -17,6 +17,7 @@ _COLOURS = {
     "patched-step": "#9ecae1",
     "patched-loop": "#3182bd",
     "patched-loop-unsteady": "#6baed6",
+    "patched-loop-unbatched": "#08519c",
     "auto-loop": "#31a354",
     "v2": "#e6842a",
 }
