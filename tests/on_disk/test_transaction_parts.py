@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from overlay.errors import LedgerError, PlanOutdated, RevertRefused, Transaction
 from overlay.on_disk import files, journal, recovery, transaction
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.journal import Journal, Partner
+from overlay.on_disk.site import Site
 from overlay.on_disk.transaction import Outcome, Work
 from overlay.package import VLLM, Package
 from overlay.results import Change
@@ -218,6 +219,17 @@ def test_an_error_names_every_package(tmp_path: Path) -> None:
     assert [snapshot(place.root) for place in places] == before
 
 
+def test_an_error_that_ends_in_a_full_stop_keeps_one_and_what_else_it_says(tmp_path: Path) -> None:
+    places = two(tmp_path)
+    error = TransactionError("The text ends.", "more", "and more")
+    broken = [Work(place.root, place.package, failing(error)) for place in places]
+    with pytest.raises(TransactionError) as caught:
+        transaction.carry_out(broken)
+    text, *rest = caught.value.args
+    assert text.startswith("The text ends. It was one transaction over vLLM in ")
+    assert rest == ["more", "and more"]
+
+
 def test_an_error_of_one_package_names_no_transaction(tmp_path: Path) -> None:
     place = target(tmp_path, VLLM)
     (place.root / place.package.state_folder).mkdir()
@@ -281,6 +293,47 @@ def test_a_target_that_cannot_be_looked_at_is_said_to_be_as_it_was(
     with pytest.raises(TransactionError) as caught:
         transaction.carry_out([work])
     assert str(caught.value) == f"{described(error)}. Nothing was changed."
+
+
+def test_all_that_is_made_has_the_owner_of_the_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = target(tmp_path, VLLM)
+    mine = files.Owner(os.getuid(), os.getgid())
+    monkeypatch.setattr(Site, "owner", mine)
+    made: list[tuple[str, object]] = []
+    real_folder, real_journal = files.make_folder, journal.write
+
+    def make_folder(root: Path, path: str, owner: files.Owner | None = None) -> None:
+        made.append((path, owner))
+        real_folder(root, path, owner)
+
+    def write(root: Path, begun: Journal, owner: files.Owner | None, package: Package) -> None:
+        made.append(("journal", owner))
+        real_journal(root, begun, owner, package)
+
+    monkeypatch.setattr(files, "make_folder", make_folder)
+    monkeypatch.setattr(journal, "write", write)
+    apply(place)
+    assert {"journal", "vllm/new"} <= {path for path, _ in made}
+    assert {owner for _, owner in made} == {mine}
+
+
+def test_a_revert_waits_for_others_as_long_as_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = target(tmp_path, VLLM)
+    apply(place)
+    asked: list[float] = []
+    real = transaction.carry_out
+
+    def carry_out(given: Sequence[Work], timeout: float = -1.0) -> tuple[Outcome, ...]:
+        asked.append(timeout)
+        return real(given, timeout)
+
+    monkeypatch.setattr(transaction, "carry_out", carry_out)
+    transaction.revert(place.root, timeout=7.5)
+    assert asked == [7.5]
 
 
 def test_the_old_bytes_are_kept_before_new_ones_are_staged(
