@@ -341,6 +341,7 @@ def test_a_notice_about_an_edited_file_gives_way_to_its_state(site: Site) -> Non
     edit(site, PROPOSER)
     result = assess(plan, ledger_of(site), Disk(site.root), [ONE.feature()], "0.26.0")
     assert result.notices == (kept,)
+    assert with_edits(plan, ledger_of(site), Disk(site.root), "0.26.0").notices == (kept,)
 
 
 def test_each_feature_in_another_form_is_named_with_what_apply_would_do(site: Site) -> None:
