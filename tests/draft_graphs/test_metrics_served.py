@@ -8,14 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import signal
-import socket
 import subprocess
-import sys
-import time
-import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,20 +17,16 @@ import pytest
 
 from tests.draft_graphs.double_environment import ARGUMENTS, double_environment
 from tests.in_memory.installed import install_beside
+from tests.support.served_metrics import (
+    arguments,
+    complete,
+    counted_inside,
+    running,
+    scraped,
+    total,
+)
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.thorough]
-
-SAMPLE = re.compile(r"^(vllm_overlay_\w+)\{(.*)\} (\S+)$", re.MULTILINE)
-LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-
-#: (metric, labels) -> value
-Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager
@@ -46,103 +36,9 @@ def served(python: Path, beside: Path, models: Path, folder: Path, *options: str
     variables = double_environment(folder) | {"TEST_DOUBLE": "server"}
     variables["PYTHONPATH"] += f"{os.pathsep}{beside}"
     variables["XDG_RUNTIME_DIR"] = str(folder)
-    port, log = free_port(), folder / "log"
-    speculative = {"method": "eagle3", "model": str(models / "eagle3"), "num_speculative_tokens": 3}
-    command = [
-        *(
-            str(python),
-            "-m",
-            "vllm.entrypoints.openai.api_server",
-            "--model",
-            str(models / "target"),
-        ),
-        *(
-            "--port",
-            str(port),
-            "--host",
-            "127.0.0.1",
-            "--skip-tokenizer-init",
-            "--dtype",
-            "float32",
-        ),
-        *("--max-model-len", "512", "--max-num-seqs", "8", "--block-size", "32"),
-        *("--speculative-config", json.dumps(speculative), *ARGUMENTS, *options),
-    ]
-    with log.open("wb") as stream:
-        server = subprocess.Popen(
-            command, env=variables, stdout=stream, stderr=stream, start_new_session=True, cwd=folder
-        )
-    address = f"http://127.0.0.1:{port}"
-    try:
-        wait_for(address, server, log)
+    own = ("--dtype", "float32", "--block-size", "32", *ARGUMENTS)
+    with running(python, arguments(models, *own, *options), variables, folder) as address:
         yield address
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        try:
-            server.wait(60)
-        finally:
-            if server.poll() is None:
-                os.killpg(server.pid, signal.SIGKILL)
-
-
-def wait_for(address: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 900
-    while time.monotonic() < deadline:
-        assert server.poll() is None, log.read_text()[-6000:]
-        try:
-            with urllib.request.urlopen(f"{address}/health", timeout=5):
-                return
-        except OSError:
-            time.sleep(1)
-    raise AssertionError(f"no server after 15 minutes:\n{log.read_text()[-6000:]}")
-
-
-def complete(address: str, prompt: list[int]) -> None:
-    body = {"prompt": prompt, "max_tokens": 24, "temperature": 0.0, "return_token_ids": True}
-    request = urllib.request.Request(
-        f"{address}/v1/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        assert json.load(answer)["choices"]
-
-
-def scraped(address: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    with urllib.request.urlopen(f"{address}/metrics", timeout=30) as answer:
-        text = answer.read().decode()
-    assert "vllm:" in text  # vLLM's own are there as before
-    return {
-        (name, frozenset(LABEL.findall(labels))): float(value)
-        for name, labels, value in SAMPLE.findall(text)
-    }
-
-
-def total(samples: Samples, name: str, **labels: str) -> float:
-    return sum(
-        value
-        for (metric, pairs), value in samples.items()
-        if metric == f"vllm_overlay_{name}" and labels.items() <= pairs
-    )
-
-
-def counted_inside(folder: Path) -> int:
-    """All replays, as `overlay status --live` reads them from the processes themselves."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "overlay", "status", "--live", "--json"],
-        env={**os.environ, "XDG_RUNTIME_DIR": str(folder)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    return sum(
-        count["number"]
-        for process in json.loads(ended.stdout)["processes"]
-        if process["record"] is not None
-        for count in process["record"]["counts"]
-        if count["count"].startswith("replays of ")
-    )
 
 
 @pytest.fixture(scope="module")
@@ -171,3 +67,21 @@ def test_what_is_scraped_is_what_was_replayed(
         assert total(answers[0], "replays_total", graph="first") > 0
         assert total(answers[0], "feature_state", feature="draft-graphs", state="active") == 1
         assert total(answers[0], "attention") == 0
+
+
+def test_the_script_for_a_gpu_finds_nothing_wrong(
+    patched_python: Path, beside: Path, tmp_path: Path
+) -> None:
+    script, out = Path(__file__).parents[1] / "gpu" / "metrics.py", tmp_path / "result.json"
+    options = ["--site", str(tmp_path), "--overlay", str(beside), "--out", str(out)]
+    ended = subprocess.run(
+        [str(patched_python), str(script), "--double", "--requests", "4", *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+    )
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    cells = json.loads(out.read_text())["cells"]
+    assert [cell["api_servers"] for cell in cells] == [1, 2, 1]
+    assert all(cell["replays"]["loop"] >= cell["drafts_verified"] > 0 for cell in cells)
