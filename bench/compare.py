@@ -24,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.plan import ENGINES, Cell, in_turn, side_by_side
+from bench.plan import ENGINES, Cell, has_plugin, in_turn, side_by_side
 from bench.sitting import Sitting
 from overlay.proof import meeting
 
@@ -51,7 +51,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--stock", type=Path, required=True)
     parser.add_argument("--patched", type=Path, required=True)
     parser.add_argument("--site", type=Path, help="folder with vLLM's dependencies, if apart")
-    parser.add_argument("--overlay-site", type=Path, help="folder with the overlay (auto-loop)")
+    parser.add_argument("--overlay-site", type=Path, help="folder with the plugin")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
         "--cells", nargs="+", required=True, metavar="SHAPE[+DRAFTER]:K:MODE[:TP]", type=Cell.parse
@@ -91,11 +91,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--more", default="", help="further arguments of step_time.py")
     args = parser.parse_args()
     if args.engines is None:
-        args.engines = [name for name in ENGINES if name != "auto-loop" or args.overlay_site]
+        args.engines = [name for name in ENGINES if args.overlay_site or not has_plugin(name)]
     if args.cache_root is None:
         args.cache_root = Path(tempfile.gettempdir(), "overlay-bench-cache")
-    if "auto-loop" in args.engines and not args.overlay_site:
-        parser.error("auto-loop wants --overlay-site")
+    plugged = [name for name in args.engines if has_plugin(name)]
+    if plugged and not args.overlay_site:
+        parser.error(f"{' and '.join(plugged)}: expected --overlay-site, found none")
     if args.in_turn is not None and (args.in_turn < 1 or args.turns < 1):
         parser.error("--in-turn and --turns want one at least")
     if not args.beside.alone and args.in_turn is None:

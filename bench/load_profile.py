@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from bench.plan import ENGINES
+from bench.plan import ENGINES, has_plugin
 from overlay.proof.children import Guard, run_child
 from overlay.proof.engine_launch import append_path, link_packages
 
@@ -37,8 +37,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--patched", type=Path, required=True, help="folder with the patched vLLM")
     parser.add_argument("--site", type=Path, help="folder with what vLLM needs, if elsewhere")
     parser.add_argument("--out", type=Path, required=True)
+    known = [name for name in ENGINES if not has_plugin(name)]
     parser.add_argument(
-        "--engines", nargs="+", choices=ENGINES, default=["stock-v1", "patched-loop", "v2"]
+        "--engines", nargs="+", choices=known, default=["stock-v1", "patched-loop", "v2"]
     )
     parser.add_argument("--rounds", type=int, default=1, help="starts of each engine")
     parser.add_argument("--timeout", type=float, default=300, help="seconds for an engine")

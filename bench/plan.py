@@ -13,6 +13,8 @@ from pathlib import Path
 from overlay.proof.shapes import DRAFTERS
 
 _V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0", "OVERLAY": "off"}
+#: The plugin is on.
+_PLUGIN = {"OVERLAY": "auto", "OVERLAY_DRAFT_GRAPHS": "loop"}
 
 #: Engine name -> (which folder, environment).
 ENGINES: dict[str, tuple[str, dict[str, str]]] = {
@@ -27,10 +29,17 @@ ENGINES: dict[str, tuple[str, dict[str, str]]] = {
         "patched",
         _V1 | {"OVERLAY_DRAFT_GRAPHS": "loop", "OVERLAY_BATCHED_BOOKKEEPING": "off"},
     ),
-    # Pristine files, patched in memory by the plugin that --overlay-site holds.
-    "auto-loop": ("auto", _V1 | {"OVERLAY": "auto", "OVERLAY_DRAFT_GRAPHS": "loop"}),
+    # The same files with the plugin that --overlay-site holds: the overlay's metrics are on.
+    "patched-loop-metrics": ("patched", _V1 | _PLUGIN),
+    # Pristine files, patched in memory by that plugin.
+    "auto-loop": ("stock", _V1 | _PLUGIN),
     "v2": ("stock", {"VLLM_USE_V2_MODEL_RUNNER": "1", "OVERLAY": "off"}),
 }
+
+
+def has_plugin(engine: str) -> bool:
+    """Whether an engine loads the overlay's plugin."""
+    return ENGINES[engine][1]["OVERLAY"] != "off"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from bench.plan import ENGINES, Party, Place
+from bench.plan import ENGINES, Party, Place, has_plugin
 from overlay.proof import meeting
 from overlay.proof.children import Guard, run_child
 from overlay.proof.engine_launch import append_path, link_packages
@@ -36,11 +36,11 @@ class Sitting:
         self._work = tempfile.TemporaryDirectory(prefix="sitting-")
         self._code = link_packages(Path(self._work.name, "code"))
 
-    def python_path(self, folder: str) -> str:
+    def python_path(self, engine: str) -> str:
         """``PYTHONPATH`` of an engine."""
         args = self.args
-        parts = [args.patched if folder == "patched" else args.stock, args.site]
-        if folder == "auto":
+        parts = [args.patched if ENGINES[engine][0] == "patched" else args.stock, args.site]
+        if has_plugin(engine):
             parts.insert(0, args.overlay_site)
         return ":".join(str(part) for part in parts if part)
 
@@ -58,8 +58,8 @@ class Sitting:
 
     def environment(self, engine: str, place: Place, cache: Path) -> dict[str, str]:
         """Environment of an engine."""
-        folder, own = ENGINES[engine]
-        variables = os.environ | own | {"PYTHONPATH": self.python_path(folder)}
+        own = ENGINES[engine][1]
+        variables = os.environ | own | {"PYTHONPATH": self.python_path(engine)}
         variables = append_path(variables, self._code)
         variables |= {"VLLM_CACHE_ROOT": str(cache), "OVERLAY_CACHE": str(cache / "overlay")}
         # Each takes whatever port the kernel gives it, so that none takes another's.

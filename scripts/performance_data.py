@@ -21,6 +21,7 @@ ENGINES = (
     "patched-loop",
     "patched-loop-unsteady",
     "patched-loop-unbatched",
+    "patched-loop-metrics",
     "auto-loop",
     "v2",
 )

@@ -18,6 +18,7 @@ _COLOURS = {
     "patched-loop": "#3182bd",
     "patched-loop-unsteady": "#6baed6",
     "patched-loop-unbatched": "#08519c",
+    "patched-loop-metrics": "#54278f",
     "auto-loop": "#31a354",
     "v2": "#e6842a",
 }

@@ -22,6 +22,9 @@ _SECONDS_AT_RATE = 6
 _SHARE_OF_SATURATION = 0.5
 #: A run that takes longer than so many seconds is made with half the requests from then on.
 _LONG = 20.0
+#: A server that has further turns warms up for no more than so many seconds at a concurrency, two
+#: runs at least: in each later turn it is run again, and whoever waits has a budget.
+_WARMING = 15.0
 
 
 class Client(Protocol):
@@ -67,14 +70,17 @@ class Limit:
         return time.monotonic() - self._began
 
 
-def steady(measure: Callable[[], float], limit: Limit) -> dict[str, Any] | None:
+def steady(
+    measure: Callable[[], float], limit: Limit, warming: Limit | None = None
+) -> dict[str, Any] | None:
     """Measure until two runs in a row agree; these two, and whether they do.
 
-    ``None`` where the limit left no time for two.
+    :param warming: beyond it two runs are enough, even if they do not agree.
+    :return: ``None`` where the limit left no time for two.
     """
     values = list[float]()
     while len(values) < _MOST_RUNS and (len(values) < 2 or not agree(*values[-2:])):
-        if limit.reached:
+        if limit.reached or (len(values) > 1 and warming is not None and warming.reached):
             break
         values.append(measure())
     if len(values) < 2:
@@ -149,7 +155,8 @@ class Turns:
     """The runs of a server that measures in turns with others.
 
     In its first turn each concurrency is run until two runs agree, of which the last counts (both
-    where there is one turn); in each later turn it is run once.
+    where there is one turn); in each later turn it is run once.  Where there are later turns, two
+    runs that take long are enough.
 
     :ivar turns: how many there are; a last one, in which the server ends, begins after them.
     :ivar keep: is called with all that is measured, whenever something is.
@@ -209,7 +216,7 @@ class Turns:
 
         cell = self._cells.get(str(size))
         if cell is None:
-            warmed = steady(run, self.limit)
+            warmed = steady(run, self.limit, None if self.turns == 1 else Limit(_WARMING))
             if warmed is None:
                 return 0.0
             # One run of each turn counts; nothing follows from one alone, so of one turn two do.

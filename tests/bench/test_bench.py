@@ -204,6 +204,9 @@ def test_each_engine_has_the_files_and_the_gpus_that_are_its_own(tmp_path: Path)
     assert patched["PYTHONPATH"].rpartition(":")[0] == "/patched:/site"
     assert patched["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert patched["VLLM_CACHE_ROOT"] != auto["VLLM_CACHE_ROOT"]
+    metrics = one.environment("patched-loop-metrics", place, caches[1])
+    assert metrics["PYTHONPATH"].rpartition(":")[0] == "/overlay:/patched:/site"
+    assert (metrics["OVERLAY"], patched["OVERLAY"]) == ("auto", "off")
     stock = one.environment("stock-v1", Place(), caches[0])
     assert stock["OVERLAY"] == "off"
     command = one.command(parties[1], caches[1])

@@ -40,7 +40,8 @@ def test_a_capture_is_one_line_with_all_that_it_took(log: list[str]) -> None:
     assert re.fullmatch(
         r"INFO Draft graphs: mode auto, K=3; captured first 3 \(1, 2, 4 requests\); "
         r"loop 4 \(1, 2, 4, 6 requests\); \d+ MiB, \d+\.\d s\. As upstream: "
-        r"first passes over 4 requests, the largest capture size being 16 tokens",
+        r"first passes over 4 requests, the largest capture size being 16 tokens "
+        r"\(set max_cudagraph_capture_size to more\)",
         line,
     ), line
 

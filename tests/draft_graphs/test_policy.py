@@ -319,8 +319,10 @@ def test_batches_with_images_are_noted() -> None:
 
 def test_batches_beyond_the_capture_size_are_noted() -> None:
     decision = policy.decide("auto", replace(LATE, max_num_seqs=200))
-    assert decision.notes == (
-        "first passes over 128 requests, the largest capture size being 512 tokens",
+    (note,) = decision.notes
+    assert note == (
+        "first passes over 128 requests, the largest capture size being 512 tokens "
+        "(set max_cudagraph_capture_size to more)"
     )
     decision = policy.decide("auto", replace(LATE, max_num_seqs=600))
     assert decision.notes[1] == "later passes over 512 requests"

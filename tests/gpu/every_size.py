@@ -9,21 +9,25 @@ from __future__ import annotations
 from overlay.proof import oracle
 from overlay.proof.engine_spec import Request, make_requests
 
-#: What vLLM's largest capture size is, in tokens, where nothing else is asked for: the last
-#: multiple of 16, which it then makes a multiple of K+1 if that is no more than the limit.
-CAPTURED = range(488, 513)
+#: vLLM's largest capture size, in tokens, where nothing else is asked for.
+DEFAULT_CAPTURED = 512
+#: How far below the limit the largest size may be: vLLM takes the last multiple of 16, and makes it
+#: a multiple of K+1 if that is no more than the limit.
+BELOW = 24
 #: Steps for which the batch keeps each size.  A request may be scheduled once more after its end.
 STEPS = 2
 
 
-def levels(seqs: int, k: int) -> list[int]:
+def levels(seqs: int, k: int, captured: int = DEFAULT_CAPTURED) -> list[int]:
     """Batch sizes, descending: each that a draft graph has, and one more than each.
 
     One more is the smallest batch for the next larger graph.  Which graph of first passes is the
     largest is known but for a few requests, which are all there.
+
+    :param captured: the limit of the capture sizes, in tokens.
     """
     sizes = {1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, seqs, 32), seqs}
-    sizes |= {tokens // (k + 1) for tokens in CAPTURED}
+    sizes |= {tokens // (k + 1) for tokens in range(captured - BELOW, captured + 1)}
     found = {level for size in sizes for level in (size, size + 1)}
     return sorted((level for level in found if level <= seqs), reverse=True)
 
@@ -33,15 +37,17 @@ def at_every_size(
     k: int,
     rule: oracle.Rule | None = None,
     requests: tuple[Request, ...] | None = None,
+    captured: int = DEFAULT_CAPTURED,
 ) -> tuple[Request, ...]:
     """``seqs`` requests that begin together, of which all `levels` are live for ``STEPS`` steps.
 
     :param rule: the rule of the models; ``None`` for that of ``tiny_models``.
     :param requests: ``seqs`` of them, whose prompts are taken; ``None`` for random ones.
+    :param captured: the limit of the capture sizes, in tokens.
     """
     rule = rule or oracle.make_rule()
     ends = [0] * seqs
-    for place, level in enumerate(levels(seqs, k)):
+    for place, level in enumerate(levels(seqs, k, captured)):
         # The first ones live on; the others have ended before.
         ends[:level] = [STEPS * (place + 1)] * level
     made = make_requests(seqs, lengths=(2, 12)) if requests is None else requests

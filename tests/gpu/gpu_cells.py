@@ -18,6 +18,8 @@ FULL = {"cudagraph_mode": "FULL_AND_PIECEWISE"}
 #: vLLM asks for that share even where it is given the bytes, so neighbours must fit beside it.
 KV_BYTES, FREE_SHARE = 1 << 30, 0.05
 
+#: Tokens of 256 requests with K = 3: more than vLLM's own largest capture size of 512.
+WIDE = 1024
 
 #: Where several requests begin at once, upstream's own drafts share slots up to 0.22.1, by chance.
 ROOM = ("tests.engine.scheduler_hooks:room_for_first_drafts",)
@@ -123,6 +125,13 @@ def _every_size(base: EngineSpec) -> Iterator[Cell]:
         for mode in ("off", "step", "loop"):
             graphs = mode != "off"
             yield Cell(name, mode, spec, expects(mode), weight=weight, every_size=graphs)
+    # First passes of all batches have graphs where the user raises vLLM's largest capture size.
+    wide = {**FULL, "max_cudagraph_capture_size": WIDE}
+    spec = replace(base, k=3, max_num_seqs=256, compilation=wide)
+    spec = replace(spec, requests=at_every_size(256, 3, captured=WIDE))
+    for mode in ("off", "step", "loop"):
+        graphs = mode != "off"
+        yield Cell("wide-every-size256", mode, spec, expects(mode), weight=20, every_size=graphs)
     # Four graphs, and nearly all batches are larger than the largest of them.
     small = {**FULL, "cudagraph_capture_sizes": [1, 2, 4, 8]}
     spec = replace(base, draft="eagle3hid", max_num_seqs=200, requests=falling(300))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -32,18 +33,21 @@ class Clock:
 class Client:
     """Answers so many requests a second.
 
+    :ivar uneven: whether no two runs in a row agree.
     :ivar asked: of each run its requests and its limit.
     """
 
     clock: Clock
     speed: float
+    uneven: bool = False
     asked: list[tuple[int, tuple[str, str]]] = field(default_factory=list)
 
     def ask(self, requests: int, limit: tuple[str, str]) -> dict[str, Any]:
         self.asked.append((requests, limit))
         self.clock.now += requests / self.speed
+        share = 0.5 if self.uneven and len(self.asked) % 2 else 1.0
         return {
-            "output_throughput": 256 * self.speed,
+            "output_throughput": 256 * self.speed * share,
             "request_throughput": self.speed,
             "median_ttft_ms": 1000 / self.speed,
         }
@@ -93,6 +97,22 @@ def test_every_server_answers_the_same_requests_at_the_same_rate(
             assert (len(cell["values"]), sum(cell["by_turn"])) == (counted, counted)
             assert (cell["runs"], cell["agreed"]) == (2, True)
         assert len(each["first_token"]["values"]) == counted
+
+
+@given(speed=st.floats(0.1, 100), turns=st.integers(1, 4))
+def test_runs_that_do_not_agree_are_repeated_until_warming_has_taken_its_time(
+    tmp_path_factory: pytest.TempPathFactory, speed: float, turns: int
+) -> None:
+    client = Client(Clock(), speed, uneven=True)
+    folder = tmp_path_factory.mktemp("meet")
+    kept = serve(folder, client, 0, load=Load((1,), 0.0), turns=turns)
+    cell = kept["concurrency"]["1"]
+    # Seconds behind each run. With one turn alone five may be made, however long they take.
+    spent = [*accumulate([8 / speed] * 5)]
+    warming = 5 if turns == 1 else next(n for n in range(2, 6) if n == 5 or spent[n - 1] >= 15)
+    assert (cell["runs"], cell["agreed"]) == (warming, False)
+    assert len(client.asked) == warming + turns - 1
+    assert len(cell["values"]) == (2 if turns == 1 else turns)
 
 
 @given(seconds=st.floats(0, 400), speed=st.floats(0.5, 100))

@@ -1,8 +1,8 @@
 """Run vLLM's kernel for adapters of embeddings in Triton's interpreter, as a later draft pass does.
 
 The metadata is that of a target's batch of `--tokens` tokens, the rows are the `--rows` of a draft
-pass. Prints ``{"written": rows of the output that changed}``, those beyond its end included: the
-output is the beginning of a larger tensor.
+pass. Prints ``{"written": rows of the output that changed}``, those beyond its end included: input
+and output are the beginnings of larger tensors, and what lies behind the input is known.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> None:
     target.prepare_tensors(torch.zeros(arguments.tokens, dtype=torch.int32))
     memory = torch.zeros(64, HIDDEN, dtype=torch.bfloat16)
     operators._lora_expand(
-        torch.ones(1, arguments.rows, RANK),
+        torch.ones(1, 64, RANK)[:, : arguments.rows],
         [torch.ones(ADAPTERS, 1, HIDDEN, RANK, dtype=torch.bfloat16)],
         memory[: arguments.rows],
         *target.meta_args(arguments.rows, False),

@@ -390,7 +390,7 @@ def _too_large(facts: Facts, first: bool, later: tuple[Role, ...]) -> list[str]:
     if first and largest < facts.max_num_seqs:
         notes.append(
             f"first passes over {largest} requests, the largest capture size being "
-            f"{facts.max_capture_tokens} tokens"
+            f"{facts.max_capture_tokens} tokens (set max_cudagraph_capture_size to more)"
         )
     if later and facts.max_capture_tokens < facts.max_num_seqs:
         notes.append(f"later passes over {facts.max_capture_tokens} requests")
