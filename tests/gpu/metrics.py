@@ -54,9 +54,11 @@ def serve(
     args: argparse.Namespace, models: Path, work: Path, variables: Mapping[str, str], servers: int
 ) -> dict[str, Any]:
     """Ask one server, and compare what it says; the figures, and under `wrong` what is."""
-    own = ["--dtype", "bfloat16", "--gpu-memory-utilization", "0.2"]
+    # The cache's size is given, so that engines beside this one may take and free memory.
+    own = ["--dtype", "bfloat16", *("--gpu-memory-utilization", "0.05")]
+    own += ["--kv-cache-memory-bytes", str(1 << 30)]
     if args.double:
-        own = ["--dtype", "float32", "--block-size", "32", *ARGUMENTS]
+        own = ["--dtype", "float32", *("--block-size", "32"), *ARGUMENTS]
     if servers > 1:
         own += ["--api-server-count", str(servers)]
     with running(Path(sys.executable), arguments(models, *own), variables, work) as address:
