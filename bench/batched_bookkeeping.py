@@ -83,6 +83,18 @@ def upstream_list(site: Path) -> Any:
     return compiled(f"def f(output_token_ids_np, valid_mask):\n{body}\n    return outputs\n")
 
 
+def upstream_note(site: Path) -> Any:
+    """Return the loop over `update_req_spec_token_ids`, as a function like the feature's."""
+    method_ = method(site / "vllm/v1/worker/gpu_input_batch.py", "update_req_spec_token_ids")
+    method_.name = "note"
+    return compiled(
+        f"from __future__ import annotations\n{ast.unparse(method_)}\n"
+        "def f(batch, requests, scheduled):\n"
+        "    for request in requests:\n"
+        "        note(batch, request, scheduled)\n"
+    )
+
+
 def compiled(source: str) -> Any:
     """Return the function `f` of a source text."""
     namespace: dict[str, Any] = {}
@@ -114,6 +126,23 @@ def appending(function: Any, rows: int) -> Any:
     return run
 
 
+def noting(function: Any, rows: int) -> Any:
+    """Return a call that notes the drafts of each request of a batch."""
+    import numpy as np
+
+    ids = [f"r{row}" for row in range(rows)]
+    batch = SimpleNamespace(
+        req_id_to_index={name: row for row, name in enumerate(ids)},
+        num_tokens_no_spec=np.random.default_rng(rows).integers(1, 4000, rows, dtype=np.int32),
+        token_ids_cpu=np.zeros((rows, WIDTH), dtype=np.int32),
+        is_token_ids=np.zeros((rows, WIDTH), dtype=bool),
+        spec_token_ids=[[] for _ in ids],
+    )
+    requests = [SimpleNamespace(req_id=name, prev_num_draft_len=0) for name in ids]
+    drafts = {name: [-1] * DRAFTS for name in ids}
+    return lambda: function(batch, requests, drafts)
+
+
 def listing(function: Any, rows: int) -> Any:
     """Return a call that lists the accepted tokens of each row."""
     import numpy as np
@@ -130,7 +159,7 @@ def microseconds(run: Any, rows: int) -> float:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Time both loops beside the feature's functions, and write the figures."""
+    """Time the loops beside the feature's functions, and write the figures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -141,6 +170,7 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.pop("OVERLAY_BATCHED_BOOKKEEPING", None)
     site, module = chosen.site, feature()
     pairs = {
+        "drafts of a step (_update_states)": (noting, upstream_note(site), module.note_drafts),
         "placeholders of async scheduling (_bookkeeping_sync)": (
             appending,
             upstream_append(site),

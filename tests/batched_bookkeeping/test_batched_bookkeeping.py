@@ -8,49 +8,43 @@ from __future__ import annotations
 
 import ast
 import functools
-import re
-import sys
-import textwrap
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from types import ModuleType, SimpleNamespace
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any, NamedTuple
-from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import Phase, example, given, seed, settings
 from hypothesis import strategies as st
 
-from overlay.features.folder import load
-from overlay.features.sources import shipped_folder
 from overlay.package import KNOWN_RELEASES
-from overlay.planning.planner import plan
-from overlay.planning.scopes import Syntax
-from overlay.targets.resolution import resolve
-from tests.support.beside_vllm import PATCHES, put_beside_vllm
-from tests.support.code_edits import edited
+from tests.batched_bookkeeping import releases
+from tests.batched_bookkeeping.releases import (
+    MOST,
+    NAME,
+    RUNNER,
+    SAMPLER,
+    VOCABULARY,
+    WIDTH,
+    K,
+    effect,
+    feature,
+    make_batch,
+    method,
+    plain,
+    shipped,
+    sources,
+    torch,
+)
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("vllm")  # in the environment of the engine
-
-put_beside_vllm("batched-bookkeeping")
-
-# The feature's modules lie beside vLLM's own from here on.
 # isort: split
 from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import LogprobsTensors
-from vllm.v1.overlay_effects import effects
-from vllm.v1.worker import batched_bookkeeping as shipped
-from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
+from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 pytestmark = pytest.mark.network
 
-FEATURE = "batched-bookkeeping"
-NAME = "vllm.v1.worker.batched_bookkeeping"
-FILE = PATCHES / FEATURE / "files" / f"{NAME.replace('.', '/')}.py"
-RUNNER = "vllm/v1/worker/gpu_model_runner.py"
-SAMPLER = "vllm/v1/sample/rejection_sampler.py"
 #: Name -> file and class.
 FUNCTIONS = {
     "_bookkeeping_sync": (RUNNER, "GPUModelRunner"),
@@ -58,7 +52,6 @@ FUNCTIONS = {
 }
 #: Releases in which one of the functions has another text.
 CHANGED = ("0.20.0", "0.22.0", "0.28.0", "0.31.0")
-WIDTH, VOCABULARY, K, MOST = 16, 50, 3, 6
 TOGETHER = "steps whose placeholders were written together"
 FULL = "steps with a full row left to upstream"
 LISTED, GAP = "outputs listed together", "outputs with a gap left to upstream"
@@ -68,33 +61,9 @@ LISTED, GAP = "outputs listed together", "outputs with a gap left to upstream"
 
 
 @functools.cache
-def sources(release: str) -> dict[str, tuple[bytes, bytes]]:
-    """The files that the feature changes, pristine and patched."""
-    features = [each for each in load([shipped_folder()]) if each.id == FEATURE]
-    target = resolve(release)
-    changes = plan(features, target, target.release, target.record, Syntax()).changes
-    return {c.path: (c.before, c.after) for c in changes if c.before is not None and c.after}
-
-
-def method(source: bytes, owner: str, name: str) -> ast.FunctionDef:
-    """A method of a class; of a large file nothing else is parsed."""
-    start = re.search(rf"^class {owner}\b(?:.*\n)*?.*\n(?=    def {name}\()", source.decode(), re.M)
-    assert start is not None
-    text = source.decode()[start.end() :]
-    end = re.search(r"\n(?=\S|    [@\w])", text)
-    (node,) = ast.parse(textwrap.dedent(text[: end.start()] if end else text)).body
-    assert isinstance(node, ast.FunctionDef)
-    return node
-
-
-@functools.cache
 def tree(release: str, name: str, patched: bool) -> ast.FunctionDef:
-    """One of the functions, without its docstring."""
     path, owner = FUNCTIONS[name]
-    node = method(sources(release)[path][patched], owner, name)
-    if isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant):
-        del node.body[0]
-    return node
+    return method(sources(release)[path][patched], owner, name)
 
 
 @functools.cache
@@ -106,28 +75,9 @@ def functions(release: str, patched: bool) -> SimpleNamespace:
         "gpu_sync_allowed": nullcontext,
         "PLACEHOLDER_TOKEN_ID": -1,
     }
-    future = ast.parse("from __future__ import annotations").body
-    for name in FUNCTIONS:
-        module = ast.Module([*future, tree(release, name, patched)], [])
-        exec(compile(ast.fix_missing_locations(module), release, "exec"), names)
+    releases.compiled(release, [tree(release, name, patched) for name in FUNCTIONS], names)
     names["RejectionSampler"] = SimpleNamespace(parse_output=names["parse_output"])
     return SimpleNamespace(**{name: names[name] for name in FUNCTIONS})
-
-
-@contextmanager
-def feature(bug: tuple[str, str, str] | None = None) -> Iterator[Any]:
-    """The feature's module, or that with a bug, for batches of any size."""
-    module: Any = shipped
-    if bug is not None:
-        module = ModuleType(NAME)
-        exec(compile(edited(FILE.read_text(), [bug]), FILE, "exec"), vars(module))
-    worker = sys.modules["vllm.v1.worker"]
-    with (
-        mock.patch.dict(sys.modules, {NAME: module}),
-        mock.patch.object(worker, "batched_bookkeeping", module),
-        mock.patch.object(module, "FEWEST_ROWS", 1),
-    ):
-        yield module
 
 
 # -- states
@@ -223,21 +173,6 @@ class Generator:
         self.offset = offset
 
 
-def make_batch() -> Any:
-    """An empty batch, with zeros where its memory would hold anything."""
-    with mock.patch.object(torch, "empty", torch.zeros), mock.patch.object(np, "empty", np.zeros):
-        return InputBatch(
-            max_num_reqs=MOST + 1,
-            max_model_len=WIDTH,
-            max_num_batched_tokens=64,
-            device=torch.device("cpu"),
-            vocab_size=VOCABULARY,
-            block_sizes=[4],
-            max_num_blocks_per_req=[WIDTH // 4],
-            num_spec_tokens=K,
-        )
-
-
 def make_runner(step: Step) -> Any:
     """A double of the runner, with a batch and requests of the installed vLLM."""
     batch = make_batch()
@@ -289,35 +224,6 @@ def make_output(step: Step) -> Any:
     return SimpleNamespace(sampled_token_ids=tokens, logprobs_tensors=logprobs)
 
 
-def plain(value: Any, seen: dict[int, int] | None = None) -> Any:
-    """All fields of a value, in values that `==` compares; what was seen before by its number."""
-    seen = {} if seen is None else seen
-    if value is None or isinstance(value, bool | int | float | str | bytes | np.generic):
-        return type(value).__name__, value
-    if callable(value) and not hasattr(value, "__dict__"):
-        return "callable"
-    if id(value) in seen:
-        return "seen", seen[id(value)]
-    seen[id(value)] = len(seen)
-    if isinstance(value, torch.Tensor):
-        value = value.numpy()
-    if isinstance(value, np.ndarray):
-        return value.dtype.str, value.shape, value.tobytes()
-    if isinstance(value, dict):
-        return "dict", [(plain(key, seen), plain(value[key], seen)) for key in value]
-    if isinstance(value, set | frozenset):
-        return "set", sorted(value)
-    if isinstance(value, list | tuple):
-        return type(value).__name__, [plain(each, seen) for each in value]
-    if isinstance(value, torch.device | torch.dtype) or callable(value):
-        return str(type(value))
-    if hasattr(value, "__dict__"):
-        return type(value).__name__, plain(vars(value), seen)
-    return type(value).__name__, [
-        (name, plain(getattr(value, name, None), seen)) for name in getattr(value, "__slots__", ())
-    ] or repr(value)
-
-
 def outcome(release: str, patched: bool, step: Step) -> Any:
     """What the bookkeeping of a step returns or raises, and the runner behind it."""
     runner, output = make_runner(step), make_output(step)
@@ -344,8 +250,7 @@ def parsed(release: str, patched: bool, step: Step) -> Any:
 
 
 def counts() -> dict[str, int]:
-    told = effects().get(FEATURE)
-    return dict.fromkeys((TOGETHER, FULL, LISTED, GAP), 0) | (told["counts"] if told else {})
+    return releases.counts(TOGETHER, FULL, LISTED, GAP)
 
 
 def lengths(step: Step) -> list[int]:
@@ -436,11 +341,6 @@ def test_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(shipped.VARIABLE, "fast")
     with pytest.raises(ValueError, match="BOOKKEEPING is 'fast'; set it to on or off"):
         shipped.report_effect(runner)
-
-
-def effect() -> tuple[str, str]:
-    told = effects()[FEATURE]
-    return told["state"], told["text"]
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,16 @@
 """Does the bookkeeping of a step for all requests together, with a few numpy operations.
 
 Upstream does it one request at a time. That costs little for few requests, and grows with them.
-Here are two such loops: the placeholders that async scheduling notes for the sampled tokens, and
-the lists of accepted tokens. What they read and write is the same; a batch of which that is not
-certain is left to upstream's loop, before anything was written.
+Here are three such loops: the drafts of a step, the placeholders that async scheduling notes for
+the sampled tokens, and the lists of accepted tokens. What they read and write is the same; a batch
+of which that is not certain is left to upstream's loop, before anything was written.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,8 @@ from vllm.v1.overlay_effects import active, count, idle
 FEATURE = "batched-bookkeeping"
 VARIABLE = "OVERLAY_BATCHED_BOOKKEEPING"
 
-# Fewer rows are left to upstream: numpy's calls cost as much as its loop over about eight
-# (bench/results/cpu-batched-bookkeeping-0.26.0-2026-11-23.json of vllm-overlay).
+# Fewer rows are left to upstream: numpy's calls cost as much as its loop over eight to sixteen
+# (bench/results/cpu-batched-bookkeeping-0.26.0-2026-11-24.json of vllm-overlay).
 FEWEST_ROWS = 16
 
 
@@ -47,6 +48,55 @@ def report_effect(runner: Any) -> None:
         active(FEATURE, f"the bookkeeping of at least {FEWEST_ROWS} requests is done together")
     else:
         idle(FEATURE, "there is neither async scheduling nor speculative decoding")
+
+
+def gathers_drafts(rows: int, trimmed: Mapping[str, int]) -> bool:
+    """Whether the drafts of a step are noted together, behind the loop over its requests.
+
+    rows: how many requests go on in this step.
+    trimmed: request -> drafts before ngram took some away, which upstream notes in its loop.
+    """
+    return rows >= FEWEST_ROWS and not trimmed and wanted(os.environ)
+
+
+def note_drafts(
+    batch: Any,
+    requests: Sequence[Any],
+    scheduled: Mapping[str, Sequence[int]],
+    marked: bool = True,
+) -> None:
+    """Write the scheduled drafts of each request behind the tokens of its row.
+
+    batch: InputBatch.
+    requests: CachedRequestState of each, all of them in the batch, each once.
+    scheduled: request -> its drafts; under async scheduling these are placeholders.
+    marked: whether their places are marked as token ids, as upstream does from 0.21.0 on.
+
+    Raises ValueError, from upstream's own method, if the drafts of a row go beyond its end.
+    """
+    ids = [request.req_id for request in requests]
+    drafts = [scheduled.get(name, ()) for name in ids]
+    rows = np.array([batch.req_id_to_index[name] for name in ids], dtype=np.intp)
+    lengths = np.array([len(tokens) for tokens in drafts], dtype=np.intp)
+    starts = batch.num_tokens_no_spec[rows]
+    if ids and int((starts + lengths).max()) > batch.token_ids_cpu.shape[1]:
+        count(FEATURE, "steps with drafts beyond a row's end left to upstream")
+        for request in requests:
+            batch.update_req_spec_token_ids(request, scheduled)
+        return
+    for request, row, tokens in zip(requests, rows.tolist(), drafts, strict=True):
+        request.prev_num_draft_len = len(tokens)
+        batch.spec_token_ids[row][:] = tokens
+    total = int(lengths.sum())
+    if not total:
+        return
+    # The place of each draft: the start of its row, and the drafts of that row before it.
+    firsts = np.repeat(starts - lengths.cumsum() + lengths, lengths)
+    at = np.repeat(rows, lengths), firsts + np.arange(total)
+    batch.token_ids_cpu[at] = np.fromiter(chain.from_iterable(drafts), np.int64, total)
+    if marked:
+        batch.is_token_ids[at] = True
+    count(FEATURE, "steps whose drafts were noted together")
 
 
 def append_placeholders(runner: Any, rows: int, invalid: set[int]) -> bool:
