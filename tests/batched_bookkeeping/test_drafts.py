@@ -18,6 +18,10 @@ from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from overlay.package import KNOWN_RELEASES
+
+pytest.importorskip("vllm")  # in the environment of the engine
+
+# isort: split
 from tests.batched_bookkeeping import releases
 from tests.batched_bookkeeping.releases import (
     MOST,
@@ -35,6 +39,7 @@ from tests.batched_bookkeeping.releases import (
     torch,
 )
 
+# The feature's modules lie beside vLLM's own from here on.
 # isort: split
 from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
