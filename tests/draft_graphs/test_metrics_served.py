@@ -9,15 +9,20 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from overlay.processes import records
+from overlay.processes.records import ProcessRecord
 from tests.draft_graphs.double_environment import ARGUMENTS, double_environment
 from tests.in_memory.installed import install_beside
+from tests.support.process_records import counting
 from tests.support.served_metrics import (
+    Served,
     arguments,
     complete,
     counted_inside,
@@ -30,15 +35,17 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.thorough]
 
 
 @contextmanager
-def served(python: Path, beside: Path, models: Path, folder: Path, *options: str) -> Iterator[str]:
-    """A server with the draft graphs' double; its address."""
+def served(
+    python: Path, beside: Path, models: Path, folder: Path, *options: str
+) -> Iterator[Served]:
+    """A server with the draft graphs' double."""
     folder.mkdir()
     variables = double_environment(folder) | {"TEST_DOUBLE": "server"}
     variables["PYTHONPATH"] += f"{os.pathsep}{beside}"
     variables["XDG_RUNTIME_DIR"] = str(folder)
     own = ("--dtype", "float32", "--block-size", "32", *ARGUMENTS)
-    with running(python, arguments(models, *own, *options), variables, folder) as address:
-        yield address
+    with running(python, arguments(models, *own, *options), variables, folder) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +59,7 @@ def test_what_is_scraped_is_what_was_replayed(
 ) -> None:
     options = () if servers == 1 else ("--api-server-count", "2")
     folder = tmp_path / "code"
-    with served(patched_python, beside, tiny_models, folder, *options) as address:
+    with served(patched_python, beside, tiny_models, folder, *options) as (address, pid):
         before = scraped(address)
         assert total(before, "graphs", graph="first") > 0
         assert total(before, "withdrawn") == 0
@@ -63,14 +70,23 @@ def test_what_is_scraped_is_what_was_replayed(
         assert all(answer == answers[0] for answer in answers)
         replays = total(answers[0], "replays_total")
         assert replays > total(before, "replays_total")
-        assert replays == counted_inside(folder)
+        assert replays == counted_inside(folder, pid)
         assert total(answers[0], "replays_total", graph="first") > 0
         assert total(answers[0], "feature_state", feature="draft-graphs", state="active") == 1
         assert total(answers[0], "attention") == 0
 
 
-def test_the_script_for_a_gpu_finds_nothing_wrong(
-    patched_python: Path, beside: Path, tmp_path: Path
+@pytest.fixture
+def neighbour(monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessRecord]:
+    """Another engine of this user that counts; its record lies where every reader looks."""
+    place = Path(tempfile.gettempdir(), f"vllm-overlay-{os.geteuid()}")
+    monkeypatch.setattr(records, "folders", lambda: (place,))
+    with counting("worker", 0) as made:
+        yield made
+
+
+def test_the_script_for_a_gpu_finds_nothing_wrong_beside_another_engine(
+    patched_python: Path, beside: Path, tmp_path: Path, neighbour: ProcessRecord
 ) -> None:
     script, out = Path(__file__).parents[1] / "gpu" / "metrics.py", tmp_path / "result.json"
     options = ["--site", str(tmp_path), "--overlay", str(beside), "--out", str(out)]
@@ -85,3 +101,4 @@ def test_the_script_for_a_gpu_finds_nothing_wrong(
     cells = json.loads(out.read_text())["cells"]
     assert [cell["api_servers"] for cell in cells] == [1, 2, 1]
     assert all(cell["replays"]["loop"] >= cell["drafts_verified"] > 0 for cell in cells)
+    assert list(records.read_all()) == [neighbour]  # it was there all the time

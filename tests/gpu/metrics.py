@@ -5,10 +5,15 @@ Starts a server with the tiny target and its EAGLE3 draft, with one API server a
 first one again. Behind requests that are asked one at a time,
 
 - each scrape says the same, whichever API server answers it;
-- the replays in `/metrics` are those that `overlay status --live` reads from the processes;
+- the replays in `/metrics` are those that `overlay status --live` reads from this server's
+  processes;
 - there are as many replays of each graph as drafts that vLLM itself counts, give or take the drafts
   of a request's last steps, which nobody verifies;
 - a server that was started again counts from the beginning.
+
+Other engines of the same user may run beside it, on the same GPU, too: their replays are in neither
+figure.  Of `graph_memory_bytes` nothing is expected: what a neighbour takes or frees during the
+capture is in it.
 
     metrics.py --site SITE --overlay FOLDER --out result.json [--requests 40]
 
@@ -61,12 +66,12 @@ def serve(
         own = ["--dtype", "float32", *("--block-size", "32"), *ARGUMENTS]
     if servers > 1:
         own += ["--api-server-count", str(servers)]
-    with running(Path(sys.executable), arguments(models, *own), variables, work) as address:
+    with running(Path(sys.executable), arguments(models, *own), variables, work) as (address, pid):
         before = scraped(address)
         for number in range(args.requests):
             complete(address, [1 + number % 40, 2, 3, 4])
         answers = [scraped(address) for _ in range(4 * servers)]
-        inside = counted_inside(Path(variables["XDG_RUNTIME_DIR"]))
+        inside = counted_inside(Path(variables["XDG_RUNTIME_DIR"]), pid)
     last = answers[-1]
     drafts = total_of(last, "vllm:spec_decode_num_drafts_total")
     graphs = {

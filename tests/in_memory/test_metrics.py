@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +13,12 @@ from hypothesis import strategies as st
 from overlay.in_memory import metrics
 from overlay.in_memory.metrics import METRICS, Sample, Statistics
 from overlay.processes import records
-from overlay.processes.counts import COUNTS_NAME
 from overlay.processes.family import Member, Number, family
 from overlay.processes.records import Effect, EffectRecord, Meaning, ProcessRecord
 from tests.support import process_records
+from tests.support.process_records import LOOP, counting
 
-LOOP = Meaning("replays", (("graph", "loop"), ("sampled", "false")))
 MEMORY = Meaning("graph_memory_bytes", gauge=True)
-
-#: A process that counts to 7 in memory that others read, and lives until its input ends.
-COUNTING = f"""
-import os, sys
-fd = os.memfd_create({COUNTS_NAME!r})
-os.write(fd, (7).to_bytes(8, sys.byteorder))
-print(os.getpid(), fd, flush=True)
-sys.stdin.read()
-"""
 
 
 def record(pid: int, **changes: Any) -> ProcessRecord:
@@ -127,29 +113,6 @@ def test_a_gauge_is_none_of_what_was_counted() -> None:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(records, "folders", lambda: (tmp_path,))
     return tmp_path
-
-
-@contextmanager
-def counting(role: str, rank: int | None) -> Iterator[ProcessRecord]:
-    """A child that has counted 7 replays, with its record."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", COUNTING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert child.stdout is not None
-    try:
-        pid, descriptor = map(int, child.stdout.readline().split())
-        made = record(
-            pid,
-            role=role,
-            rank=rank,
-            counters=(("draft-graphs", "replays of loop"),),
-            counts_fd=descriptor,
-            meanings=(LOOP,),
-        )
-        records.write(made)
-        yield made
-    finally:
-        child.communicate()
 
 
 def totals(pid: int) -> tuple[float, list[int]]:

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from overlay.in_memory.ranks import RankReport
 from overlay.processes import records
-from overlay.processes.records import ProcessRecord
+from overlay.processes.counts import COUNTS_NAME
+from overlay.processes.records import Meaning, ProcessRecord
 from overlay.results import Way
+
+LOOP = Meaning("replays", (("graph", "loop"), ("sampled", "false")))
+
+#: A process that counts to 7 in memory that others read, and lives until its input ends.
+COUNTING = f"""
+import os, sys
+fd = os.memfd_create({COUNTS_NAME!r})
+os.write(fd, (7).to_bytes(8, sys.byteorder))
+print(os.getpid(), fd, flush=True)
+sys.stdin.read()
+"""
 
 
 def record(pid: int, **changes: Any) -> ProcessRecord:
@@ -29,6 +45,29 @@ def record(pid: int, **changes: Any) -> ProcessRecord:
         summary="x (memory)",
     )
     return made._replace(**changes)
+
+
+@contextmanager
+def counting(role: str, rank: int | None) -> Iterator[ProcessRecord]:
+    """A child that has counted 7 replays, with its record."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", COUNTING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    try:
+        pid, descriptor = map(int, child.stdout.readline().split())
+        made = record(
+            pid,
+            role=role,
+            rank=rank,
+            counters=(("draft-graphs", "replays of loop"),),
+            counts_fd=descriptor,
+            meanings=(LOOP,),
+        )
+        records.write(made)
+        yield made
+    finally:
+        child.communicate()
 
 
 def rank_report(rank: int, **changes: Any) -> RankReport:

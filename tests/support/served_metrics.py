@@ -11,9 +11,10 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
 SAMPLE = re.compile(r"^(vllm[:_]\w+)\{(.*)\} (\S+)$", re.MULTILINE)
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -22,6 +23,16 @@ STARTING = 900.0
 
 #: (metric, labels) -> value
 Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+class Served(NamedTuple):
+    """A server that is ready.
+
+    :ivar pid: of its first process; all others of the server descend from it.
+    """
+
+    address: str
+    pid: int
 
 
 def arguments(models: Path, *options: str) -> tuple[str, ...]:
@@ -46,8 +57,8 @@ def free_port() -> int:
 @contextmanager
 def running(
     python: Path, given: Sequence[str], variables: Mapping[str, str], folder: Path
-) -> Iterator[str]:
-    """A server that is ready; its address.
+) -> Iterator[Served]:
+    """Start a server, and end it behind the block.
 
     :param given: what ``arguments`` returned.
     :param folder: where it runs, and writes its log.
@@ -61,7 +72,7 @@ def running(
     address = f"http://127.0.0.1:{port}"
     try:
         _wait_for(address, server, log)
-        yield address
+        yield Served(address, server.pid)
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         try:
@@ -120,8 +131,12 @@ def total_of(samples: Samples, name: str, **labels: str) -> float:
     )
 
 
-def counted_inside(folder: Path) -> int:
-    """All replays, as `overlay status --live` reads them from the processes themselves."""
+def counted_inside(folder: Path, server: int) -> int:
+    """All replays of one server, as `overlay status --live` reads them from its processes.
+
+    :param folder: ``XDG_RUNTIME_DIR`` of the server.
+    :param server: pid of its first process.
+    """
     ended = subprocess.run(
         [sys.executable, "-m", "overlay", "status", "--live", "--json"],
         env={**os.environ, "XDG_RUNTIME_DIR": str(folder)},
@@ -130,9 +145,21 @@ def counted_inside(folder: Path) -> int:
         check=False,
         timeout=60,
     )
+    return replays_of(json.loads(ended.stdout)["processes"], server)
+
+
+def replays_of(processes: Iterable[Mapping[str, Any]], server: int) -> int:
+    """The replays that the processes of one server counted.
+
+    :param processes: of ``overlay status --live --json``, which lists every engine of this user:
+        records are read from the folders that all of them share, too.
+    :param server: pid of the server's first process.
+    """
+    own = [process for process in processes if process["engine"] == server]
+    assert own, f"no process of server {server} is listed"
     return sum(
         count["number"]
-        for process in json.loads(ended.stdout)["processes"]
+        for process in own
         if process["record"] is not None
         for count in process["record"]["counts"]
         if count["count"].startswith("replays of ")
