@@ -173,7 +173,7 @@ def verify(
     type=click.IntRange(1, 65533),
     help="The servers' port, and side by side the next two; free ones if not given.",
 )
-@click.option("--rounds", type=click.IntRange(1), default=3, help="Turns of each engine; 3.")
+@click.option("--rounds", type=click.IntRange(1), default=3, help="Rounds of all engines; 3.")
 @click.option(
     "--side-by-side/--one-by-one",
     "together",

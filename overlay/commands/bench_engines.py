@@ -2,8 +2,9 @@
 
 Side by side (``bench_sharing``), all engines start at the same moment for their step times, and
 again as servers; each time they measure in turn, round after round, in an order that moves on by
-one.  One by one, every engine starts in each round, once for its step times and once as a server.
-What the budget does not allow (``bench_budget``) is left out, and the report says so.
+one, and servers cell by cell (``serving_turns``).  One by one, every engine starts in each round,
+once for its step times and once as a server.  What the budget does not allow (``bench_budget``) is
+left out, and the report says so.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from typing import Any, NamedTuple, Protocol
 
 from overlay.commands.bench_budget import ENGINES, ONE_BY_ONE, Budget, Part, Sharing, Start
 from overlay.commands.bench_launch import Launch
+from overlay.commands.bench_progress import Progress
 from overlay.commands.bench_question import Question
 from overlay.commands.verify_failures import told_of
 from overlay.errors import OverlayError
 from overlay.proof.engine_pool import Ended, Job, read_result, run_jobs
 from overlay.proof.party import meeting_arguments, run_party
-from overlay.proof.repeats import Gap, Quantity, Sample, Served, Timed, read, read_served
+from overlay.proof.repeats import Gap, Quantity, Served, Timed, read, read_served
 from overlay.proof.turns import Event, Step
 from overlay.report.benched import OVERLAY, STOCK, V2
 from overlay.report.words import count
@@ -67,12 +69,14 @@ class PartyRunner(Protocol):
         *,
         deadline: float,
         patience: float,
+        round_of: Callable[[int], int],
         told: Callable[[Job, Ended | None], None],
         heard: Callable[[Job, Event], None],
     ) -> Mapping[str, Ended]:
         """How each ended, by name; each is killed after ``deadline`` seconds.
 
         :param patience: seconds after which one that has not started, as others have, is killed.
+        :param round_of: the round of a turn.
         :param heard: is called with each engine and what it has come to.
         """
 
@@ -213,18 +217,19 @@ class Stage:
                     given, limit = patience, self.question.deadline
                 self._keep(names[job.name], ended, over_budget=given < limit)
 
-        measured = dict[str, Mapping[str, Any] | None]()
+        progress = Progress(self.question, part)
 
         def heard(job: Job, event: Event) -> None:
-            words = event_text(event, self.question.rounds)
+            result = None
             if event.step is Step.ENDED:
                 result = read_result(job.out)
-                words += f"; {news(result, measured.get(job.name))}"
-                measured[job.name] = result
                 self._keep_files(job)
-            self.said(f"engine {job.name}: {words}")
+            words = progress.text(event, result)
+            if words:
+                self.said(f"engine {job.name}: {words}")
 
-        self.party(jobs, meet, deadline=deadline, patience=patience, told=told, heard=heard)
+        limits = {"deadline": deadline, "patience": patience}
+        self.party(jobs, meet, **limits, round_of=progress.round_of, told=told, heard=heard)
 
     def _keep_files(self, job: Job) -> None:
         """Copy what an engine has measured to its log, where this process may yet be killed."""
@@ -232,21 +237,24 @@ class Stage:
             shutil.copyfile(job.out, job.log.with_suffix(".json"))
 
     def _cut_rounds(self, part: Part) -> Iterator[str]:
-        """Say so if an engine did not measure all of a part in each round."""
-        wanted = self.question.rounds
-        samples = dict[str, Mapping[int, Sample]]()
+        """Say so if an engine did not measure all of a part in each of several rounds."""
+        asked, wanted = self.question, self.question.rounds
+        finished = list[int]()
         for engine in (each for each in ENGINES if self._has(part, each)):
             results = self._found[part, engine]
-            samples[engine] = (
-                read(engine, results).batches
-                if part is Part.STEPS
-                else read_served(engine, results).concurrency
-            )
-        rounds = [len(sample.rounds) for each in samples.values() for sample in each.values()]
-        if rounds and min(rounds) < wanted:
+            if part is Part.STEPS:
+                batches = read(engine, results).batches
+                samples = [batches.get(size) for size in asked.batches]
+            else:
+                served = read_served(engine, results)
+                samples = [served.concurrency.get(size) for size in asked.concurrency]
+                samples += [] if asked.rate == 0 else [served.first_token]
+            finished += [0 if sample is None else len(sample.rounds) for sample in samples]
+        # What a single round lacks is a gap.
+        if wanted > 1 and min(finished, default=wanted) < wanted:
             yield (
-                f"{part.words}: {min(rounds)} of {count(wanted, 'round')} were finished: --budget "
-                f"{self.question.budget:g} s was spent"
+                f"{part.words}: {min(finished)} of {count(wanted, 'round')} were finished: "
+                f"--budget {asked.budget:g} s was spent"
             )
 
     def _run(self, start: Start) -> bool:
@@ -307,42 +315,3 @@ class Stage:
                 if result.get("first_token"):
                     return float(result["first_token"]["rate"])
         return self.question.rate
-
-
-def event_text(event: Event, rounds: int) -> str:
-    """What an engine has come to, in words.
-
-    :param rounds: in how many it measures.
-    """
-    turn = f"round {event.turn + 1} of {rounds}"
-    if event.turn >= rounds:
-        turn = "the turn in which it ends"
-    return {
-        Step.STARTED: "can be measured, waits for its turn",
-        Step.LATE: "has not started in time, and is killed",
-        Step.BEGAN: f"{turn} begins",
-        Step.ENDED: f"{turn} has ended",
-    }[event.step]
-
-
-def news(result: Mapping[str, Any] | None, before: Mapping[str, Any] | None) -> str:
-    """What a turn of an engine brought, in words.
-
-    :param result: all that the engine has measured.
-    :param before: what it had measured when the turn began.
-    """
-    if result is None or result == before:
-        return "nothing was measured in it, since --budget is spent"
-    return latest(result)
-
-
-def latest(result: Mapping[str, Any]) -> str:
-    """The latest figures of an engine, by the number of requests, for whoever waits."""
-    steps = {
-        name.removeprefix("batch"): f"{figures['repeats_ms_per_step'][-1]} ms"
-        for name, figures in result.items()
-        if name.startswith("batch")
-    }
-    cells = result.get("concurrency", {})
-    served = {size: f"{cell['values'][-1]:.0f} tokens/s" for size, cell in cells.items()}
-    return ", ".join(f"{size}: {figure}" for size, figure in (steps | served).items())

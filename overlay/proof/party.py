@@ -23,7 +23,8 @@ _LINES = 15
 def meeting_arguments(meet: Path, number: int, rounds: int) -> tuple[str, ...]:
     """The arguments from which an engine knows where it meets the others.
 
-    :param number: of the engine, from 0 on; :param rounds: in how many it measures.
+    :param number: of the engine, from 0 on; :param rounds: in how many it measures.  In each an
+        engine of step times has one turn, and a server one for each cell (``serving_turns``).
     """
     return ("--meet", str(meet), "--party", str(number), "--turns", str(rounds))
 
@@ -34,6 +35,7 @@ class Party:
     :param jobs: in the order of their numbers (``meeting_arguments``).
     :param meet: an empty folder in which they meet.
     :param patience: seconds after which an engine that has not started is killed (``turns``).
+    :param round_of: the round of a turn (``turns``).
     :param told: as of ``run_jobs``.
     :param heard: is called with each engine and what it has come to.
     """
@@ -44,6 +46,7 @@ class Party:
         meet: Path,
         *,
         patience: float,
+        round_of: Callable[[int], int],
         told: Callable[[Job, Ended | None], None],
         heard: Callable[[Job, Event], None],
     ) -> None:
@@ -53,7 +56,7 @@ class Party:
         self._events = SimpleQueue[Event]()
         self._late = set[int]()
         self._turns = Turns(
-            meet, len(jobs), moves_on=True, patience=patience, told=self._events.put
+            meet, len(jobs), round_of=round_of, patience=patience, told=self._events.put
         )
 
     def run(self, deadline: float) -> dict[str, Ended]:
@@ -128,8 +131,10 @@ def run_party(
     *,
     deadline: float,
     patience: float,
+    round_of: Callable[[int], int],
     told: Callable[[Job, Ended | None], None],
     heard: Callable[[Job, Event], None],
 ) -> dict[str, Ended]:
     """Run engines as a :class:`Party`; how each ended, by name."""
-    return Party(jobs, meet, patience=patience, told=told, heard=heard).run(deadline)
+    party = Party(jobs, meet, patience=patience, round_of=round_of, told=told, heard=heard)
+    return party.run(deadline)

@@ -136,7 +136,7 @@ def read_served(engine: str, results: Sequence[Mapping[str, Any]]) -> Served:
     :raises OverlayError: if it is malformed.
     """
     joined: dict[int, Sample] = {}
-    unsteady, first = set[int](), list[float]()
+    unsteady, first = set[int](), dict[int, Sample]()
     rate: float | None = None
     try:
         for result in results:
@@ -145,9 +145,10 @@ def read_served(engine: str, results: Sequence[Mapping[str, Any]]) -> Served:
                 rounds = tuple(map(int, cell.get("by_turn", (len(values),))))
                 _join(joined, size, values, rounds)
                 unsteady |= set() if cell["agreed"] else {size}
-            if result["first_token"] is not None:
-                rate = float(result["first_token"]["rate"])
-                first += map(float, result["first_token"]["values"])
+            taken = result["first_token"]
+            if taken is not None:
+                rate, values = float(taken["rate"]), tuple(map(float, taken["values"]))
+                _join(first, 0, values, tuple(map(int, taken.get("by_turn", (len(values),)))))
         last = results[-1]
         return Served(
             engine,
@@ -155,7 +156,7 @@ def read_served(engine: str, results: Sequence[Mapping[str, Any]]) -> Served:
             dict(sorted(joined.items())),
             tuple(sorted(unsteady)),
             rate,
-            Sample(tuple(first)) if first else None,
+            first.get(0) if first.get(0, Sample(())).values else None,
             None if last["acceptance"] is None else float(last["acceptance"]),
             _starts(results),
         )

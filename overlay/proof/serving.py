@@ -8,10 +8,10 @@ result is what ``repeats.read_served`` reads; where the server failed, with ``"p
 ``"text"`` beside what was measured before.
 
 With ``--meet FOLDER --party NUMBER --turns COUNT`` it measures in turns with other servers
-(:mod:`turns`).  While another measures, this process, its server and all workers are stopped: an
-idle server takes a core now and then (statistics, and workers of tensor parallelism that poll),
-and to be stopped endangers none, since nobody asks a server between its turns, and no part of it
-waits for another but in an answer.
+(:mod:`turns`), one for each cell in each of so many rounds (:mod:`serving_turns`).  While another
+measures, this process, its server and all workers are stopped: an idle server takes a core now and
+then (statistics, and workers of tensor parallelism that poll), and to be stopped endangers none,
+since nobody asks a server between its turns, and no part of it waits for another but in an answer.
 """
 
 from __future__ import annotations
@@ -232,13 +232,13 @@ def client_arguments(
     )
 
 
-def run(spec: ServingSpec, out: Path, meeting: Meeting | None = None, turns: int = 0) -> None:
+def run(spec: ServingSpec, out: Path, meeting: Meeting | None = None, rounds: int = 0) -> None:
     """Start the server, measure it and end it.
 
     :param out: takes the result, whole, whenever something is measured; the client's results lie
         beside it.
     :param meeting: where other servers take turns with this one; ``None``: there are none.
-    :param turns: in how many this one measures.
+    :param rounds: in how many this one measures.
     :raises NotServed: if it does not answer.
     """
     limit = Limit(spec.seconds)
@@ -256,7 +256,7 @@ def run(spec: ServingSpec, out: Path, meeting: Meeting | None = None, turns: int
         if meeting is None:
             measure(client, load, limit, keep)
         else:
-            Turns(client, load, limit, keep, meeting, turns).measure()
+            Turns(client, load, limit, keep, meeting, rounds).measure()
     finally:
         # In a meeting whoever started this process kills its group, server included, when it has
         # ended: no other server has to wait until this one has ended in its own time.
@@ -278,7 +278,7 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--meet", type=Path, help="folder where servers that take turns meet")
     parser.add_argument("--party", type=int, default=0)
-    parser.add_argument("--turns", type=int, default=1)
+    parser.add_argument("--turns", type=int, default=1, help="turns of each cell that count")
     args = parser.parse_args()
     out: Path = args.out
     if not sys.stdin.readline():

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from overlay.proof.meeting import Meeting
+from overlay.proof.serving_turns import AT_RATE, ServingTurn, serving_turns
 
 #: Runs of a cell until two in a row agree, at most, and the share by which these may differ.
 _MOST_RUNS, _AGREE = 5, 0.03
@@ -22,8 +23,8 @@ _SECONDS_AT_RATE = 6
 _SHARE_OF_SATURATION = 0.5
 #: A run that takes longer than so many seconds is made with half the requests from then on.
 _LONG = 20.0
-#: A server that has further turns warms up for no more than so many seconds at a concurrency, two
-#: runs at least: in each later turn it is run again, and whoever waits has a budget.
+#: A server that warms up in a turn of its own does so for no more than so many seconds, two runs at
+#: least: in each later turn it is run again, and whoever waits has a budget.
 _WARMING = 15.0
 
 
@@ -152,13 +153,13 @@ def first_token(client: Client, rate: float) -> float:
 
 @dataclass
 class Turns:
-    """The runs of a server that measures in turns with others.
+    """The runs of a server that measures in turns with others, cell by cell.
 
-    In its first turn each concurrency is run until two runs agree, of which the last counts (both
-    where there is one turn); in each later turn it is run once.  Where there are later turns, two
-    runs that take long are enough.
+    Where it warms up, a concurrency is run until two runs agree; else it is run once.  Where there
+    are several rounds, two runs that take long are enough, and none of them counts; where there is
+    one, the last two do.
 
-    :ivar turns: how many there are; a last one, in which the server ends, begins after them.
+    :ivar rounds: how many there are; a last turn, in which the server ends, begins after them.
     :ivar keep: is called with all that is measured, whenever something is.
     """
 
@@ -167,67 +168,83 @@ class Turns:
     limit: Limit
     keep: Callable[[dict[str, Any]], None]
     meeting: Meeting
-    turns: int
+    rounds: int
+    _warmed: dict[str, dict[str, Any]] = field(default_factory=dict)
     _cells: dict[str, Any] = field(default_factory=dict)
     _first: dict[str, Any] | None = None
-    _warm: bool = False
+    _answered: float | None = None
+
+    @property
+    def turns(self) -> tuple[ServingTurn, ...]:
+        """The turns in which this server and the others measure."""
+        at_rate = self.load.rate != 0
+        return serving_turns(self.load.concurrency, at_rate=at_rate, rounds=self.rounds)
 
     def measure(self) -> None:
         """Measure in each turn, and return once the turn has come in which the server ends."""
-        for turn in range(self.turns):
-            self.meeting.wait_for_turn(turn)
-            self._turn()
-            self.meeting.end_turn(turn)
-        self.meeting.wait_for_turn(self.turns)
+        for number, turn in enumerate(self.turns):
+            self.meeting.wait_for_turn(number)
+            self.take(turn)
+            self.meeting.end_turn(number)
+        self.meeting.wait_for_turn(len(self.turns))
 
-    def _turn(self) -> None:
-        """Run each concurrency, then the one rate, until the limit is reached."""
-        answered = 0.0
-        for size in self.load.concurrency:
-            answered = 0.0
-            if self.limit.reached:
+    def take(self, turn: ServingTurn) -> None:
+        """Do what a turn is there for, until the limit is reached."""
+        if not self.limit.reached:
+            (self._at_rate if turn.requests == AT_RATE else self._at_a_time)(turn)
+
+    def _at_a_time(self, turn: ServingTurn) -> None:
+        """Run one concurrency."""
+        name, run = str(turn.requests), partial(self._throughput, turn.requests)
+        if turn.warms:
+            warmed = steady(run, self.limit, None if turn.counts else Limit(_WARMING))
+            if warmed is None:
                 return
-            answered = self._take(size)
-            if not answered:
-                return
-        rate = self.load.rate
-        if rate is None:
-            rate = self.meeting.note("rate", half_of(answered))
-        if rate and self._first is None and not self.limit.reached:
+            self._warmed[name] = warmed
+        if turn.counts and name in self._warmed:
+            warmed = self._warmed[name]
+            counted = warmed["values"] if turn.warms else [run()]
+            cell = self._cells.setdefault(name, {**warmed, "values": [], "by_turn": []})
+            cell["values"] += counted
+            cell["by_turn"].append(len(counted))
+        self._keep()
+
+    def _throughput(self, size: int) -> float:
+        """Run one concurrency once; the output tokens a second."""
+        result = self._ask(size)
+        if size == max(self.load.concurrency):
+            self._answered = float(result["request_throughput"])
+        return float(result["output_throughput"])
+
+    def _at_rate(self, turn: ServingTurn) -> None:
+        """Take the time to the first token."""
+        rate, name = self._rate(), str(AT_RATE)
+        if not rate:
+            return
+        if turn.warms:
             # The first run at this rate meets batches that were not there before.
-            first_token(self.client, rate)
-            self._warm = True
-        for _ in range(2 if self.turns == 1 else 1):
-            if not rate or not self._warm or self.limit.reached:
-                return
-            taken = first_token(self.client, rate)
-            before = [] if self._first is None else self._first["values"]
-            self._first = {"rate": rate, "values": [*before, taken]}
+            self._warmed[name] = {"values": [first_token(self.client, rate)], "runs": 1}
+            self._keep()
+        if not turn.counts or name not in self._warmed:
+            return
+        values = list[float]()
+        before = self._first or {"values": [], "by_turn": []}
+        while len(values) < (2 if turn.warms else 1) and not self.limit.reached:
+            values.append(first_token(self.client, rate))
+            self._first = {
+                "rate": rate,
+                "values": [*before["values"], *values],
+                "by_turn": [*before["by_turn"], len(values)],
+            }
             self._keep()
 
-    def _take(self, size: int) -> float:
-        """Run one concurrency; the requests answered a second, 0 if the limit came first."""
-        answered = [0.0]
-
-        def run() -> float:
-            result = self._ask(size)
-            answered.append(float(result["request_throughput"]))
-            return float(result["output_throughput"])
-
-        cell = self._cells.get(str(size))
-        if cell is None:
-            warmed = steady(run, self.limit, None if self.turns == 1 else Limit(_WARMING))
-            if warmed is None:
-                return 0.0
-            # One run of each turn counts; nothing follows from one alone, so of one turn two do.
-            counted = warmed["values"] if self.turns == 1 else warmed["values"][-1:]
-            cell = {**warmed, "values": [*counted], "by_turn": [len(counted)]}
-            self._cells[str(size)] = cell
-        else:
-            cell["values"].append(run())
-            cell["by_turn"].append(1)
-        self._keep()
-        return answered[-1]
+    def _rate(self) -> float | None:
+        """The rate that all servers get; ``None`` while none has answered the most requests."""
+        if self.load.rate is not None:
+            return self.load.rate
+        if self._answered is None:
+            return self.meeting.noted("rate")
+        return self.meeting.note("rate", half_of(self._answered))
 
     def _ask(self, size: int) -> dict[str, Any]:
         """Run once; where the first run of all took long, later ones have half the requests."""
@@ -243,4 +260,5 @@ class Turns:
         return result
 
     def _keep(self) -> None:
-        self.keep({"concurrency": self._cells, "first_token": self._first})
+        cells = {"warmed": self._warmed, "concurrency": self._cells}
+        self.keep({**cells, "first_token": self._first})

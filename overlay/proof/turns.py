@@ -78,8 +78,9 @@ class Turns:
 
     :param folder: where the engines meet (:mod:`meeting`).
     :param parties: how many engines there are; they measure in the order of their numbers.
-    :param moves_on: whether another engine begins in each round, so that none has the same
-        neighbours in time whenever it measures: an order that moves on by one.
+    :param round_of: the round of a turn; a round may have several.  Another engine begins in each
+        round, so that none has the same neighbours in time whenever it measures: an order that
+        moves on by one.  By default there is one round, and the order stays.
     :param patience: seconds after which an engine that has not started is killed, so that those
         that have can measure (see ``patience``); ``None``: whoever started it sets the limit.
     :param told: is called with each event, from the thread that conducts.
@@ -91,11 +92,11 @@ class Turns:
         folder: Path,
         parties: int,
         *,
-        moves_on: bool = False,
+        round_of: Callable[[int], int] = lambda _: 0,
         patience: float | None = None,
         told: Callable[[Event], None] = lambda _: None,
     ) -> None:
-        self._folder, self._parties, self._moves_on = folder, parties, moves_on
+        self._folder, self._parties, self._round_of = folder, parties, round_of
         self._patience, self._told = patience, told
         self._groups: dict[int, int] = {}
         self._at = 0
@@ -131,7 +132,7 @@ class Turns:
             self._stop(party)
         number = 0
         while waiting:
-            each = order(range(self._parties), number if self._moves_on else 0)
+            each = order(range(self._parties), self._round_of(number))
             among = [party for party in each if party in waiting]
             waiting = [party for party in among if self._take_turn(number, party)]
             number += 1

@@ -28,7 +28,7 @@ TIMES: dict[str, object] = {
     STOCK: [4.0],
     OVERLAY: [2.0],
     V2: [2.5],
-    f"{STOCK} serving": [1.0, 100.0, 101.0, 104.0],
+    f"{STOCK} serving": [1.0, 100.0, 101.0, 104.0, 125.0, 125.0, 102.0, 50.0],
     f"{OVERLAY} serving": [150.0, 200.0, 201.0],
     f"{V2} serving": [190.0, 190.0],
 }
@@ -109,25 +109,27 @@ def test_servers_take_turns_at_one_rate_and_what_warms_them_up_does_not_count(
     assert (told["exit"], told["code"]) == (0, "measured"), told
     measured = traces.read(trace)
     expect_alone(measured)
-    assert turns_of(measured) == [STOCK, OVERLAY, V2, OVERLAY, V2, STOCK]
+    # The first round has four turns, to warm up and to be measured, with two requests at a time and
+    # at the rate; the second, which the overlay begins, has one of each.
+    assert turns_of(measured) == [*ENGINES * 4, *[OVERLAY, V2, STOCK] * 2]
     served = {each["engine"]: each for each in told["bench"]["serving"]}
     assert list(served) == ENGINES
-    # The third run agrees with the second; the next turn has one run.
+    # The third run agrees with the second; each later turn has one run, of which these count.
     (cell,) = served[STOCK]["concurrency"]
     assert cell == {
         "requests": 2,
-        "output_tokens_per_s": [101.0, 104.0],
+        "output_tokens_per_s": [104.0, 102.0],
         "repeats_by_round": [1, 1],
         "steady": True,
     }
-    assert {each["request_rate"] for each in served.values()} == {5.05}
+    assert {each["request_rate"] for each in served.values()} == {5.2}
     assert [len(each["first_token_ms"]) for each in served.values()] == [2, 2, 2]
-    # Two or three runs until they agree, two at the rate; then one of each.
+    # Two or three runs until they agree, one at the rate; then one of each in each round.
     runs = {engine: sum(each.engine == engine for each in measured) for engine in ENGINES}
-    assert runs == {STOCK: 7, OVERLAY: 7, V2: 6}
+    assert runs == {STOCK: 8, OVERLAY: 8, V2: 7}
     expect_said(told["said"])
     kept = json.loads((tmp_path / "logs" / "stock-V1-serving.json").read_text())
-    assert kept["concurrency"]["2"]["values"] == [101.0, 104.0]
+    assert kept["concurrency"]["2"]["values"] == [104.0, 102.0]
 
 
 def expect_said(lines: list[str]) -> None:
@@ -139,10 +141,14 @@ def expect_said(lines: list[str]) -> None:
     assert [each.partition(": ")[2] for each in stock][:-1] == [
         "started",
         "can be measured, waits for its turn",
-        "round 1 of 2 begins",
-        "round 1 of 2 has ended; 2: 101 tokens/s",
-        "round 2 of 2 begins",
-        "round 2 of 2 has ended; 2: 104 tokens/s",
+        "round 1 of 2, 2 requests at a time: begins to warm up",
+        "round 1 of 2, 2 requests at a time: warm after 3 runs",
+        "round 1 of 2, 2 requests at a time: 104 tokens/s",
+        "round 1 of 2, first token: begins to warm up",
+        "round 1 of 2, first token: warm after 1 run",
+        "round 1 of 2, first token: 8.0 ms at 5.2 requests/s",
+        "round 2 of 2, 2 requests at a time: 102 tokens/s",
+        "round 2 of 2, first token: 20.0 ms at 5.2 requests/s",
         "the turn in which it ends begins",
     ]
     assert stock[-1].startswith(f"{STOCK}, serving: ended after ")
@@ -155,8 +161,8 @@ def test_v2_that_fails_leaves_the_others_measuring_and_what_it_measured_in_its_f
     told = bench({f"{V2} serving": "client fails"}, *options, "--logs", str(tmp_path / "logs"))
     assert told["exit"] == 0
     assert "what a client" in told["bench"]["left"][V2]
-    # In the second of two rounds the overlay begins.
-    assert turns_of(traces.read(trace)) == [STOCK, OVERLAY, V2, OVERLAY, STOCK]
+    # They warm up and are measured; in the second of two rounds the overlay begins.
+    assert turns_of(traces.read(trace)) == [STOCK, OVERLAY, V2, STOCK, OVERLAY, STOCK]
     assert [each["engine"] for each in told["bench"]["serving"]] == [STOCK, OVERLAY]
     failed = json.loads((tmp_path / "logs" / "V2-serving.json").read_text())
     assert (failed["vllm"], failed["concurrency"]) == ("0.99.0", {})
@@ -168,8 +174,9 @@ def test_v2_that_does_not_start_is_left_out_of_both_parts(bench: Any, trace: Pat
     told = bench({V2: "ValueError: no V2 here"}, "--rounds", "2", "--request-rate", "0")
     assert told["exit"] == 0
     assert "no V2 here" in told["bench"]["left"][V2]
-    # In the second of two rounds the overlay begins: of step times, and then of servers.
-    assert turns_of(traces.read(trace)) == [STOCK, OVERLAY, STOCK, OVERLAY, STOCK]
+    # In the second of two rounds the overlay begins: of step times, and then of servers, which have
+    # two turns in the first.
+    assert turns_of(traces.read(trace)) == [STOCK, OVERLAY] * 3 + [STOCK]
     assert [each["engine"] for each in told["bench"]["serving"]] == [STOCK, OVERLAY]
 
 

@@ -6,6 +6,7 @@ import itertools
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -39,11 +40,11 @@ class World:
             if turns_ is not None:
                 (folder / f"{meeting.STARTED}.{party}").touch()
 
-    def made(self, *, moves_on: bool = True, patience: float | None = 0.0) -> Turns:
+    def made(self, *, round_of: Callable[[int], int] = int, patience: float | None = 0.0) -> Turns:
         made = Turns(
             self.folder,
             len(self.wanted),
-            moves_on=moves_on,
+            round_of=round_of,
             patience=patience,
             told=self.events.append,
         )
@@ -99,19 +100,19 @@ def any_starts(wanted: list[int | None]) -> bool:
 
 @given(
     wanted=st.lists(st.none() | st.integers(0, 4), min_size=1, max_size=4).filter(any_starts),
-    moves_on=st.booleans(),
+    per_round=st.integers(1, 6),
 )
-def test_every_engine_has_one_turn_in_a_round_and_another_one_begins_it(
-    tmp_path_factory: pytest.TempPathFactory, wanted: list[int | None], moves_on: bool
+def test_every_engine_has_each_turn_of_a_round_and_another_one_begins_the_next_round(
+    tmp_path_factory: pytest.TempPathFactory, wanted: list[int | None], per_round: int
 ) -> None:
     world = World(tmp_path_factory.mktemp("meet"), wanted)
-    world.conduct(world.made(moves_on=moves_on))
+    world.conduct(world.made(round_of=lambda number: number // per_round))
     parties = range(len(wanted))
     # In the turn behind the last that it wants an engine ends.
     assert world.given == [
         (number, party)
         for number in range(6)
-        for party in order(parties, number if moves_on else 0)
+        for party in order(parties, number // per_round)
         if (turns_ := wanted[party]) is not None and number <= turns_
     ]
     late = [party for party in parties if wanted[party] is None]
@@ -121,6 +122,15 @@ def test_every_engine_has_one_turn_in_a_round_and_another_one_begins_it(
     assert began == world.given
     ended = [(each.turn, each.party) for each in world.events if each.step is Step.ENDED]
     assert ended == [(n, p) for n, p in world.given if n < (wanted[p] or 0)]
+
+
+def test_the_order_stays_where_nothing_is_said_of_rounds(tmp_path: Path) -> None:
+    world = World(tmp_path, [1, 1])
+    made = Turns(tmp_path, 2)
+    for party in (0, 1):
+        made.begun(party, GROUP + party)
+    world.conduct(made)
+    assert world.given == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
 @given(
