@@ -2,9 +2,10 @@
 """Does the bookkeeping of a step for all requests together, with a few numpy operations.
 
 Upstream does it one request at a time. That costs little for few requests, and grows with them.
-Here are three such loops: the drafts of a step, the placeholders that async scheduling notes for
-the sampled tokens, and the lists of accepted tokens. What they read and write is the same; a batch
-of which that is not certain is left to upstream's loop, before anything was written.
+Here are four such loops: the drafts of a step, its input ids under async scheduling, the
+placeholders that this notes for the sampled tokens, and the lists of accepted tokens. What they
+read and write is the same; a batch of which that is not certain is left to upstream's loop, before
+anything was written.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from vllm.v1.overlay_effects import active, count, idle
@@ -97,6 +98,81 @@ def note_drafts(
     if marked:
         batch.is_token_ids[at] = True
     count(FEATURE, "steps whose drafts were noted together")
+
+
+def fill_input_ids(
+    runner: Any, before: Any, tokens: int, ends: Any, scheduled: Mapping[str, Any], width: int
+) -> bool:
+    """Fill the input ids with what the last step sampled and drafted, which is on the device.
+
+    runner: GPUModelRunner.
+    before: [requests] int array, each request's row in the last step; -1 where it was in none.
+    tokens: of the step, of all requests.
+    ends: [requests] int array, their cumulated tokens.
+    scheduled: request -> its drafts.
+    width: drafts that the last step made for each request.
+
+    Returns whether it was done. It is not, and nothing was written, where there are few requests,
+    prompts are given as embeddings, or drafts are not on the device.
+    """
+    if len(before) < FEWEST_ROWS or runner.enable_prompt_embeds or not wanted(os.environ):
+        return False
+    names, drafted = runner.input_batch.req_ids, runner._draft_token_ids
+    rows = np.flatnonzero(before >= 0)
+    lengths = np.array([len(scheduled.get(names[row], ())) for row in rows.tolist()], dtype=np.intp)
+    places = _places(before[rows].astype(np.int64), ends[rows].astype(np.int64), lengths, width)
+    if len(places.drafts) and not hasattr(drafted, "flatten"):
+        count(FEATURE, "steps whose drafts are not on the device left to upstream")
+        return False
+    if len(rows) < tokens - len(places.drafts):
+        runner.input_ids.copy_to_gpu(tokens)
+    if len(rows):
+        _fill(runner, places)
+    count(FEATURE, "steps whose input ids were filled together")
+    return True
+
+
+class _Places(NamedTuple):
+    """Where input ids come from and go to; int64 arrays.
+
+    sampled, rows: [requests] the place of each sampled token, and its row in the last step.
+    drafts, origins: [drafts] the place of each draft, and its number among those of the last step.
+    """
+
+    sampled: Any
+    rows: Any
+    drafts: Any
+    origins: Any
+
+
+def _places(rows: Any, ends: Any, lengths: Any, width: int) -> _Places:
+    """The places of requests that were in the last step; arguments as of `fill_input_ids`."""
+    sampled = ends - 1 - lengths
+    # Which of its request's drafts each one is, from 0 on.
+    number = np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
+    drafts = np.repeat(sampled + 1, lengths) + number
+    return _Places(sampled, rows, drafts, np.repeat(rows * width, lengths) + number)
+
+
+def _fill(runner: Any, places: _Places) -> None:
+    """Copy what the last step sampled and drafted to these places of the input ids."""
+    import torch  # here: the other loops need numpy alone
+
+    ids, sampled = runner.input_ids.gpu, runner.input_batch.prev_sampled_token_ids
+    number = len(places.rows)
+    unchanged = not len(places.drafts) and (places.sampled == places.rows).all()
+    if unchanged and int(places.sampled.max()) == number - 1:
+        ids[:number].copy_(sampled[:number, 0], non_blocking=True)
+        return
+    # One upload in the place of four.
+    sizes = [len(each) for each in places]
+    pinned = runner.input_ids.cpu.is_pinned()
+    host = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=pinned)
+    np.concatenate(places, out=host.numpy())
+    to, rows, drafts, origins = host.to(ids.device, non_blocking=True).split(sizes)
+    ids.scatter_(0, to, sampled[rows, 0])
+    if sizes[2]:
+        ids.scatter_(0, drafts, runner._draft_token_ids.to(torch.int32).flatten()[origins])
 
 
 def append_placeholders(runner: Any, rows: int, invalid: set[int]) -> bool:
