@@ -8,7 +8,7 @@ answer alike, and a process that is started again begins a series of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +18,8 @@ from overlay.processes.records import Meaning, ProcessRecord
 
 #: The most ancestors that are followed.
 _GENERATIONS = 64
+#: The process of a Ray node that starts its workers, by the name that the system has of it.
+_RAY = "raylet"
 
 
 class Number(NamedTuple):
@@ -49,7 +51,8 @@ def family(pid: int, proc: Path = Path("/proc")) -> tuple[Member, ...]:
 
     They are those with a record that share the first recorded ancestor.  Workers of a Ray cluster
     that was there before the server have no ancestor in common with it: they belong to the servers
-    without workers of their own.
+    without workers of their own.  Ray's are those that a ``raylet`` started: an engine in its
+    caller's own process calls itself a worker, too.
     """
     parents = _Parents(proc)
     recorded = {record.pid: record for record in records.read_all()}
@@ -57,7 +60,8 @@ def family(pid: int, proc: Path = Path("/proc")) -> tuple[Member, ...]:
     mine = parents.first(pid, recorded)
     members = [each for each in recorded if first[each] == mine]
     if all(recorded[each].rank is None for each in members):
-        members += [each for each in recorded if recorded[first[each]].role == "worker"]
+        workers = [each for each in recorded if recorded[first[each]].role == "worker"]
+        members += [each for each in workers if parents.under(each, _RAY)]
     said = [recorded[each] for each in sorted({*members})]
     return tuple(Member(record, _numbers(record, proc), problem(record, said)) for record in said)
 
@@ -77,25 +81,36 @@ class _Parents:
 
     def __init__(self, proc: Path) -> None:
         self._proc = proc
-        self._known: dict[int, int] = {}
+        self._known: dict[int, tuple[str, int]] = {}
 
     def first(self, pid: int, recorded: Mapping[int, ProcessRecord]) -> int:
         """The first recorded process among ``pid`` and its ancestors; ``pid`` if there is none."""
-        first = at = pid
-        for _ in range(_GENERATIONS):
+        found = pid
+        for at in self._line(pid):
             if at in recorded:
-                first = at
-            at = self._parent(at)
-            if at <= 1:
-                break
-        # A process 1 has no ancestors: in a container it may be the server itself.
-        return 1 if at == 1 and 1 in recorded else first
+                found = at
+        return found
 
-    def _parent(self, pid: int) -> int:
+    def under(self, pid: int, name: str) -> bool:
+        """Whether ``pid`` or an ancestor of it has that name."""
+        return any(self._stat(at)[0] == name for at in self._line(pid))
+
+    def _line(self, pid: int) -> Iterator[int]:
+        """``pid`` and its ancestors, process 1 among them: in a container it may be the server."""
+        at = pid
+        for _ in range(_GENERATIONS):
+            if at < 1:
+                return
+            yield at
+            at = self._stat(at)[1]
+
+    def _stat(self, pid: int) -> tuple[str, int]:
+        """The name of a process and its parent, which is 0 if it has ended or has none."""
         if pid not in self._known:
             try:
-                text = (self._proc / str(pid) / "stat").read_text()
-                self._known[pid] = int(text.rpartition(")")[2].split()[1])
+                text = (self._proc / str(pid) / "stat").read_text(errors="replace")
+                head, _, rest = text.rpartition(")")
+                self._known[pid] = head.partition("(")[2], int(rest.split()[1])
             except (OSError, ValueError, IndexError):  # it ended meanwhile
-                self._known[pid] = 0
+                self._known[pid] = "", 0
         return self._known[pid]

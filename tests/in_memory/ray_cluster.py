@@ -57,6 +57,8 @@ def run(plan: dict[str, Any]) -> list[dict[str, Any]]:
     from vllm.utils.network_utils import get_distributed_init_method, get_open_port
     from vllm.v1.executor.ray_utils import RayWorkerWrapper
 
+    from overlay.processes.family import family
+
     world = len(plan["nodes"])
     config = EngineArgs(
         model=plan["model"],
@@ -93,7 +95,9 @@ def run(plan: dict[str, Any]) -> list[dict[str, Any]]:
             workers.append({"rank": rank, "error": None, **said})
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the result
             workers.append({"rank": rank, "error": f"{type(error).__name__}: {error}"})
-    return workers
+    # What a server in this process would show: Ray's workers are not its children.
+    shown = sorted(each.record.rank for each in family(os.getpid()) if each.record.rank is not None)
+    return [{**worker, "shown": shown} for worker in workers]
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -139,9 +140,17 @@ def test_a_server_tells_of_its_own_processes_only() -> None:
         assert totals(other.pid) == (7, [other.pid])
 
 
-def test_workers_of_a_ray_cluster_belong_to_a_server_without_workers() -> None:
-    with counting("api server", None) as server, counting("worker", 0) as ray:
+def test_workers_of_a_ray_cluster_belong_to_a_server_without_workers(tmp_path: Path) -> None:
+    """An engine offline calls itself a worker, too: nobody started it for this server."""
+    raylet = tmp_path / "raylet"
+    raylet.symlink_to(sys.executable)
+    with (
+        counting("api server", None) as server,
+        counting("worker", 0, parent=raylet) as ray,
+        counting("worker", 0) as offline,
+    ):
         assert totals(server.pid) == (14, sorted([server.pid, ray.pid]))
+        assert totals(offline.pid) == (7, [offline.pid])
 
 
 def test_a_record_of_an_older_overlay_has_names_alone() -> None:

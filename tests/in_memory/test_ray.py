@@ -96,6 +96,7 @@ def test_equal_nodes_pass_and_have_the_drivers_switches(cluster: Any) -> None:
     assert [worker["rank"] for worker in workers] == [0, 1]
     assert {worker["role"] for worker in workers} == {"worker"}
     assert {worker["mode"] for worker in workers} == {"step"}
+    assert [worker["shown"] for worker in workers] == [[0, 1], [0, 1]]
     assert len({worker["digest"] for worker in workers}) == 1
     for worker in workers:
         assert worker["modules"]["vllm.v1.worker.gpu_model_runner"] == "runs"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from overlay.in_memory.ranks import RankReport
@@ -47,12 +48,20 @@ def record(pid: int, **changes: Any) -> ProcessRecord:
     return made._replace(**changes)
 
 
+#: Runs a command to its end.
+STARTING = "import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:]))"
+
+
 @contextmanager
-def counting(role: str, rank: int | None) -> Iterator[ProcessRecord]:
-    """A child that has counted 7 replays, with its record."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", COUNTING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+def counting(role: str, rank: int | None, parent: Path | None = None) -> Iterator[ProcessRecord]:
+    """A child that has counted 7 replays, with its record.
+
+    :param parent: a Python, whose file's name is the name of the process that starts it.
+    """
+    command = [sys.executable, "-c", COUNTING]
+    if parent is not None:
+        command = [str(parent), "-c", STARTING, *command]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     try:
         pid, descriptor = map(int, child.stdout.readline().split())
