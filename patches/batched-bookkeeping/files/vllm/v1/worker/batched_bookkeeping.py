@@ -2,10 +2,11 @@
 """Does the bookkeeping of a step for all requests together, with a few numpy operations.
 
 Upstream does it one request at a time. That costs little for few requests, and grows with them.
-Here are four such loops: the drafts of a step, its input ids under async scheduling, the
-placeholders that this notes for the sampled tokens, and the lists of accepted tokens. What they
-read and write is the same; a batch of which that is not certain is left to upstream's loop, before
-anything was written.
+Here are such loops of the runner and the drafter: what a request that goes on brings into its row,
+the rejected drafts of the last step, the input ids under async scheduling, the placeholders that
+this notes for the sampled tokens, the last tokens of the rows, and the lists of accepted tokens.
+What they read and write is the same; a batch of which that is not certain is left to upstream's
+loop, before anything was written.
 """
 
 from __future__ import annotations
@@ -51,53 +52,180 @@ def report_effect(runner: Any) -> None:
         idle(FEATURE, "there is neither async scheduling nor speculative decoding")
 
 
-def gathers_drafts(rows: int, trimmed: Mapping[str, int]) -> bool:
-    """Whether the drafts of a step are noted together, behind the loop over its requests.
+def continue_requests(
+    runner: Any, scheduled: Any, corrections: list[Any], last: bool, marked: bool = True
+) -> set[str]:
+    """Do what the loop of `_update_states` does for each request that goes on in its row.
 
-    rows: how many requests go on in this step.
-    trimmed: request -> drafts before ngram took some away, which upstream notes in its loop.
+    runner: GPUModelRunner.
+    scheduled: SchedulerOutput.
+    corrections: gets (request id, drafts of the step before, CachedRequestState) of each request
+        that had drafts under async scheduling, for `correct_counts`.
+    last: whether the process has the last stage of a pipeline.
+    marked: whether the places of drafts are marked as token ids, as upstream does from 0.21.0 on.
+
+    Returns the ids of the requests for which it was done. For the others nothing was written: all
+    of them where there are few, on an earlier stage of a pipeline, and with drafts by ngram on the
+    GPU, whose number upstream changes there; else those that are taken up again.
+
+    Raises ValueError, from upstream's own method, if the drafts of a row go beyond its end.
     """
-    return rows >= FEWEST_ROWS and not trimmed and wanted(os.environ)
+    data, speculative = scheduled.scheduled_cached_reqs, runner.speculative_config
+    if len(data.req_ids) < FEWEST_ROWS or not last or not wanted(os.environ):
+        return set()
+    if speculative is not None and speculative.use_ngram_gpu():
+        return set()
+    batch, before = runner.input_batch, runner.input_batch.prev_req_id_to_index or {}
+    rows, cut, drafted = {}, {}, {}
+    each = (data.req_ids, data.num_computed_tokens, data.new_block_ids, data.num_output_tokens)
+    for name, computed, blocks, outputs in zip(*each, strict=True):
+        row = batch.req_id_to_index.get(name)
+        if row is None:  # taken up again: those are not in the batch any more
+            continue
+        state = runner.requests[name]
+        expected = state.prev_num_draft_len if runner.use_async_scheduling else 0
+        if expected:
+            corrections.append((name, expected, state))
+            if name in before:
+                drafted[before[name]] = expected
+        if _take_outputs(state.output_token_ids, outputs, expected):
+            cut[row] = outputs
+        state.num_computed_tokens = computed
+        if blocks is not None:
+            for own, new in zip(state.block_ids, blocks, strict=False):
+                own.extend(new)
+            batch.block_table.append_row(blocks, row)
+        rows[row] = state
+    _write_rows(runner, rows, cut, drafted)
+    _note_drafts(batch, rows, scheduled.scheduled_spec_decode_tokens, marked)
+    return {state.req_id for state in rows.values()}
 
 
-def note_drafts(
-    batch: Any,
-    requests: Sequence[Any],
-    scheduled: Mapping[str, Sequence[int]],
-    marked: bool = True,
+def _write_rows(
+    runner: Any, rows: Mapping[int, Any], cut: Mapping[int, int], drafted: Mapping[int, int]
+) -> None:
+    """Write what the batch notes of requests that go on.
+
+    rows: row -> CachedRequestState.
+    cut: row -> output tokens, of requests from which something was dropped.
+    drafted: row in the last step -> drafts that were expected.
+    """
+    batch = runner.input_batch
+    computed = [state.num_computed_tokens for state in rows.values()]
+    batch.num_computed_tokens_cpu[list(rows)] = computed
+    if cut:
+        at = list(cut)
+        batch.num_tokens_no_spec[at] = batch.num_prompt_tokens[at] + list(cut.values())
+    if drafted:
+        runner.prev_num_draft_tokens.np[list(drafted)] = list(drafted.values())
+
+
+def _take_outputs(tokens: list[int], outputs: int, expected: int) -> bool:
+    """Add placeholders for the expected drafts, and drop what is beyond the outputs.
+
+    tokens: the output tokens of a request.
+    outputs: how many of them the scheduler knows.
+    expected: drafts of the step before, all of which upstream takes for accepted at first.
+
+    Returns whether something was dropped.
+    """
+    missing = outputs - len(tokens)
+    if missing < 0:
+        del tokens[outputs:]
+    elif expected:
+        tokens.extend([-1] * min(missing, expected))
+    return missing < expected
+
+
+def _note_drafts(
+    batch: Any, rows: Mapping[int, Any], scheduled: Mapping[str, Sequence[int]], marked: bool
 ) -> None:
     """Write the scheduled drafts of each request behind the tokens of its row.
 
     batch: InputBatch.
-    requests: CachedRequestState of each, all of them in the batch, each once.
+    rows: row -> CachedRequestState.
     scheduled: request -> its drafts; under async scheduling these are placeholders.
-    marked: whether their places are marked as token ids, as upstream does from 0.21.0 on.
-
-    Raises ValueError, from upstream's own method, if the drafts of a row go beyond its end.
     """
-    ids = [request.req_id for request in requests]
-    drafts = [scheduled.get(name, ()) for name in ids]
-    rows = np.array([batch.req_id_to_index[name] for name in ids], dtype=np.intp)
+    drafts = [scheduled.get(state.req_id, ()) for state in rows.values()]
     lengths = np.array([len(tokens) for tokens in drafts], dtype=np.intp)
-    starts = batch.num_tokens_no_spec[rows]
-    if ids and int((starts + lengths).max()) > batch.token_ids_cpu.shape[1]:
+    at = np.fromiter(rows, np.intp, len(rows))
+    starts = batch.num_tokens_no_spec[at]
+    if rows and int((starts + lengths).max()) > batch.token_ids_cpu.shape[1]:
         count(FEATURE, "steps with drafts beyond a row's end left to upstream")
-        for request in requests:
-            batch.update_req_spec_token_ids(request, scheduled)
+        for state in rows.values():
+            batch.update_req_spec_token_ids(state, scheduled)
         return
-    for request, row, tokens in zip(requests, rows.tolist(), drafts, strict=True):
-        request.prev_num_draft_len = len(tokens)
+    for (row, state), tokens in zip(rows.items(), drafts, strict=True):
+        state.prev_num_draft_len = len(tokens)
         batch.spec_token_ids[row][:] = tokens
+    if rows:
+        count(FEATURE, "steps whose requests went on together")
     total = int(lengths.sum())
     if not total:
         return
     # The place of each draft: the start of its row, and the drafts of that row before it.
     firsts = np.repeat(starts - lengths.cumsum() + lengths, lengths)
-    at = np.repeat(rows, lengths), firsts + np.arange(total)
-    batch.token_ids_cpu[at] = np.fromiter(chain.from_iterable(drafts), np.int64, total)
+    places = np.repeat(at, lengths), firsts + np.arange(total)
+    batch.token_ids_cpu[places] = np.fromiter(chain.from_iterable(drafts), np.int64, total)
     if marked:
-        batch.is_token_ids[at] = True
-    count(FEATURE, "steps whose drafts were noted together")
+        batch.is_token_ids[places] = True
+
+
+def correct_counts(
+    batch: Any, corrections: Sequence[Any], valid: Sequence[int], before: Mapping[str, int]
+) -> bool:
+    """Take the rejected drafts of the last step from the computed tokens of each request.
+
+    batch: InputBatch.
+    corrections: what `continue_requests` or upstream's loop gathered.
+    valid: how many tokens of each row of the last step were accepted or sampled.
+    before: request -> its row in the last step.
+
+    Returns whether it was done. It is not, and nothing was written, where there are few requests.
+    """
+    if len(corrections) < FEWEST_ROWS or not wanted(os.environ):
+        return False
+    rows, rejected = [], []
+    for name, expected, state in corrections:
+        last = before.get(name)
+        if last is None:
+            continue
+        number = expected + 1 - valid[last]
+        if not number:
+            continue
+        state.num_computed_tokens -= number
+        row = batch.req_id_to_index.get(name)
+        if row is not None:
+            rows.append(row)
+            rejected.append(number)
+    if rows:
+        batch.num_computed_tokens_cpu[rows] -= np.array(rejected, dtype=np.int32)
+    count(FEATURE, "steps whose rejected drafts were taken off together")
+    return True
+
+
+def last_tokens(batch: Any, requests: Mapping[str, Any]) -> list[int] | None:
+    """List the last token of each row without its drafts; -1 where it is not on the host.
+
+    batch: InputBatch.
+    requests: request -> its CachedRequestState.
+
+    Returns None, for upstream to do it, where there are few rows.
+    Raises ValueError as `CachedRequestState.get_token_id` does.
+    """
+    if batch.num_reqs < FEWEST_ROWS or not wanted(os.environ):
+        return None
+    found = []
+    places = (batch.num_tokens_no_spec[: batch.num_reqs] - 1).tolist()
+    for name, place in zip(batch.req_ids, places, strict=False):
+        state = requests[name]
+        behind, tokens = place - state.num_prompt_tokens, state.output_token_ids
+        if behind < 0:
+            found.append(state.get_token_id(place))
+        else:
+            found.append(tokens[behind] if behind < len(tokens) else -1)
+    count(FEATURE, "steps whose last tokens were listed together")
+    return found
 
 
 def fill_input_ids(

@@ -1,4 +1,4 @@
-"""The drafts of a step, noted for all requests together, are noted as upstream notes each.
+"""Requests that go on, done together, are left as upstream leaves each of them.
 
 Upstream's `_update_states` is that of the releases, run on the batch and the requests of the
 installed vLLM; every field of these is compared. Needs vLLM.
@@ -47,7 +47,8 @@ from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 pytestmark = pytest.mark.network
 
 BATCH = "vllm/v1/worker/gpu_input_batch.py"
-NOTED = "steps whose drafts were noted together"
+TOGETHER = "steps whose requests went on together"
+CORRECTED = "steps whose rejected drafts were taken off together"
 BEYOND = "steps with drafts beyond a row's end left to upstream"
 #: Releases in which one of the functions has another text.
 CHANGED = ("0.20.0", "0.21.0", "0.22.0", "0.26.0", "0.27.0", "0.33.0")
@@ -90,53 +91,75 @@ def trim(event: Any, valid: Any, scheduled: Any, index: dict[str, int]) -> None:
 class Request(NamedTuple):
     """A request that goes on, and what the scheduler says of it.
 
-    :ivar inside: whether it is in the batch; else it is taken up again.
+    :ivar known: output tokens that the scheduler knows of.
     :ivar drafted: how many drafts it had in the step before.
+    :ivar inside: whether it is in the batch; else it is taken up again.
+    :ivar resumed: whether one in the batch is taken up again; vLLM takes it out first.
     """
 
     prompt: int
     output: int
+    known: int
     computed: int
     drafts: list[int]
     drafted: int
     inside: bool
     new_block: bool
+    resumed: bool = False
 
 
 class Step(NamedTuple):
-    """A batch and a step; :ivar accepted: how many tokens of each request were valid before."""
+    """A batch and a step.
+
+    :ivar accepted: how many tokens of each row of the step before were valid.
+    :ivar before: the row of each request in the step before; -1 where it was in none.
+    """
 
     requests: list[Request]
     order: list[int]
     accepted: list[int]
+    before: list[int]
     asynchronous: bool
     speculative: bool
     ngram: bool
     last_rank: bool
 
 
+def drafts(most: int) -> st.SearchStrategy[list[int]]:
+    """So many drafts at most; often as many."""
+    sizes = st.one_of(st.integers(0, most), st.just(most))
+    tokens = st.integers(-1, VOCABULARY - 1)
+    return sizes.flatmap(lambda size: st.lists(tokens, min_size=size, max_size=size))
+
+
 @st.composite
 def steps(draw: st.DrawFn) -> Step:
     requests = []
     for _ in range(draw(st.integers(0, MOST))):
-        length = draw(st.integers(1, WIDTH - 1))
+        length = draw(st.one_of(st.integers(1, WIDTH - 1), st.integers(WIDTH - K, WIDTH - 1)))
         prompt = draw(st.integers(1, length))
-        room = WIDTH - length + draw(st.sampled_from((0, 0, 0, 0, 1)))  # seldom one too many
+        output = length - prompt
+        known = draw(st.integers(max(output - 2, 0), min(output + K + 1, WIDTH - 1 - prompt)))
+        # Seldom one too many.
+        room = WIDTH - max(length, prompt + known) + draw(st.sampled_from((0, 0, 1)))
         requests.append(
             Request(
                 prompt,
-                length - prompt,
+                output,
+                known,
                 draw(st.integers(0, length)),
-                draw(st.lists(st.integers(-1, VOCABULARY - 1), max_size=min(K, room))),
+                draw(drafts(min(K, room))),
                 draw(st.integers(0, K)),
                 draw(st.integers(0, 4)) > 0,
                 draw(st.booleans()),
+                draw(st.integers(0, 30)) == 0,
             )
         )
     return Step(
         requests,
         draw(st.permutations(range(len(requests)))),
         draw(st.lists(st.integers(1, K + 1), min_size=MOST, max_size=MOST)),
+        [row if draw(st.integers(0, 3)) else -1 for row in draw(st.permutations(range(MOST)))],
         *(draw(st.integers(0, 3)) > 0 for _ in range(2)),
         draw(st.integers(0, 5)) == 0,
         draw(st.integers(0, 3)) > 0,
@@ -154,7 +177,7 @@ def make_runner(step: Step) -> Any:
             sampling_params=SamplingParams(temperature=0.0),
             generator=None,
             block_ids=([number],),
-            num_computed_tokens=request.computed,
+            num_computed_tokens=request.computed + 1,
             output_token_ids=[9] * request.output,
         )
         state.prev_num_draft_len = request.drafted
@@ -162,7 +185,9 @@ def make_runner(step: Step) -> Any:
         if request.inside:
             batch.add_request(state)
             batch.spec_token_ids[batch.req_id_to_index[state.req_id]].extend([3] * request.drafted)
-    batch.prev_req_id_to_index = dict(batch.req_id_to_index)
+    batch.prev_req_id_to_index = {
+        f"r{number}": row for number, row in enumerate(step.before) if row >= 0
+    }
     ignored = mock.MagicMock()
     return SimpleNamespace(
         input_batch=batch,
@@ -205,13 +230,13 @@ def make_scheduled(step: Step) -> Any:
     cached = SimpleNamespace(
         req_ids=ids,
         num_computed_tokens=[request.computed for request in each],
-        new_block_ids=[([2],) if r.new_block or not r.inside else None for r in each],
-        num_output_tokens=[request.output for request in each],
-        resumed_req_ids={name for name, r in zip(ids, each, strict=True) if not r.inside},
-        new_token_ids=[],
-        all_token_ids={
-            name: [9] * (r.prompt + r.output) for name, r in zip(ids, each, strict=True)
+        new_block_ids=[([2],) if r.new_block or r.resumed or not r.inside else None for r in each],
+        num_output_tokens=[request.known for request in each],
+        resumed_req_ids={
+            name for name, r in zip(ids, each, strict=True) if r.resumed or not r.inside
         },
+        new_token_ids=[],
+        all_token_ids={name: [9] * (r.prompt + r.known) for name, r in zip(ids, each, strict=True)},
     )
     return SimpleNamespace(
         finished_req_ids=set(),
@@ -247,7 +272,7 @@ def outcome(release: str, patched: bool, step: Step) -> Any:
 
 
 def counts() -> dict[str, int]:
-    return releases.counts(NOTED, BEYOND)
+    return releases.counts(TOGETHER, BEYOND, CORRECTED)
 
 
 def check(release: str, step: Step) -> None:
@@ -256,16 +281,22 @@ def check(release: str, step: Step) -> None:
     patched = outcome(release, True, step)
     changed = {name for name, number in counts().items() if number != before[name]}
     assert patched == outcome(release, False, step)
-    within = [request for request in step.requests if request.inside]
-    together = not (step.speculative and step.ngram) and any(r.drafts for r in within)
-    assert changed <= ({NOTED, BEYOND} if together else set())
-    if together and not any(fills(request) for request in within):
-        assert changed == {NOTED}
+    within = [r for r in step.requests if r.inside and not r.resumed]
+    ngram = step.speculative and step.ngram
+    together = step.last_rank and not ngram and bool(within)
+    if any(map(fills, within)):
+        assert changed <= {TOGETHER, BEYOND, CORRECTED}
+    else:
+        assert changed - {CORRECTED} == ({TOGETHER} if together else set())
+    # What upstream's loop gathers on an earlier stage of a pipeline is corrected together, too.
+    if not step.asynchronous or ngram or not any(request.drafted for request in within):
+        assert CORRECTED not in changed
 
 
 def fills(request: Request) -> bool:
     """Whether its drafts may go beyond the end of its row, wherever upstream puts them."""
-    return request.prompt + request.output + K + len(request.drafts) > WIDTH
+    ends = request.prompt + max(request.output, request.known)
+    return ends + K + len(request.drafts) > WIDTH
 
 
 # -- laws
@@ -302,25 +333,24 @@ def same_drafts(release: str, patched: bool, tried: list[str]) -> bool:
 
 def plain_step(count: int, drafts: list[int], length: int = 5) -> Step:
     """A step of so many requests in the batch, without anything special."""
-    request = Request(length, 0, length, drafts, 0, True, False)
-    return Step([request] * count, list(range(count)), [1] * MOST, True, True, False, True)
+    request = Request(length, 0, 0, length, drafts, 0, True, False)
+    rows = list(range(MOST))
+    return Step([request] * count, rows[:count], [1] * MOST, rows, True, True, False, True)
 
 
-def test_few_requests_and_trimmed_ones_are_left_to_upstream(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_few_requests_are_left_to_upstream(monkeypatch: pytest.MonkeyPatch) -> None:
     """The numbers of requests below and at the bound, with the bound as it is shipped."""
-    most = shipped.FEWEST_ROWS
-    assert [shipped.gathers_drafts(rows, {}) for rows in (0, 1, most - 1, most)] == [
-        False,
-        False,
-        False,
-        True,
-    ]
-    assert not shipped.gathers_drafts(most, {"r0": 3})
     for value, wanted in (("on", True), ("", True), ("off", False)):
         monkeypatch.setenv(shipped.VARIABLE, value)
-        assert shipped.gathers_drafts(most, {}) is wanted
+        for bound, enough in ((4, True), (5, True), (6, False)):
+            step, corrections = plain_step(5, [1]), [("r0", 3, SimpleNamespace())] * 5
+            runner, scheduled = make_runner(step), make_scheduled(step)
+            with mock.patch.object(shipped, "FEWEST_ROWS", bound):
+                done = shipped.continue_requests(runner, scheduled, [], True)
+                assert bool(done) is (enough and wanted)
+                # None of them was in the last step.
+                corrected = shipped.correct_counts(runner.input_batch, corrections, [], {})
+                assert corrected is (enough and wanted)
 
 
 def test_drafts_beyond_the_end_of_a_row_are_upstreams_error() -> None:
@@ -332,34 +362,73 @@ def test_drafts_beyond_the_end_of_a_row_are_upstreams_error() -> None:
     assert counts() == before | {BEYOND: before[BEYOND] + 1}
 
 
-def test_a_step_without_drafts_is_not_counted() -> None:
+def test_rejected_drafts_are_taken_off_together() -> None:
+    step = plain_step(3, [])
+    drafted = [request._replace(drafted=K) for request in step.requests]
     before = counts()
     with feature():
-        check("0.33.0", plain_step(3, []))
+        check("0.33.0", step._replace(requests=drafted, accepted=[1, 2, 3, 4, 1, 1]))
+    expected = {name: before[name] + 1 for name in (TOGETHER, CORRECTED)}
+    assert counts() == before | expected
+
+
+def test_a_step_without_requests_is_not_counted() -> None:
+    before = counts()
+    with feature():
+        check("0.33.0", plain_step(0, []))
     assert counts() == before
 
 
 #: Mistakes: scope, the code there, what a mistake would make of it.
 MUTATIONS = [
-    ("gathers_drafts", "not trimmed", "True"),
-    ("note_drafts", "scheduled.get(name, ())", "scheduled.get(ids[0], ())"),
-    ("note_drafts", "[batch.req_id_to_index[name] for name in ids]", "list(range(len(ids)))"),
-    ("note_drafts", "request.prev_num_draft_len = len(tokens)", "pass"),
-    ("note_drafts", "batch.spec_token_ids[row][:] = tokens", "pass"),
-    ("note_drafts", "batch.spec_token_ids[row][:] = tokens", "batch.spec_token_ids[row] = tokens"),
-    ("note_drafts", "batch.spec_token_ids[row][:] = tokens", "batch.spec_token_ids[row] += tokens"),
-    ("note_drafts", "starts - lengths.cumsum() + lengths", "starts"),
-    ("note_drafts", "starts - lengths.cumsum() + lengths", "starts - lengths.cumsum()"),
-    ("note_drafts", "np.arange(total)", "0"),
-    ("note_drafts", "np.repeat(rows, lengths)", "np.repeat(rows[::-1], lengths)"),
-    ("note_drafts", "batch.is_token_ids[at] = True", "pass"),
-    ("note_drafts", "marked", "True"),
-    ("note_drafts", "int((starts + lengths).max()) > batch.token_ids_cpu.shape[1]", "False"),
+    ("continue_requests", "not last", "False"),
+    ("continue_requests", "speculative.use_ngram_gpu()", "False"),
+    ("continue_requests", "row is None", "False"),
+    ("continue_requests", "runner.use_async_scheduling", "True"),
+    ("continue_requests", "name in before", "False"),
+    ("continue_requests", "corrections.append((name, expected, state))", "pass"),
+    ("continue_requests", "drafted[before[name]] = expected", "drafted[row] = expected"),
+    ("continue_requests", "cut[row] = outputs", "pass"),
+    ("continue_requests", "state.num_computed_tokens = computed", "pass"),
+    ("continue_requests", "own.extend(new)", "pass"),
+    ("continue_requests", "batch.block_table.append_row(blocks, row)", "pass"),
+    ("continue_requests", "{state.req_id for state in rows.values()}", "set()"),
+    ("_write_rows", "batch.num_computed_tokens_cpu[list(rows)] = computed", "pass"),
+    ("_write_rows", "batch.num_prompt_tokens[at] + list(cut.values())", "list(cut.values())"),
+    ("_write_rows", "list(drafted.values())", "1"),
+    ("_take_outputs", "del tokens[outputs:]", "pass"),
+    ("_take_outputs", "min(missing, expected)", "expected"),
+    ("_take_outputs", "min(missing, expected)", "missing"),
+    ("_take_outputs", "missing < expected", "missing <= expected"),
+    ("_take_outputs", "missing < expected", "missing < 0"),
+    ("_note_drafts", "scheduled.get(state.req_id, ())", "scheduled.get('r0', ())"),
+    ("_note_drafts", "np.fromiter(rows, np.intp, len(rows))", "np.arange(len(rows))"),
+    ("_note_drafts", "state.prev_num_draft_len = len(tokens)", "pass"),
+    ("_note_drafts", "batch.spec_token_ids[row][:] = tokens", "pass"),
+    ("_note_drafts", "batch.spec_token_ids[row][:] = tokens", "batch.spec_token_ids[row] = tokens"),
     (
-        "note_drafts",
-        "batch.token_ids_cpu[at] = np.fromiter(chain.from_iterable(drafts), np.int64, total)",
+        "_note_drafts",
+        "batch.spec_token_ids[row][:] = tokens",
+        "batch.spec_token_ids[row] += tokens",
+    ),
+    ("_note_drafts", "starts - lengths.cumsum() + lengths", "starts"),
+    ("_note_drafts", "starts - lengths.cumsum() + lengths", "starts - lengths.cumsum()"),
+    ("_note_drafts", "np.arange(total)", "0"),
+    ("_note_drafts", "np.repeat(at, lengths)", "np.repeat(at[::-1], lengths)"),
+    ("_note_drafts", "batch.is_token_ids[places] = True", "pass"),
+    ("_note_drafts", "marked", "True"),
+    ("_note_drafts", "int((starts + lengths).max()) > batch.token_ids_cpu.shape[1]", "False"),
+    (
+        "_note_drafts",
+        "batch.token_ids_cpu[places] = np.fromiter(chain.from_iterable(drafts), np.int64, total)",
         "pass",
     ),
+    ("correct_counts", "last is None", "False"),
+    ("correct_counts", "expected + 1 - valid[last]", "expected - valid[last]"),
+    ("correct_counts", "expected + 1 - valid[last]", "expected + 1 - valid[0]"),
+    ("correct_counts", "state.num_computed_tokens -= number", "pass"),
+    ("correct_counts", "batch.req_id_to_index.get(name)", "last"),
+    ("correct_counts", "rejected.append(number)", "rejected.append(1)"),
 ]
 
 
@@ -378,5 +447,5 @@ def test_each_mistake_is_noticed(bug: tuple[str, str, str]) -> None:
         check(release, step)
 
     # A mistake may as well end in an error of numpy.
-    with feature(bug), pytest.raises((AssertionError, IndexError, TypeError)):
+    with feature(bug), pytest.raises((AssertionError, IndexError, KeyError, TypeError, ValueError)):
         law()
