@@ -143,6 +143,11 @@ def verify(
     "--only", type=click.Choice(["steps", "serving"]), help="Step times alone, or servers alone."
 )
 @click.option(
+    "--against",
+    type=click.Choice(["stock", "v2"]),
+    help="What the overlay is measured against: stock V1 or V2 alone; both if not given.",
+)
+@click.option(
     "--batch",
     "batches",
     type=click.IntRange(1),

@@ -20,6 +20,8 @@ from overlay.report.words import count, enumeration
 #: of a small budget, at most.
 LAST, LAST_SHARE = 30.0, 0.1
 ENGINES = (STOCK, OVERLAY, V2)
+#: What the overlay may be measured against alone, by the word that the user gives.
+AGAINST = {"stock": STOCK, "v2": V2}
 
 
 class Part(Enum):
@@ -77,16 +79,18 @@ class Schedule(NamedTuple):
 
     :ivar parts: in the order in which they are measured; :ivar rounds: how many there are.
     :ivar budget: seconds for all of them; :ivar sharing: how they share the GPU.
+    :ivar engines: in the order of the first round.
     """
 
     parts: tuple[Part, ...]
     rounds: int
     budget: float
     sharing: Sharing = ONE_BY_ONE
+    engines: tuple[str, ...] = ENGINES
 
     def round(self, number: int) -> tuple[Start, ...]:
         """The starts of a round, counted from 0, in their order."""
-        engines = order(ENGINES, number)
+        engines = order(self.engines, number)
         return tuple(Start(part, engine, number) for part in self.parts for engine in engines)
 
     @property
@@ -95,7 +99,7 @@ class Schedule(NamedTuple):
         if self.sharing.side_by_side:
             return self._side_by_side
         rounds, starts = count(self.rounds, "round"), count(len(self.round(0)), "engine start")
-        each = (f"{part.words} of {enumeration(ENGINES)}" for part in self.parts)
+        each = (f"{part.words} of {enumeration(self.engines)}" for part in self.parts)
         return (
             f"bench: at most {rounds} of {starts}, first {', then '.join(each)}; what does not fit "
             f"into --budget {self.budget:g} s is left out"
@@ -103,9 +107,9 @@ class Schedule(NamedTuple):
 
     @property
     def _side_by_side(self) -> str:
-        starts = f"{count(len(ENGINES), 'engine start')} side by side"
+        starts = f"{count(len(self.engines), 'engine start')} side by side"
         turns = f"{count(self.rounds, 'round')} in turn"
-        each = (f"{part.words} of {enumeration(ENGINES)}" for part in self.parts)
+        each = (f"{part.words} of {enumeration(self.engines)}" for part in self.parts)
         return (
             f"bench: {starts}, then {turns}, first for {', then again for '.join(each)} "
             f"({self.sharing.why}); what does not fit into --budget {self.budget:g} s is left out"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from overlay.commands.bench_budget import ENGINES, ONE_BY_ONE, Budget, Part, Sharing, Start
+from overlay.commands.bench_budget import ONE_BY_ONE, Budget, Part, Sharing, Start
 from overlay.commands.bench_launch import Launch
 from overlay.commands.bench_progress import Progress
 from overlay.commands.bench_question import Question
@@ -25,7 +25,7 @@ from overlay.proof.engine_pool import Ended, Job, read_result, run_jobs
 from overlay.proof.party import meeting_arguments, run_party
 from overlay.proof.repeats import Gap, Quantity, Served, Timed, read, read_served
 from overlay.proof.turns import Event, Step
-from overlay.report.benched import OVERLAY, STOCK, V2
+from overlay.report.benched import OVERLAY
 from overlay.report.words import count
 
 #: The share of a part's time in which engines side by side are to start: what is left then is for
@@ -123,13 +123,18 @@ class Stage:
         notes = self._parties() if self.sharing.side_by_side else self._rounds()
 
         def results(part: Part) -> list[tuple[str, list[Mapping[str, Any]]]]:
-            return [(each, self._found[part, each]) for each in ENGINES if self._has(part, each)]
+            return [
+                (each, self._found[part, each])
+                for each in self.question.engines
+                if self._has(part, each)
+            ]
 
         timed = tuple(read(engine, found) for engine, found in results(Part.STEPS))
         served = tuple(read_served(engine, found) for engine, found in results(Part.SERVING))
-        if not any(self._has(part, STOCK) and self._has(part, OVERLAY) for part in Part):
+        reference = self.question.reference
+        if not any(self._has(part, reference) and self._has(part, OVERLAY) for part in Part):
             raise OverlayError(
-                f"expected to measure stock V1 and the overlay within --budget "
+                f"expected to measure {reference} and the overlay within --budget "
                 f"{self.question.budget:g} s, found it spent before both were: give a larger one"
             )
         return Measured(
@@ -146,7 +151,7 @@ class Stage:
         concurrency = {each.engine: set(each.concurrency) for each in served}
         with_first = {each.engine for each in served if each.first_token is not None}
         gaps = list[Gap]()
-        for engine in (each for each in ENGINES if each not in self._left):
+        for engine in (each for each in self.question.engines if each not in self._left):
             for part, quantity, wanted, found in (
                 (Part.STEPS, Quantity.STEP_TIME, asked.batches, batches),
                 (Part.SERVING, Quantity.THROUGHPUT, asked.concurrency, concurrency),
@@ -193,7 +198,7 @@ class Stage:
 
         :raises OverlayError: if stock V1 or the overlay did not serve; then the others are killed.
         """
-        starts = [Start(part, each, 0) for each in ENGINES if each not in self._left]
+        starts = [Start(part, each, 0) for each in self.question.engines if each not in self._left]
         names = {f"{each.engine}, {part.value}": each for each in starts}
         meet = self.work / f"meet-{part.value}"
         meet.mkdir()
@@ -240,7 +245,7 @@ class Stage:
         """Say so if an engine did not measure all of a part in each of several rounds."""
         asked, wanted = self.question, self.question.rounds
         finished = list[int]()
-        for engine in (each for each in ENGINES if self._has(part, each)):
+        for engine in (each for each in self.question.engines if self._has(part, each)):
             results = self._found[part, engine]
             if part is Part.STEPS:
                 batches = read(engine, results).batches
@@ -260,7 +265,7 @@ class Stage:
     def _run(self, start: Start) -> bool:
         """Run one engine, and keep what it gave; whether it was measured to its end.
 
-        :raises OverlayError: if it did not serve, and is not V2.
+        :raises OverlayError: if it did not serve, and there is nothing to compare without it.
         """
         deadline = self.budget.until_killed(self.question.deadline)
         job = self._job(f"{start.engine}, {start.part.value}, round {start.number + 1}", start)
@@ -277,7 +282,7 @@ class Stage:
         """Keep what an engine gave; whether it was measured to its end.
 
         :param over_budget: whether an engine that was killed had spent the budget.
-        :raises OverlayError: if it did not serve, and is not V2.
+        :raises OverlayError: if it did not serve, and there is nothing to compare without it.
         """
         result = ended.result
         cut = over_budget and (ended.status is None or bool(ended.killed))
@@ -294,12 +299,12 @@ class Stage:
                 self.question.batches if start.part is Part.STEPS else self.question.concurrency
             )
             return len(cells) == len(wanted)
-        if start.engine != V2:
+        if start.engine in (OVERLAY, self.question.reference):
             beside = ""
             if self.sharing.side_by_side:
                 beside = "\nthe engines ran side by side: --one-by-one starts them in turn"
             raise OverlayError(f"{start.engine}, {start.part.value}: {told_of(ended)}{beside}")
-        self._left[V2] = told_of(ended)
+        self._left[start.engine] = told_of(ended)
         return True
 
     def _job(self, name: str, start: Start, meeting: tuple[str, ...] = (), number: int = 0) -> Job:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from overlay.commands.bench_budget import Part, Schedule
+from overlay.commands.bench_budget import AGAINST, ENGINES, Part, Schedule
 from overlay.proof.shapes import DRAFTERS
+from overlay.report.benched import OVERLAY
 from overlay.untrusted import read_regular
 
 
@@ -33,6 +34,7 @@ class Question:
         they surely fit on the GPU together (``bench_sharing``).
     :ivar port: of the server; side by side each has the next one; ``None`` for free ones.
     :ivar only: the one part that is measured; ``None`` for both.
+    :ivar against: the one engine beside the overlay, a key of ``AGAINST``; ``None`` for both.
     :ivar page: a file for the page of HTML; :ivar plot: one for the plots as SVG.
     """
 
@@ -56,6 +58,7 @@ class Question:
     engine: str = "{}"
     mode: str = "FULL_AND_PIECEWISE"
     only: Part | None = None
+    against: str | None = None
     together: bool | None = None
     python: str | None = None
     deadline: float = 600.0
@@ -67,7 +70,18 @@ class Question:
     def schedule(self) -> Schedule:
         """The engines that are to be started, one after the other."""
         parts = tuple(Part) if self.only is None else (self.only,)
-        return Schedule(parts, self.rounds, self.budget)
+        return Schedule(parts, self.rounds, self.budget, engines=self.engines)
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The overlay and what it is measured against."""
+        others = AGAINST.values() if self.against is None else (AGAINST[self.against],)
+        return tuple(each for each in ENGINES if each == OVERLAY or each in others)
+
+    @property
+    def reference(self) -> str:
+        """The engine without whose figures there is nothing to compare."""
+        return AGAINST[self.against or "stock"]
 
     @property
     def acceptance(self) -> float:

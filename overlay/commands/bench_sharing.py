@@ -11,7 +11,7 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from overlay.commands.bench_budget import ENGINES, Part, Sharing
+from overlay.commands.bench_budget import Part, Sharing
 from overlay.commands.bench_question import Question
 from overlay.errors import UsageError
 from overlay.proof.serving_runs import requests_at
@@ -52,8 +52,9 @@ def sharing(question: Question, free: int | None) -> Sharing:
         why_not = "nvidia-smi did not say how much memory the GPU has free"
     if why_not or free is None:
         return Sharing(side_by_side=False, why=why_not)
-    needed = len(ENGINES) * largest(question)
-    sizes = f"{len(ENGINES)} engines take up to {_gb(needed)} of the {_gb(free)} that the GPU has"
+    number = len(question.engines)
+    needed = number * largest(question)
+    sizes = f"{number} engines take up to {_gb(needed)} of the {_gb(free)} that the GPU has"
     return Sharing(side_by_side=needed <= _SHARE * free, why=f"{sizes} free")
 
 

@@ -354,7 +354,7 @@ def _first_token_comparisons(served: Sequence[Served]) -> tuple[Comparison, ...]
 def benched(
     timed: Sequence[Timed], served: Sequence[Served] = (), gaps: Sequence[Gap] = ()
 ) -> Verdict:
-    """The verdict of ``bench``: about the overlay beside stock V1, where the repeats are apart."""
+    """The verdict of ``bench``: the overlay beside stock V1, or beside V2 alone."""
     verdict = _concluded(timed, served)
     if not gaps:
         return verdict
@@ -362,21 +362,23 @@ def benched(
 
 
 def _concluded(timed: Sequence[Timed], served: Sequence[Served]) -> Verdict:
+    engines = {each.engine for each in timed} | {each.engine for each in served}
+    other = STOCK if STOCK in engines else V2
     if any(each.engine == OVERLAY and not each.graphs for each in timed):
         text = "The overlay captured no draft graph; `overlay verify` says why."
         return Verdict(Code.NO_GRAPHS, text)
-    cells = _against_stock(timed, served)
+    cells = _against(other, timed, served)
     slower = [place for place, each in cells if each.conclusive and each.ratio < 1]
     faster = [f"{c.ratio:.2f} {place}" for place, c in cells if c.conclusive and c.ratio > 1]
     if slower:
-        return Verdict(Code.SLOWER, f"Slower than stock V1 {enumeration(slower)}.")
+        return Verdict(Code.SLOWER, f"Slower than {other} {enumeration(slower)}.")
     if not faster:
         every = f"The repeats overlap in every cell{_or_once(timed, served)}: no conclusion."
         return Verdict(Code.MEASURED, every)
     open_ = len(cells) - len(faster)
     why = f"where repeats overlap{_or_once(timed, served)}"
     rest = f"; no conclusion in {count(open_, 'cell')}, {why}" if open_ else ""
-    return Verdict(Code.MEASURED, f"Times as fast as stock V1: {enumeration(faster)}{rest}.")
+    return Verdict(Code.MEASURED, f"Times as fast as {other}: {enumeration(faster)}{rest}.")
 
 
 def _or_once(timed: Sequence[Timed], served: Sequence[Served]) -> str:
@@ -387,12 +389,12 @@ def _or_once(timed: Sequence[Timed], served: Sequence[Served]) -> str:
     return "" if all(sample.repeated for sample in samples) else ", or there is one repeat only"
 
 
-def _against_stock(
-    timed: Sequence[Timed], served: Sequence[Served]
+def _against(
+    other: str, timed: Sequence[Timed], served: Sequence[Served]
 ) -> list[tuple[str, Comparison]]:
-    """Each comparison with stock V1, and its cell as a phrase."""
+    """Each comparison with that engine, and its cell as a phrase."""
     steps = [(f"with {count(each.batch, 'request')}", each) for each in comparisons(timed)]
     serving = throughput_table(served).comparisons if served else ()
     throughput = [(f"serving {count(each.batch, 'request')}", each) for each in serving]
     first = [("to the first token", each) for each in _first_token_comparisons(served)]
-    return [cell for cell in (*steps, *throughput, *first) if cell[1].other == STOCK]
+    return [cell for cell in (*steps, *throughput, *first) if cell[1].other == other]

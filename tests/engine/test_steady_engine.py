@@ -91,6 +91,6 @@ def test_the_bookkeeping_is_done_together_where_it_is_on(ran: tuple[str, dict[st
         steps = result["hooks"]["steady_hooks:steps"]["all"]
         assert told["counts"]["steps whose placeholders were written together"] > steps / 3
         assert told["counts"]["outputs listed together"] > steps / 3
-        assert told["counts"]["steps whose drafts were noted together"] > steps / 3
+        assert told["counts"]["steps whose requests went on together"] > steps / 3
         # Those of steady steps are copied as they are; the others are filled here.
         assert told["counts"]["steps whose input ids were filled together"] > 3
