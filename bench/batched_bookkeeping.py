@@ -23,7 +23,7 @@ from typing import Any
 
 FILES = Path(__file__).resolve().parents[1] / "patches/batched-bookkeeping/files"
 WIDTH = 8192  # tokens a row of the batch holds
-DRAFTS = 3
+DRAFTS, PROMPT, OUTPUT = 3, 512, 128  # tokens of a request
 BATCHES = (1, 8, 16, 32, 64, 256)
 
 
@@ -39,7 +39,7 @@ def feature() -> Any:
         module: Any = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         spec.loader.exec_module(module)
-    module.FEWEST_ROWS = 1
+    module.FEWEST_ROWS = module.FEWEST_GOING_ON = 1
     return module
 
 
@@ -83,15 +83,54 @@ def upstream_list(site: Path) -> Any:
     return compiled(f"def f(output_token_ids_np, valid_mask):\n{body}\n    return outputs\n")
 
 
-def upstream_note(site: Path) -> Any:
-    """Return the loop over `update_req_spec_token_ids`, as a function like the feature's."""
-    method_ = method(site / "vllm/v1/worker/gpu_input_batch.py", "update_req_spec_token_ids")
-    method_.name = "note"
-    return compiled(
-        f"from __future__ import annotations\n{ast.unparse(method_)}\n"
-        "def f(batch, requests, scheduled):\n"
-        "    for request in requests:\n"
-        "        note(batch, request, scheduled)\n"
+def upstream_loop(path: Path, name: str, over: str, head: str) -> Any:
+    """Return the loop of a function over what ``over`` says, as a function.
+
+    :param head: the lines before it, from ``def f`` on.
+    """
+    loops = [
+        node
+        for node in ast.walk(method(path, name))
+        if isinstance(node, ast.For) and ast.unparse(node.iter) == over
+    ]
+    if len(loops) != 1:
+        raise LookupError(f"{path}: expected one loop over {over}, found {len(loops)}")
+    return compiled(f"{head}{textwrap.indent(ast.unparse(loops[0]), '    ')}\n")
+
+
+def upstream_continue(site: Path) -> Any:
+    """Return the loop of `_update_states` over the requests that go on."""
+    return upstream_loop(
+        site / "vllm/v1/worker/gpu_model_runner.py",
+        "_update_states",
+        "enumerate(req_data.req_ids)",
+        "def f(self, scheduler_output, deferred_spec_decode_corrections, is_last_rank):\n"
+        "    req_data = scheduler_output.scheduled_cached_reqs\n"
+        "    scheduled_spec_tokens = scheduler_output.scheduled_spec_decode_tokens\n"
+        "    is_ngram_gpu, original_num_spec_per_req, reqs_to_add = False, {}, []\n",
+    )
+
+
+def upstream_correct(site: Path) -> Any:
+    """Return the loop that takes rejected drafts off."""
+    over = "deferred_spec_decode_corrections"
+    return upstream_loop(
+        site / "vllm/v1/worker/gpu_model_runner.py",
+        "correct_spec_decode_token_counts",
+        over,
+        f"def f(batch, {over}, valid_sampled_token_count, prev_req_id_to_index):\n"
+        "    from types import SimpleNamespace\n"
+        "    self, is_ngram_gpu = SimpleNamespace(input_batch=batch), False\n",
+    )
+
+
+def upstream_last(site: Path) -> Any:
+    """Return the loop of the drafter that looks the last tokens up."""
+    return upstream_loop(
+        site / "vllm/v1/spec_decode/llm_base_proposer.py",
+        "prepare_next_token_ids_padded",
+        "range(num_reqs)",
+        "def f(self, gpu_input_batch, requests):\n    num_reqs = gpu_input_batch.num_reqs\n",
     )
 
 
@@ -102,7 +141,7 @@ def compiled(source: str) -> Any:
     return namespace["f"]
 
 
-def appending(function: Any, rows: int) -> Any:
+def appending(function: Any, rows: int, _: Path) -> Any:
     """Return a call that appends a placeholder to each row of a batch, and leaves it as it was."""
     import numpy as np  # here: ``--help`` works where it is not installed
 
@@ -126,24 +165,111 @@ def appending(function: Any, rows: int) -> Any:
     return run
 
 
-def noting(function: Any, rows: int) -> Any:
-    """Return a call that notes the drafts of each request of a batch."""
+class Batch(SimpleNamespace):
+    """A double of a batch with so many rows, and upstream's method of one request's drafts."""
+
+    @classmethod
+    def of(cls, rows: int, site: Path) -> Batch:
+        """Make one whose rows have some tokens."""
+        import numpy as np
+
+        ids = [f"r{row}" for row in range(rows)]
+        note = method(site / "vllm/v1/worker/gpu_input_batch.py", "update_req_spec_token_ids")
+        note.name = "f"
+        made = cls(
+            num_reqs=rows,
+            req_ids=ids,
+            req_id_to_index={name: row for row, name in enumerate(ids)},
+            prev_req_id_to_index={name: row for row, name in enumerate(ids)},
+            num_prompt_tokens=np.full(rows, PROMPT, dtype=np.int32),
+            num_tokens_no_spec=np.full(rows, PROMPT + OUTPUT, dtype=np.int32),
+            num_computed_tokens_cpu=np.full(rows, PROMPT + OUTPUT, dtype=np.int32),
+            token_ids_cpu=np.zeros((rows, WIDTH), dtype=np.int32),
+            is_token_ids=np.zeros((rows, WIDTH), dtype=bool),
+            spec_token_ids=[[] for _ in ids],
+        )
+        noted = compiled(f"from __future__ import annotations\n{ast.unparse(note)}\n")
+        made.update_req_spec_token_ids = noted.__get__(made)
+        return made
+
+    def requests(self, site: Path) -> dict[str, Any]:
+        """The requests of its rows, with upstream's look-up of a token."""
+        look_up = method(site / "vllm/v1/worker/gpu_input_batch.py", "get_token_id")
+        look_up.name = "f"
+        kind: Any = type("Request", (SimpleNamespace,), {})
+        kind.get_token_id = compiled(f"from __future__ import annotations\n{ast.unparse(look_up)}")
+        return {
+            name: kind(
+                req_id=name,
+                prev_num_draft_len=DRAFTS,
+                num_prompt_tokens=PROMPT,
+                prompt_token_ids=[1] * PROMPT,
+                output_token_ids=[-1] * OUTPUT,
+                num_computed_tokens=PROMPT + OUTPUT,
+                block_ids=([],),
+            )
+            for name in self.req_ids
+        }
+
+
+def continuing(function: Any, rows: int, site: Path) -> Any:
+    """Return a call that does what a step brings to each request that goes on."""
     import numpy as np
 
-    ids = [f"r{row}" for row in range(rows)]
-    batch = SimpleNamespace(
-        req_id_to_index={name: row for row, name in enumerate(ids)},
-        num_tokens_no_spec=np.random.default_rng(rows).integers(1, 4000, rows, dtype=np.int32),
-        token_ids_cpu=np.zeros((rows, WIDTH), dtype=np.int32),
-        is_token_ids=np.zeros((rows, WIDTH), dtype=bool),
-        spec_token_ids=[[] for _ in ids],
+    batch = Batch.of(rows, site)
+    data = SimpleNamespace(
+        req_ids=batch.req_ids,
+        num_computed_tokens=[PROMPT + OUTPUT] * rows,
+        new_block_ids=[None] * rows,
+        num_output_tokens=[OUTPUT] * rows,
+        resumed_req_ids=set(),
     )
-    requests = [SimpleNamespace(req_id=name, prev_num_draft_len=0) for name in ids]
-    drafts = {name: [-1] * DRAFTS for name in ids}
-    return lambda: function(batch, requests, drafts)
+    drafts = {name: [-1] * DRAFTS for name in batch.req_ids}
+    scheduled = SimpleNamespace(scheduled_cached_reqs=data, scheduled_spec_decode_tokens=drafts)
+    runner = SimpleNamespace(
+        input_batch=batch,
+        requests=batch.requests(site),
+        use_async_scheduling=True,
+        speculative_config=None,
+        prev_num_draft_tokens=SimpleNamespace(np=np.zeros(rows, dtype=np.int32)),
+    )
+    return lambda: function(runner, scheduled, [], True)
 
 
-def listing(function: Any, rows: int) -> Any:
+def correcting(function: Any, rows: int, site: Path) -> Any:
+    """Return a call that takes rejected drafts off, of half of the requests."""
+    batch = Batch.of(rows, site)
+    requests = batch.requests(site)
+    corrections = [(name, DRAFTS, requests[name]) for name in batch.req_ids]
+    valid = [1 + row % (DRAFTS + 1) for row in range(rows)]
+
+    def run() -> None:
+        batch.num_computed_tokens_cpu[:] = PROMPT  # else they would become negative in time
+        function(batch, corrections, valid, batch.prev_req_id_to_index)
+
+    return run
+
+
+def looking_up(function: Any, rows: int, site: Path) -> Any:
+    """Return a call that looks up the last token of each row."""
+    import numpy as np
+
+    batch = Batch.of(rows, site)
+    requests, buffer = batch.requests(site), np.zeros(rows, dtype=np.int32)
+    drafter = SimpleNamespace(backup_next_token_ids=SimpleNamespace(np=buffer))
+    return lambda: function(drafter, batch, requests)
+
+
+def last_tokens(module: Any) -> Any:
+    """Return the feature's function with the arguments of upstream's loop."""
+
+    def fill(drafter: Any, batch: Any, requests: Any) -> None:
+        drafter.backup_next_token_ids.np[: batch.num_reqs] = module.last_tokens(batch, requests)
+
+    return fill
+
+
+def listing(function: Any, rows: int, _: Path) -> Any:
     """Return a call that lists the accepted tokens of each row."""
     import numpy as np
 
@@ -170,7 +296,21 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.pop("OVERLAY_BATCHED_BOOKKEEPING", None)
     site, module = chosen.site, feature()
     pairs = {
-        "drafts of a step (_update_states)": (noting, upstream_note(site), module.note_drafts),
+        "requests that go on (_update_states)": (
+            continuing,
+            upstream_continue(site),
+            module.continue_requests,
+        ),
+        "rejected drafts (_update_states)": (
+            correcting,
+            upstream_correct(site),
+            module.correct_counts,
+        ),
+        "last tokens (prepare_next_token_ids_padded)": (
+            looking_up,
+            upstream_last(site),
+            last_tokens(module),
+        ),
         "placeholders of async scheduling (_bookkeeping_sync)": (
             appending,
             upstream_append(site),
@@ -193,8 +333,8 @@ def main(arguments: list[str] | None = None) -> int:
     for name, (call, upstream, batched) in pairs.items():
         results["microseconds"][name] = {
             str(rows): {
-                "upstream": microseconds(call(upstream, rows), rows),
-                "batched": microseconds(call(batched, rows), rows),
+                "upstream": microseconds(call(upstream, rows, site), rows),
+                "batched": microseconds(call(batched, rows, site), rows),
             }
             for rows in BATCHES
         }

@@ -97,7 +97,7 @@ def feature(bug: tuple[str, str, str] | None = None) -> Iterator[Any]:
     with (
         mock.patch.dict(sys.modules, {NAME: module}),
         mock.patch.object(worker, "batched_bookkeeping", module),
-        mock.patch.object(module, "FEWEST_ROWS", 1),
+        mock.patch.multiple(module, FEWEST_ROWS=1, FEWEST_GOING_ON=1),
     ):
         yield module
 

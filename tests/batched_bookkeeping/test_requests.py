@@ -345,7 +345,8 @@ def test_few_requests_are_left_to_upstream(monkeypatch: pytest.MonkeyPatch) -> N
         for bound, enough in ((4, True), (5, True), (6, False)):
             step, corrections = plain_step(5, [1]), [("r0", 3, SimpleNamespace())] * 5
             runner, scheduled = make_runner(step), make_scheduled(step)
-            with mock.patch.object(shipped, "FEWEST_ROWS", bound):
+            bounds = {"FEWEST_ROWS": bound, "FEWEST_GOING_ON": bound}
+            with mock.patch.multiple(shipped, **bounds):
                 done = shipped.continue_requests(runner, scheduled, [], True)
                 assert bool(done) is (enough and wanted)
                 # None of them was in the last step.
@@ -382,44 +383,48 @@ def test_a_step_without_requests_is_not_counted() -> None:
 #: Mistakes: scope, the code there, what a mistake would make of it.
 MUTATIONS = [
     ("continue_requests", "not last", "False"),
-    ("continue_requests", "speculative.use_ngram_gpu()", "False"),
+    ("_together", "speculative.use_ngram_gpu()", "False"),
     ("continue_requests", "row is None", "False"),
     ("continue_requests", "runner.use_async_scheduling", "True"),
     ("continue_requests", "name in before", "False"),
     ("continue_requests", "corrections.append((name, expected, state))", "pass"),
     ("continue_requests", "drafted[before[name]] = expected", "drafted[row] = expected"),
+    ("continue_requests", "missing < expected", "missing <= expected"),
+    ("continue_requests", "missing < expected", "missing < 0"),
     ("continue_requests", "cut[row] = outputs", "pass"),
+    ("continue_requests", "del state.output_token_ids[outputs:]", "pass"),
+    ("continue_requests", "min(missing, expected)", "expected"),
+    ("continue_requests", "min(missing, expected)", "missing"),
     ("continue_requests", "state.num_computed_tokens = computed", "pass"),
     ("continue_requests", "own.extend(new)", "pass"),
     ("continue_requests", "batch.block_table.append_row(blocks, row)", "pass"),
-    ("continue_requests", "{state.req_id for state in rows.values()}", "set()"),
-    ("_write_rows", "batch.num_computed_tokens_cpu[list(rows)] = computed", "pass"),
-    ("_write_rows", "batch.num_prompt_tokens[at] + list(cut.values())", "list(cut.values())"),
-    ("_write_rows", "list(drafted.values())", "1"),
-    ("_take_outputs", "del tokens[outputs:]", "pass"),
-    ("_take_outputs", "min(missing, expected)", "expected"),
-    ("_take_outputs", "min(missing, expected)", "missing"),
-    ("_take_outputs", "missing < expected", "missing <= expected"),
-    ("_take_outputs", "missing < expected", "missing < 0"),
-    ("_note_drafts", "scheduled.get(state.req_id, ())", "scheduled.get('r0', ())"),
-    ("_note_drafts", "np.fromiter(rows, np.intp, len(rows))", "np.arange(len(rows))"),
-    ("_note_drafts", "state.prev_num_draft_len = len(tokens)", "pass"),
-    ("_note_drafts", "batch.spec_token_ids[row][:] = tokens", "pass"),
-    ("_note_drafts", "batch.spec_token_ids[row][:] = tokens", "batch.spec_token_ids[row] = tokens"),
+    ("continue_requests", "scheduled.scheduled_spec_decode_tokens.get(name, ())", "()"),
+    ("continue_requests", "state.prev_num_draft_len = len(tokens)", "pass"),
+    ("continue_requests", "batch.spec_token_ids[row][:] = tokens", "pass"),
     (
-        "_note_drafts",
+        "continue_requests",
+        "batch.spec_token_ids[row][:] = tokens",
+        "batch.spec_token_ids[row] = tokens",
+    ),
+    (
+        "continue_requests",
         "batch.spec_token_ids[row][:] = tokens",
         "batch.spec_token_ids[row] += tokens",
     ),
-    ("_note_drafts", "starts - lengths.cumsum() + lengths", "starts"),
-    ("_note_drafts", "starts - lengths.cumsum() + lengths", "starts - lengths.cumsum()"),
-    ("_note_drafts", "np.arange(total)", "0"),
-    ("_note_drafts", "np.repeat(at, lengths)", "np.repeat(at[::-1], lengths)"),
-    ("_note_drafts", "batch.is_token_ids[places] = True", "pass"),
-    ("_note_drafts", "marked", "True"),
-    ("_note_drafts", "int((starts + lengths).max()) > batch.token_ids_cpu.shape[1]", "False"),
+    ("_write_rows", "batch.num_computed_tokens_cpu[list(rows)] = computed", "pass"),
+    ("_write_rows", "batch.num_prompt_tokens[at] + list(cut.values())", "list(cut.values())"),
+    ("_write_rows", "list(drafted.values())", "1"),
+    ("_write_drafts", "np.fromiter(rows, np.intp, len(rows))", "np.arange(len(rows))"),
+    ("continue_requests", "{state.req_id for state in rows.values()}", "set()"),
+    ("_write_drafts", "starts - lengths.cumsum() + lengths", "starts"),
+    ("_write_drafts", "starts - lengths.cumsum() + lengths", "starts - lengths.cumsum()"),
+    ("_write_drafts", "np.arange(total)", "0"),
+    ("_write_drafts", "np.repeat(at, lengths)", "np.repeat(at[::-1], lengths)"),
+    ("_write_drafts", "batch.is_token_ids[places] = True", "pass"),
+    ("_write_drafts", "marked", "True"),
+    ("_write_drafts", "int((starts + lengths).max()) > batch.token_ids_cpu.shape[1]", "False"),
     (
-        "_note_drafts",
+        "_write_drafts",
         "batch.token_ids_cpu[places] = np.fromiter(chain.from_iterable(drafts), np.int64, total)",
         "pass",
     ),

@@ -62,7 +62,7 @@ def watch(llm: Any) -> None:
     """
     from vllm.v1.worker import batched_bookkeeping
 
-    batched_bookkeeping.FEWEST_ROWS = 1
+    batched_bookkeeping.FEWEST_ROWS = batched_bookkeeping.FEWEST_GOING_ON = 1
     watch_verification(_steps)
     runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
     inner_all = runner._prepare_inputs

@@ -26,6 +26,8 @@ VARIABLE = "OVERLAY_BATCHED_BOOKKEEPING"
 # Fewer rows are left to upstream: numpy's calls cost as much as its loop over eight to sixteen
 # (bench/results/cpu-batched-bookkeeping-0.26.0-2026-11-24.json of vllm-overlay).
 FEWEST_ROWS = 16
+# Requests that go on: of each something is done one by one, so that it takes more of them.
+FEWEST_GOING_ON = 32
 
 
 def wanted(environ: Mapping[str, str]) -> bool:
@@ -52,6 +54,13 @@ def report_effect(runner: Any) -> None:
         idle(FEATURE, "there is neither async scheduling nor speculative decoding")
 
 
+def _together(runner: Any, requests: int) -> bool:
+    """Whether so many requests that go on are done together."""
+    speculative = runner.speculative_config
+    by_ngram = speculative is not None and speculative.use_ngram_gpu()
+    return requests >= FEWEST_GOING_ON and not by_ngram and wanted(os.environ)
+
+
 def continue_requests(
     runner: Any, scheduled: Any, corrections: list[Any], last: bool, marked: bool = True
 ) -> set[str]:
@@ -70,34 +79,46 @@ def continue_requests(
 
     Raises ValueError, from upstream's own method, if the drafts of a row go beyond its end.
     """
-    data, speculative = scheduled.scheduled_cached_reqs, runner.speculative_config
-    if len(data.req_ids) < FEWEST_ROWS or not last or not wanted(os.environ):
-        return set()
-    if speculative is not None and speculative.use_ngram_gpu():
+    data = scheduled.scheduled_cached_reqs
+    if not last or not _together(runner, len(data.req_ids)):
         return set()
     batch, before = runner.input_batch, runner.input_batch.prev_req_id_to_index or {}
     rows, cut, drafted = {}, {}, {}
+    drafts: list[Sequence[int]] = []
     each = (data.req_ids, data.num_computed_tokens, data.new_block_ids, data.num_output_tokens)
     for name, computed, blocks, outputs in zip(*each, strict=True):
         row = batch.req_id_to_index.get(name)
         if row is None:  # taken up again: those are not in the batch any more
             continue
         state = runner.requests[name]
+        # Upstream takes all drafts of the step before for accepted at first.
         expected = state.prev_num_draft_len if runner.use_async_scheduling else 0
         if expected:
             corrections.append((name, expected, state))
             if name in before:
                 drafted[before[name]] = expected
-        if _take_outputs(state.output_token_ids, outputs, expected):
+        missing = outputs - len(state.output_token_ids)
+        if missing < expected:
             cut[row] = outputs
+        if missing < 0:
+            del state.output_token_ids[outputs:]
+        elif expected:
+            state.output_token_ids.extend([-1] * min(missing, expected))
         state.num_computed_tokens = computed
         if blocks is not None:
             for own, new in zip(state.block_ids, blocks, strict=False):
                 own.extend(new)
             batch.block_table.append_row(blocks, row)
+        tokens = scheduled.scheduled_spec_decode_tokens.get(name, ())
+        state.prev_num_draft_len = len(tokens)
+        batch.spec_token_ids[row][:] = tokens
+        drafts.append(tokens)
         rows[row] = state
     _write_rows(runner, rows, cut, drafted)
-    _note_drafts(batch, rows, scheduled.scheduled_spec_decode_tokens, marked)
+    if rows and not _write_drafts(batch, rows, drafts, marked):
+        count(FEATURE, "steps with drafts beyond a row's end left to upstream")
+        for state in rows.values():
+            batch.update_req_spec_token_ids(state, scheduled.scheduled_spec_decode_tokens)
     return {state.req_id for state in rows.values()}
 
 
@@ -107,7 +128,7 @@ def _write_rows(
     """Write what the batch notes of requests that go on.
 
     rows: row -> CachedRequestState.
-    cut: row -> output tokens, of requests from which something was dropped.
+    cut: row -> output tokens, of requests that have fewer than was expected.
     drafted: row in the last step -> drafts that were expected.
     """
     batch = runner.input_batch
@@ -120,55 +141,33 @@ def _write_rows(
         runner.prev_num_draft_tokens.np[list(drafted)] = list(drafted.values())
 
 
-def _take_outputs(tokens: list[int], outputs: int, expected: int) -> bool:
-    """Add placeholders for the expected drafts, and drop what is beyond the outputs.
-
-    tokens: the output tokens of a request.
-    outputs: how many of them the scheduler knows.
-    expected: drafts of the step before, all of which upstream takes for accepted at first.
-
-    Returns whether something was dropped.
-    """
-    missing = outputs - len(tokens)
-    if missing < 0:
-        del tokens[outputs:]
-    elif expected:
-        tokens.extend([-1] * min(missing, expected))
-    return missing < expected
-
-
-def _note_drafts(
-    batch: Any, rows: Mapping[int, Any], scheduled: Mapping[str, Sequence[int]], marked: bool
-) -> None:
-    """Write the scheduled drafts of each request behind the tokens of its row.
+def _write_drafts(
+    batch: Any, rows: Mapping[int, Any], drafts: Sequence[Sequence[int]], marked: bool
+) -> bool:
+    """Write the drafts of each row behind its tokens.
 
     batch: InputBatch.
     rows: row -> CachedRequestState.
-    scheduled: request -> its drafts; under async scheduling these are placeholders.
+    drafts: of each; under async scheduling these are placeholders.
+
+    Returns whether it was done. It is not, and nothing was written, where a row has no room.
     """
-    drafts = [scheduled.get(state.req_id, ()) for state in rows.values()]
     lengths = np.array([len(tokens) for tokens in drafts], dtype=np.intp)
     at = np.fromiter(rows, np.intp, len(rows))
     starts = batch.num_tokens_no_spec[at]
-    if rows and int((starts + lengths).max()) > batch.token_ids_cpu.shape[1]:
-        count(FEATURE, "steps with drafts beyond a row's end left to upstream")
-        for state in rows.values():
-            batch.update_req_spec_token_ids(state, scheduled)
-        return
-    for (row, state), tokens in zip(rows.items(), drafts, strict=True):
-        state.prev_num_draft_len = len(tokens)
-        batch.spec_token_ids[row][:] = tokens
-    if rows:
-        count(FEATURE, "steps whose requests went on together")
+    if int((starts + lengths).max()) > batch.token_ids_cpu.shape[1]:
+        return False
+    count(FEATURE, "steps whose requests went on together")
     total = int(lengths.sum())
     if not total:
-        return
+        return True
     # The place of each draft: the start of its row, and the drafts of that row before it.
     firsts = np.repeat(starts - lengths.cumsum() + lengths, lengths)
     places = np.repeat(at, lengths), firsts + np.arange(total)
     batch.token_ids_cpu[places] = np.fromiter(chain.from_iterable(drafts), np.int64, total)
     if marked:
         batch.is_token_ids[places] = True
+    return True
 
 
 def correct_counts(
