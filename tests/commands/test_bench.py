@@ -94,6 +94,28 @@ def test_v2_is_left_out_where_it_does_not_serve_and_the_others_are_not(
         assert f"{engine}, steps: the engine ended with status 1" in told["error"]
 
 
+@pytest.mark.parametrize(
+    ("against", "other", "left", "ratio"),
+    [("stock", "stock V1", "V2", "2.00"), ("v2", "V2", "stock V1", "1.50")],
+)
+def test_the_overlay_is_measured_against_one_engine_alone(
+    bench: Any, cli: Cli, python: Path, against: str, other: str, left: str, ratio: str
+) -> None:
+    assert cli("apply", "--python", python).exit == 0
+    # The one that is not asked for would fail.
+    times = {"V2": [3.0, 3.15], left: "ValueError: what a day"}
+    told = bench(times, *STEPS, "--against", against)
+    assert (told["exit"], told["bench"]["left"]) == (0, {})
+    assert {each["engine"] for each in told["bench"]["engines"]} == {"overlay", other}
+    assert told["verdict"] == f"Times as fast as {other}: {ratio} with 1 request."
+    told = bench({other: "ValueError: what a day"}, *STEPS, "--against", against)
+    assert told["exit"] == 2
+    assert f"{other}, steps: the engine ended with status 1" in told["error"]
+    slow = bench({other: [1.0, 1.05]}, *STEPS, "--against", against)
+    assert (slow["exit"], slow["code"]) == (1, "slower")
+    assert slow["verdict"] == f"Slower than {other} with 1 request."
+
+
 @pytest.fixture
 def patched(cli: Cli, python: Path) -> None:
     assert cli("apply", "--python", python).exit == 0

@@ -33,6 +33,14 @@ def test_a_shape_starts_side_by_side_where_three_engines_surely_fit() -> None:
     assert "of the 140 GB that the GPU has free" in told.why
 
 
+def test_two_engines_fit_where_three_do_not() -> None:
+    asked = {"shape": "8b", "concurrency": (256,), "only": Part.SERVING}
+    assert not sharing(Question(**asked), H200).side_by_side
+    told = sharing(Question(**asked, against="v2"), H200)
+    assert told.side_by_side
+    assert "2 engines take up to" in told.why
+
+
 @given(shape=st.sampled_from(sorted(SHAPES)), share=st.floats(0.5, 2.0))
 def test_what_is_taken_never_exceeds_what_is_free(shape: str, share: float) -> None:
     question = Question(shape=shape)

@@ -82,8 +82,7 @@ def continue_requests(
     data = scheduled.scheduled_cached_reqs
     if not last or not _together(runner, len(data.req_ids)):
         return set()
-    batch, before = runner.input_batch, runner.input_batch.prev_req_id_to_index or {}
-    rows, cut, drafted = {}, {}, {}
+    batch, rows, cut = runner.input_batch, {}, {}
     drafts: list[Sequence[int]] = []
     each = (data.req_ids, data.num_computed_tokens, data.new_block_ids, data.num_output_tokens)
     for name, computed, blocks, outputs in zip(*each, strict=True):
@@ -95,8 +94,6 @@ def continue_requests(
         expected = state.prev_num_draft_len if runner.use_async_scheduling else 0
         if expected:
             corrections.append((name, expected, state))
-            if name in before:
-                drafted[before[name]] = expected
         missing = outputs - len(state.output_token_ids)
         if missing < expected:
             cut[row] = outputs
@@ -114,7 +111,7 @@ def continue_requests(
         batch.spec_token_ids[row][:] = tokens
         drafts.append(tokens)
         rows[row] = state
-    _write_rows(runner, rows, cut, drafted)
+    _write_rows(runner, rows, cut, corrections)
     if rows and not _write_drafts(batch, rows, drafts, marked):
         count(FEATURE, "steps with drafts beyond a row's end left to upstream")
         for state in rows.values():
@@ -123,15 +120,17 @@ def continue_requests(
 
 
 def _write_rows(
-    runner: Any, rows: Mapping[int, Any], cut: Mapping[int, int], drafted: Mapping[int, int]
+    runner: Any, rows: Mapping[int, Any], cut: Mapping[int, int], corrections: Sequence[Any]
 ) -> None:
     """Write what the batch notes of requests that go on.
 
     rows: row -> CachedRequestState.
     cut: row -> output tokens, of requests that have fewer than was expected.
-    drafted: row in the last step -> drafts that were expected.
+    corrections: of the requests that had drafts, as of `continue_requests`.
     """
     batch = runner.input_batch
+    before = batch.prev_req_id_to_index or {}
+    drafted = {before[name]: number for name, number, _ in corrections if name in before}
     computed = [state.num_computed_tokens for state in rows.values()]
     batch.num_computed_tokens_cpu[list(rows)] = computed
     if cut:
