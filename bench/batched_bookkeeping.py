@@ -260,6 +260,20 @@ def looking_up(function: Any, rows: int, site: Path) -> Any:
     return lambda: function(drafter, batch, requests)
 
 
+def correct(module: Any) -> Any:
+    """Return the feature's function with the arguments of upstream's loop."""
+
+    def take_off(batch: Any, corrections: Any, valid: Any, _: Any) -> None:
+        runner = SimpleNamespace(
+            input_batch=batch,
+            speculative_config=None,
+            _get_valid_sampled_token_count=lambda: valid,
+        )
+        module.correction(runner, corrections)()
+
+    return take_off
+
+
 def last_tokens(module: Any) -> Any:
     """Return the feature's function with the arguments of upstream's loop."""
 
@@ -304,7 +318,7 @@ def main(arguments: list[str] | None = None) -> int:
         "rejected drafts (_update_states)": (
             correcting,
             upstream_correct(site),
-            module.correct_counts,
+            correct(module),
         ),
         "last tokens (prepare_next_token_ids_padded)": (
             looking_up,

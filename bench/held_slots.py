@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 FILES = Path(__file__).resolve().parents[1] / "patches/batched-bookkeeping/files"
@@ -75,7 +74,7 @@ def steps(allocate: Callable[..., Any], requests: list[Any]) -> Iterator[float]:
     for number in range(STEPS):
         began = time.perf_counter()
         for request in requests:
-            allocate(request, TOKENS, num_lookahead_tokens=LOOKAHEAD)
+            allocate(request)
         yield (time.perf_counter() - began) * 1e6
         accepted = ACCEPTED[number % len(ACCEPTED)]
         for request in requests:
@@ -87,13 +86,17 @@ def microseconds(rows: int, *, caching: bool, asks: bool) -> float:
     """Return the median of a step with so many requests."""
     from vllm.utils.hashing import sha256
     from vllm.v1.core import kv_cache_utils
-    from vllm.v1.core.held_slots import slot_allocator
+    from vllm.v1.core.held_slots import watch_slots
 
     kv_cache_utils.init_none_hash(sha256)
     manager = make_manager(rows, caching=caching)
     requests = [admit(manager, number, caching=caching) for number in range(rows)]
-    scheduler = SimpleNamespace(kv_cache_manager=manager, use_v2_model_runner=False)
-    allocate = slot_allocator(scheduler) if asks else manager.allocate_slots
+    held = watch_slots(manager, False) if asks else lambda *_: None
+
+    def allocate(request: Any) -> None:
+        if held(request, TOKENS, LOOKAHEAD) is None:
+            manager.allocate_slots(request, TOKENS, num_lookahead_tokens=LOOKAHEAD)
+
     return round(statistics.median(steps(allocate, requests)), 2)
 
 

@@ -15,7 +15,7 @@ import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -188,10 +188,14 @@ class Side:
         self._release, self._world = release, world
         self.manager = make_manager(release, world)
         self.requests: dict[int, Any] = {}
-        scheduler = SimpleNamespace(kv_cache_manager=self.manager, use_v2_model_runner=False)
-        self.allocate = self.manager.allocate_slots
-        if asks:
-            self.allocate = held_slots.slot_allocator(scheduler)
+        self._held = held_slots.watch_slots(self.manager, second=False) if asks else None
+
+    def allocate(self, request: Any, tokens: int) -> Any:
+        """Allocate as the scheduler does, patched or pristine."""
+        answer = None if self._held is None else self._held(request, tokens, LOOKAHEAD)
+        if answer is not None:
+            return answer
+        return self.manager.allocate_slots(request, tokens, num_lookahead_tokens=LOOKAHEAD)
 
     def admit(self, number: int, length: int, first: int) -> Any:
         """Begin with the first tokens of a prompt, as the scheduler does with one that waits."""
@@ -219,7 +223,7 @@ class Side:
         tokens = min(tokens, LONGEST - 1 - request.num_computed_tokens)
         if tokens <= 0:
             return None
-        answer = self.allocate(request, tokens, num_lookahead_tokens=LOOKAHEAD)
+        answer = self.allocate(request, tokens)
         if answer is None:
             return "no blocks"
         request.num_computed_tokens += min(tokens, accepted)
@@ -315,7 +319,7 @@ def feature(bug: tuple[str, str, str]) -> Iterator[None]:
     """The feature's module with a bug."""
     module: Any = ModuleType(held_slots.__name__)
     exec(compile(edited(FILE.read_text(), [bug]), FILE, "exec"), vars(module))
-    with mock.patch.object(held_slots, "slot_allocator", module.slot_allocator):
+    with mock.patch.object(held_slots, "watch_slots", module.watch_slots):
         yield
 
 
@@ -344,24 +348,31 @@ def test_a_request_that_holds_its_slots_does_not_come_to_upstream(release: str) 
 
 
 @pytest.mark.parametrize("release", [str(release) for release in KNOWN_RELEASES])
-def test_the_scheduler_asks_of_running_requests_with_these_arguments(release: str) -> None:
+def test_the_scheduler_asks_of_running_requests_before_it_allocates(release: str) -> None:
     path = "vllm/v1/core/sched/scheduler.py"
     tree = releases.method(releases.sources(release)[path][True], "Scheduler", "schedule")
-    calls = [
-        ast.unparse(node)
+    loops = [
+        [ast.unparse(statement) for statement in node.body[:3]]
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "self.allocate_running"
+        if isinstance(node, ast.While) and "self.held_slots" in ast.unparse(node.body[0])
     ]
-    given = "request, num_new_tokens, num_lookahead_tokens=self.num_lookahead_tokens"
-    assert calls == [f"self.allocate_running({given})"]
+    given = "request, num_new_tokens, {}self.num_lookahead_tokens"
+    named = given.format("num_lookahead_tokens=")
+    assert loops == [
+        [
+            f"new_blocks = self.held_slots({given.format('')})",
+            "if new_blocks is not None:\n    break",
+            f"new_blocks = self.kv_cache_manager.allocate_slots({named})",
+        ]
+    ]
 
 
 def reasons(world: World, *, second: bool = False) -> list[str]:
     """What is counted where a scheduler of 0.33.0 is made."""
     with own_modules(modules("0.33.0")), mock.patch.object(held_slots, "count") as count:
-        manager = make_manager("0.33.0", world)
-        scheduler = SimpleNamespace(kv_cache_manager=manager, use_v2_model_runner=second)
-        held_slots.slot_allocator(scheduler)
+        asked = held_slots.watch_slots(make_manager("0.33.0", world), second)
+        if [call.args[1] for call in count.call_args_list] != [ASKS]:
+            assert asked(None, 1, 2) is None
     return [call.args[1] for call in count.call_args_list]
 
 
@@ -380,37 +391,15 @@ def test_who_allocates_upstreams_way_and_why(monkeypatch: pytest.MonkeyPatch) ->
         reasons(World(FULL, caching=True, blocks=8))
 
 
-def test_no_tokens_at_all_are_upstreams_error() -> None:
-    with own_modules(modules("0.33.0")):
-        side = Side("0.33.0", World(FULL, caching=True, blocks=8), asks=True)
-        side.admit(0, 5, 5)
-        with pytest.raises(ValueError, match="num_new_tokens must be greater than 0"):
-            side.allocate(side.requests[0], 0)
-
-
-def test_an_allocation_that_somebody_replaced_is_called() -> None:
-    with own_modules(modules("0.33.0")):
-        for second in (False, True):
-            manager = make_manager("0.33.0", World(FULL, caching=True, blocks=8))
-            scheduler = SimpleNamespace(kv_cache_manager=manager, use_v2_model_runner=second)
-            allocate = held_slots.slot_allocator(scheduler)
-            manager.allocate_slots = mock.Mock()
-            request = make_request("0.33.0", 0, 5, World(FULL, caching=True, blocks=8))
-            assert allocate(request, 2, num_lookahead_tokens=3) is manager.allocate_slots()
-            assert manager.allocate_slots.call_args_list[0] == mock.call(
-                request, 2, num_lookahead_tokens=3
-            )
-
-
 #: Mistakes: scope, the code there, what a mistake would make of it.
 MUTATIONS = [
     ("_reason_against", "type(group) is not FullAttentionManager", "False"),
-    ("_asking_first.ask", "min(end + num_lookahead_tokens, longest)", "min(end, longest)"),
-    ("_asking_first.ask", "request.num_computed_tokens + num_new_tokens", "num_new_tokens"),
-    ("_asking_first.ask", "len(held) * size < needed", "False"),
-    ("_asking_first.ask", "min(end, request.num_tokens)", "0"),
-    ("_asking_first.ask", "noted.get(name, 0) + 1", "noted.get(name, 0) + 2"),
-    ("_asking_first.ask", "noted.get(name, 0) + 1", "len(held) + 1"),
+    ("_asking.ask", "min(end + lookahead, longest)", "min(end, longest)"),
+    ("_asking.ask", "request.num_computed_tokens + tokens", "tokens"),
+    ("_asking.ask", "len(held) * size < needed", "False"),
+    ("_asking.ask", "min(end, request.num_tokens)", "0"),
+    ("_asking.ask", "noted.get(name, 0) + 1", "noted.get(name, 0) + 2"),
+    ("_asking.ask", "noted.get(name, 0) + 1", "len(held) + 1"),
 ]
 
 

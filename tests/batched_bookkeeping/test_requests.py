@@ -345,13 +345,11 @@ def test_few_requests_are_left_to_upstream(monkeypatch: pytest.MonkeyPatch) -> N
         for bound, enough in ((4, True), (5, True), (6, False)):
             step, corrections = plain_step(5, [1]), [("r0", 3, SimpleNamespace())] * 5
             runner, scheduled = make_runner(step), make_scheduled(step)
-            bounds = {"FEWEST_ROWS": bound, "FEWEST_GOING_ON": bound}
-            with mock.patch.multiple(shipped, **bounds):
+            with mock.patch.object(shipped, "FEWEST_GOING_ON", bound):
                 done = shipped.continue_requests(runner, scheduled, [], True)
                 assert bool(done) is (enough and wanted)
-                # None of them was in the last step.
-                corrected = shipped.correct_counts(runner.input_batch, corrections, [], {})
-                assert corrected is (enough and wanted)
+                together = shipped.correction(runner, corrections) is not None
+                assert together is (enough and wanted)
 
 
 def test_drafts_beyond_the_end_of_a_row_are_upstreams_error() -> None:
@@ -428,12 +426,12 @@ MUTATIONS = [
         "batch.token_ids_cpu[places] = np.fromiter(chain.from_iterable(drafts), np.int64, total)",
         "pass",
     ),
-    ("correct_counts", "last is None", "False"),
-    ("correct_counts", "expected + 1 - valid[last]", "expected - valid[last]"),
-    ("correct_counts", "expected + 1 - valid[last]", "expected + 1 - valid[0]"),
-    ("correct_counts", "state.num_computed_tokens -= number", "pass"),
-    ("correct_counts", "batch.req_id_to_index.get(name)", "last"),
-    ("correct_counts", "rejected.append(number)", "rejected.append(1)"),
+    ("_correct", "last is None", "False"),
+    ("_correct", "expected + 1 - valid[last]", "expected - valid[last]"),
+    ("_correct", "expected + 1 - valid[last]", "expected + 1 - valid[0]"),
+    ("_correct", "state.num_computed_tokens -= number", "pass"),
+    ("_correct", "batch.req_id_to_index.get(name)", "last"),
+    ("_correct", "rejected.append(number)", "rejected.append(1)"),
 ]
 
 

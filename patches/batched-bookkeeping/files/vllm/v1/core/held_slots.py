@@ -17,39 +17,34 @@ from vllm.v1.overlay_effects import count
 from vllm.v1.worker.batched_bookkeeping import FEATURE, VARIABLE, wanted
 
 
-def slot_allocator(scheduler: Any) -> Callable[..., Any]:
-    """The function by which a scheduler allocates the slots of a running request.
+def watch_slots(manager: Any, second: bool) -> Callable[[Any, int, int], Any]:
+    """The function by which a scheduler asks whether a running request holds its slots.
 
-    scheduler: Scheduler, with its KVCacheManager.
+    manager: the scheduler's KVCacheManager.
+    second: whether the engine uses model runner V2.
 
-    Returns one that calls upstream's `allocate_slots`, each time or where a request does not hold
-    its slots. Which of them it is, and why, is told as a count of one.
+    Returns a function of a request, its new tokens and its lookahead tokens. Its answer is that of
+    `manager.allocate_slots` if this would allocate, free and note nothing, else None; always None
+    where upstream is to be asked each time. Which it is, and why, is told as a count of one.
     Raises ValueError if the switch is neither on nor off.
     """
-
-    def allocate(request: Any, num_new_tokens: int, num_lookahead_tokens: int = 0) -> Any:
-        # Looked up each time, as upstream does.
-        return scheduler.kv_cache_manager.allocate_slots(
-            request, num_new_tokens, num_lookahead_tokens=num_lookahead_tokens
-        )
-
-    reason = _reason_against(scheduler)
+    reason = _reason_against(manager, second)
     if reason is not None:
         count(FEATURE, f"schedulers that allocate upstream's way: {reason}")
-        return allocate
+        return lambda *_: None
     count(FEATURE, "schedulers that ask which requests hold their slots")
-    return _asking_first(scheduler.kv_cache_manager, allocate)
+    return _asking(manager)
 
 
-def _reason_against(scheduler: Any) -> str | None:
+def _reason_against(manager: Any, second: bool) -> str | None:
     """Why each request is allocated upstream's way; None where it need not be."""
     from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
     if not wanted(os.environ):
         return f"{VARIABLE}=off"
-    if scheduler.use_v2_model_runner:
+    if second:
         return "model runner V2"
-    for group in scheduler.kv_cache_manager.coordinator.single_type_managers:
+    for group in manager.coordinator.single_type_managers:
         # Others free blocks that fall out of a window, or keep states.
         if type(group) is not FullAttentionManager:
             return f"{type(group).__name__} has rules of its own"
@@ -59,8 +54,8 @@ def _reason_against(scheduler: Any) -> str | None:
     return None
 
 
-def _asking_first(manager: Any, allocate: Callable[..., Any]) -> Callable[..., Any]:
-    """Ask whether a request holds its slots before `allocate` is called."""
+def _asking(manager: Any) -> Callable[[Any, int, int], Any]:
+    """Ask what the groups of a manager hold."""
     nothing, longest = manager.empty_kv_cache_blocks, manager.max_model_len
     caching = manager.enable_caching
     groups = [
@@ -68,21 +63,18 @@ def _asking_first(manager: Any, allocate: Callable[..., Any]) -> Callable[..., A
         for group in manager.coordinator.single_type_managers
     ]
 
-    def ask(request: Any, num_new_tokens: int, num_lookahead_tokens: int = 0) -> Any:
+    def ask(request: Any, tokens: int, lookahead: int) -> Any:
         name = request.request_id
-        end = request.num_computed_tokens + num_new_tokens
-        needed = min(end + num_lookahead_tokens, longest)
+        end = request.num_computed_tokens + tokens
+        needed = min(end + lookahead, longest)
         # Tokens that may be noted for the prefix cache, as soon as they fill a block.
         final = min(end, request.num_tokens) if caching else 0
         for blocks, noted, size in groups:
             held = blocks.get(name)
             if held is None or len(held) * size < needed:
-                break
+                return None
             if caching and (noted.get(name, 0) + 1) * size <= final:
-                break
-        else:
-            if num_new_tokens > 0:
-                return nothing
-        return allocate(request, num_new_tokens, num_lookahead_tokens)
+                return None
+        return nothing
 
     return ask

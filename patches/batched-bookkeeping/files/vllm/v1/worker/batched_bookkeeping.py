@@ -12,7 +12,8 @@ loop, before anything was written.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -55,7 +56,7 @@ def report_effect(runner: Any) -> None:
 
 
 def _together(runner: Any, requests: int) -> bool:
-    """Whether so many requests that go on are done together."""
+    """Whether so many requests that go on, or corrections of them, are done together."""
     speculative = runner.speculative_config
     by_ngram = speculative is not None and speculative.use_ngram_gpu()
     return requests >= FEWEST_GOING_ON and not by_ngram and wanted(os.environ)
@@ -69,7 +70,7 @@ def continue_requests(
     runner: GPUModelRunner.
     scheduled: SchedulerOutput.
     corrections: gets (request id, drafts of the step before, CachedRequestState) of each request
-        that had drafts under async scheduling, for `correct_counts`.
+        that had drafts under async scheduling, for `correction`.
     last: whether the process has the last stage of a pipeline.
     marked: whether the places of drafts are marked as token ids, as upstream does from 0.21.0 on.
 
@@ -169,20 +170,23 @@ def _write_drafts(
     return True
 
 
-def correct_counts(
-    batch: Any, corrections: Sequence[Any], valid: Sequence[int], before: Mapping[str, int]
-) -> bool:
-    """Take the rejected drafts of the last step from the computed tokens of each request.
+def correction(runner: Any, corrections: Sequence[Any]) -> Callable[[], None] | None:
+    """The function that takes the rejected drafts of the last step from the computed tokens.
 
-    batch: InputBatch.
-    corrections: what `continue_requests` or upstream's loop gathered.
-    valid: how many tokens of each row of the last step were accepted or sampled.
-    before: request -> its row in the last step.
+    runner: GPUModelRunner.
+    corrections: of each request that had drafts, as of `continue_requests`.
 
-    Returns whether it was done. It is not, and nothing was written, where there are few requests.
+    Returns None, for upstream's own, where there are few, or drafts by ngram on the GPU.
     """
-    if len(corrections) < FEWEST_ROWS or not wanted(os.environ):
-        return False
+    return partial(_correct, runner, corrections) if _together(runner, len(corrections)) else None
+
+
+def _correct(runner: Any, corrections: Sequence[Any]) -> None:
+    """Take them, once it is known how many tokens of each row were accepted or sampled."""
+    valid, batch = runner._get_valid_sampled_token_count(), runner.input_batch
+    before = batch.prev_req_id_to_index
+    if not valid or not before:
+        return
     rows, rejected = [], []
     for name, expected, state in corrections:
         last = before.get(name)
@@ -199,7 +203,6 @@ def correct_counts(
     if rows:
         batch.num_computed_tokens_cpu[rows] -= np.array(rejected, dtype=np.int32)
     count(FEATURE, "steps whose rejected drafts were taken off together")
-    return True
 
 
 def last_tokens(batch: Any, requests: Mapping[str, Any]) -> list[int] | None:
