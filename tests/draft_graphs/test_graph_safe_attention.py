@@ -8,7 +8,10 @@ import pytest
 
 # What is imported below needs both of them.
 torch = pytest.importorskip("torch")
-pytest.importorskip("vllm._C", reason="needs vLLM for CPU")
+
+from tests.support import cpu_operators
+
+cpu_operators.load()
 
 from tests.draft_graphs.graph_safe_attention import (
     FAULT_NAMES,

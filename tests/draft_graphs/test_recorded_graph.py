@@ -18,6 +18,7 @@ from tests.draft_graphs.recorded_graph import (
     RecordedGraph,
     ReplayRefused,
 )
+from tests.support import cpu_operators
 
 VECTOR = torch.arange(8.0)
 OUT = torch.zeros(8)
@@ -311,7 +312,7 @@ def test_python_operators_are_entered_and_their_insides_recorded() -> None:
 
 def test_composite_operators_in_cpp_are_recorded() -> None:
     """vLLM's step kernel is one: registered without a key, it runs above a plain mode."""
-    pytest.importorskip("vllm._C", reason="needs vLLM's operators for CPU")
+    cpu_operators.load()
     step = torch.ops._C.eagle_step_slot_mapping_metadata_kernel_impl
     positions, lengths, slots = torch.tensor([3, 15]), torch.tensor([4, 16]), torch.zeros(2)
     positions, lengths, slots = positions.long(), lengths.int(), slots.long()
