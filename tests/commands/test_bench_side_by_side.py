@@ -220,7 +220,7 @@ def test_a_budget_keeps_what_was_measured_and_leaves_no_engine(
     bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_PIDS", str(tmp_path / "pids"))
-    told = bench({f"{OVERLAY} serving": "hangs"}, "--rounds", "1", "--budget", "8")
+    told = bench({f"{OVERLAY} serving": "hangs"}, "--rounds", "1", "--budget", "20")
     assert (told["exit"], told["code"]) == (0, "measured"), told
     expect_gone(pids_of(tmp_path / "pids"))
     assert len(told["bench"]["engines"]) == 3
