@@ -6,7 +6,7 @@ Here are such loops of the runner and the drafter: what a request that goes on b
 the rejected drafts of the last step, the input ids under async scheduling, the placeholders that
 this notes for the sampled tokens, the last tokens of the rows, and the lists of accepted tokens.
 What they read and write is the same; a batch of which that is not certain is left to upstream's
-loop, before anything was written.
+loop, before anything was written, or what upstream would have written by then (a row without room).
 """
 
 from __future__ import annotations
