@@ -134,6 +134,17 @@ def upstream_last(site: Path) -> Any:
     )
 
 
+def upstream_count(site: Path) -> Any:
+    """Return the loop of `_prepare_inputs` that counts the drafts of each request."""
+    return upstream_loop(
+        site / "vllm/v1/worker/gpu_model_runner.py",
+        "_prepare_inputs",
+        "scheduler_output.scheduled_spec_decode_tokens.items()",
+        "def f(self, scheduler_output, num_draft_tokens, num_decode_draft_tokens,"
+        " num_scheduled_tokens):\n",
+    )
+
+
 def compiled(source: str) -> Any:
     """Return the function `f` of a source text."""
     namespace: dict[str, Any] = {}
@@ -260,6 +271,27 @@ def looking_up(function: Any, rows: int, site: Path) -> Any:
     return lambda: function(drafter, batch, requests)
 
 
+def counting(function: Any, rows: int, site: Path) -> Any:
+    """Return a call that counts the drafts of requests that decode."""
+    import numpy as np
+
+    runner = SimpleNamespace(input_batch=Batch.of(rows, site))
+    drafts = {name: [-1] * DRAFTS for name in runner.input_batch.req_ids}
+    scheduled = SimpleNamespace(scheduled_spec_decode_tokens=drafts)
+    counts, decoding = np.zeros(rows, dtype=np.int32), np.full(rows, -1, dtype=np.int32)
+    tokens = np.full(rows, DRAFTS + 1, dtype=np.int32)
+    return lambda: function(runner, scheduled, counts, decoding, tokens)
+
+
+def count_drafts(module: Any) -> Any:
+    """Return the feature's function with the arguments of upstream's loop."""
+
+    def write(runner: Any, scheduled: Any, *arrays: Any) -> None:
+        module.count_drafts(runner.input_batch, scheduled.scheduled_spec_decode_tokens, *arrays)
+
+    return write
+
+
 def correct(module: Any) -> Any:
     """Return the feature's function with the arguments of upstream's loop."""
 
@@ -319,6 +351,11 @@ def main(arguments: list[str] | None = None) -> int:
             correcting,
             upstream_correct(site),
             correct(module),
+        ),
+        "drafts of each request (_prepare_inputs)": (
+            counting,
+            upstream_count(site),
+            count_drafts(module),
         ),
         "last tokens (prepare_next_token_ids_padded)": (
             looking_up,

@@ -2,12 +2,13 @@
 
 Runs inside an environment that holds vLLM; ``load_profile.py`` starts it.  So many requests are
 always in flight: where one ends the next begins, so steps with a prefill among them and steps
-without are mixed as a server mixes them.  Weights are dummies and acceptance is synthetic.
+without are mixed as a server mixes them; with ``--spread`` the answers differ in length, so that
+requests end in nearly every step.  Weights are dummies and acceptance is synthetic.
 
 The last line of standard output is ``RESULT {...}``: output tokens per second of each round, the
 engine's steps by class (with and without prefills) with their share of the time and the host's
-milliseconds in the runner; with ``--sample`` the host's functions, with ``--profile`` the GPU's
-kernels and pauses.
+milliseconds in the runner, and what CPU the engine's thread and the others used; with ``--sample``
+the host's functions, with ``--profile`` the GPU's kernels and pauses.
 """
 
 from __future__ import annotations
@@ -16,119 +17,28 @@ import argparse
 import collections
 import json
 import os
-import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench.load_steps import Step, by_class
 from overlay.proof import sampling, step_time
 from overlay.proof.shapes import DRAFTERS, SHAPES
 
-#: Names of the classes of steps, in the result.
-DECODES, MIXED, PREFILLS = "decodes", "mixed", "prefills"
+#: Fraction that, added again and again, leaves its multiples evenly spread between 0 and 1.
+_GOLDEN = 0.6180339887498949
 
 
-@dataclass
-class Step:
-    """One call of the runner.
+def answer_length(number: int, answer: int, spread: float) -> int:
+    """Tokens of the answer to a request, by its number: evenly spread around ``answer``.
 
-    :ivar class_: what the step's requests did.
-    :ivar requests: how many requests it served.
-    :ivar tokens: how many tokens were scheduled.
-    :ivar began: seconds, of ``time.perf_counter``.
-    :ivar host: seconds in each method of the runner and the drafter, by name.
+    :param spread: the largest difference, as a fraction of ``answer``.
     """
-
-    class_: str
-    requests: int
-    tokens: int
-    began: float
-    host: dict[str, float] = field(default_factory=dict)
-
-
-def class_of(scheduled: dict[str, int], drafts: dict[str, list[int]]) -> str:
-    """Tell which class a step is of.
-
-    :param scheduled: the number of tokens of each request.
-    :param drafts: the draft tokens to be verified of each request that has some.
-    """
-    decoding = sum(tokens == 1 + len(drafts.get(name, ())) for name, tokens in scheduled.items())
-    if decoding == len(scheduled):
-        return DECODES
-    return MIXED if decoding else PREFILLS
-
-
-def by_class(steps: list[Step], ended: float) -> dict[str, Any]:
-    """Figures of each class of steps; a step lasts until the next one begins.
-
-    :param ended: when the last step ended, as ``Step.began``.
-    """
-    ends = [step.began for step in steps[1:]] + [ended]
-    lasted: dict[str, list[float]] = collections.defaultdict(list)
-    members: dict[str, list[Step]] = collections.defaultdict(list)
-    for step, end in zip(steps, ends, strict=True):
-        lasted[step.class_].append(end - step.began)
-        members[step.class_].append(step)
-    total = sum(map(sum, lasted.values()))
-    return {
-        name: {
-            "steps": len(seconds),
-            "share_of_time": round(sum(seconds) / total, 4),
-            "median_ms": round(1000 * statistics.median(seconds), 3),
-            "mean_ms": round(1000 * statistics.fmean(seconds), 3),
-            "mean_tokens": round(statistics.fmean(step.tokens for step in members[name]), 1),
-            "mean_requests": round(statistics.fmean(step.requests for step in members[name]), 1),
-            "host_median_ms": host_medians(members[name]),
-        }
-        for name, seconds in sorted(lasted.items())
-    }
-
-
-def host_medians(steps: Iterable[Step]) -> dict[str, float]:
-    """Median milliseconds of each timed method."""
-    taken: dict[str, list[float]] = collections.defaultdict(list)
-    for step in steps:
-        for name, seconds in step.host.items():
-            taken[name].append(seconds)
-    return {name: round(1000 * statistics.median(values), 3) for name, values in taken.items()}
-
-
-class Watch:
-    """Keeps what each call of the runner served, in the process of the engine."""
-
-    def __init__(self, runner: Any) -> None:
-        self.steps: list[Step] = []
-        drafter = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
-        self._time(runner, "execute_model", self._begin)
-        self._time(runner, "sample_tokens", None)
-        self._time(drafter, "propose", None)
-
-    def _begin(self, scheduler_output: Any, *_: Any, **__: Any) -> None:
-        scheduled = scheduler_output.num_scheduled_tokens
-        if scheduled:
-            class_ = class_of(scheduled, scheduler_output.scheduled_spec_decode_tokens)
-            tokens = scheduler_output.total_num_scheduled_tokens
-            self.steps.append(Step(class_, len(scheduled), tokens, time.perf_counter()))
-
-    def _time(self, owner: Any, name: str, before: Callable[..., None] | None) -> None:
-        inner = getattr(owner, name, None)
-        if inner is None:
-            return
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if before is not None:
-                before(*args, **kwargs)
-            begun = time.perf_counter()
-            result = inner(*args, **kwargs)
-            if self.steps:
-                host = self.steps[-1].host
-                host[name] = host.get(name, 0.0) + time.perf_counter() - begun
-            return result
-
-        setattr(owner, name, call)
+    return max(round(answer * (1 + spread * (2 * (number * _GOLDEN % 1) - 1))), 1)
 
 
 class Load:
@@ -138,27 +48,33 @@ class Load:
     :ivar ended: requests that ended until now.
     """
 
-    def __init__(self, llm: Any, concurrency: int, prompt: int, answer: int) -> None:
+    def __init__(
+        self, llm: Any, concurrency: int, prompt: int, answer: int, spread: float = 0.0
+    ) -> None:
+        self._engine = llm.llm_engine
+        self._concurrency, self._prompt = concurrency, prompt
+        self._answer, self._spread = answer, spread
+        self._sent = self._in_flight = self.produced = self.ended = 0
+
+    def _params(self) -> Any:
+        """The sampling parameters of the next request."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        self._engine = llm.llm_engine
-        self._concurrency, self._prompt = concurrency, prompt
-        self._params = SamplingParams(
+        return SamplingParams(
             temperature=0.0,
-            max_tokens=answer,
+            max_tokens=answer_length(self._sent, self._answer, self._spread),
             ignore_eos=True,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
-        self._sent = self._in_flight = self.produced = self.ended = 0
 
     def step(self, *, more: bool = True) -> None:
         """Fill up what is in flight (``more``), and let the engine take a step."""
         while more and self._in_flight < self._concurrency:
             tokens = [(7 * self._sent + 13 * place) % 30000 + 10 for place in range(self._prompt)]
             prompt = {"prompt_token_ids": tokens}
-            self._engine.add_request(f"load-{self._sent}", prompt, self._params)
+            self._engine.add_request(f"load-{self._sent}", prompt, self._params())
             self._sent += 1
             self._in_flight += 1
         for output in self._engine.step():
@@ -189,6 +105,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, default=256)
     parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt")
     parser.add_argument("--answer", type=int, default=256, help="tokens of an answer")
+    parser.add_argument(
+        "--spread", type=float, default=0.0, help="largest difference of an answer, as a fraction"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=512, help="that end in a round")
     parser.add_argument("--accept", type=float, default=2.5, help="mean acceptance length; 0: none")
@@ -196,92 +115,114 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--speculative", default="{}", help="further speculative_config, JSON")
     parser.add_argument("--sample", type=Path, metavar="FILE", help="sample stacks of the host")
     parser.add_argument("--sample-seconds", type=float, default=8)
-    parser.add_argument("--profile", type=int, default=0, metavar="STEPS", help="of the GPU")
+    parser.add_argument("--sample-rate", type=int, default=500, help="samples a second")
+    parser.add_argument("--profile", type=float, default=0, metavar="SECONDS", help="of the GPU")
+    parser.add_argument(
+        "--own-process", action="store_true", help="the engine in its own, as a server has it"
+    )
+    parser.add_argument("--gate", type=Path, help="start up, then wait until this file is there")
     parser.add_argument("--configs", type=Path, help="folder for the models' configurations")
-    # What `step_time.llm_arguments` reads besides; the runner is watched in this process.
+    # What `step_time.llm_arguments` reads besides.
     parser.set_defaults(model=None, arguments="[]", tensor_parallel=1)
     return parser.parse_args()
 
 
-def rounds(load: Load, watch: Watch, args: argparse.Namespace) -> list[dict[str, Any]]:
+def per_step(before: dict[str, float], after: dict[str, float], steps: int) -> dict[str, float]:
+    """What a step used, by name: milliseconds where the name is of seconds, else how often."""
+    times = {"cpu": 1000, "other_threads": 1000, "collector": 1000}
+    return {
+        name: round((after[name] - before[name]) * times.get(name, 1) / steps, 3) for name in after
+    }
+
+
+def steps_of(llm: Any) -> list[Step]:
+    """The steps that the engine took since this was asked last."""
+    return [Step(**step) for step in llm.collective_rpc("load_steps")[0]]
+
+
+def rounds(load: Load, llm: Any, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Output tokens per second and the steps of each round, after one that is not counted."""
     load.run(args.requests)
     results = []
     for _ in range(args.rounds):
-        watch.steps.clear()
+        steps_of(llm)
+        before = llm.collective_rpc("load_clock")[0]
         produced, begun = load.produced, time.perf_counter()
         load.run(args.requests)
         ended = time.perf_counter()
+        after = llm.collective_rpc("load_clock")[0]
+        steps = steps_of(llm)
         results.append(
             {
                 "tokens_per_s": round((load.produced - produced) / (ended - begun), 1),
                 "seconds": round(ended - begun, 2),
-                "steps": by_class(watch.steps, ended),
+                "per_step": per_step(before, after, len(steps)),
+                "steps": by_class(steps, ended),
             }
         )
     return results
 
 
-def host_functions(load: Load, watch: Watch, args: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds per step of the host's functions, all classes of steps together."""
-    watch.steps.clear()
-    return sampling.sample(
-        args.sample.resolve(),
-        sampler="auto",
-        py_spy=None,
-        pid=None,
-        seconds=args.sample_seconds,
-        rate=500,
-        work=load.step,
-        steps=lambda: float(len(watch.steps)),
-    )
-
-
-def on_gpu(load: Load, watch: Watch, llm: Any, steps: int) -> dict[str, Any]:
-    """Kernels, launches and pauses of the GPU per step, over so many steps."""
-    watch.steps.clear()
-    llm.collective_rpc("bench_profile")
-    while len(watch.steps) < steps:
+def host_functions(load: Load, llm: Any, args: argparse.Namespace) -> dict[str, Any]:
+    """Milliseconds per step of the functions of the engine's thread, all classes together."""
+    steps_of(llm)
+    llm.collective_rpc("load_sample", args=(args.sample_rate,))
+    begun = time.perf_counter()
+    while time.perf_counter() < begun + args.sample_seconds:
         load.step()
-    taken = float(len(watch.steps))
-    figures: dict[str, Any] = llm.collective_rpc("bench_profiled", args=(taken, None))[0]
-    return figures | {"steps": dict(collections.Counter(step.class_ for step in watch.steps))}
+    stacks: str = llm.collective_rpc("load_sampled")[0]
+    taken = 1000 * (time.perf_counter() - begun)
+    args.sample.write_text(stacks, encoding="utf-8")
+    steps = len(steps_of(llm))
+    return {"rate": args.sample_rate, "steps": steps, **sampling.fold(stacks, taken / steps)}
 
 
-def runner_of(llm: Any) -> Any:
-    """The model runner, which lives in this process."""
-    return llm.llm_engine.model_executor.driver_worker.worker.model_runner
+def on_gpu(load: Load, llm: Any, seconds: float) -> dict[str, Any]:
+    """Kernels, launches and pauses of the GPU per step, over so many seconds."""
+    steps_of(llm)
+    llm.collective_rpc("bench_profile")
+    last = time.perf_counter() + seconds
+    while time.perf_counter() < last:
+        load.step()
+    steps = steps_of(llm)
+    profiled = llm.collective_rpc("bench_profiled", args=(float(len(steps)), None))
+    figures: dict[str, Any] = profiled[0]
+    return figures | {"steps": dict(collections.Counter(step.class_ for step in steps))}
 
 
 def main() -> None:
     """Start the engine, load it, print the RESULT line."""
     args = arguments()
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(args.own_process))
     import torch
     import vllm
 
     args.configs = args.configs or Path(tempfile.mkdtemp())
     options = step_time.llm_arguments(args, [args.concurrency])
+    options |= {"worker_extension_cls": "bench.load_side.LoadExtension"}
     options |= {"enable_prefix_caching": False} | json.loads(args.engine)
     llm = vllm.LLM(**options)
-    description = llm.collective_rpc("bench_watch")[0]
-    watch = Watch(runner_of(llm))
-    load = Load(llm, args.concurrency, args.prompt, args.answer)
+    description = llm.collective_rpc("load_watch")[0]
+    load = Load(llm, args.concurrency, args.prompt, args.answer, args.spread)
+    print("READY", flush=True)
+    while args.gate and not args.gate.exists():
+        time.sleep(0.1)
     result: dict[str, Any] = {
         "vllm": vllm.__version__,
         "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none",
         "runner": description["runner"],
         "draft_graphs": description.get("draft_graphs"),
         **{name: getattr(args, name) for name in ("shape", "drafter", "k", "mode", "concurrency")},
-        **{name: getattr(args, name) for name in ("prompt", "answer", "accept")},
-        "rounds": rounds(load, watch, args),
+        **{name: getattr(args, name) for name in ("prompt", "answer", "spread", "accept")},
+        "own_process": args.own_process,
+        "rounds": rounds(load, llm, args),
     }
     print("RESULT " + json.dumps(result), flush=True)
     if args.sample:
-        result["host"] = host_functions(load, watch, args)
+        result["host"] = host_functions(load, llm, args)
         print("RESULT " + json.dumps(result), flush=True)
     if args.profile:
-        result["on_gpu"] = on_gpu(load, watch, llm, args.profile)
+        result["on_gpu"] = on_gpu(load, llm, args.profile)
         print("RESULT " + json.dumps(result), flush=True)
     load.finish()
 

@@ -6,7 +6,7 @@ and starts ``load_engine.py`` for each engine, one after the other, the order tu
 Says where a step's time goes: by class of step, by function of the host, by kernel of the GPU.
 
     load_profile.py --stock /site --patched /patched --out load.json
-    load_profile.py ... --engines patched-loop v2 --rounds 3 -- --concurrency 256 --profile 60
+    load_profile.py ... --engines patched-loop v2 -- --spread 0.5 --own-process --profile 2
 
 What stands behind ``--`` goes to ``load_engine.py``.
 """

@@ -4,6 +4,9 @@
 makes the environments it needs below ``.cache/``.  What is set up and fetched is kept, so an
 interrupted call goes on there; the checks and the tests themselves always run.
 
+Modules that import vLLM themselves run in the engines' environment, also where they or their folder
+are named (``tests/engine/engine_fixtures.py``).
+
 Without pytest's arguments all tests run, in three processes that take one file after the other: two
 cores are busy then also while a test waits.  The environment of the engines is made beside the
 checks and the first tests, which need none.  The ten tests that cost most are printed at the end.

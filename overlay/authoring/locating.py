@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from overlay.authoring.git import Checkout
@@ -91,7 +91,8 @@ def locate(file: IncomingFile, texts: ReleaseTexts, checkout: Path | None = None
                 if after is not None:
                     return Base(file.path, release, data, after, by_id=True)
     if checkout is not None and (base := _from_checkout(file, checkout)) is not None:
-        return base
+        same = (name for name in newest if texts.read(name, file.path) == base.before)
+        return replace(base, release=next(same, None))
     found: list[tuple[int, Base]] = []
     for release in newest:
         data = texts.read(release, file.path)

@@ -23,7 +23,8 @@ _DOC_ENDINGS = (".md", ".rst", ".txt")
 class FileFate:
     """What became of one file.
 
-    :ivar base: the release whose text it was made on; ``None`` where none is known or needed.
+    :ivar base: the release whose text it was made on; ``None`` for an added module, and where only
+        a checkout has the text.
     :ivar problem: why it could not be carried, with its line in the source; ``None`` if it was.
     """
 

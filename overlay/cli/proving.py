@@ -122,8 +122,8 @@ def verify(
 
 
 @cli.command(
-    epilog="Exit status: 0 measured, 1 the overlay is slower than stock V1 or captured no graph, 2 "
-    "the engines could not be compared."
+    epilog="Exit status: 0 measured, 1 the overlay is slower than stock V1 (with --against v2: "
+    "than V2) or captured no graph, 2 the engines could not be compared."
 )
 @click.option(
     "--shape",
@@ -171,7 +171,7 @@ def verify(
     "rate",
     type=click.FloatRange(0),
     help="Requests a second while the time to the first token is taken; half of what stock V1 "
-    "answers if not given, 0 to leave it out.",
+    "(with --against v2: the overlay) answers if not given, 0 to leave it out.",
 )
 @click.option(
     "--port",

@@ -37,8 +37,8 @@ def bench(
     :param planned: is called once, before the first engine starts.
     :param said: is called with what else is going on, in words.
     :raises UsageError: if the arguments do not go together, or name models that are not there.
-    :raises OverlayError: if vLLM is not patched on disk, or stock V1 or the overlay does not serve;
-        then the logs of the engines are kept and named.
+    :raises OverlayError: if vLLM is not patched on disk, or the question's reference or the overlay
+        does not serve; then the logs of the engines are kept and named.
     """
     budget = Budget(question.budget)
     check_question(question)

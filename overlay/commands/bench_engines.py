@@ -117,8 +117,8 @@ class Stage:
     def measure(self) -> Measured:
         """Run the rounds.
 
-        :raises OverlayError: if stock V1 or the overlay does not serve, or the budget was spent
-            before both were measured.
+        :raises OverlayError: if the question's reference or the overlay does not serve, or the
+            budget was spent before both were measured.
         """
         notes = self._parties() if self.sharing.side_by_side else self._rounds()
 
@@ -196,7 +196,8 @@ class Stage:
     def _party(self, part: Part) -> None:
         """Start the engines side by side, and keep what each gave.
 
-        :raises OverlayError: if stock V1 or the overlay did not serve; then the others are killed.
+        :raises OverlayError: if the question's reference or the overlay did not serve; then the
+            others are killed.
         """
         starts = [Start(part, each, 0) for each in self.question.engines if each not in self._left]
         names = {f"{each.engine}, {part.value}": each for each in starts}

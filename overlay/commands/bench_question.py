@@ -80,7 +80,10 @@ class Question:
 
     @property
     def reference(self) -> str:
-        """The engine without whose figures there is nothing to compare."""
+        """The engine without whose figures there is nothing to compare.
+
+        Stock V1, or V2 where the overlay is measured against V2 alone.
+        """
         return AGAINST[self.against or "stock"]
 
     @property

@@ -35,6 +35,7 @@ from overlay.features.model import of_package
 from overlay.features.sources import entries, shipped_folder
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
+from overlay.planning.upstream import remembers
 from overlay.report.authored import AuthoredFile, EditAction, EditReport, edited
 from overlay.results import Fate
 from overlay.results.invocation import command
@@ -172,12 +173,15 @@ def _committed(
     """
     id_ = feature.id
     trees = _Trees(session, progress)
+    # Nothing of the feature, old or new, is applied to those that have it by memory.
+    known = package_releases.known(session.package)
+    served = [name for name in known if not remembers(feature, Version(name))]
     made = compose_commit(
         feature,
         disk.contents(entries(session.patches)[id_]),
         now,
         _fits(trees, below, now.changed),
-        package_releases.known(session.package),
+        served,
         datetime.now().astimezone().date().isoformat(),
     )
     disk.replace_features(session.patches, [disk.NewFolder(id_, made.files, whole=False)])
@@ -196,6 +200,7 @@ def _committed(
         left=made.left,
         unread=tuple(trees.unread.items()),
         folder=session.patches / id_,
+        merged=None if feature.merged is None else str(feature.merged),
     )
 
 

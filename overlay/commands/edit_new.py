@@ -154,6 +154,7 @@ def commit_new(
         releases=str(prepared.summary.releases),
         unread=tuple(unread.items()),
         folder=place,
+        merged=prepared.summary.merged,
     )
 
 

@@ -44,9 +44,8 @@ def evidence(feature: Feature, release: Version | None, scope_lines: ScopeLines)
     :param release: ``None`` where it is not known, and memory says nothing.
     :param scope_lines: reads the release's own files.
     """
-    merged = feature.merged
-    if merged is not None and release is not None and Version(release.base_version) >= merged:
-        return Evidence(True, f"every release from {merged} on has it")
+    if release is not None and remembers(feature, release):
+        return Evidence(True, f"every release from {feature.merged} on has it")
     texts = [test for test in feature.upstream_tests if test.contains]
     lined = [test for test in feature.upstream_tests if test.lines]
     missing = [test for test in texts if not _contains(test, scope_lines)]
@@ -59,6 +58,11 @@ def evidence(feature: Feature, release: Version | None, scope_lines: ScopeLines)
     if lined:
         said.append(f"{there} of the {wanted} lines of the change are in their scopes")
     return Evidence(bool(said), "; ".join(said))
+
+
+def remembers(feature: Feature, release: Version) -> bool:
+    """Whether a feature's memory says that a release has it, whatever the release's files hold."""
+    return feature.merged is not None and Version(release.base_version) >= feature.merged
 
 
 def build_of(feature: Feature, scope_lines: ScopeLines) -> str | None:

@@ -139,31 +139,44 @@ def with_py_spy(
             raise RuntimeError(f"py-spy ended with {child.returncode}: {log.read()[-600:]}")
 
 
-def with_signal(out: Path, seconds: float, rate: int, work: Callable[[], object]) -> None:
-    """Sample the main thread of this process, by ``SIGALRM``; as ``with_py_spy`` otherwise."""
-    stacks: Counter[tuple[CodeType, ...]] = Counter()
+class SignalSampler:
+    """Samples the main thread of this process by ``SIGALRM``, from its making until ``stop``.
 
-    def take(_number: int, frame: FrameType | None) -> None:
+    :param rate: samples per second.
+    """
+
+    def __init__(self, rate: int) -> None:
+        self._stacks: Counter[tuple[CodeType, ...]] = Counter()
+        self._before = signal.signal(signal.SIGALRM, self._take)
+        signal.setitimer(signal.ITIMER_REAL, 1 / rate, 1 / rate)
+
+    def _take(self, _number: int, frame: FrameType | None) -> None:
         stack: list[CodeType] = []
         while frame is not None:
             stack.append(frame.f_code)
             frame = frame.f_back
-        stacks[tuple(stack)] += 1
+        self._stacks[tuple(stack)] += 1
 
-    before = signal.signal(signal.SIGALRM, take)
-    signal.setitimer(signal.ITIMER_REAL, 1 / rate, 1 / rate)
+    def stop(self) -> str:
+        """The stacks, one and its count a line."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self._before)
+        return "".join(
+            f"{';'.join(_frame(code) for code in reversed(stack))} {count}\n"
+            for stack, count in self._stacks.items()
+        )
+
+
+def with_signal(out: Path, seconds: float, rate: int, work: Callable[[], object]) -> None:
+    """Sample the main thread of this process; as ``with_py_spy`` otherwise."""
+    sampler = SignalSampler(rate)
     last = time.monotonic() + seconds
     try:
         while time.monotonic() < last:
             work()
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    lines = [
-        f"{';'.join(_frame(code) for code in reversed(stack))} {count}\n"
-        for stack, count in stacks.items()
-    ]
-    out.write_text("".join(lines), encoding="utf-8")
+        stacks = sampler.stop()
+    out.write_text(stacks, encoding="utf-8")
 
 
 def _frame(code: CodeType) -> str:

@@ -90,6 +90,8 @@ class EditReport(Report):
     :ivar left: releases of the feature that keep what they had, because the edit does not land
         there or they could not be read.
     :ivar folder: the feature; ``None`` where nothing was written.
+    :ivar merged: the first release that has the feature by its ``feature.toml``, once that is
+        written: releases from it on get nothing of the edit.
     :ivar without: ids of features before it that the session's files do not have applied, since
         they do not fit the release, or not beside it.
     """
@@ -104,6 +106,7 @@ class EditReport(Report):
     left: tuple[str, ...] = ()
     unread: tuple[tuple[str, str], ...] = ()
     folder: Path | None = None
+    merged: str | None = None
     without: tuple[str, ...] = ()
 
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
@@ -191,6 +194,12 @@ def lines(report: NewReport | EditReport) -> Iterator[Line]:
         which = enumeration(list(report.without))
         text = f"these files are without {which}, which changes the same lines or does not fit"
         yield labelled(0, "warning: ", text, "warning")
+    elif report.merged is not None:
+        text = (
+            f"releases from {report.merged} on get nothing of this edit, since they have the "
+            "feature (merged in feature.toml); what they lack of it goes into a feature of its own"
+        )
+        yield labelled(0, "note: ", text)
     for release, why in report.unread:
         yield labelled(0, f"{release} was not tried: ", why, "warning")
 
@@ -223,12 +232,13 @@ def data(report: NewReport | EditReport) -> dict[str, Any]:
             for file in report.files
         ],
         "releases": report.releases,
+        "merged": report.merged,
         "unread": dict(report.unread),
         "folder": None if report.folder is None else str(report.folder),
     }
     if isinstance(report, NewReport):
         outcomes = {release: outcome.value for release, outcome in report.outcomes}
-        return {**shared, "target": report.target, "outcomes": outcomes, "merged": report.merged}
+        return {**shared, "target": report.target, "outcomes": outcomes}
     return {
         **shared,
         "action": report.action.value,

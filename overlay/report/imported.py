@@ -34,7 +34,8 @@ class ImportedFile(NamedTuple):
     """One file of the change.
 
     :ivar fate: edited or added; the others say what kind of file was left out.
-    :ivar base: the release whose text it was made on; ``None`` where none is needed or known.
+    :ivar base: the release whose text it was made on; ``None`` for an added module, and where only
+        the checkout of ``--base`` has the text.
     :ivar problem: why it could not be carried.
     """
 
@@ -177,9 +178,11 @@ def lines(report: ImportReport) -> Iterator[Line]:
     for entry in report.carried:
         if entry.problem is not None:
             continue  # told as the report's error
-        made = "added module" if entry.fate is Fate.ADDED else count(entry.hunks, "hunk")
-        base = f", made on {entry.base}" if entry.base else ""
-        yield labelled(0, "carried   ", f"{entry.path}  {made}{base}")
+        made = "added module"
+        if entry.fate is Fate.EDITED:
+            base = entry.base or "a text that only --base has"
+            made = f"{count(entry.hunks, 'hunk')}, made on {base}"
+        yield labelled(0, "carried   ", f"{entry.path}  {made}")
     yield from landings(report.outcomes)
 
 

@@ -11,7 +11,7 @@ import functools
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -19,12 +19,14 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from hypothesis import Phase, seed, settings
 
 from overlay.features.folder import load
 from overlay.features.sources import shipped_folder
 from overlay.planning.planner import plan
 from overlay.planning.scopes import Syntax
 from overlay.targets.resolution import resolve
+from tests.batched_bookkeeping.mutations import Bug
 from tests.support.beside_vllm import PATCHES, put_beside_vllm
 from tests.support.code_edits import edited
 
@@ -87,7 +89,7 @@ def compiled(release: str, nodes: list[ast.FunctionDef], names: dict[str, Any]) 
 
 
 @contextmanager
-def feature(bug: tuple[str, str, str] | None = None) -> Iterator[Any]:
+def feature(bug: Bug | None = None) -> Iterator[Any]:
     """The feature's module, or that with a bug, for batches of any size."""
     module: Any = shipped
     if bug is not None:
@@ -100,6 +102,39 @@ def feature(bug: tuple[str, str, str] | None = None) -> Iterator[Any]:
         mock.patch.multiple(module, FEWEST_ROWS=1, FEWEST_GOING_ON=1),
     ):
         yield module
+
+
+def each_bug_of(bugs: list[Bug]) -> pytest.MarkDecorator:
+    """The parametrization that runs a test once for each bug."""
+    return pytest.mark.parametrize("bug", bugs, ids=lambda bug: f"{bug[1]} -> {bug[2]}")
+
+
+def seeded(law: Callable[..., None], examples: int) -> Callable[[], None]:
+    """A law that is tried on the same examples each time, of which there are so many at most.
+
+    :param law: what `given` returns, without settings.
+    """
+    tried: Callable[[], None] = settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        phases=[Phase.explicit, Phase.generate],
+        report_multiple_bugs=False,
+    )(seed(1)(law))
+    return tried
+
+
+def assert_noticed(
+    bug: Bug, law: Callable[..., None], examples: int, *errors: type[Exception]
+) -> None:
+    """Assert that a law fails, on the same examples each time, if the feature's module has a bug.
+
+    :param law: what `given` returns, without settings.
+    :param examples: how many are tried at most.
+    :param errors: errors of Python, numpy or PyTorch that the bug may cause instead.
+    """
+    with feature(bug), pytest.raises((AssertionError, *errors)):
+        seeded(law, examples)()
 
 
 def make_batch() -> Any:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import Phase, example, given, seed, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from overlay.package import KNOWN_RELEASES
@@ -24,6 +24,7 @@ pytest.importorskip("vllm")  # in the environment of the engine
 
 # isort: split
 from tests.batched_bookkeeping import releases
+from tests.batched_bookkeeping.mutations import BOOKKEEPING, Bug
 from tests.batched_bookkeeping.releases import (
     MOST,
     NAME,
@@ -32,6 +33,8 @@ from tests.batched_bookkeeping.releases import (
     VOCABULARY,
     WIDTH,
     K,
+    assert_noticed,
+    each_bug_of,
     effect,
     feature,
     make_batch,
@@ -365,61 +368,11 @@ def test_it_is_idle_where_neither_loop_runs(
     assert effect()[0] == state
 
 
-#: Mistakes: scope, the code there, what a mistake would make of it.
-MUTATIONS = [
-    ("append_placeholders", "row not in invalid", "True"),
-    ("append_placeholders", "list(range(rows))", "list(range(rows - 1))"),
-    ("append_placeholders", "np.arange(rows)", "np.arange(1, rows + 1)"),
-    ("append_placeholders", "int(starts.max()) >= longest", "int(starts.max()) > longest"),
-    ("append_placeholders", "int(starts.max()) >= longest", "int(starts[0]) >= longest"),
-    ("append_placeholders", "int(starts.max()) >= longest", "False"),
-    (
-        "append_placeholders",
-        "min(runner.max_model_len, batch.token_ids_cpu.shape[1])",
-        "runner.max_model_len",
-    ),
-    (
-        "append_placeholders",
-        "min(runner.max_model_len, batch.token_ids_cpu.shape[1])",
-        "batch.token_ids_cpu.shape[1]",
-    ),
-    ("append_placeholders", "batch.token_ids_cpu[index, starts] = -1", "pass"),
-    (
-        "append_placeholders",
-        "batch.token_ids_cpu[index, starts] = -1",
-        "batch.token_ids_cpu[index, starts] = 0",
-    ),
-    ("append_placeholders", "batch.is_token_ids[index, starts] = True", "pass"),
-    ("append_placeholders", "batch.num_tokens_no_spec[index] = starts + 1", "pass"),
-    ("append_placeholders", "starts + 1", "starts + 2"),
-    ("append_placeholders", "requests[req_ids[row]].output_token_ids.append(-1)", "pass"),
-    ("append_placeholders", "req_ids[row]", "req_ids[0]"),
-    ("accepted_tokens", "(valid[:, 1:] > valid[:, :-1]).any()", "False"),
-    (
-        "accepted_tokens",
-        "(valid[:, 1:] > valid[:, :-1]).any()",
-        "(valid[0, 1:] > valid[0, :-1]).any()",
-    ),
-    ("accepted_tokens", "row[:length]", "row"),
-    ("accepted_tokens", "tokens.tolist()", "tokens"),
-]
-
-
-@pytest.mark.parametrize("bug", MUTATIONS, ids=lambda bug: f"{bug[1]} -> {bug[2]}")
-def test_each_mistake_is_noticed(bug: tuple[str, str, str]) -> None:
-    @settings(
-        max_examples=100,
-        deadline=None,
-        database=None,
-        phases=[Phase.explicit, Phase.generate],
-        report_multiple_bugs=False,
-    )
+@each_bug_of(BOOKKEEPING)
+def test_each_mistake_is_noticed(bug: Bug) -> None:
     @examples
     @given(step=steps())
-    @seed(1)
     def law(step: Step) -> None:
         check("0.33.0", step)
 
-    # A mistake may as well end in an error of numpy.
-    with feature(bug), pytest.raises((AssertionError, IndexError)):
-        law()
+    assert_noticed(bug, law, 100, IndexError)

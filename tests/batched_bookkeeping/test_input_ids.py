@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import Phase, example, given, seed, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from overlay.package import KNOWN_RELEASES
@@ -21,9 +21,12 @@ pytest.importorskip("vllm")  # in the environment of the engine
 
 # isort: split
 from tests.batched_bookkeeping import releases
+from tests.batched_bookkeeping.mutations import INPUT_IDS, Bug
 from tests.batched_bookkeeping.releases import (
     RUNNER,
     K,
+    assert_noticed,
+    each_bug_of,
     feature,
     method,
     plain,
@@ -195,45 +198,10 @@ def test_few_requests_and_the_switch(value: str, monkeypatch: pytest.MonkeyPatch
         assert copied == [rows] * filled
 
 
-#: Mistakes: scope, the code there, what a mistake would make of it.
-MUTATIONS = [
-    ("fill_input_ids", "runner.enable_prompt_embeds", "False"),
-    ("fill_input_ids", "before >= 0", "before >= -1"),
-    ("fill_input_ids", "before >= 0", "before > 0"),
-    ("fill_input_ids", "scheduled.get(names[row], ())", "scheduled.get(names[0], ())"),
-    ("fill_input_ids", "len(rows) < tokens - len(places.drafts)", "False"),
-    ("fill_input_ids", "len(rows) < tokens - len(places.drafts)", "len(rows) < tokens"),
-    ("fill_input_ids", "not hasattr(drafted, 'flatten')", "False"),
-    ("_places", "ends - 1 - lengths", "ends - 1"),
-    ("_places", "ends - 1 - lengths", "ends - lengths"),
-    ("_places", "lengths.cumsum() - lengths", "lengths.cumsum()"),
-    ("_places", "sampled + 1", "sampled"),
-    ("_places", "rows * width", "rows"),
-    ("_places", "np.repeat(rows * width, lengths) + number", "np.repeat(rows * width, lengths)"),
-    ("_fill", "(places.sampled == places.rows).all()", "True"),
-    ("_fill", "sampled[rows, 0]", "sampled[to, 0]"),
-    ("_fill", "ids.scatter_(0, to, sampled[rows, 0])", "pass"),
-    ("_fill", "sizes[2]", "False"),
-]
-
-
-@pytest.mark.parametrize("bug", MUTATIONS, ids=lambda bug: f"{bug[1]} -> {bug[2]}")
-def test_each_mistake_is_noticed(bug: tuple[str, str, str]) -> None:
-    @settings(
-        max_examples=200,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate],
-        report_multiple_bugs=False,
-    )
+@each_bug_of(INPUT_IDS)
+def test_each_mistake_is_noticed(bug: Bug) -> None:
     @given(step=steps())
-    @seed(1)
     def law(step: Step) -> None:
         check("0.33.0", step)
 
-    # A mistake may as well end in an error of numpy or PyTorch.
-    with (
-        feature(bug),
-        pytest.raises((AssertionError, IndexError, ValueError, RuntimeError, AttributeError)),
-    ):
-        law()
+    assert_noticed(bug, law, 200, IndexError, ValueError, RuntimeError, AttributeError)

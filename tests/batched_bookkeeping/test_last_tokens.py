@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import Phase, given, seed, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlay.package import KNOWN_RELEASES
@@ -18,9 +18,12 @@ pytest.importorskip("vllm")  # in the environment of the engine
 
 # isort: split
 from tests.batched_bookkeeping import releases
+from tests.batched_bookkeeping.mutations import LAST_TOKENS, Bug
 from tests.batched_bookkeeping.releases import (
     MOST,
     WIDTH,
+    assert_noticed,
+    each_bug_of,
     feature,
     make_batch,
     method,
@@ -145,30 +148,10 @@ def test_few_rows_are_left_to_upstream(monkeypatch: pytest.MonkeyPatch) -> None:
             assert done is (wanted and number == shipped.FEWEST_ROWS)
 
 
-#: Mistakes: scope, the code there, what a mistake would make of it.
-MUTATIONS = [
-    ("last_tokens", "batch.num_tokens_no_spec[:batch.num_reqs] - 1", "MATCH + 1"),
-    ("last_tokens", "place - state.num_prompt_tokens", "place"),
-    ("last_tokens", "behind < 0", "False"),
-    ("last_tokens", "tokens[behind]", "tokens[-1]"),
-    ("last_tokens", "behind < len(tokens)", "behind < len(tokens) - 1"),
-    ("last_tokens", "state.get_token_id(place)", "-1"),
-]
-
-
-@pytest.mark.parametrize("bug", MUTATIONS, ids=lambda bug: f"{bug[1]} -> {bug[2]}")
-def test_each_mistake_is_noticed(bug: tuple[str, str, str]) -> None:
-    @settings(
-        max_examples=100,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate],
-        report_multiple_bugs=False,
-    )
+@each_bug_of(LAST_TOKENS)
+def test_each_mistake_is_noticed(bug: Bug) -> None:
     @given(each=ROWS, release=st.sampled_from(CHANGED))
-    @seed(1)
     def law(each: list[Row], release: str) -> None:
         check(release, each)
 
-    with feature(bug), pytest.raises((AssertionError, IndexError, TypeError)):
-        law()
+    assert_noticed(bug, law, 100, IndexError, TypeError)

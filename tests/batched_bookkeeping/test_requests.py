@@ -14,7 +14,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import Phase, given, seed, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlay.package import KNOWN_RELEASES
@@ -23,12 +23,15 @@ pytest.importorskip("vllm")  # in the environment of the engine
 
 # isort: split
 from tests.batched_bookkeeping import releases
+from tests.batched_bookkeeping.mutations import REQUESTS, Bug
 from tests.batched_bookkeeping.releases import (
     MOST,
     RUNNER,
     VOCABULARY,
     WIDTH,
     K,
+    assert_noticed,
+    each_bug_of,
     feature,
     make_batch,
     method,
@@ -378,77 +381,10 @@ def test_a_step_without_requests_is_not_counted() -> None:
     assert counts() == before
 
 
-#: Mistakes: scope, the code there, what a mistake would make of it.
-MUTATIONS = [
-    ("continue_requests", "not last", "False"),
-    ("_together", "speculative.use_ngram_gpu()", "False"),
-    ("continue_requests", "row is None", "False"),
-    ("continue_requests", "runner.use_async_scheduling", "True"),
-    ("continue_requests", "corrections.append((name, expected, state))", "pass"),
-    ("continue_requests", "missing < expected", "missing <= expected"),
-    ("continue_requests", "missing < expected", "missing < 0"),
-    ("continue_requests", "cut[row] = outputs", "pass"),
-    ("continue_requests", "del state.output_token_ids[outputs:]", "pass"),
-    ("continue_requests", "min(missing, expected)", "expected"),
-    ("continue_requests", "min(missing, expected)", "missing"),
-    ("continue_requests", "state.num_computed_tokens = computed", "pass"),
-    ("continue_requests", "own.extend(new)", "pass"),
-    ("continue_requests", "batch.block_table.append_row(blocks, row)", "pass"),
-    ("continue_requests", "scheduled.scheduled_spec_decode_tokens.get(name, ())", "()"),
-    ("continue_requests", "state.prev_num_draft_len = len(tokens)", "pass"),
-    ("continue_requests", "batch.spec_token_ids[row][:] = tokens", "pass"),
-    (
-        "continue_requests",
-        "batch.spec_token_ids[row][:] = tokens",
-        "batch.spec_token_ids[row] = tokens",
-    ),
-    (
-        "continue_requests",
-        "batch.spec_token_ids[row][:] = tokens",
-        "batch.spec_token_ids[row] += tokens",
-    ),
-    ("_write_rows", "batch.num_computed_tokens_cpu[list(rows)] = computed", "pass"),
-    ("_write_rows", "batch.num_prompt_tokens[at] + list(cut.values())", "list(cut.values())"),
-    ("_write_rows", "list(drafted.values())", "1"),
-    ("_write_rows", "batch.prev_req_id_to_index or {}", "batch.req_id_to_index"),
-    ("_write_rows", "batch.prev_req_id_to_index or {}", "{}"),
-    ("_write_drafts", "np.fromiter(rows, np.intp, len(rows))", "np.arange(len(rows))"),
-    ("continue_requests", "{state.req_id for state in rows.values()}", "set()"),
-    ("_write_drafts", "starts - lengths.cumsum() + lengths", "starts"),
-    ("_write_drafts", "starts - lengths.cumsum() + lengths", "starts - lengths.cumsum()"),
-    ("_write_drafts", "np.arange(total)", "0"),
-    ("_write_drafts", "np.repeat(at, lengths)", "np.repeat(at[::-1], lengths)"),
-    ("_write_drafts", "batch.is_token_ids[places] = True", "pass"),
-    ("_write_drafts", "marked", "True"),
-    ("_write_drafts", "int((starts + lengths).max()) > batch.token_ids_cpu.shape[1]", "False"),
-    (
-        "_write_drafts",
-        "batch.token_ids_cpu[places] = np.fromiter(chain.from_iterable(drafts), np.int64, total)",
-        "pass",
-    ),
-    ("_correct", "last is None", "False"),
-    ("_correct", "expected + 1 - valid[last]", "expected - valid[last]"),
-    ("_correct", "expected + 1 - valid[last]", "expected + 1 - valid[0]"),
-    ("_correct", "state.num_computed_tokens -= number", "pass"),
-    ("_correct", "batch.req_id_to_index.get(name)", "last"),
-    ("_correct", "rejected.append(number)", "rejected.append(1)"),
-]
-
-
-@pytest.mark.parametrize("bug", MUTATIONS, ids=lambda bug: f"{bug[1]} -> {bug[2]}")
-def test_each_mistake_is_noticed(bug: tuple[str, str, str]) -> None:
-    @settings(
-        max_examples=150,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate],
-        report_multiple_bugs=False,
-    )
+@each_bug_of(REQUESTS)
+def test_each_mistake_is_noticed(bug: Bug) -> None:
     @given(step=steps(), release=st.sampled_from(("0.20.0", "0.33.0")))
-    @seed(1)
     def law(step: Step, release: str) -> None:
         check(release, step)
 
-    # A mistake may as well end in an error of numpy.
-    with feature(bug), pytest.raises((AssertionError, IndexError, KeyError, TypeError, ValueError)):
-        law()
+    assert_noticed(bug, law, 150, IndexError, KeyError, TypeError, ValueError)

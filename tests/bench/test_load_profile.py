@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench import load_engine
-from bench.load_engine import DECODES, MIXED, PREFILLS, Load, Step, Watch, by_class, class_of
+from bench.load_engine import Load, answer_length
+from bench.load_steps import DECODES, MIXED, PREFILLS, Step, Watch, by_class, class_of
 from overlay.proof import step_time
 
 CONCURRENCY, ANSWER = 5, 3
@@ -96,6 +97,15 @@ def test_as_many_requests_as_asked_for_are_in_flight(engine: Engine) -> None:
     assert load.produced == load.ended * ANSWER == 2 * CONCURRENCY * ANSWER
     load.finish()
     assert not engine.left
+
+
+@given(st.integers(1, 300), st.floats(0, 1))
+def test_answers_are_spread_evenly_around_their_length(answer: int, spread: float) -> None:
+    lengths = [answer_length(number, answer, spread) for number in range(200)]
+    least, most = round(answer * (1 - spread)), round(answer * (1 + spread))
+    assert min(lengths) >= max(least, 1)
+    assert max(lengths) <= most
+    assert sum(lengths) / len(lengths) == pytest.approx(answer, abs=1 + answer / 50)
 
 
 def test_what_the_host_takes_belongs_to_the_step_that_it_is_taken_in() -> None:

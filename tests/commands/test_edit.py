@@ -163,6 +163,30 @@ def test_added_modules_are_edited_and_removed(team: Cli) -> None:
     assert [(each.path, each.content) for each in feature.added] == [("vllm/one.py", b"ONE = 2\n")]
 
 
+@pytest.mark.parametrize("hunk", [False, True])
+def test_releases_that_have_the_feature_by_memory_get_nothing_of_an_edit(
+    team: Cli, hunk: bool
+) -> None:
+    toml = team.team / "team-capture/feature.toml"
+    memory = 'merged = "0.27.0"\n'
+    toml.write_text(memory + toml.read_text())
+    folder = begin(team)
+    (folder / "vllm/v1/extra.py").write_text("EXTRA = 1\n")
+    if hunk:
+        edit(folder, RUNNER, "(1, 2, 4, 8)", "(1, 2, 4, 8, 16)")
+    result = team("edit", "--commit", folder)
+    assert result.exit == 0, result.out + result.err
+    assert "releases from 0.27.0 on get nothing of this edit" in result.out
+    assert result.last == "Committed team-capture for 0.24.0..0.26.0."
+    assert toml.read_text().startswith(memory)  # only a person takes it back
+    assert ranges(team) == {"10-capture": ["0.20.0..0.33.0"]}
+    begin(team)
+    (folder / "vllm/v1/extra.py").write_text("EXTRA = 2\n")
+    told = team("edit", "--commit", folder, "--json").json
+    jsonschema.Draft202012Validator(SCHEMA).validate(told)
+    assert (told["edit"]["releases"], told["edit"]["merged"]) == ("0.24.0..0.26.0", "0.27.0")
+
+
 def refused(cli: Cli, folder: Path, word: str) -> None:
     """A commit is refused with a word, and nothing is lost."""
     before, patches = snapshot(folder), snapshot(cli.team)

@@ -93,6 +93,30 @@ def test_files_of_a_release_become_a_feature(work: Cli, ours: Path) -> None:
     assert {change.path: change.after for change in planned.changes} == wanted
 
 
+def test_releases_that_have_the_change_are_told(
+    work: Cli, ours: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = "        self.captured_graphs = captured\n"
+    files = releases.files
+
+    def with_the_line(release: str) -> dict[str, bytes]:
+        found = files(release)
+        if release == "0.27.0":
+            last = b"        return captured or 0\n"
+            found[RUNNER] = found[RUNNER].replace(last, line.encode() + last)
+        return found
+
+    monkeypatch.setattr(releases, "files", with_the_line)
+    begin(work, ours)
+    edit(FOLDER, RUNNER, "        return captured\n", f"{line}        return captured\n")
+    (FOLDER / "vllm/v1/extra.py").write_text("EXTRA = 1\n")
+    result = work("edit", "--commit", FOLDER)
+    assert result.exit == 0, result.out + result.err
+    assert "releases from 0.27.0 on get nothing of this edit" in result.out
+    (feature,) = load([ours])
+    assert feature.merged == Version("0.27.0")
+
+
 @pytest.mark.parametrize("named", ["as printed", "relative", "twice", "through a link"])
 def test_the_folder_that_is_named_again_need_not_be_there(
     work: Cli, ours: Path, tmp_path: Path, named: str

@@ -317,4 +317,24 @@ def test_the_base_is_found_in_the_history_of_a_checkout(
     repository("branch", "keep", "HEAD")
     result = cli(*words, "--base", repository.folder)
     assert result.exit == 1, result.out + result.err
+    assert f"{PATH}  1 hunk, made on a text that only --base has" in result.out
     assert "review it before you apply it" in result.out
+    told = cli(*words, "--base", repository.folder, "--update", "--json").json
+    jsonschema.Draft202012Validator(SCHEMA).validate(told)
+    assert [file["base"] for file in told["import"]["files"]] == [None]
+
+
+def test_a_checkout_that_has_the_text_of_a_release_names_the_release(
+    cli: Cli, tmp_path: Path
+) -> None:
+    (tmp_path / "src" / PATH).parent.mkdir(parents=True)
+    (tmp_path / "src" / PATH).write_bytes(BASE)
+    change = tmp_path / "a.diff"
+    change.write_bytes(
+        diff(PATH, BASE, PATCHED, ids=False) + diff("vllm/v1/notes.py", None, b"NOTES = 1\n")
+    )
+    words = ("import", change, "--id", "runs", "--patches", tmp_path / "ours")
+    result = cli(*words, "--base", tmp_path / "src")
+    assert result.exit == 0, result.out + result.err
+    assert f"{PATH}  1 hunk, made on 0.22.0\n" in result.out
+    assert "vllm/v1/notes.py  added module\n" in result.out

@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,9 @@ ASCEND = (
     "VLLM-ASCEND WAS NOT TESTED",
     "Nothing of it ran, so nothing here shows that a patched one still drafts as it should. ",
 )
+TESTS = Path(__file__).resolve().parents[1]
+#: Runs the modules that import PyTorch or vLLM themselves.
+WITH_VLLM = Path(__file__).resolve().with_name("test_with_vllm.py")
 #: By title, what was not tested and why.
 NOT_TESTED = pytest.StashKey[dict[str, str]]()
 NOT_TESTED_OUTPUT = "what was not tested"
@@ -113,12 +116,54 @@ def needs_vllm(test_module: Path) -> bool:
     return _SKIPS_ITSELF.search(test_module.read_text(encoding="utf-8")) is not None
 
 
+def is_left_out(path: Path) -> bool:
+    """Whether a file is a test module that is run by ``test_with_vllm``, where vLLM is."""
+    return path.name.startswith("test_") and path.suffix == ".py" and needs_vllm(path)
+
+
+def with_vllm(arguments: Sequence[str], folder: Path) -> list[str]:
+    """Pytest's arguments, with the tests of ``test_with_vllm`` that run the modules they name.
+
+    A named folder stays, since other tests may be in it.  A named module of that kind goes, since
+    pytest would import it right here.
+
+    :param arguments: files, folders and ids of tests, relative to ``folder``.
+    :raises pytest.UsageError: if they name a single test of such a module.
+    """
+    kept, modules, every = list[str](), set[Path](), False
+    for argument in arguments:
+        name, _, test = argument.partition("::")
+        path = Path(os.path.abspath(folder / name))
+        if path.is_file() and path.is_relative_to(TESTS) and is_left_out(path):
+            if test:
+                python = environment.CACHE / "engine/bin/python"
+                raise pytest.UsageError(
+                    f"{argument}: expected tests that run without vLLM, found one of a module that "
+                    f"imports it; name the whole module, or run {python} -m pytest {argument}"
+                )
+            modules.add(path)
+            continue
+        kept.append(argument)
+        every = every or (WITH_VLLM.is_relative_to(path) and not test)
+        if path.is_relative_to(TESTS):
+            modules.update(filter(is_left_out, path.rglob("test_*.py")))
+    if every or not modules:
+        return kept
+    names = [module.relative_to(environment.ROOT).as_posix() for module in sorted(modules)]
+    tests = [f"test_a_module_that_imports_vllm[{name}]" for name in names]
+    wanted = [f"{WITH_VLLM}::{test}" for test in (*tests, "test_the_run_as_a_whole_succeeded")]
+    return [*kept, *(test for test in wanted if test not in kept)]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Run what is named and left out below, too."""
+    if find_spec("vllm") is None:
+        config.args[:] = with_vllm(config.args, config.invocation_params.dir)
+
+
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Leave such modules to ``test_with_vllm``, which runs them where vLLM is."""
-    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
-    if is_test and find_spec("vllm") is None and needs_vllm(collection_path):
-        return True
-    return None
+    return True if find_spec("vllm") is None and is_left_out(collection_path) else None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -7,7 +7,13 @@ from pathlib import Path
 
 PATCHES = Path(__file__).resolve().parents[2] / "patches"
 #: Packages of vLLM to which features add modules.
-PACKAGES = ("vllm.v1", "vllm.v1.sample", "vllm.v1.spec_decode", "vllm.v1.worker")
+PACKAGES = (
+    "vllm.v1",
+    "vllm.v1.core",
+    "vllm.v1.sample",
+    "vllm.v1.spec_decode",
+    "vllm.v1.worker",
+)
 
 
 def put_beside_vllm(feature: str) -> None:

@@ -3,8 +3,9 @@
 
 Upstream does it one request at a time. That costs little for few requests, and grows with them.
 Here are such loops of the runner and the drafter: what a request that goes on brings into its row,
-the rejected drafts of the last step, the input ids under async scheduling, the placeholders that
-this notes for the sampled tokens, the last tokens of the rows, and the lists of accepted tokens.
+the rejected drafts of the last step, the input ids under async scheduling, how many drafts each
+request has, the placeholders that async scheduling notes for the sampled tokens, the last tokens of
+the rows, and the lists of accepted tokens.
 What they read and write is the same; a batch of which that is not certain is left to upstream's
 loop, before anything was written, or what upstream would have written by then (a row without room).
 """
@@ -27,7 +28,8 @@ VARIABLE = "OVERLAY_BATCHED_BOOKKEEPING"
 # Fewer rows are left to upstream: numpy's calls cost as much as its loop over eight to sixteen
 # (bench/results/cpu-batched-bookkeeping-0.26.0-2026-11-24.json of vllm-overlay).
 FEWEST_ROWS = 16
-# Requests that go on: of each something is done one by one, so that it takes more of them.
+# Requests that go on, and those whose drafts are counted: of each something is done one by one, so
+# that it takes more of them.
 FEWEST_GOING_ON = 32
 
 
@@ -302,6 +304,39 @@ def _fill(runner: Any, places: _Places) -> None:
     ids.scatter_(0, to, sampled[rows, 0])
     if sizes[2]:
         ids.scatter_(0, drafts, runner._draft_token_ids.to(torch.int32).flatten()[origins])
+
+
+def count_drafts(
+    batch: Any, scheduled: Mapping[str, Any], drafts: Any, decoding: Any, tokens: Any = None
+) -> bool:
+    """Write how many drafts each request of the step has.
+
+    batch: InputBatch.
+    scheduled: request -> its drafts.
+    drafts: [requests] int array, written for each request that is in `scheduled`.
+    decoding: likewise, written for those of them that decode.
+    tokens: [requests] int array, the tokens of the step: a request decodes that has one more than
+        drafts. None: one whose prompt is computed does, as upstream has it before 0.25.0.
+
+    Returns whether it was done. It is not, and nothing was written, where few requests have drafts,
+    or one is not in the batch, at which upstream raises its error.
+    """
+    number = len(scheduled)
+    if number < FEWEST_GOING_ON or not wanted(os.environ):
+        return False
+    try:
+        rows = np.fromiter(map(batch.req_id_to_index.__getitem__, scheduled), np.intp, number)
+    except KeyError:
+        return False
+    lengths = np.fromiter(map(len, scheduled.values()), np.int32, number)
+    if tokens is None:
+        decodes = batch.num_computed_tokens_cpu[rows] >= batch.num_prompt_tokens[rows]
+    else:
+        decodes = tokens[rows] == lengths + 1
+    drafts[rows] = lengths
+    decoding[rows[decodes]] = lengths[decodes]
+    count(FEATURE, "steps whose drafts were counted together")
+    return True
 
 
 def append_placeholders(runner: Any, rows: int, invalid: set[int]) -> bool:
