@@ -68,7 +68,7 @@ def fold(raw: str, ms_per_step: float, top: int = 60) -> dict[str, Any]:
 
 
 #: Where the part of a path begins that is the same on every machine.
-_PACKAGES = ("/site-packages/", "/vllm/", "/overlay/", "/bench/")
+_PACKAGES = ("/site-packages/", "/vllm/", "/torch/", "/overlay/", "/bench/")
 
 
 def _lines(raw: str) -> list[tuple[str, str, str]]:

@@ -258,7 +258,7 @@ def make_group(name: str, k: int) -> Callable[[VllmConfig], Any]:
     """Makes the one attention group of the draft."""
 
     def make(config: VllmConfig) -> Any:
-        group: Any = upstream_twin.Group()
+        group: Any = upstream_twin.Group(config)
         group.backend = getattr(module_of(name), BACKENDS[name][1])
         group.builder = make_builder(name, config, k)
         group.build_metadata_for_drafting = group.builder.build_for_drafting

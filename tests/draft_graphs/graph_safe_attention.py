@@ -5,7 +5,8 @@ kernel it reads lengths, query offsets and block tables from the device when it 
 output of padding rows alone, and does not write where the slot is -1. Shapes depend only on the
 number of tokens, of requests and of blocks in a row of the table. The integers of the metadata
 bound the work, as the launch grid of a kernel does: what lies beyond them is not computed. What a
-kernel would read or write out of bounds is clamped here, and counted in `FAULTS`.
+kernel would read or write out of bounds is clamped here, and counted in `FAULTS`. As
+FlashAttention 3 it refuses a capture in which the number of splits has no bound.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from vllm.v1.attention.backend import (
     MultipleOf,
 )
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+from tests.draft_graphs.recorded_graph import CaptureRefused, RecordedGraph
 
 #: Any size, until somebody wants the kernel's blocks to be smaller than the manager's.
 KERNEL_BLOCK_SIZES: list[Any] = [MultipleOf(1)]
@@ -62,6 +65,8 @@ class GraphSafeMetadata:
     causal: bool = True
     # First and last position of images, by request: their tokens see each other.
     ranges: dict[int, list[tuple[int, int]]] | None = None
+    # 0: the kernel chooses it, by lengths that a capture would bake.
+    max_num_splits: int = 1
 
 
 # The three classes here have bases of vLLM's, and mypy sees no vLLM.
@@ -105,11 +110,16 @@ class GraphSafeBuilder(AttentionMetadataBuilder[GraphSafeMetadata]):  # type: ig
 
     _cudagraph_support = AttentionCGSupport.ALWAYS
     supports_draft_decode_metadata_update = True
+    #: Tokens up to which the number of splits is bounded: none but for full graphs.
+    bounded_tokens = 0
 
     def __init__(
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        compilation = vllm_config.compilation_config
+        if compilation.cudagraph_mode.has_full_cudagraphs():
+            self.bounded_tokens = compilation.max_cudagraph_capture_size or 0
 
     def build(
         self,
@@ -128,6 +138,7 @@ class GraphSafeBuilder(AttentionMetadataBuilder[GraphSafeMetadata]):  # type: ig
             slot_mapping=common.slot_mapping,
             causal=bool(common.causal),
             ranges=getattr(common, "mm_req_doc_ranges", None),
+            max_num_splits=32 if common.num_actual_tokens <= self.bounded_tokens else 0,
         )
 
     def update_draft_decode_metadata(self, metadata: GraphSafeMetadata) -> None:
@@ -198,6 +209,8 @@ class GraphSafeImpl(AttentionImpl):  # type: ignore[misc]  # mypy sees no vLLM, 
         # Over fifty lines: attention written out in vLLM's order; half are its arguments.
         if attn_metadata is None:
             return output  # vLLM's profile run
+        if RecordedGraph.capturing is not None and not attn_metadata.max_num_splits:
+            raise CaptureRefused("attention chooses its number of splits by the lengths of a batch")
         meta, size, heads = attn_metadata, self.head_size, self.num_kv_heads
         requests, tokens = meta.seq_lens.shape[0], query.shape[0]
         starts = meta.query_start_loc[: requests + 1]

@@ -52,6 +52,7 @@ class Run:
         the old text must be there exactly once.
     :ivar sabotage: a name in `sabotage.SABOTAGES`, done after the capture and undone at the end.
     :ivar check: `OVERLAY_DRAFT_GRAPHS_CHECK`.
+    :ivar untried: `OVERLAY_DRAFT_GRAPHS_UNTRIED`.
     :ivar profile_fails: whether no graph can be captured for vLLM's profile of their memory.
     :ivar tunes: whether the draft model reads a value at its first call of each size, as a kernel
         does that tunes itself, or one that is loaded when it is first used.
@@ -65,6 +66,7 @@ class Run:
     mutation: tuple[Edit, ...] = ()
     sabotage: str | None = None
     check: bool = True
+    untried: bool = False
     profile_fails: bool = False
     tunes: bool = False
     draft_only: bool = False
@@ -147,6 +149,7 @@ def set_variables(run: Run) -> None:
     """What the user of the draft graphs would set."""
     os.environ["OVERLAY_DRAFT_GRAPHS"] = run.mode
     os.environ["OVERLAY_DRAFT_GRAPHS_CHECK"] = str(int(run.check))
+    os.environ["OVERLAY_DRAFT_GRAPHS_UNTRIED"] = str(int(run.untried))
 
 
 def ladder_of(run: Run) -> contextlib.AbstractContextManager[Any]:

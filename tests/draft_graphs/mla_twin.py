@@ -198,7 +198,7 @@ def make_group(name: str, k: int, single: bool) -> Callable[[VllmConfig], Any]:
     """Makes the one attention group of the draft. single: decodes have one token a request."""
 
     def make(config: VllmConfig) -> Any:
-        group: Any = upstream_twin.Group()
+        group: Any = upstream_twin.Group(config)
         group.backend = getattr(mla_kernels.backend(name), classes(name)["backend"])
         group.builder = make_builder(name, config, k)
         if single:

@@ -79,6 +79,10 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("a draft that takes embeddings of images", {"multimodal": True}),
     ("at most 256 requests and 512 captured tokens", {"max_num_seqs": 256}),
     (
+        "the same with `OVERLAY_DRAFT_GRAPHS_UNTRIED=on`",
+        {"max_num_seqs": 256, "max_num_tokens": 8192, "untried": True},
+    ),
+    (
         "EAGLE3 drafts whose `fc` layer does not tell its width",
         {
             "no_first": "the width of the target's hidden states is not known from the draft's fc "

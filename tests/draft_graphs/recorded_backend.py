@@ -27,6 +27,7 @@ class RecordedBackend:
             builder=attention + "GraphSafeBuilder",
             evidence="gpu",
             where="the double itself",
+            any_size=True,
         )
         #: As on CUDA, with the double of an attention backend beside vLLM's own.
         self.platform: Any = capabilities.PLATFORMS[0]

@@ -180,6 +180,8 @@ def scenario(models: Path, name: str) -> Plan:
     runs = [Run("auto"), Run("off", "off")]
     if name in REFUSED or name == "sampled drafts":
         runs = [Run("auto")]
+    if name == "small capture sizes":
+        runs.append(Run("beyond them", untried=True))
     if name == "one request at a time":
         runs += [FAILING, Run("a profile that fails", profile_fails=True)]
     bugs = [
@@ -291,6 +293,15 @@ def test_first_passes_over_the_largest_capture_size_stay_upstreams(
     assert outcome.captured == ["first 1", "first 2", *(f"loop {size}" for size in OWN)]
     assert live_sizes(outcome, "propose") <= {1, 2}
     assert 8 in live_sizes(outcome, "later_steps")
+
+
+def test_beyond_the_largest_capture_size_they_have_graphs_where_that_is_granted(
+    scenarios: dict[str, dict[str, Outcome]],
+) -> None:
+    outcome = scenarios["small capture sizes"]["beyond them"]
+    expect_right(outcome)
+    assert outcome.captured == [f"{role} {size}" for role in ("first", "loop") for size in OWN]
+    assert {3, 4, 8} <= live_sizes(outcome, "propose")
 
 
 def test_one_request_at_a_time_has_two_graphs(scenarios: dict[str, dict[str, Outcome]]) -> None:

@@ -143,6 +143,7 @@ PLAIN = policy.Facts(
     cudagraph_mode="FULL_AND_PIECEWISE",
     max_num_seqs=128,
     max_capture_tokens=512,
+    max_num_tokens=2048,
     attention=(FLASH_ATTN,),
 )
 
@@ -194,7 +195,11 @@ CHANGES: dict[str, tuple[Callable[[Any], None], Any]] = {
     "probabilistic": (setting("", "_enable_probabilistic_draft_probs", True), True),
     "multimodal": (setting("", "supports_mm_inputs", True), True),
     "max_num_seqs": (setting("", "max_batch_size", 7), 7),
-    "max_capture_tokens": (setting("", "max_num_tokens", 100), 100),
+    "max_num_tokens": (setting("", "max_num_tokens", 600), 600),
+    "max_capture_tokens": (
+        setting("vllm_config.compilation_config", "max_cudagraph_capture_size", 64),
+        64,
+    ),
     "attention": (setting("", "draft_attn_groups", [Group("OTHER")]), (stranger("OTHER"),)),
     "tensor_parallel_size": (setting(PARALLEL, "tensor_parallel_size", 2), 2),
 }
@@ -220,6 +225,12 @@ def test_one_change_is_one_fact(table: dict[str, tuple[Callable[[Any], None], An
         proposer = make_proposer()
         change(proposer)
         assert changed(proposer) == {fact: value}, fact
+
+
+def test_a_pass_has_no_more_tokens_than_the_drafter_has_room_for() -> None:
+    proposer = make_proposer()
+    proposer.max_num_tokens = 100
+    assert changed(proposer) == {"max_capture_tokens": 100, "max_num_tokens": 100}
 
 
 def test_a_device_without_graphs() -> None:

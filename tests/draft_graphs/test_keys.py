@@ -120,6 +120,20 @@ def test_a_plan_holds_every_batch_within_the_limits_and_no_other(
     assert k > 1 or all(key.role == "first" for key in plan)
 
 
+@given(k=st.integers(2, 8), seqs=SEQS, tokens=CAPTURES, most=st.integers(1, 4000))
+def test_first_passes_alone_may_have_more_tokens_than_others(
+    k: int, seqs: int, tokens: int, most: int
+) -> None:
+    made = {"k": k, "max_num_seqs": seqs, "first": True, "later": ("loop",)}
+    plan = keys.plan_keys(**made, max_capture_tokens=tokens, max_first_tokens=most)
+    first = [key.num_reqs for key in plan if key.role == "first"]
+    later = [key.num_reqs for key in plan if key.role == "loop"]
+    assert max(first, default=0) == min(seqs, most // (k + 1))
+    assert max(later) == max(min(seqs, tokens), max(first, default=0))
+    # A batch has as many padded rows in its first pass as in the later ones.
+    assert set(first) <= set(later)
+
+
 @given(made=plans())
 def test_first_and_later_passes_of_a_batch_have_the_same_rows(
     made: tuple[list[Any], int, int, int],

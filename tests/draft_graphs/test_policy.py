@@ -31,6 +31,8 @@ keys: Any = added("keys")
 attention: Any = added("attention")
 capabilities: Any = added("capabilities")
 coupling: Any = added("coupling")
+sizes: Any = added("sizes")
+drafters: Any = added("drafter")
 Coupling, Manner = coupling.Coupling, coupling.Manner
 
 EARLY = policy.Facts(num_speculative_tokens=3)
@@ -82,6 +84,7 @@ GRANTED = {
     "low_latency_exchange",
     "tensor_parallel_size",
     "untried",
+    "max_num_tokens",
 }
 
 
@@ -326,6 +329,61 @@ def test_batches_beyond_the_capture_size_are_noted() -> None:
     )
     decision = policy.decide("auto", replace(LATE, max_num_seqs=600))
     assert decision.notes[1] == "later passes over 512 requests"
+
+
+WIDE = {"max_num_seqs": 200, "untried": True, "max_num_tokens": 2048}
+
+
+def test_first_passes_beyond_the_capture_size_have_to_be_granted() -> None:
+    """With K=3, 200 requests have 800 tokens; the largest capture size is 512."""
+    decision = policy.decide("auto", replace(LATE, **WIDE))
+    assert decision.notes == ()
+    (told,) = decision.untried
+    assert told == (
+        "first passes of 513 to 800 tokens, above the largest capture size "
+        "(doubles: tests/draft_graphs/upstream_twin.py)"
+    )
+    assert sizes.most_first_tokens(replace(LATE, **WIDE)) == 800
+    narrow = replace(LATE, **{**WIDE, "max_num_tokens": 600})
+    assert sizes.most_first_tokens(narrow) == 600
+    (note,) = policy.decide("auto", narrow).notes
+    assert note == (
+        "first passes over 150 requests, the drafter having room for 600 tokens "
+        "(set max_num_batched_tokens to more)"
+    )
+    many = replace(LATE, **{**WIDE, "max_num_seqs": 600, "max_num_tokens": 8192})
+    assert sizes.most_first_tokens(many) == 4 * 512
+    first, later = policy.decide("auto", many).notes
+    assert first == (
+        "first passes over 512 requests, the largest capture size being 512 tokens "
+        "(set max_cudagraph_capture_size to more)"
+    )
+    assert later == "later passes over 512 requests"
+    # The target's graphs may hold more than all requests have.
+    assert sizes.most_first_tokens(replace(LATE, **{**WIDE, "max_num_seqs": 8})) == 512
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"untried": False},
+        {"attention": (backend("FLASH_ATTN", "fa3"), backend("TRITON_ATTN"))},
+        {"attention": (backend("FLASH_ATTN", "fa4"),)},
+        {"attention": (attention.Attention("OF_SOMEBODY", "Builder"),)},
+        {"drafter": drafters.Drafter("extended", 2, one_pass=True)},
+        {"coupling": Coupling(Manner.TOGETHER, "experts")},
+        {"max_num_tokens": None},
+    ],
+    ids=str,
+)
+def test_what_has_no_first_passes_beyond_it(other: dict[str, Any]) -> None:
+    assert sizes.most_first_tokens(replace(LATE, **{**WIDE, **other})) == 512
+
+
+@pytest.mark.parametrize("missing", ["max_num_seqs", "max_capture_tokens"])
+def test_before_vllm_captures_nothing_lies_beyond_it(missing: str) -> None:
+    early = replace(LATE, **{**WIDE, missing: None})
+    assert sizes.most_first_tokens(early) == (early.max_capture_tokens or 0)
 
 
 @pytest.mark.parametrize("mode", ["off", "step", "loop", "auto"])

@@ -106,7 +106,8 @@ def test_mutation_is_caught(twins: Twins, mutation: TwinMutation) -> None:
             (module / file).write_text(source, encoding="utf-8")
     assert ended.returncode != 0
     assert mutation.says in ended.stderr, ended.stderr[-3000:]
-    assert "AssertionError: case " in ended.stderr
+    if "CaptureRefused" not in mutation.says:
+        assert "AssertionError: case " in ended.stderr
 
 
 @pytest.mark.parametrize("mutation", TWIN_MUTATIONS, ids=lambda each: each.name)

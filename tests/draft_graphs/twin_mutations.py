@@ -110,6 +110,14 @@ TWIN_MUTATIONS = (
         )
     ),
     TwinMutation(
+        "a first pass beyond the largest capture size leaves the number of splits to the kernel",
+        "hazard 6",
+        one("passes.py", "Passes._run", "tokens > self._bounded", "False"),
+        "upstream_twin.py",
+        ("--cases", "1", "--only", "max_capture_tokens=8"),
+        "CaptureRefused: attention chooses its number of splits",
+    ),
+    TwinMutation(
         "a graph serves a batch with ranges of a prefix language model",
         "dispatch",
         one(

@@ -41,7 +41,10 @@ SHAPES = (
     Shape(k=2, mode="auto", max_num_seqs=9, max_capture_tokens=64),
     Shape(k=3, mode="auto", max_num_seqs=7, max_capture_tokens=64),
     Shape(k=3, mode="step", max_num_seqs=7, max_capture_tokens=64),
+    # First passes beyond the largest capture size: of up to 36, 28 and 32 tokens.
     Shape(k=5, mode="loop", max_num_seqs=6, max_capture_tokens=24),
+    Shape(k=3, mode="step", max_num_seqs=7, max_capture_tokens=8),
+    Shape(k=3, mode="loop", max_num_seqs=8, max_capture_tokens=8, method="mtp"),
     Shape(k=3, mode="auto", max_num_seqs=5, max_capture_tokens=64, method="eagle"),
     Shape(k=4, mode="step", max_num_seqs=5, max_capture_tokens=64, method="mtp"),
     Shape(

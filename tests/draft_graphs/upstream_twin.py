@@ -78,8 +78,9 @@ class Group:
     layer_names = (LAYER,)
     backend = graph_safe_attention.GraphSafeBackend
 
-    def __init__(self) -> None:
+    def __init__(self, config: VllmConfig) -> None:
         self.builder = object.__new__(graph_safe_attention.GraphSafeBuilder)
+        self.builder.bounded_tokens = config.compilation_config.max_cudagraph_capture_size
 
     def get_metadata_builder(self) -> Any:
         return self.builder
@@ -104,7 +105,7 @@ class Parts:
     """What another kind of attention needs of its own."""
 
     model: Callable[[Shape], Any] = model_of
-    group: Callable[[VllmConfig], Any] = lambda config: Group()
+    group: Callable[[VllmConfig], Any] = Group
     lengths: Callable[[Shape, random.Random, int], list[int]] = drawn_lengths
     backend: Callable[[], RecordedBackend] = RecordedBackend
     inspect: Callable[[Any], None] = lambda graphs: None

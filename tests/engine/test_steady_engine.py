@@ -96,5 +96,6 @@ def test_the_bookkeeping_is_done_together_where_it_is_on(ran: tuple[str, dict[st
         assert told["counts"]["steps whose rejected drafts were taken off together"] > steps / 3
         assert told["counts"]["steps whose last tokens were listed together"] > steps / 3
         assert told["counts"]["schedulers that ask which requests hold their slots"] == 1
+        assert told["counts"]["steps whose drafts were counted together"] > 3
         # Those of steady steps are copied as they are; the others are filled here.
         assert told["counts"]["steps whose input ids were filled together"] > 3

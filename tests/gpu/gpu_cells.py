@@ -132,6 +132,10 @@ def _every_size(base: EngineSpec) -> Iterator[Cell]:
     for mode in ("off", "step", "loop"):
         graphs = mode != "off"
         yield Cell("wide-every-size256", mode, spec, expects(mode), weight=20, every_size=graphs)
+    # The same at vLLM's own largest size, where the user grants graphs beyond it.
+    spec = replace(spec, compilation=FULL, env={"OVERLAY_DRAFT_GRAPHS_UNTRIED": "on"})
+    for mode in ("off", "step", "loop"):
+        yield Cell("beyond-seqs256", mode, spec, expects(mode), weight=20)
     # Four graphs, and nearly all batches are larger than the largest of them.
     small = {**FULL, "cudagraph_capture_sizes": [1, 2, 4, 8]}
     spec = replace(base, draft="eagle3hid", max_num_seqs=200, requests=falling(300))

@@ -79,6 +79,8 @@ class Backend:
     releases: first and last release of vLLM in which these classes are found.
     kept: granted without a switch although no GPU has shown it; the log says so.
     why: why it is refused, and what to do; empty where it is not.
+    any_size: whether the graph of a first pass may have more tokens than the largest capture size,
+        because only a number of splits is bounded by it; see `sizes.most_first_tokens`.
     asks_threshold: whether requests longer than the builder's `reorder_batch_threshold` are
         prefills, which are planned on the host; `facts.prefill_backends` knows what else asks.
     """
@@ -94,6 +96,7 @@ class Backend:
     roles: frozenset[Role] = ALL_ROLES
     kept: bool = False
     why: str = ""
+    any_size: bool = False
     asks_threshold: bool = True
 
     @property
@@ -214,8 +217,8 @@ _AITER_MLA = (
 )
 
 GRANTED = (
-    Backend(*_FLASH_ATTN, "gpu", _CELLS, kernel="fa3"),
-    Backend(*_FLASH_ATTN, "reading", _READ, kernel="fa2", kept=True),
+    Backend(*_FLASH_ATTN, "gpu", _CELLS, kernel="fa3", any_size=True),
+    Backend(*_FLASH_ATTN, "reading", _READ, kernel="fa2", kept=True, any_size=True),
     Backend(*_FLASH_ATTN, "reading", _READ, kernel="fa4", kept=True),
     Backend(
         ("TRITON_ATTN",),

@@ -21,6 +21,7 @@ from .graph_backend import GraphBackend
 from .keys import FEATURE, DraftKey, plan_keys
 from .policy import LET_VLLM_CAPTURE, Decision, Facts, Mode, decide
 from .replay import Keys, Replay, Unforeseen
+from .sizes import most_first_tokens
 from .together import WITHDRAW, Together
 
 logger = init_logger(__name__)
@@ -198,6 +199,7 @@ class DraftGraphs:
                 k=facts.num_speculative_tokens,
                 max_num_seqs=facts.max_num_seqs or 0,
                 max_capture_tokens=facts.max_capture_tokens or 0,
+                max_first_tokens=most_first_tokens(facts),
                 first=decision.first,
                 later=decision.later,
                 extra=drafter.extra,

@@ -96,6 +96,7 @@ def late_facts(early: Facts, proposer: Any, backend: GraphBackend) -> Facts:
         max_capture_tokens=min(
             int(compilation.max_cudagraph_capture_size or 0), int(proposer.max_num_tokens)
         ),
+        max_num_tokens=int(proposer.max_num_tokens),
         attention=attention_of(proposer, backend.attention, early.platform.name),
         unseen_group=upstream.unseen_group(proposer),
         no_first=no_first,

@@ -149,6 +149,7 @@ def plan_keys(
     extra: int = 0,
     one_pass: bool = False,
     sampled: bool = False,
+    max_first_tokens: int | None = None,
 ) -> list[DraftKey]:
     """The graphs to capture, the largest of each role first.
 
@@ -160,10 +161,13 @@ def plan_keys(
     extra: tokens that the drafter adds to each request in its first pass.
     one_pass: whether the first pass is the only one, which is the role `whole`.
     sampled: whether there is a second set of graphs, for drafts that are drawn by temperature.
+    max_first_tokens: the largest number of tokens of a first pass, as of `sizes.most_first_tokens`;
+        None for that of any pass.
     """
     role: Role = "whole" if one_pass else "first"
     later_limit = 0 if one_pass else min(max_num_seqs, max_capture_tokens)
-    first_limit = min(max_num_seqs, max_capture_tokens // tokens_per_request(role, k, extra))
+    first_tokens = max_capture_tokens if max_first_tokens is None else max_first_tokens
+    first_limit = min(max_num_seqs, first_tokens // tokens_per_request(role, k, extra))
     # One ladder, so that a batch has as many padded rows in its first pass as in the later ones.
     sizes = sorted({*ladder(later_limit), *ladder(first_limit)}, reverse=True)
     keys = [draft_key(role, size, k, extra) for size in sizes if first and size <= first_limit]

@@ -41,6 +41,9 @@ class Passes:
         self.sampling: Sampling | None = None
         self._sampled = False
         self.observe: Callable[[str, Any], None] | None = None
+        # Tokens up to which vLLM bounds FlashAttention's number of splits.
+        compilation = proposer.vllm_config.compilation_config
+        self._bounded = int(compilation.max_cudagraph_capture_size or 0)
 
     def body(self, key: DraftKey, *, mask: bool) -> Callable[[], None]:
         """The function whose work the graph of `key` records.
@@ -194,6 +197,8 @@ class Passes:
         _, metadata = proposer.build_per_group_and_layer_attn_metadata(
             common_metadata, draft_index=draft_index
         )
+        if tokens > self._bounded:
+            upstream.split_nothing(metadata)
         if self.observe is not None:
             self.observe("keyword argument", inputs)
             self.observe("attention metadata", metadata)

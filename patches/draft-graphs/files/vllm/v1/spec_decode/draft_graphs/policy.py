@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from . import attention
+from . import attention, sizes
 from .attention import UNTRIED_VARIABLE, WHICH_PLATFORMS, Attention
 from .capabilities import PLATFORMS, Platform
 from .coupling import Coupling, Manner
@@ -117,6 +117,8 @@ class Facts:
     cudagraph_mode: str | None = None
     max_num_seqs: int | None = None
     max_capture_tokens: int | None = None
+    # Tokens that the proposer has room for.
+    max_num_tokens: int | None = None
     attention: tuple[Attention, ...] | None = None
     # The KV-cache group of the draft's layers, where vLLM hands the proposer the metadata of
     # another one; None where it does not.
@@ -321,7 +323,7 @@ def decide(mode: Mode, facts: Facts) -> Decision:
     if facts.coupling.together and first:
         passes = "first passes of " if offers else ""
         notes.append(f"{passes}all data-parallel ranks in steps in which one of them has a prefill")
-    notes += _too_large(facts, first, later)
+    notes += sizes.too_large(facts, first, later)
     return Decision(
         first=first,
         later=later,
@@ -335,6 +337,12 @@ def decide(mode: Mode, facts: Facts) -> Decision:
 def _untried(facts: Facts) -> list[str]:
     """What is granted although no GPU has shown it, with what shows it instead."""
     shown = list(attention.untried_grants(facts.attention or (), facts.platform))
+    most, largest = sizes.most_first_tokens(facts), facts.max_capture_tokens or 0
+    if most > largest:
+        shown.append(
+            f"first passes of {largest + 1} to {most} tokens, above the largest capture size "
+            "(doubles: tests/draft_graphs/upstream_twin.py)"
+        )
     if facts.coupling.together and facts.low_latency_exchange:
         shown.append("low-latency exchanges of experts (reading: docs/many-gpus.md)")
     return shown
@@ -380,18 +388,3 @@ def _later_roles(
     if wanted in barred:
         return (), [f"{wanted}: {barred[wanted]}"]
     return (wanted,), notes
-
-
-def _too_large(facts: Facts, first: bool, later: tuple[Role, ...]) -> list[str]:
-    if facts.max_num_seqs is None or facts.max_capture_tokens is None:
-        return []
-    notes = []
-    largest = facts.max_capture_tokens // facts.drafter.first_tokens(facts.num_speculative_tokens)
-    if first and largest < facts.max_num_seqs:
-        notes.append(
-            f"first passes over {largest} requests, the largest capture size being "
-            f"{facts.max_capture_tokens} tokens (set max_cudagraph_capture_size to more)"
-        )
-    if later and facts.max_capture_tokens < facts.max_num_seqs:
-        notes.append(f"later passes over {facts.max_capture_tokens} requests")
-    return notes

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -317,6 +317,19 @@ def make_builders_of_full_graphs(proposer: Any) -> list[list[Any]] | None:
             ]
             for group in proposer.draft_attn_groups
         ]
+
+
+def split_nothing(metadata: Mapping[str, Any]) -> None:
+    """Have FlashAttention 3 split no sequence in a pass above the largest capture size.
+
+    There vLLM's builder leaves the number of splits to the kernel (0), which takes it from lengths
+    that a capture would bake. Without splits it needs no memory for their results either.
+
+    metadata: of each attention layer, by name.
+    """
+    for own in metadata.values():
+        if getattr(own, "max_num_splits", None) == 0:
+            own.max_num_splits = 1
 
 
 def unseen_group(proposer: Any) -> int | None:
