@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import resource
+import sys
 import time
 from dataclasses import asdict
 from typing import Any
@@ -34,6 +35,33 @@ class Collector:
         else:
             self.seconds += now - self._began
             self.runs += 1
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Stands for a count that is not made."""
+
+
+#: Where each function was that `_nothing` has taken the place of: module, name and function.
+_taken: list[tuple[Any, str, Any]] = []
+
+
+def count_or_not(effects: Any, on: bool) -> None:
+    """Have every module that holds ``count`` or ``put`` of a module call them, or nothing.
+
+    :param effects: the module ``vllm.v1.overlay_effects``.
+    """
+    if on:
+        while _taken:
+            setattr(*_taken.pop())
+        return
+    for name in ("count", "put"):
+        function = getattr(effects, name)
+        if function is _nothing:
+            continue
+        for module in list(sys.modules.values()):
+            if getattr(module, "__dict__", {}).get(name) is function:
+                _taken.append((module, name, function))
+                setattr(module, name, _nothing)
 
 
 class LoadExtension(BenchExtension):
@@ -72,6 +100,18 @@ class LoadExtension(BenchExtension):
         steps = [asdict(step) for step in self._watch.steps]
         self._watch.steps.clear()
         return steps
+
+    def load_counting(self, on: bool) -> None:
+        """Have all modules count as the overlay does, or not at all."""
+        from vllm.v1 import overlay_effects
+
+        count_or_not(overlay_effects, on)
+
+    def load_counted(self) -> int:
+        """What all features of the overlay have counted until now, added up."""
+        from vllm.v1 import overlay_effects
+
+        return sum(sum(each["counts"].values()) for each in overlay_effects.effects().values())
 
     def load_sample(self, rate: int) -> None:
         """Begin to sample this thread, so many times a second."""

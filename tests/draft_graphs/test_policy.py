@@ -366,15 +366,16 @@ def test_first_passes_beyond_the_capture_size_have_to_be_granted() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        {"untried": False},
-        {"attention": (backend("FLASH_ATTN", "fa3"), backend("TRITON_ATTN"))},
-        {"attention": (backend("FLASH_ATTN", "fa4"),)},
-        {"attention": (attention.Attention("OF_SOMEBODY", "Builder"),)},
-        {"drafter": drafters.Drafter("extended", 2, one_pass=True)},
-        {"coupling": Coupling(Manner.TOGETHER, "experts")},
-        {"max_num_tokens": None},
+        pytest.param({"untried": False}, id="not granted"),
+        pytest.param(
+            {"attention": (backend("FLASH_ATTN", "fa3"), backend("TRITON_ATTN"))}, id="TRITON_ATTN"
+        ),
+        pytest.param({"attention": (backend("FLASH_ATTN", "fa4"),)}, id="FlashAttention 4"),
+        pytest.param({"attention": (attention.Attention("OF_SOMEBODY", "Builder"),)}, id="unread"),
+        pytest.param({"drafter": drafters.Drafter("extended", 2, one_pass=True)}, id="one pass"),
+        pytest.param({"coupling": Coupling(Manner.TOGETHER, "experts")}, id="together"),
+        pytest.param({"max_num_tokens": None}, id="no room known"),
     ],
-    ids=str,
 )
 def test_what_has_no_first_passes_beyond_it(other: dict[str, Any]) -> None:
     assert sizes.most_first_tokens(replace(LATE, **{**WIDE, **other})) == 512
