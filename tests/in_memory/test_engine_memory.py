@@ -162,6 +162,33 @@ def test_every_process_drafts_as_it_should_with_patched_code(
     assert hash_files(box.copy.site) == box.before
 
 
+#: What vLLM imports only when it makes its scheduler.
+SCHEDULER = "vllm.v1.core.sched.async_scheduler"
+ASYNCHRONOUS = replace(
+    SPEC,
+    draft="eagle3hid",
+    requests=make_requests(10, tokens=40, wave=3, steps_between=6),
+    env={"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
+    async_scheduling=True,
+    pre=("tests.engine.steady_hooks:schedule_asynchronously",),
+    post_load=("tests.engine.steady_hooks:watch", "tests.in_memory.engine_hooks:live"),
+    finish=("tests.engine.steady_hooks:bookkeeping",),
+)
+
+
+def test_the_asynchronous_scheduler_is_patched_in_memory(box: Box, tiny_models: Path) -> None:
+    spec = replace(ASYNCHRONOUS, models=str(tiny_models))
+    result = launch(box.copy.python, spec, env=box.environment)
+    expect_the_oracle(result)
+    told = result["hooks"]["steady_hooks:bookkeeping"]
+    assert told["counts"]["schedulers that ask which requests hold their slots"] == 1
+    (process,) = result["hooks"]["engine_hooks:live"]
+    assert process["problem"] is None
+    modules = {module["module"]: module["state"] for module in process["record"]["modules"]}
+    assert modules[SCHEDULER] == "runs"
+    assert hash_files(box.copy.site) == box.before
+
+
 @pytest.mark.thorough
 def test_an_engine_with_the_overlay_off_is_vllms(box: Box, tiny_models: Path) -> None:
     environment = box.environment | {"OVERLAY": "off"}
