@@ -98,7 +98,10 @@ def microseconds(rows: int, *, caching: bool, asks: bool) -> float:
     manager = make_manager(rows, caching=caching)
     requests = [admit(manager, number, caching=caching) for number in range(rows)]
     if asks:
-        hold_slots(SimpleNamespace(kv_cache_manager=manager, use_v2_model_runner=False))
+        scheduler = SimpleNamespace(
+            kv_cache_manager=manager, use_v2_model_runner=False, max_model_len=LONGEST
+        )
+        hold_slots(scheduler)
     return round(statistics.median(steps(manager, requests)), 2)
 
 

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench import held_slots as bench
 from overlay.package import KNOWN_RELEASES
 
 pytest.importorskip("vllm")  # in the environment of the engine
@@ -250,6 +251,12 @@ def test_who_allocates_upstreams_way_and_why(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv(shipped.VARIABLE, "perhaps")
     with pytest.raises(ValueError, match="perhaps"):
         reasons(usual)
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_both_ways_can_be_timed(asks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "STEPS", 3)
+    assert bench.microseconds(2, caching=True, asks=asks) > 0
 
 
 @each_bug_of(HELD_SLOTS)
