@@ -18,9 +18,7 @@ from unittest import mock
 
 from overlay.targets.resolution import resolve
 from tests.batched_bookkeeping.mutations import Bug
-from tests.batched_bookkeeping.releases import torch
-from tests.support.beside_vllm import PATCHES
-from tests.support.code_edits import edited
+from tests.batched_bookkeeping.releases import torch, with_bug
 
 # isort: split
 from vllm import envs
@@ -28,7 +26,6 @@ from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core import held_slots
 
-FILE = PATCHES / "batched-bookkeeping/files/vllm/v1/core/held_slots.py"
 #: The packages that a release brings itself; the others are those of the installed vLLM.
 OWN = (
     "vllm.v1.core",
@@ -166,8 +163,7 @@ def make_request(release: str, number: int, length: int, world: World) -> Any:
 @contextmanager
 def feature(bug: Bug) -> Iterator[None]:
     """The feature's module with a bug."""
-    module: Any = ModuleType(held_slots.__name__)
-    exec(compile(edited(FILE.read_text(), [bug]), FILE, "exec"), vars(module))
+    module = with_bug(held_slots.__name__, bug)
     names = {name: getattr(module, name) for name in ("hold_slots", "_appending")}
     with mock.patch.multiple(held_slots, **names):
         yield

@@ -11,8 +11,8 @@ import functools
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -43,7 +43,6 @@ from vllm.v1.worker.gpu_input_batch import InputBatch
 
 FEATURE = "batched-bookkeeping"
 NAME = "vllm.v1.worker.batched_bookkeeping"
-FILE = PATCHES / FEATURE / "files" / f"{NAME.replace('.', '/')}.py"
 RUNNER = "vllm/v1/worker/gpu_model_runner.py"
 SAMPLER = "vllm/v1/sample/rejection_sampler.py"
 WIDTH, VOCABULARY, K, MOST = 16, 50, 3, 6
@@ -79,8 +78,8 @@ def method(source: bytes, owner: str, name: str) -> ast.FunctionDef:
     return node
 
 
-def compiled(release: str, nodes: list[ast.FunctionDef], names: dict[str, Any]) -> dict[str, Any]:
-    """The functions, in a module that has these names."""
+def compiled(release: str, nodes: Sequence[ast.stmt], names: dict[str, Any]) -> dict[str, Any]:
+    """The functions or classes, in a module that has these names."""
     future = ast.parse("from __future__ import annotations").body
     for node in nodes:
         module = ast.Module([*future, node], [])
@@ -88,13 +87,18 @@ def compiled(release: str, nodes: list[ast.FunctionDef], names: dict[str, Any]) 
     return names
 
 
+def with_bug(name: str, bug: Bug) -> ModuleType:
+    """A module that the feature adds, with a bug."""
+    file = PATCHES / FEATURE / "files" / f"{name.replace('.', '/')}.py"
+    module = ModuleType(name)
+    exec(compile(edited(file.read_text(), [bug]), file, "exec"), vars(module))
+    return module
+
+
 @contextmanager
 def feature(bug: Bug | None = None) -> Iterator[Any]:
     """The feature's module, or that with a bug, for batches of any size."""
-    module: Any = shipped
-    if bug is not None:
-        module = ModuleType(NAME)
-        exec(compile(edited(FILE.read_text(), [bug]), FILE, "exec"), vars(module))
+    module: Any = shipped if bug is None else with_bug(NAME, bug)
     worker = sys.modules["vllm.v1.worker"]
     with (
         mock.patch.dict(sys.modules, {NAME: module}),
@@ -109,32 +113,29 @@ def each_bug_of(bugs: list[Bug]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("bug", bugs, ids=lambda bug: f"{bug[1]} -> {bug[2]}")
 
 
-def seeded(law: Callable[..., None], examples: int) -> Callable[[], None]:
-    """A law that is tried on the same examples each time, of which there are so many at most.
+def assert_noticed(
+    bug: Bug,
+    law: Callable[..., None],
+    examples: int,
+    *errors: type[Exception],
+    within: Callable[[Bug], AbstractContextManager[Any]] = feature,
+) -> None:
+    """Assert that a law fails, on the same examples each time, if the feature has a bug.
 
     :param law: what `given` returns, without settings.
+    :param examples: how many are tried at most.
+    :param errors: errors of Python, numpy or PyTorch that the bug may cause instead.
+    :param within: puts the bug in.
     """
-    tried: Callable[[], None] = settings(
+    seeded = settings(
         max_examples=examples,
         deadline=None,
         database=None,
         phases=[Phase.explicit, Phase.generate],
         report_multiple_bugs=False,
     )(seed(1)(law))
-    return tried
-
-
-def assert_noticed(
-    bug: Bug, law: Callable[..., None], examples: int, *errors: type[Exception]
-) -> None:
-    """Assert that a law fails, on the same examples each time, if the feature's module has a bug.
-
-    :param law: what `given` returns, without settings.
-    :param examples: how many are tried at most.
-    :param errors: errors of Python, numpy or PyTorch that the bug may cause instead.
-    """
-    with feature(bug), pytest.raises((AssertionError, *errors)):
-        seeded(law, examples)()
+    with within(bug), pytest.raises((AssertionError, *errors)):
+        seeded()
 
 
 def make_batch() -> Any:

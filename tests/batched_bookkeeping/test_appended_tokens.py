@@ -24,7 +24,7 @@ pytest.importorskip("vllm")  # in the environment of the engine
 from tests.batched_bookkeeping import releases
 from tests.batched_bookkeeping.kv_caches import feature, modules, own_modules, scheduler_of
 from tests.batched_bookkeeping.mutations import APPENDED_TOKENS, Bug
-from tests.batched_bookkeeping.releases import each_bug_of, seeded, shipped
+from tests.batched_bookkeeping.releases import assert_noticed, each_bug_of, shipped
 
 # isort: split
 from vllm.sampling_params import RepetitionDetectionParams, SamplingParams
@@ -65,10 +65,7 @@ def schedulers(release: str, patched: bool) -> Any:
         bases: list[ast.expr] = [ast.Name("Scheduler", ast.Load())] if classes else []
         body = update_of(source, owner) or [ast.Pass()]
         classes.append(ast.ClassDef(owner, bases, [], body, []))
-    future = ast.parse("from __future__ import annotations").body
-    module = ast.fix_missing_locations(ast.Module([*future, *classes], []))
-    exec(compile(module, release, "exec"), names)
-    return names["AsyncScheduler"]
+    return releases.compiled(release, classes, names)["AsyncScheduler"]
 
 
 class Case(NamedTuple):
@@ -228,5 +225,4 @@ def test_each_mistake_is_noticed(bug: Bug) -> None:
     def law(case: Case, release: str) -> None:
         check(release, case)
 
-    with feature(bug), pytest.raises((AssertionError, AttributeError)):
-        seeded(law, 600)()
+    assert_noticed(bug, law, 600, AttributeError, within=feature)

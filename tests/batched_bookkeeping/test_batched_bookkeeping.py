@@ -283,11 +283,6 @@ def check(release: str, step: Step) -> None:
 # -- laws
 
 
-@pytest.fixture(autouse=True)
-def unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(shipped.VARIABLE, raising=False)
-
-
 @pytest.mark.parametrize("release", CHANGED)
 @settings(max_examples=25, deadline=None)
 @examples

@@ -168,11 +168,6 @@ def check(release: str, step: Step) -> None:
     assert counted == (bool(scheduled(step)) and not isinstance(pristine[0], type))
 
 
-@pytest.fixture(autouse=True)
-def unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(shipped.VARIABLE, raising=False)
-
-
 #: A request that decodes, a chunk of a prompt with drafts, one without, and one without drafts.
 MIXED = [Request(K, K + 1, -1), Request(2, 5, 2), Request(0, 1, 0), Request(None, 1, 0)]
 

@@ -158,11 +158,6 @@ def check(release: str, step: Step) -> None:
         assert changed == {FILLED}
 
 
-@pytest.fixture(autouse=True)
-def unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(shipped.VARIABLE, raising=False)
-
-
 @pytest.mark.parametrize("release", CHANGED)
 @settings(max_examples=80, deadline=None)
 @example(step=Step([Request(0, 0, 1), Request(1, 0, 1)], 0, True, False))

@@ -117,11 +117,6 @@ def check(release: str, each: list[Row]) -> None:
     assert listed == (bool(each) and not embedded)
 
 
-@pytest.fixture(autouse=True)
-def unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(shipped.VARIABLE, raising=False)
-
-
 @pytest.mark.parametrize("release", CHANGED)
 @settings(max_examples=60, deadline=None)
 @given(each=ROWS)

@@ -305,11 +305,6 @@ def fills(request: Request) -> bool:
 # -- laws
 
 
-@pytest.fixture(autouse=True)
-def unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(shipped.VARIABLE, raising=False)
-
-
 @pytest.mark.parametrize("release", CHANGED)
 @settings(max_examples=60, deadline=None)
 @given(step=steps())
