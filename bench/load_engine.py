@@ -95,13 +95,51 @@ class Load:
             self.step(more=False)
 
 
-def arguments() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Add what :func:`start` reads, but for the number of requests at a time."""
     parser.add_argument("--shape", choices=SHAPES, default="1b")
     parser.add_argument("--drafter", choices=DRAFTERS, default="eagle3")
     parser.add_argument("--k", type=int, default=3, help="draft tokens per step")
     parser.add_argument("--mode", default="FULL_AND_PIECEWISE", help="target's cudagraph mode")
+    parser.add_argument("--accept", type=float, default=2.5, help="mean acceptance length; 0: none")
+    parser.add_argument("--engine", default="{}", help="further LLM arguments, JSON")
+    parser.add_argument("--speculative", default="{}", help="further speculative_config, JSON")
+    parser.add_argument("--configs", type=Path, help="folder for the models' configurations")
+    # What `step_time.llm_arguments` reads besides.
+    parser.set_defaults(model=None, arguments="[]", tensor_parallel=1)
+
+
+def start(args: argparse.Namespace, *, own_process: bool) -> tuple[Any, dict[str, Any]]:
+    """Start the engine, and watch its steps.
+
+    :param own_process: whether it has a process of its own, as a server's has.
+
+    Returns the engine, and what it is, for the result.
+    """
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(own_process))
+    import torch
+    import vllm
+
+    args.configs = args.configs or Path(tempfile.mkdtemp())
+    options = step_time.llm_arguments(args, [args.concurrency])
+    options |= {"worker_extension_cls": "bench.load_side.LoadExtension"}
+    options |= {"enable_prefix_caching": False} | json.loads(args.engine)
+    llm = vllm.LLM(**options)
+    told = llm.collective_rpc("load_watch")[0]
+    return llm, {
+        "vllm": vllm.__version__,
+        "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none",
+        "runner": told["runner"],
+        "draft_graphs": told.get("draft_graphs"),
+        **{name: getattr(args, name) for name in ("shape", "drafter", "k", "mode", "accept")},
+        "concurrency": args.concurrency,
+    }
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    add_engine_options(parser)
     parser.add_argument("--concurrency", type=int, default=256)
     parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt")
     parser.add_argument("--answer", type=int, default=256, help="tokens of an answer")
@@ -110,9 +148,6 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=512, help="that end in a round")
-    parser.add_argument("--accept", type=float, default=2.5, help="mean acceptance length; 0: none")
-    parser.add_argument("--engine", default="{}", help="further LLM arguments, JSON")
-    parser.add_argument("--speculative", default="{}", help="further speculative_config, JSON")
     parser.add_argument("--sample", type=Path, metavar="FILE", help="sample stacks of the host")
     parser.add_argument("--sample-seconds", type=float, default=8)
     parser.add_argument("--sample-rate", type=int, default=500, help="samples a second")
@@ -121,9 +156,6 @@ def arguments() -> argparse.Namespace:
         "--own-process", action="store_true", help="the engine in its own, as a server has it"
     )
     parser.add_argument("--gate", type=Path, help="start up, then wait until this file is there")
-    parser.add_argument("--configs", type=Path, help="folder for the models' configurations")
-    # What `step_time.llm_arguments` reads besides.
-    parser.set_defaults(model=None, arguments="[]", tensor_parallel=1)
     return parser.parse_args()
 
 
@@ -193,27 +225,14 @@ def on_gpu(load: Load, llm: Any, seconds: float) -> dict[str, Any]:
 def main() -> None:
     """Start the engine, load it, print the RESULT line."""
     args = arguments()
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(args.own_process))
-    import torch
-    import vllm
-
-    args.configs = args.configs or Path(tempfile.mkdtemp())
-    options = step_time.llm_arguments(args, [args.concurrency])
-    options |= {"worker_extension_cls": "bench.load_side.LoadExtension"}
-    options |= {"enable_prefix_caching": False} | json.loads(args.engine)
-    llm = vllm.LLM(**options)
-    description = llm.collective_rpc("load_watch")[0]
+    llm, description = start(args, own_process=args.own_process)
     load = Load(llm, args.concurrency, args.prompt, args.answer, args.spread)
     print("READY", flush=True)
     while args.gate and not args.gate.exists():
         time.sleep(0.1)
     result: dict[str, Any] = {
-        "vllm": vllm.__version__,
-        "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none",
-        "runner": description["runner"],
-        "draft_graphs": description.get("draft_graphs"),
-        **{name: getattr(args, name) for name in ("shape", "drafter", "k", "mode", "concurrency")},
-        **{name: getattr(args, name) for name in ("prompt", "answer", "spread", "accept")},
+        **description,
+        **{name: getattr(args, name) for name in ("prompt", "answer", "spread")},
         "own_process": args.own_process,
         "rounds": rounds(load, llm, args),
     }

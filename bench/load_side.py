@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import gc
 import resource
-import sys
 import time
 from dataclasses import asdict
 from typing import Any
 
 from bench.load_steps import Watch
+from bench.metrics_cost import count_or_not
 from overlay.proof.engine_side import BenchExtension
 from overlay.proof.sampling import SignalSampler
 
@@ -35,33 +35,6 @@ class Collector:
         else:
             self.seconds += now - self._began
             self.runs += 1
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    """Stands for a count that is not made."""
-
-
-#: Where each function was that `_nothing` has taken the place of: module, name and function.
-_taken: list[tuple[Any, str, Any]] = []
-
-
-def count_or_not(effects: Any, on: bool) -> None:
-    """Have every module that holds ``count`` or ``put`` of a module call them, or nothing.
-
-    :param effects: the module ``vllm.v1.overlay_effects``.
-    """
-    if on:
-        while _taken:
-            setattr(*_taken.pop())
-        return
-    for name in ("count", "put"):
-        function = getattr(effects, name)
-        if function is _nothing:
-            continue
-        for module in list(sys.modules.values()):
-            if getattr(module, "__dict__", {}).get(name) is function:
-                _taken.append((module, name, function))
-                setattr(module, name, _nothing)
 
 
 class LoadExtension(BenchExtension):

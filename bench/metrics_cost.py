@@ -14,10 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,29 +23,46 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.load_engine import Load
-from overlay.proof import step_time
-from overlay.proof.shapes import DRAFTERS, SHAPES
+from bench.load_engine import Load, add_engine_options, start
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Stands for a count that is not made."""
+
+
+#: Where each function was that `_nothing` has taken the place of: module, name and function.
+_taken: list[tuple[Any, str, Any]] = []
+
+
+def count_or_not(effects: Any, on: bool) -> None:
+    """Have every module that holds ``count`` or ``put`` of a module call them, or nothing.
+
+    :param effects: the module ``vllm.v1.overlay_effects``.
+    """
+    if on:
+        while _taken:
+            setattr(*_taken.pop())
+        return
+    for name in ("count", "put"):
+        function = getattr(effects, name)
+        if function is _nothing:
+            continue
+        for module in list(sys.modules.values()):
+            if getattr(module, "__dict__", {}).get(name) is function:
+                _taken.append((module, name, function))
+                setattr(module, name, _nothing)
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("out", type=Path, help="file for the figures, JSON")
-    parser.add_argument("--shape", choices=SHAPES, default="1b")
-    parser.add_argument("--drafter", choices=DRAFTERS, default="eagle3")
-    parser.add_argument("--k", type=int, default=3, help="draft tokens per step")
-    parser.add_argument("--mode", default="FULL_AND_PIECEWISE", help="target's cudagraph mode")
+    add_engine_options(parser)
     parser.add_argument("--concurrency", type=int, default=8, help="requests at a time")
     parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")
     parser.add_argument("--answer", type=int, default=2048, help="tokens of an answer")
     parser.add_argument("--pairs", type=int, default=40, help="of windows, on and off")
     parser.add_argument("--seconds", type=float, default=1.0, help="of a window")
-    parser.add_argument("--accept", type=float, default=2.5, help="mean acceptance length; 0: none")
-    parser.add_argument("--engine", default="{}", help="further LLM arguments, JSON")
-    parser.add_argument("--speculative", default="{}", help="further speculative_config, JSON")
-    # What `step_time.llm_arguments` reads besides.
-    parser.set_defaults(model=None, arguments="[]", tensor_parallel=1, configs=None)
     return parser.parse_args()
 
 
@@ -107,24 +122,13 @@ def measure(load: Load, llm: Any, pairs: int, seconds: float) -> dict[str, Any]:
 def main() -> None:
     """Start the engine, load it, write the figures."""
     args = arguments()
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
-    import torch
-    import vllm
-
-    args.configs = Path(tempfile.mkdtemp())
-    options = step_time.llm_arguments(args, [args.concurrency])
-    options |= {"worker_extension_cls": "bench.load_side.LoadExtension"}
-    llm = vllm.LLM(**options | {"enable_prefix_caching": False} | json.loads(args.engine))
-    description = llm.collective_rpc("load_watch")[0]
+    llm, description = start(args, own_process=True)
     load = Load(llm, args.concurrency, args.prompt, args.answer)
     window(load, llm, max(args.seconds, 3.0), counting=True)  # warms up
     results = {
         "what": "milliseconds of a step with the overlay's counting on and off, in pairs",
-        "vllm": vllm.__version__,
-        "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none",
-        "draft_graphs": description.get("draft_graphs"),
-        **{name: getattr(args, name) for name in ("shape", "drafter", "k", "mode", "concurrency")},
-        **{name: getattr(args, name) for name in ("prompt", "answer", "accept", "seconds")},
+        **description,
+        **{name: getattr(args, name) for name in ("prompt", "answer", "seconds")},
         **measure(load, llm, args.pairs, args.seconds),
     }
     args.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench import metrics_cost
-from bench.metrics_cost import compared, measure
+from bench.metrics_cost import compared, count_or_not, measure
 
 FACTORS = st.floats(0.98, 1.02)
 STEPS = st.floats(1, 50)
@@ -66,17 +66,6 @@ def test_both_ways_are_measured_in_turn(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_no_module_counts_while_counting_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("vllm", "vllm.v1", "vllm.v1.worker"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    worker: Any = sys.modules["vllm.v1.worker"]
-    worker.gpu_worker = SimpleNamespace(Worker=SimpleNamespace(compile_or_warm_up_model=None))
-    torch: Any = ModuleType("torch")
-    torch.Tensor = object
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    for name in ("bench.load_side", "overlay.proof.engine_side"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    from bench import load_side
-
     counted: list[str] = []
     effects: Any = ModuleType("effects")
     effects.count = lambda feature, name: counted.append(name)
@@ -86,13 +75,13 @@ def test_no_module_counts_while_counting_is_off(monkeypatch: pytest.MonkeyPatch)
     for module in (effects, holder):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     for _ in range(2):
-        load_side.count_or_not(effects, False)
-        load_side.count_or_not(effects, False)
+        count_or_not(effects, False)
+        count_or_not(effects, False)
         effects.count("a", "b")
         effects.put("a", "b", 1, None)
         holder.count("a", "b")
         assert not counted
         assert holder.put is len  # another one of that name
-        load_side.count_or_not(effects, True)
+        count_or_not(effects, True)
     holder.count("a", "b")
     assert counted == ["b"]

@@ -51,6 +51,7 @@ class TwinMutation:
     :ivar stands_for, changes: as in `Mutation`.
     :ivar script: the twin that shows it, and `options` what it is told.
     :ivar says: a part of its error.
+    :ivar captured: whether it is drafts or the KV cache that show it, and not a capture.
     """
 
     name: str
@@ -59,6 +60,7 @@ class TwinMutation:
     script: str
     options: tuple[str, ...]
     says: str
+    captured: bool = True
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,7 @@ TWIN_MUTATIONS = (
         "upstream_twin.py",
         ("--cases", "1", "--only", "max_capture_tokens=8"),
         "CaptureRefused: attention chooses its number of splits",
+        captured=False,
     ),
     TwinMutation(
         "a graph serves a batch with ranges of a prefix language model",

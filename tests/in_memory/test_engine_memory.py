@@ -21,6 +21,7 @@ from overlay.proof.engine_launch import EngineFailed, launch
 from overlay.proof.engine_spec import EngineSpec, make_requests
 from tests.engine.engine_fixtures import private_vllm
 from tests.engine.private_copy import PrivateCopy, hash_files
+from tests.engine.test_steady_engine import SPEC as ASYNCHRONOUS
 from tests.in_memory.installed import install_beside, read_only
 from tests.support.patches import hunk, patch_text
 
@@ -164,20 +165,11 @@ def test_every_process_drafts_as_it_should_with_patched_code(
 
 #: What vLLM imports only when it makes its scheduler.
 SCHEDULER = "vllm.v1.core.sched.async_scheduler"
-ASYNCHRONOUS = replace(
-    SPEC,
-    draft="eagle3hid",
-    requests=make_requests(10, tokens=40, wave=3, steps_between=6),
-    env={"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
-    async_scheduling=True,
-    pre=("tests.engine.steady_hooks:schedule_asynchronously",),
-    post_load=("tests.engine.steady_hooks:watch", "tests.in_memory.engine_hooks:live"),
-    finish=("tests.engine.steady_hooks:bookkeeping",),
-)
 
 
 def test_the_asynchronous_scheduler_is_patched_in_memory(box: Box, tiny_models: Path) -> None:
-    spec = replace(ASYNCHRONOUS, models=str(tiny_models))
+    hooks = (*ASYNCHRONOUS.post_load, *SPEC.post_load)
+    spec = replace(ASYNCHRONOUS, models=str(tiny_models), post_load=hooks)
     result = launch(box.copy.python, spec, env=box.environment)
     expect_the_oracle(result)
     told = result["hooks"]["steady_hooks:bookkeeping"]
