@@ -105,12 +105,13 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", default="{}", help="further LLM arguments, JSON")
     parser.add_argument("--speculative", default="{}", help="further speculative_config, JSON")
     parser.add_argument("--configs", type=Path, help="folder for the models' configurations")
+    parser.add_argument("--gate", type=Path, help="start up, then wait until this file is there")
     # What `step_time.llm_arguments` reads besides.
     parser.set_defaults(model=None, arguments="[]", tensor_parallel=1)
 
 
 def start(args: argparse.Namespace, *, own_process: bool) -> tuple[Any, dict[str, Any]]:
-    """Start the engine, and watch its steps.
+    """Start the engine, watch its steps, and wait for the gate, where there is one.
 
     :param own_process: whether it has a process of its own, as a server's has.
 
@@ -126,6 +127,9 @@ def start(args: argparse.Namespace, *, own_process: bool) -> tuple[Any, dict[str
     options |= {"enable_prefix_caching": False} | json.loads(args.engine)
     llm = vllm.LLM(**options)
     told = llm.collective_rpc("load_watch")[0]
+    print("READY", flush=True)
+    while args.gate and not args.gate.exists():
+        time.sleep(0.1)
     return llm, {
         "vllm": vllm.__version__,
         "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none",
@@ -155,7 +159,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--own-process", action="store_true", help="the engine in its own, as a server has it"
     )
-    parser.add_argument("--gate", type=Path, help="start up, then wait until this file is there")
     return parser.parse_args()
 
 
@@ -227,9 +230,6 @@ def main() -> None:
     args = arguments()
     llm, description = start(args, own_process=args.own_process)
     load = Load(llm, args.concurrency, args.prompt, args.answer, args.spread)
-    print("READY", flush=True)
-    while args.gate and not args.gate.exists():
-        time.sleep(0.1)
     result: dict[str, Any] = {
         **description,
         **{name: getattr(args, name) for name in ("prompt", "answer", "spread")},

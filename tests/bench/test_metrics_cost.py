@@ -26,6 +26,18 @@ def test_drift_between_pairs_does_not_count(off: list[float], factor: float) -> 
     assert found["error"] == pytest.approx(0, abs=1e-3)
 
 
+@given(noise=st.lists(st.floats(-5, 5), min_size=2, max_size=400))
+def test_the_interval_of_the_median_holds_as_many_differences_as_a_coin_does(
+    noise: list[float],
+) -> None:
+    found = compared([(10 + each / 10, 10) for each in noise])
+    below = sum(each < found["low"] - 1e-3 for each in noise)
+    above = sum(each > found["high"] + 1e-3 for each in noise)
+    assert found["low"] <= found["median"] <= found["high"]
+    for outside in (below, above):
+        assert outside <= max(len(noise) / 2 - 0.98 * math.sqrt(len(noise)), 0)
+
+
 @given(noise=st.lists(st.floats(-5, 5), min_size=2, max_size=30))
 def test_the_error_is_that_of_a_mean(noise: list[float]) -> None:
     found = compared([(10 + each / 10, 10) for each in noise])
@@ -58,7 +70,7 @@ def test_both_ways_are_measured_in_turn(monkeypatch: pytest.MonkeyPatch) -> None
     engine: Any = Engine()
     clock = SimpleNamespace(perf_counter=lambda: engine.now)
     monkeypatch.setattr(metrics_cost, "time", clock)
-    found = measure(engine, engine, pairs=6, seconds=0.5)
+    found = measure(engine, engine, pairs=6, steps=50)
     assert found["difference"]["percent"] == pytest.approx(1, abs=0.01)
     assert found["step_ms"] == {"on": 10.1, "off": 10.0}
     assert found["counts_per_step"] == {"on": 10, "off": 0}

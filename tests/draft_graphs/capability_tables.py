@@ -38,7 +38,8 @@ def granted(row: Any, platform: Any) -> str:
     shown = attention.evidence(platform, row)
     if shown == "refused":
         return "refused"
-    roles = ", ".join(f"`{role}`" for role in capabilities.ROLES if role in row.roles)
+    names = [role for role in capabilities.UNIFORM_ROLES if role in row.roles]
+    roles = ", ".join(f"`{role}`" for role in (*names, *["mixed"] * bool(row.mixed)))
     if shown == "gpu":
         return roles
     return f"{roles}; the log says that no GPU has shown it" if row.kept else f"{roles}, untried"

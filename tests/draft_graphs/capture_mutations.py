@@ -187,7 +187,7 @@ CAPTURE_MUTATIONS = (
         "hazard 3",
         one(
             "passes.py",
-            "Passes.first",
+            "Passes._shifted",
             "torch.sub(...)",
             "buffers.step_seq_lens[:reqs].copy_(buffers.seq_lens[:reqs])",
         ),

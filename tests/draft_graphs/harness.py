@@ -53,6 +53,7 @@ class Run:
     :ivar sabotage: a name in `sabotage.SABOTAGES`, done after the capture and undone at the end.
     :ivar check: `OVERLAY_DRAFT_GRAPHS_CHECK`.
     :ivar untried: `OVERLAY_DRAFT_GRAPHS_UNTRIED`.
+    :ivar mixed: whether that grants graphs of mixed batches.
     :ivar profile_fails: whether no graph can be captured for vLLM's profile of their memory.
     :ivar tunes: whether the draft model reads a value at its first call of each size, as a kernel
         does that tunes itself, or one that is loaded when it is first used.
@@ -67,6 +68,7 @@ class Run:
     sabotage: str | None = None
     check: bool = True
     untried: bool = False
+    mixed: bool = False
     profile_fails: bool = False
     tunes: bool = False
     draft_only: bool = False
@@ -181,7 +183,7 @@ class Engine:
         )
         self.zero_null_block = plan.zero_null_block
         use_package(INSTALLED)
-        self.backend = RecordedBackend()
+        self.backend = RecordedBackend(mixed=plan.runs[0].mixed)
         self.backend.install()
         self.loaded_for = None if plan.runs[0].mutation else plan.runs[0]
         set_variables(plan.runs[0])
@@ -218,7 +220,7 @@ class Engine:
         use_package(load_package(run.mutation, scratch))
         for graph in self.backend.graphs:
             graph.reset()  # of the run before: while it is not collected, every replay looks at it
-        self.backend = RecordedBackend()
+        self.backend = RecordedBackend(mixed=run.mixed)
         self.backend.install()
         set_variables(run)
         drafter = self.runner.drafter

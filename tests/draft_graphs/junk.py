@@ -38,6 +38,8 @@ class Junk:
         self._fill(buffers.seq_lens, 1, longest)
         self._fill(buffers.step_seq_lens, 1, longest)
         self._fill(buffers.rejected, 0, self.k + 1)
+        self._fill(buffers.mixed_start_loc, 0, tokens)
+        buffers.mixed_start_loc.copy_(buffers.mixed_start_loc.sort().values)
         self._fill(buffers.block_table, 1, self.slots // proposer.block_size)
         self._fill(buffers.padding_bits, -1, 1)
         if buffers.target_tokens is not None:
@@ -61,8 +63,10 @@ class Junk:
             if buffers.target_hidden is not None:
                 buffers.target_hidden[first:].fill_(float("nan"))
             return
+        if role == "mixed":
+            first = int(buffers.mixed_start_loc[live])
         proposer.hidden_states[first:tokens].fill_(float("nan"))
-        if role == "first":
+        if role in ("first", "mixed"):
             self._fill(proposer.input_ids[first:tokens], 3, self.vocab)
             self._fill(buffers.next_tokens[live:], 3, self.vocab)
             if buffers.target_hidden is not None:

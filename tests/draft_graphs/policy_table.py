@@ -35,6 +35,7 @@ PLAIN = policy.Facts(
     cudagraph_mode="FULL_AND_PIECEWISE",
     max_num_seqs=128,
     max_capture_tokens=512,
+    max_num_tokens=4096,
     attention=(FLASH_ATTN,),
 )
 DRAFT_MODEL = "vllm.v1.spec_decode.draft_model.DraftModelProposer"
@@ -77,10 +78,13 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ),
     ("`draft_sample_method: probabilistic`", {"probabilistic": True}),
     ("a draft that takes embeddings of images", {"multimodal": True}),
-    ("at most 256 requests and 512 captured tokens", {"max_num_seqs": 256}),
     (
-        "the same with `OVERLAY_DRAFT_GRAPHS_UNTRIED=on`",
-        {"max_num_seqs": 256, "max_num_tokens": 8192, "untried": True},
+        "256 requests, 512 captured tokens and steps of up to 8,192",
+        {"max_num_seqs": 256, "max_num_tokens": 8192},
+    ),
+    (
+        "the same with another attention backend than FlashAttention 3",
+        {"max_num_seqs": 256, "max_num_tokens": 8192, "attention": (backend("TRITON_ATTN"),)},
     ),
     (
         "EAGLE3 drafts whose `fc` layer does not tell its width",
@@ -202,7 +206,8 @@ def row(words: str, changes: dict[str, Any]) -> str:
     """One row: what the default mode captures, and what the log says of the rest."""
     facts = replace(PLAIN, **changes)
     decision = policy.decide("auto", facts)
-    roles = [facts.drafter.first_role] * decision.first + list(decision.later)
+    roles = [facts.drafter.first_role] * decision.first
+    roles += ["mixed"] * bool(decision.mixed_tokens) + list(decision.later)
     said = "; ".join([*decision.refusals, *decision.notes])
     return f"| {words} | {', '.join(f'`{role}`' for role in roles) or 'nothing'} | {said} |"
 

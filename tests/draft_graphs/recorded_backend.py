@@ -13,11 +13,13 @@ from tests.draft_graphs.recorded_graph import GraphPool, RecordedGraph
 class RecordedBackend:
     """Makes recordings where the module would make CUDA graphs, and remembers them.
 
+    mixed: whether the double's row grants graphs of mixed batches, where the user does.
+
     `before_replay` is called with the graph at each replay: what it does to memory stands for
     whatever else the device may have done there since the last one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, mixed: bool = False) -> None:
         from vllm.v1.spec_decode.draft_graphs import capabilities
 
         attention = "tests.draft_graphs.graph_safe_attention."
@@ -27,7 +29,8 @@ class RecordedBackend:
             builder=attention + "GraphSafeBuilder",
             evidence="gpu",
             where="the double itself",
-            any_size=True,
+            any_size="doubles",
+            mixed="doubles" if mixed else None,
         )
         #: As on CUDA, with the double of an attention backend beside vLLM's own.
         self.platform: Any = capabilities.PLATFORMS[0]

@@ -7,14 +7,14 @@ from typing import cast
 from tests.draft_graphs.mutation_types import Catcher, Mutation, one
 from tests.draft_graphs.package_copies import HOOKED, PROPOSE
 
-#: What both kinds of uniform batch have in common.
+#: What all kinds of first pass have in common.
 _SHARED = ("the next tokens", "the lengths", "the rejected tokens", "the blocks")
 
 
 def _staged_in(what: str, kind: str) -> str:
     """The function that stages a thing for graphs of a kind."""
     shared = kind == "First" and what in _SHARED
-    return "_UniformRows.copy" if shared else f"{kind}Staging.stage"
+    return "_FirstRows.copy" if shared else f"{kind}Staging.stage"
 
 
 REPLAY_MUTATIONS = (
@@ -48,7 +48,7 @@ REPLAY_MUTATIONS = (
     Mutation(
         "the first step does not get the first pass's token",
         "replay",
-        one("passes.py", "Passes.first", "buffers.step_drafts[:reqs].copy_(draft)", "None"),
+        one("passes.py", "Passes._shifted", "buffers.step_drafts[:reqs].copy_(draft)", "None"),
         "acceptance",
         mode="step",
     ),
@@ -67,13 +67,13 @@ REPLAY_MUTATIONS = (
     Mutation(
         "the later passes do not get the hidden states of the first",
         "replay",
-        one("passes.py", "Passes.first", "_gather(...)", "None"),
+        one("passes.py", "Passes._shifted", "_gather(...)", "None"),
         "acceptance",
     ),
     Mutation(
         "the later passes do not get the positions of the first",
         "replay",
-        one("passes.py", "Passes.first", "positions[:reqs].copy_(...)", "None"),
+        one("passes.py", "Passes._shifted", "positions[:reqs].copy_(...)", "None"),
         "audit",
     ),
     Mutation(
@@ -178,9 +178,9 @@ REPLAY_MUTATIONS = (
         "dispatch",
         one(
             "replay.py",
-            "Replay._not_uniform",
-            "cad.max_query_len != query_len or tokens != reqs * query_len",
-            "False",
+            "Replay.propose",
+            "cad.max_query_len == self._k + 1 and tokens == reqs * (self._k + 1)",
+            "True",
         )
         + one(
             "keys.py",
@@ -207,7 +207,7 @@ REPLAY_MUTATIONS = (
         "dispatch",
         one(
             "replay.py",
-            "Replay._not_uniform",
+            "Replay._other_inputs",
             "mm_embed_inputs is not None and mm_embed_inputs[0]",
             "True",
         ),

@@ -182,6 +182,7 @@ def scenario(models: Path, name: str) -> Plan:
         runs = [Run("auto")]
     if name == "small capture sizes":
         runs.append(Run("beyond them", untried=True))
+        runs += [Run(f"mixed, {mode}", mode, untried=True, mixed=True) for mode in ("loop", "step")]
     if name == "one request at a time":
         runs += [FAILING, Run("a profile that fails", profile_fails=True)]
     bugs = [
@@ -302,6 +303,18 @@ def test_beyond_the_largest_capture_size_they_have_graphs_where_that_is_granted(
     expect_right(outcome)
     assert outcome.captured == [f"{role} {size}" for role in ("first", "loop") for size in OWN]
     assert {3, 4, 8} <= live_sizes(outcome, "propose")
+
+
+@pytest.mark.parametrize("mode", ["loop", "step"])
+def test_mixed_batches_have_graphs_where_that_is_granted(
+    scenarios: dict[str, dict[str, Outcome]], mode: str
+) -> None:
+    outcome = scenarios["small capture sizes"][f"mixed, {mode}"]
+    expect_right(outcome)
+    assert outcome.captured.count("mixed 8") == 3  # of 128, 256 and 512 tokens
+    assert not outcome.declined, "every batch has graphs, and none of its passes is upstream's"
+    assert outcome.replays["mixed 8"] > 3
+    assert outcome.python_calls == 0
 
 
 def test_one_request_at_a_time_has_two_graphs(scenarios: dict[str, dict[str, Outcome]]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any
 
 import pytest
@@ -14,7 +14,9 @@ from tests.gpu.every_size import BELOW, DEFAULT_CAPTURED, STEPS, at_every_size, 
 from tests.gpu.gpu_cells import all_cells
 
 keys: Any = added("keys")
-CELLS = {cell.name: cell for cell in all_cells("MODELS") if cell.mode == "loop" and cell.every_size}
+LOOPS = [cell for cell in all_cells("MODELS") if cell.mode == "loop"]
+CELLS = {cell.name: cell for cell in LOOPS if cell.every_size == "uniform"}
+MIXED = {cell.name: cell for cell in LOOPS if cell.every_size == "mixed"}
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -57,6 +59,35 @@ def test_all_begin_in_one_step_and_end_in_time(name: str) -> None:
         place + request.tokens for place, request in zip(prompts, spec.requests, strict=True)
     )
     assert longest + 2 * spec.k < spec.max_model_len
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_every_graph_of_mixed_batches_has_a_batch(name: str) -> None:
+    """From the oracle alone: how many requests and tokens there are at each step."""
+    spec, rule = MIXED[name].spec, oracle.make_rule()
+    batches: dict[int, list[int]] = defaultdict(list)
+    for request in spec.requests:
+        batches[request.arrival].append(len(request.prompt))
+        verified = oracle.undisturbed(rule, request.prompt, request.tokens, spec.k)
+        for step in range(request.arrival + 1, request.arrival + 1 + len(verified)):
+            batches[step].append(spec.k + 1)
+        assert len(request.prompt) + request.tokens + 2 * spec.k < spec.max_model_len
+    plan = keys.plan_keys(
+        k=spec.k,
+        max_num_seqs=spec.max_num_seqs,
+        max_capture_tokens=DEFAULT_CAPTURED,
+        first=True,
+        later=("loop",),
+        max_mixed_tokens=keys.MIXED_TOKENS[-1],
+    )
+    captured = keys.DraftKeys()
+    for key in plan:
+        captured.add(key)
+    mixed = [each for each in batches.values() if set(each) != {spec.k + 1}]
+    taken = {captured.dispatch("mixed", sum(each), len(each), spec.k) for each in mixed}
+    assert taken == {None, *(key for key in plan if key.role == "mixed")}
+    assert max(sum(each) for each in mixed) <= spec.max_num_batched_tokens
+    assert max(len(each) for each in mixed) <= spec.max_num_seqs
 
 
 def test_without_a_larger_graph_there_is_nothing_above() -> None:

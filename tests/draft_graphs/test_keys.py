@@ -34,7 +34,7 @@ def plans(draw: Any) -> tuple[list[Any], int, int, int]:
     return plan, k, seqs, tokens
 
 
-@given(sizes=SIZES, k=KS, role=st.sampled_from(keys.ROLES), reqs=st.integers(-1, 45))
+@given(sizes=SIZES, k=KS, role=st.sampled_from(keys.UNIFORM_ROLES), reqs=st.integers(-1, 45))
 def test_the_smallest_graph_that_holds_the_batch_is_dispatched(
     sizes: set[int], k: int, role: str, reqs: int
 ) -> None:
@@ -134,6 +134,50 @@ def test_first_passes_alone_may_have_more_tokens_than_others(
     assert set(first) <= set(later)
 
 
+@given(
+    k=KS,
+    seqs=SEQS,
+    tokens=CAPTURES,
+    most=st.integers(0, 5000),
+    batch=st.tuples(st.integers(1, 700), st.integers(1, 5000)),
+)
+def test_a_mixed_batch_within_the_limits_has_a_graph_and_as_many_later_rows(
+    k: int, seqs: int, tokens: int, most: int, batch: tuple[int, int]
+) -> None:
+    made = {"k": k, "max_num_seqs": seqs, "first": True, "later": ("loop", "step")}
+    plan = keys.plan_keys(**made, max_capture_tokens=tokens, max_mixed_tokens=most)
+    captured = keys.DraftKeys()
+    for key in plan:
+        captured.add(key)
+    reqs, length = min(batch), max(batch)
+    key = captured.dispatch("mixed", length, reqs, k)
+    assert captured.dispatch("mixed", length, reqs, k + 1) is None
+    assert captured.dispatch("mixed", length, reqs, k, sampled=True) is None
+    limit = min(seqs, tokens)
+    if reqs > limit or length > most:
+        assert key is None
+        return
+    if key is None:  # the largest graph has as many requests as tokens, and there are more of both
+        assert most < limit
+        return
+    assert key.num_reqs >= reqs
+    assert key.num_tokens >= length
+    if k > 1:
+        for role in ("loop", "step"):
+            assert captured.dispatch(role, key.num_reqs, key.num_reqs, k).num_reqs == key.num_reqs
+    # No other graph would have done with less of both.
+    assert not any(
+        reqs <= other.num_reqs <= key.num_reqs
+        and length <= other.num_tokens <= key.num_tokens
+        and other != key
+        for other in plan
+        if other.role == "mixed"
+    )
+    if key.num_reqs > reqs and k > 1:
+        later = captured.dispatch("loop", key.num_reqs, key.num_reqs, k)
+        assert keys.has_padding(later, plan)
+
+
 @given(made=plans())
 def test_first_and_later_passes_of_a_batch_have_the_same_rows(
     made: tuple[list[Any], int, int, int],
@@ -179,7 +223,14 @@ def test_a_graph_has_padding_if_a_smaller_batch_is_dispatched_to_it(
 
 @pytest.mark.parametrize(
     ("role", "tokens", "reqs", "k"),
-    [("first", 3, 1, 3), ("step", 4, 1, 3), ("loop", 0, 0, 3), ("second", 1, 1, 3)],
+    [
+        ("first", 3, 1, 3),
+        ("step", 4, 1, 3),
+        ("loop", 0, 0, 3),
+        ("second", 1, 1, 3),
+        ("mixed", 7, 8, 3),
+        ("mixed", 7, 0, 3),
+    ],
 )
 def test_a_key_that_contradicts_itself_cannot_be_made(
     role: str, tokens: int, reqs: int, k: int

@@ -236,7 +236,7 @@ def test_an_attention_backend_may_serve_later_passes_alone() -> None:
 
 
 def test_of_two_attention_backends_both_must_serve_a_role() -> None:
-    both = (serving(*policy.ROLES), serving("step", name="TRITON_ATTN"))
+    both = (serving(*policy.UNIFORM_ROLES), serving("step", name="TRITON_ATTN"))
     decision = policy.decide("auto", replace(LATE, attention=both))
     assert (decision.first, decision.later) == (False, ("step",))
     both = (serving("first"), serving("step", "loop", name="TRITON_ATTN"))
@@ -331,18 +331,13 @@ def test_batches_beyond_the_capture_size_are_noted() -> None:
     assert decision.notes[1] == "later passes over 512 requests"
 
 
-WIDE = {"max_num_seqs": 200, "untried": True, "max_num_tokens": 2048}
+WIDE = {"max_num_seqs": 200, "max_num_tokens": 2048}
 
 
-def test_first_passes_beyond_the_capture_size_have_to_be_granted() -> None:
+def test_first_passes_beyond_the_capture_size() -> None:
     """With K=3, 200 requests have 800 tokens; the largest capture size is 512."""
     decision = policy.decide("auto", replace(LATE, **WIDE))
-    assert decision.notes == ()
-    (told,) = decision.untried
-    assert told == (
-        "first passes of 513 to 800 tokens, above the largest capture size "
-        "(doubles: tests/draft_graphs/upstream_twin.py)"
-    )
+    assert (decision.notes, decision.untried) == ((), ())
     assert sizes.most_first_tokens(replace(LATE, **WIDE)) == 800
     narrow = replace(LATE, **{**WIDE, "max_num_tokens": 600})
     assert sizes.most_first_tokens(narrow) == 600
@@ -353,7 +348,8 @@ def test_first_passes_beyond_the_capture_size_have_to_be_granted() -> None:
     )
     many = replace(LATE, **{**WIDE, "max_num_seqs": 600, "max_num_tokens": 8192})
     assert sizes.most_first_tokens(many) == 4 * 512
-    first, later = policy.decide("auto", many).notes
+    mixed, first, later = policy.decide("auto", many).notes
+    assert mixed == "first passes of more than 4096 tokens in batches with a prefill"
     assert first == (
         "first passes over 512 requests, the largest capture size being 512 tokens "
         "(set max_cudagraph_capture_size to more)"
@@ -363,10 +359,25 @@ def test_first_passes_beyond_the_capture_size_have_to_be_granted() -> None:
     assert sizes.most_first_tokens(replace(LATE, **{**WIDE, "max_num_seqs": 8})) == 512
 
 
+@pytest.mark.parametrize("kernels", [("fa2",), ("fa3", "fa2")])
+def test_what_no_gpu_has_shown_beyond_the_capture_size_has_to_be_granted(
+    kernels: tuple[str, ...],
+) -> None:
+    attention = tuple(backend("FLASH_ATTN", kernel) for kernel in kernels)
+    facts = replace(LATE, **WIDE, attention=attention)
+    assert sizes.most_first_tokens(facts) == 512
+    assert "first passes over 128 requests" in policy.decide("auto", facts).notes[0]
+    granted = replace(facts, untried=True)
+    assert sizes.most_first_tokens(granted) == 800
+    assert policy.decide("auto", granted).untried[-1] == (
+        "first passes of 513 to 800 tokens, above the largest capture size "
+        "(doubles: tests/draft_graphs/upstream_twin.py)"
+    )
+
+
 @pytest.mark.parametrize(
     "other",
     [
-        pytest.param({"untried": False}, id="not granted"),
         pytest.param(
             {"attention": (backend("FLASH_ATTN", "fa3"), backend("TRITON_ATTN"))}, id="TRITON_ATTN"
         ),
@@ -378,7 +389,42 @@ def test_first_passes_beyond_the_capture_size_have_to_be_granted() -> None:
     ],
 )
 def test_what_has_no_first_passes_beyond_it(other: dict[str, Any]) -> None:
-    assert sizes.most_first_tokens(replace(LATE, **{**WIDE, **other})) == 512
+    assert sizes.most_first_tokens(replace(LATE, **{**WIDE, "untried": True, **other})) == 512
+
+
+def test_first_passes_over_mixed_batches() -> None:
+    """Up to what the drafter has room for, and not beyond what the largest graph holds."""
+    for room, most in ((300, 300), (2048, 2048), (8192, 4096)):
+        facts = replace(LATE, max_num_tokens=room)
+        assert policy.decide("auto", facts).mixed_tokens == sizes.most_mixed_tokens(facts) == most
+    assert policy.decide("auto", LATE).mixed_tokens == 0, "no room known"
+
+
+def test_where_a_first_pass_has_no_later_one_none_is_over_a_mixed_batch() -> None:
+    """The graph of the later passes reads what that of the first leaves."""
+    facts = replace(LATE, max_num_tokens=2048, attention=(serving("first"),))
+    decision = policy.decide("auto", facts)
+    assert (decision.first, decision.later, decision.mixed_tokens) == (True, (), 0)
+    one = replace(LATE, max_num_tokens=2048, num_speculative_tokens=1)
+    assert policy.decide("auto", one).mixed_tokens == 2048
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param({"attention": (backend("FLASH_ATTN", "fa2"),)}, id="FlashAttention 2"),
+        pytest.param(
+            {"attention": (backend("FLASH_ATTN", "fa3"), backend("TRITON_ATTN"))}, id="TRITON_ATTN"
+        ),
+        pytest.param({"drafter": drafters.Drafter("extended", 1)}, id="inputs of its own"),
+        pytest.param({"drafter": drafters.Drafter("context", one_pass=True)}, id="one pass"),
+        pytest.param({"coupling": Coupling(Manner.TOGETHER, "experts")}, id="together"),
+        pytest.param({"no_first": "a reason"}, id="no first pass"),
+    ],
+)
+def test_what_has_no_first_passes_over_mixed_batches(other: dict[str, Any]) -> None:
+    facts = replace(LATE, **{"max_num_tokens": 2048, "untried": True, **other})
+    assert policy.decide("auto", facts).mixed_tokens == 0
 
 
 @pytest.mark.parametrize("missing", ["max_num_seqs", "max_capture_tokens"])

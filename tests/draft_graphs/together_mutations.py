@@ -42,7 +42,7 @@ TOGETHER_MUTATIONS = (
     TogetherMutation(
         "a rank replays the smallest graph that holds its own batch",
         "many GPUs 1",
-        (*_PROPOSE, "self._checked(...)", "self._dispatch_all(reqs, k, sampled)"),
+        (*_PROPOSE, "self._checked(...)", "self._dispatch.uniform(reqs, k, sampled)"),
         "test_the_agreed_size_is_that_of_the_rank_with_most_requests",
     ),
     TogetherMutation(

@@ -38,6 +38,8 @@ class Shape:
     # Whether batches come with ranges of a prefix language model. Two layers then: tokens of a
     # range that see each other change only what later layers store.
     ranges: bool = False
+    # Whether first passes over mixed batches are captured.
+    mixed: bool = False
     backend: str = "CPU_ATTN"
 
 

@@ -23,6 +23,13 @@ _KEPT = one(
 #: Script and options of a twin with sampled drafts.
 _SAMPLED = "upstream_twin.py", ("--cases", "30", "--only", "sampled='rows'")
 
+#: Of the shapes with mixed batches, one whose graphs are larger than most of them.
+_MIXED = "max_num_seqs=20"
+#: The one with sampled drafts, by the fields from there to the end.
+_MIXED_SAMPLED = (
+    "sampled='rows', parallel=False, vocabularies=False, causal=False, ranges=False, mixed=True"
+)
+
 TWIN_MUTATIONS = (
     *(
         TwinMutation(
@@ -38,7 +45,7 @@ TWIN_MUTATIONS = (
     TwinMutation(
         "the loop runs for a dynamic K that is smaller than its own",
         "hazard 13",
-        one("replay.py", "Replay._dispatch_later", "k == self._k", "True"),
+        one("dispatch.py", "Dispatch.later", "k == self._k", "True"),
         "upstream_twin.py",
         ("--cases", "30", "--only", "dynamic_k=True"),
         ": KV cache",
@@ -123,7 +130,7 @@ TWIN_MUTATIONS = (
         "dispatch",
         one(
             "replay.py",
-            "Replay._not_uniform",
+            "Replay._other_inputs",
             "getattr(cad, 'mm_req_doc_ranges', None)",
             "False",
         ),
@@ -166,5 +173,89 @@ TWIN_MUTATIONS = (
         one("sampling.py", "_Temperatures", "all_random: bool = False", "all_random: bool = True"),
         *_SAMPLED,
         "AssertionError: case ",
+    ),
+    *(
+        TwinMutation(
+            name,
+            "mixed batches",
+            one(module, scope, old, new),
+            "upstream_twin.py",
+            ("--cases", "30", "--only", only),
+            says,
+        )
+        for name, module, scope, old, new, only, says in (
+            (
+                "a padded row writes its next token among those of a live one",
+                "passes.py",
+                "Passes.mixed",
+                "torch.where(live, buffers.sample_indices[:reqs], buffers.sample_indices[:1])",
+                "buffers.sample_indices[:reqs]",
+                _MIXED,
+                "AssertionError: case ",
+            ),
+            (
+                "padded rows keep the tokens of an earlier batch",
+                "staging.py",
+                "MixedStaging.stage",
+                "self.starts_padding.fill_(tokens)",
+                "None",
+                _MIXED,
+                "AssertionError: case ",
+            ),
+            (
+                "tokens behind the last request keep their slots",
+                "staging.py",
+                "MixedStaging.stage",
+                "int64.append((padding, self.padding_slots[:padding.shape[0]]))",
+                "None",
+                _MIXED,
+                "AssertionError: case ",
+            ),
+            (
+                "where each request begins stays what it was",
+                "staging.py",
+                "MixedStaging.stage",
+                "(self.starts, starts)",
+                "(self.starts, self.starts.clone())",
+                _MIXED,
+                "AssertionError: case ",
+            ),
+            (
+                "the last token of each request stays what it was where none was rejected",
+                "staging.py",
+                "MixedStaging.stage",
+                "torch.sub(...)",
+                "None",
+                _MIXED,
+                "AssertionError: case ",
+            ),
+            (
+                "all queries of a mixed batch are taken for those of a uniform one",
+                "passes.py",
+                "Passes.mixed",
+                "max_query_len=tokens",
+                "max_query_len=self.k + 1",
+                _MIXED,
+                "AssertionError: case ",
+            ),
+            (
+                "only behind a uniform batch does a later pass expect padded rows",
+                "keys.py",
+                "has_padding",
+                "key.num_reqs in mixed",
+                "False",
+                "max_num_seqs=2",
+                "the null block was written",
+            ),
+            (
+                "a greedy graph serves a mixed batch with sampled drafts",
+                "replay.py",
+                "Replay.propose",
+                "reason is None and not sampled and tokens == cad.num_actual_tokens",
+                "reason is None and tokens == cad.num_actual_tokens",
+                _MIXED_SAMPLED,
+                "AssertionError: case ",
+            ),
+        )
     ),
 )

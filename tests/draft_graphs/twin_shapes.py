@@ -36,6 +36,19 @@ OTHER_DRAFTERS: tuple[dict[str, Any], ...] = (
     {"method": "dflash", "returns_tuple": False, "parallel": True, "causal": True},
 )
 
+#: What first passes over mixed batches are captured for. With two requests a graph of the later
+#: passes has a padded row only behind a mixed one.
+MIXED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("auto", {"k": 1, "max_num_seqs": 6}),
+    ("loop", {"k": 3, "max_num_seqs": 2}),
+    ("loop", {"k": 3, "max_num_seqs": 20}),
+    ("step", {"k": 4, "max_num_seqs": 9, "method": "eagle"}),
+    ("auto", {"k": 3, "max_num_seqs": 6, "mrope": True, "method": "mtp", "returns_tuple": False}),
+    ("auto", {"k": 3, "max_num_seqs": 6, "target_mrope": True, "multimodal": True}),
+    ("step", {"k": 4, "max_num_seqs": 6, "dynamic_k": True}),
+    *((("auto", {"k": 3, "max_num_seqs": 8, "sampled": "rows"}),) if HAS_SAMPLED else ()),
+)
+
 SHAPES = (
     Shape(k=1, mode="auto", max_num_seqs=6, max_capture_tokens=64),
     Shape(k=2, mode="auto", max_num_seqs=9, max_capture_tokens=64),
@@ -101,4 +114,5 @@ SHAPES = (
         for noise in ("generator", "rows")
         if HAS_SAMPLED and (HAS_SEVERAL_SAMPLED or not drafter.get("parallel"))
     ),
+    *(Shape(mode=mode, max_capture_tokens=64, mixed=True, **more) for mode, more in MIXED),
 )

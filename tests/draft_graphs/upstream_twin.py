@@ -173,7 +173,7 @@ def make_graphs(shape: Shape, proposer: Any, parts: Parts) -> DraftGraphs:
     """The module's own object, captured with recordings on memory that no request has used."""
     table = SimpleNamespace(get_device_tensor=lambda rows: torch.zeros(rows, WIDTH))
     runner = SimpleNamespace(input_batch=SimpleNamespace(block_table=[table]))
-    backend = parts.backend()
+    backend = RecordedBackend(mixed=True) if shape.mixed else parts.backend()
     graphs = DraftGraphs(
         proposer,
         mode=shape.mode,
@@ -231,7 +231,8 @@ def make_batch(shape: Shape, dice: random.Random, parts: Parts) -> dict[str, Any
     places_all = torch.tensor(positions)
     if shape.mrope or shape.target_mrope:
         shift = torch.tensor([[0], [3], [7]])
-        places_all = places_all[None] + shift
+        # Rows that are padding later hold them still, and no model has seen what lies beyond.
+        places_all = (places_all[None] + shift).clamp(max=LONGEST - 1)
     # What a draft model of its own gets is the target's, of any width, and not used.
     width = {"eagle3": 3, "dflash": 3, "draft_model": 5}.get(shape.method, 1) * HIDDEN
     generator = torch.Generator().manual_seed(dice.randrange(1 << 30))

@@ -117,7 +117,7 @@ def run_cell(cell: Cell, logs: Path, slots: Slots, seconds: float) -> dict[str, 
     if cell.expects == "withdrawn":
         found["reason"] = REASON
     if cell.every_size:
-        found["every_size"] = True
+        found["every_size"] = cell.every_size
     spec = cell.spec
     found["settings"] = {
         "draft": spec.draft,

@@ -10,17 +10,20 @@ and patches, and the row of each cell; attach it to an issue.
 
     backends.py --backend FLASHINFER --row XQA --out result.json [--only REGEX] [--jobs 4]
 
-``--compiled`` is for a backend beside which vLLM makes no FULL graphs of the target, as TRITON_MLA
-until 0.30: its PIECEWISE graphs want a compiled target.
+``--engine`` is for what chooses a kernel beside the backend, as
+``{"attention_config": {"flash_attn_version": 2}}`` does for FLASH_ATTN.  ``--compiled`` is for a
+backend beside which vLLM makes no FULL graphs of the target, as TRITON_MLA until 0.30: its
+PIECEWISE graphs want a compiled target.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +35,7 @@ from overlay.proof.engine_launch import write_models
 from overlay.proof.engine_spec import EngineSpec, make_requests
 from tests.gpu import machine
 from tests.gpu.acceptance import run_cells
-from tests.gpu.cells import Cell, expects, falling
+from tests.gpu.cells import Cell, expects, falling, replayed
 from tests.gpu.every_size import at_every_size
 from tests.gpu.gpu_cells import FREE_SHARE, FULL, KV_BYTES, ROOM
 from tests.gpu.judging import judge
@@ -44,10 +47,17 @@ CHECK = {"OVERLAY_DRAFT_GRAPHS_CHECK": "on"}
 UNCOMPILED = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
 
 
-def all_cells(models: str, backend: str | None, *, compiled: bool = False) -> Iterator[Cell]:
+def all_cells(
+    models: str,
+    backend: str | None,
+    *,
+    compiled: bool = False,
+    engine: Mapping[str, Any] | None = None,
+) -> Iterator[Cell]:
     """The cells of a backend, those that prove most first.
 
     :param compiled: whether vLLM compiles the models, in its default mode of graphs.
+    :param engine: further arguments of ``vllm.LLM``.
     """
     latent = is_latent(backend)
     base = EngineSpec(
@@ -65,20 +75,30 @@ def all_cells(models: str, backend: str | None, *, compiled: bool = False) -> It
     # An MTP layer's input is blank at position 0.
     shortest = 3 if latent else 2
     # The first of them shows what is read of stale memory.
-    base, plain = (_with_draft(base, draft, latent=latent) for draft in _drafts(latent))
+    base, plain = (
+        _with_draft(base, draft, engine or {}, latent=latent) for draft in _drafts(latent)
+    )
     requests = falling(24, lengths=(shortest, 12), wave=5)
     long = make_requests(24, tokens=64, lengths=(150, 400), wave=3, steps_between=4)
-    sizes = at_every_size(64, 3, requests=make_requests(64, lengths=(shortest, 12)))
+    sizes, wide_sizes = (
+        at_every_size(seqs, 3, requests=make_requests(seqs, lengths=(shortest, 12)))
+        for seqs in (64, 256)
+    )
     base, plain = replace(base, requests=requests), replace(plain, requests=requests)
     many: dict[str, Any] = {"max_num_seqs": 64, "max_num_batched_tokens": 2048}
+    wide: dict[str, Any] = {**many, "max_num_seqs": 256}
     for mode in ("loop", "step", "off"):
-        graphs = mode != "off"
         for k in (5, 2, 1):
             yield Cell(f"k{k}", mode, replace(base, k=k), expects(mode))
         yield Cell("long", mode, replace(base, requests=long), expects(mode))
         yield Cell("plain", mode, plain, expects(mode))
         every = replace(base, requests=sizes, **many)
-        yield Cell("every-size64", mode, every, expects(mode), weight=10, every_size=graphs)
+        yield Cell("every-size64", mode, every, expects(mode), weight=10, every_size=replayed(mode))
+        # First passes above the largest capture size, where the row grants them.
+        every = replace(base, requests=wide_sizes, **wide)
+        yield Cell(
+            "every-size256", mode, every, expects(mode), weight=20, every_size=replayed(mode)
+        )
     yield Cell("checked", "loop", replace(base, env={**UNTRIED, **CHECK}))
 
 
@@ -91,10 +111,13 @@ def _drafts(latent: bool) -> tuple[str, str]:
     return ("deepseek-mtphid", "deepseek-mtp") if latent else ("eagle3hid", "eagle3")
 
 
-def _with_draft(base: EngineSpec, draft: str, *, latent: bool) -> EngineSpec:
+def _with_draft(
+    base: EngineSpec, draft: str, further: Mapping[str, Any], *, latent: bool
+) -> EngineSpec:
     engine: dict[str, Any] = {
         "gpu_memory_utilization": FREE_SHARE,
         "kv_cache_memory_bytes": KV_BYTES,
+        **further,
     }
     if not latent:
         return replace(base, draft=draft, engine=engine)
@@ -128,6 +151,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=4, help="engines at a time")
     parser.add_argument("--timeout", type=float, default=400, help="seconds for one engine")
     parser.add_argument("--compiled", action="store_true", help="let vLLM compile the models")
+    parser.add_argument(
+        "--engine", type=json.loads, default={}, help="further arguments of vllm.LLM, JSON"
+    )
     parser.add_argument("--list", action="store_true", help="only print the cells")
     args = parser.parse_args()
     if args.list:
@@ -139,7 +165,7 @@ def main() -> int:
         return 2
     models = Path(tempfile.mkdtemp()) / "models"
     write_models(sys.executable, models, "tiny_mla" if is_latent(args.backend) else "tiny_models")
-    everything = all_cells(str(models), args.backend, compiled=args.compiled)
+    everything = all_cells(str(models), args.backend, compiled=args.compiled, engine=args.engine)
     cells = [cell for cell in everything if re.search(args.only, cell.title)]
     logs = args.out.parent / f"{args.out.stem}-logs"
     judged = judge_by(args.row)

@@ -6,9 +6,11 @@ import importlib.util
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from overlay.proof.engine_spec import EngineSpec, Request, make_requests
+
+EverySize = Literal["uniform", "mixed"] | None
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,8 @@ class Cell:
         on purpose, and nothing is left of them on any rank).
     :ivar alone: whether the engine must have its GPU for itself, because it measures its memory.
     :ivar weight: seconds beyond an ordinary cell; those with more begin first.
-    :ivar every_size: whether every graph that was captured must be replayed.
+    :ivar every_size: whether every graph that was captured must be replayed: those of mixed batches
+        (``mixed``), the others (``uniform``), or none.
     """
 
     name: str
@@ -29,7 +32,7 @@ class Cell:
     expects: str = "graphs"
     alone: bool = False
     weight: int = 0
-    every_size: bool = False
+    every_size: EverySize = None
 
     @property
     def title(self) -> str:
@@ -74,6 +77,11 @@ def release_has(path: str, text: str) -> bool:
         return True
     source = Path(found.submodule_search_locations[0], path)
     return source.is_file() and text in source.read_text(encoding="utf-8")
+
+
+def replayed(mode: str, kind: Literal["uniform", "mixed"] = "uniform") -> EverySize:
+    """Which graphs must all be replayed in a mode: none where there are none."""
+    return None if mode == "off" else kind
 
 
 def expects(mode: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from overlay.proof.engine_spec import EngineSpec, Request, make_requests
 from overlay.proof.tiny_drafters import LEAST_PROMPT, VOTERS, following, voters_rule
-from tests.gpu.cells import Cell, expects, falling, release_has, soaking
+from tests.gpu.cells import Cell, expects, falling, release_has, replayed, soaking
 from tests.gpu.every_size import at_every_size
 
 #: The folder of these models, beside those of ``tiny_models``.
@@ -96,7 +96,7 @@ def _parallel_soak() -> tuple[Request, ...]:
 
 
 def _of(name: str, drafter: Drafter, mode: str, base: EngineSpec) -> Iterator[Cell]:
-    wanted, graphs = expects(mode), mode != "off"
+    wanted = expects(mode)
     eight = drafter.requests(24, wave=5)
     for k in (1, 3, 5):
         yield Cell(f"{name}-k{k}", mode, drafter.spec(base, k, requests=eight), wanted)
@@ -112,4 +112,4 @@ def _of(name: str, drafter: Drafter, mode: str, base: EngineSpec) -> Iterator[Ce
     yield Cell(f"{name}-odd-sizes", mode, odd, wanted)
     many: dict[str, Any] = {"max_num_seqs": 64, "max_num_batched_tokens": 2048}
     every = drafter.spec(base, 3, requests=drafter.at_every_size(64, 3), **many)
-    yield Cell(f"{name}-every-size64", mode, every, wanted, weight=10, every_size=graphs)
+    yield Cell(f"{name}-every-size64", mode, every, wanted, weight=10, every_size=replayed(mode))

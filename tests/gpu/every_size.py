@@ -6,6 +6,8 @@ what ``vllm.v1.spec_decode.draft_graphs.keys`` makes of it.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from overlay.proof import oracle
 from overlay.proof.engine_spec import Request, make_requests
 
@@ -52,6 +54,40 @@ def at_every_size(
         ends[:level] = [STEPS * (place + 1)] * level
     made = make_requests(seqs, lengths=(2, 12)) if requests is None else requests
     return tuple(_with_steps(rule, *each, k) for each in zip(made, ends, strict=True))
+
+
+#: Requests that are always there, for each of the request counts that mixed graphs have, and the
+#: tokens that a batch has once prompts join them: almost those of each graph, and more than all.
+ALWAYS = (0, 17, 70)
+TOGETHER = (120, 250, 500, 760, 1020, 1530, 2040, 3060, 4090, 6000)
+#: Tokens of a prompt at most, and steps between two joins, by when those that joined have ended.
+PROMPT, APART = 400, 7
+
+
+def at_every_mixed_size(k: int) -> tuple[Request, ...]:
+    """Requests with whose prompts every graph of mixed batches has a batch, of up to 256 requests.
+
+    Wants room for 8,192 tokens in a step, and for 512 in a sequence.
+    """
+    rule = oracle.make_rule()
+    made: list[Request] = []
+    step = seed = 0
+    for always in ALWAYS:
+        seed += 1
+        lasting = make_requests(always, lengths=(2, 12), seed=seed)
+        waits = APART * len(TOGETHER) + STEPS
+        made += [replace(_with_steps(rule, each, waits, k), arrival=step) for each in lasting]
+        for together in TOGETHER:
+            step += APART
+            tokens = together - always * (k + 1)
+            if tokens < 2:
+                continue
+            count = -(-tokens // PROMPT)
+            seed += 1
+            prompts = make_requests(count, lengths=(tokens // count,) * 2, seed=seed)
+            made += [replace(_with_steps(rule, each, STEPS, k), arrival=step) for each in prompts]
+        step += 2 * APART
+    return tuple(made)
 
 
 def _with_steps(rule: oracle.Rule, request: Request, steps: int, k: int) -> Request:

@@ -9,8 +9,8 @@ from typing import Any
 
 from overlay.proof.engine_spec import EngineSpec, Request, make_requests
 from tests.gpu import drafter_cells, hybrid_cells, mode_cells
-from tests.gpu.cells import Cell, expects, falling
-from tests.gpu.every_size import at_every_size
+from tests.gpu.cells import Cell, expects, falling, replayed
+from tests.gpu.every_size import at_every_mixed_size, at_every_size
 
 TESTS = str(Path(__file__).resolve().parents[1])
 FULL = {"cudagraph_mode": "FULL_AND_PIECEWISE"}
@@ -123,19 +123,27 @@ def _every_size(base: EngineSpec) -> Iterator[Cell]:
         spec = replace(base, draft=draft, k=k, max_num_seqs=seqs, requests=requests)
         name, weight = f"every-size{seqs}-{draft}-k{k}", 10 if seqs > 8 else 0
         for mode in ("off", "step", "loop"):
-            graphs = mode != "off"
-            yield Cell(name, mode, spec, expects(mode), weight=weight, every_size=graphs)
+            yield Cell(name, mode, spec, expects(mode), weight=weight, every_size=replayed(mode))
     # First passes of all batches have graphs where the user raises vLLM's largest capture size.
     wide = {**FULL, "max_cudagraph_capture_size": WIDE}
     spec = replace(base, k=3, max_num_seqs=256, compilation=wide)
     spec = replace(spec, requests=at_every_size(256, 3, captured=WIDE))
     for mode in ("off", "step", "loop"):
-        graphs = mode != "off"
-        yield Cell("wide-every-size256", mode, spec, expects(mode), weight=20, every_size=graphs)
-    # The same at vLLM's own largest size, where the user grants graphs beyond it.
-    spec = replace(spec, compilation=FULL, env={"OVERLAY_DRAFT_GRAPHS_UNTRIED": "on"})
+        yield Cell(
+            "wide-every-size256", mode, spec, expects(mode), weight=20, every_size=replayed(mode)
+        )
+    # At vLLM's own largest size nearly all first passes are beyond it, here with long prompts.
+    long = make_requests(256, tokens=64, lengths=(150, 400))
+    spec = replace(spec, compilation=FULL, max_num_batched_tokens=16384, requests=long)
     for mode in ("off", "step", "loop"):
-        yield Cell("beyond-seqs256", mode, spec, expects(mode), weight=20)
+        yield Cell("beyond-long-prompts", mode, spec, expects(mode), weight=20)
+    # Every graph of mixed batches, and batches with more tokens than they hold.
+    for draft, k in (("eagle3hid", 3), ("eagle3", 5)):
+        spec = replace(base, draft=draft, k=k, max_num_seqs=256, max_num_batched_tokens=8192)
+        spec = replace(spec, requests=at_every_mixed_size(k))
+        for mode in ("off", "step", "loop"):
+            name, each = f"mixed-every-size-{draft}-k{k}", replayed(mode, "mixed")
+            yield Cell(name, mode, spec, expects(mode), weight=20, every_size=each)
     # Four graphs, and nearly all batches are larger than the largest of them.
     small = {**FULL, "cudagraph_capture_sizes": [1, 2, 4, 8]}
     spec = replace(base, draft="eagle3hid", max_num_seqs=200, requests=falling(300))

@@ -47,7 +47,8 @@ def _watch(worker: Any) -> dict[str, Any] | None:
 
         def run(key: Any) -> None:
             _replays[key.role] += 1
-            _sizes[f"{key.role} {key.num_reqs}"] += 1
+            tokens = f" of {key.num_tokens} tokens" if key.role == "mixed" else ""
+            _sizes[f"{key.role} {key.num_reqs}{tokens}"] += 1
             inner(key)
 
         graphs.replay.run = run

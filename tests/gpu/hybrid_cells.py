@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from overlay.proof.engine_spec import EngineSpec, Request
-from tests.gpu.cells import Cell, expects, falling
+from tests.gpu.cells import Cell, expects, falling, replayed
 from tests.gpu.every_size import at_every_size
 
 #: The folder of these models, beside those of ``tiny_models``.
@@ -73,11 +73,13 @@ def hybrids(base: EngineSpec, eight: tuple[Request, ...]) -> Iterator[Cell]:
     many: dict[str, Any] = {"max_num_seqs": 64, "max_num_batched_tokens": 2048}
     for name, hybrid in HYBRIDS.items():
         for mode in ("off", "step", "loop"):
-            wanted, graphs = expects(mode), mode != "off"
+            wanted = expects(mode)
             for k in (1, 3, 5):
                 yield Cell(f"{name}-k{k}", mode, hybrid.spec(base, k, requests=eight), wanted)
             every = hybrid.spec(base, 3, requests=at_every_size(64, 3), **many)
-            yield Cell(f"{name}-every-size64", mode, every, wanted, weight=10, every_size=graphs)
+            yield Cell(
+                f"{name}-every-size64", mode, every, wanted, weight=10, every_size=replayed(mode)
+            )
             long = hybrid.spec(base, 3, requests=falling(24, lengths=(60, 120), wave=5))
             yield Cell(f"{name}-long", mode, long, wanted)
         checked = hybrid.spec(base, 3, requests=eight, env=CHECK)

@@ -76,7 +76,7 @@ def serve(
     drafts = total_of(last, "vllm:spec_decode_num_drafts_total")
     graphs = {
         graph: total(last, "replays_total", graph=graph)
-        for graph in ("first", "step", "loop", "whole")
+        for graph in ("first", "mixed", "step", "loop", "whole")
     }
     told = {
         "api_servers": servers,

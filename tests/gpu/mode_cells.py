@@ -12,7 +12,7 @@ from typing import Any
 
 from overlay.proof.engine_spec import EngineSpec, Request
 from overlay.proof.tiny_adapters import ADAPTERS, MAX_RANK
-from tests.gpu.cells import Cell, expects, falling, release_has, soaking
+from tests.gpu.cells import Cell, expects, falling, release_has, replayed, soaking
 from tests.gpu.every_size import at_every_size
 
 PIECEWISE = {"cudagraph_mode": "PIECEWISE"}
@@ -37,8 +37,9 @@ def piecewise(base: EngineSpec, eight: tuple[Request, ...]) -> Iterator[Cell]:
         preempted = replace(hidden, requests=falling(24, shortest=80), **scarce)
         yield Cell("piecewise-preempted", mode, preempted, wanted)
         every = replace(many, requests=at_every_size(200, 5))
-        graphs = mode != "off"
-        yield Cell("piecewise-every-size200", mode, every, wanted, weight=10, every_size=graphs)
+        yield Cell(
+            "piecewise-every-size200", mode, every, wanted, weight=10, every_size=replayed(mode)
+        )
         odd = {**PIECEWISE, "cudagraph_capture_sizes": [1, 3, 7, 13, 29]}
         few = replace(hidden, compilation=odd, requests=eight)
         yield Cell("piecewise-odd-sizes", mode, few, wanted)

@@ -121,7 +121,7 @@ ONLY = (
         (
             (
                 "staging.py",
-                "_UniformRows.copy",
+                "_FirstRows.copy",
                 "_cut(batch.seq_lens, reqs)",
                 "MATCH.to('cpu', non_blocking=True).clone()",
             ),

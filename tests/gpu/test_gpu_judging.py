@@ -130,11 +130,23 @@ def test_every_graph_was_replayed() -> None:
     captured = {"keys": {"first": 2, "loop": 2}}
     sizes = {"first 1": 3, "first 2": 1, "loop 1": 3, "loop 2": 1}
     ran = {"replays": {"first": 4, "loop": 4}, "withdrawn": None, "sizes": sizes}
-    every: dict[str, Any] = {"captured": captured, "ran": ran, "every_size": True}
+    every: dict[str, Any] = {"captured": captured, "ran": ran, "every_size": "uniform"}
     assert verdicts(cell("loop", **every)) == [(True, "oracle")]
     del sizes["first 2"]
     assert verdicts(cell("loop", **every)) == [(False, "captured and never replayed: {'first': 1}")]
-    assert verdicts(cell("loop", **every | {"every_size": False})) == [(True, "oracle")]
+    assert verdicts(cell("loop", **every | {"every_size": None})) == [(True, "oracle")]
+
+
+def test_every_graph_of_mixed_batches_was_replayed() -> None:
+    captured = {"keys": {"first": 2, "mixed": 2, "loop": 1}}
+    sizes = {"mixed 8 of 128 tokens": 3, "mixed 8 of 256 tokens": 1, "loop 8": 4}
+    ran = {"replays": {"mixed": 4, "loop": 4}, "withdrawn": None, "sizes": sizes}
+    every: dict[str, Any] = {"captured": captured, "ran": ran, "every_size": "mixed"}
+    assert verdicts(cell("loop", **every)) == [(True, "oracle")]
+    del sizes["mixed 8 of 256 tokens"]
+    assert verdicts(cell("loop", **every)) == [(False, "captured and never replayed: {'mixed': 1}")]
+    every["every_size"] = "uniform"
+    assert verdicts(cell("loop", **every)) == [(False, "captured and never replayed: {'first': 2}")]
 
 
 def ranks(*replays: dict[str, int]) -> dict[str, Any]:

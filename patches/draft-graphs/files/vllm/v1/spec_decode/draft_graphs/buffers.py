@@ -18,7 +18,7 @@ NULL_BLOCK = 0
 
 
 class DraftBuffers:
-    """Static tensors for up to R requests, and for T tokens of uniform batches.
+    """Static tensors for up to R requests, and for T tokens of first passes.
 
     A uniform batch has K+1 tokens a request; the first pass over it may have more, where the
     drafter adds some.
@@ -42,6 +42,8 @@ class DraftBuffers:
     target_tokens, target_positions: [T] int32 and int64, inputs of `set_inputs_first_pass`; None
         for shifted first passes, which staging makes in the proposer's own buffers.
     query_start_loc, query_start_loc_cpu: [R+1] int32 by tokens a request (K+1 and 1).
+    mixed_start_loc: [R+1] int32, the same of a mixed batch; padded rows begin and end behind the
+        last live one, so that they have no token.
     seq_lens_bound: [R] int32 on the host, the maximal length.
     """
 
@@ -52,6 +54,7 @@ class DraftBuffers:
         *,
         max_reqs: int,
         max_first_reqs: int,
+        max_mixed_tokens: int,
         blocks: int,
         target_width: int | None,
     ) -> None:
@@ -59,8 +62,8 @@ class DraftBuffers:
         device = proposer.device
         k = int(proposer.speculative_config.num_speculative_tokens)
         query_len = k + 1
-        max_tokens = max_first_reqs * query_len
-        max_first_tokens = max_first_reqs * drafter.first_tokens(k)
+        max_tokens = max(max_first_reqs * query_len, max_mixed_tokens)
+        max_first_tokens = max(max_first_reqs * drafter.first_tokens(k), max_mixed_tokens)
 
         def int32(*size: int, fill: int = 0) -> torch.Tensor:
             return torch.full(size, fill, dtype=torch.int32, device=device)
@@ -92,6 +95,7 @@ class DraftBuffers:
         self.query_start_loc = {
             length: start.to(device) for length, start in self.query_start_loc_cpu.items()
         }
+        self.mixed_start_loc = int32(max_reqs + 1)
         self.seq_lens_bound = torch.full((max_reqs,), proposer.max_model_len, dtype=torch.int32)
 
         # Sources that padded rows are overwritten with.
@@ -109,6 +113,7 @@ class DraftBuffers:
         self.sample_indices.copy_(self.last_of_each)
         self.seq_lens.copy_(self.young)
         self.rejected.zero_()
+        self.mixed_start_loc.zero_()
         self.block_table.fill_(NULL_BLOCK)
         self.padding_bits.fill_(-1)
         self.step_seq_lens.copy_(self.young)

@@ -18,20 +18,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from .keys import ROLES, Role
+from .keys import UNIFORM_ROLES, Role
 
 #: What shows that a row is right, the strongest first: a run on such a device; vLLM's own code on
 #: a CPU with doubles of its kernels; reading alone; and what was read and is refused.
 Evidence = Literal["gpu", "doubles", "reading", "refused"]
 EVIDENCE: tuple[Evidence, ...] = get_args(Evidence)
 
-ALL_ROLES = frozenset(ROLES)
+ALL_ROLES = frozenset(UNIFORM_ROLES)
 _NO_WHOLE = ALL_ROLES - {"whole"}
 
 _MLA_TWIN = "tests/draft_graphs/mla_twin.py"
 _BACKEND_TWIN = "tests/draft_graphs/backend_twin.py"
 _CELLS = "bench/results/h200-acceptance-*.json"
 _READ = "docs/draft-graphs.md, by reading"
+_FEW = f"{_READ}; three cells in bench/results/h200-backends-fa2-0.26.0-2026-11-25.json"
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,11 @@ class Backend:
     releases: first and last release of vLLM in which these classes are found.
     kept: granted without a switch although no GPU has shown it; the log says so.
     why: why it is refused, and what to do; empty where it is not.
-    any_size: whether the graph of a first pass may have more tokens than the largest capture size,
-        because only a number of splits is bounded by it; see `sizes.most_first_tokens`.
+    any_size: what shows that the graph of a first pass may have more tokens than the largest
+        capture size, because only a number of splits is bounded by it; None where it may not. See
+        `sizes.most_first_tokens`.
+    mixed: what shows that a graph of its first pass holds requests with different numbers of
+        tokens; None where it does not. See `sizes.most_mixed_tokens`.
     asks_threshold: whether requests longer than the builder's `reorder_batch_threshold` are
         prefills, which are planned on the host; `facts.prefill_backends` knows what else asks.
     """
@@ -96,7 +100,8 @@ class Backend:
     roles: frozenset[Role] = ALL_ROLES
     kept: bool = False
     why: str = ""
-    any_size: bool = False
+    any_size: Evidence | None = None
+    mixed: Evidence | None = None
     asks_threshold: bool = True
 
     @property
@@ -217,8 +222,8 @@ _AITER_MLA = (
 )
 
 GRANTED = (
-    Backend(*_FLASH_ATTN, "gpu", _CELLS, kernel="fa3", any_size=True),
-    Backend(*_FLASH_ATTN, "reading", _READ, kernel="fa2", kept=True, any_size=True),
+    Backend(*_FLASH_ATTN, "gpu", _CELLS, kernel="fa3", any_size="gpu", mixed="gpu"),
+    Backend(*_FLASH_ATTN, "reading", _FEW, kernel="fa2", kept=True, any_size="doubles"),
     Backend(*_FLASH_ATTN, "reading", _READ, kernel="fa4", kept=True),
     Backend(
         ("TRITON_ATTN",),

@@ -79,6 +79,7 @@ class Captured:
         if drafter is None:
             raise ValueError(f"{type(proposer).__name__} is not a proposer that graphs are for")
         firsts = [key.num_reqs for key in plan if key.role in ("first", "whole")]
+        mixed = [key.num_tokens for key in plan if key.role == "mixed"]
         self.plan = plan
         self.drafter = drafter
         self.attn_groups = proposer.draft_attn_groups
@@ -94,6 +95,7 @@ class Captured:
             drafter,
             max_reqs=max(key.num_reqs for key in plan),
             max_first_reqs=max(firsts, default=0),
+            max_mixed_tokens=max(mixed, default=0),
             blocks=upstream.block_table_width(runner, proposer.kv_cache_gid),
             target_width=self.hidden_width if own and firsts else None,
         )
@@ -106,9 +108,9 @@ class Captured:
         self.pool = backend.new_pool()
         self.graphs: dict[DraftKey, Graph] = {}
         # The slots of a shifted first pass are staged, not computed.
-        staged = "first" if drafter.inputs == "shifted" else None
+        staged = ("first", "mixed") if drafter.inputs == "shifted" else ()
         self.masked = {
-            key for key in plan if key.role != staged and (together or has_padding(key, plan))
+            key for key in plan if key.role not in staged and (together or has_padding(key, plan))
         }
         self.mapping = static_mapping(proposer)
         self._mapped_by = tables_of(proposer)

@@ -16,11 +16,12 @@ from vllm.v1 import overlay_effects
 
 from . import figures, messages, ranks, upstream
 from .capture import Captured, CaptureFailed, capture_keys
+from .dispatch import Keys
 from .facts import late_facts
 from .graph_backend import GraphBackend
 from .keys import FEATURE, DraftKey, plan_keys
 from .policy import LET_VLLM_CAPTURE, Decision, Facts, Mode, decide
-from .replay import Keys, Replay, Unforeseen
+from .replay import Replay, Unforeseen
 from .sizes import most_first_tokens
 from .together import WITHDRAW, Together
 
@@ -200,6 +201,7 @@ class DraftGraphs:
                 max_num_seqs=facts.max_num_seqs or 0,
                 max_capture_tokens=facts.max_capture_tokens or 0,
                 max_first_tokens=most_first_tokens(facts),
+                max_mixed_tokens=decision.mixed_tokens,
                 first=decision.first,
                 later=decision.later,
                 extra=drafter.extra,

@@ -24,12 +24,13 @@ def captured_sizes(keys: Sequence[DraftKey]) -> str:
     parts = []
     for sampled in (False, True):
         for role in ROLES:
-            sizes = sorted(
-                key.num_reqs for key in keys if (key.role, key.sampled) == (role, sampled)
-            )
-            if sizes:
+            own = [key for key in keys if (key.role, key.sampled) == (role, sampled)]
+            if own:
                 name = f"sampled {role}" if sampled else role
-                parts.append(f"{name} {len(sizes)} ({', '.join(map(str, sizes))} requests)")
+                sizes = ", ".join(map(str, sorted({key.num_reqs for key in own})))
+                most = max(key.num_tokens for key in own)
+                tokens = f", up to {most} tokens" if role == "mixed" else ""
+                parts.append(f"{name} {len(own)} ({sizes} requests{tokens})")
     return "; ".join(parts)
 
 

@@ -8,6 +8,7 @@ the key. No function here reads a value of a tensor.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -54,12 +55,15 @@ class Passes:
 
         def work() -> None:
             self._sampled = key.sampled
-            self.run(key.role, reqs, mask=mask)
+            if key.role == "mixed":
+                self.mixed(reqs, key.num_tokens)
+            else:
+                self.run(key.role, reqs, mask=mask)
 
         return work
 
     def run(self, role: Role, reqs: int, *, mask: bool) -> None:
-        """Run the pass or passes of a role for `reqs` requests; mask: as in `body`."""
+        """Run the pass or passes of a uniform role for `reqs` requests; mask: as in `body`."""
         if role == "first":
             self.first(reqs)
         elif role == "step":
@@ -89,14 +93,50 @@ class Passes:
         states of the first `reqs` rows, and step_seq_lens.
         """
         proposer, buffers = self.proposer, self.buffers
-        tokens = reqs * (self.k + 1)
         indices = buffers.sample_indices[:reqs]
         proposer.input_ids[indices] = buffers.next_tokens[:reqs]
+        metadata = self.metadata(reqs, self.k + 1, buffers.seq_lens)
+        self._shifted(reqs, reqs * (self.k + 1), indices, metadata)
+
+    def mixed(self, reqs: int, tokens: int) -> None:
+        """Run the pass over `tokens` tokens, of which mixed_start_loc says whose they are.
+
+        Reads and writes what `first` does. Tokens behind those of the last request belong to none:
+        attention leaves their rows alone, and no row that is drafted from depends on them.
+        """
+        proposer, buffers = self.proposer, self.buffers
+        starts = buffers.mixed_start_loc[: reqs + 1]
+        # No token is free for a padded row, whose next token would overwrite one of a live row. It
+        # does again what the first one does.
+        live = starts[1:] > starts[:-1]
+        indices = torch.where(live, buffers.sample_indices[:reqs], buffers.sample_indices[:1])
+        next_tokens = torch.where(live, buffers.next_tokens[:reqs], buffers.next_tokens[:1])
+        proposer.input_ids[indices] = next_tokens
+        # On the host each request has one token: no builder of a mixed graph asks there.
+        metadata = replace(
+            self.metadata(reqs, 1, buffers.seq_lens),
+            query_start_loc=starts,
+            num_actual_tokens=tokens,
+            max_query_len=tokens,
+            slot_mapping=proposer._slot_mapping_buffer[:tokens],
+        )
+        self._shifted(reqs, tokens, indices, metadata)
+
+    def _shifted(
+        self,
+        reqs: int,
+        tokens: int,
+        # [reqs] int32, rows to draft from
+        indices: torch.Tensor,
+        metadata: Any,
+    ) -> None:
+        """Run a first pass over tokens that were shifted by one; see `first`."""
+        proposer, buffers = self.proposer, self.buffers
         if self.drafter.combines and buffers.target_hidden is not None:
             proposer.hidden_states[:tokens].copy_(
                 proposer.model.combine_hidden_states(buffers.target_hidden[:tokens])
             )
-        last, hidden = self._forward(reqs, self.k + 1, buffers.seq_lens, draft_index=0)
+        last, hidden = self._run(metadata, tokens, self.inputs(tokens), draft_index=0)
         draft = self.draft(last.index_select(0, indices), reqs, 0)
         buffers.drafts[0, :reqs].copy_(draft)
         if self.k == 1:

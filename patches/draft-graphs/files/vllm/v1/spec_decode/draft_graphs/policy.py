@@ -19,7 +19,7 @@ from .drafter import (
     OTHER_METHODS,
     Drafter,
 )
-from .keys import ROLES, Role
+from .keys import UNIFORM_ROLES, Role
 
 MODE_VARIABLE = "OVERLAY_DRAFT_GRAPHS"
 CHECK_VARIABLE = "OVERLAY_DRAFT_GRAPHS_CHECK"
@@ -132,6 +132,7 @@ class Decision:
     """The roles to capture, and the reasons for what is not captured.
 
     first: whether the first pass of uniform batches is captured.
+    mixed_tokens: the most tokens for which it is captured over mixed batches, too; 0 for none.
     later: the roles of the passes after it.
     sampled: whether all of them are captured once more, for drafts drawn by temperature.
     refusals: reasons why there are no draft graphs at all.
@@ -142,6 +143,7 @@ class Decision:
     """
 
     first: bool = False
+    mixed_tokens: int = 0
     later: tuple[Role, ...] = ()
     sampled: bool = False
     refusals: tuple[str, ...] = ()
@@ -318,6 +320,9 @@ def decide(mode: Mode, facts: Facts) -> Decision:
     sampled = facts.probabilistic and first
     if facts.probabilistic and later:
         notes.append("sampled drafts (probabilistic, not all greedy) in batches with a prefill")
+    mixed = sizes.most_mixed_tokens(facts) if every_pass else 0
+    if mixed and mixed < (facts.max_num_tokens or 0):
+        notes.append(f"first passes of more than {mixed} tokens in batches with a prefill")
     if facts.multimodal and first:
         notes.append("first passes with multimodal embeddings among them")
     if facts.coupling.together and first:
@@ -326,23 +331,19 @@ def decide(mode: Mode, facts: Facts) -> Decision:
     notes += sizes.too_large(facts, first, later)
     return Decision(
         first=first,
+        mixed_tokens=mixed,
         later=later,
         sampled=sampled,
         notes=tuple(notes),
         offers=offers,
-        untried=tuple(_untried(facts)),
+        untried=tuple(_untried(facts, mixed)),
     )
 
 
-def _untried(facts: Facts) -> list[str]:
+def _untried(facts: Facts, mixed_tokens: int) -> list[str]:
     """What is granted although no GPU has shown it, with what shows it instead."""
     shown = list(attention.untried_grants(facts.attention or (), facts.platform))
-    most, largest = sizes.most_first_tokens(facts), facts.max_capture_tokens or 0
-    if most > largest:
-        shown.append(
-            f"first passes of {largest + 1} to {most} tokens, above the largest capture size "
-            "(doubles: tests/draft_graphs/upstream_twin.py)"
-        )
+    shown += sizes.untried(facts, mixed_tokens)
     if facts.coupling.together and facts.low_latency_exchange:
         shown.append("low-latency exchanges of experts (reading: docs/many-gpus.md)")
     return shown
@@ -356,7 +357,7 @@ def _barred_roles(facts: Facts) -> dict[Role, str]:
         if facts.tensor_parallel_size >= bar.tensor_parallel
     }
     for each in facts.attention or ():
-        for role in ROLES:
+        for role in UNIFORM_ROLES:
             if each.row is not None and role not in each.row.roles:
                 choose = attention.choose_hint(facts.platform)
                 barred[role] = (

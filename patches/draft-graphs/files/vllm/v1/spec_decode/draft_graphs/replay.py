@@ -10,16 +10,17 @@ from vllm.logger import init_logger
 
 from . import figures, messages, ranks
 from .capture import Captured
+from .dispatch import Dispatch, Keys
 from .keys import DraftKey
 from .policy import Facts
-from .staging import ExtendedStaging, FirstBatch, FirstStaging, LaterStaging
+from .staging import ExtendedStaging, FirstBatch, FirstStaging, LaterStaging, MixedStaging
 
 logger = init_logger(__name__)
 
 NO_GRAPH = "no graph for so many requests or this K"
 
-#: The graphs of all passes of a uniform batch; the second is None where there is one pass.
-Keys = tuple[DraftKey, DraftKey | None]
+#: Copies a batch to where the graph of its first pass reads it.
+Staging = FirstStaging | MixedStaging | ExtendedStaging
 
 
 class Unforeseen(Exception):
@@ -35,12 +36,13 @@ class Replay:
 
     def __init__(self, proposer: Any, captured: Captured, facts: Facts) -> None:
         self.captured = captured
-        self.first_staging: dict[tuple[DraftKey, bool, int], FirstStaging | ExtendedStaging] = {}
+        self.first_staging: dict[tuple[DraftKey, bool, int], Staging] = {}
         self.later_staging: dict[tuple[DraftKey, int], LaterStaging] = {}
         self._proposer = proposer
         self._k = facts.num_speculative_tokens
         self._drafter = captured.drafter
         self._first_tokens = captured.drafter.first_tokens(self._k)
+        self._dispatch = Dispatch(proposer.cudagraph_dispatcher, captured.drafter, self._k)
         self._probabilistic = facts.probabilistic
         self._together = facts.coupling.together
         # Reasons, unforeseen by the policy, that were logged for batches left to upstream.
@@ -54,10 +56,9 @@ class Replay:
         same on all ranks, which have captured the same ones.
         """
         reqs = -(-num_tokens // (self._k + 1))
-        first, later = self._dispatch_all(
+        return self._dispatch.uniform(
             min(reqs, int(self._proposer.max_batch_size)), self._k, sampled=False
         )
-        return None if first is None else (first, later)
 
     def agreed_later(self, requests: int) -> DraftKey | None:
         """The graphs of the passes after upstream's first one, on all data-parallel ranks.
@@ -65,7 +66,7 @@ class Replay:
         requests: the most that any rank drafts for. None if no graph holds so many, or there are
         none; the same on all ranks.
         """
-        return self._dispatch_later(requests, self._k)
+        return self._dispatch.later(requests, self._k)
 
     def later_requests(
         self, k: int, common_attn_metadata: Any, sampling_metadata: Any
@@ -111,10 +112,10 @@ class Replay:
         # [num_reqs] int32; None: no token was rejected
         num_rejected_tokens_gpu: torch.Tensor | None,
     ) -> torch.Tensor | None:
-        """All drafts of a uniform batch, [num_reqs, K] int64; None if no graphs hold it.
+        """All drafts of a batch, [num_reqs, K] int64; None if no graphs hold it.
 
         The other arguments are those of upstream's `propose`; none of them is written. A batch is
-        uniform if each request has K+1 tokens and none of them is a multimodal embedding.
+        uniform if each request has K+1 tokens, else mixed.
 
         Raises Unforeseen, having replayed nothing, if the agreed graphs do not hold the batch.
         """
@@ -123,18 +124,21 @@ class Replay:
         reqs, tokens = cad.seq_lens.shape[0], target_token_ids.shape[0]
         k = num_speculative_tokens
         sampled = self._is_sampled(sampling_metadata)
-        reason = self._not_uniform(reqs, tokens, cad, mm_embed_inputs) or self._mismatch(
+        reason = self._other_inputs(cad, mm_embed_inputs) or self._mismatch(
             k, cad, target_hidden_states
         )
-        first: DraftKey | None
-        later: DraftKey | None
+        uniform = cad.max_query_len == self._k + 1 and tokens == reqs * (self._k + 1)
+        keys: Keys | None = None
         if agreed is not None:
-            first, later = self._checked(agreed, reason, reqs, k, sampled)
-        else:
-            first, later = (None, None) if reason else self._dispatch_all(reqs, k, sampled)
-        if first is None:
-            self._leave("first passes", reason or NO_GRAPH)
+            keys = self._checked(agreed, reason or _not_uniform(uniform), reqs, k, sampled)
+        elif reason is None and uniform:
+            keys = self._dispatch.uniform(reqs, k, sampled)
+        elif reason is None and not sampled and tokens == cad.num_actual_tokens:
+            keys = self._dispatch.mixed(tokens, reqs, k)
+        if keys is None:
+            self._leave("first passes", reason or _not_uniform(uniform) or NO_GRAPH)
             return None
+        first, later = keys
         sampling = self.captured.sampling if sampled else None
         self._first_staging(first, later, reqs).stage(
             FirstBatch(
@@ -147,11 +151,13 @@ class Replay:
                 seq_lens=cad.seq_lens,
                 block_table=cad.block_table_tensor,
                 slots=cad.slot_mapping,
+                starts=cad.query_start_loc[: reqs + 1],
             )
         )
         if sampling is not None:
             sampling.stage(sampling_metadata.temperature, reqs, first.num_reqs)
-        _count_experts_tokens(self._proposer, reqs * self._first_tokens)
+        in_first = reqs * self._first_tokens if uniform else tokens
+        _count_experts_tokens(self._proposer, in_first)
         self.run(first)
         if later is not None:
             _count_experts_tokens(self._proposer, reqs)
@@ -197,7 +203,7 @@ class Replay:
             other = None if one_each else "another number of first drafts than of requests"
             key: DraftKey | None = self._held(agreed, reason or other, reqs, k)
         else:
-            key = None if reason else self._dispatch_later(reqs, k)
+            key = None if reason else self._dispatch.later(reqs, k)
         if key is None:
             self._leave("later passes", reason or NO_GRAPH)
             return None
@@ -253,16 +259,13 @@ class Replay:
             raise Unforeseen(reason)
         return agreed
 
-    def _not_uniform(self, reqs: int, tokens: int, cad: Any, mm_embed_inputs: Any) -> str | None:
-        """The reason why the first pass of a batch is not the captured one; None where it is."""
+    def _other_inputs(self, cad: Any, mm_embed_inputs: Any) -> str | None:
+        """What goes into the first pass that no graph takes; None for nothing."""
         if mm_embed_inputs is not None and mm_embed_inputs[0]:
             return "multimodal embeddings among the inputs"
         # 0.24 and later: tokens of one image see each other. Batches of drafts come without.
         if getattr(cad, "mm_req_doc_ranges", None):
             return "ranges of a prefix language model among the inputs"
-        query_len = self._k + 1
-        if cad.max_query_len != query_len or tokens != reqs * query_len:
-            return "not K+1 tokens for each request"
         return None
 
     def _is_sampled(self, sampling_metadata: Any) -> bool:
@@ -295,52 +298,16 @@ class Replay:
             )
         return None
 
-    def _dispatch(
-        self, role: str, tokens: int, reqs: int, sampled: bool = False
-    ) -> DraftKey | None:
-        """The smallest graph of a role that holds the batch; vLLM's dispatcher knows."""
-        key: DraftKey | None = self._proposer.cudagraph_dispatcher.dispatch_draft(
-            role, tokens, reqs, self._k, sampled
-        )
-        return key
-
-    def _dispatch_later(self, reqs: int, k: int, sampled: bool = False) -> DraftKey | None:
-        """The graph for the passes after the first: the loop if it drafts k tokens, or steps."""
-        key: DraftKey | None = None
-        if k == self._k:
-            key = self._dispatch("loop", reqs, reqs, sampled)
-        if key is None:
-            key = self._dispatch("step", reqs, reqs, sampled)
-        return key
-
-    def _dispatch_all(
-        self, reqs: int, k: int, sampled: bool
-    ) -> tuple[DraftKey | None, DraftKey | None]:
-        """The graphs for all passes of a uniform batch; (None, None) unless all of them exist.
-
-        The second is None where there is one pass.
-        """
-        if self._drafter.one_pass and k != self._k:
-            return None, None
-        tokens = reqs * self._first_tokens
-        first = self._dispatch(self._drafter.first_role, tokens, reqs, sampled)
-        if first is None or k == 1 or self._drafter.one_pass:
-            return first, None
-        later = self._dispatch_later(reqs, k, sampled)
-        if later is None or later.num_reqs != first.num_reqs:
-            return None, None
-        return first, later
-
     # ---- staging
 
-    def _first_staging(
-        self, first: DraftKey, later: DraftKey | None, reqs: int
-    ) -> FirstStaging | ExtendedStaging:
+    def _first_staging(self, first: DraftKey, later: DraftKey | None, reqs: int) -> Staging:
         masked, buffers = self.captured.masked, self.captured.buffers
         mask = first in masked or later in masked
         staging = self.first_staging.get((first, mask, reqs))
         if staging is None:
-            if self._drafter.inputs == "shifted":
+            if first.role == "mixed":
+                staging = MixedStaging(self._proposer, buffers, first, reqs, mask=mask)
+            elif self._drafter.inputs == "shifted":
                 staging = FirstStaging(self._proposer, buffers, first, reqs, mask=mask)
             else:
                 staging = ExtendedStaging(buffers, self._drafter, first, reqs, mask=mask)
@@ -376,6 +343,11 @@ class Replay:
             if ranks.writes_log():
                 logger.info("%s", messages.left_line(reason))
         return reason
+
+
+def _not_uniform(uniform: bool) -> str | None:
+    """The reason why a batch has no graph of a uniform one; None where it may have one."""
+    return None if uniform else "not K+1 tokens for each request"
 
 
 def _count_experts_tokens(proposer: Any, num_tokens: int) -> None:

@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
+
+from .capabilities import EVIDENCE, Backend, Evidence
+from .keys import MIXED_TOKENS
 
 if TYPE_CHECKING:  # `policy` asks this module
     from .keys import Role
@@ -15,24 +19,74 @@ def most_first_tokens(facts: Facts) -> int:
 
     Up to the largest capture size vLLM bounds FlashAttention's number of splits. Beyond it the
     kernel would choose that number by the lengths of a batch, which no graph can hold; there the
-    graphs of the first pass split nothing (`upstream.split_nothing`). No GPU has shown it, so the
-    user has to grant it; drafters with one pass, and ranks that replay what the target's graphs
-    agreed on, stay below the largest capture size.
+    graphs of the first pass split nothing (`upstream.split_nothing`). Where no GPU has shown it,
+    the user has to grant it; drafters with one pass, and ranks that replay what the target's
+    graphs agreed on, stay below the largest capture size.
     """
     largest = facts.max_capture_tokens or 0
-    rows = [each.row for each in facts.attention or ()]
     if (
-        not facts.untried
+        not _granted(facts, any_size(facts))
         or not largest
         or facts.drafter.one_pass
         or facts.coupling.together
-        or not all(row is not None and row.any_size for row in rows)
     ):
         return largest
     # The later passes of a batch, with one token a request, need graphs as well.
     requests = min(facts.max_num_seqs or 0, largest)
     wanted = requests * facts.drafter.first_tokens(facts.num_speculative_tokens)
     return max(largest, min(wanted, facts.max_num_tokens or 0))
+
+
+def most_mixed_tokens(facts: Facts) -> int:
+    """The largest number of tokens of a first pass over a mixed batch that gets a graph, or 0.
+
+    In a mixed batch requests have different numbers of tokens, as where one has a prefill. Its
+    graph takes what is staged, so the drafter must not make its own inputs; data-parallel ranks
+    agree on graphs for uniform batches alone.
+    """
+    if (
+        not _granted(facts, mixed(facts))
+        or facts.drafter.inputs != "shifted"
+        or facts.coupling.together
+    ):
+        return 0
+    return min(facts.max_num_tokens or 0, MIXED_TOKENS[-1])
+
+
+def untried(facts: Facts, mixed_tokens: int) -> Iterator[str]:
+    """The granted sizes that no GPU has shown, with what shows them instead.
+
+    mixed_tokens: as of a decision.
+    """
+    most, largest = most_first_tokens(facts), facts.max_capture_tokens or 0
+    where = "(doubles: tests/draft_graphs/upstream_twin.py)"
+    if most > largest and any_size(facts) != "gpu":
+        yield f"first passes of {largest + 1} to {most} tokens, above the largest capture size {where}"
+    if mixed_tokens and mixed(facts) != "gpu":
+        yield f"first passes over batches with a prefill {where}"
+
+
+def any_size(facts: Facts) -> Evidence | None:
+    """What shows first passes beyond the largest capture size; None where they have no graph."""
+    return _weakest(facts, lambda row: row.any_size)
+
+
+def mixed(facts: Facts) -> Evidence | None:
+    """What shows first passes over mixed batches; None where they have no graph."""
+    return _weakest(facts, lambda row: row.mixed)
+
+
+def _granted(facts: Facts, shown: Evidence | None) -> bool:
+    return shown == "gpu" or (shown is not None and facts.untried)
+
+
+def _weakest(facts: Facts, evidence: Callable[[Backend], Evidence | None]) -> Evidence | None:
+    """The weakest evidence of the draft's attention backends; None where one has none."""
+    found = [evidence(each.row) if each.row else None for each in facts.attention or ()]
+    shown = [each for each in found if each is not None]
+    if len(shown) < len(found):
+        return None
+    return max(shown, key=EVIDENCE.index, default=None)
 
 
 def too_large(facts: Facts, first: bool, later: tuple[Role, ...]) -> list[str]:

@@ -65,7 +65,7 @@ class _Rows:
 
 @dataclass
 class FirstBatch:
-    """A uniform batch, as `propose` gets it: `tokens` is K+1 for each of `reqs` requests.
+    """A batch of `reqs` requests, as `propose` gets it: in a uniform one each has K+1 tokens.
 
     The one-dimensional tensors but token_indices_to_sample and num_rejected may be longer.
 
@@ -79,6 +79,7 @@ class FirstBatch:
     seq_lens: [reqs] int32, rejected tokens included.
     block_table: [reqs, blocks] int32.
     slots: [tokens] int64.
+    starts: [reqs + 1] int32, where the tokens of each request begin.
     """
 
     target_token_ids: torch.Tensor
@@ -90,6 +91,7 @@ class FirstBatch:
     seq_lens: torch.Tensor
     block_table: torch.Tensor
     slots: torch.Tensor
+    starts: torch.Tensor
 
     @property
     def first_positions(self) -> torch.Tensor:
@@ -98,8 +100,8 @@ class FirstBatch:
         return positions[0] if positions.dim() == 2 else positions
 
 
-class _UniformRows(_Rows):
-    """Destinations that both kinds of uniform batch have, and those copies by one call a dtype.
+class _FirstRows(_Rows):
+    """Destinations that all kinds of first pass have, and those copies by one call a dtype.
 
     int32_padding, int64_padding: copies that make the rows behind the live ones padding.
     """
@@ -122,7 +124,7 @@ class _UniformRows(_Rows):
     def copy(self, batch: FirstBatch, int32: list[Copy], int64: list[Copy]) -> None:
         """Copy the live rows of a batch and pad the others.
 
-        int32, int64: the copies that only one kind of batch has.
+        int32, int64: the copies that only one kind of first pass has.
         """
         reqs = self.reqs
         rejected = self.no_rejected if batch.num_rejected is None else batch.num_rejected
@@ -153,7 +155,7 @@ class FirstStaging:
         padded, padded_tokens = key.num_reqs, key.num_tokens
         tokens = reqs * (padded_tokens // padded)
         self.tokens = tokens
-        self.rows = _UniformRows(buffers, key, reqs, mask=mask)
+        self.rows = _FirstRows(buffers, key, reqs, mask=mask)
         self.last_of_each = buffers.last_of_each[:reqs]
         # Shifted by one: each token's successor is what its row drafts from.
         self.input_ids = proposer.input_ids[: tokens - 1]
@@ -188,6 +190,52 @@ class FirstStaging:
         self.hidden.copy_(_cut(batch.target_hidden_states, tokens))
 
 
+class MixedStaging:
+    """Copies a mixed batch of `reqs` requests to where the `mixed` graph of `key` reads it.
+
+    The destinations depend on the number of tokens as well, so that none is kept but those of rows.
+
+    mask: whether the later passes that follow have padded rows.
+    """
+
+    def __init__(
+        self, proposer: Any, buffers: DraftBuffers, key: DraftKey, reqs: int, *, mask: bool
+    ) -> None:
+        self.rows = _FirstRows(buffers, key, reqs, mask=mask)
+        self.sample_indices = buffers.sample_indices[:reqs]
+        self.starts = buffers.mixed_start_loc[: reqs + 1]
+        self.starts_padding = buffers.mixed_start_loc[reqs + 1 : key.num_reqs + 1]
+        self.padding_slots = buffers.padding_slots
+        self.input_ids = proposer.input_ids[: key.num_tokens]
+        self.slots = proposer._slot_mapping_buffer[: key.num_tokens]
+        self.positions = upstream.position_rows(proposer)[:, : key.num_tokens]
+        hidden = proposer.hidden_states if buffers.target_hidden is None else buffers.target_hidden
+        self.hidden = hidden[: key.num_tokens]
+
+    def stage(self, batch: FirstBatch) -> None:
+        """Copy the live rows and pad the others. No tensor of `batch` is written."""
+        tokens, starts = int(batch.target_token_ids.shape[0]), batch.starts
+        indices = batch.token_indices_to_sample
+        int32: list[Copy] = [(self.starts, starts)]
+        if tokens > 1:
+            int32.append((self.input_ids[: tokens - 1], batch.target_token_ids[1:]))
+        if indices is not None:
+            int32.append((self.sample_indices, indices))
+        int64: list[Copy] = [(self.slots[:tokens], _cut(batch.slots, tokens))]
+        padding = self.slots[tokens:]
+        if padding.shape[0]:
+            int64.append((padding, self.padding_slots[: padding.shape[0]]))
+        if self.positions.shape[0] == 1:
+            int64.append((self.positions[0, :tokens], _cut(batch.first_positions, tokens)))
+        else:
+            self.positions[:, :tokens].copy_(batch.target_positions[:, :tokens])
+        self.rows.copy(batch, int32, int64)
+        if indices is None:
+            torch.sub(starts[1:], 1, out=self.sample_indices)
+        self.starts_padding.fill_(tokens)
+        self.hidden[:tokens].copy_(_cut(batch.target_hidden_states, tokens))
+
+
 class ExtendedStaging:
     """Copies a uniform batch of `reqs` requests to where `set_inputs_first_pass` reads it.
 
@@ -207,7 +255,7 @@ class ExtendedStaging:
         if buffers.target_tokens is None or buffers.target_positions is None:
             raise ValueError(f"{drafter} has no static tensors for tokens and positions")
         self.tokens = tokens
-        self.rows = _UniformRows(buffers, key, reqs, mask=mask)
+        self.rows = _FirstRows(buffers, key, reqs, mask=mask)
         self.target_tokens = buffers.target_tokens[:tokens]
         self.target_positions = buffers.target_positions[:tokens]
         self.hidden = None if buffers.target_hidden is None else buffers.target_hidden[:tokens]
