@@ -48,7 +48,7 @@ class Drafter:
         config = VllmConfig()
         config.model_config = SimpleNamespace(uses_mrope=False)
         self.proposer = twin.make_proposer(shape, config, twin.Parts())
-        self.backend = RecordedBackend()
+        self.backend = RecordedBackend(mixed=shape.mixed)
         table = SimpleNamespace(get_device_tensor=lambda rows: torch.zeros(rows, WIDTH))
         self.runner = SimpleNamespace(input_batch=SimpleNamespace(block_table=[table]))
         self.graphs: Any = draft_graphs.DraftGraphs(

@@ -187,6 +187,25 @@ def test_steps_serve_every_k_up_to_the_configured_one(k: int) -> None:
     assert drafts is None or drafts.shape == (3, k)
 
 
+def unequal(batch: dict[str, Any]) -> dict[str, Any]:
+    """As if one request had a token more than the others, and one a token less."""
+    common = batch["common_attn_metadata"]
+    return {"common_attn_metadata": replace(common, max_query_len=common.max_query_len + 1)}
+
+
+def test_mixed_batches_left_to_upstream_are_counted_by_reason(
+    effect: Callable[[], dict[str, Any]],
+) -> None:
+    drafter = Drafter(replace(SHAPE, mixed=True), untried=True)
+    drafter.capture()
+    batch = unequal(drafter.batch())
+    assert drafter.propose(**batch) is not None
+    assert drafter.propose(**batch, num_speculative_tokens=2) is None
+    left = [name for name in effect()["counts"] if "left to upstream" in name]
+    reason = "no mixed graph for so many tokens or requests or this K"
+    assert left == [f"first passes left to upstream: {reason}"]
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -196,6 +215,7 @@ def test_steps_serve_every_k_up_to_the_configured_one(k: int) -> None:
         (with_an_image, "multimodal embeddings among the inputs"),
         (lambda batch: {"num_speculative_tokens": 2}, "no graph for so many requests or this K"),
         (lambda batch: {"target_token_ids": batch["target_token_ids"][:-1]}, "not K+1 tokens"),
+        (unequal, "not K+1 tokens"),
     ],
 )
 def test_batches_left_to_upstream_are_counted_by_reason(

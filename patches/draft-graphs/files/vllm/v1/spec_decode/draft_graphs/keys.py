@@ -15,8 +15,8 @@ ROLES: tuple[Role, ...] = get_args(Role)
 #: Those whose requests all have as many tokens as each other.
 UNIFORM_ROLES: tuple[Role, ...] = tuple(role for role in ROLES if role != "mixed")
 
-#: Tokens of the graphs of mixed batches: a batch wastes at most half of a small one and a third of
-#: a large one. What is larger keeps the GPU busy for longer than the host takes to launch it.
+#: Tokens of the graphs of mixed batches: one of more than 512 tokens wastes at most a third. The
+#: largest bounds the static memory, which holds the target's hidden states of so many tokens.
 MIXED_TOKENS = (128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
 #: Requests of these graphs, beside the most that there can be: few, since a request that is padding
 #: costs little more than a row of the logits.

@@ -18,6 +18,8 @@ from .staging import ExtendedStaging, FirstBatch, FirstStaging, LaterStaging, Mi
 logger = init_logger(__name__)
 
 NO_GRAPH = "no graph for so many requests or this K"
+NOT_UNIFORM = "not K+1 tokens for each request"
+TOO_MIXED = "no mixed graph for so many tokens or requests or this K"
 
 #: Copies a batch to where the graph of its first pass reads it.
 Staging = FirstStaging | MixedStaging | ExtendedStaging
@@ -43,6 +45,7 @@ class Replay:
         self._drafter = captured.drafter
         self._first_tokens = captured.drafter.first_tokens(self._k)
         self._dispatch = Dispatch(proposer.cudagraph_dispatcher, captured.drafter, self._k)
+        self._mixed = any(key.role == "mixed" for key in captured.plan)
         self._probabilistic = facts.probabilistic
         self._together = facts.coupling.together
         # Reasons, unforeseen by the policy, that were logged for batches left to upstream.
@@ -128,15 +131,18 @@ class Replay:
             k, cad, target_hidden_states
         )
         uniform = cad.max_query_len == self._k + 1 and tokens == reqs * (self._k + 1)
+        mixed = self._mixed and not sampled and tokens == cad.num_actual_tokens
         keys: Keys | None = None
         if agreed is not None:
-            keys = self._checked(agreed, reason or _not_uniform(uniform), reqs, k, sampled)
+            other = None if uniform else NOT_UNIFORM
+            keys = self._checked(agreed, reason or other, reqs, k, sampled)
         elif reason is None and uniform:
             keys = self._dispatch.uniform(reqs, k, sampled)
-        elif reason is None and not sampled and tokens == cad.num_actual_tokens:
+        elif reason is None and mixed:
             keys = self._dispatch.mixed(tokens, reqs, k)
         if keys is None:
-            self._leave("first passes", reason or _not_uniform(uniform) or NO_GRAPH)
+            other = NO_GRAPH if uniform else TOO_MIXED if mixed else NOT_UNIFORM
+            self._leave("first passes", reason or other)
             return None
         first, later = keys
         sampling = self.captured.sampling if sampled else None
@@ -343,11 +349,6 @@ class Replay:
             if ranks.writes_log():
                 logger.info("%s", messages.left_line(reason))
         return reason
-
-
-def _not_uniform(uniform: bool) -> str | None:
-    """The reason why a batch has no graph of a uniform one; None where it may have one."""
-    return None if uniform else "not K+1 tokens for each request"
 
 
 def _count_experts_tokens(proposer: Any, num_tokens: int) -> None:

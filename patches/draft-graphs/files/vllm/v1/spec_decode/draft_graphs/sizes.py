@@ -61,7 +61,8 @@ def untried(facts: Facts, mixed_tokens: int) -> Iterator[str]:
     most, largest = most_first_tokens(facts), facts.max_capture_tokens or 0
     where = "(doubles: tests/draft_graphs/upstream_twin.py)"
     if most > largest and any_size(facts) != "gpu":
-        yield f"first passes of {largest + 1} to {most} tokens, above the largest capture size {where}"
+        sizes = f"{largest + 1} to {most} tokens"
+        yield f"first passes of {sizes}, above the largest capture size {where}"
     if mixed_tokens and mixed(facts) != "gpu":
         yield f"first passes over batches with a prefill {where}"
 
