@@ -83,8 +83,12 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
         {"max_num_seqs": 256, "max_num_tokens": 8192},
     ),
     (
-        "the same with another attention backend than FlashAttention 3",
+        "the same with another attention backend than FlashAttention 3 (TRITON_ATTN)",
         {"max_num_seqs": 256, "max_num_tokens": 8192, "attention": (backend("TRITON_ATTN"),)},
+    ),
+    (
+        "the same with tensor parallelism",
+        {"max_num_seqs": 256, "max_num_tokens": 8192, "tensor_parallel_size": 2},
     ),
     (
         "EAGLE3 drafts whose `fc` layer does not tell its width",

@@ -359,20 +359,22 @@ def test_first_passes_beyond_the_capture_size() -> None:
     assert sizes.most_first_tokens(replace(LATE, **{**WIDE, "max_num_seqs": 8})) == 512
 
 
-@pytest.mark.parametrize("kernels", [("fa2",), ("fa3", "fa2")])
+@pytest.mark.parametrize(
+    ("kernels", "ranks"), [(("fa2",), 1), (("fa3", "fa2"), 1), (("fa3",), 2)], ids=str
+)
 def test_what_no_gpu_has_shown_beyond_the_capture_size_has_to_be_granted(
-    kernels: tuple[str, ...],
+    kernels: tuple[str, ...], ranks: int
 ) -> None:
     attention = tuple(backend("FLASH_ATTN", kernel) for kernel in kernels)
-    facts = replace(LATE, **WIDE, attention=attention)
+    facts = replace(LATE, **WIDE, attention=attention, tensor_parallel_size=ranks)
     assert sizes.most_first_tokens(facts) == 512
     assert "first passes over 128 requests" in policy.decide("auto", facts).notes[0]
     granted = replace(facts, untried=True)
     assert sizes.most_first_tokens(granted) == 800
-    assert policy.decide("auto", granted).untried[-1] == (
+    assert (
         "first passes of 513 to 800 tokens, above the largest capture size "
         "(doubles: tests/draft_graphs/upstream_twin.py)"
-    )
+    ) in policy.decide("auto", granted).untried
 
 
 @pytest.mark.parametrize(
@@ -398,6 +400,16 @@ def test_first_passes_over_mixed_batches() -> None:
         facts = replace(LATE, max_num_tokens=room)
         assert policy.decide("auto", facts).mixed_tokens == sizes.most_mixed_tokens(facts) == most
     assert policy.decide("auto", LATE).mixed_tokens == 0, "no room known"
+
+
+def test_over_mixed_batches_of_several_ranks_they_have_to_be_granted() -> None:
+    facts = replace(LATE, max_num_tokens=2048, tensor_parallel_size=2)
+    assert policy.decide("auto", facts).mixed_tokens == 0
+    granted = policy.decide("auto", replace(facts, untried=True))
+    assert granted.mixed_tokens == 2048
+    assert granted.untried == (
+        "first passes over batches with a prefill (doubles: tests/draft_graphs/upstream_twin.py)",
+    )
 
 
 def test_where_a_first_pass_has_no_later_one_none_is_over_a_mixed_batch() -> None:

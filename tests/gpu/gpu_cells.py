@@ -55,6 +55,7 @@ def all_cells(models: str) -> list[Cell]:
         *_without_oracle(base, eight),
         *_many_requests(base),
         *_every_size(base),
+        *_mixed(base),
         *_settings(base, eight),
         *_by_default(base, eight),
         *_tensor_parallel(base, eight),
@@ -137,19 +138,26 @@ def _every_size(base: EngineSpec) -> Iterator[Cell]:
     spec = replace(spec, compilation=FULL, max_num_batched_tokens=16384, requests=long)
     for mode in ("off", "step", "loop"):
         yield Cell("beyond-long-prompts", mode, spec, expects(mode), weight=20)
-    # Every graph of mixed batches, and batches with more tokens than they hold.
-    for draft, k in (("eagle3hid", 3), ("eagle3", 5)):
-        spec = replace(base, draft=draft, k=k, max_num_seqs=256, max_num_batched_tokens=8192)
-        spec = replace(spec, requests=at_every_mixed_size(k))
-        for mode in ("off", "step", "loop"):
-            name, each = f"mixed-every-size-{draft}-k{k}", replayed(mode, "mixed")
-            yield Cell(name, mode, spec, expects(mode), weight=20, every_size=each)
     # Four graphs, and nearly all batches are larger than the largest of them.
     small = {**FULL, "cudagraph_capture_sizes": [1, 2, 4, 8]}
     spec = replace(base, draft="eagle3hid", max_num_seqs=200, requests=falling(300))
     spec = replace(spec, compilation=small)
     for mode in ("off", "step", "loop"):
         yield Cell("sizes-1248-seqs200", mode, spec, expects(mode), weight=10)
+
+
+def _mixed(base: EngineSpec) -> Iterator[Cell]:
+    """Each graph of mixed batches has a batch; some batches have more tokens than any holds."""
+    for draft, k in (("eagle3hid", 3), ("eagle3", 5)):
+        spec = replace(base, draft=draft, k=k, max_num_seqs=256, max_num_batched_tokens=8192)
+        spec = replace(spec, requests=at_every_mixed_size(k))
+        for mode in ("off", "step", "loop"):
+            name, each = f"mixed-every-size-{draft}-k{k}", replayed(mode, "mixed")
+            yield Cell(name, mode, spec, expects(mode), weight=20, every_size=each)
+            if draft == "eagle3hid":  # on two ranks the user has to grant it
+                granted = {"OVERLAY_DRAFT_GRAPHS_UNTRIED": "on"}
+                two = replace(spec, tensor_parallel_size=2, env=granted)
+                yield Cell(f"tp2-{name}", mode, two, expects(mode), weight=20, every_size=each)
 
 
 def _by_default(base: EngineSpec, eight: tuple[Request, ...]) -> Iterator[Cell]:
