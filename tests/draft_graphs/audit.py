@@ -138,18 +138,18 @@ class Audit:
     def _could_hold(self, entry: str, kwargs: dict[str, Any]) -> bool:
         """Whether a captured graph is large enough, and the batch of the kind that it takes."""
         live, k = kwargs["common_attn_metadata"].batch_size(), self.proposer.num_speculative_tokens
+        keys = self.proposer.cudagraph_dispatcher.draft_keys
         roles: tuple[str, ...] = ("step", "loop")
         if entry == "propose":
             longest = kwargs["common_attn_metadata"].max_query_len
             tokens = kwargs["target_token_ids"].shape[0]
-            roles = ("first", "whole")
             if longest != k + 1 or tokens != live * (k + 1):
-                roles = ("mixed",)
-                live = max(live, tokens)
-        keys = self.proposer.cudagraph_dispatcher.draft_keys
-        # Where requests have different numbers of tokens, their sum counts, too.
-        size = "num_tokens" if roles == ("mixed",) else "num_reqs"
-        return any(key.role in roles and getattr(key, size) >= live for key in keys)
+                return any(
+                    key.role == "mixed" and key.num_reqs >= live and key.num_tokens >= tokens
+                    for key in keys
+                )
+            roles = ("first", "whole")
+        return any(key.role in roles and key.num_reqs >= live for key in keys)
 
     @staticmethod
     def _expect(condition: bool, message: str) -> None:

@@ -207,7 +207,7 @@ REPLAY_MUTATIONS = (
         "dispatch",
         one(
             "replay.py",
-            "Replay._other_inputs",
+            "_other_inputs",
             "mm_embed_inputs is not None and mm_embed_inputs[0]",
             "True",
         ),

@@ -34,6 +34,14 @@ def plans(draw: Any) -> tuple[list[Any], int, int, int]:
     return plan, k, seqs, tokens
 
 
+def holding(plan: list[Any]) -> Any:
+    """The keys of a plan, to be dispatched."""
+    captured = keys.DraftKeys()
+    for key in plan:
+        captured.add(key)
+    return captured
+
+
 @given(sizes=SIZES, k=KS, role=st.sampled_from(keys.UNIFORM_ROLES), reqs=st.integers(-1, 45))
 def test_the_smallest_graph_that_holds_the_batch_is_dispatched(
     sizes: set[int], k: int, role: str, reqs: int
@@ -106,9 +114,7 @@ def test_a_plan_holds_every_batch_within_the_limits_and_no_other(
     made: tuple[list[Any], int, int, int],
 ) -> None:
     plan, k, seqs, tokens = made
-    captured = keys.DraftKeys()
-    for key in plan:
-        captured.add(key)
+    captured = holding(plan)
     for role in {key.role for key in plan}:
         per_request = keys.tokens_per_request(role, k)
         limit = min(seqs, tokens // per_request)
@@ -146,9 +152,7 @@ def test_a_mixed_batch_within_the_limits_has_a_graph_and_as_many_later_rows(
 ) -> None:
     made = {"k": k, "max_num_seqs": seqs, "first": True, "later": ("loop", "step")}
     plan = keys.plan_keys(**made, max_capture_tokens=tokens, max_mixed_tokens=most)
-    captured = keys.DraftKeys()
-    for key in plan:
-        captured.add(key)
+    captured = holding(plan)
     reqs, length = min(batch), max(batch)
     key = captured.dispatch("mixed", length, reqs, k)
     assert captured.dispatch("mixed", length, reqs, k + 1) is None
@@ -183,9 +187,7 @@ def test_first_and_later_passes_of_a_batch_have_the_same_rows(
     made: tuple[list[Any], int, int, int],
 ) -> None:
     plan, k, _, _ = made
-    captured = keys.DraftKeys()
-    for key in plan:
-        captured.add(key)
+    captured = holding(plan)
     for reqs in range(1, 140):
         first = captured.dispatch("first", reqs * (k + 1), reqs, k)
         for role in ("step", "loop"):
@@ -209,9 +211,7 @@ def test_a_graph_has_padding_if_a_smaller_batch_is_dispatched_to_it(
     made: tuple[list[Any], int, int, int],
 ) -> None:
     plan, k, _, _ = made
-    captured = keys.DraftKeys()
-    for key in plan:
-        captured.add(key)
+    captured = holding(plan)
     for key in plan:
         per_request = key.num_tokens // key.num_reqs
         padded = any(

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -212,12 +212,11 @@ def plan_keys(
     keys = [draft_key(role, size, k, extra) for size in sizes if first and size <= first_limit]
     if k > 1 and not one_pass:
         keys += [draft_key(role, size, k, extra) for role in later for size in sizes]
-    limit = min(max_num_seqs, max_capture_tokens)
-    mixed = mixed_keys(k, [size for size in sizes if size <= limit], max_mixed_tokens)
+    mixed = mixed_keys(k, sizes, max_mixed_tokens)
     return [*keys, *mixed, *(replace(key, sampled=True) for key in keys if sampled)]
 
 
-def mixed_keys(k: int, sizes: Iterable[int], max_tokens: int) -> list[DraftKey]:
+def mixed_keys(k: int, sizes: Sequence[int], max_tokens: int) -> list[DraftKey]:
     """The graphs of mixed first passes, the largest first; none where `max_tokens` is 0.
 
     sizes: request counts that later passes have graphs for, of which a few are taken.
@@ -225,7 +224,7 @@ def mixed_keys(k: int, sizes: Iterable[int], max_tokens: int) -> list[DraftKey]:
     """
     if max_tokens < 1:
         return []
-    limit = max(sizes := list(sizes), default=0)
+    limit = max(sizes, default=0)
     tokens = sorted({size for size in MIXED_TOKENS if size < max_tokens} | {max_tokens})
     keys, fewest = [], 0
     for reqs in sorted({size for size in sizes if size in MIXED_REQUESTS or size == limit}):
@@ -242,13 +241,9 @@ def has_padding(key: DraftKey, plan: Iterable[DraftKey]) -> bool:
     Mixed batches with fewer of them run in a later pass of as many requests as their first one.
     """
     plan = list(plan)
+    own = {other.num_reqs for other in plan if _kind(other) == _kind(key)}
     mixed = {other.num_reqs for other in plan if other.role == "mixed"}
-    smaller = [
-        other.num_reqs
-        for other in plan
-        if _kind(other) == _kind(key) and other.num_reqs < key.num_reqs
-    ]
-    fewest = max(smaller, default=0) + 1
-    if key.num_reqs in mixed:
-        fewest = min(fewest, max([each for each in mixed if each < key.num_reqs], default=0) + 1)
-    return fewest < key.num_reqs
+    return any(
+        max((size for size in sizes if size < key.num_reqs), default=0) + 1 < key.num_reqs
+        for sizes in ([own, mixed] if key.num_reqs in mixed else [own])
+    )

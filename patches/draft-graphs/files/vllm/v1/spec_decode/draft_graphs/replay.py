@@ -127,9 +127,7 @@ class Replay:
         reqs, tokens = cad.seq_lens.shape[0], target_token_ids.shape[0]
         k = num_speculative_tokens
         sampled = self._is_sampled(sampling_metadata)
-        reason = self._other_inputs(cad, mm_embed_inputs) or self._mismatch(
-            k, cad, target_hidden_states
-        )
+        reason = _other_inputs(cad, mm_embed_inputs) or self._mismatch(k, cad, target_hidden_states)
         uniform = cad.max_query_len == self._k + 1 and tokens == reqs * (self._k + 1)
         mixed = self._mixed and not sampled and tokens == cad.num_actual_tokens
         keys: Keys | None = None
@@ -157,7 +155,7 @@ class Replay:
                 seq_lens=cad.seq_lens,
                 block_table=cad.block_table_tensor,
                 slots=cad.slot_mapping,
-                starts=cad.query_start_loc[: reqs + 1],
+                starts=cad.query_start_loc,
             )
         )
         if sampling is not None:
@@ -265,15 +263,6 @@ class Replay:
             raise Unforeseen(reason)
         return agreed
 
-    def _other_inputs(self, cad: Any, mm_embed_inputs: Any) -> str | None:
-        """What goes into the first pass that no graph takes; None for nothing."""
-        if mm_embed_inputs is not None and mm_embed_inputs[0]:
-            return "multimodal embeddings among the inputs"
-        # 0.24 and later: tokens of one image see each other. Batches of drafts come without.
-        if getattr(cad, "mm_req_doc_ranges", None):
-            return "ranges of a prefix language model among the inputs"
-        return None
-
     def _is_sampled(self, sampling_metadata: Any) -> bool:
         """Whether the drafts of a batch are drawn by temperature."""
         return self._probabilistic and not sampling_metadata.all_greedy
@@ -349,6 +338,16 @@ class Replay:
             if ranks.writes_log():
                 logger.info("%s", messages.left_line(reason))
         return reason
+
+
+def _other_inputs(cad: Any, mm_embed_inputs: Any) -> str | None:
+    """What goes into the first pass that no graph takes; None for nothing."""
+    if mm_embed_inputs is not None and mm_embed_inputs[0]:
+        return "multimodal embeddings among the inputs"
+    # 0.24 and later: tokens of one image see each other. Batches of drafts come without.
+    if getattr(cad, "mm_req_doc_ranges", None):
+        return "ranges of a prefix language model among the inputs"
+    return None
 
 
 def _count_experts_tokens(proposer: Any, num_tokens: int) -> None:

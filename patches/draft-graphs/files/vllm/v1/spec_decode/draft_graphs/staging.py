@@ -37,6 +37,12 @@ def _cut(tensor: torch.Tensor, length: int) -> torch.Tensor:
     return tensor if tensor.shape[0] == length else tensor[:length]
 
 
+def _target_hidden(proposer: Any, buffers: DraftBuffers) -> torch.Tensor:
+    """Where a shifted first pass reads the target's hidden states."""
+    own: torch.Tensor | None = buffers.target_hidden
+    return proposer.hidden_states if own is None else own
+
+
 class _Rows:
     """Destinations that both kinds of batch have: block table and padding bits.
 
@@ -161,8 +167,7 @@ class FirstStaging:
         self.input_ids = proposer.input_ids[: tokens - 1]
         self.sample_indices = buffers.sample_indices[:reqs]
         self.slots = proposer._slot_mapping_buffer[:tokens]
-        hidden = proposer.hidden_states if buffers.target_hidden is None else buffers.target_hidden
-        self.hidden = hidden[:tokens]
+        self.hidden = _target_hidden(proposer, buffers)[:tokens]
         self.positions = upstream.position_rows(proposer)[:, :tokens]
         # Rows of M-RoPE are not one piece of memory, so they are copied by a call of their own.
         self.position_row = self.positions[0] if self.positions.shape[0] == 1 else None
@@ -209,12 +214,12 @@ class MixedStaging:
         self.input_ids = proposer.input_ids[: key.num_tokens]
         self.slots = proposer._slot_mapping_buffer[: key.num_tokens]
         self.positions = upstream.position_rows(proposer)[:, : key.num_tokens]
-        hidden = proposer.hidden_states if buffers.target_hidden is None else buffers.target_hidden
-        self.hidden = hidden[: key.num_tokens]
+        self.hidden = _target_hidden(proposer, buffers)[: key.num_tokens]
 
     def stage(self, batch: FirstBatch) -> None:
         """Copy the live rows and pad the others. No tensor of `batch` is written."""
-        tokens, starts = int(batch.target_token_ids.shape[0]), batch.starts
+        tokens = int(batch.target_token_ids.shape[0])
+        starts = _cut(batch.starts, self.rows.reqs + 1)
         indices = batch.token_indices_to_sample
         int32: list[Copy] = [(self.starts, starts)]
         if tokens > 1:
