@@ -137,7 +137,9 @@ def _every_size(base: EngineSpec) -> Iterator[Cell]:
     long = make_requests(256, tokens=64, lengths=(150, 400))
     spec = replace(spec, compilation=FULL, max_num_batched_tokens=16384, requests=long)
     for mode in ("off", "step", "loop"):
-        yield Cell("beyond-long-prompts", mode, spec, expects(mode), weight=20)
+        cell = Cell("beyond-long-prompts", mode, spec, expects(mode), weight=20)
+        yield cell
+        yield from _on_two_ranks(cell)
     # Four graphs, and nearly all batches are larger than the largest of them.
     small = {**FULL, "cudagraph_capture_sizes": [1, 2, 4, 8]}
     spec = replace(base, draft="eagle3hid", max_num_seqs=200, requests=falling(300))
@@ -153,11 +155,23 @@ def _mixed(base: EngineSpec) -> Iterator[Cell]:
         spec = replace(spec, requests=at_every_mixed_size(k))
         for mode in ("off", "step", "loop"):
             name, each = f"mixed-every-size-{draft}-k{k}", replayed(mode, "mixed")
-            yield Cell(name, mode, spec, expects(mode), weight=20, every_size=each)
-            if draft == "eagle3hid":  # on two ranks the user has to grant it
-                granted = {"OVERLAY_DRAFT_GRAPHS_UNTRIED": "on"}
-                two = replace(spec, tensor_parallel_size=2, env=granted)
-                yield Cell(f"tp2-{name}", mode, two, expects(mode), weight=20, every_size=each)
+            cell = Cell(name, mode, spec, expects(mode), weight=20, every_size=each)
+            yield cell
+            if draft == "eagle3hid":
+                yield from _on_two_ranks(cell)
+
+
+def _on_two_ranks(cell: Cell) -> Iterator[Cell]:
+    """The cell with two tensor-parallel ranks that reduce in vLLM's own kernel, and in NCCL.
+
+    vLLM takes NCCL for what is larger than any tensor of models as small as these.  The user has to
+    grant graphs of such sizes where ranks draft together.
+    """
+    granted = {"OVERLAY_DRAFT_GRAPHS_UNTRIED": "on"}
+    for name, more in (("tp2", {}), ("tp2-nccl", {"disable_custom_all_reduce": True})):
+        spec = replace(cell.spec, tensor_parallel_size=2, env=granted)
+        spec = replace(spec, engine={**spec.engine, **more})
+        yield replace(cell, name=f"{name}-{cell.name}", spec=spec)
 
 
 def _by_default(base: EngineSpec, eight: tuple[Request, ...]) -> Iterator[Cell]:
