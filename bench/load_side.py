@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from bench.load_steps import Watch
-from bench.metrics_cost import count_or_not
+from bench.metrics_cost import Counting
 from overlay.proof.engine_side import BenchExtension
 from overlay.proof.sampling import SignalSampler
 
@@ -43,6 +43,7 @@ class LoadExtension(BenchExtension):
     _watch: Watch
     _collector: Collector
     _sampler: SignalSampler
+    _counting: Counting | None = None
 
     def load_watch(self) -> dict[str, Any]:
         """Keep every step from now on; tell what the runner and the drafter are."""
@@ -78,7 +79,9 @@ class LoadExtension(BenchExtension):
         """Have all modules count as the overlay does, or not at all."""
         from vllm.v1 import overlay_effects
 
-        count_or_not(overlay_effects, on)
+        if self._counting is None:
+            self._counting = Counting(overlay_effects)
+        self._counting.switch(on)
 
     def load_counted(self) -> int:
         """What all features of the overlay have counted until now, added up."""

@@ -34,27 +34,28 @@ def _nothing(*_: Any, **__: Any) -> None:
     """Stands for a count that is not made."""
 
 
-#: Where each function was that `_nothing` has taken the place of: module, name and function.
-_taken: list[tuple[Any, str, Any]] = []
+class Counting:
+    """Has every module that holds ``count`` or ``put`` call them, or nothing.
 
+    Those modules are looked for once, so that both ways are switched to by the same assignments: a
+    search of all modules made the steps after it longer by 1.3 % on an H100.
 
-def count_or_not(effects: Any, on: bool) -> None:
-    """Have every module that holds ``count`` or ``put`` of a module call them, or nothing.
-
-    :param effects: the module ``vllm.v1.overlay_effects``.
+    :param effects: the module ``vllm.v1.overlay_effects``, after the engine has loaded all else.
     """
-    if on:
-        while _taken:
-            setattr(*_taken.pop())
-        return
-    for name in ("count", "put"):
-        function = getattr(effects, name)
-        if function is _nothing:
-            continue
-        for module in list(sys.modules.values()):
-            if getattr(module, "__dict__", {}).get(name) is function:
-                _taken.append((module, name, function))
-                setattr(module, name, _nothing)
+
+    def __init__(self, effects: Any) -> None:
+        functions = {name: getattr(effects, name) for name in ("count", "put")}
+        self._places = [
+            (module, name, function)
+            for module in list(sys.modules.values())
+            for name, function in functions.items()
+            if getattr(module, "__dict__", {}).get(name) is function
+        ]
+
+    def switch(self, on: bool) -> None:
+        """Count from now on, or do not."""
+        for module, name, function in self._places:
+            setattr(module, name, function if on else _nothing)
 
 
 def arguments() -> argparse.Namespace:
@@ -67,7 +68,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--answer", type=int, default=2048, help="tokens of an answer")
     parser.add_argument("--pairs", type=int, default=1000, help="of windows, on and off")
     parser.add_argument("--steps", type=int, default=10, help="of a window")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.pairs < 4:
+        parser.error(f"--pairs: expected two of either order, 4 at least, found {args.pairs}")
+    return args
 
 
 def window(load: Load, llm: Any, steps: int, *, counting: bool) -> dict[str, float]:
@@ -108,6 +112,18 @@ def compared(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
     }
 
 
+def differences(pairs: Sequence[tuple[float, float]]) -> dict[str, dict[str, float]]:
+    """What follows from all pairs, and from those of either order.
+
+    A pair's second window begins behind a switch, its first one does not. So a switch that costs
+    more one way than the other shows as a difference between the orders.
+
+    :param pairs: of (on, off) milliseconds, in the order in which they were taken.
+    """
+    orders = {"difference": pairs, "off_first": pairs[0::2], "on_first": pairs[1::2]}
+    return {name: compared(chosen) for name, chosen in orders.items()}
+
+
 def measure(load: Load, llm: Any, pairs: int, steps: int) -> dict[str, Any]:
     """The windows of all pairs, and what follows from them."""
     windows: list[dict[str, dict[str, float]]] = []
@@ -116,7 +132,7 @@ def measure(load: Load, llm: Any, pairs: int, steps: int) -> dict[str, Any]:
         taken = {way: window(load, llm, steps, counting=way) for way in order}
         windows.append({"on": taken[True], "off": taken[False]})
     return {
-        "difference": compared([(each["on"]["ms"], each["off"]["ms"]) for each in windows]),
+        **differences([(each["on"]["ms"], each["off"]["ms"]) for each in windows]),
         "step_ms": {
             way: round(statistics.median(each[way]["ms"] for each in windows), 4)
             for way in ("on", "off")
@@ -150,7 +166,8 @@ def main() -> None:
         **measure(load, llm, args.pairs, args.steps),
     }
     args.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps({name: results[name] for name in ("difference", "step_ms")}), flush=True)
+    shown = ("difference", "off_first", "on_first", "step_ms")
+    print(json.dumps({name: results[name] for name in shown}), flush=True)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts import performance_plot
+from scripts import performance_plot, performance_serving
 from scripts.performance_data import (
     BATCHES,
     Row,
@@ -265,6 +265,32 @@ def summary_table(sittings: list[Sitting]) -> list[str]:
     return table(head, rows)
 
 
+# ---- servers
+
+
+def servers_table(folder: Path) -> list[str]:
+    """The newest sitting of each setting."""
+    cells = [
+        cell
+        for file, document in performance_serving.documents(folder).items()
+        for cell in performance_serving.cells_of(document, file)
+    ]
+    newest_cells = performance_serving.newest(cells)
+    return table(performance_serving.HEAD, [cell.row for cell in newest_cells])
+
+
+def servers_log(folder: Path) -> list[str]:
+    """Every sitting, in the order of its files, and what is to be known of it."""
+    sittings = performance_serving.documents(folder)
+    rows = [
+        cell.row
+        for file, document in sittings.items()
+        for cell in performance_serving.cells_of(document, file)
+    ]
+    lines = table(performance_serving.HEAD, rows)
+    return [*lines, "", *performance_serving.notes(sittings)]
+
+
 # ---- the page
 
 
@@ -272,7 +298,8 @@ def tables(sittings: list[Sitting]) -> str:
     """Everything between the markers."""
     now, older = newest(sittings)
     parts = ["## Log: acceptance", ""]
-    parts += acceptance_table(sorted(RESULTS.glob("h200-acceptance-*.json")))
+    parts += acceptance_table(sorted(RESULTS.glob("*-acceptance-*.json")))
+    parts += ["", "## Log: servers", "", *servers_log(RESULTS)]
     parts += ["", "## Log: step time", "", f"![Step time and GPU-busy share]({PLOT.name})", ""]
     parts += [
         "Step time with the overlay over step time without it; below 1 the overlay is faster.",
@@ -312,6 +339,7 @@ def pages(sittings: list[Sitting]) -> dict[Path, str]:
     """Every page that shows results, by its path, with the tables that the JSON gives."""
     ratios = "\n".join(summary_table(newest(sittings)[0]))
     page = between(PAGE.read_text(encoding="utf-8"), "summary", ratios)
+    page = between(page, "servers", "\n".join(servers_table(RESULTS)))
     return {
         PAGE: between(page, "tables", tables(sittings)),
         README: between(README.read_text(encoding="utf-8"), "summary", ratios),

@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from overlay.commands.verify_failures import raised_by, usable
 from overlay.errors import OverlayError, TargetError, UsageError
+from overlay.proof.engine_compat import runner_environment
 from overlay.proof.engine_launch import append_path, link_packages
 from overlay.proof.engine_pool import Ended, Job, run_jobs
 from overlay.proof.engine_spec import Request
@@ -34,6 +35,7 @@ from overlay.proof.verification import (
 )
 from overlay.proof.verify_engine import VerifySpec
 from overlay.report.verified import VerifyReport, verified
+from overlay.results import ModelRunner
 from overlay.untrusted import read_regular
 
 #: Told of each engine: its title, and ``None`` when it starts or the seconds it took.
@@ -104,7 +106,9 @@ def verify(question: Question, told: Told = _silent) -> VerifyReport:
         code = link_packages(work / "code")
         stage = Stage(question, python, work, code, told)
         results = [result for models in _in_order(stage, sets) for result in models]
-    return VerifyReport(verified(results, question.modes), tuple(results), check=question.check)
+    verdict = verified(results, question.modes)
+    runner = ModelRunner.V1 if _runner(question, os.environ) else None
+    return VerifyReport(verdict, tuple(results), check=question.check, runner=runner)
 
 
 def check_question(question: Question) -> None:
@@ -286,7 +290,7 @@ class Stage:
         logs = self.question.logs
         if logs is not None:
             logs.mkdir(parents=True, exist_ok=True)
-        environment = append_path(os.environ, self.code)
+        environment = append_path(os.environ, self.code) | _runner(self.question, os.environ)
         environment["OVERLAY_DRAFT_GRAPHS"] = mode.value
         if self.question.check:
             environment["OVERLAY_DRAFT_GRAPHS_CHECK"] = "on"
@@ -294,6 +298,18 @@ class Stage:
         command = (*program, str(spec), str(folder / "result.json"))
         log = (folder if logs is None else logs.resolve()) / f"{folder.name}.log"
         return Job(name, command, environment, folder, log)
+
+
+def _runner(question: Question, given: Mapping[str, str]) -> dict[str, str]:
+    """The variable that asks vLLM for model runner V1; empty where the user or vLLM chooses.
+
+    From 0.25 on vLLM chooses V2 for models like the tiny ones, which nobody serves; of the user's
+    own models the answer must be about the runner that serves them.
+
+    :param given: the user's variables.
+    """
+    asked = runner_environment(ModelRunner.V1)
+    return asked if question.tiny and not asked.keys() & given.keys() else {}
 
 
 def title(models: ModelSet, mode: Mode) -> str:

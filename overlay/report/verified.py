@@ -11,6 +11,7 @@ from overlay.report.base import Report
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, MARK, Line, Span, aligned, labelled
 from overlay.report.words import count, enumeration
+from overlay.results import ModelRunner
 
 if TYPE_CHECKING:
     from overlay.proof.verification import EngineRun, Mode, ModeResult, RankFacts
@@ -24,11 +25,13 @@ class VerifyReport(Report):
 
     :ivar results: in the order in which they were compared.
     :ivar check: whether the address check was on.
+    :ivar runner: the model runner that the command asked vLLM for; ``None`` where it did not.
     """
 
     _command: ClassVar[str] = "verify"
     results: tuple[ModeResult, ...]
     check: bool = False
+    runner: ModelRunner | None = None
 
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:
         """A table, and below it what was left to upstream and what differs."""
@@ -39,6 +42,9 @@ class VerifyReport(Report):
             requests, tokens = len(run.served), sum(len(each.tokens) for each in run.served)
             text = f"{run.device}; {count(requests, 'request')}, {count(tokens, 'token')}{checked}"
             yield labelled(2, "", text)
+            if self.runner is not None:
+                text = f"model runner {self.runner.name}, which this command asked vLLM for"
+                yield labelled(2, "", f"{text}; draft graphs do nothing where yours is another")
             yield BLANK
         yield from _table(self.results)
         for result in self.results:
@@ -46,7 +52,9 @@ class VerifyReport(Report):
 
     def own_data(self) -> dict[str, Any]:
         """The results under ``verify``."""
-        return {"verify": {"check": self.check, "modes": [_data(each) for each in self.results]}}
+        runner = None if self.runner is None else self.runner.value
+        modes = [_data(each) for each in self.results]
+        return {"verify": {"check": self.check, "model_runner": runner, "modes": modes}}
 
 
 def verified(results: Sequence[ModeResult], asked: Collection[Mode] = ()) -> Verdict:

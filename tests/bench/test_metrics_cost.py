@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench import metrics_cost
-from bench.metrics_cost import compared, count_or_not, measure
+from bench.metrics_cost import Counting, compared, differences, measure
 
 FACTORS = st.floats(0.98, 1.02)
 STEPS = st.floats(1, 50)
@@ -24,6 +24,16 @@ def test_drift_between_pairs_does_not_count(off: list[float], factor: float) -> 
     assert found["percent"] == pytest.approx(100 * (factor - 1), abs=1e-3)
     assert found["median"] == pytest.approx(100 * (factor - 1), abs=1e-3)
     assert found["error"] == pytest.approx(0, abs=1e-3)
+
+
+@given(off=st.lists(STEPS, min_size=4, max_size=30), factor=FACTORS)
+def test_a_switch_that_costs_more_one_way_shows_in_one_order(
+    off: list[float], factor: float
+) -> None:
+    pairs = [(each, each * factor if number % 2 else each) for number, each in enumerate(off)]
+    found = differences(pairs)
+    assert found["off_first"]["median"] == pytest.approx(0, abs=1e-3)
+    assert found["on_first"]["median"] == pytest.approx(100 * (1 / factor - 1), abs=1e-3)
 
 
 @given(noise=st.lists(st.floats(-5, 5), min_size=2, max_size=400))
@@ -86,14 +96,15 @@ def test_no_module_counts_while_counting_is_off(monkeypatch: pytest.MonkeyPatch)
     holder.count, holder.put, holder.other = effects.count, len, effects.count
     for module in (effects, holder):
         monkeypatch.setitem(sys.modules, module.__name__, module)
+    counting = Counting(effects)
     for _ in range(2):
-        count_or_not(effects, False)
-        count_or_not(effects, False)
+        counting.switch(False)
+        counting.switch(False)
         effects.count("a", "b")
         effects.put("a", "b", 1, None)
         holder.count("a", "b")
         assert not counted
         assert holder.put is len  # another one of that name
-        count_or_not(effects, True)
+        counting.switch(True)
     holder.count("a", "b")
     assert counted == ["b"]

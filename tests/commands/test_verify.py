@@ -55,6 +55,33 @@ def verify(python: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
     return call
 
 
+@pytest.mark.parametrize("given", [None, "0", "1"])
+def test_tiny_models_are_served_by_v1_unless_the_user_chooses(
+    verify: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str | None
+) -> None:
+    """vLLM would serve them by V2, where there is nothing to verify."""
+    name, said = "VLLM_USE_V2_MODEL_RUNNER", tmp_path / "said"
+    monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("FAKE_SAID", str(said))
+    if given is not None:
+        monkeypatch.setenv(name, given)
+    told = verify({}, *TINY)
+    assert set(said.read_text().split()) == {f"{name}={given or 0}"}
+    assert told.json["verify"]["model_runner"] == (None if given else "v1")
+    said.unlink()
+    assert verify({}, *OWN).json["verify"]["model_runner"] is None
+    assert set(said.read_text().split()) == {f"{name}={given or ''}"}
+
+
+def test_people_are_told_that_tiny_models_were_served_by_v1(
+    verify: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
+    says = "model runner V1, which this command asked vLLM for"
+    assert says in verify({}, *TINY, as_json=False).out
+    assert says not in verify({}, *OWN, as_json=False).out
+
+
 def test_modes_that_are_right_end_with_0(verify: Any) -> None:
     told = verify({}, *TINY)
     assert (told.status, told.json["code"]) == (0, "verified")

@@ -165,7 +165,7 @@ def _on_two_ranks(cell: Cell) -> Iterator[Cell]:
     """The cell with two tensor-parallel ranks that reduce in vLLM's own kernel, and in NCCL.
 
     vLLM takes NCCL for what is larger than any tensor of models as small as these.  The user has to
-    grant graphs of such sizes where ranks draft together.
+    grant graphs of mixed batches there.
     """
     granted = {"OVERLAY_DRAFT_GRAPHS_UNTRIED": "on"}
     for name, more in (("tp2", {}), ("tp2-nccl", {"disable_custom_all_reduce": True})):

@@ -1,6 +1,7 @@
 """An interpreter that takes the place of a vLLM environment's for ``overlay verify``.
 
-What its engines do is in the variable ``FAKE_ENGINE``: JSON with a word for each mode.  They serve
+What its engines do is in the variable ``FAKE_ENGINE``: JSON with a word for each mode.  Which model
+runner they are asked for is added to the file ``FAKE_SAID``, where that is set.  They serve
 what the rule of the tiny models gives, or for texts tokens of their own, unless told otherwise.
 """
 
@@ -45,6 +46,10 @@ if sys.argv[2] != "overlay.proof.verify_engine":
     sys.exit(int(os.environ.get("FAKE_WRITER", "0")))
 if not sys.stdin.readline():
     sys.exit("gone")
+if "FAKE_SAID" in os.environ:
+    with open(os.environ["FAKE_SAID"], "a") as said:
+        name = "VLLM_USE_V2_MODEL_RUNNER"
+        print(f"{{name}}={{os.environ.get(name, '')}}", file=said)
 spec_file, out = map(Path, sys.argv[3:5])
 word = json.loads(os.environ["FAKE_ENGINE"])[spec_file.parent.name.split("-")[-1]]
 if word == "hangs":

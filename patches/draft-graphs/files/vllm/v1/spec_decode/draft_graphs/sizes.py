@@ -73,8 +73,13 @@ def any_size(facts: Facts) -> Evidence | None:
 
 
 def mixed(facts: Facts) -> Evidence | None:
-    """What shows first passes over mixed batches; None where they have no graph."""
-    return _weakest(facts, lambda row: row.mixed)
+    """What shows first passes over mixed batches; None where they have no graph.
+
+    A GPU has shown those of one that drafts alone: no tensor-parallel ranks have run such graphs
+    yet, whose all-reduces are larger than any other graph's.
+    """
+    shown = _weakest(facts, lambda row: row.mixed)
+    return "doubles" if shown == "gpu" and facts.tensor_parallel_size > 1 else shown
 
 
 def _granted(facts: Facts, shown: Evidence | None) -> bool:
@@ -82,17 +87,11 @@ def _granted(facts: Facts, shown: Evidence | None) -> bool:
 
 
 def _weakest(facts: Facts, evidence: Callable[[Backend], Evidence | None]) -> Evidence | None:
-    """The weakest evidence of the draft's attention backends; None where one has none.
-
-    That of a GPU is of one that drafts alone: no tensor-parallel ranks have run such graphs yet,
-    whose all-reduces are larger than any other graph's.
-    """
+    """The weakest evidence of the draft's attention backends; None where one has none."""
     found = [evidence(each.row) if each.row else None for each in facts.attention or ()]
     shown = [each for each in found if each is not None]
     if len(shown) < len(found):
         return None
-    if shown and facts.tensor_parallel_size > 1:
-        shown.append("doubles")
     return max(shown, key=EVIDENCE.index, default=None)
 
 
