@@ -115,8 +115,8 @@ def compared(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
 def differences(pairs: Sequence[tuple[float, float]]) -> dict[str, dict[str, float]]:
     """What follows from all pairs, and from those of either order.
 
-    A pair's second window begins behind a switch, its first one does not. So a switch that costs
-    more one way than the other shows as a difference between the orders.
+    The first window of a pair goes on in the way of the window before it, so only the second one is
+    behind a change. A change that costs more one way than the other shows between the orders.
 
     :param pairs: of (on, off) milliseconds, in the order in which they were taken.
     """

@@ -69,9 +69,10 @@ def cells_of(document: Mapping[str, Any], file: str) -> list[Cell]:
 
 
 def documents(folder: Path) -> dict[str, dict[str, Any]]:
-    """Every sitting of a folder, by the name of its file without ``.json``."""
-    files = sorted(folder.glob("*-bench-*.json"))
-    return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
+    """Every sitting of a folder, the oldest first, by the name of its file without ``.json``."""
+    files = folder.glob("*-bench-*.json")
+    found = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
+    return dict(sorted(found.items(), key=lambda each: (each[1]["date"], each[0])))
 
 
 def newest(cells: Iterable[Cell]) -> list[Cell]:

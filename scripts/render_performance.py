@@ -280,7 +280,7 @@ def servers_table(folder: Path) -> list[str]:
 
 
 def servers_log(folder: Path) -> list[str]:
-    """Every sitting, in the order of its files, and what is to be known of it."""
+    """Every sitting, the oldest first, and what is to be known of it."""
     sittings = performance_serving.documents(folder)
     rows = [
         cell.row
