@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from overlay.errors import OverlayError, UsageError
-from overlay.proof.engine_launch import write_models
+from overlay.proof.engine_launch import WriterFailed, write_models
 from overlay.proof.oracle import Rule, make_rule
 from overlay.proof.prompts import LIVE, tiny_requests
 from overlay.proof.tiny_drafters import LEAST_PROMPT, VOTERS, following, voters_rule
 from overlay.proof.verification import Mode
 from overlay.proof.verify_engine import VerifySpec
+from overlay.untrusted import printable
 
 #: vLLM's arguments for the tiny models.  Some requests are preempted: the KV cache is too small for
 #: all.  A small share of the memory must be free, so that several engines fit beside each other.
@@ -136,11 +137,13 @@ def _spec(folder: Path, draft: _Draft, arguments: Sequence[str]) -> VerifySpec:
 def _write(python: Path, folder: Path, writer: str) -> None:
     try:
         write_models(python, folder, writer, os.environ)
-    except subprocess.CalledProcessError as error:
+    except WriterFailed as error:
+        printed = [line for line in error.output.splitlines() if line.strip()]
+        last = f" ({printable(printed[-1].strip())})" if printed else ""
         raise OverlayError(
-            f"expected {python} to write the tiny models, found exit status {error.returncode}: it "
-            "must be the Python that vLLM is installed in, with PyTorch and safetensors; name it "
-            "with --python"
+            f"expected {python} to write the tiny models, found exit status {error.status}"
+            f"{last}: it must be the Python that vLLM is installed in, with PyTorch and "
+            "safetensors; name it with --python"
         ) from error
     except subprocess.TimeoutExpired as error:
         raise OverlayError(

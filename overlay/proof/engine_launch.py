@@ -68,6 +68,17 @@ def foreign_environment() -> dict[str, str]:
     }
 
 
+class WriterFailed(RuntimeError):
+    """The program that writes models ended without having written them.
+
+    :ivar status: its exit status; :ivar output: all that it printed.
+    """
+
+    def __init__(self, writer: str, status: int, output: str) -> None:
+        super().__init__(f"{writer} ended with status {status}:\n{output}")
+        self.status, self.output = status, output
+
+
 def write_models(
     python: Path | str,
     folder: Path,
@@ -79,21 +90,28 @@ def write_models(
     :param writer: one of ``WRITERS``.
     :param environment: the variables to run under; default: ``foreign_environment``.
     :raises ValueError: if the writer is unknown.
-    :raises subprocess.CalledProcessError: if it fails.
+    :raises WriterFailed: if it fails.
     :raises subprocess.TimeoutExpired: if it takes longer than ten minutes.
     """
     if writer not in WRITERS:
         raise ValueError(f"expected a writer of models ({', '.join(WRITERS)}), found {writer!r}")
     with tempfile.TemporaryDirectory(prefix="models-") as work:
         code = link_packages(Path(work, "code"))
-        subprocess.run(
+        # Standard output is for the answer of the command that asks for the models.
+        done = subprocess.run(
             [str(python), "-m", f"overlay.proof.{writer}", str(folder.resolve())],
             cwd=work,
             env=append_path(environment or foreign_environment(), code),
-            check=True,
+            check=False,
             timeout=600,
-            stdout=2,  # standard output is for the answer of the command that asks for the models
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
         )
+    if done.returncode:
+        raise WriterFailed(writer, done.returncode, done.stdout)
 
 
 def launch(

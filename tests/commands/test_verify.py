@@ -191,6 +191,8 @@ def test_models_that_cannot_be_made_are_an_error(
     told = verify({}, *TINY)
     assert told.status == 2
     assert "the Python that vLLM is installed in" in told.json["error"]
+    assert "(what a library prints while models are made)" in told.json["error"]
+    assert "what a library prints" not in told.err
 
 
 @pytest.mark.parametrize(
