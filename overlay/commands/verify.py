@@ -303,8 +303,8 @@ class Stage:
 def _runner(question: Question, given: Mapping[str, str]) -> dict[str, str]:
     """The variable that asks vLLM for model runner V1; empty where the user or vLLM chooses.
 
-    From 0.25 on vLLM chooses V2 for models like the tiny ones, which nobody serves; of the user's
-    own models the answer must be about the runner that serves them.
+    From 0.25 on vLLM chooses V2 for models like the tiny ones, which are served here alone. With
+    the user's own models the answer must be about the runner that serves them elsewhere.
 
     :param given: the user's variables.
     """
