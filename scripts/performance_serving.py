@@ -7,12 +7,13 @@ what is known of it beside. A cell is what all its engines gave with so many req
 from __future__ import annotations
 
 import json
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-STOCK, OVERLAY, V2 = "stock V1", "overlay", "V2"
+from overlay.proof.repeats import Sample
+from overlay.report.benched import OVERLAY, STOCK, V2
+
 HEAD = ["vLLM", "GPU", "shape", "requests at a time", STOCK, OVERLAY, V2]
 HEAD += ["overlay / stock V1", "overlay / V2", "file"]
 
@@ -31,7 +32,7 @@ class Cell(NamedTuple):
     shape: str
     options: str
     requests: int
-    runs: Mapping[str, tuple[float, ...]]
+    runs: Mapping[str, Sample]
     date: str
     file: str
 
@@ -46,22 +47,26 @@ class Cell(NamedTuple):
         """Its row of the table; see ``HEAD``."""
         gpu = self.gpu.removeprefix("NVIDIA ").partition(" ")[0]
         at_a_time = f"{self.requests}, `{self.options}`" if self.options else str(self.requests)
-        answered = [shown(self.runs.get(engine, ())) for engine in (STOCK, OVERLAY, V2)]
-        ours = self.runs.get(OVERLAY, ())
-        ratios = [compared(ours, self.runs.get(other, ())) for other in (STOCK, V2)]
+        answered = [shown(self.runs.get(engine)) for engine in (STOCK, OVERLAY, V2)]
+        ours = self.runs.get(OVERLAY)
+        ratios = [compared(ours, self.runs.get(other)) for other in (STOCK, V2)]
         return [self.release, gpu, self.shape, at_a_time, *answered, *ratios, f"`{self.file}`"]
 
 
-def cells_of(document: Mapping[str, Any], file: str) -> list[Cell]:
-    """The cells of one sitting.
+def cells_of(sittings: Mapping[str, Mapping[str, Any]]) -> list[Cell]:
+    """The cells of all sittings, in their order.
 
-    :param document: what its file says; :param file: its name, without ``.json``.
+    :param sittings: what their files say; see :func:`documents`.
     """
-    runs: dict[int, dict[str, tuple[float, ...]]] = {}
+    return [cell for file, each in sittings.items() for cell in _cells(each, file)]
+
+
+def _cells(document: Mapping[str, Any], file: str) -> list[Cell]:
+    runs: dict[int, dict[str, Sample]] = {}
     for engine in document["bench"]["serving"]:
         for cell in engine["concurrency"]:
             values = tuple(map(float, cell["output_tokens_per_s"]))
-            runs.setdefault(cell["requests"], {})[engine["engine"]] = values
+            runs.setdefault(cell["requests"], {})[engine["engine"]] = Sample(values)
     options = document["command"].partition(" -- ")[2]
     shape = document["bench"]["shape"]
     about = (document["release"], document["gpu"], shape, options)
@@ -83,23 +88,23 @@ def newest(cells: Iterable[Cell]) -> list[Cell]:
     return [found[setting] for setting in sorted(found)]
 
 
-def shown(runs: Sequence[float]) -> str:
+def shown(runs: Sample | None) -> str:
     """The median of runs and their range; empty where there are none."""
-    if not runs:
+    if runs is None:
         return ""
-    middle = f"{statistics.median(runs):,.0f}"
-    if len(runs) == 1:
-        return f"{middle} (one run)"
-    return f"{middle} ({min(runs):,.0f} to {max(runs):,.0f}; {len(runs)} runs)"
+    median, values = f"{runs.median:,.0f}", runs.values
+    if not runs.repeated:
+        return f"{median} (one run)"
+    return f"{median} ({min(values):,.0f} to {max(values):,.0f}; {len(values)} runs)"
 
 
-def compared(ours: Sequence[float], others: Sequence[float]) -> str:
+def compared(ours: Sample | None, others: Sample | None) -> str:
     """The ratio of two medians; behind "≈" where the ranges overlap, or one run has none."""
-    if not ours or not others:
+    if ours is None or others is None:
         return ""
-    ratio = f"{statistics.median(ours) / statistics.median(others):.2f}"
-    apart = min(ours) > max(others) or max(ours) < min(others)
-    return ratio if apart and min(len(ours), len(others)) > 1 else f"≈ {ratio}"
+    ratio = f"{ours.median / others.median:.2f}"
+    conclusive = ours.repeated and others.repeated and not ours.overlaps(others)
+    return ratio if conclusive else f"≈ {ratio}"
 
 
 def notes(sittings: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -268,38 +269,19 @@ def summary_table(sittings: list[Sitting]) -> list[str]:
 # ---- servers
 
 
-def servers_table(folder: Path) -> list[str]:
-    """The newest sitting of each setting."""
-    cells = [
-        cell
-        for file, document in performance_serving.documents(folder).items()
-        for cell in performance_serving.cells_of(document, file)
-    ]
-    newest_cells = performance_serving.newest(cells)
-    return table(performance_serving.HEAD, [cell.row for cell in newest_cells])
-
-
-def servers_log(folder: Path) -> list[str]:
-    """Every sitting, the oldest first, and what is to be known of it."""
-    sittings = performance_serving.documents(folder)
-    rows = [
-        cell.row
-        for file, document in sittings.items()
-        for cell in performance_serving.cells_of(document, file)
-    ]
-    lines = table(performance_serving.HEAD, rows)
-    return [*lines, "", *performance_serving.notes(sittings)]
+def servers_table(cells: Iterable[performance_serving.Cell]) -> list[str]:
+    """A line per cell."""
+    return table(performance_serving.HEAD, [cell.row for cell in cells])
 
 
 # ---- the page
 
 
 def tables(sittings: list[Sitting]) -> str:
-    """Everything between the markers."""
+    """Everything between the markers ``tables``."""
     now, older = newest(sittings)
     parts = ["## Log: acceptance", ""]
     parts += acceptance_table(sorted(RESULTS.glob("*-acceptance-*.json")))
-    parts += ["", "## Log: servers", "", *servers_log(RESULTS)]
     parts += ["", "## Log: step time", "", f"![Step time and GPU-busy share]({PLOT.name})", ""]
     parts += [
         "Step time with the overlay over step time without it; below 1 the overlay is faster.",
@@ -339,7 +321,11 @@ def pages(sittings: list[Sitting]) -> dict[Path, str]:
     """Every page that shows results, by its path, with the tables that the JSON gives."""
     ratios = "\n".join(summary_table(newest(sittings)[0]))
     page = between(PAGE.read_text(encoding="utf-8"), "summary", ratios)
-    page = between(page, "servers", "\n".join(servers_table(RESULTS)))
+    servers = performance_serving.documents(RESULTS)
+    cells = performance_serving.cells_of(servers)
+    newest_cells = "\n".join(servers_table(performance_serving.newest(cells)))
+    log = "\n".join([*servers_table(cells), "", *performance_serving.notes(servers)])
+    page = between(between(page, "servers", newest_cells), "servers-log", log)
     return {
         PAGE: between(page, "tables", tables(sittings)),
         README: between(README.read_text(encoding="utf-8"), "summary", ratios),

@@ -168,10 +168,10 @@ def _on_two_ranks(cell: Cell) -> Iterator[Cell]:
     grant graphs of mixed batches there.
     """
     granted = {"OVERLAY_DRAFT_GRAPHS_UNTRIED": "on"}
-    for name, more in (("tp2", {}), ("tp2-nccl", {"disable_custom_all_reduce": True})):
-        spec = replace(cell.spec, tensor_parallel_size=2, env=granted)
-        spec = replace(spec, engine={**spec.engine, **more})
-        yield replace(cell, name=f"{name}-{cell.name}", spec=spec)
+    spec = replace(cell.spec, tensor_parallel_size=2, env=granted)
+    yield replace(cell, name=f"tp2-{cell.name}", spec=spec)
+    nccl = replace(spec, engine={**spec.engine, "disable_custom_all_reduce": True})
+    yield replace(cell, name=f"tp2-nccl-{cell.name}", spec=nccl)
 
 
 def _by_default(base: EngineSpec, eight: tuple[Request, ...]) -> Iterator[Cell]:

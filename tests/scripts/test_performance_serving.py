@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts.performance_serving import HEAD, OVERLAY, V2, cells_of, compared, newest, shown
+from overlay.proof.repeats import Sample
+from overlay.report.benched import OVERLAY, V2
+from scripts.performance_serving import HEAD, cells_of, compared, newest, shown
 
 RUNS = st.lists(st.floats(100, 50_000), min_size=1, max_size=6)
 
@@ -27,7 +29,7 @@ def sitting(date: str, ours: list[float], others: list[float], **more: Any) -> d
 def test_nothing_is_concluded_where_ranges_overlap_or_one_run_has_none(
     ours: list[float], others: list[float]
 ) -> None:
-    text = compared(ours, others)
+    text = compared(Sample(tuple(ours)), Sample(tuple(others)))
     ratio = statistics.median(ours) / statistics.median(others)
     assert float(text.removeprefix("≈ ")) == pytest.approx(ratio, abs=0.0051)
     overlap = max(min(ours), min(others)) <= min(max(ours), max(others))
@@ -36,7 +38,7 @@ def test_nothing_is_concluded_where_ranges_overlap_or_one_run_has_none(
 
 @given(runs=RUNS)
 def test_runs_are_shown_with_their_range_and_number(runs: list[float]) -> None:
-    text = shown(runs)
+    text = shown(Sample(tuple(runs)))
     assert text.startswith(f"{statistics.median(runs):,.0f} (")
     if len(runs) == 1:
         assert text.endswith("(one run)")
@@ -45,7 +47,7 @@ def test_runs_are_shown_with_their_range_and_number(runs: list[float]) -> None:
 
 
 def test_what_was_not_measured_is_left_blank() -> None:
-    (cell,) = cells_of(sitting("2026-11-25", [2.0, 2.2], [1.0, 1.1]), "file")
+    (cell,) = cells_of({"file": sitting("2026-11-25", [2.0, 2.2], [1.0, 1.1])})
     row = dict(zip(HEAD, cell.row, strict=True))
     assert row["stock V1"] == row["overlay / stock V1"] == ""
     assert (row["overlay / V2"], row["GPU"], row["file"]) == ("2.00", "H100", "`file`")
@@ -57,6 +59,6 @@ def test_the_newest_sitting_of_a_setting_is_shown() -> None:
     other = sitting("2026-11-23T09:00", [3.0, 3.0], [1.0, 1.0], command="bench -- --x 1")
     early = sitting("2026-11-22T09:00", [3.0, 3.0], [1.0, 1.0], release="0.9.0")
     named = {"new": new, "old": old, "other": other, "early": early}
-    cells = [cell for file, each in named.items() for cell in cells_of(each, file)]
+    cells = cells_of(named)
     assert [cell.file for cell in newest(cells)] == ["early", "new", "other"]
     assert "64, `--x 1`" in newest(cells)[-1].row
