@@ -83,7 +83,7 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
         {"max_num_seqs": 256, "max_num_tokens": 8192},
     ),
     (
-        "the same with another attention backend than FlashAttention 3 (TRITON_ATTN)",
+        "the same with another attention backend than FlashAttention 2 or 3 (TRITON_ATTN)",
         {"max_num_seqs": 256, "max_num_tokens": 8192, "attention": (backend("TRITON_ATTN"),)},
     ),
     (

@@ -279,14 +279,11 @@ def test_a_platform_that_no_graph_has_run_on_lowers_what_shows_its_backends() ->
     assert told.startswith("attention backend TRITON_ATTN on platform rocm (reading: ")
 
 
-@pytest.mark.parametrize("kernel", ["fa2", "fa4"])
-def test_what_was_granted_before_there_was_a_table_stays_and_is_named(kernel: str) -> None:
-    decision = policy.decide("auto", replace(LATE, attention=(backend("FLASH_ATTN", kernel),)))
+def test_what_was_granted_before_there_was_a_table_stays_and_is_named() -> None:
+    decision = policy.decide("auto", replace(LATE, attention=(backend("FLASH_ATTN", "fa4"),)))
     assert (decision.first, decision.later) == (True, ("loop",))
     (told,) = decision.untried
-    assert told.startswith(
-        f"attention backend FLASH_ATTN (FlashAttention {kernel[-1]}) on platform"
-    )
+    assert told.startswith("attention backend FLASH_ATTN (FlashAttention 4) on platform")
     assert policy.decide("auto", LATE).untried == ()
 
 
@@ -340,6 +337,8 @@ def test_first_passes_beyond_the_capture_size() -> None:
     assert (decision.notes, decision.untried) == ((), ())
     assert sizes.most_first_tokens(replace(LATE, **WIDE)) == 800
     assert sizes.most_first_tokens(replace(LATE, **WIDE, tensor_parallel_size=2)) == 800
+    older = (backend("FLASH_ATTN", "fa2"),)
+    assert sizes.most_first_tokens(replace(LATE, **WIDE, attention=older)) == 800
     narrow = replace(LATE, **{**WIDE, "max_num_tokens": 600})
     assert sizes.most_first_tokens(narrow) == 600
     (note,) = policy.decide("auto", narrow).notes
@@ -360,12 +359,16 @@ def test_first_passes_beyond_the_capture_size() -> None:
     assert sizes.most_first_tokens(replace(LATE, **{**WIDE, "max_num_seqs": 8})) == 512
 
 
-@pytest.mark.parametrize("kernels", [("fa2",), ("fa3", "fa2")], ids=str)
+def showing(**evidence: str) -> Any:
+    """FlashAttention 3 with weaker evidence for some sizes."""
+    return replace(FLASH_ATTN, row=replace(FLASH_ATTN.row, **evidence))
+
+
+@pytest.mark.parametrize("beside", [(), (FLASH_ATTN,)], ids=["alone", "beside another"])
 def test_what_no_gpu_has_shown_beyond_the_capture_size_has_to_be_granted(
-    kernels: tuple[str, ...],
+    beside: tuple[Any, ...],
 ) -> None:
-    attention = tuple(backend("FLASH_ATTN", kernel) for kernel in kernels)
-    facts = replace(LATE, **WIDE, attention=attention)
+    facts = replace(LATE, **WIDE, attention=(*beside, showing(any_size="doubles")))
     assert sizes.most_first_tokens(facts) == 512
     assert "first passes over 128 requests" in policy.decide("auto", facts).notes[0]
     granted = replace(facts, untried=True)
@@ -395,14 +398,14 @@ def test_what_has_no_first_passes_beyond_it(other: dict[str, Any]) -> None:
 
 def test_first_passes_over_mixed_batches() -> None:
     """Up to what the drafter has room for, and not beyond what the largest graph holds."""
-    for room, most in ((300, 300), (2048, 2048), (8192, 4096)):
-        facts = replace(LATE, max_num_tokens=room)
+    for ranks, room, most in ((1, 300, 300), (2, 2048, 2048), (1, 8192, 4096)):
+        facts = replace(LATE, max_num_tokens=room, tensor_parallel_size=ranks)
         assert policy.decide("auto", facts).mixed_tokens == sizes.most_mixed_tokens(facts) == most
     assert policy.decide("auto", LATE).mixed_tokens == 0, "no room known"
 
 
-def test_over_mixed_batches_of_several_ranks_they_have_to_be_granted() -> None:
-    facts = replace(LATE, max_num_tokens=2048, tensor_parallel_size=2)
+def test_over_mixed_batches_what_no_gpu_has_shown_has_to_be_granted() -> None:
+    facts = replace(LATE, max_num_tokens=2048, attention=(showing(mixed="doubles"),))
     assert policy.decide("auto", facts).mixed_tokens == 0
     granted = policy.decide("auto", replace(facts, untried=True))
     assert granted.mixed_tokens == 2048

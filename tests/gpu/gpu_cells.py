@@ -164,11 +164,9 @@ def _mixed(base: EngineSpec) -> Iterator[Cell]:
 def _on_two_ranks(cell: Cell) -> Iterator[Cell]:
     """The cell with two tensor-parallel ranks that reduce in vLLM's own kernel, and in NCCL.
 
-    vLLM takes NCCL for what is larger than any tensor of models as small as these.  The user has to
-    grant graphs of mixed batches there.
+    vLLM takes NCCL for what is larger than any tensor of models as small as these.
     """
-    granted = {"OVERLAY_DRAFT_GRAPHS_UNTRIED": "on"}
-    spec = replace(cell.spec, tensor_parallel_size=2, env=granted)
+    spec = replace(cell.spec, tensor_parallel_size=2)
     yield replace(cell, name=f"tp2-{cell.name}", spec=spec)
     nccl = replace(spec, engine={**spec.engine, "disable_custom_all_reduce": True})
     yield replace(cell, name=f"tp2-nccl-{cell.name}", spec=nccl)

@@ -73,13 +73,8 @@ def any_size(facts: Facts) -> Evidence | None:
 
 
 def mixed(facts: Facts) -> Evidence | None:
-    """What shows first passes over mixed batches; None where they have no graph.
-
-    A GPU has shown those of one that drafts alone: no tensor-parallel ranks have run such graphs
-    yet, whose all-reduces are larger than any other graph's.
-    """
-    shown = _weakest(facts, lambda row: row.mixed)
-    return "doubles" if shown == "gpu" and facts.tensor_parallel_size > 1 else shown
+    """What shows first passes over mixed batches; None where they have no graph."""
+    return _weakest(facts, lambda row: row.mixed)
 
 
 def _granted(facts: Facts, shown: Evidence | None) -> bool:
