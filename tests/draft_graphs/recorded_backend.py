@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -62,6 +63,10 @@ class RecordedBackend:
             function()
         self.graphs.append(graph)
         return graph
+
+    def capturing_again(self) -> AbstractContextManager[None]:
+        """There are no streams."""
+        return nullcontext()
 
     def synchronize(self) -> None:
         """Nothing runs beside the host."""

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Debug mode: check before each replay that the tensors of its graph lie where it was captured."""
+"""Debug mode: check before each replay that the tensors of its graph lie where it was captured.
+
+What the model's modules hold is looked at without it, before each batch: see `reads`.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def tensors_in(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 class AddressCheck:
-    """Addresses of all tensors that the graphs read, by name, as they were at the capture."""
+    """Addresses of tensors that the graphs read beside the weights, as they were at the capture."""
 
     def __init__(self, proposer: Any, buffers: DraftBuffers) -> None:
         self._proposer = proposer
@@ -85,20 +88,11 @@ class AddressCheck:
             yield f"proposer.{name}", tensor
         for name, tensor in self._buffers.tensors().items():
             yield f"draft buffer {name}", tensor
-        for name, tensor in proposer.model.named_parameters(remove_duplicate=False):
-            yield f"parameter {name}", tensor
-        for name, tensor in proposer.model.named_buffers(remove_duplicate=False):
-            yield f"model buffer {name}", tensor
         for name, tensor in upstream.kv_caches(proposer).items():
             yield f"KV cache of {name}", tensor
         for index, group in enumerate(proposer.draft_attn_groups):
             for owner in (group, group.get_metadata_builder()):
                 yield from _attributes(f"attention group {index}", owner)
-        for name, module in proposer.model.named_modules():
-            yield from _attributes(f"module {name}", module)
-        for name, layer in upstream.draft_layers(proposer).items():
-            yield from _attributes(f"layer {name}", layer)
-            yield from _attributes(f"layer {name}", getattr(layer, "impl", None))
 
 
 def _attributes(owner: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:

@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from . import ranks, upstream
+from . import connectors, ranks, upstream
 from .address_check import AddressCheck
 from .buffers import DraftBuffers
 from .drafter import drafter_of
@@ -38,6 +38,7 @@ from .extended_passes import passes_of
 from .graph_backend import Graph, GraphBackend
 from .keys import DraftKey, has_padding
 from .messages import reason_of
+from .reads import Reads
 from .sampling import Sampling
 from .vocabularies import mapped_by, static_mapping, tables_of
 
@@ -62,6 +63,7 @@ class Captured:
     sampling: the static tensors of sampled drafts; None where drafts are greedy.
     builders: metadata builders of the captures; None for those of the attention groups.
     mapping: tables between two vocabularies; None where there is one.
+    reads: where the tensors of the draft's modules lay when everything had been captured.
     address_check: the debug mode's record of addresses; None where it is off.
     """
 
@@ -116,7 +118,15 @@ class Captured:
         self._mapped_by = tables_of(proposer)
         self._proposer_buffers = upstream.proposer_buffers(proposer)
         self.builders = upstream.make_builders_of_full_graphs(proposer)
+        self.reads = self.read_now()
+        self._connector = connectors.current()
         self.address_check = AddressCheck(proposer, self.buffers) if check else None
+
+    def read_now(self) -> Reads:
+        """Where the tensors of the draft's modules lie, those shared with the target included."""
+        proposer = self.passes.proposer
+        ranks_agree = int(proposer.vllm_config.parallel_config.tensor_parallel_size) > 1
+        return Reads(dict(proposer.model.named_modules()), ranks_agree=ranks_agree)
 
     def replaced(self) -> str | None:
         """What the proposer has of its own now that is not what the graphs read; None for nothing.
@@ -127,6 +137,8 @@ class Captured:
         tables = zip(self._mapped_by, tables_of(proposer), strict=True)
         if any(table is not now for table, now in tables):
             return "the mapping between the vocabularies is not the one that was captured"
+        if connectors.current() is not self._connector:
+            return "the KV connector is not the one of the capture"
         if self.address_check is None:
             for name, tensor in self._proposer_buffers.items():
                 if getattr(proposer, name, None) is not tensor:
@@ -194,6 +206,7 @@ def capture_keys(
         # vLLM's custom all-reduce returns memory as it found it unless it is captured.
         captured.buffers.pad_all(proposer)
         backend.synchronize()
+        captured.reads = captured.read_now()  # what the warm-ups made is among it
     return captured
 
 

@@ -27,6 +27,9 @@ from .together import WITHDRAW, Together
 
 logger = init_logger(__name__)
 
+#: Captures in a row, each for something that had moved when the next batch came, after which the
+#: graphs are withdrawn: that moves with every batch.
+MOST_IN_A_ROW = 3
 #: Why graphs may not be replayed once vLLM has made the KV cache again.
 STALE = "the KV cache was initialized again after the capture"
 # Upstream's profile counts at least this much for each graph beside the largest (bytes).
@@ -56,6 +59,8 @@ class DraftGraphs:
         self._facts = facts
         self._offers = False
         self._unprofiled: str | None = None
+        self._runner: Any = None
+        self._captures_in_a_row = 0
         # Whether `capture` has logged its outcome.
         self._outcome_logged = False
 
@@ -80,6 +85,7 @@ class DraftGraphs:
         # Over fifty lines: one sequence, in which each step has its own way to fail.
         self.release()
         self.withdrawn = None
+        self._runner = runner
         self._outcome_logged = True
         self._forget_agreements()
         try:
@@ -258,6 +264,7 @@ class DraftGraphs:
         """
         replay = self._usable_replay()
         if self.together is None:
+            replay = self._with_its_reads(replay)
             return None if replay is None else replay.propose(**batch)
         keys = self._agreed_keys(self.together, replay)
         if replay is None:
@@ -280,7 +287,9 @@ class DraftGraphs:
         if replay is None:
             return None
         if self.together is None:
-            return replay.later_steps(**batch)
+            # Between two passes of a batch nothing can be captured.
+            moved = replay.captured.reads.moved()
+            return replay.later_steps(**batch) if moved is None else None
         key = self._agreed_later(self.together, replay)
         if key is None:
             return None
@@ -382,6 +391,25 @@ class DraftGraphs:
             return None
         return replay
 
+    def _with_its_reads(self, replay: Replay | None) -> Replay | None:
+        """The replay, after another capture if something lies elsewhere that its graphs read.
+
+        None where that fails. All tensor-parallel ranks come to it in the same batch, before
+        anything of the batch is in the proposer's buffers.
+        """
+        moved = None if replay is None else replay.captured.reads.moved()
+        if moved is None:
+            self._captures_in_a_row = 0
+            return replay
+        if self._captures_in_a_row == MOST_IN_A_ROW:
+            self.withdraw(f"{moved} moves with every batch")
+            return None
+        self._captures_in_a_row += 1
+        self._log(messages.moved_line(moved))
+        with self._backend.capturing_again():
+            self.capture(self._runner)
+        return self.replay
+
     def _is_stale(self, replay: Replay) -> bool:
         return replay.captured.attn_groups is not self._proposer.draft_attn_groups
 
@@ -404,6 +432,10 @@ class DraftGraphs:
             return False
         if self._is_stale(self.replay):
             self.together.veto(STALE)
+        elif self.together.vetoed is None:
+            moved = self.replay.captured.reads.moved()
+            if moved is not None:
+                self.together.veto(messages.moved_together(moved))
         return self.together.vetoed is not None
 
     def token_counts(self, num_tokens: int) -> torch.Tensor | None:

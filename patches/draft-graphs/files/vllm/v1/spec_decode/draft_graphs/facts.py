@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from . import adapters, upstream
+from . import adapters, connectors, upstream
 from .attention import Attention, choose_hint
 from .capabilities import (
     FLASH_ATTN_BUILDER,
@@ -99,6 +99,7 @@ def late_facts(early: Facts, proposer: Any, backend: GraphBackend) -> Facts:
         max_num_tokens=int(proposer.max_num_tokens),
         attention=attention_of(proposer, backend.attention, early.platform.name),
         unseen_group=upstream.unseen_group(proposer),
+        per_layer_connectors=connectors.acting_per_layer(connectors.current()),
         no_first=no_first,
     )
 

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Protocol
 from unittest.mock import patch
 
@@ -41,6 +41,9 @@ class GraphBackend(Protocol):
     def capture(self, function: Callable[[], None], pool: object) -> Graph:
         """Record `function()` without running it. Called inside vLLM's `graph_capture()`."""
 
+    def capturing_again(self) -> AbstractContextManager[None]:
+        """The context in which graphs are captured while vLLM serves; see `capture`."""
+
     def synchronize(self) -> None:
         """Wait until the device has finished all work that was launched."""
 
@@ -52,6 +55,8 @@ class CudaGraphBackend:
     """Graphs of `torch.cuda` on the current stream: CUDA's, HIP's on ROCm, and MUSA's."""
 
     attention = BACKENDS
+    # Arguments of `torch.cuda.graph`.
+    _more: Mapping[str, Any] = {}
 
     @property
     def platform(self) -> Platform | None:
@@ -87,7 +92,8 @@ class CudaGraphBackend:
             announce_graph_pool(pool)
             first: list[str] = []
             try:
-                with torch.cuda.graph(cuda_graph, pool=pool, stream=torch.cuda.current_stream()):
+                stream = torch.cuda.current_stream()
+                with torch.cuda.graph(cuda_graph, pool=pool, stream=stream, **self._more):
                     _call_noting_error(function, first)
             except Exception as error:
                 if self.platform is None or self.platform.undo_failed_capture:
@@ -97,6 +103,22 @@ class CudaGraphBackend:
                 # At the end of the capture CUDA only says that something in it was wrong.
                 raise RuntimeError(first[0]) from error
         return graph
+
+    @contextmanager
+    def capturing_again(self) -> Iterator[None]:
+        """The context in which graphs are captured while vLLM serves.
+
+        Another thread of vLLM's may wait for an event of its own meanwhile, which a capture of
+        PyTorch's usual kind forbids to all threads.
+        """
+        from vllm.distributed.parallel_state import graph_capture
+
+        self._more = {"capture_error_mode": "thread_local"}
+        try:
+            with graph_capture(device=torch.device("cuda", torch.cuda.current_device())):
+                yield
+        finally:
+            self._more = {}
 
     def synchronize(self) -> None:
         """Wait until the device has finished all work that was launched."""

@@ -78,6 +78,22 @@ def withdrawn_line(reason: str) -> str:
     )
 
 
+def moved_line(moved: str) -> str:
+    """The INFO line where the graphs are captured again; moved: what they read elsewhere."""
+    return (
+        f"Draft graphs: {moved} is not where the graphs read it (weights loaded again, or a wake "
+        "from sleep); capturing them again."
+    )
+
+
+def moved_together(moved: str) -> str:
+    """Why ranks that draft together withdraw their graphs; see `moved_line`."""
+    return (
+        f"{moved} is not where the graphs read it (weights loaded again, or a wake from sleep), "
+        "and data-parallel ranks cannot capture while they serve"
+    )
+
+
 def left_line(reason: str) -> str:
     """The INFO line, once a reason, where the policy granted graphs and batches run as upstream."""
     return f"Draft graphs: batches run as upstream, because {reason}."

@@ -123,6 +123,8 @@ class Facts:
     # The KV-cache group of the draft's layers, where vLLM hands the proposer the metadata of
     # another one; None where it does not.
     unseen_group: int | None = None
+    # Classes of KV connectors that act in each attention layer.
+    per_layer_connectors: tuple[str, ...] = ()
     # The reason why `first` cannot be staged; None where it can.
     no_first: str | None = None
 
@@ -240,6 +242,12 @@ def _late_refusals(facts: Facts) -> list[str]:
             f"the draft model's layers lie in KV-cache group {facts.unseen_group}, and vLLM gives "
             "their proposer the block table of group 0 (a draft model whose attention layers are "
             "of the kinds of the target's shares its group)"
+        )
+    if facts.per_layer_connectors:
+        reasons.append(
+            f"the KV connector {', '.join(facts.per_layer_connectors)} saves or loads in each "
+            "attention layer, by Python that no replay runs (in kv_transfer_config choose one that "
+            "moves whole requests, such as NixlConnector, or LMCache without use_layerwise)"
         )
     if facts.max_num_seqs is not None and (facts.max_capture_tokens or 0) < 1:
         reasons.append("there are no cudagraph capture sizes (set cudagraph_capture_sizes)")
