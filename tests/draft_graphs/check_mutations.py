@@ -88,23 +88,10 @@ CHECK_MUTATIONS = (
         sabotage="proposer._slot_mapping_buffer",
     ),
     _unread("the draft buffers", "self._buffers.tensors().items()", "draft buffer target_hidden"),
-    _unread("parameters", "proposer.model.named_parameters(remove_duplicate=False)", "parameter"),
-    _unread(
-        "the model's buffers",
-        "proposer.model.named_buffers(remove_duplicate=False)",
-        "model buffer",
-    ),
-    # KV caches are looked at twice, in their own right and as attributes of their layers, so that
-    # forgetting one of the two changes nothing but the name.
     _unread(
         "attention groups",
         "(group, group.get_metadata_builder())",
         "attention group 0 AttentionGroup.kernel_block_table",
         "kernel blocks",
-    ),
-    _unread(
-        "layers",
-        "upstream.draft_layers(proposer).items()",
-        "layer ... GraphSafeImpl.scale",
     ),
 )

@@ -14,6 +14,7 @@ from tests.ascend.mutations import ASCEND_MUTATIONS
 from tests.draft_graphs.capability_mutations import CAPABILITY_MUTATIONS
 from tests.draft_graphs.dp_mutations import DP_MUTATIONS
 from tests.draft_graphs.mutation_table import MUTATIONS
+from tests.draft_graphs.reads_mutations import CONNECTOR_MUTATIONS, READS_MUTATIONS
 from tests.draft_graphs.scenario_mutations import BUILDER_MUTATIONS, SCENARIO_MUTATIONS
 from tests.draft_graphs.settings_mutations import MICRO_BATCH_MUTATIONS, SETTINGS_MUTATIONS
 from tests.draft_graphs.together_mutations import NOT_SHOWN, TOGETHER_MUTATIONS
@@ -73,6 +74,13 @@ POLICY_MUTATIONS = (
     ),
     PolicyMutation(
         "cudagraph_mode", "policy", "_late_refusals", "facts.cudagraph_mode == NO_CAPTURE"
+    ),
+    PolicyMutation(
+        "per_layer_connectors",
+        "connectors",
+        "_late_refusals",
+        "if facts.per_layer_connectors:\n    ...",
+        "pass",
     ),
     _forgets("sequence_parallel", "policy"),
     _forgets("enforce_eager", "policy"),
@@ -194,7 +202,8 @@ words say which part of the module it is about. What shows it:
 - *settings*: ranks that differ started, or one waited for another without end
   (`tests/draft_graphs/test_same_settings.py`);
 - *outputs*: what micro-batches get or return is not theirs (`tests/dbo_drafts`);
-- *policy*, *builders*: the test of the policy, or of the metadata builders, without an engine.
+- *policy*, *builders*, *reads*, *connectors*: the test of the policy, of the metadata builders, of
+  where reads lie (`test_reads.py`), or of KV connectors (`test_connectors.py`), without an engine.
 
 | stands for | mutation | shown by |
 |---|---|---|
@@ -236,6 +245,8 @@ def _rows() -> list[tuple[str, str, str]]:
     rows += [(each.stands_for, each.name, "together") for each in TOGETHER_MUTATIONS]
     rows += [(each.stands_for, each.name, "twin") for each in TWIN_MUTATIONS]
     rows += [(each.stands_for, each.name, "builders") for each in BUILDER_MUTATIONS]
+    rows += [(each.stands_for, each.name, "reads") for each in READS_MUTATIONS]
+    rows += [(each.stands_for, each.name, "connectors") for each in CONNECTOR_MUTATIONS]
     rows += [(each.stands_for, each.name, each.catcher) for each in ASCEND_MUTATIONS]
     rows += [("ranks", each.name, "settings") for each in SETTINGS_MUTATIONS]
     rows += [("micro-batching", *each) for each in MICRO_BATCH_MUTATIONS]

@@ -159,6 +159,15 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("decode context parallelism", {"decode_context_parallel_size": 2}),
     ("prefill context parallelism", {"prefill_context_parallel_size": 2}),
     ("sequence parallelism of dense layers (`enable_sp`, until 0.31)", {"sequence_parallel": True}),
+    (
+        "KV connectors that act in each attention layer, also below a MultiConnector (Example, "
+        "MoRIIO, FlexKV, P2pNccl until 0.23, LMCache with `use_layerwise`)",
+        {"per_layer_connectors": ("ExampleConnector",)},
+    ),
+    (
+        "other KV connectors (NIXL, Mooncake, Offloading, HF3FS, LMCache without `use_layerwise`)",
+        {},
+    ),
     ("an offloader that copies weights", {"weight_offloader": "PrefetchOffloader"}),
     ("KV scales computed on the fly (until 0.27)", {"computes_kv_scales": True}),
     ("`kv_sharing_fast_prefill`", {"fast_prefill": True}),

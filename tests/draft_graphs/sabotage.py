@@ -1,7 +1,8 @@
 """Tensors that somebody replaces after the capture, the old ones being kept alive elsewhere.
 
-A graph goes on reading the old ones, on a GPU as here; only the module's address check can see
-it. Each sabotage takes the proposer and returns what undoes it.
+A graph goes on reading the old ones, on a GPU as here; only the module's address check can see it.
+What the model holds is looked at without it: see `test_reads.py`. Each sabotage takes the proposer
+and returns what undoes it.
 """
 
 from __future__ import annotations
@@ -36,36 +37,6 @@ def _proposer(proposer: Any) -> Any:
 
 def _buffers(proposer: Any) -> Any:
     return proposer.draft_graphs.captured.buffers
-
-
-def _parameter(proposer: Any) -> Undo:
-    """As reloading weights does it: new data under the old parameter."""
-    # Packing for the CPU leaves some without memory.
-    parameter = next(each for each in proposer.model.parameters() if each.numel())
-    old = parameter.data
-    parameter.data = old.clone()
-
-    def undo() -> None:
-        parameter.data = old
-
-    return undo
-
-
-def _model_buffer(proposer: Any) -> Undo:
-    """Put a new buffer under the old name, as a model does that computes a table again."""
-    owner, name, old = next(
-        (module, name, tensor)
-        for module in proposer.model.modules()
-        for name, tensor in module.named_buffers(recurse=False)
-        if tensor.numel()
-    )
-    setattr(owner, name, old.clone())
-    return lambda: setattr(owner, name, old)
-
-
-def _layer(proposer: Any) -> Any:
-    context = proposer.vllm_config.compilation_config.static_forward_context
-    return context[proposer.draft_attn_groups[0].layer_names[0]]
 
 
 def _metadata(proposer: Any) -> Undo:
@@ -129,10 +100,6 @@ SABOTAGES: dict[str, Sabotage] = {
     "draft buffer seq_lens": _attribute(_buffers, "seq_lens"),
     "draft buffer target_hidden": _attribute(_buffers, "target_hidden"),
     "draft buffer query_start_loc": _offsets,
-    "parameter": _parameter,
-    "model buffer": _model_buffer,
-    "KV cache of": _attribute(_layer, "kv_cache"),
-    "layer ... GraphSafeImpl.scale": _attribute(lambda proposer: _layer(proposer).impl, "scale"),
     "attention group 0 AttentionGroup.kernel_block_table": _attribute(
         lambda proposer: proposer.draft_attn_groups[0], "kernel_block_table"
     ),

@@ -9,17 +9,36 @@ from __future__ import annotations
 import ast
 import functools
 import re
+from typing import Any
 
 import pytest
 
 from overlay.package import KNOWN_RELEASES
 from overlay.targets.release_archive import CachedRelease
 from overlay.targets.resolution import resolve
-from tests.draft_graphs.added_modules import FOLDER
+from tests.draft_graphs.added_modules import FOLDER, added
 
 pytestmark = [pytest.mark.network, pytest.mark.parametrize("release", KNOWN_RELEASES)]
 
+connectors: Any = added("connectors")
 BASE = "v1/spec_decode/llm_base_proposer.py"
+KV = "distributed/kv_transfer"
+V1 = f"{KV}/kv_connector/v1"
+LMCACHE = f"{V1}/lmcache_integration/vllm_v1_adapter.py"
+#: Connectors that act in a layer or hand that to somebody else, by method, as read in all releases;
+#: the others do nothing there, so that draft graphs stay.
+ACTING = {
+    "save_kv_layer": {
+        *("ExampleConnector", "FlexKVConnectorV1", "LMCacheConnectorV1", "MoRIIOConnector"),
+        *("LMCacheConnectorV1Impl", "MoRIIOConnectorWorker", "MultiConnector"),
+        *("P2pNcclConnector", "ExampleHiddenStatesConnector"),  # until 0.23
+    },
+    "wait_for_layer_load": {
+        *("FlexKVConnectorV1", "LMCacheConnectorV1", "LMCacheConnectorV1Impl", "MultiConnector"),
+        *("MoRIIOConnector", "MoRIIOConnectorWorker"),  # 0.28 to 0.32
+        *("UMBPStoreConnector", "UMBPStoreConnectorWorker"),  # from 0.33
+    },
+}
 LAST = "99"
 #: (file, class, attribute) -> the first release that has it, and the first that has not any more.
 NAMES: dict[tuple[str, str, str], tuple[str, str]] = {
@@ -45,6 +64,13 @@ NAMES: dict[tuple[str, str, str], tuple[str, str]] = {
     ("model_executor/offloader/base.py", "", "get_offloader"): ("0", LAST),
     ("model_executor/offloader/base.py", "", "NoopOffloader"): ("0", LAST),
     ("model_executor/offloader/uva.py", "", "UVAOffloader"): ("0", LAST),
+    (f"{KV}/kv_transfer_state.py", "", "has_kv_transfer_group"): ("0", LAST),
+    (f"{KV}/kv_transfer_state.py", "", "get_kv_transfer_group"): ("0", LAST),
+    (f"{V1}/base.py", "KVConnectorBase_V1", "wait_for_layer_load"): ("0", LAST),
+    (f"{V1}/base.py", "KVConnectorBase_V1", "save_kv_layer"): ("0", LAST),
+    (f"{V1}/multi_connector.py", "MultiConnector", "_connectors"): ("0", LAST),
+    (f"{V1}/lmcache_connector.py", "LMCacheConnectorV1", "_lmcache_engine"): ("0", LAST),
+    (LMCACHE, "LMCacheConnectorV1Impl", "use_layerwise"): ("0", LAST),
     (BASE, "SpecDecodeBaseProposer", "parallel_drafting"): ("0", LAST),
     (BASE, "SpecDecodeBaseProposer", "needs_extra_input_slots"): ("0", LAST),
     (BASE, "SpecDecodeBaseProposer", "net_num_new_slots_per_request"): ("0", LAST),
@@ -119,6 +145,38 @@ def test_every_name_that_may_be_missing_is_known(release: str) -> None:
         assert read or module == "drafter.py"
         assert set(read) <= known, module
     assert release
+
+
+def test_which_connectors_act_in_each_layer(release: str) -> None:
+    """By the code that Python makes of their methods, without what these call."""
+    resolve(release)
+    kept = CachedRelease.open(release)
+    acting: dict[str, set[str]] = {name: set() for name in ACTING}
+    for path in kept.paths():
+        if f"/{V1}/" not in f"/{path}" or not path.endswith(".py"):
+            continue
+        parts = ast.walk(ast.parse(kept.read(path) or b""))
+        for cls in [each for each in parts if isinstance(each, ast.ClassDef)]:
+            for method in [each for each in cls.body if isinstance(each, ast.FunctionDef)]:
+                name = method.name
+                if name in ACTING and not connectors._does_nothing(compiled(method)):
+                    acting[name].add(cls.name)
+    for name, known in ACTING.items():
+        assert acting[name] <= known, name
+    assert {"ExampleConnector", "MultiConnector"} <= acting["save_kv_layer"]
+    assert "MultiConnector" in acting["wait_for_layer_load"]
+
+
+def compiled(method: ast.FunctionDef) -> object:
+    """A method alone, without its decorators and annotations."""
+    names = [*method.args.args, *method.args.kwonlyargs, method.args.vararg, method.args.kwarg]
+    for argument in names:
+        if argument is not None:
+            argument.annotation = None
+    method.decorator_list, method.returns = [], None
+    scope: dict[str, object] = {}
+    exec(compile(ast.Module([method], []), "<method>", "exec"), scope)
+    return scope[method.name]
 
 
 def test_the_contexts_of_micro_batches_are_a_list_of_the_module(release: str) -> None:

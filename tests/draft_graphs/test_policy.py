@@ -72,6 +72,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "attention": ((attention.Attention("OF_SOMEBODY", "Builder"),), "OF_SOMEBODY"),
     "platform": (capabilities.UNKNOWN, "the platform is not known"),
     "unseen_group": (1, "group 1"),
+    "per_layer_connectors": (("ExampleConnector",), "ExampleConnector"),
 }
 # Facts that leave something to capture; the tests below say what.
 GRANTED = {

@@ -16,6 +16,8 @@ import torch
 
 #: An event gets the worker and the folder of the draft's checkpoint; what it returns is a note.
 Event = Callable[[Any, str], object]
+#: What lies in a KV cache that nobody has written.
+JUNK = 48
 #: What an event returns that the release does not have.
 NOT_HERE = "not in this release"
 
@@ -124,23 +126,24 @@ def moved_head(worker: Any, folder: str) -> None:
 def wake(worker: Any, folder: str) -> None:
     """What a sleep of level 2 and a wake leave, at the same addresses: all memory is new.
 
-    The weights are loaded again, the KV cache is what it happens to be, its null block included.
+    The weights are loaded again, the KV cache is what it happens to be, its null block included:
+    numbers, since kernels on CPU multiply what is masked by zero.
     """
     for model in (_target(worker), _draft(worker)):
         for parameter in model.parameters():
             _spoil(parameter.data)
     for cache in worker.model_runner.kv_caches:
         for tensor in cache if isinstance(cache, (list, tuple)) else [cache]:
-            _spoil(tensor)
+            tensor.fill_(JUNK)
     reload_weights(worker, folder)
     load_weights(worker, folder)
-    inner = getattr(_draft(worker), "model", None)
-    if hasattr(inner, "_build_fused_kv_buffers"):
-        inner._build_fused_kv_buffers()
+    rebuild = getattr(getattr(_draft(worker), "model", None), "_build_fused_kv_buffers", None)
+    if rebuild is not None:
+        rebuild()
 
 
 EVENTS: dict[str, Event] = {
-    each.__name__: each  # type: ignore[attr-defined]  # they are functions
+    each.__name__: each
     for each in (
         *(load_weights, layerwise, reload_weights),
         *(moved_data, moved_parameters, moved_tensors, moved_head, wake),

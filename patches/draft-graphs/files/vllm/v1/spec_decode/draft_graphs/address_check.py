@@ -88,8 +88,6 @@ class AddressCheck:
             yield f"proposer.{name}", tensor
         for name, tensor in self._buffers.tensors().items():
             yield f"draft buffer {name}", tensor
-        for name, tensor in upstream.kv_caches(proposer).items():
-            yield f"KV cache of {name}", tensor
         for index, group in enumerate(proposer.draft_attn_groups):
             for owner in (group, group.get_metadata_builder()):
                 yield from _attributes(f"attention group {index}", owner)

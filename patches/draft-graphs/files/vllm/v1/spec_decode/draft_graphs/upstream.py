@@ -252,24 +252,6 @@ def proposer_buffers(proposer: Any) -> dict[str, torch.Tensor]:
     return {name: getattr(proposer, name) for name in names}
 
 
-def draft_layers(proposer: Any) -> dict[str, Any]:
-    """The attention layers of the draft model by name."""
-    context = proposer.vllm_config.compilation_config.static_forward_context
-    return {name: context[name] for name in sorted(proposer._draft_attn_layer_names)}
-
-
-def kv_caches(proposer: Any) -> dict[str, torch.Tensor]:
-    """The KV cache of each draft layer by name; a list of tensors gives several entries."""
-    caches: dict[str, torch.Tensor] = {}
-    for name, layer in draft_layers(proposer).items():
-        cache = getattr(layer, "kv_cache", None)
-        if isinstance(cache, torch.Tensor):
-            caches[name] = cache
-        elif isinstance(cache, (list, tuple)):
-            caches.update({f"{name}[{index}]": each for index, each in enumerate(cache)})
-    return caches
-
-
 def block_table_width(runner: Any, kv_cache_gid: int) -> int:
     """Blocks in a row of the runner's block table of one KV-cache group."""
     table = runner.input_batch.block_table[kv_cache_gid]
