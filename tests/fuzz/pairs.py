@@ -198,13 +198,17 @@ class Report:
                 self.differences.append((pair, variant, difference))
 
     def idle(self) -> list[str]:
-        """Features that a variant has on and that did nothing in any of its engines."""
-        return [
-            f"{variant}: {feature} ({count})"
-            for variant, counted in self.work.items()
+        """What features that were on did in none of the engines."""
+        wanted = {
+            (feature, count)
+            for variant in self.work
             for feature in VARIANTS[variant]
             for count in AT_WORK[feature]
-            if not counted[count]
+        }
+        return [
+            f"{feature}: {count}"
+            for feature, count in sorted(wanted)
+            if not sum(did[count] for variant, did in self.work.items() if feature in VARIANTS[variant])
         ]
 
 

@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import random
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -100,6 +101,7 @@ class Watch:
         self.llm, self.engine = llm, llm.llm_engine
         self.steps: list[dict[str, Any]] = []
         self.now: dict[str, Any] = {}
+        self.loads = 0
         self.work: Counter[str] = Counter()
         self.core = self.engine.engine_core.engine_core
         # Else it is left to chance in which step a request with a grammar starts.
@@ -160,7 +162,7 @@ class Watch:
 
         :param expected: that of another engine; the first step that differs ends it.
         """
-        self.steps = []
+        self.steps, self.loads = [], self.loads + 1
         answers: dict[str, Any] = {}
         outcome: dict[str, Any] = {"steps": self.steps, "answers": answers, "error": None}
         left, step = list(load), 0
@@ -181,13 +183,14 @@ class Watch:
                     raise RuntimeError(f"the load did not end within {MOST_STEPS} steps")
                 step += 1
         except Exception as error:  # noqa: BLE001 - whatever ends the engine is the outcome
-            outcome["error"] = f"{type(error).__name__}: {error}".partition("\n")[0]
+            outcome["error"] = _described(error)
             self.engine.output_processor.request_states.clear()
         return outcome
 
     def _do(self, event: Event) -> None:
         """Let an event happen."""
-        do, name = event["do"], event.get("id", "")
+        # A step of the last load may still be on its way, with requests of its own.
+        do, name = event["do"], f"{self.loads}.{event.get('id')}"
         if do == "add":
             try:
                 parameters = _parameters(event["parameters"])
@@ -231,6 +234,13 @@ def _wrap(owner: Any, name: str, seen: Callable[[Any], None]) -> None:
         return result
 
     setattr(owner, name, watched)
+
+
+def _described(error: BaseException) -> str:
+    """An error by its type, the first line of its text, and the function that raised it."""
+    traceback.print_exception(error)
+    where = traceback.extract_tb(error.__traceback__)[-1].name
+    return f"{type(error).__name__} in {where}: {error}".partition("\n")[0]
 
 
 def _never_done(result: Any) -> None:
