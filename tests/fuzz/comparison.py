@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 #: What is noted in a step, in the order in which it is compared: causes before effects.
 STEPS = (
     *("refused", "reset", "reset running", "scheduled", "computed", "blocks", "preempted"),
-    *("ended", "free", "cached", "verified", "drafts", "said"),
+    *("ended", "free", "cached", "rows", "verified", "drafts", "said"),
 )
 Outcome = Mapping[str, Any]
 
@@ -84,5 +84,5 @@ def figures(outcomes: Sequence[Outcome]) -> Counter[str]:
         count["steps"] += len(outcome["steps"])
         count["requests"] += len(outcome["answers"])
         for step in outcome["steps"]:
-            count["preemptions"] += sum(map(len, step.get("preempted", ())))
+            count["preemptions"] += len(step.get("preempted", ()))
     return count

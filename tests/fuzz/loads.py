@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from overlay.proof.engine_spec import EngineSpec
-from overlay.proof.oracle import FIRST_TOKEN
+from overlay.proof.oracle import FIRST_TOKEN, continuation, make_rule
 
 VOCAB = 192
+#: That of the tiny models, which say what comes for any prompt.
+RULE = make_rule(VOCAB)
 #: The text of each token: what may stand in JSON, then syllables.
 TEXTS = (
     *("<pad>", "<s>", "</s>"),
@@ -26,6 +28,8 @@ TEXTS = (
 )[:VOCAB]
 #: The end of a text: a token that the target says now and then, unlike `</s>`.
 END = TEXTS.index("ta")
+#: How much of a logit the target keeps: as little as a penalty changes.
+LOGIT_SCALE = 0.08
 #: What opens and closes thoughts.
 THINK, SPEAK = "A", "B"
 GRAMMARS: tuple[dict[str, Any], ...] = (
@@ -38,8 +42,17 @@ GRAMMARS: tuple[dict[str, Any], ...] = (
 Event = dict[str, Any]
 
 
-def write_tokenizer(folder: Path) -> None:
-    """Write the tokenizer of a model, so that texts can be stopped, forbidden and asked for."""
+def change_target(folder: Path) -> None:
+    """Give the tiny target a tokenizer, so that texts can be stopped, forbidden and asked for, and
+    logits that penalties and temperatures decide about."""
+    for name, changes in (
+        ("config.json", {"eos_token_id": END, "logit_scale": LOGIT_SCALE}),
+        # Else `</s>` would be a token id that stops every request.
+        ("generation_config.json", {"eos_token_id": END}),
+    ):
+        file = folder / name
+        config = {**json.loads(file.read_text(encoding="utf-8")), **changes}
+        file.write_text(json.dumps(config), encoding="utf-8")
     special = [
         {"id": number, "content": TEXTS[number], "special": number < FIRST_TOKEN}
         | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
@@ -205,7 +218,7 @@ def draw_load(seed: int, shape: Shape, requests: int = 0) -> list[Event]:
             step += rng.choice((1, 1, 2, 3, 6))
         name = f"r{number}"
         prompt = _prompt(rng, shape, prompts)
-        parameters = _parameters(rng, shape, plain=plain)
+        parameters = _parameters(rng, shape, continuation(RULE, prompt, 40), plain=plain)
         if "thinking_token_budget" in parameters:
             prompt[-1] = TEXTS.index(THINK)
         event = {"at": step, "do": "add", "id": name, "prompt": prompt}
@@ -228,17 +241,26 @@ def _prompt(rng: random.Random, shape: Shape, before: list[list[int]]) -> list[i
         base = rng.choice(before)
         prompt = base[: rng.randint(1, len(base))] + fresh(1, 6)
     else:
-        prompt = fresh(1, min(70, shape.length - 20))
+        prompt = fresh(2, min(70, shape.length - 20))
     prompt = prompt[: shape.length - 12]
     before.append(prompt)
     if rng.random() < 0.08:
         prompt = (prompt * shape.length)[: shape.length - rng.randint(2, 14)]
+    if rng.random() < 0.2:
+        # Among the first tokens, which a step or two accept as drafts.
+        token = END
+        for _ in range(rng.randint(1, 4)):
+            token = RULE.successor.index(token)
+        prompt[-rng.randint(1, 2)] = token
     return list(prompt)
 
 
-def _parameters(rng: random.Random, shape: Shape, *, plain: bool) -> dict[str, Any]:
+def _parameters(
+    rng: random.Random, shape: Shape, coming: list[int], *, plain: bool
+) -> dict[str, Any]:
     """Sampling parameters by vLLM's names.
 
+    :param coming: what the target says where nothing changes it.
     :param plain: whether nothing may change or read the logits.
     """
     tokens = rng.choice((1, 2, 5, 13, 20, 30, 45, 60, 60))
@@ -254,14 +276,14 @@ def _parameters(rng: random.Random, shape: Shape, *, plain: bool) -> dict[str, A
             asked[name] = value
 
     def tokens_of(most: int) -> list[int]:
-        return rng.sample(range(FIRST_TOKEN, VOCAB), rng.randint(1, most))
+        return [*rng.sample(coming, rng.randint(1, 2)), *rng.sample(range(FIRST_TOKEN, VOCAB), most)]
 
     def words_of(most: int) -> list[str]:
         return [TEXTS[token] for token in tokens_of(most) if token != END] or ["x"]
 
-    some(0.25, "stop_token_ids", tokens_of(12))
-    some(0.10, "min_tokens", min(rng.randint(1, 12), most))
-    some(0.15, "stop", words_of(3))
+    some(0.25, "stop_token_ids", tokens_of(4))
+    some(0.15, "min_tokens", min(rng.randint(1, 25), most))
+    some(0.15, "stop", words_of(2))
     some(0.05, "include_stop_str_in_output", True)
     some(0.06, "repetition_detection", {"max_pattern_size": 6, "min_pattern_size": 1, "min_count": 2})
     if plain:
@@ -271,13 +293,13 @@ def _parameters(rng: random.Random, shape: Shape, *, plain: bool) -> dict[str, A
     some(0.10, "repetition_penalty", rng.choice((1.3, 2.0, 5.0)))
     some(0.08, "presence_penalty", rng.choice((-2.0, 2.0)))
     some(0.08, "frequency_penalty", rng.choice((-2.0, 2.0)))
-    some(0.06, "allowed_token_ids", tokens_of(120))
-    some(0.06, "bad_words", words_of(4))
+    some(0.06, "allowed_token_ids", tokens_of(rng.choice((1, 20, 120))))
+    some(0.06, "bad_words", words_of(3))
     some(0.12, "grammar", rng.choice(GRAMMARS))
     if shape.thinking:
         some(0.4, "thinking_token_budget", rng.choice((0, 1, 3, 7, 12)))
     if rng.random() < shape.sampled:
-        asked |= {"temperature": rng.choice((0.7, 1.0, 1.8)), "top_p": rng.choice((1.0, 0.9))}
+        asked |= {"temperature": rng.choice((0.2, 0.3, 1.0)), "top_p": rng.choice((1.0, 0.9))}
         some(0.3, "top_k", rng.choice((1, 5, 40)))
         some(0.3, "n", rng.choice((2, 3)))
         some(0.5, "seed", rng.randrange(1 << 30))

@@ -51,8 +51,8 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
             "np.repeat(rows * width, lengths)",
         ),
     ),
-    "the last token is the one before it": (
-        (_ROWS, "last_tokens", "tokens[behind]", "tokens[behind - 1]"),
+    "the last token of a prompt is the one before it": (
+        (_ROWS, "last_tokens", "state.get_token_id(place)", "state.get_token_id(max(place, 1) - 1)"),
     ),
     "a step is steady though a row is another request's": (
         (

@@ -15,7 +15,7 @@ from overlay.proof.engine_launch import launch, write_models
 from overlay.proof.engine_spec import EngineSpec
 from tests.engine.forked_engines import launch_forked
 from tests.fuzz.comparison import Difference, figures, first_difference
-from tests.fuzz.loads import Shape, draw_load, draw_shape, write_tokenizer
+from tests.fuzz.loads import Shape, draw_load, draw_shape, change_target
 from tests.fuzz.watched import APPENDED, HELD, REPLAYS, asked
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -93,9 +93,9 @@ class Place:
     timeout: float = 600
 
     def write_models(self) -> None:
-        """Write the tiny models and their tokenizer."""
+        """Write the tiny models, as the loads want them."""
         write_models(self.stock.python, self.models, environment=self.stock_environment())
-        write_tokenizer(self.models / "target")
+        change_target(self.models / "target")
 
     def stock_environment(self) -> dict[str, str] | None:
         """Variables for a program beside the stock vLLM; None for those of any."""

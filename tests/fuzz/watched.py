@@ -111,17 +111,20 @@ class Watch:
             lambda name, *step: self._note("verified", [engine_compat.external_id(name), *step])
         )
         runner = self.engine.model_executor.driver_worker.worker.model_runner
-        _wrap(runner.drafter, "propose", self._drafted)
+        _wrap(runner.drafter, "propose", lambda drafts: self._drafted(runner, drafts))
         # Else it is left to chance, on a GPU, when the engine waits for a step.
         _wrap(self.engine.model_executor, "sample_tokens", _never_done)
 
     def _note(self, kind: str, value: Any) -> None:
         self.now.setdefault(kind, []).append(value)
 
-    def _drafted(self, drafts: Any) -> None:
+    def _drafted(self, runner: Any, drafts: Any) -> None:
+        batch = runner.input_batch
+        self._note("rows", batch.num_computed_tokens_cpu[: batch.num_reqs].tolist())
         self._note("drafts", drafts.tolist() if hasattr(drafts, "tolist") else drafts)
 
     def _watch_scheduler(self, scheduler: Any) -> None:
+        _wrap(scheduler, "_preempt_request", lambda _: self._note("preempted", 1))
         _wrap(scheduler, "schedule", lambda output: self._scheduled(scheduler, output))
         manager = scheduler.kv_cache_manager
         _wrap(manager, "allocate_slots", lambda _: self.work.update([HELD]))
@@ -149,7 +152,6 @@ class Watch:
                 *([list(group) for group in new.block_ids] for new in output.scheduled_new_reqs),
                 *(new and [list(group) for group in new] for new in old.new_block_ids),
             ],
-            "preempted": sorted(map(name, output.preempted_req_ids or ())),
             "ended": sorted(map(name, output.finished_req_ids)),
             "free": pool.get_num_free_blocks(),
             "cached": len(getattr(cached, "_cache", cached)),
