@@ -190,7 +190,7 @@ def draw_shape(rng: random.Random, given: Mapping[str, Any], *, gpu: bool) -> Sh
         length=length,
         tokens=max(rng.choice((48, 64, 128, 512)), seqs + 8, k + 9),
         caching=rng.random() < 0.6,
-        blocks=pressure and max(int(each * seqs * pressure), each + 4),
+        blocks=None if pressure is None else max(int(each * seqs * pressure), each + 4),
         least_k=least if k > 2 and rng.random() < 0.15 else None,
         short_draft=rng.random() < 0.15,
         thinking=rng.random() < 0.3,
@@ -210,6 +210,8 @@ def draw_load(seed: int, shape: Shape, requests: int = 0) -> list[Event]:
     """
     rng = random.Random(seed)
     plain, pace = rng.random() < 0.5, rng.choice((0.02, 0.1, 0.4))
+    # Of short ones more start in a step than the next step has tokens for.
+    longest = min(rng.choice((3, 70, 70)), shape.length - 20)
     prompts: list[list[int]] = []
     events: list[Event] = []
     step = 0
@@ -217,7 +219,7 @@ def draw_load(seed: int, shape: Shape, requests: int = 0) -> list[Event]:
         if rng.random() < pace:
             step += rng.choice((1, 1, 2, 3, 6))
         name = f"r{number}"
-        prompt = _prompt(rng, shape, prompts)
+        prompt = _prompt(rng, shape, prompts, longest)
         parameters = _parameters(rng, shape, continuation(RULE, prompt, 40), plain=plain)
         if "thinking_token_budget" in parameters:
             prompt[-1] = TEXTS.index(THINK)
@@ -231,17 +233,17 @@ def draw_load(seed: int, shape: Shape, requests: int = 0) -> list[Event]:
     return sorted(events, key=lambda event: int(event["at"]))
 
 
-def _prompt(rng: random.Random, shape: Shape, before: list[list[int]]) -> list[int]:
+def _prompt(rng: random.Random, shape: Shape, before: list[list[int]], longest: int) -> list[int]:
     """A prompt, which may share its beginning with one before it, or end near the limit."""
 
     def fresh(least: int, most: int) -> list[int]:
         return [rng.randrange(FIRST_TOKEN, VOCAB) for _ in range(rng.randint(least, most))]
 
-    if before and rng.random() < 0.35:
+    if before and longest > 3 and rng.random() < 0.35:
         base = rng.choice(before)
         prompt = base[: rng.randint(1, len(base))] + fresh(1, 6)
     else:
-        prompt = fresh(2, min(70, shape.length - 20))
+        prompt = fresh(2, longest)
     prompt = prompt[: shape.length - 12]
     before.append(prompt)
     if rng.random() < 0.08:
@@ -276,7 +278,10 @@ def _parameters(
             asked[name] = value
 
     def tokens_of(most: int) -> list[int]:
-        return [*rng.sample(coming, rng.randint(1, 2)), *rng.sample(range(FIRST_TOKEN, VOCAB), most)]
+        return [
+            *rng.sample(coming, rng.randint(1, 2)),
+            *rng.sample(range(FIRST_TOKEN, VOCAB), most),
+        ]
 
     def words_of(most: int) -> list[str]:
         return [TEXTS[token] for token in tokens_of(most) if token != END] or ["x"]
@@ -285,7 +290,9 @@ def _parameters(
     some(0.15, "min_tokens", min(rng.randint(1, 25), most))
     some(0.15, "stop", words_of(2))
     some(0.05, "include_stop_str_in_output", True)
-    some(0.06, "repetition_detection", {"max_pattern_size": 6, "min_pattern_size": 1, "min_count": 2})
+    some(
+        0.06, "repetition_detection", {"max_pattern_size": 6, "min_pattern_size": 1, "min_count": 2}
+    )
     if plain:
         return asked
     some(0.12, "logprobs", rng.choice((0, 1, 3)))

@@ -1,9 +1,10 @@
 """Bugs in the host features and the draft graphs that the fuzz must notice.
 
 Each is put into modules that are loaded already: whoever holds one of their functions runs the
-changed code from then on.  Not here, because no load on a CPU can show it: a copy to the GPU that is
-left out, since one buffer serves as both sides there (``tests/steady_inputs`` shows it, and
-``tests/gpu/fuzz.py --mutant`` on a GPU).
+changed code from then on.  Two bugs are not here, because no load on a CPU has shown them; tests in
+``tests/steady_inputs`` do: a copy to the GPU that is left out (one buffer serves as both sides),
+and a step that is taken for steady though a row is another request's (a batch that loses a row has
+another size, and who joins one brings no drafts).
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ from typing import Any
 from tests.support.code_edits import Edit, edited
 
 _SLOTS, _GREEDY = "vllm.v1.core.held_slots", "vllm.v1.sample.greedy_verification"
-_ROWS, _STEADY = "vllm.v1.worker.batched_bookkeeping", "vllm.v1.worker.steady_decode"
-_KERNELS, _COPIES = "vllm.v1.worker.steady_kernels", "vllm.v1.worker.steady_inputs"
+_ROWS, _KERNELS = "vllm.v1.worker.batched_bookkeeping", "vllm.v1.worker.steady_kernels"
 _GRAPHS = "vllm.v1.spec_decode.draft_graphs"
 
 #: By name; an edit names the module in the place of a file.
@@ -52,14 +52,11 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
         ),
     ),
     "the last token of a prompt is the one before it": (
-        (_ROWS, "last_tokens", "state.get_token_id(place)", "state.get_token_id(max(place, 1) - 1)"),
-    ),
-    "a step is steady though a row is another request's": (
         (
-            _STEADY,
-            "SteadyDecode.steady_k",
-            "all(previous.get(name) == row for row, name in enumerate(batch.req_ids))",
-            "True",
+            _ROWS,
+            "last_tokens",
+            "state.get_token_id(place)",
+            "state.get_token_id(max(place, 1) - 1)",
         ),
     ),
     "lengths stay what they were": (
@@ -105,12 +102,11 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
             "MATCH.roll(1, 0)",
         ),
     ),
-    "copies are stale": (
-        (_COPIES, "SteadyCopy.__call__", "not (now == self._held[:size]).all()", "False"),
-    ),
 }
-#: Shown on a GPU only.
-UNSEEN_ON_CPU = ("copies are stale",)
+
+
+#: Those of the draft graphs.
+GRAPHS = tuple(name for name, edits in MUTANTS.items() if edits[0][0].startswith(_GRAPHS))
 
 
 def put_in(name: str) -> None:

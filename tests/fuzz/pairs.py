@@ -8,17 +8,20 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from overlay.proof.engine_launch import launch, write_models
+from overlay.proof.engine_launch import foreign_environment, launch, write_models
 from overlay.proof.engine_spec import EngineSpec
 from tests.engine.forked_engines import launch_forked
 from tests.fuzz.comparison import Difference, figures, first_difference
-from tests.fuzz.loads import Shape, draw_load, draw_shape, change_target
+from tests.fuzz.loads import Shape, change_target, draw_load, draw_shape
 from tests.fuzz.watched import APPENDED, HELD, REPLAYS, asked
 
 TESTS = Path(__file__).resolve().parents[1]
+#: What ``watched.run`` gives, with the release and the device.
+Result = Mapping[str, Any]
 SWITCHES = {
     "steady-inputs": "OVERLAY_STEADY_INPUTS",
     "greedy-verification": "OVERLAY_GREEDY_VERIFICATION",
@@ -94,14 +97,9 @@ class Place:
 
     def write_models(self) -> None:
         """Write the tiny models, as the loads want them."""
-        write_models(self.stock.python, self.models, environment=self.stock_environment())
+        environment = {**foreign_environment(), **self.stock.environment}
+        write_models(self.stock.python, self.models, environment=environment)
         change_target(self.models / "target")
-
-    def stock_environment(self) -> dict[str, str] | None:
-        """Variables for a program beside the stock vLLM; None for those of any."""
-        import os
-
-        return {**os.environ, **self.stock.environment} if self.gpu else None
 
     def spec(self, shape: Shape, switched: Mapping[str, str], **load: Any) -> EngineSpec:
         """The engine that serves loads; ``load`` is for ``watched.asked``."""
@@ -117,9 +115,9 @@ class Place:
         """What ``watched.run`` gave in each engine, with the release and the device."""
         fixed = ENVIRONMENT | ({} if self.gpu else ON_CPU) | dict(side.environment)
         if self.gpu:
-            with ThreadPoolExecutor(max(len(specs), 1)) as pool:
-                each = lambda spec: launch(side.python, spec, env=fixed, timeout=self.timeout)  # noqa: E731
-                results = list(pool.map(each, specs))
+            start = partial(launch, side.python, env=fixed, timeout=self.timeout)
+            with ThreadPoolExecutor(len(specs)) as pool:
+                results = list(pool.map(start, specs))
         else:
             results = launch_forked(side.python, specs, env=fixed, timeout=self.timeout)
         return [
@@ -140,6 +138,10 @@ class Pair:
     variants: tuple[str, ...]
     loads: tuple[int, ...]
     requests: int = 0
+
+    def load(self) -> dict[str, Any]:
+        """What ``Place.spec`` is told of the loads."""
+        return {"seeds": list(self.loads), "requests": self.requests}
 
 
 def draw_pair(
@@ -183,7 +185,9 @@ class Report:
     deaths: list[str] = field(default_factory=list)
     about: dict[str, str] = field(default_factory=dict)
 
-    def add(self, pair: Pair, stock: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> None:
+    def add(
+        self, pair: Pair, stock: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
+    ) -> None:
         """Compare the results of a pair's engines."""
         self.about |= {name: stock[name] for name in ("vllm", "device")}
         self.figures += figures(stock["outcomes"]) + Counter(pairs=len(others))
@@ -208,7 +212,9 @@ class Report:
         return [
             f"{feature}: {count}"
             for feature, count in sorted(wanted)
-            if not sum(did[count] for variant, did in self.work.items() if feature in VARIANTS[variant])
+            if not sum(
+                did[count] for variant, did in self.work.items() if feature in VARIANTS[variant]
+            )
         ]
 
 
@@ -218,9 +224,9 @@ def run_pairs(place: Place, pairs: Iterable[Pair], report: Report) -> None:
     :raises EngineFailed: if an engine ends without a result.
     """
     pairs = list(pairs)
-    plain = [place.spec(pair.shape, {}, **_load(pair)) for pair in pairs]
+    plain = [place.spec(pair.shape, {}, **pair.load()) for pair in pairs]
     varied = [
-        place.spec(pair.shape, switches(variant, pair.shape), **_load(pair))
+        place.spec(pair.shape, switches(variant, pair.shape), **pair.load())
         for pair in pairs
         for variant in pair.variants
     ]
@@ -229,10 +235,6 @@ def run_pairs(place: Place, pairs: Iterable[Pair], report: Report) -> None:
         others = iter(place.run(place.other, varied))
     for pair, one in zip(pairs, stock.result(), strict=True):
         report.add(pair, one, [next(others) for _ in pair.variants])
-
-
-def _load(pair: Pair) -> dict[str, Any]:
-    return {"seeds": list(pair.loads), "requests": pair.requests}
 
 
 def reduce(place: Place, pair: Pair, variant: str, load: int, rounds: int = 5) -> list[int]:
@@ -250,13 +252,12 @@ def reduce(place: Place, pair: Pair, variant: str, load: int, rounds: int = 5) -
         size = max(-(-len(left) // 4), 1)
         trials = [without + left[at : at + size] for at in range(0, len(left), size)]
         engines = {"seeds": list(seeds), "requests": pair.requests}
-        sides = (place.stock, {}), (place.other, switches(variant, pair.shape))
+        on = switches(variant, pair.shape)
         one, other = (
             place.run(
-                side,
-                [place.spec(pair.shape, on, **engines, without=each) for each in trials],
+                side, [place.spec(pair.shape, env, **engines, without=each) for each in trials]
             )
-            for side, on in sides
+            for side, env in ((place.stock, {}), (place.other, on))
         )
         differing = [
             trial

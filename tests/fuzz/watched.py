@@ -197,7 +197,7 @@ class Watch:
             try:
                 parameters = _parameters(event["parameters"])
                 engine_compat.add_request(self.llm, name, event["prompt"], parameters)
-            except ValueError as error:
+            except Exception as error:  # noqa: BLE001 - what a request is refused for is compared
                 self._note("refused", [name, type(error).__name__, str(error)[:160]])
         elif do == "abort":
             self.engine.abort_request([name])

@@ -56,8 +56,8 @@ def place_of(arguments: argparse.Namespace, work: Path) -> Iterator[Place]:
     models = work / "models"
     if arguments.stock:
         python = Path(sys.executable)
-        stock = Side(python, {"PYTHONPATH": arguments.stock, "OVERLAY": "off"})
-        other = Side(python, {"PYTHONPATH": arguments.patched, "OVERLAY": "auto"})
+        stock = Side(python, {"PYTHONPATH": absolute(arguments.stock), "OVERLAY": "off"})
+        other = Side(python, {"PYTHONPATH": absolute(arguments.patched), "OVERLAY": "auto"})
         yield Place(stock, other, models, gpu=True, timeout=max(arguments.seconds, 240))
         return
     from scripts import environment
@@ -70,11 +70,18 @@ def place_of(arguments: argparse.Namespace, work: Path) -> Iterator[Place]:
     yield Place(Side(copies[0].python), Side(copies[1].python), models, timeout=1800)
 
 
+def absolute(path: str) -> str:
+    """An import path for a process that runs in another folder."""
+    return os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))
+
+
 def repeat(arguments: argparse.Namespace, pair: pairs.Pair, variant: str) -> str:
     """The command that repeats one pair."""
     words = ["python tests/gpu/fuzz.py --out again.json --pairs 1", f"--seed {pair.seed}"]
     words += [f"--loads {arguments.loads}", f"--variant '{variant}'"]
-    words += [f"--{name} {getattr(arguments, name)}" for name in ("stock", "patched") if arguments.stock]
+    words += [
+        f"--{name} {getattr(arguments, name)}" for name in ("stock", "patched") if arguments.stock
+    ]
     words += ["--only", *(f"'{each}'" for each in arguments.only)] if arguments.only else []
     return " ".join(words)
 
@@ -104,14 +111,23 @@ def main() -> int:
     """Run pairs until the time is over or two engines differ."""
     arguments = parse()
     began = time.monotonic()
-    given = {key: pairs.as_json(value) for key, _, value in (e.partition("=") for e in arguments.only)}
+    given = {
+        key: pairs.as_json(value) for key, _, value in (e.partition("=") for e in arguments.only)
+    }
     report, seed = Report(), arguments.seed
     end = arguments.seed + arguments.pairs
-    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder, place_of(arguments, Path(folder)) as place:
+    with (
+        tempfile.TemporaryDirectory(prefix="fuzz-") as folder,
+        place_of(arguments, Path(folder)) as place,
+    ):
         place.write_models()
-        while seed < end and time.monotonic() - began < arguments.seconds and not report.differences:
+        while (
+            seed < end and time.monotonic() - began < arguments.seconds and not report.differences
+        ):
             drawn = [
-                pairs.draw_pair(each, given, arguments.variant, loads=arguments.loads, gpu=place.gpu)
+                pairs.draw_pair(
+                    each, given, arguments.variant, loads=arguments.loads, gpu=place.gpu
+                )
                 for each in range(seed, min(seed + arguments.at_a_time, end))
             ]
             try:
