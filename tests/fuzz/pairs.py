@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -150,7 +149,6 @@ def draw_pair(
     variants: Sequence[str] = (),
     *,
     loads: int = 2,
-    requests: int = 0,
     gpu: bool = False,
 ) -> Pair:
     """Draw a pair.
@@ -168,7 +166,7 @@ def draw_pair(
     ]
     everything = "all loop" if shape.graphs else "host"
     drawn = (everything, rng.choice([name for name in possible if name != everything]))
-    return Pair(seed, shape, tuple(variants) or drawn, seeds, requests)
+    return Pair(seed, shape, tuple(variants) or drawn, seeds)
 
 
 @dataclass
@@ -185,9 +183,7 @@ class Report:
     deaths: list[str] = field(default_factory=list)
     about: dict[str, str] = field(default_factory=dict)
 
-    def add(
-        self, pair: Pair, stock: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
-    ) -> None:
+    def add(self, pair: Pair, stock: Result, others: Sequence[Result]) -> None:
         """Compare the results of a pair's engines."""
         self.about |= {name: stock[name] for name in ("vllm", "device")}
         self.figures += figures(stock["outcomes"]) + Counter(pairs=len(others))
@@ -212,9 +208,7 @@ class Report:
         return [
             f"{feature}: {count}"
             for feature, count in sorted(wanted)
-            if not sum(
-                did[count] for variant, did in self.work.items() if feature in VARIANTS[variant]
-            )
+            if not any(did[count] for name, did in self.work.items() if feature in VARIANTS[name])
         ]
 
 
@@ -268,11 +262,3 @@ def reduce(place: Place, pair: Pair, variant: str, load: int, rounds: int = 5) -
             break
         without = differing[0]
     return sorted(without)
-
-
-def as_json(text: str) -> Any:
-    """A value of ``KEY=VALUE``: JSON, or else the text itself."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import functools
 import json
 import os
 import sys
@@ -43,7 +44,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=1 << 30, help="at most so many")
     parser.add_argument("--at-a-time", type=int, default=3, help="pairs that run together")
     parser.add_argument("--loads", type=int, default=2, help="of each engine")
-    parser.add_argument("--only", nargs="*", default=(), metavar="KEY=VALUE", help="of the shape")
+    parser.add_argument(
+        "--only", nargs="*", default=(), metavar="KEY=VALUE", help="entries of the shape, as JSON"
+    )
     parser.add_argument("--variant", nargs="*", default=(), choices=pairs.VARIANTS)
     parser.add_argument("--stock", help="import path of a pristine vLLM")
     parser.add_argument("--patched", help="import path of a patched one")
@@ -79,9 +82,8 @@ def repeat(arguments: argparse.Namespace, pair: pairs.Pair, variant: str) -> str
     """The command that repeats one pair."""
     words = ["python tests/gpu/fuzz.py --out again.json --pairs 1", f"--seed {pair.seed}"]
     words += [f"--loads {arguments.loads}", f"--variant '{variant}'"]
-    words += [
-        f"--{name} {getattr(arguments, name)}" for name in ("stock", "patched") if arguments.stock
-    ]
+    for name in ("stock", "patched") if arguments.stock else ():
+        words.append(f"--{name} {getattr(arguments, name)}")
     words += ["--only", *(f"'{each}'" for each in arguments.only)] if arguments.only else []
     return " ".join(words)
 
@@ -107,43 +109,54 @@ def written(arguments: argparse.Namespace, report: Report, began: float) -> dict
     }
 
 
+def run_until(arguments: argparse.Namespace, place: Place, report: Report, began: float) -> None:
+    """Run pairs until the time is over or two engines differ; write the results of each round.
+
+    :raises EngineFailed: if an engine ends without a result.
+    """
+    entries = (each.partition("=") for each in arguments.only)
+    draw = functools.partial(
+        pairs.draw_pair,
+        given={key: json.loads(value) for key, _, value in entries},
+        variants=arguments.variant,
+        loads=arguments.loads,
+        gpu=place.gpu,
+    )
+    seed, end = arguments.seed, arguments.seed + arguments.pairs
+    while seed < end and not report.differences:
+        if time.monotonic() - began > arguments.seconds:
+            break
+        seeds = range(seed, min(seed + arguments.at_a_time, end))
+        print(f"seeds {seeds.start} to {seeds.stop - 1}", flush=True)
+        pairs.run_pairs(place, map(draw, seeds), report)
+        seed = seeds.stop
+        text = json.dumps(written(arguments, report, began), indent=1)
+        arguments.out.write_text(text + "\n", encoding="utf-8")
+        print(f"so far: {dict(report.figures)}", flush=True)
+
+
 def main() -> int:
-    """Run pairs until the time is over or two engines differ."""
+    """Run, and reduce what differs."""
     arguments = parse()
     began = time.monotonic()
-    given = {
-        key: pairs.as_json(value) for key, _, value in (e.partition("=") for e in arguments.only)
-    }
-    report, seed = Report(), arguments.seed
-    end = arguments.seed + arguments.pairs
+    report = Report()
     with (
         tempfile.TemporaryDirectory(prefix="fuzz-") as folder,
         place_of(arguments, Path(folder)) as place,
     ):
         place.write_models()
-        while (
-            seed < end and time.monotonic() - began < arguments.seconds and not report.differences
-        ):
-            drawn = [
-                pairs.draw_pair(
-                    each, given, arguments.variant, loads=arguments.loads, gpu=place.gpu
-                )
-                for each in range(seed, min(seed + arguments.at_a_time, end))
-            ]
-            try:
-                pairs.run_pairs(place, drawn, report)
-            except EngineFailed as error:
-                print(f"seeds {seed} to {seed + len(drawn) - 1}: {error}", file=sys.stderr)
-                return 1
-            seed += len(drawn)
-            arguments.out.write_text(json.dumps(written(arguments, report, began), indent=1) + "\n")
-            print(f"up to seed {seed - 1}:", dict(report.figures), flush=True)
+        try:
+            run_until(arguments, place, report, began)
+        except EngineFailed as error:
+            print(f"an engine of these seeds has failed: {error}", file=sys.stderr)
+            return 1
         for pair, variant, difference in report.differences:
             print(f"seed {pair.seed}, {variant}: {difference}")
-            print(f"repeat: {repeat(arguments, pair, variant)}")
+            print(f"repeat: {repeat(arguments, pair, variant)}", flush=True)
             without = pairs.reduce(place, pair, variant, difference.load)
-            print(f"differs also without the events {without} of load {difference.load}")
-    print("\n".join(f"did nothing: {each}" for each in report.idle()))
+            print(f"it differs also without the events {without} of load {difference.load}")
+    for each in report.idle():
+        print(f"not seen at work: {each}")
     return 1 if report.differences or report.idle() else 0
 
 
