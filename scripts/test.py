@@ -36,7 +36,7 @@ from scripts.environment import ROOT, say
 
 TYPED = (
     *("overlay", "scripts", "bench"),
-    *("tests/ascend", "tests/engine", "tests/draft_graphs", "tests/gpu"),
+    *("tests/ascend", "tests/engine", "tests/draft_graphs", "tests/fuzz", "tests/gpu"),
 )
 #: Three processes: while ranks, servers or Ray wait in one of them, the others have the cores.  A
 #: file's tests stay together, and files start in the order that conftest.py gives.

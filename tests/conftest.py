@@ -41,6 +41,7 @@ LONGEST = {
             "engine/test_with_vllm.py",
             "in_memory/test_engine_memory.py",
             "draft_graphs/test_engine_graphs.py",
+            "fuzz/test_fuzz.py",
             "in_memory/test_ray.py",
             "draft_graphs/test_mutations.py",
             "draft_graphs/test_same_as_upstream.py",

@@ -1,0 +1,88 @@
+"""What two engines did with the same loads: equal, or the first thing that differs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+#: What is noted in a step, in the order in which it is compared: causes before effects.
+STEPS = (
+    *("refused", "reset", "reset running", "scheduled", "computed", "blocks", "preempted"),
+    *("ended", "free", "cached", "rows", "verified", "drafts", "said"),
+)
+Outcome = Mapping[str, Any]
+
+
+class Difference(NamedTuple):
+    """The first thing that differs.
+
+    :ivar load: number of the load; :ivar step: of it; None where an answer or the end differs.
+    :ivar field: one of ``STEPS``, or a part of a request's answer, or ``error``.
+    :ivar stock, other: the values; None for none.
+    """
+
+    load: int
+    step: int | None
+    field: str
+    stock: Any
+    other: Any
+
+    def __str__(self) -> str:
+        where = f"load {self.load}" + ("" if self.step is None else f", step {self.step}")
+        values = (str(value)[:600] for value in (self.stock, self.other))
+        return "{}: {}\n  stock: {}\n  other: {}".format(where, self.field, *values)
+
+
+def same_step(expected: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the last of the steps is as the step of that number of another engine."""
+    number = len(steps) - 1
+    return number < len(expected) and dict(expected[number]) == dict(steps[number])
+
+
+def first_difference(stock: Sequence[Outcome], other: Sequence[Outcome]) -> Difference | None:
+    """Compare the outcomes of loads; None where all is equal.
+
+    Engines that end with the same error are equal up to there.
+    """
+    for number, (one, two) in enumerate(zip(stock, other, strict=False)):
+        for step, (this, that) in enumerate(zip(one["steps"], two["steps"], strict=False)):
+            for field in STEPS:
+                if this.get(field) != that.get(field):
+                    where = _first_place(this.get(field), that.get(field))
+                    return Difference(number, step, field, *where)
+        if one["error"] != two["error"]:
+            return Difference(number, None, "error", one["error"], two["error"])
+        lengths = len(one["steps"]), len(two["steps"])
+        if lengths[0] != lengths[1]:
+            return Difference(number, None, "steps", *lengths)
+        for name in sorted({*one["answers"], *two["answers"]}):
+            this, that = one["answers"].get(name) or {}, two["answers"].get(name) or {}
+            for field in sorted({*this, *that}):
+                if this.get(field) != that.get(field):
+                    what = f"{field} of {name}"
+                    return Difference(number, None, what, this.get(field), that.get(field))
+    if len(stock) != len(other):
+        return Difference(min(len(stock), len(other)), None, "loads", len(stock), len(other))
+    return None
+
+
+def _first_place(one: Any, other: Any) -> tuple[Any, Any]:
+    """Of two lists of equal length, the first entries that differ; else both as they are."""
+    while isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        pairs = [(a, b) for a, b in zip(one, other, strict=True) if a != b]
+        if not isinstance(pairs[0][0], list):
+            break
+        one, other = pairs[0]
+    return one, other
+
+
+def figures(outcomes: Sequence[Outcome]) -> Counter[str]:
+    """Steps, requests with an answer and preemptions of an engine's loads."""
+    count: Counter[str] = Counter()
+    for outcome in outcomes:
+        count["steps"] += len(outcome["steps"])
+        count["requests"] += len(outcome["answers"])
+        for step in outcome["steps"]:
+            count["preemptions"] += len(step.get("preempted", ()))
+    return count

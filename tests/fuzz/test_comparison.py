@@ -1,0 +1,100 @@
+"""What is drawn, compared and reduced, without an engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fuzz.comparison import STEPS, first_difference
+from tests.fuzz.loads import draw_load, reduced
+from tests.fuzz.pairs import draw_pair, reduce
+
+SEEDS = st.integers(0, 1 << 30)
+
+
+@given(SEEDS, st.booleans(), st.sets(st.integers(0, 60)))
+def test_a_seed_makes_one_pair_and_one_load(seed: int, gpu: bool, without: set[int]) -> None:
+    pair = draw_pair(seed, gpu=gpu)
+    assert pair == draw_pair(seed, gpu=gpu)
+    load = draw_load(pair.loads[0], pair.shape)
+    assert load == draw_load(pair.loads[0], pair.shape)
+    left = reduced(load, sorted(without))
+    added = [event["id"] for event in left if event["do"] == "add"]
+    assert len(added) == len(set(added))
+    assert {event.get("id") for event in left} <= {*added, None}
+    assert [event["at"] for event in left] == sorted(event["at"] for event in left)
+    sampled = [event for event in load if event.get("parameters", {}).get("temperature")]
+    assert gpu or not sampled
+
+
+def outcomes() -> list[dict[str, Any]]:
+    """What an engine did: two loads of three steps."""
+    return [
+        {
+            "steps": [{field: [[number, 1], [2, 3]] for field in STEPS} for number in range(3)],
+            "answers": {"1.r0": {"tokens": [[5, 6]], "text": ["x"]}},
+            "error": None,
+        }
+        for _ in range(2)
+    ]
+
+
+@given(st.integers(0, 1), st.integers(0, 2), st.sampled_from(STEPS))
+def test_the_first_step_that_differs_is_named(load: int, step: int, field: str) -> None:
+    one, other = outcomes(), outcomes()
+    assert first_difference(one, other) is None
+    other[load]["steps"][step][field][1][0] = 9
+    if step < 2:
+        other[load]["steps"][step + 1] = {}  # what follows from it
+    other[load]["answers"].clear()
+    other[load]["error"] = "Error in step: died of it"
+    found = first_difference(one, other)
+    assert found is not None
+    assert found[:3] == (load, step, field)
+    assert (found.stock, found.other) == ([2, 3], [9, 3])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("error", "ValueError"), ("steps", []), ("answers", {"1.r0": {}})]
+)
+def test_an_end_that_differs_is_seen(field: str, value: Any) -> None:
+    one, other = outcomes(), outcomes()
+    other[1] = {**other[1], field: value}
+    assert first_difference(one, other) is not None
+    assert first_difference(one, one[:1]) is not None
+    assert first_difference(other, other) is None
+
+
+class FakePlace:
+    """Engines that differ where some events are in their load."""
+
+    stock, other = "stock", "other"
+
+    def __init__(self, needed: set[int]) -> None:
+        self._needed = needed
+
+    def spec(self, shape: Any, env: Any, **load: Any) -> Any:
+        return set(load["without"])
+
+    def run(self, side: str, specs: list[set[int]]) -> list[dict[str, Any]]:
+        results = []
+        for without in specs:
+            outcome, _ = outcomes()
+            if side == "other" and not self._needed & without:
+                outcome["steps"][0]["free"] = 0
+            results.append({"outcomes": [outcome]})
+        return results
+
+
+@given(SEEDS, st.data())
+def test_what_a_difference_does_not_need_is_left_out(seed: int, data: st.DataObject) -> None:
+    pair = draw_pair(seed)
+    total = len(draw_load(pair.loads[1], pair.shape))
+    needed = data.draw(st.sets(st.integers(0, total - 1), min_size=1, max_size=2))
+    place: Any = FakePlace(needed)
+    without = reduce(place, pair, pair.variants[0], 1)
+    assert not needed & set(without)
+    assert len(without) > total / 2

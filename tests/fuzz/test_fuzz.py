@@ -1,0 +1,128 @@
+"""The short run of the fuzz: features change nothing that an engine does, and bugs are seen."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.engine_fixtures import overlay, private_vllm
+from tests.fuzz.comparison import first_difference
+from tests.fuzz.loads import Shape
+from tests.fuzz.mutants import GRAPHS, MUTANTS
+from tests.fuzz.pairs import TESTS, Pair, Place, Report, Side, switches
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+SCRIPT = TESTS / "gpu/fuzz.py"
+#: Few blocks, chunked prefills, more requests than fit into a step.
+HOST = Pair(
+    seed=0,
+    shape=Shape(seqs=17, length=96, tokens=40, blocks=30, dtype="float32"),
+    variants=("host", "steady-inputs", "greedy-verification", "batched-bookkeeping"),
+    loads=(22, 2),
+    requests=30,
+)
+#: Batches beyond the largest graph, and smaller ones than the next size.
+GRAPHED = Pair(
+    seed=0,
+    shape=Shape(
+        seqs=9,
+        length=96,
+        tokens=64,
+        blocks=34,
+        block=16,
+        graphs=True,
+        sizes=(4, 16, 32),
+        dtype="float32",
+    ),
+    variants=("all loop", "step", "loop"),
+    loads=(1,),
+    requests=20,
+)
+
+
+@dataclass
+class Ran:
+    """What the engines showed.
+
+    :ivar seen: for each bug the first thing that differs; None where nothing does.
+    """
+
+    report: Report
+    seen: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def ran(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
+    """One vLLM, before and after it is patched; a process for each in which engines are forked."""
+    folder = tmp_path_factory.mktemp("fuzz")
+    for copy in private_vllm(engine_python, folder):
+        side = Side(copy.python)
+        place = Place(side, side, folder / "models")
+        place.write_models()
+        pairs = (HOST, GRAPHED)
+        stock = place.run(side, [place.spec(pair.shape, {}, **pair.load()) for pair in pairs])
+        files = [folder / f"{number}.json" for number in range(len(pairs))]
+        for file, result in zip(files, stock, strict=True):
+            file.write_text(json.dumps(result), encoding="utf-8")
+        overlay("apply", copy.site)
+        specs = [
+            place.spec(pair.shape, switches(variant, pair.shape), **pair.load())
+            for pair in pairs
+            for variant in pair.variants
+        ]
+        for name in MUTANTS:
+            number = int(name in GRAPHS)
+            shape, load = pairs[number].shape, pairs[number].load()
+            on = switches(pairs[number].variants[0], shape)
+            specs.append(place.spec(shape, on, **load, expected=files[number], mutant=name))
+        results = iter(place.run(side, specs))
+        report = Report()
+        for pair, one in zip(pairs, stock, strict=True):
+            report.add(pair, one, [next(results) for _ in pair.variants])
+        seen = {}
+        for name in MUTANTS:
+            one = stock[int(name in GRAPHS)]
+            seen[name] = first_difference(one["outcomes"], next(results)["outcomes"])
+        yield Ran(report, seen)
+
+
+def test_an_engine_with_features_does_what_a_stock_one_does(ran: Ran) -> None:
+    assert not ran.report.differences, "\n".join(
+        f"{variant}: {difference}" for _, variant, difference in ran.report.differences
+    )
+    assert not ran.report.deaths
+
+
+def test_every_feature_was_at_work_and_the_cache_was_short(ran: Ran) -> None:
+    assert not ran.report.idle()
+    assert ran.report.figures["preemptions"] > 0
+    assert ran.report.figures["steps"] > 100
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_bug_is_seen(ran: Ran, mutant: str) -> None:
+    assert ran.seen[mutant] is not None
+
+
+@pytest.mark.thorough  # repeats the proof, with seeds that nobody chose
+def test_a_long_run_finds_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), "--out", str(tmp_path / "result.json")]
+    seed = random.randrange(1 << 30)
+    ended = subprocess.run(
+        [*command, "--seconds", "1200", "--seed", str(seed)],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+        timeout=3600,
+    )
+    assert ended.returncode == 0, ended.stdout
