@@ -108,7 +108,8 @@ def attention_kernel(builder: Any, layers: Iterable[Any]) -> str:
     """Which of several kernels an attention group uses, in the words of `capabilities.KERNELS`.
 
     FlashAttention's version and its cache's type are those of its layers; FlashMLA's and
-    FlashInfer's kernel follows from attributes of the builder. Empty where the backend has one kernel, or does not tell.
+    FlashInfer's kernel follows from attributes of the builder. Empty where the backend has one
+    kernel, or does not tell.
     """
     path = upstream.class_path(builder)
     if path == FLASH_ATTN_BUILDER:  # the layers of MLA tell the version of their prefills
