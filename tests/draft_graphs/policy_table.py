@@ -160,8 +160,7 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("prefill context parallelism", {"prefill_context_parallel_size": 2}),
     ("sequence parallelism of dense layers (`enable_sp`, until 0.31)", {"sequence_parallel": True}),
     (
-        "KV connectors that act in each attention layer, also below a MultiConnector (Example, "
-        "MoRIIO, FlexKV, P2pNccl until 0.23, LMCache with `use_layerwise`)",
+        "a KV connector that acts in each attention layer, also below a MultiConnector (Example)",
         {"per_layer_connectors": ("ExampleConnector",)},
     ),
     (

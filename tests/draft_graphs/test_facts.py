@@ -537,6 +537,15 @@ def test_xqa_on_hopper_has_a_row_of_its_own(
     assert found.row.kernel == "xqa"
 
 
+@pytest.mark.parametrize("cache", ["auto", "fp8", "fp8_e4m3"])
+def test_an_fp8_cache_of_flash_attention_has_a_row_of_its_own(cache: str) -> None:
+    proposer = make_proposer()
+    layer = proposer.vllm_config.compilation_config.static_forward_context["draft.0"]
+    layer.impl.kv_cache_dtype = cache
+    (found,) = read(proposer).attention
+    assert found.row.kernel == ("fa3" if cache == "auto" else "fa3 fp8")
+
+
 @pytest.mark.parametrize("version", [2, 3, 4])
 def test_the_version_of_flash_attention_is_told_by_its_layers(version: int) -> None:
     proposer = make_proposer()

@@ -30,8 +30,6 @@ EXTENSION = "tests.draft_graphs.weight_events.WeightEvents"
 SLEEPS = {"sleep-1": (1, False), "sleep-1-tags": (1, True), "sleep-2-tags": (2, True)}
 #: Nothing happens.
 BEFORE = "before"
-#: With the environment of a plan's engine.
-VARIABLE = "TEST_ROUNDS_PLAN"
 
 
 def with_events(spec: EngineSpec, *, double: bool) -> EngineSpec:
@@ -46,15 +44,24 @@ def with_events(spec: EngineSpec, *, double: bool) -> EngineSpec:
     return replace(spec, engine=engine, compilation=compilation, **small)
 
 
-def launch(plan: dict[str, Any], log: Path, seconds: float, env: dict[str, str]) -> dict[str, Any]:
-    """Run a plan in a process of its own; its result, or what it said last under ``failed``."""
+def launch(
+    plan: dict[str, Any],
+    log: Path,
+    seconds: float,
+    env: dict[str, str],
+    python: Path | str = sys.executable,
+) -> dict[str, Any]:
+    """Run a plan in a process of its own; its result, or what it said last under ``failed``.
+
+    :param seconds: until it is killed; :param env: more variables; :param python: has vLLM.
+    """
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="rounds-") as scratch:
         given, out = Path(scratch, "plan.json"), Path(scratch, "out.json")
         given.write_text(json.dumps(plan), encoding="utf-8")
         root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), root)))
-        command = [sys.executable, "-m", "tests.gpu.rounds", str(given), "--out", str(out)]
+        command = [str(python), "-m", "tests.gpu.rounds", str(given), "--out", str(out)]
         with log.open("wb") as stream:
             environment = {**os.environ, **env, "PYTHONPATH": path}
             status = run_session(command, Path(scratch), environment, stream, seconds)

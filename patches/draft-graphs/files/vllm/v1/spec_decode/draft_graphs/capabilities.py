@@ -116,6 +116,8 @@ KERNELS = {
     "fa2": "FlashAttention 2",
     "fa3": "FlashAttention 3",
     "fa4": "FlashAttention 4",
+    "fa3 fp8": "FlashAttention 3, FP8 cache",
+    "fa4 fp8": "FlashAttention 4, FP8 cache",
     "fp8": "FP8 cache",
     "trtllm-gen": "TRTLLM-gen",
     "trtllm-gen fp8": "TRTLLM-gen, FP8 cache, until 0.24",
@@ -225,6 +227,11 @@ GRANTED = (
     Backend(*_FLASH_ATTN, "gpu", _CELLS, kernel="fa3", any_size="gpu", mixed="gpu"),
     Backend(*_FLASH_ATTN, "gpu", _FA2_CELLS, kernel="fa2", any_size="gpu"),
     Backend(*_FLASH_ATTN, "reading", _READ, kernel="fa4", kept=True),
+    # As one line above once cells `fp8-cache` have run on a GPU: "gpu" for all three.
+    Backend(
+        *(*_FLASH_ATTN, "reading", _READ, "fa3 fp8"), kept=True, any_size="reading", mixed="reading"
+    ),
+    Backend(*_FLASH_ATTN, "reading", _READ, kernel="fa4 fp8", kept=True),
     Backend(
         ("TRITON_ATTN",),
         (_BACKENDS + "triton_attn.TritonAttentionBackend",),

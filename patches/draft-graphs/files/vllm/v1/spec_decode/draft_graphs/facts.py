@@ -107,14 +107,17 @@ def late_facts(early: Facts, proposer: Any, backend: GraphBackend) -> Facts:
 def attention_kernel(builder: Any, layers: Iterable[Any]) -> str:
     """Which of several kernels an attention group uses, in the words of `capabilities.KERNELS`.
 
-    FlashAttention's version is that of its layers; FlashMLA's and FlashInfer's kernel follows from
-    attributes of the builder. Empty where the backend has one kernel, or does not tell.
+    FlashAttention's version and its cache's type are those of its layers; FlashMLA's and
+    FlashInfer's kernel follows from attributes of the builder. Empty where the backend has one
+    kernel, or does not tell.
     """
     path = upstream.class_path(builder)
     if path == FLASH_ATTN_BUILDER:  # the layers of MLA tell the version of their prefills
         impls = [getattr(layer, "impl", None) for layer in layers]
         versions = [getattr(impl, "vllm_flash_attn_version", None) or 0 for impl in impls]
-        return f"fa{max(versions)}" if any(versions) else ""
+        caches = [str(getattr(impl, "kv_cache_dtype", "")) for impl in impls]
+        fp8 = " fp8" if any(cache.startswith("fp8") for cache in caches) else ""
+        return f"fa{max(versions)}{fp8}" if any(versions) else ""
     if path == FLASHMLA_BUILDER:
         return "fp8" if builder.is_fp8_kvcache else ""
     if path != FLASHINFER_BUILDER:

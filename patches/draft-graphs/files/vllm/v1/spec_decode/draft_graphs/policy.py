@@ -246,8 +246,8 @@ def _late_refusals(facts: Facts) -> list[str]:
     if facts.per_layer_connectors:
         reasons.append(
             f"the KV connector {', '.join(facts.per_layer_connectors)} saves or loads in each "
-            "attention layer, by Python that no replay runs (in kv_transfer_config choose one that "
-            "moves whole requests, such as NixlConnector, or LMCache without use_layerwise)"
+            "attention layer, by Python that no replay runs (set kv_connector to one that moves "
+            "whole requests, such as NixlConnector; with LMCache remove use_layerwise)"
         )
     if facts.max_num_seqs is not None and (facts.max_capture_tokens or 0) < 1:
         reasons.append("there are no cudagraph capture sizes (set cudagraph_capture_sizes)")

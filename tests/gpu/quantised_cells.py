@@ -1,0 +1,46 @@
+"""The cells of ``acceptance.py`` with an FP8 KV cache, and with a target whose weights are FP8.
+
+A quantised draft has no cell: no layer of the tiny drafts has a shape that FP8 kernels take. Nor
+have positions beyond 32,768, where the tiny drafts accept nothing, with graphs or without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from overlay.proof.engine_spec import EngineSpec, Request
+from tests.gpu.cells import Cell, expects, replayed
+from tests.gpu.every_size import at_every_mixed_size, at_every_size
+
+#: By cell: arguments of ``vllm.LLM``.
+FORMATS: dict[str, dict[str, Any]] = {
+    "fp8-cache": {"kv_cache_dtype": "fp8"},
+    "fp8-target": {"quantization": "fp8"},
+    "fp8-target-and-cache": {"quantization": "fp8", "kv_cache_dtype": "fp8"},
+}
+#: So that graphs that no GPU has shown are captured as well.
+UNTRIED = {"OVERLAY_DRAFT_GRAPHS_UNTRIED": "on"}
+
+
+def quantised(base: EngineSpec, eight: tuple[Request, ...]) -> Iterator[Cell]:
+    """Each format by itself and both, with two drafts; with a cache of FP8 at every size, too.
+
+    Numbers are rounded otherwise than the oracle's: the engine without graphs, run twice, is the
+    measure where it leaves it.
+    """
+    for mode in ("off", "off again", "step", "loop"):
+        wanted = expects(mode)
+        for name, engine in FORMATS.items():
+            spec = replace(base, engine={**base.engine, **engine}, env=UNTRIED, requests=eight)
+            yield Cell(name, mode, spec, wanted)
+            yield Cell(f"{name}-hid-k5", mode, replace(spec, draft="eagle3hid", k=5), wanted)
+        cache = replace(base, engine={**base.engine, **FORMATS["fp8-cache"]}, env=UNTRIED)
+        many = replace(cache, max_num_seqs=256, max_num_batched_tokens=8192)
+        every = replace(many, k=3, requests=at_every_size(256, 3))
+        kind = None if mode.startswith("off") else replayed(mode)
+        yield Cell("fp8-cache-every-size256", mode, every, wanted, weight=20, every_size=kind)
+        mixed = replace(many, k=3, requests=at_every_mixed_size(3))
+        kind = None if mode.startswith("off") else replayed(mode, "mixed")
+        yield Cell("fp8-cache-mixed-every-size", mode, mixed, wanted, weight=20, every_size=kind)
