@@ -61,7 +61,7 @@ def place_of(arguments: argparse.Namespace, work: Path) -> Iterator[Place]:
         python = Path(sys.executable)
         stock = Side(python, {"PYTHONPATH": absolute(arguments.stock), "OVERLAY": "off"})
         other = Side(python, {"PYTHONPATH": absolute(arguments.patched), "OVERLAY": "auto"})
-        yield Place(stock, other, models, gpu=True, timeout=max(arguments.seconds, 240))
+        yield Place(stock, other, models, gpu=True, timeout=240)
         return
     from scripts import environment
     from tests.engine.engine_fixtures import overlay
