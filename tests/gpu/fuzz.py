@@ -73,6 +73,15 @@ def place_of(arguments: argparse.Namespace, work: Path) -> Iterator[Place]:
     yield Place(Side(copies[0].python), Side(copies[1].python), models, timeout=1800)
 
 
+def entry(text: str) -> tuple[str, Any]:
+    """The name and value of ``KEY=VALUE``, where VALUE is JSON or a text without quotes."""
+    name, _, value = text.partition("=")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
 def absolute(path: str) -> str:
     """An import path for a process that runs in another folder."""
     return os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))
@@ -114,10 +123,9 @@ def run_until(arguments: argparse.Namespace, place: Place, report: Report, began
 
     :raises EngineFailed: if an engine ends without a result.
     """
-    entries = (each.partition("=") for each in arguments.only)
     draw = functools.partial(
         pairs.draw_pair,
-        given={key: json.loads(value) for key, _, value in entries},
+        given=dict(map(entry, arguments.only)),
         variants=arguments.variant,
         loads=arguments.loads,
         gpu=place.gpu,
