@@ -28,7 +28,7 @@ HOST = Pair(
     shape=Shape(seqs=17, length=96, tokens=40, blocks=30, dtype="float32"),
     variants=("host", "steady-inputs", "greedy-verification", "batched-bookkeeping"),
     loads=(22, 2),
-    requests=30,
+    requests=24,
 )
 #: Batches beyond the largest graph, and smaller ones than the next size.
 GRAPHED = Pair(
@@ -45,7 +45,7 @@ GRAPHED = Pair(
     ),
     variants=("all loop", "step", "loop"),
     loads=(1,),
-    requests=20,
+    requests=14,
 )
 
 

@@ -6,11 +6,11 @@ what another one did ends at the first step that differs.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import json
 import os
 import random
+import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable
@@ -29,45 +29,26 @@ MOST_STEPS = 4000
 HELD, APPENDED, REPLAYS = "slots held", "tokens appended together", "replays"
 
 
-def asked(
-    shape: Shape,
-    seeds: list[int],
-    *,
-    requests: int = 0,
-    without: list[int] | None = None,
-    double: bool = True,
-    expected: Path | None = None,
-    mutant: str | None = None,
-) -> dict[str, str]:
+def asked(shape: Shape, **load: Any) -> dict[str, str]:
     """The environment variable of one engine.
 
-    :param seeds: of its loads; :param requests: in each, as of ``draw_load``.
-    :param without: numbers of the events of the last load that are left out.
-    :param double: whether the engine is on a CPU.
-    :param expected: file with the outcome of another engine.
-    :param mutant: the name of a bug that is put in.
+    :param load: `seeds` of its loads; and, where they are not the default, `requests` in each, as
+        of `draw_load`; `without`, the events of the last load that are left out; `gpu`, whether the
+        engine is on one; `expected`, a file with what another engine did; `mutant`, a bug.
     """
-    given = {
-        "shape": asdict(shape),
-        "seeds": seeds,
-        "requests": requests,
-        "without": without or [],
-        "double": double,
-        "expected": expected and str(expected),
-        "mutant": mutant,
-    }
-    return {VARIABLE: json.dumps(given)}
+    return {VARIABLE: json.dumps({"shape": asdict(shape), **load}, default=str)}
 
 
 def _asked() -> tuple[dict[str, Any], Shape]:
-    given = json.loads(os.environ[VARIABLE])
+    default = {"requests": 0, "without": (), "gpu": False, "expected": None, "mutant": None}
+    given = {**default, **json.loads(os.environ[VARIABLE])}
     return given, shape_of(given["shape"])
 
 
 def prepare() -> None:
     """Before the engine is made: what a CPU lacks, and the bug."""
     given, shape = _asked()
-    if given["double"]:
+    if not given["gpu"]:
         from tests.engine.steady_hooks import schedule_asynchronously
 
         if shape.asynchronous:
@@ -84,10 +65,6 @@ def prepare() -> None:
         from tests.fuzz.mutants import put_in
 
         put_in(given["mutant"])
-
-
-class Differs(Exception):
-    """A step is not as the other engine's."""
 
 
 class Watch:
@@ -180,7 +157,7 @@ class Watch:
                     for output in self.engine.step():
                         self._answered(output, answers)
                 if expected and not same_step(expected["steps"], self.steps):
-                    raise Differs(f"step {len(self.steps) - 1}")
+                    raise RuntimeError("the other engine took another step")
                 if len(self.steps) > MOST_STEPS:
                     raise RuntimeError(f"the load did not end within {MOST_STEPS} steps")
                 step += 1
@@ -285,10 +262,10 @@ def run(llm: Any) -> dict[str, Any]:
     import torch
 
     given, shape = _asked()
-    if shape.few_rows and importlib.util.find_spec("vllm.v1.worker.batched_bookkeeping"):
-        rows: Any = importlib.import_module("vllm.v1.worker.batched_bookkeeping")
+    rows: Any = sys.modules.get("vllm.v1.worker.batched_bookkeeping")
+    if shape.few_rows and rows is not None:
         rows.FEWEST_ROWS = rows.FEWEST_GOING_ON = 1
-    if given["double"] and shape.graphs:
+    if shape.graphs and not given["gpu"]:
         from tests.draft_graphs import cpu_engine
 
         cpu_engine.capture_model(llm)
@@ -310,9 +287,9 @@ def run(llm: Any) -> dict[str, Any]:
 
 def work(llm: Any, watch: Watch) -> dict[str, int]:
     """How often each feature did its part; empty where there are none."""
-    if importlib.util.find_spec("vllm.v1.overlay_effects") is None:
+    effects: Any = sys.modules.get("vllm.v1.overlay_effects")
+    if effects is None:
         return {}
-    effects: Any = importlib.import_module("vllm.v1.overlay_effects")
     counted = Counter({name: max(count, 0) for name, count in watch.work.items()})
     for each in effects.effects().values():
         counted.update(each.get("counts") or {})
@@ -323,7 +300,7 @@ def work(llm: Any, watch: Watch) -> dict[str, int]:
 
 def faults(given: dict[str, Any], shape: Shape) -> list[str]:
     """What the double's attention saw go wrong."""
-    if not (given["double"] and shape.graphs):
+    if given["gpu"] or not shape.graphs:
         return []
     from tests.draft_graphs import graph_safe_attention
 

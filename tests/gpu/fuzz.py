@@ -61,7 +61,7 @@ def place_of(arguments: argparse.Namespace, work: Path) -> Iterator[Place]:
         python = Path(sys.executable)
         stock = Side(python, {"PYTHONPATH": absolute(arguments.stock), "OVERLAY": "off"})
         other = Side(python, {"PYTHONPATH": absolute(arguments.patched), "OVERLAY": "auto"})
-        yield Place(stock, other, models, gpu=True, timeout=max(arguments.seconds, 240))
+        yield Place(stock, other, models, gpu=True, timeout=240)
         return
     from scripts import environment
     from tests.engine.engine_fixtures import overlay
@@ -71,6 +71,15 @@ def place_of(arguments: argparse.Namespace, work: Path) -> Iterator[Place]:
     copies = [make_private_copy(python, work / name) for name in ("stock", "patched")]
     overlay("apply", copies[1].site)
     yield Place(Side(copies[0].python), Side(copies[1].python), models, timeout=1800)
+
+
+def entry(text: str) -> tuple[str, Any]:
+    """The name and value of ``KEY=VALUE``, where VALUE is JSON or a text without quotes."""
+    name, _, value = text.partition("=")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
 
 
 def absolute(path: str) -> str:
@@ -114,10 +123,9 @@ def run_until(arguments: argparse.Namespace, place: Place, report: Report, began
 
     :raises EngineFailed: if an engine ends without a result.
     """
-    entries = (each.partition("=") for each in arguments.only)
     draw = functools.partial(
         pairs.draw_pair,
-        given={key: json.loads(value) for key, _, value in entries},
+        given=dict(map(entry, arguments.only)),
         variants=arguments.variant,
         loads=arguments.loads,
         gpu=place.gpu,
