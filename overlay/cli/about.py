@@ -15,6 +15,9 @@ from overlay.cli.options import (
     target_argument,
 )
 
+#: Names of standard output.
+_STANDARD_OUTPUT = frozenset({"-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"})
+
 
 @cli.command()
 @common_options
@@ -76,6 +79,8 @@ def report(
     refuse_both(target, python)
     if no_matrix and releases is not None:
         raise click.UsageError("--releases speaks of the matrix: omit it, or --no-matrix.")
+    if output in _STANDARD_OUTPUT:
+        output = "-"
     if output == "-" and as_json:
         raise click.UsageError("-o - and --json both mean standard output: give one of them.")
     with command_line.meter() as progress:

@@ -16,6 +16,7 @@ from overlay.commands.bench_budget import Budget, Schedule
 from overlay.commands.bench_engines import Measured, Stage
 from overlay.commands.bench_question import Question
 from overlay.commands.bench_sharing import free_memory, sharing
+from overlay.commands.output import write_output
 from overlay.commands.request import Request
 from overlay.commands.stock_copy import make_stock_copy
 from overlay.commands.verify import interpreter, refuse_unknown_models
@@ -127,21 +128,6 @@ def _write_pages(question: Question, report: BenchReport) -> None:
     from overlay.report import bench_page
 
     if question.page is not None:
-        _write("--html", question.page, bench_page.page(report))
+        write_output("--html", question.page, bench_page.page(report).encode())
     if question.plot is not None:
-        _write("--svg", question.plot, bench_page.plot_file(report))
-
-
-def _write(option: str, place: Path, text: str) -> None:
-    """Write a file whole or not at all.
-
-    :raises OverlayError: if it cannot be written.
-    """
-    from overlay.authoring.disk import write_over
-
-    try:
-        write_over(place, text.encode())
-    except OSError as error:
-        raise OverlayError(
-            f"{option} {place}: it could not be written: {error.strerror}; name another file"
-        ) from error
+        write_output("--svg", question.plot, bench_page.plot_file(report).encode())
