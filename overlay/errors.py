@@ -7,6 +7,33 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+
+_URL = re.compile(
+    r"(?P<scheme>[A-Za-z][\w+.-]*://)(?P<rest>[^\s'\"<>]+?)(?P<end>[:.,;)\]]*(?=[\s'\"<>]|\Z))"
+)
+
+#: A login in a URL that lacks its scheme, and the part of one that ``urllib3`` shows.
+_BARE = re.compile(r"(?<!\S)[\w.+-]+:[^\s/@]+@|(?<=url: )(?P<path>/[^\s?#]*)[?#]\S*")
+
+
+def without_secrets(text: str) -> str:
+    """A URL, or a text with URLs in it, without logins, queries and fragments: they hold tokens.
+
+    >>> without_secrets("https://me:pw@host/x.diff?token=s3cret#also: no answer")
+    'https://host/x.diff: no answer'
+    """
+    text = _URL.sub(lambda url: url["scheme"] + _without_secrets(url["rest"]) + url["end"], text)
+    return _BARE.sub(lambda match: match["path"] or "", text)
+
+
+def _without_secrets(rest: str) -> str:
+    host = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    # A password with a slash in it ends the host, so that what follows is no port.
+    broken = not host.startswith("[") and re.search(r":(?!\d*\Z)", host) is not None
+    if "@" in (rest if broken else host):
+        rest = (rest if broken else host).rpartition("@")[2] + ("" if broken else rest[len(host) :])
+    return re.split(r"[?#]", rest, maxsplit=1)[0]
 
 
 class OverlayError(Exception):
