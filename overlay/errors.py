@@ -36,6 +36,36 @@ def _without_secrets(rest: str) -> str:
     return re.split(r"[?#]", rest, maxsplit=1)[0]
 
 
+#: The most characters of a line of a message, and the most lines.
+MAX_LINE, MAX_LINES = 1500, 200
+
+
+def bounded(text: str, most: int = MAX_LINE) -> str:
+    """A text of which each line is short enough to be read.
+
+    What is cut out is the middle of a line: a message ends with what to do next.
+
+    >>> bounded("expected a version, found 99999999999999999999, such as 0.26.0", 40)
+    'expected a version,  ... ch as 0.26.0'
+
+    :param most: characters of a line.
+    """
+    if len(text) <= most:
+        return text
+    return "\n".join(_cut(line, most) if len(line) > most else line for line in text.split("\n"))
+
+
+def _fewer_lines(text: str) -> str:
+    lines = text.split("\n")
+    left = len(lines) - MAX_LINES
+    return text if left <= 0 else "\n".join([*lines[:MAX_LINES], f"... and {left} lines more"])
+
+
+def _cut(line: str, most: int) -> str:
+    head, tail = most // 2, most // 2 - 5
+    return f"{line[:head]} ... {line[-tail:]}"
+
+
 class OverlayError(Exception):
     """Something in the usage or the environment stops the command.
 
@@ -43,6 +73,9 @@ class OverlayError(Exception):
     """
 
     exit_code = 2
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(_fewer_lines(bounded(message)))
 
 
 class UsageError(OverlayError):
@@ -58,9 +91,9 @@ class PatchFormatError(OverlayError):
     """
 
     def __init__(self, file: str, line: int | None, problem: str) -> None:
-        self.file, self.line, self.problem = file, line, problem
+        self.file, self.line, self.problem = file, line, bounded(problem)
         place = file if line is None else f"{file}:{line}"
-        super().__init__(f"{place}: {problem}")
+        super().__init__(f"{place}: {self.problem}")
 
 
 class PatchFormatErrors(OverlayError):

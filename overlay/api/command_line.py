@@ -391,6 +391,6 @@ def described(error: OSError) -> str:
 
 
 def _folder(place: Place) -> Path:
-    from pathlib import Path
+    from overlay.settings import in_home
 
-    return Path(place).expanduser()
+    return in_home(place)

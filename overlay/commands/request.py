@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from overlay.errors import LedgerError, OverlayError, TargetError, TransactionError, UsageError
 from overlay.results import FeatureResult, Reason, State
 from overlay.results.invocation import NOTHING_NAMED, Invocation, absolute, command
+from overlay.settings import in_home
 
 if TYPE_CHECKING:
     from overlay.features.model import Feature
@@ -146,7 +147,7 @@ class Request(NamedTuple):
         """
         from overlay.features.sources import shipped_folder
 
-        return (shipped_folder(), *(Path(folder).expanduser() for folder in self.patches))
+        return (shipped_folder(), *(in_home(folder) for folder in self.patches))
 
     def load(self) -> tuple[Feature, ...]:
         """Every feature, whether it is meant or not.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from packaging.version import Version
 
 from overlay.errors import PatchFormatError
+from overlay.features.documents import MalformedToml, parse_toml
 from overlay.features.model import MODULE_SCOPE, Build, UpstreamPlan, UpstreamTest
 from overlay.features.sources import read_text
 from overlay.features.switches import (
@@ -28,12 +28,6 @@ from overlay.package import (
     path_problem,
 )
 from overlay.results import ModelRunner
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 
 _ID = re.compile(r"^[a-z0-9]+(-[a-z0-9]+)*\Z")
 
@@ -111,22 +105,16 @@ def read_document(path: Path, errors: list[PatchFormatError]) -> Document | None
     text = read_text(path, errors)
     if text is None:
         return None
-    text = text.removeprefix("\ufeff")
     try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        place = re.search(r"at line (\d+)", str(error))
-        line = int(place[1]) if place else None
-        errors.append(PatchFormatError(str(path), line, f"it is not TOML: {error}"))
-        return None
-    except RecursionError:
-        errors.append(PatchFormatError(str(path), None, "its brackets are nested too deeply"))
+        table = parse_toml(text)
+    except MalformedToml as error:
+        errors.append(PatchFormatError(str(path), error.line, f"it is not TOML: {error}"))
         return None
     if not table:
         problem = f"it is empty; expected {', '.join(_REQUIRED)}"
         errors.append(PatchFormatError(str(path), None, problem))
         return None
-    return Document(path, text, table, errors)
+    return Document(path, text.removeprefix("\ufeff"), table, errors)
 
 
 def read_fields(document: Document) -> Fields:
