@@ -86,8 +86,8 @@ def _document(file: Path, *, is_table: bool) -> bytes | None:
         return None
     if (owner := os.lstat(file).st_uid) not in (os.geteuid(), 0):  # also of a link to our own
         raise NotPrivate(
-            f"{file} belongs to {user_name(owner)}: expected a file of your own; correct its owner, "
-            "or remove it"
+            f"{file} belongs to {user_name(owner)}: expected a file of your own; correct its "
+            "owner, or remove it"
         )
     for place in (file.resolve(), file.resolve().parent):
         _require_own(place)

@@ -51,6 +51,9 @@ _KEYS = (
     ),
 )
 
+#: The most errors of a document that are said.
+_MAX_ERRORS = 100
+
 _TEST_KEYS = ("path", "scope", "contains", "lines", "share")
 _BUILD_KEYS = ("name", "path", "scope", "contains", "text")
 
@@ -89,7 +92,12 @@ class Document(NamedTuple):
     errors: list[PatchFormatError]
 
     def error(self, key: str, problem: str) -> None:
-        """Note an error at the line of a key, or of the whole document where it has no such key."""
+        """Note an error at the line of a key, or of the whole document where it has no such key.
+
+        Of a document with more errors than anybody reads, those behind them are not looked for.
+        """
+        if len(self.errors) >= _MAX_ERRORS:
+            return
         pattern = re.compile(rf"^\s*(\[\[?\s*)?[\"']?{re.escape(key)}[\"']?\s*[=\]]")
         lines = enumerate(self.text.split("\n"), 1)
         line = next((number for number, text in lines if pattern.match(text)), None)
