@@ -39,11 +39,14 @@ def _without_secrets(rest: str) -> str:
 #: The most characters of a line of a message, and the most lines.
 MAX_LINE, MAX_LINES = 1500, 200
 
+_LONG_WORD = re.compile(r"\S{200,}")
+
 
 def bounded(text: str, most: int = MAX_LINE) -> str:
     """A text of which each line is short enough to be read.
 
-    What is cut out is the middle of a line: a message ends with what to do next.
+    In a line that is not, long words such as names of files are cut first, then its middle: a
+    message ends with what to do next.
 
     >>> bounded("expected a version, found 99999999999999999999, such as 0.26.0", 40)
     'expected a version,  ... ch as 0.26.0'
@@ -62,8 +65,9 @@ def _fewer_lines(text: str) -> str:
 
 
 def _cut(line: str, most: int) -> str:
+    line = _LONG_WORD.sub(lambda word: f"{word[0][:120]}...{word[0][-60:]}", line)
     head, tail = most // 2, most // 2 - 5
-    return f"{line[:head]} ... {line[-tail:]}"
+    return line if len(line) <= most else f"{line[:head]} ... {line[-tail:]}"
 
 
 class OverlayError(Exception):
