@@ -49,7 +49,7 @@ def bounded(text: str, most: int = MAX_LINE) -> str:
     message ends with what to do next.
 
     >>> bounded("expected a version, found 99999999999999999999, such as 0.26.0", 40)
-    'expected a version,  ... ch as 0.26.0'
+    'expected a version,  ...  such as 0.26.0'
 
     :param most: characters of a line.
     """
