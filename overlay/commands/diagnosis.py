@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import overlay
 from overlay import settings as switches
+from overlay.commands.cache import PARTS
 from overlay.commands.project import find_project
 from overlay.commands.variables import cache_problem
 from overlay.errors import OverlayError
@@ -206,7 +207,9 @@ def cache() -> CacheFacts:
         pass  # nothing was patched in memory yet
     except OSError as error:
         problem = str(error)
-    return CacheFacts(str(folder), len(entries), size, cache_problem(folder) or problem, _records())
+    wrong = (cache_problem(folder.with_name(name), allow_group=name != "modules") for name in PARTS)
+    problem = next(filter(None, wrong), problem)
+    return CacheFacts(str(folder), len(entries), size, problem, _records())
 
 
 def _records() -> str:

@@ -189,7 +189,8 @@ class Request(NamedTuple):
             if unknown := [name for name in dict.fromkeys(ids) if name not in known]:
                 raise UsageError(
                     f"{option} {', '.join(unknown)}: expected one of {', '.join(known) or 'none'}; "
-                    "name the folder of a further feature with --patches DIR"
+                    f"{_meant(unknown, known)}name the folder of a further feature with --patches "
+                    "DIR"
                 )
         if both := sorted({*self.features} & {*self.without}):
             raise UsageError(
@@ -315,3 +316,11 @@ def read_only(name: str, verb: str) -> UsageError:
         f"release, which {verb} cannot write to; {command('check')} says whether the "
         f"patches fit there, {command('diff')} prints the change"
     )
+
+
+def _meant(unknown: Sequence[str], known: Sequence[str]) -> str:
+    """Which ids were probably meant, as a part of a sentence; empty where none is near."""
+    from difflib import get_close_matches
+
+    close = [match for name in unknown for match in get_close_matches(name[:100], known, n=1)]
+    return f"did you mean {' and '.join(dict.fromkeys(close))}? Or " if close else ""
