@@ -111,11 +111,14 @@ def live(require: Sequence[str] = (), patches: Sequence[Place] = ()) -> Processe
     return command(request(None, (), patches, require=require))
 
 
-def doctor(patches: Sequence[Place] = ()) -> DoctorReport:
+@on_a_target
+def doctor(
+    target: Place | None = None, *, python: Place | None = None, patches: Sequence[Place] = ()
+) -> DoctorReport:
     """What ``overlay doctor`` shows."""
     from overlay.commands.doctor import doctor as command
 
-    return command(request(None, (), patches))
+    return command(request(python, (), patches), as_name(target))
 
 
 @on_a_target

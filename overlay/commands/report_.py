@@ -71,7 +71,7 @@ def _sections(
     yield _section(f"check{target}", lambda: check(request, names, None, meter))
     yield _section(f"status{target}", lambda: status(request, name, meter))
     yield _section("status --live", live)
-    yield _section("doctor", lambda: doctor(request._replace(python=None)))
+    yield _section("doctor", lambda: doctor(request))
     if matrix:
         span = "" if releases is None else f" --releases {releases}"
         yield _section(f"log --matrix{span}", lambda: all_releases(request, releases, meter))
