@@ -6,7 +6,6 @@ the repeats show.
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from overlay.errors import OverlayError, UsageError
 from overlay.proof.engine_launch import link_packages
 from overlay.report.benched import BenchReport, benched
 from overlay.results.invocation import command
+from overlay.untrusted import parse_json
 
 
 def bench(
@@ -93,7 +93,7 @@ def check_question(question: Question) -> None:
     else:
         refuse_unknown_models(question.model, question.draft, question.arguments)
     try:
-        options = json.loads(question.engine)
+        options = parse_json(question.engine)
     except ValueError as error:
         raise UsageError(f"--engine: expected an object in JSON, found no JSON: {error}") from error
     if not isinstance(options, dict):

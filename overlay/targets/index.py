@@ -159,14 +159,20 @@ def parse_page(
     """The files of a project on an index page; other links are passed over.
 
     :param kind: the page's content type; :param url: where it came from, for relative links.
-    :raises PackageIndexError: if it is JSON and not as PEP 691 says.
+    :raises PackageIndexError: if it cannot be read, or is JSON and not as PEP 691 says.
     """
     shown = without_secrets(url)
     if "json" in kind.lower():
         links = _json_links(content, url)
         return [file for link in links if (file := _candidate(*link, shown, project))]
     parser = _Links(url)
-    parser.feed(content.decode("utf-8", "replace"))
+    try:
+        parser.feed(content.decode("utf-8", "replace"))
+    except (AssertionError, ValueError, RecursionError) as error:  # the first one for "<![<!["
+        raise PackageIndexError(
+            f"{shown}: expected a page of links (PEP 503), it cannot be read: {error}. Check the "
+            "index URL in pip's configuration"
+        ) from error
     return [file for link in parser.links if (file := _candidate(*link, shown, project))]
 
 
@@ -247,7 +253,7 @@ class _Links(HTMLParser):
 
     def __init__(self, url: str) -> None:
         super().__init__()
-        self._base = url
+        self._base, self._has_base = url, False
         self.links: list[_Link] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -260,7 +266,8 @@ class _Links(HTMLParser):
         except ValueError:
             return  # "http://[::1" leads nowhere
         if tag == "base":
-            self._base = urljoin(self._base, href)
+            # The first counts, as in HTML: each of thousands would make the address longer.
+            self._base, self._has_base = (self._base if self._has_base else url), True
             return
         name, _, value = fragment.partition("=")
         digest = (name.lower(), value.lower()) if name.lower() in _HASHES and value else None

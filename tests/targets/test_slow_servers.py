@@ -20,6 +20,7 @@ from overlay.authoring import urls
 from overlay.errors import PackageIndexError
 from overlay.targets import fetch as fetching
 from overlay.targets import http
+from overlay.targets.index import parse_page
 from overlay.targets.pip_config import IndexConfig
 from overlay.targets.remote_wheel import RangeFile
 from overlay.targets.resolution import resolve
@@ -259,3 +260,34 @@ def test_the_timer_of_a_request_ends_with_it(tmp_path: Path, index: FakeIndex) -
     while threading.active_count() > before + 2 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not any(isinstance(thread, threading.Timer) for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize(
+    ("unit", "kind"),
+    [
+        *(
+            (unit, "text/html")
+            for unit in (b"<![", b"<!--", b"<a ", b'<a href="', b"<", b"</", b"&#")
+        ),
+        *((unit, "text/html") for unit in (b"<base href=x/>", b"<a href=http://[>", b"\xff\x00")),
+        *((unit, "application/json") for unit in (b"[", b'{"files":', b"9", b'"\\ud800', b"\xff")),
+    ],
+)
+def test_no_page_raises_another_error_or_takes_long(unit: bytes, kind: str) -> None:
+    """A million brackets, a base for each link, and what Python's own parsers give up on."""
+    began = time.process_time()
+    with suppress(PackageIndexError):
+        assert parse_page(unit * ((1 << 19) // len(unit)), kind, "http://h/") == []
+    assert time.process_time() - began < 5
+
+
+def test_a_file_with_a_version_of_thousands_of_digits_is_passed_over() -> None:
+    digits = b"9" * 5000
+    page = b"<a href=vllm-%s.tar.gz>x</a><a href=vllm-%s-py3-none-any.whl>x</a>" % (digits, digits)
+    assert parse_page(page, "text/html", "http://h/") == []
+
+
+def test_the_first_base_of_a_page_counts() -> None:
+    page = b"<base href=/a/><base href=/b/><a href=vllm-0.26.0.tar.gz>x</a>"
+    (file,) = parse_page(page, "text/html", "http://h/")
+    assert file.url == "http://h/a/vllm-0.26.0.tar.gz"
