@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 
-_URL = re.compile(
-    r"(?P<scheme>[A-Za-z][\w+.-]*://)(?P<rest>[^\s'\"<>]+?)(?P<end>[:.,;)\]]*(?=[\s'\"<>]|\Z))"
-)
+# Patterns are compiled where they are used: each process of vLLM imports this module.
+_URL = r"(?P<scheme>[A-Za-z][\w+.-]*://)(?P<rest>[^\s'\"<>]+?)(?P<end>[:.,;)\]]*(?=[\s'\"<>]|\Z))"
 
 #: A login in a URL that lacks its scheme, and the part of one that ``urllib3`` shows.
-_BARE = re.compile(r"(?<!\S)[\w.+-]+:[^\s/@]+@|(?<=url: )(?P<path>/[^\s?#]*)[?#]\S*")
+_BARE = r"(?<!\S)[\w.+-]+:[^\s/@]+@|(?<=url: )(?P<path>/[^\s?#]*)[?#]\S*"
 
 
 def without_secrets(text: str) -> str:
@@ -23,11 +21,17 @@ def without_secrets(text: str) -> str:
     >>> without_secrets("https://me:pw@host/x.diff?token=s3cret#also: no answer")
     'https://host/x.diff: no answer'
     """
-    text = _URL.sub(lambda url: url["scheme"] + _without_secrets(url["rest"]) + url["end"], text)
-    return _BARE.sub(lambda match: match["path"] or "", text)
+    import re
+
+    def plain(url: re.Match[str]) -> str:
+        return url["scheme"] + _without_secrets(url["rest"]) + url["end"]
+
+    return re.sub(_BARE, lambda match: match["path"] or "", re.sub(_URL, plain, text))
 
 
 def _without_secrets(rest: str) -> str:
+    import re
+
     host = re.split(r"[/?#]", rest, maxsplit=1)[0]
     # A password with a slash in it ends the host, so that what follows is no port.
     broken = not host.startswith("[") and re.search(r":(?!\d*\Z)", host) is not None
@@ -39,7 +43,7 @@ def _without_secrets(rest: str) -> str:
 #: The most characters of a line of a message, and the most lines.
 MAX_LINE, MAX_LINES = 1500, 200
 
-_LONG_WORD = re.compile(r"\S{200,}")
+_LONG_WORD = r"\S{200,}"
 
 
 def bounded(text: str, most: int = MAX_LINE) -> str:
@@ -65,7 +69,9 @@ def _fewer_lines(text: str) -> str:
 
 
 def _cut(line: str, most: int) -> str:
-    line = _LONG_WORD.sub(lambda word: f"{word[0][:120]}...{word[0][-60:]}", line)
+    import re
+
+    line = re.sub(_LONG_WORD, lambda word: f"{word[0][:120]}...{word[0][-60:]}", line)
     head, tail = most // 2, most // 2 - 5
     return line if len(line) <= most else f"{line[:head]} ... {line[-tail:]}"
 
