@@ -8,6 +8,73 @@ from __future__ import annotations
 import errno
 import os
 
+# Patterns are compiled where they are used: each process of vLLM imports this module.
+_URL = r"(?P<scheme>[A-Za-z][\w+.-]*://)(?P<rest>[^\s'\"<>]+?)(?P<end>[:.,;)\]]*(?=[\s'\"<>]|\Z))"
+
+#: A login in a URL that lacks its scheme, and the part of one that ``urllib3`` shows.
+_BARE = r"(?<!\S)[\w.+-]+:[^\s/@]+@|(?<=url: )(?P<path>/[^\s?#]*)[?#]\S*"
+
+
+def without_secrets(text: str) -> str:
+    """A URL, or a text with URLs in it, without logins, queries and fragments: they hold tokens.
+
+    >>> without_secrets("https://me:pw@host/x.diff?token=s3cret#also: no answer")
+    'https://host/x.diff: no answer'
+    """
+    import re
+
+    def plain(url: re.Match[str]) -> str:
+        return url["scheme"] + _without_secrets(url["rest"]) + url["end"]
+
+    return re.sub(_BARE, lambda match: match["path"] or "", re.sub(_URL, plain, text))
+
+
+def _without_secrets(rest: str) -> str:
+    import re
+
+    host = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    # A password with a slash in it ends the host, so that what follows is no port.
+    broken = not host.startswith("[") and re.search(r":(?!\d*\Z)", host) is not None
+    if "@" in (rest if broken else host):
+        rest = (rest if broken else host).rpartition("@")[2] + ("" if broken else rest[len(host) :])
+    return re.split(r"[?#]", rest, maxsplit=1)[0]
+
+
+#: The most characters of a line of a message, and the most lines.
+MAX_LINE, MAX_LINES = 1500, 200
+
+_LONG_WORD = r"\S{200,}"
+
+
+def bounded(text: str, most: int = MAX_LINE) -> str:
+    """A text of which each line is short enough to be read.
+
+    In a line that is not, long words such as names of files are cut first, then its middle: a
+    message ends with what to do next.
+
+    >>> bounded("expected a version, found 99999999999999999999, such as 0.26.0", 40)
+    'expected a version,  ...  such as 0.26.0'
+
+    :param most: characters of a line.
+    """
+    if len(text) <= most:
+        return text
+    return "\n".join(_cut(line, most) if len(line) > most else line for line in text.split("\n"))
+
+
+def _fewer_lines(text: str) -> str:
+    lines = text.split("\n")
+    left = len(lines) - MAX_LINES
+    return text if left <= 0 else "\n".join([*lines[:MAX_LINES], f"... and {left} lines more"])
+
+
+def _cut(line: str, most: int) -> str:
+    import re
+
+    line = re.sub(_LONG_WORD, lambda word: f"{word[0][:120]}...{word[0][-60:]}", line)
+    head, tail = most // 2, most // 2 - 5
+    return line if len(line) <= most else f"{line[:head]} ... {line[-tail:]}"
+
 
 class OverlayError(Exception):
     """Something in the usage or the environment stops the command.
@@ -16,6 +83,9 @@ class OverlayError(Exception):
     """
 
     exit_code = 2
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(_fewer_lines(bounded(message)))
 
 
 class UsageError(OverlayError):
@@ -31,9 +101,9 @@ class PatchFormatError(OverlayError):
     """
 
     def __init__(self, file: str, line: int | None, problem: str) -> None:
-        self.file, self.line, self.problem = file, line, problem
+        self.file, self.line, self.problem = file, line, bounded(problem)
         place = file if line is None else f"{file}:{line}"
-        super().__init__(f"{place}: {problem}")
+        super().__init__(f"{place}: {self.problem}")
 
 
 class PatchFormatErrors(OverlayError):

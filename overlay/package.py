@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from packaging.version import InvalidVersion, Version
 
-from overlay.errors import TargetError
+from overlay.errors import TargetError, bounded
 
 
 class Tree(Protocol):
@@ -47,6 +47,10 @@ _ASCEND_RELEASES = tuple(
     "0.20.2rc1 0.21.0rc1 0.22.1rc1 0.23.0rc1 0.23.0 0.23.0.post1 0.24.0rc1 0.25.1rc1 0.26.0rc1 "
     "0.27.1rc1 0.28.0rc1 0.29.0rc1 0.30.0rc1 0.30.0rc2".split()
 )
+
+
+#: Characters of a version; those of nightly builds have some fifty.
+_MAX_VERSION = 200
 
 
 class Package(NamedTuple):
@@ -190,10 +194,24 @@ def parse_release(text: str) -> Version:
 
     :raises ValueError: if it is not a version.
     """
+    version = parse_version(text)
+    if version is None:
+        raise ValueError(f"{bounded(text, 80)!r} is not a release number, such as 0.26.0")
+    return Version(version.public)
+
+
+def parse_version(text: str) -> Version | None:
+    """The version that a text is; ``None`` if it is none.
+
+    >>> parse_version("0.26.0+cpu"), parse_version("9" * 5000), parse_version("vllm")
+    (<Version('0.26.0+cpu')>, None, None)
+    """
+    if len(text) > _MAX_VERSION:  # Python refuses numbers of thousands of digits
+        return None
     try:
-        return Version(Version(text).public)
-    except InvalidVersion as error:
-        raise ValueError(f"{text!r} is not a release number, such as 0.26.0") from error
+        return Version(text)
+    except InvalidVersion:
+        return None
 
 
 def same_release(version: Version) -> Version:
@@ -230,7 +248,8 @@ class ReleaseRange(NamedTuple):
         :param package: whose releases they are; says whether an end may be a release candidate.
         :raises ValueError: if an end is open or missing, is not a release, or the ends are swapped.
         """
-        match = _RANGE.match(text)
+        match = _RANGE.match(text) if len(text) < 3 * _MAX_VERSION else None
+        text = bounded(text, 80)
         if match is None:
             raise ValueError(f"{text!r} is not a closed range of releases, such as 0.20.0..0.23.0")
         first, last = parse_release(match["first"]), parse_release(match["last"])

@@ -11,6 +11,14 @@ from typing import NamedTuple
 from overlay.errors import UsageError
 
 
+def in_home(folder: str | os.PathLike[str]) -> Path:
+    """A path without ``~`` or ``~user`` before it; that of a user who is not there is left alone.
+
+    ``Path.expanduser`` raises ``RuntimeError`` for such a user.
+    """
+    return Path(os.path.expanduser(folder))
+
+
 def kept_out(why: str) -> str:
     """The warning where vLLM's allow-list keeps the plugin out."""
     return (
@@ -123,7 +131,7 @@ def read(environment: Mapping[str, str] = os.environ) -> Switches:
         mode=mode,
         features=_features(environment),
         required=required,
-        patches=tuple(Path(folder).expanduser() for folder in folders.split(os.pathsep) if folder),
+        patches=tuple(in_home(folder) for folder in folders.split(os.pathsep) if folder),
         untested=untested,
         all={
             name: value for name, value in sorted(ours(environment).items()) if name not in _LOCAL

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from overlay.errors import OverlayError, TargetError, TransactionError
+from overlay.errors import OverlayError, TargetError, TransactionError, bounded
 
 #: The most bytes that a foreign file may have; the files of vLLM stay far below.
 MAX_BYTES = 16 * 1024 * 1024
@@ -302,13 +302,14 @@ def printable(text: str, *, lines: bool = False) -> str:
 
     Escaped are C0 and C1 control characters, DEL, characters that reorder text, and bytes that
     were not UTF-8 in a path (lone surrogates); other Unicode is left as it is.  A backslash is left
-    too: the result is for people, and is never read back.
+    too: the result is for people, and is never read back.  Lines too long to be read are cut.
 
     >>> printable("title\\x1b]0;x\\x07\\n")
     'title\\\\x1b]0;x\\\\x07\\\\n'
 
     :param lines: whether line feeds stay: for a text of several lines.
     """
+    text = bounded(text)
     if text.isprintable():
         return text
     return "".join(

@@ -13,7 +13,6 @@ for programs) and ``verdict`` (one sentence for people).  What cannot be answere
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from overlay.api.calls import (
@@ -203,12 +202,13 @@ def revert(
     """
     from overlay.commands.keep_edits import Keep
     from overlay.commands.revert import revert as command
+    from overlay.settings import in_home
 
     keep = None
     if keep_as is not None:
         if not patches:
             raise UsageError("keep_as: expected a folder of patches to write to, found none")
-        keep = Keep(keep_as, Path(patches[-1]).expanduser())
+        keep = Keep(keep_as, in_home(patches[-1]))
     return accepted(command(request(python, only, patches), as_name(target), keep))
 
 

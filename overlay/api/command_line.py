@@ -111,11 +111,14 @@ def live(require: Sequence[str] = (), patches: Sequence[Place] = ()) -> Processe
     return command(request(None, (), patches, require=require))
 
 
-def doctor(patches: Sequence[Place] = ()) -> DoctorReport:
+@on_a_target
+def doctor(
+    target: Place | None = None, *, python: Place | None = None, patches: Sequence[Place] = ()
+) -> DoctorReport:
     """What ``overlay doctor`` shows."""
     from overlay.commands.doctor import doctor as command
 
-    return command(request(None, (), patches))
+    return command(request(python, (), patches), as_name(target))
 
 
 @on_a_target
@@ -391,6 +394,6 @@ def described(error: OSError) -> str:
 
 
 def _folder(place: Place) -> Path:
-    from pathlib import Path
+    from overlay.settings import in_home
 
-    return Path(place).expanduser()
+    return in_home(place)

@@ -11,6 +11,7 @@ from overlay.authoring.git import Checkout
 from overlay.authoring.incoming import MAX_BYTES, Commit, read_changes
 from overlay.authoring.urls import fetch, is_url, page_of
 from overlay.errors import UsageError
+from overlay.settings import in_home
 from overlay.untrusted import read_regular
 
 
@@ -91,7 +92,7 @@ def _range(text: str) -> tuple[Path, str, str] | None:
     """Folder, ``A`` and ``B`` of ``CHECKOUT@A..B``; ``None`` where it has another form."""
     at = text.find("@")
     while at > 0:
-        folder, revisions = Path(text[:at]).expanduser(), text[at + 1 :]
+        folder, revisions = in_home(text[:at]), text[at + 1 :]
         if ".." in revisions and folder.is_dir():
             first, _, last = revisions.partition("..")
             if not first or last.startswith("."):

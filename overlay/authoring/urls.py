@@ -6,12 +6,11 @@ GitHub serves each of these as mails (``.patch``) and as a plain diff (``.diff``
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from urllib.parse import SplitResult, urlsplit, urlunsplit
+from urllib.parse import urlsplit, urlunsplit
 
-from overlay.errors import PackageIndexError, UsageError
+from overlay.errors import PackageIndexError, UsageError, without_secrets
 
 if TYPE_CHECKING:
     import requests
@@ -33,7 +32,7 @@ class FetchError(PackageIndexError):
 class Page:
     """The addresses at which a change is served.
 
-    :ivar shown: the page that people read, without a password.
+    :ivar shown: the page that people read, without a secret.
     :ivar mails: the URL of its mails; ``None`` where only a diff was named.
     :ivar diff: the URL of its plain diff; ``None`` where only mails were named.
     """
@@ -58,12 +57,16 @@ def page_of(url: str) -> Page:
         parts = urlsplit(url)
         host = parts.hostname
     except ValueError as error:
-        raise UsageError(f"{url}: expected the URL of a pull request or commit: {error}") from error
+        raise UsageError(
+            f"{without_secrets(url)}: expected the URL of a pull request or commit"
+        ) from error
     if parts.scheme.lower() not in ("http", "https") or not host:
-        raise UsageError(f"{url}: expected an http or https URL of a pull request or commit")
+        raise UsageError(
+            f"{without_secrets(url)}: expected an http or https URL of a pull request or commit"
+        )
     path = parts.path
     if match := re.match(r"^(?P<page>.+)\.(?P<form>patch|diff)$", path):
-        shown = _without_password(parts._replace(path=match["page"], query="", fragment=""))
+        shown = without_secrets(urlunsplit(parts._replace(path=match["page"], query="")))
         pull = _PULL.match(match["page"]) is not None
         return (
             Page(shown, url, None, pull)
@@ -76,11 +79,11 @@ def page_of(url: str) -> Page:
         page = match.groupdict().get("page") or path
     else:
         raise UsageError(
-            f"{_without_password(parts)}: expected the URL of a pull request (.../pull/49391), of "
+            f"{without_secrets(url)}: expected the URL of a pull request (.../pull/49391), of "
             "a commit (.../commit/4f3ab2c), or one that ends in .patch or .diff"
         )
     plain = parts._replace(query="", fragment="")
-    shown = _without_password(plain._replace(path=page))
+    shown = without_secrets(urlunsplit(plain._replace(path=page)))
     mails, diff = (urlunsplit(plain._replace(path=f"{page}.{form}")) for form in ("patch", "diff"))
     return Page(shown, mails, diff, _PULL.match(page) is not None)
 
@@ -89,47 +92,57 @@ def fetch(url: str, limit: int) -> bytes:
     """The bytes that a URL serves.
 
     :raises FetchError: if there is no network, no such page, an answer of more than ``limit``
-        bytes or ``SECONDS`` seconds, or one that is a web page.
+        bytes or ``SECONDS`` seconds, headers and redirects included, or one that is a web page.
     """
-    import requests
     from urllib3.exceptions import HTTPError
 
-    shown = _without_password(urlsplit(url))
-    began = time.monotonic()
+    from overlay.targets.http import Adapter
+    from overlay.targets.limits import Carrier, Clock
+
+    shown, clock = without_secrets(url), Clock(SECONDS)
+    parts: list[bytes] = []
     try:
-        with requests.get(
-            url,
-            headers={"Accept-Encoding": "identity", "User-Agent": "vllm-overlay"},
-            timeout=SILENCE,
-            stream=True,
-        ) as answer:
-            _require_diff(answer, shown)
-            parts: list[bytes] = []
-            size = 0
-            while chunk := answer.raw.read1(_TEXT_BYTES, decode_content=False):
-                parts.append(chunk)
-                size += len(chunk)
-                if size > limit:
-                    raise FetchError(
-                        f"{shown}: expected a diff of at most {limit} bytes, the server sends more"
-                    )
-                if time.monotonic() - began > SECONDS:
-                    raise FetchError(
-                        f"{shown}: expected the whole diff within {SECONDS:g} seconds, found "
-                        f"{size} bytes; save it to a file and import that"
-                    )
-            promised = answer.headers.get("Content-Length", "")
-            if promised.isdecimal() and int(promised) != size:
-                raise FetchError(
-                    f"{shown}: expected {promised} bytes, the connection ended after {size}; try "
-                    "again"
-                )
-            return b"".join(parts)
-    except (requests.RequestException, HTTPError, OSError, ValueError) as error:
+        with clock.running(SECONDS), Carrier() as carrier:
+            for scheme in ("https://", "http://"):
+                carrier.mount(scheme, Adapter(None, clock))
+            headers = {"Accept-Encoding": "identity", "User-Agent": "vllm-overlay"}
+            with carrier.get(url, headers=headers, timeout=SILENCE, stream=True) as answer:
+                _require_diff(answer, shown)
+                _read_into(parts, answer, limit, shown)
+    except (FetchError, ValueError, OSError, HTTPError) as error:  # those of requests are OSErrors
+        if isinstance(error, FetchError) and not clock.over:
+            raise
+        if not clock.over:
+            raise FetchError(
+                f"{shown}: cannot be fetched: {without_secrets(_why(error))}; where there is no "
+                "network, save the diff to a file elsewhere and import that"
+            ) from error
+    if clock.over:  # also an answer without a length, which ends where it was cut off
         raise FetchError(
-            f"{shown}: cannot be fetched: {_why(error)}; where there is no network, save the diff "
-            "to a file elsewhere and import that"
-        ) from error
+            f"{shown}: expected the whole diff within {SECONDS:g} seconds, found "
+            f"{sum(map(len, parts))} bytes; save it to a file and import that"
+        )
+    return b"".join(parts)
+
+
+def _read_into(parts: list[bytes], answer: requests.Response, limit: int, shown: str) -> None:
+    """Read all of an answer.
+
+    :raises FetchError: if it has more than ``limit`` bytes, or not as many as it promises.
+    """
+    size = 0
+    while chunk := answer.raw.read1(_TEXT_BYTES, decode_content=False):
+        parts.append(chunk)
+        size += len(chunk)
+        if size > limit:
+            raise FetchError(
+                f"{shown}: expected a diff of at most {limit} bytes, the server sends more"
+            )
+    promised = answer.headers.get("Content-Length", "")
+    if promised.isdecimal() and int(promised) != size:
+        raise FetchError(
+            f"{shown}: expected {promised} bytes, the connection ended after {size}; try again"
+        )
 
 
 def _require_diff(answer: requests.Response, shown: str) -> None:
@@ -159,7 +172,3 @@ def _why(error: BaseException) -> str:
         error = cause
         text = error.strerror or str(error)
     return re.sub(r"<[^>]*>:?\s*", "", text) or type(error).__name__
-
-
-def _without_password(parts: SplitResult) -> str:
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

@@ -15,21 +15,33 @@ from overlay.cli.options import (
     target_argument,
 )
 
+#: Names of standard output.
+_STANDARD_OUTPUT = frozenset({"-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"})
+
 
 @cli.command()
+@target_argument
 @common_options
 @click.pass_context
-def doctor(context: click.Context, as_json: bool, verbose: bool) -> Answer:
+def doctor(
+    context: click.Context, target: str | None, python: str | None, as_json: bool, verbose: bool
+) -> Answer:
     """Show everything that a bug report needs, and what needs you.
+
+    Of this Python's environment; where overlay lives elsewhere (uv tool, pipx), of the virtual
+    environment or the interpreter that TARGET or --python names.
 
     \b
     Example:
       overlay doctor
+      overlay doctor --python .venv/bin/python
       overlay doctor --json > report.json
     """
     from overlay.api import command_line
 
-    return Answer(command_line.doctor(patches=patches_of(context)), as_json, verbose)
+    refuse_both(target, python)
+    answer = command_line.doctor(target, python=python, patches=patches_of(context))
+    return Answer(answer, as_json, verbose)
 
 
 @cli.command(epilog=TARGET_HELP)
@@ -76,6 +88,8 @@ def report(
     refuse_both(target, python)
     if no_matrix and releases is not None:
         raise click.UsageError("--releases speaks of the matrix: omit it, or --no-matrix.")
+    if output in _STANDARD_OUTPUT:
+        output = "-"
     if output == "-" and as_json:
         raise click.UsageError("-o - and --json both mean standard output: give one of them.")
     with command_line.meter() as progress:

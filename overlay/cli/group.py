@@ -95,11 +95,15 @@ class _Commands(click.Group):
             formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
 
 
+#: What others call a command whose name looks like that of its opposite.
+_OPPOSITES = {name: ["revert"] for name in ("unapply", "unpatch", "undo", "uninstall", "remove")}
+
+
 def unknown(command: str) -> str:
     """The error of a command that does not exist, with the name that was probably meant."""
     from difflib import get_close_matches
 
-    close = get_close_matches(command, COMMANDS)
+    close = _OPPOSITES.get(command) or get_close_matches(command, COMMANDS)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"No such command {command!r}.{hint}"
 

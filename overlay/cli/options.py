@@ -56,7 +56,7 @@ def complete_features(
     from overlay import api
 
     try:
-        known = api.features(patches=patches_of(context))
+        known = api.features(patches=patches_of(context, quiet=True))
     except (api.OverlayError, OSError):
         return []  # a shell has no place for the error; the command itself tells it
     return [
@@ -155,9 +155,10 @@ def _add_patches(
     return value
 
 
-def patches_of(context: click.Context) -> tuple[str | Path, ...]:
+def patches_of(context: click.Context, *, quiet: bool = False) -> tuple[str | Path, ...]:
     """The patches folders of a command: the environment's, the project's, those of the options.
 
+    :param quiet: whether to say nothing of a stranger's file that is passed over.
     :raises OverlayError: if the project's file is malformed.
     """
     from overlay.api import command_line
@@ -165,7 +166,11 @@ def patches_of(context: click.Context) -> tuple[str | Path, ...]:
     inherited = os.environ.get("OVERLAY_PATCHES", "").split(os.pathsep)
     named = context.find_root().meta.get("patches", [])
     command_line.named_patches(named)
-    return (*(folder for folder in inherited if folder), *command_line.project().patches, *named)
+    project = command_line.project()
+    for file in () if quiet else project.ignored:
+        text = f"warning: {file} is not your own and was passed over: it names no patches of yours"
+        click.echo(command_line.printable(text), err=True)
+    return (*(folder for folder in inherited if folder), *project.patches, *named)
 
 
 def folder_to_write(folders: Sequence[str | Path]) -> str | Path:

@@ -112,9 +112,7 @@ def _named(words: tuple[str, ...], *, everything: bool) -> tuple[tuple[str, ...]
     :raises click.UsageError: if they name none.
     """
     if not words or (everything and len(words) > 1) or (not everything and len(words) < 2):
-        raise click.UsageError(
-            "expected ID... RELEASE, or --all RELEASE; `overlay port --help` has examples."
-        )
+        raise click.UsageError("expected ID... RELEASE, or --all RELEASE.")
     return words[:-1], words[-1]
 
 

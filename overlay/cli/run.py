@@ -105,7 +105,8 @@ def _command(arguments: list[str]) -> str:
 
 def _usage(error: click.ClickException, command: str) -> str:
     name = command if command == "overlay" else f"overlay {command}"
-    return f"{error.format_message()}\n`{name} --help` shows what is possible, with examples"
+    said = error.format_message().replace("\n\t", " ")  # click lists choices with tabs
+    return f"{said}\n`{name} --help` shows what is possible, with examples"
 
 
 def _deliver(answer: Answer | str) -> int:

@@ -6,7 +6,6 @@ the repeats show.
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from overlay.commands.bench_budget import Budget, Schedule
 from overlay.commands.bench_engines import Measured, Stage
 from overlay.commands.bench_question import Question
 from overlay.commands.bench_sharing import free_memory, sharing
+from overlay.commands.output import write_output
 from overlay.commands.request import Request
 from overlay.commands.stock_copy import make_stock_copy
 from overlay.commands.verify import interpreter, refuse_unknown_models
@@ -23,6 +23,7 @@ from overlay.errors import OverlayError, UsageError
 from overlay.proof.engine_launch import link_packages
 from overlay.report.benched import BenchReport, benched
 from overlay.results.invocation import command
+from overlay.untrusted import parse_json
 
 
 def bench(
@@ -92,7 +93,7 @@ def check_question(question: Question) -> None:
     else:
         refuse_unknown_models(question.model, question.draft, question.arguments)
     try:
-        options = json.loads(question.engine)
+        options = parse_json(question.engine)
     except ValueError as error:
         raise UsageError(f"--engine: expected an object in JSON, found no JSON: {error}") from error
     if not isinstance(options, dict):
@@ -127,21 +128,6 @@ def _write_pages(question: Question, report: BenchReport) -> None:
     from overlay.report import bench_page
 
     if question.page is not None:
-        _write("--html", question.page, bench_page.page(report))
+        write_output("--html", question.page, bench_page.page(report).encode())
     if question.plot is not None:
-        _write("--svg", question.plot, bench_page.plot_file(report))
-
-
-def _write(option: str, place: Path, text: str) -> None:
-    """Write a file whole or not at all.
-
-    :raises OverlayError: if it cannot be written.
-    """
-    from overlay.authoring.disk import write_over
-
-    try:
-        write_over(place, text.encode())
-    except OSError as error:
-        raise OverlayError(
-            f"{option} {place}: it could not be written: {error.strerror}; name another file"
-        ) from error
+        write_output("--svg", question.plot, bench_page.plot_file(report).encode())

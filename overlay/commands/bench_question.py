@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from overlay.commands.bench_budget import AGAINST, ENGINES, Part, Schedule
 from overlay.proof.shapes import DRAFTERS
 from overlay.report.benched import OVERLAY
-from overlay.untrusted import read_regular
+from overlay.untrusted import parse_json, read_regular
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ def method_of(draft: Path) -> str | None:
     An id on the hub is silent here, too: vLLM itself knows most of these.
     """
     try:
-        config = json.loads(read_regular(draft / "config.json") or b"null")
+        config = parse_json(read_regular(draft / "config.json") or b"null")
         name = str(config["architectures"][0]).lower()
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return None

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from pathlib import Path
 
 from overlay.cache import PrivateFolder, cache_folder, remove, size_of
+from overlay.errors import OverlayError
 from overlay.report.cached import CacheAction, CachePart, CacheReport, cached
-from overlay.untrusted import require_private
+from overlay.untrusted import kind, require_private
 
 #: Folder of the cache -> what it holds, and the names of its entries.
-_PARTS = {
+PARTS = {
     "releases": ("releases that were fetched", re.compile(r"[A-Za-z_]\w*-[^/]*\.zip(\.lock)?")),
     "modules": ("modules patched in memory", re.compile(r"[0-9a-f]{16,64}(\.\w+)?")),
     "syntax": ("scopes of texts", re.compile(r"\d+-[^/]+-(cpython|pypy)[^/]*")),
@@ -26,28 +28,50 @@ _PARTS = {
 def cache(action: CacheAction) -> CacheReport:
     """Describe the cache, or empty it.
 
+    :raises OverlayError: if something other than a folder is in the place of it or of a part.
     :raises NotPrivate: if somebody else could have written a part that is to be emptied.
     :raises OSError: if a part cannot be read or removed.
     """
     folder = cache_folder()
-    parts = tuple(_part(folder, name) for name in _PARTS)
+    if action is not CacheAction.DIR:
+        _require_folders(folder)
+    parts = tuple(_part(folder, name) for name in PARTS)
     clean = action is CacheAction.CLEAN
     if clean:
-        for name in _PARTS:
+        for name in PARTS:
             _empty(folder / name, name)
     verdict = cached(folder, parts, cleaned=clean)
     return CacheReport(verdict, folder, parts, path_only=action is CacheAction.DIR)
 
 
+def _require_folders(folder: Path) -> None:
+    """Refuse a cache that cannot be one, such as /dev/null: it would be called empty, or clean.
+
+    A link in the place of a part is left alone, and is not followed.
+    """
+    for place in (folder, *(folder / name for name in PARTS)):
+        try:
+            mode = os.stat(place).st_mode if place == folder else os.lstat(place).st_mode
+        except FileNotFoundError:
+            continue  # nothing was kept yet
+        except NotADirectoryError:
+            mode = stat.S_IFREG
+        if not (stat.S_ISDIR(mode) or (stat.S_ISLNK(mode) and place != folder)):
+            raise OverlayError(
+                f"{place}: expected a folder of the cache, found {kind(mode)}; set OVERLAY_CACHE "
+                "to a folder of your own"
+            )
+
+
 def _part(folder: Path, name: str) -> CachePart:
-    contents, _ = _PARTS[name]
+    contents, _ = PARTS[name]
     entries = _entries(folder / name, name)
     return CachePart(name, contents, len(entries), sum(map(size_of, entries)))
 
 
 def _entries(folder: Path, name: str) -> list[Path]:
     """The entries of a part that the overlay made, by their names."""
-    pattern = _PARTS[name][1]
+    pattern = PARTS[name][1]
     if folder.is_symlink() or not folder.is_dir():
         return []
     return [folder / entry for entry in PrivateFolder(folder).entries() if pattern.fullmatch(entry)]

@@ -9,16 +9,17 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import overlay
 from overlay import settings as switches
+from overlay.commands.cache import PARTS
 from overlay.commands.project import find_project
 from overlay.commands.variables import cache_problem
-from overlay.errors import OverlayError
+from overlay.errors import OverlayError, UsageError
 from overlay.processes import records
 from overlay.report.diagnosis import (
     CacheFacts,
@@ -33,6 +34,7 @@ from overlay.settings import kept_out
 from overlay.untrusted import read_regular
 
 if TYPE_CHECKING:
+    from overlay.targets.environments import Environment
     from overlay.targets.target import Target
 
 
@@ -62,12 +64,12 @@ def this_overlay(patches: tuple[str, ...]) -> OverlayFacts:
     )
 
 
-def vllm(target: Target) -> VllmFacts:
-    """The vLLM that this Python would import, and how it was found."""
+def vllm(target: Target, elsewhere: Environment | None = None) -> VllmFacts:
+    """The vLLM that this Python would import, or that of another environment; how it was found."""
     return VllmFacts(
         version=target.vllm,
         root=str(target.root),
-        found=_how(target),
+        found=_how(target) if elsewhere is None else f"in the environment {elsewhere.prefix}",
         record=None if target.record_file is None else str(target.record_file),
     )
 
@@ -80,11 +82,11 @@ def _how(target: Target) -> str:
     return "by an editable installation"
 
 
-def torch() -> TorchFacts:
+def torch(elsewhere: Environment | None = None) -> TorchFacts:
     """torch's version and what it was built for, from its files."""
-    try:
-        distribution = metadata.distribution("torch")
-    except metadata.PackageNotFoundError:
+    path = sys.path if elsewhere is None else list(elsewhere.path)
+    distribution = next(iter(metadata.distributions(name="torch", path=path)), None)
+    if distribution is None:
         return TorchFacts(None, None)
     try:
         data = read_regular(Path(str(distribution.locate_file("torch/version.py"))), 1 << 20)
@@ -140,12 +142,14 @@ def _text(file: Path) -> str:
         return ""
 
 
-def plugins(environment: Mapping[str, str] = os.environ) -> tuple[PluginFacts, ...]:
-    """Every plugin of vLLM that this Python sees, and why it runs or not."""
+def plugins(
+    environment: Mapping[str, str] = os.environ, elsewhere: Environment | None = None
+) -> tuple[PluginFacts, ...]:
+    """Every plugin of vLLM that this Python, or another environment, sees; why it runs or not."""
     allowed = environment.get("VLLM_PLUGINS")
     seen = []
     for group in (GROUP, *_OTHERS):
-        for entry in metadata.entry_points(group=group):
+        for entry in _entry_points(group, elsewhere):
             runs = allowed is None or entry.name in allowed.split(",")
             why = "VLLM_PLUGINS is not set, so all run"
             if allowed is not None:
@@ -165,6 +169,13 @@ def plugins(environment: Mapping[str, str] = os.environ) -> tuple[PluginFacts, .
                 )
             )
     return tuple(seen)
+
+
+def _entry_points(group: str, elsewhere: Environment | None) -> Iterable[metadata.EntryPoint]:
+    if elsewhere is None:
+        return metadata.entry_points(group=group)
+    installed = metadata.distributions(path=list(elsewhere.path))
+    return [entry for each in installed for entry in each.entry_points if entry.group == group]
 
 
 def plugin_problems(seen: Sequence[PluginFacts]) -> Iterator[str]:
@@ -206,7 +217,9 @@ def cache() -> CacheFacts:
         pass  # nothing was patched in memory yet
     except OSError as error:
         problem = str(error)
-    return CacheFacts(str(folder), len(entries), size, cache_problem(folder) or problem, _records())
+    wrong = (cache_problem(folder.with_name(name), allow_group=name != "modules") for name in PARTS)
+    problem = next(filter(None, wrong), problem)
+    return CacheFacts(str(folder), len(entries), size, problem, _records())
 
 
 def _records() -> str:
@@ -214,22 +227,52 @@ def _records() -> str:
     return "no folder yet; the first process of vLLM makes one" if folder is None else str(folder)
 
 
-def model_runner(target: Target | None, environment: Mapping[str, str] = os.environ) -> str:
+def model_runner(
+    target: Target | None,
+    environment: Mapping[str, str] = os.environ,
+    elsewhere: Environment | None = None,
+) -> str:
     """Which model runner the installed release chooses; see ``overlay.commands.model_runners``."""
     from importlib.util import find_spec
 
     from overlay.commands.model_runners import advice
 
     # A search on the path; nothing of vllm-ascend is imported.
-    ascend = find_spec("vllm_ascend") is not None
+    if elsewhere is None:
+        ascend = find_spec("vllm_ascend") is not None
+    else:
+        ascend = any(Path(place, "vllm_ascend").is_dir() for place in elsewhere.path)
     return advice(target.release if target else None, environment, ascend=ascend)
 
 
-def installed() -> tuple[Target | None, str | None]:
-    """The vLLM of this Python, or why there is none."""
+def installed(elsewhere: Environment | None = None) -> tuple[Target | None, str | None]:
+    """The vLLM of this Python or of another environment, or why there is none."""
+    from overlay.targets.environments import resolve_environment
     from overlay.targets.installed import resolve_installed
 
     try:
+        if elsewhere is not None:
+            return resolve_environment(Path(elsewhere.name), elsewhere.name), None
         return resolve_installed(), None
     except OverlayError as error:
         return None, str(error)
+
+
+def environment_of(name: str | None, python: str | None) -> Environment | None:
+    """The other environment that a command names; ``None`` for this Python's.
+
+    :raises OverlayError: if what is named is no environment: a folder or a release has no plugins.
+    """
+    if name is None and python is None:
+        return None
+    from overlay.targets.environments import environment_at, is_environment, named_interpreter
+
+    if name is not None and not is_environment(Path(os.path.expanduser(name))):
+        raise UsageError(
+            f"{name}: expected a virtual environment or the interpreter of one, since doctor tells "
+            f"of plugins and packages too; `overlay status` and `overlay check` tell of other "
+            "targets"
+        )
+    place = named_interpreter(python) if name is None and python is not None else Path(name or "")
+    place = Path(os.path.abspath(os.path.expanduser(place)))
+    return environment_at(place, str(place))

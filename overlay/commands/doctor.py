@@ -15,31 +15,41 @@ if TYPE_CHECKING:
     from overlay.targets.target import Target
 
 
-def doctor(request: Request) -> DoctorReport:
-    """Collect what there is to know; what cannot be told becomes a problem, never an error."""
+def doctor(request: Request, name: str | None = None) -> DoctorReport:
+    """Collect what there is to know; what cannot be told becomes a problem, never an error.
+
+    :param name: another environment, which ``request.python`` can name as well.
+    :raises OverlayError: if that is none.
+    """
     from overlay.commands import diagnosis
     from overlay.commands.variables import variables
 
-    target, missing = diagnosis.installed()
-    plugins = diagnosis.plugins()
+    elsewhere = diagnosis.environment_of(name, request.python)
+    target, missing = diagnosis.installed(elsewhere)
+    plugins = diagnosis.plugins(elsewhere=elsewhere)
     environment, cache = variables(request.folders, target), diagnosis.cache()
     problems: list[str] = [missing] if missing is not None else []
     problems += diagnosis.plugin_problems(plugins)
     problems += environment.problems
     problems += [cache.problem] if cache.problem else []
     notes = list(environment.notes)
-    installed = _installed(request, target, problems)
+    if elsewhere is not None:
+        notes.append(
+            f"{elsewhere.prefix} was read from its files and nothing of it was run; python is the "
+            "interpreter of this overlay, and the variables are those of this process"
+        )
+    installed = _installed(request, target, elsewhere and elsewhere.name, problems)
     processes = _processes(target, problems, notes)
     page = Page(
         overlay=diagnosis.this_overlay(request.patches),
         python=diagnosis.interpreter(),
-        vllm=None if target is None else diagnosis.vllm(target),
-        torch=diagnosis.torch(),
+        vllm=None if target is None else diagnosis.vllm(target, elsewhere),
+        torch=diagnosis.torch(elsewhere),
         devices=diagnosis.devices(),
         plugins=plugins,
         environment=environment.facts,
         cache=cache,
-        model_runner=diagnosis.model_runner(target),
+        model_runner=diagnosis.model_runner(target, elsewhere=elsewhere),
         notes=tuple(notes),
     )
     first, others = (installed[0], installed[1:]) if installed else (None, ())
@@ -48,10 +58,11 @@ def doctor(request: Request) -> DoctorReport:
 
 
 def _installed(
-    request: Request, target: Target | None, problems: list[str]
+    request: Request, target: Target | None, elsewhere: str | None, problems: list[str]
 ) -> tuple[TargetReport, ...]:
     """The state of vLLM and of each other package that is there and has features.
 
+    :param elsewhere: another environment.
     :param problems: takes what needs the user.
     """
     if target is None:
@@ -67,7 +78,7 @@ def _installed(
         answers.append(of_files(target, features))
         further = [package for package in packages_of(features) if package != VLLM]
         if further:
-            answers += [of_files(each, features) for each in resolve_each(None, further)]
+            answers += [of_files(each, features) for each in resolve_each(elsewhere, further)]
     except ABSENT:
         pass  # features for a package that is not installed have nothing to do
     except OverlayError as error:

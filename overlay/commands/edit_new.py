@@ -35,6 +35,7 @@ from overlay.planning.scope_cache import Memo
 from overlay.report.authored import AuthoredFile, EditAction, EditReport, edited
 from overlay.results import Fate
 from overlay.results.invocation import command
+from overlay.settings import in_home
 
 if TYPE_CHECKING:
     from overlay.authoring.building import Prepared
@@ -68,7 +69,7 @@ def begin_new(
         something other than the session lies in that folder.
     :raises OverlayError: if the features or the release cannot be read.
     """
-    patches = Path(request.patches[-1]).expanduser()
+    patches = in_home(request.patches[-1])
     require_free(patches, id_, update=False, instead=f"{command('edit', id_)}, which edits that")
     package = _package(files)
     expect_paths(files, package)
@@ -101,7 +102,7 @@ def _package(files: Sequence[str]) -> Package:
 
 def _at_hand(request: Request, place: Path) -> tuple[Feature, ...]:
     """Every feature; the folder that is written to may not be there yet, by whatever path named."""
-    folders = [Path(each).expanduser() for each in request.patches]
+    folders = [in_home(each) for each in request.patches]
     there = [os.path.lexists(each) or not _same(each, place) for each in folders]
     kept = tuple(each for each, is_there in zip(request.patches, there, strict=True) if is_there)
     return request._replace(patches=kept).load()

@@ -24,6 +24,7 @@ from overlay.report.ported import (
 )
 from overlay.results import Outcome
 from overlay.results.invocation import absolute, command
+from overlay.settings import in_home
 from overlay.untrusted import read_regular
 
 if TYPE_CHECKING:
@@ -290,7 +291,7 @@ def folder_of(feature: Feature) -> Path:
     from overlay.features.sources import shipped_folder
 
     if not feature.shipped:
-        return Path(feature.origin).expanduser() / feature.id
+        return in_home(feature.origin) / feature.id
     if not _in_checkout():
         raise UsageError(
             f"{feature.id} comes with the installed vllm-overlay: upgrade that, or port it in a "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import overlay
+from overlay.commands.output import write_output
 from overlay.commands.request import Request
 from overlay.errors import OverlayError, UsageError
 from overlay.report.base import Report, failure
@@ -52,7 +54,7 @@ def report(
         return replace(answer, page=content)
     place = Path(output).absolute()
     _refuse_in_target(place, sections)
-    _write(place, content)
+    write_output("-o", place, content)
     return replace(answer, place=str(place))
 
 
@@ -69,7 +71,7 @@ def _sections(
     yield _section(f"check{target}", lambda: check(request, names, None, meter))
     yield _section(f"status{target}", lambda: status(request, name, meter))
     yield _section("status --live", live)
-    yield _section("doctor", lambda: doctor(request._replace(python=None)))
+    yield _section("doctor", lambda: doctor(request))
     if matrix:
         span = "" if releases is None else f" --releases {releases}"
         yield _section(f"log --matrix{span}", lambda: all_releases(request, releases, meter))
@@ -89,7 +91,7 @@ def _refuse_in_target(place: Path, sections: tuple[Section, ...]) -> None:
 
     :raises UsageError: if it is.
     """
-    folder = place.parent.resolve()
+    folder = Path(os.path.realpath(place)).parent
     roots = {
         target.root.resolve()
         for section in sections
@@ -102,19 +104,3 @@ def _refuse_in_target(place: Path, sections: tuple[Section, ...]) -> None:
                 f"-o {place}: expected a file outside of the target, found it below {root}; name "
                 "one elsewhere"
             )
-
-
-def _write(place: Path, content: bytes) -> None:
-    """Write a file whole or not at all.
-
-    :raises OverlayError: if it cannot be written.
-    """
-    from overlay.authoring.disk import write_over
-
-    try:
-        write_over(place, content)
-    except OSError as error:
-        raise OverlayError(
-            f"-o {place}: the page could not be written: {error.strerror}; name another file with "
-            "-o, or `-o -` for standard output"
-        ) from error

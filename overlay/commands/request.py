@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from overlay.errors import LedgerError, OverlayError, TargetError, TransactionError, UsageError
 from overlay.results import FeatureResult, Reason, State
 from overlay.results.invocation import NOTHING_NAMED, Invocation, absolute, command
+from overlay.settings import in_home
 
 if TYPE_CHECKING:
     from overlay.features.model import Feature
@@ -146,7 +147,7 @@ class Request(NamedTuple):
         """
         from overlay.features.sources import shipped_folder
 
-        return (shipped_folder(), *(Path(folder).expanduser() for folder in self.patches))
+        return (shipped_folder(), *(in_home(folder) for folder in self.patches))
 
     def load(self) -> tuple[Feature, ...]:
         """Every feature, whether it is meant or not.
@@ -188,7 +189,8 @@ class Request(NamedTuple):
             if unknown := [name for name in dict.fromkeys(ids) if name not in known]:
                 raise UsageError(
                     f"{option} {', '.join(unknown)}: expected one of {', '.join(known) or 'none'}; "
-                    "name the folder of a further feature with --patches DIR"
+                    f"{_meant(unknown, known)}name the folder of a further feature with --patches "
+                    "DIR"
                 )
         if both := sorted({*self.features} & {*self.without}):
             raise UsageError(
@@ -314,3 +316,11 @@ def read_only(name: str, verb: str) -> UsageError:
         f"release, which {verb} cannot write to; {command('check')} says whether the "
         f"patches fit there, {command('diff')} prints the change"
     )
+
+
+def _meant(unknown: Sequence[str], known: Sequence[str]) -> str:
+    """Which ids were probably meant, as a part of a sentence; empty where none is near."""
+    from difflib import get_close_matches
+
+    close = [match for name in unknown for match in get_close_matches(name[:100], known, n=1)]
+    return f"did you mean {' and '.join(dict.fromkeys(close))}? Or " if close else ""

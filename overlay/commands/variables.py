@@ -124,21 +124,34 @@ def _unknown_ids(name: str, ids: Iterable[str], known: set[str]) -> Iterator[str
         )
 
 
-def cache_problem(folder: Path) -> str | None:
-    """Why a process of vLLM could not keep patched modules in ``folder``, ``None`` if it could.
+def cache_problem(folder: Path, *, allow_group: bool = False) -> str | None:
+    """Why nothing could be kept in a ``folder`` of the cache, ``None`` if it could.
 
     Nothing is written to find out.
+
+    :param allow_group: as for ``overlay.untrusted.problem_of_owner``.
     """
     place = folder
     while not os.path.lexists(place) and place != place.parent:
         place = place.parent
     remedy = "set OVERLAY_CACHE to a folder of your own"
+    why = None
     if not place.is_dir():
-        return f"the cache {folder} cannot be used: {place} is not a folder; {remedy}"
-    if not os.access(place, os.W_OK | os.X_OK):
-        return f"the cache {folder} cannot be used: {place} cannot be written; {remedy}"
+        why = f"{place} is not a folder"
+    elif not os.access(place, os.W_OK | os.X_OK):
+        why = f"{place} cannot be written"
+    elif os.stat(place).st_dev in _of_the_kernel():
+        why = f"{place} shows what the kernel knows, and keeps no files"  # though root may write
+    elif (room := os.statvfs(place)).f_blocks and not room.f_bavail:
+        why = f"no space is left at {place}"
+    if why is not None:
+        return f"the cache {folder} cannot be used: {why}; {remedy}"
     if place == folder:
-        problem = problem_of_owner(folder)
+        problem = problem_of_owner(folder, allow_group=allow_group)
         if problem is not None:
             return f"the cache cannot be used: {problem}; {remedy}"
     return None
+
+
+def _of_the_kernel() -> set[int]:
+    return {os.stat(place).st_dev for place in ("/proc", "/sys") if os.path.ismount(place)}

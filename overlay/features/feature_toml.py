@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from packaging.version import Version
 
 from overlay.errors import PatchFormatError
+from overlay.features.documents import MalformedToml, parse_toml
 from overlay.features.model import MODULE_SCOPE, Build, UpstreamPlan, UpstreamTest
 from overlay.features.sources import read_text
 from overlay.features.switches import (
@@ -28,12 +28,6 @@ from overlay.package import (
     path_problem,
 )
 from overlay.results import ModelRunner
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 
 _ID = re.compile(r"^[a-z0-9]+(-[a-z0-9]+)*\Z")
 
@@ -56,6 +50,9 @@ _KEYS = (
         "situational",
     ),
 )
+
+#: The most errors of a document that are said.
+_MAX_ERRORS = 100
 
 _TEST_KEYS = ("path", "scope", "contains", "lines", "share")
 _BUILD_KEYS = ("name", "path", "scope", "contains", "text")
@@ -95,7 +92,12 @@ class Document(NamedTuple):
     errors: list[PatchFormatError]
 
     def error(self, key: str, problem: str) -> None:
-        """Note an error at the line of a key, or of the whole document where it has no such key."""
+        """Note an error at the line of a key, or of the whole document where it has no such key.
+
+        Of a document with more errors than anybody reads, those behind them are not looked for.
+        """
+        if len(self.errors) >= _MAX_ERRORS:
+            return
         pattern = re.compile(rf"^\s*(\[\[?\s*)?[\"']?{re.escape(key)}[\"']?\s*[=\]]")
         lines = enumerate(self.text.split("\n"), 1)
         line = next((number for number, text in lines if pattern.match(text)), None)
@@ -111,22 +113,16 @@ def read_document(path: Path, errors: list[PatchFormatError]) -> Document | None
     text = read_text(path, errors)
     if text is None:
         return None
-    text = text.removeprefix("\ufeff")
     try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        place = re.search(r"at line (\d+)", str(error))
-        line = int(place[1]) if place else None
-        errors.append(PatchFormatError(str(path), line, f"it is not TOML: {error}"))
-        return None
-    except RecursionError:
-        errors.append(PatchFormatError(str(path), None, "its brackets are nested too deeply"))
+        table = parse_toml(text)
+    except MalformedToml as error:
+        errors.append(PatchFormatError(str(path), error.line, f"it is not TOML: {error}"))
         return None
     if not table:
         problem = f"it is empty; expected {', '.join(_REQUIRED)}"
         errors.append(PatchFormatError(str(path), None, problem))
         return None
-    return Document(path, text, table, errors)
+    return Document(path, text.removeprefix("\ufeff"), table, errors)
 
 
 def read_fields(document: Document) -> Fields:

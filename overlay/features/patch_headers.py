@@ -38,6 +38,9 @@ REPEATED = ("Bug", "Author", "Reviewed-by", "Acked-by", "Base-Has", "Signed-off-
 
 _HEADER = re.compile(r"^(?P<name>[A-Za-z][A-Za-z0-9-]*):[ \t]*(?P<value>.*)$")
 
+#: The most characters of a header of which the encoded words are decoded.
+_MAX_DECODED = 2000
+
 #: The line that opens a mail of ``git format-patch``.
 _MAIL = re.compile(r"^From [0-9a-f]{7,64} ")
 
@@ -70,24 +73,29 @@ def _decoded(text: str) -> str:
     """A header of a mail with its encoded words (RFC 2047) in clear."""
     from email.header import decode_header, make_header  # not in every process of vLLM
 
+    if len(text) > _MAX_DECODED:  # the decoder takes quadratic time
+        return text
     try:
         return str(make_header(decode_header(text)))
-    except (LookupError, ValueError):
+    except (LookupError, ValueError, RecursionError):
         return text
 
 
 def _day(text: str) -> str | None:
     from email.utils import parsedate_to_datetime
 
+    if len(text) > _MAX_DECODED:
+        return None
     try:
         return parsedate_to_datetime(text).date().isoformat()
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError, RecursionError, IndexError):
         return None
 
 
 def read_headers(source: Source) -> dict[str, str]:
     """The headers, up to the diff; the source's errors take what is malformed."""
     headers: dict[str, str] = {}
+    continued: dict[str, list[str]] = {}
     misspelt: set[str] = set()
     current: str | None = None
     if not source.ended and _MAIL.match(source.line):
@@ -96,14 +104,16 @@ def read_headers(source: Source) -> dict[str, str]:
         line, number = source.take()
         match = _HEADER.match(line)
         if line[:1] in (" ", "\t") and line.strip() and current is not None:
-            headers[current] += "\n" + line.strip()
+            continued.setdefault(current, []).append(line.strip())
         elif match is not None:
             current = match["name"]
             proper = _check_header(source, current, number)
             if proper is not None:
                 misspelt.add(proper)
+            _join(headers, continued)  # in the order in which they are written
             _add_header(source, headers, current, match["value"].strip(), number)
         elif not line.strip() and _is_mail(headers):
+            _join(headers, continued)
             _read_message(source, headers)
             break
         elif line.strip() not in ("", "---"):
@@ -114,12 +124,20 @@ def read_headers(source: Source) -> dict[str, str]:
             )
         else:
             current = None
+    _join(headers, continued)
     _check_required(source, headers, misspelt)
     _check_date(source, headers)
     _check_transport(source, headers)
     _check_base(source, headers.get("Base"))
     _check_way(source, headers.get("Ported-From"))
     return headers
+
+
+def _join(headers: dict[str, str], continued: dict[str, list[str]]) -> None:
+    """Add the further lines of a header, all at once: one by one takes quadratic time."""
+    for name, lines in continued.items():
+        headers[name] = "\n".join([headers[name], *lines])
+    continued.clear()
 
 
 def _is_mail(headers: Mapping[str, str]) -> bool:

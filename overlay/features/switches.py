@@ -16,7 +16,6 @@ process; ``check_values`` compares what an environment sets with what features d
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,14 +86,11 @@ def declarations(folders: Iterable[Path]) -> tuple[Declaration, ...]:
 
 
 def _declaration(document: Path) -> Declaration | None:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
+    from overlay.features.documents import parse_toml
+
     try:
-        text = (read_regular(document, follow=False) or b"").decode("utf-8-sig")
-        table = tomllib.loads(text)
-    except (OSError, ValueError, RecursionError):
+        table = parse_toml(read_regular(document, follow=False) or b"")
+    except (OSError, ValueError):
         return None
     errors: list[str] = []
 

@@ -32,7 +32,7 @@ from types import CodeType
 
 from overlay.cache import ABANDONED_AFTER, PrivateFolder, make_folders
 from overlay.errors import OverlayError
-from overlay.untrusted import NotPrivate, read_regular, require_private, sha256
+from overlay.untrusted import NotPrivate, parse_json, read_regular, require_private, sha256
 
 
 def module_name(path: str) -> str:
@@ -240,7 +240,10 @@ def _read_manifest(folder: Path) -> dict[str, object]:
     said, _, body = _read_private(folder / _MANIFEST).partition(b"\n")
     if sha256(body).encode() != said:
         raise StoreError(f"{folder / _MANIFEST} is damaged: its text has sha256 {sha256(body)}")
-    manifest = json.loads(body)
+    try:
+        manifest = parse_json(body)
+    except ValueError as error:
+        raise StoreError(f"{folder / _MANIFEST} is damaged: {error}") from error
     if not isinstance(manifest, dict) or manifest.get("schema") != _SCHEMA:
         raise StoreError(f"{folder / _MANIFEST} is not of schema {_SCHEMA}")
     return manifest

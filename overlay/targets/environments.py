@@ -90,6 +90,14 @@ def resolve_interpreter(text: str, package: Package = VLLM) -> Target:
     :raises NotInstalled: if it does not have the package.
     :raises TargetError: if there is no such interpreter, or the package cannot be patched there.
     """
+    return resolve_environment(named_interpreter(text), text, package)
+
+
+def named_interpreter(text: str) -> Path:
+    """The place of the interpreter or virtual environment that ``--python`` names.
+
+    :raises TargetError: if it is a program that is not on ``PATH``.
+    """
     place = Path(os.path.expanduser(text))
     if os.sep not in text and not place.exists():
         import shutil
@@ -101,7 +109,7 @@ def resolve_interpreter(text: str, package: Package = VLLM) -> Target:
                 "a path nor a program of that name on PATH"
             )
         place = Path(program)
-    return resolve_environment(place, text, package)
+    return place
 
 
 def environment_at(place: Path, name: str) -> Environment:

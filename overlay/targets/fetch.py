@@ -11,11 +11,11 @@ from typing import IO, cast
 
 from packaging.version import Version
 
-from overlay.errors import ArchiveError, PackageIndexError
+from overlay.errors import ArchiveError, PackageIndexError, without_secrets
 from overlay.package import VLLM, Package, parse_release
 from overlay.targets.archive import MAX_UNPACKED_BYTES, Sources, check_size, is_text
 from overlay.targets.http import Session
-from overlay.targets.http_errors import local_path, without_password
+from overlay.targets.http_errors import local_path
 from overlay.targets.index import Candidate, listing, unknown_release
 from overlay.targets.pip_config import read_config
 from overlay.targets.record import Record
@@ -25,6 +25,13 @@ from overlay.targets.sdist import read_sources
 from overlay.targets.target import Progress
 from overlay.targets.wheel import Wheel
 from overlay.untrusted import open_regular
+
+#: The most bytes of an sdist; those of vLLM 0.33.0 unpack to 137 million.
+MAX_SDIST_BYTES = 1 << 28
+
+#: The most bytes of a wheel of which all has to be fetched; with its kernels, vLLM's has some
+#: hundred million.
+MAX_WHEEL_BYTES = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -172,7 +179,8 @@ def _whole(
     try:
         # A file without a name: whatever ends this process, nothing of it stays behind.
         with tempfile.TemporaryFile() as file:
-            session.download(chosen.url, file, what, progress)
+            limit = MAX_SDIST_BYTES if chosen.is_sdist else MAX_WHEEL_BYTES
+            session.download(chosen.url, file, what, progress, limit)
             _check_hash(file, chosen)
             return read(file, chosen.filename)
     except OSError as error:
@@ -192,7 +200,7 @@ def _check_hash(file: IO[bytes], chosen: Candidate) -> None:
         state.update(chunk)
     if state.hexdigest() != expected:
         raise PackageIndexError(
-            f"{without_password(chosen.url)}: expected the {algorithm} {expected} that "
+            f"{without_secrets(chosen.url)}: expected the {algorithm} {expected} that "
             f"{chosen.index} gives, found {state.hexdigest()}. The download is damaged or was "
             "changed on the way: try again, and ask whoever runs the index if it persists"
         )

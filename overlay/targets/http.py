@@ -1,7 +1,7 @@
 """Fetch what an index serves, over http(s) or from ``file:`` URLs, with pip's settings.
 
 ``requests`` carries it: proxies, netrc, certificates, redirects (which drop logins) and retries.
-Every failure becomes a ``PackageIndexError`` that names the URL, without its password.
+Every failure becomes a ``PackageIndexError`` that names the URL, without its secrets.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -24,10 +24,10 @@ from requests.utils import get_netrc_auth
 from urllib3.exceptions import HTTPError as TransportError
 from urllib3.exceptions import NewConnectionError
 from urllib3.exceptions import TimeoutError as TransportTimeout
+from urllib3.poolmanager import ProxyManager
 
-from overlay.errors import PackageIndexError
+from overlay.errors import PackageIndexError, without_secrets
 from overlay.targets.http_errors import (
-    BUSY,
     BrokenOffError,
     NotFoundError,
     bad_range,
@@ -36,11 +36,21 @@ from overlay.targets.http_errors import (
     network_error,
     split,
     status_error,
-    without_password,
+    too_large,
+    too_slow,
+    without_login,
 )
+from overlay.targets.limits import Carrier, Clock, pools
 from overlay.targets.pip_config import IndexConfig
 from overlay.targets.target import Progress
 from overlay.untrusted import read_regular
+
+#: Times pip's timeout (15 seconds unless it is configured) that a page may take, with all redirects
+#: and retries, so that PIP_DEFAULT_TIMEOUT raises these limits too: two minutes.
+PAGE_TIMEOUTS = 8
+
+#: The same for all that is fetched of one release: half an hour.
+RELEASE_TIMEOUTS = 120
 
 #: How often something is asked for that a broken connection or a busy server kept back.
 ATTEMPTS = 3
@@ -69,10 +79,14 @@ class Span:
 
 
 class Session:
-    """Fetches with one configuration."""
+    """Fetches what one release needs, or a list of releases, with one configuration.
+
+    Everything has a limit of bytes, and of time from the first request on.
+    """
 
     def __init__(self, config: IndexConfig) -> None:
         self.config = config
+        self.clock = Clock(RELEASE_TIMEOUTS * config.timeout)
         self._carriers: dict[bool, requests.Session] = {}
         self._logins = _logins(config)
 
@@ -89,7 +103,7 @@ class Session:
                 content = _read_all(answer, limit, url)
                 return content, answer.headers.get("Content-Type") or "", answer.url or url
 
-        return _unless_broken_off(once)
+        return self._within(PAGE_TIMEOUTS, url, once)
 
     def span(self, url: str, ask: str) -> Span | None:
         """A part of a file; ``None`` where the server does not serve parts.
@@ -103,13 +117,17 @@ class Session:
                 if answer.status_code != 206:
                     return None
                 start, end, total = _content_range(answer.headers.get("Content-Range"), url)
+                if end - start > (limit := _length(ask)):
+                    raise PackageIndexError(too_large(url, limit, end - start))
                 content = _read_all(answer, end - start, url)
                 return Span(content, start, total, answer.headers.get("ETag") or "")
 
-        return _unless_broken_off(once)
+        return self._within(RELEASE_TIMEOUTS, url, once)
 
-    def download(self, url: str, file: IO[bytes], what: str, progress: Progress | None) -> None:
-        """Write the whole of ``url`` into ``file``, from its start.
+    def download(
+        self, url: str, file: IO[bytes], what: str, progress: Progress | None, limit: int
+    ) -> None:
+        """Write the whole of ``url``, at most ``limit`` bytes, into ``file``, from its start.
 
         :raises PackageIndexError: if it cannot be fetched, or breaks off on every attempt.
         """
@@ -117,32 +135,61 @@ class Session:
         def once() -> None:
             file.seek(0)
             file.truncate()
-            self._download(url, file, what, progress)
+            self._download(url, file, what, progress, limit)
 
-        _unless_broken_off(once)
+        self._within(RELEASE_TIMEOUTS, url, once)
 
-    def _download(self, url: str, file: IO[bytes], what: str, progress: Progress | None) -> None:
+    def _download(
+        self, url: str, file: IO[bytes], what: str, progress: Progress | None, limit: int
+    ) -> None:
         with self.open(url, {}) as answer:
             total = _content_length(answer)
             done = 0
+            if total is not None and total > limit:
+                raise PackageIndexError(too_large(url, limit, total))
             while chunk := _read(answer, _CHUNK_BYTES, url):
-                file.write(chunk)
                 done += len(chunk)
+                if done > limit:
+                    raise PackageIndexError(too_large(url, limit))
+                file.write(chunk)
                 if progress is not None:
                     progress(what, done, total)
             if total is not None and done != total:
                 raise BrokenOffError(broken_off(url, total, done))
 
+    def _within(self, timeouts: int, url: str, action: Callable[[], _T]) -> _T:
+        """Try a request again where the answer broke off, as long as there is time.
+
+        ``urllib3`` tries again only before an answer begins, and reads all of a busy server's.
+
+        :param timeouts: the limit of time for all attempts together, in times of pip's timeout.
+        """
+        with self.clock.running(timeouts * self.config.timeout):
+            for attempt in range(1, ATTEMPTS + 1):
+                try:
+                    answer = action()
+                except PackageIndexError as error:
+                    if self.clock.over:
+                        raise PackageIndexError(too_slow(url, self.clock.limit)) from error
+                    if attempt == ATTEMPTS or not isinstance(error, BrokenOffError):
+                        raise
+                    time.sleep(RETRY_SECONDS * 2 ** (attempt - 1))
+                    continue
+                if self.clock.over:  # an answer without a length ends where it was cut off
+                    raise PackageIndexError(too_slow(url, self.clock.limit))
+                return answer
+        raise AssertionError("the last attempt returns or raises")
+
     @contextmanager
     def open(
         self, url: str, headers: Mapping[str, str], passed: tuple[int, ...] = ()
     ) -> Iterator[requests.Response]:
-        """Ask for ``url``; a busy server and a failed connection are tried again.
+        """Ask for ``url``; a failed connection is tried again.
 
         :param passed: statuses that are handed on instead of raised.
         :raises PackageIndexError: if there is no answer, or one with an error's status.
         """
-        clean = without_password(url)
+        clean = without_login(url)
         try:
             carrier = self.carrier(clean)
             answer = carrier.get(
@@ -170,12 +217,12 @@ class Session:
         parts = urlsplit(url)
         trusted = bool({parts.hostname, parts.netloc} & self.config.trusted_hosts)
         if trusted not in self._carriers:
-            carrier = requests.Session()
+            carrier = Carrier()
             carrier.headers["User-Agent"] = "vllm-overlay"
             carrier.max_redirects = _MAX_REDIRECTS
             carrier.verify = False if trusted else self.config.cert or True
-            carrier.mount("https://", Adapter(self._context(trusted)))
-            carrier.mount("http://", Adapter(None))
+            carrier.mount("https://", Adapter(self._context(trusted), self.clock))
+            carrier.mount("http://", Adapter(None, self.clock))
             self._carriers[trusted] = carrier
         return self._carriers[trusted]
 
@@ -222,18 +269,20 @@ class Session:
 
 
 class Adapter(HTTPAdapter):
-    """Connections that fail are tried again, and certificates are checked as ``context`` says."""
+    """Connections that fail are tried again, and certificates are checked as ``context`` says.
 
-    def __init__(self, context: ssl.SSLContext | None) -> None:
-        self.context = context
+    :param clock: watches every connection.
+    """
+
+    def __init__(self, context: ssl.SSLContext | None, clock: Clock) -> None:
+        self.context, self._pools = context, pools(clock)
         retries = _Retries(
             total=None,
             connect=ATTEMPTS - 1,
             read=ATTEMPTS - 1,
-            status=ATTEMPTS - 1,
+            status=0,
             other=0,
             redirect=False,
-            status_forcelist=BUSY,
             backoff_factor=RETRY_SECONDS,
             raise_on_status=False,
             respect_retry_after_header=False,  # a server may ask for hours
@@ -243,10 +292,14 @@ class Adapter(HTTPAdapter):
     def init_poolmanager(self, *words: Any, **options: Any) -> None:
         """Do as ``HTTPAdapter`` does, with the context."""
         super().init_poolmanager(*words, **options, ssl_context=self.context)
+        self.poolmanager.pool_classes_by_scheme = self._pools
 
     def proxy_manager_for(self, proxy: str, **options: Any) -> Any:
         """Do as ``HTTPAdapter`` does, with the context."""
-        return super().proxy_manager_for(proxy, **options, ssl_context=self.context)
+        manager = super().proxy_manager_for(proxy, **options, ssl_context=self.context)
+        if isinstance(manager, ProxyManager):  # and not SOCKS, which has connections of its own
+            manager.pool_classes_by_scheme = self._pools
+        return manager
 
 
 class _Retries(urllib3.Retry):
@@ -287,21 +340,12 @@ def _logins(config: IndexConfig) -> dict[str, tuple[str, str]]:
     return logins
 
 
-def _unless_broken_off(action: Callable[[], _T]) -> _T:
-    """Try again where an answer broke off; ``requests`` tries again only before it begins."""
-    for attempt in range(ATTEMPTS - 1):
-        with suppress(BrokenOffError):
-            return action()
-        time.sleep(RETRY_SECONDS * 2**attempt)
-    return action()
-
-
 def _read(answer: requests.Response, size: int, url: str) -> bytes:
     try:
         chunk: bytes = answer.raw.read(size, decode_content=False)
     except (TransportError, OSError) as error:
-        shown = without_password(url)
-        raise BrokenOffError(f"{shown}: the answer broke off: {error}. Try again") from error
+        said = without_secrets(f"{url}: the answer broke off: {error}. Try again")
+        raise BrokenOffError(said) from error
     return chunk
 
 
@@ -312,9 +356,7 @@ def _read_all(answer: requests.Response, limit: int, url: str) -> bytes:
         parts.append(chunk)
         left -= len(chunk)
     if left <= 0:
-        raise PackageIndexError(
-            f"{without_password(url)}: expected at most {limit} bytes, the server sends more"
-        )
+        raise PackageIndexError(too_large(url, limit))
     length, done = _content_length(answer), limit + 1 - left
     if length is not None and length != done:
         raise BrokenOffError(broken_off(url, length, done))
@@ -324,6 +366,12 @@ def _read_all(answer: requests.Response, limit: int, url: str) -> bytes:
 def _content_length(answer: requests.Response) -> int | None:
     length = answer.headers.get("Content-Length", "")
     return int(length) if length.isdecimal() and len(length) < 20 else None
+
+
+def _length(ask: str) -> int:
+    """How many bytes a ``Range`` header asks for: ``bytes=100-199`` or ``bytes=-100``."""
+    first, _, last = ask.removeprefix("bytes=").partition("-")
+    return int(last) - int(first) + 1 if first else int(last)
 
 
 def _content_range(value: str | None, url: str) -> tuple[int, int, int]:

@@ -1,6 +1,6 @@
 """What goes wrong while something is fetched, told as errors that name the URL and what to do.
 
-No message holds a password: URLs are shown by ``without_password``.
+No message holds a secret: each is shown by ``overlay.errors.without_secrets``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 import requests
 
-from overlay.errors import PackageIndexError
+from overlay.errors import PackageIndexError, without_secrets
 
 #: Statuses of a server that may answer if it is asked again.
 BUSY = (429, 500, 502, 503, 504)
@@ -23,7 +23,7 @@ class NotFoundError(PackageIndexError):
 
 
 class BrokenOffError(PackageIndexError):
-    """The answer began and broke off; asking again may help."""
+    """The answer began and broke off, or the server is busy; asking again may help."""
 
 
 def split(url: str) -> SplitResult:
@@ -34,11 +34,19 @@ def split(url: str) -> SplitResult:
     try:
         return urlsplit(url)
     except ValueError as error:
-        raise PackageIndexError(f"{url}: expected an http, https or file URL: {error}") from error
+        raise PackageIndexError(no_url(url)) from error
 
 
-def without_password(url: str) -> str:
-    """``url`` without user and password, as it may be shown and stored."""
+def no_url(text: str) -> str:
+    """The message of a text that should be a URL; what parsers say of it may hold a password."""
+    return (
+        f"{without_secrets(text)}: expected an http, https or file URL. Check the index URL in "
+        "pip's configuration (PIP_INDEX_URL)"
+    )
+
+
+def without_login(url: str) -> str:
+    """``url`` without user and password, as it is asked for."""
     parts = split(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
@@ -52,15 +60,33 @@ def local_path(url: str) -> Path | None:
 def broken_off(url: str, expected: int, length: int) -> str:
     """The message of an answer that ended before its bytes did."""
     return (
-        f"{without_password(url)}: expected {expected} bytes, the connection ended after {length}. "
+        f"{without_secrets(url)}: expected {expected} bytes, the connection ended after {length}. "
         "Try again"
+    )
+
+
+def too_large(url: str, limit: int, length: int | None = None) -> str:
+    """The message of an answer of more bytes than anything there has.
+
+    :param length: how many there are, as far as that is known.
+    """
+    found = "the server sends more" if length is None else f"found {length}"
+    return f"{without_secrets(url)}: expected at most {limit} bytes, {found}"
+
+
+def too_slow(url: str, seconds: float) -> str:
+    """The message of an answer that is not complete in time."""
+    return (
+        f"{without_secrets(url)}: expected all of it within {seconds:g} seconds, the server is "
+        "slower. Check the network and pip's proxy setting, or set PIP_DEFAULT_TIMEOUT to more "
+        "seconds, of which this limit is a multiple"
     )
 
 
 def bad_range(value: str | None, url: str) -> str:
     """The message of an answer that does not say which part of a file it is."""
     return (
-        f"{without_password(url)}: expected a Content-Range such as 'bytes 0-99/1234', found "
+        f"{without_secrets(url)}: expected a Content-Range such as 'bytes 0-99/1234', found "
         f"{value!r}. The index or a proxy on the way is broken"
     )
 
@@ -68,7 +94,7 @@ def bad_range(value: str | None, url: str) -> str:
 def status_error(url: str, answer: requests.Response) -> PackageIndexError:
     """The error of an answer with an error's status."""
     status = answer.status_code
-    text = f"{without_password(url)}: the server answers {status} {answer.reason}."
+    text = f"{without_secrets(url)}: the server answers {status} {answer.reason}."
     if status in (404, 410):
         return NotFoundError(f"{text} Check the index URL in pip's configuration")
     if status in (401, 403):
@@ -76,7 +102,7 @@ def status_error(url: str, answer: requests.Response) -> PackageIndexError:
             f"{text} Put user and password into the index URL or into a netrc file"
         )
     if status in BUSY:
-        return PackageIndexError(f"{text} Try again later")
+        return BrokenOffError(f"{text} Try again later")
     return PackageIndexError(f"{text} Check the index URL in pip's configuration")
 
 
@@ -85,7 +111,7 @@ def network_error(url: str, error: Exception, timeout: float) -> PackageIndexErr
 
     :param timeout: seconds that were waited for one.
     """
-    shown, causes = without_password(url), list(_causes(error))
+    shown, causes = without_secrets(url), list(_causes(error))
     for cause in causes:
         if isinstance(cause, ssl.SSLCertVerificationError):
             return PackageIndexError(
@@ -98,10 +124,10 @@ def network_error(url: str, error: Exception, timeout: float) -> PackageIndexErr
                 "network and pip's proxy setting, or set PIP_DEFAULT_TIMEOUT"
             )
     if isinstance(error, ValueError):
-        return PackageIndexError(f"{shown}: expected an http, https or file URL: {error}")
+        return PackageIndexError(no_url(url))
     return PackageIndexError(
-        f"{shown}: cannot be reached: {causes[-1]}. Check the network and pip's index and proxy "
-        "settings; releases that are in the cache already need no network"
+        f"{shown}: cannot be reached: {without_secrets(str(causes[-1]))}. Check the network and "
+        "pip's index and proxy settings; releases that are in the cache already need no network"
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from html.parser import HTMLParser
@@ -11,18 +10,17 @@ from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
 from packaging.utils import (
-    InvalidSdistFilename,
-    InvalidWheelFilename,
     canonicalize_name,
     parse_sdist_filename,
     parse_wheel_filename,
 )
 from packaging.version import Version
 
-from overlay.errors import PackageIndexError
+from overlay.errors import PackageIndexError, without_secrets
 from overlay.package import VLLM, Package, same_release
 from overlay.targets.http import Session
-from overlay.targets.http_errors import NotFoundError, local_path, without_password
+from overlay.targets.http_errors import NotFoundError, local_path
+from overlay.untrusted import parse_json
 
 _ACCEPT = (
     "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, "
@@ -124,7 +122,7 @@ def listing(session: Session, package: Package = VLLM) -> Listing:
             continue
         except PackageIndexError as error:
             problems.append(str(error))
-    shown = tuple(without_password(url) for url in asked)
+    shown = tuple(without_secrets(url) for url in asked)
     if not candidates:
         ended = (one if one.endswith(".") else f"{one}." for one in problems)
         # What could not be reached says itself what to do about it.
@@ -161,14 +159,20 @@ def parse_page(
     """The files of a project on an index page; other links are passed over.
 
     :param kind: the page's content type; :param url: where it came from, for relative links.
-    :raises PackageIndexError: if it is JSON and not as PEP 691 says.
+    :raises PackageIndexError: if it cannot be read, or is JSON and not as PEP 691 says.
     """
-    shown = without_password(url)
+    shown = without_secrets(url)
     if "json" in kind.lower():
         links = _json_links(content, url)
         return [file for link in links if (file := _candidate(*link, shown, project))]
     parser = _Links(url)
-    parser.feed(content.decode("utf-8", "replace"))
+    try:
+        parser.feed(content.decode("utf-8", "replace"))
+    except (AssertionError, ValueError, RecursionError) as error:  # the first one for "<![<!["
+        raise PackageIndexError(
+            f"{shown}: expected a page of links (PEP 503), it cannot be read: {error}. Check the "
+            "index URL in pip's configuration"
+        ) from error
     return [file for link in parser.links if (file := _candidate(*link, shown, project))]
 
 
@@ -220,7 +224,7 @@ def _candidate(
             name, version = parse_sdist_filename(filename)
         else:
             return None
-    except (InvalidWheelFilename, InvalidSdistFilename):
+    except ValueError:  # also of numbers with thousands of digits
         return None
     if name != canonicalize_name(project):
         return None
@@ -229,10 +233,10 @@ def _candidate(
 
 def _json_links(content: bytes, url: str) -> list[_Link]:
     try:
-        return [_json_link(file, url) for file in json.loads(content)["files"]]
+        return [_json_link(file, url) for file in parse_json(content)["files"]]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise PackageIndexError(
-            f"{without_password(url)}: expected a JSON page of a simple index (PEP 691), it cannot "
+            f"{without_secrets(url)}: expected a JSON page of a simple index (PEP 691), it cannot "
             f"be read: {error!r}. Check the index URL in pip's configuration"
         ) from error
 
@@ -249,7 +253,7 @@ class _Links(HTMLParser):
 
     def __init__(self, url: str) -> None:
         super().__init__()
-        self._base = url
+        self._base, self._has_base = url, False
         self.links: list[_Link] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -262,7 +266,8 @@ class _Links(HTMLParser):
         except ValueError:
             return  # "http://[::1" leads nowhere
         if tag == "base":
-            self._base = urljoin(self._base, href)
+            # The first counts, as in HTML: each of thousands would make the address longer.
+            self._base, self._has_base = (self._base if self._has_base else url), True
             return
         name, _, value = fragment.partition("=")
         digest = (name.lower(), value.lower()) if name.lower() in _HASHES and value else None

@@ -12,14 +12,17 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from overlay.errors import PackageIndexError
+from overlay.errors import PackageIndexError, without_secrets
 
 _DEFAULT_TIMEOUT_SECONDS = 15.0
+
+#: The longest timeout: the limits of whole requests are multiples of it.
+_MAX_TIMEOUT_SECONDS = 3600
 
 _PIP_SECONDS = 60
 
@@ -204,17 +207,33 @@ def _split(value: str | None, separator: str) -> list[str]:
 
 
 def _as_url(place: str) -> str:
-    """A URL for what pip also takes as a path."""
-    if len(urlsplit(place).scheme) > 1:
-        return place
+    """A URL for what pip also takes as a path.
+
+    :raises PackageIndexError: if it is neither.
+    """
+    try:
+        if len(urlsplit(place).scheme) > 1:
+            return place
+    except ValueError as error:
+        raise PackageIndexError(
+            f"{without_secrets(place)}: expected the URL of a package index; check pip's "
+            "configuration (pip config list, PIP_INDEX_URL)"
+        ) from error
     return Path(os.path.abspath(os.path.expanduser(place))).as_uri()
 
 
 def _seconds(value: str | None) -> float:
-    read: Callable[[str], float] = float
+    """Pip's timeout.
+
+    :raises PackageIndexError: if it is no number of seconds that can be waited for.
+    """
     try:
-        return read(value) if value else _DEFAULT_TIMEOUT_SECONDS
-    except ValueError as error:
+        seconds = float(value) if value else _DEFAULT_TIMEOUT_SECONDS
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= _MAX_TIMEOUT_SECONDS:
         raise PackageIndexError(
-            f"expected pip's timeout to be a number of seconds, found {value!r}"
-        ) from error
+            f"expected pip's timeout to be a number of seconds, at most {_MAX_TIMEOUT_SECONDS}, "
+            f"found {value!r}"
+        )
+    return seconds

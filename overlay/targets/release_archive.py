@@ -27,6 +27,7 @@ from typing import IO, TYPE_CHECKING, Any
 from overlay.cache import PrivateFolder, cache_folder
 from overlay.package import VLLM, Package
 from overlay.targets.archive import Sources, left_out
+from overlay.untrusted import parse_json
 
 if TYPE_CHECKING:
     import zipfile
@@ -141,7 +142,7 @@ class CachedRelease:
             raw = self._at(int(fields[2]), int(fields[3]))
             if hashlib.sha256(raw).hexdigest().encode() != fields[4]:
                 raise DamagedError("its index has another sha256 than was written")
-            index = json.loads(raw)
+            index = parse_json(raw)
         except (*_DAMAGE, IndexError) as error:
             raise DamagedError(f"its index cannot be found: {error!r}") from error
         if not isinstance(index, dict):

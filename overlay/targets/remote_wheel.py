@@ -6,9 +6,10 @@ import io
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from overlay.errors import ArchiveError, PackageIndexError
+from overlay.errors import ArchiveError, PackageIndexError, without_secrets
+from overlay.targets.archive import MAX_UNPACKED_BYTES
 from overlay.targets.http import Session, Span
-from overlay.targets.http_errors import without_password
+from overlay.targets.http_errors import too_large
 from overlay.targets.target import Progress
 
 #: The first request: the end of the file, where a wheel of vLLM keeps its list of members.
@@ -55,9 +56,12 @@ class RangeFile(io.RawIOBase):
         """Fetch the given ``(start, end)`` parts in as few requests as is sensible.
 
         :raises PackageIndexError: if a part cannot be fetched.
+        :raises ArchiveError: if they are more than the source files of any release.
         """
         wanted = join_spans([span for span in spans if self._kept(span[0], span[1]) is None])
         total, done = sum(end - start for start, end in wanted), 0
+        if total > MAX_UNPACKED_BYTES:
+            raise ArchiveError(too_large(self._url, MAX_UNPACKED_BYTES, total))
         for start, end in wanted:
             self._fetch(start, end)
             done += end - start
@@ -112,18 +116,18 @@ class RangeFile(io.RawIOBase):
     def _fetch(self, start: int, end: int) -> None:
         if end - start > MAX_SPAN_BYTES:
             raise ArchiveError(
-                f"{without_password(self._url)}: expected members of at most {MAX_SPAN_BYTES} "
+                f"{without_secrets(self._url)}: expected members of at most {MAX_SPAN_BYTES} "
                 f"bytes, found one of {end - start}. It is not what a build of vLLM makes"
             )
         span = self._session.span(self._url, f"bytes={start}-{end - 1}")
         if span is None or span.start != start or _end(span) != end:
             raise PackageIndexError(
-                f"{without_password(self._url)}: expected the bytes {start} to {end - 1}, the "
+                f"{without_secrets(self._url)}: expected the bytes {start} to {end - 1}, the "
                 "server gave others. The index or a proxy on the way is broken"
             )
         if (span.total, span.tag) != (self.total, self._tag):
             raise PackageIndexError(
-                f"{without_password(self._url)}: the file changed while it was read. Try again"
+                f"{without_secrets(self._url)}: the file changed while it was read. Try again"
             )
         self._keep(start, span.content)
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from overlay.errors import (
     ArchiveError,
@@ -30,6 +30,7 @@ from overlay.package import (
     package_named,
     package_of_distribution,
     package_problem,
+    parse_version,
 )
 from overlay.targets.archive import NotInArchive
 from overlay.targets.environments import (
@@ -195,9 +196,9 @@ def release_named(text: str, package: Package = VLLM) -> tuple[Version, Package]
     """
     match = _NAMED.fullmatch(text.strip())
     if match is None:
-        version = _version(text)
+        version = parse_version(text)
         return None if version is None else (version, package)
-    named, version = package_of_distribution(match["name"]), _version(match["rest"])
+    named, version = package_of_distribution(match["name"]), parse_version(match["rest"])
     return None if named is None or version is None else (version, named)
 
 
@@ -335,7 +336,7 @@ def _part(part: str, text: str, package: Package) -> Iterable[Version]:
         if not inside:
             raise UsageError(f"--releases {text}: expected a range that holds releases, found none")
         return inside
-    if (single := _version(part)) is not None:
+    if (single := parse_version(part)) is not None:
         return [single]
     raise UsageError(
         f"--releases {text}: expected 'all', 'new', a closed range such as 0.20.0..0.33.0, or a "
@@ -352,10 +353,3 @@ def _whose(part: str, package: Package) -> str:
                 if {span.first, span.last} & set(other.candidates()):
                     return f"; of {other.title}, write {other.distribution}=={part}"
     return ""
-
-
-def _version(text: str) -> Version | None:
-    try:
-        return Version(text)
-    except InvalidVersion:
-        return None

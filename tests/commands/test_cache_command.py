@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,38 @@ def test_clean_follows_no_link_and_trusts_no_open_folder(
 
 def test_an_unknown_word_is_a_usage_error(cli: Cli) -> None:
     assert "'dir', 'size', 'clean'" in cli("cache", "sise").err
+
+
+@pytest.mark.parametrize("action", ["clean", "size"])
+@pytest.mark.parametrize("kind", ["device", "file", "file above", "pipe", "part"])
+def test_what_is_no_folder_is_not_called_clean(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: str, kind: str
+) -> None:
+    place = tmp_path / "place"
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "part":
+        place.mkdir()
+        (place / "modules").write_text("")
+    elif kind != "device":
+        place.write_text("")
+    named = {"device": Path("/dev/null"), "file above": place / "cache"}.get(kind, place)
+    monkeypatch.setenv("OVERLAY_CACHE", str(named))
+    told = cli("cache", action)
+    assert (told.exit, "expected a folder of the cache, found a" in told.err) == (2, True)
+    assert cli("cache", "dir").exit == 0
+
+
+def test_the_actions_are_told_in_one_line(cli: Cli) -> None:
+    assert "Choose from: dir, size, clean" in " ".join(cli("cache").err.split())
+    assert "\\t" not in cli("cache").err
+
+
+@pytest.mark.parametrize("name", ["unapply", "undo"])
+def test_a_name_like_that_of_the_opposite_is_not_taken_for_it(cli: Cli, name: str) -> None:
+    assert "Did you mean 'revert'?" in cli(name).err
+
+
+def test_an_id_that_was_misspelt_is_guessed(cli: Cli) -> None:
+    assert "did you mean demo? Or name the folder" in cli("log", "dem").err
+    assert "did you mean" not in cli("log", "quite-another").err

@@ -11,6 +11,8 @@ from packaging.version import Version
 from overlay.commands import diagnosis
 from overlay.commands import model_runners as runners
 from overlay.report.diagnosis import DeviceFacts, PluginFacts
+from tests.support import fake_vllm
+from tests.support.cli import Cli
 
 NVIDIA = """NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build
 GCC version:  gcc version 12.3.0
@@ -94,3 +96,52 @@ def test_what_torch_was_built_for_is_unknown_where_its_files_do_not_tell(
     assert told.version == "9.9"
     assert told.built_for is not None
     assert told.built_for.startswith(says)
+
+
+def environment(place: Path, *, plugin: bool) -> Path:
+    """A virtual environment with vLLM, torch, and the overlay's plugin or not."""
+    site = fake_vllm.site_packages(place / "lib/python3.11/site-packages")
+    (place / "pyvenv.cfg").write_text("version = 3.11.7\n")
+    for name, more in (("torch", {}), ("vllm_overlay", {"entry_points.txt": ENTRY_POINTS})):
+        info = site / f"{name}-9.9.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Name: {name}\nVersion: 9.9\n")
+        for file, text in more.items() if plugin else ():
+            (info / file).write_text(text)
+    return place
+
+
+ENTRY_POINTS = "[vllm.general_plugins]\noverlay = overlay.plugin:register\n"
+
+
+@pytest.mark.parametrize("named", ["target", "python"])
+def test_doctor_tells_of_another_environment(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    """Where overlay was installed by uv tool or pipx, and so has no vLLM beside it."""
+    monkeypatch.setattr("overlay.processes.live.processes", lambda: ())
+    place = environment(tmp_path / "venv", plugin=True)
+    words = [place] if named == "target" else ["--python", place]
+    told = cli("doctor", *words, "--json").json
+    page = told["doctor"]
+    assert (page["vllm"]["version"], page["torch"]["version"]) == ("0.26.0", "9.9")
+    assert [plugin["distribution"] for plugin in page["plugins"]] == ["vllm_overlay 9.9"]
+    assert str(place) in page["vllm"]["found"]
+    assert [target["state"] for target in told["targets"][0]["features"]] == ["pristine"]
+    assert not any("no vLLM" in problem for problem in page["problems"])
+    assert any("nothing of it was run" in note for note in page["notes"])
+    without = environment(tmp_path / "other", plugin=False)
+    problems = cli("doctor", without, "--json").json["doctor"]["problems"]
+    assert any("does not find the overlay's plugin" in problem for problem in problems)
+    sections = cli("report", "--python", place, "--no-matrix", "--json").json["report"]["sections"]
+    assert sections[3]["report"]["doctor"]["vllm"]["version"] == "0.26.0"
+
+
+@pytest.mark.parametrize("words", [("0.26.0",), ("--python", "no-such-program"), ("folder",)])
+def test_doctor_says_what_it_can_be_asked_about(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    told = cli("doctor", *words)
+    assert (told.exit, "expected a" in told.err, "environment" in told.err) == (2, True, True)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from overlay.errors import OverlayError
 from tests.support.cli import Cli, digest, drift
 
 VOID = {"meta", "br"}
@@ -120,28 +118,20 @@ def test_nothing_is_written_into_a_target(
     assert digest(site) == before
 
 
-@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
-def test_a_page_is_written_whole_or_not_at_all(
-    cli: Cli, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
-    place = tmp_path / "out" / "report.html"
-    place.parent.mkdir()
-    place.write_text("the last one")
-
-    def fail(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    from overlay.commands import report_
-
-    monkeypatch.setattr(os, call, fail)
-    with pytest.raises(OverlayError, match="No space left on device"):
-        report_._write(place, b"new")
-    monkeypatch.undo()
-    assert place.read_text() == "the last one"
-    assert os.listdir(place.parent) == ["report.html"]
+def test_a_page_that_cannot_be_written_is_an_error(cli: Cli, site: Path, tmp_path: Path) -> None:
     told = cli("report", site, "--no-matrix", "-o", tmp_path / "no" / "folder.html")
     assert told.exit == 2
     assert "No such file or directory" in told.err
+
+
+def test_a_link_into_a_target_is_a_place_in_the_target(
+    cli: Cli, site: Path, tmp_path: Path
+) -> None:
+    place, before = tmp_path / "page.html", digest(site)
+    place.symlink_to(site / "vllm/__init__.py")
+    told = cli("report", site, "--no-matrix", "-o", place)
+    assert (told.exit, "outside of the target" in told.err) == (2, True)
+    assert digest(site) == before
 
 
 def test_without_an_index_the_matrix_is_told_and_the_rest_is_there(

@@ -274,12 +274,34 @@ def test_live_processes_as_lines_and_as_json() -> None:
         ({"OVERLAY_PATCHS": "x"}, "did you mean OVERLAY_PATCHES?"),
         ({"OVERLAY_CACHE": "/proc/version"}, "/proc/version is not a folder"),
         ({"OVERLAY_CACHE": "/proc/version/below"}, "/proc/version is not a folder"),
+        ({"OVERLAY_CACHE": "/proc/x"}, "keeps no files"),
+        ({"OVERLAY_CACHE": "/sys/kernel/x"}, "keeps no files"),
     ],
 )
 def test_doctor_finds_variables_with_which_vllm_would_not_start_or_that_do_nothing(
     box: Box, changes: dict[str, str], problem: str
 ) -> None:
     assert problem in " ".join(asked(box, "doctor", **changes)["doctor"]["problems"])
+
+
+@pytest.mark.parametrize("part", ["modules", "receipts", "releases", "syntax"])
+@pytest.mark.parametrize("kind", ["file", "dangling", "open"])
+def test_doctor_finds_each_part_of_the_cache_that_is_broken(box: Box, part: str, kind: str) -> None:
+    place = box.cache / part
+    place.parent.mkdir()
+    if kind == "file":
+        place.write_text("")
+    elif kind == "dangling":
+        place.symlink_to("nowhere")
+    else:
+        place.mkdir()
+        place.chmod(0o777)
+    (problem,) = [
+        problem
+        for problem in asked(box, "doctor")["doctor"]["problems"]
+        if "OVERLAY_CACHE" in problem
+    ]
+    assert str(place) in problem
 
 
 def test_doctor_finds_patches_that_the_plugin_does_not_read(box: Box) -> None:

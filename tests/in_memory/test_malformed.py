@@ -61,7 +61,26 @@ def _linked_to_the_root(second: Path) -> None:
     (second / "files" / "vllm" / "root").symlink_to("/")
 
 
-HARMS = [_overlap, _garbage, _a_pipe, _toml_is_a_pipe, _endless, _too_large, _linked_to_the_root]
+def _toml_with(text: str) -> Callable[[Path], None]:
+    def harm(second: Path) -> None:
+        toml = second / "feature.toml"
+        toml.write_text(f"{text}\n{toml.read_text()}")
+
+    return harm
+
+
+def _line_of_5000_digits(second: Path) -> None:
+    (patch,) = second.glob("*/*.patch")
+    patch.write_text(patch.read_text().replace("@@ -", f"@@ -{'9' * 5000}"))
+
+
+HARMS = [
+    *(_overlap, _garbage, _a_pipe, _toml_is_a_pipe, _endless, _too_large, _linked_to_the_root),
+    *(_toml_with(f"required = {'9' * 5000}"), _toml_with(f"required = 0x{'f' * 5000}")),
+    *(_toml_with(f"package = {'9' * 5000}"), _toml_with(f"x = {'[' * 100_000}")),
+    *(_toml_with(f"a{'.a' * 20_000} = 1"), _toml_with("package = 1979-05-27")),
+    _line_of_5000_digits,
+]
 
 
 @pytest.mark.parametrize("harm", HARMS)
@@ -80,6 +99,12 @@ def test_unless_it_is_required(box: Box, harm: Callable[[Path], None]) -> None:
     done = box.attempt(PATCHED, OVERLAY_REQUIRED_PRESENT="second")
     assert done.returncode != 0
     assert "second" in done.stderr
+
+
+def test_a_folder_in_the_home_of_nobody_is_a_wrong_setting(box: Box) -> None:
+    done = box.attempt(PATCHED, OVERLAY_PATCHES="~nosuchuser/x")
+    assert done.returncode != 0
+    assert "expected a folder of features at ~nosuchuser/x" in done.stderr.splitlines()[-1]
 
 
 def test_or_says_so_itself(box: Box) -> None:

@@ -22,6 +22,7 @@ _VARIABLES = {
     "OVERLAY_PATCHES missing": ({"OVERLAY_PATCHES": "/no/such"}, "list", 2, "/no/such"),
     "OVERLAY_PATCHES colons": ({"OVERLAY_PATCHES": ":::"}, "list", 0, "1 feature"),
     "OVERLAY_PATCHES a file": ({"OVERLAY_PATCHES": "/etc/passwd"}, "list", 2, "/etc/passwd"),
+    "OVERLAY_PATCHES of nobody": ({"OVERLAY_PATCHES": "~nosuch/x"}, "list", 2, "~nosuch/x"),
     "COLUMNS words": ({"COLUMNS": "abc"}, "list", 0, "1 feature"),
     "COLUMNS zero": ({"COLUMNS": "0"}, "list", 0, "1 feature"),
     "TERM nonsense": ({"TERM": "nonsense"}, "list", 0, "1 feature"),
@@ -122,6 +123,32 @@ def _index(w: World) -> Arguments:
 def _cache_file(w: World) -> Arguments:
     w.patch.setenv("OVERLAY_CACHE", str(w.file("a-cache-file")))
     return ["check", "0.26.0"]
+
+
+for _name, _settings, _word in (
+    ("index [", {"PIP_INDEX_URL": "http://u:s3cret@["}, "expected the URL of a package index"),
+    ("timeout 1e999", {"PIP_TIMEOUT": "1e999"}, "a number of seconds"),
+    ("timeout nan", {"PIP_TIMEOUT": "nan"}, "a number of seconds"),
+    ("timeout -1", {"PIP_DEFAULT_TIMEOUT": "-1"}, "a number of seconds"),
+):
+    simple(
+        f"C {_name}",
+        2,
+        _word,
+        lambda w, s=_settings: _set(
+            w,
+            {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": "http://127.0.0.1:9", **s},
+            ["check", "0.26.0"],
+        ),
+    )
+
+for _command in ("check --releases", "check", "diff", "log demo --releases", "list --package"):
+    simple(
+        f"C {_command} 999",
+        2,
+        "9999...9999",
+        lambda _, c=_command: [*c.split(), "9" * 4500],
+    )
 
 
 # D. The plugin's settings

@@ -55,6 +55,13 @@ _patch(
     "changes nothing",
     _GOOD.replace("+        self.x = 1", "         self.x = 1"),
 )
+_patch("line of 5,000 digits", 2, "expected '@@", _GOOD.replace("@@ -1", f"@@ -{'9' * 5000}"))
+_patch(
+    "Base of 20,000 lines",
+    2,
+    "Base",
+    _GOOD.replace("\n\n", "\nBase: x" + "\n x" * 20_000 + "\n\n", 1),
+)
 _patch("unknown line", 2, "found '?", _GOOD.replace("+        self.x", "?        self.x"))
 _patch("tab first", 2, "tab", _GOOD.replace("+        self.x", "\t        self.x"))
 _patch("a NUL in a header", 0, "pristine", _GOOD.replace("A test", "\0"))
@@ -189,3 +196,23 @@ def _clash(w: World) -> Arguments:
     second = patch_text(PROPOSER, hunk(third, "<module>"))
     write_feature(w.tmp / "mine", {"10-b/0.20.0..0.33.0.patch": second}, id="other")
     return ["check", "--patches", w.tmp / "mine", w.site()]
+
+
+def _toml(name: str, word: str, text: str) -> None:
+    """A row with a feature.toml that begins with this text; the other features are checked."""
+
+    def make(w: World) -> Arguments:
+        folder = write_feature(w.tmp / "mine", {"10-a/0.20.0..0.33.0.patch": _GOOD}, id="mine")
+        toml = folder / "feature.toml"
+        toml.write_text(f"{text}\n{toml.read_text()}")
+        return ["check", "--patches", w.tmp / "mine", "--feature", "mine", w.site()]
+
+    simple(f"F toml: {name}", 2, word, make)
+
+
+_toml("a number of 5,000 digits", "it is not TOML", f"required = {'9' * 5000}")
+_toml("the same in sixteens", "more than 64 bits", f"required = 0x{'f' * 5000}")
+_toml("a key of 20,000 parts", "dots in a line", f"a{'.a' * 20_000} = 1")
+_toml("deep brackets", "mine/feature.toml", f"required = {'[' * 100_000}")
+_toml("a range of 4,500 digits", "is not a release", f'merged = "{"9" * 4500}"')
+_toml("a date", "expected true or false", "required = 1979-05-27")
