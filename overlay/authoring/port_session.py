@@ -26,11 +26,14 @@ from overlay.authoring.session_document import (
     package_of,
     read_document,
     read_file,
+    release_of,
+    require_own,
+    text_of,
 )
 from overlay.authoring.writing import toml_string
 from overlay.errors import UsageError
 from overlay.features.model import Feature
-from overlay.package import VLLM, Package, path_problem, require_text
+from overlay.package import VLLM, Package, path_problem, require_id, require_text
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
@@ -166,8 +169,12 @@ def load(folder: Path) -> PortSession:
     """Read a session.
 
     :raises UsageError: if there is none, or it is damaged.
+    :raises NotPrivate: if somebody else could have written it, or the patches that it names.
     """
-    return read_document(folder, Kind.PORT, lambda table: _session(folder, table))
+    session = read_document(folder, Kind.PORT, lambda table: _session(folder, table))
+    for place in session.patches:
+        require_own(Path(place))
+    return session
 
 
 def without(session: PortSession, id_: str) -> PortSession:
@@ -187,10 +194,12 @@ def without(session: PortSession, id_: str) -> PortSession:
     if not left.waiting:
         end(session)
         return left
-    disk.write_over(session.folder / DOCUMENT, _rendered(left))
-    for entry in session.waiting:
-        if entry.feature == id_:
-            (session.folder / entry.name).unlink(missing_ok=True)
+    gone = [entry for entry in session.waiting if entry.feature == id_]
+    for entry in gone:
+        session.text(entry)  # refused now, where a link lies there
+    disk.write_below(session.folder, DOCUMENT, _rendered(left))
+    for entry in gone:
+        disk.remove_below(session.folder, entry.name)
     return left
 
 
@@ -357,9 +366,8 @@ def _session(folder: Path, table: dict[str, Any]) -> PortSession:
         entry = Waiting(**{key: require_text(value) for key, value in item.items()})
         if problem := path_problem(entry.path, package):
             raise ValueError(problem)
-        if any("/" in name or name.startswith(".") for name in (entry.feature, entry.topic)):
-            raise ValueError(f"{entry.name} leaves the session")
+        require_id(entry.feature)
+        require_id(entry.topic)  # a topic is named as an id is, with its number first
         entries.append(entry)
-    patches = tuple(require_text(place) for place in table["patches"])
-    release = require_text(table["release"])
-    return PortSession(folder, release, patches, tuple(entries), package)
+    patches = tuple(text_of(place) for place in table["patches"])
+    return PortSession(folder, release_of(table), patches, tuple(entries), package)

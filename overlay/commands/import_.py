@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from overlay.commands import package_releases
 from overlay.errors import UsageError
-from overlay.package import VLLM, Package, known_package
+from overlay.package import VLLM, Package, id_problem, known_package
 from overlay.report.imported import ImportedFile, ImportReport, SeriesReport, concluded, series
 from overlay.report.words import enumeration
 
@@ -95,8 +95,6 @@ def _require_free(patches: Path, id_: str, *, update: bool) -> None:
 
     :raises UsageError: naming the folder.
     """
-    from overlay.features.feature_toml import id_problem
-
     if (problem := id_problem(id_)) is not None:
         raise UsageError(f"--id {problem}, as ids of features are")
     folder = patches / id_

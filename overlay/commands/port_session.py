@@ -155,9 +155,9 @@ class Resolving:
 
         :raises OSError: if it cannot be written.
         """
-        from overlay.authoring.disk import write_over
+        from overlay.authoring.disk import write_below
 
-        write_over(self.session.folder / entry.name, data)
+        write_below(self.session.folder, entry.name, data)
 
     def place(self, entry: Waiting) -> bool:
         """Put the added lines before upstream's; whether there is a file for that."""

@@ -22,6 +22,7 @@ from overlay.package import (
     VLLM,
     Package,
     ReleaseRange,
+    id_problem,
     package_named,
     package_problem,
     parse_release,
@@ -34,8 +35,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-
-_ID = re.compile(r"^[a-z0-9]+(-[a-z0-9]+)*\Z")
 
 #: The keys that a feature.toml has to have; all are texts.
 _REQUIRED = ("id", "title", "why", "releases")
@@ -178,11 +177,6 @@ def _text(document: Document, key: str) -> str:
     else:
         document.error(key, f"the key {key} is missing")
     return ""
-
-
-def id_problem(text: str) -> str | None:
-    """Why a text cannot be the id of a feature, or ``None`` if it can."""
-    return None if _ID.match(text) else f"{text!r} is not lower-case-with-hyphens"
 
 
 def _id(document: Document) -> str:

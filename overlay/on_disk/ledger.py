@@ -17,6 +17,7 @@ from overlay.package import (
     inside,
     package_named,
     path_problem,
+    require_id,
     require_text,
 )
 from overlay.results import FeatureResult, FileResult, HunkResult, Reason, State
@@ -323,7 +324,7 @@ def _record(record: dict[str, Any]) -> RecordEntry:
 
 def _feature(feature: dict[str, Any], package: Package) -> FeatureResult:
     return FeatureResult(
-        feature=require_text(feature["feature"]),
+        feature=require_id(feature["feature"]),
         state=State(feature["state"]),
         files=tuple(_file(file, package) for file in feature["files"]),
         reason=_reason(feature),

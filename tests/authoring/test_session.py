@@ -47,18 +47,29 @@ def test_a_session_is_read_as_it_was_begun(begun: Session) -> None:
     assert begun.untouched()
 
 
+#: Texts that can name a file, and ids of features.
+PLAIN = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+IDS = st.from_regex(r"[a-z0-9]{1,4}(-[a-z0-9]{1,4}){0,2}", fullmatch=True)
+
+
 @given(
-    texts=st.dictionaries(st.text(), st.text()),
+    texts=st.dictionaries(PLAIN, PLAIN),
+    ids=st.dictionaries(IDS, PLAIN),
+    id_=IDS,
     paths=st.dictionaries(
         st.from_regex(r"vllm/[a-z_ é\"']{1,9}\.py", fullmatch=True),
         st.tuples(*[st.none() | st.from_regex(r"[0-9a-f]{64}", fullmatch=True)] * 2),
     ),
 )
 def test_the_document_gives_back_what_was_written(
-    texts: dict[str, str], paths: dict[str, tuple[str | None, str | None]]
+    texts: dict[str, str],
+    ids: dict[str, str],
+    id_: str,
+    paths: dict[str, tuple[str | None, str | None]],
 ) -> None:
     files = {path: SessionFile(*hashes) for path, hashes in paths.items()}
-    given_ = replace(session(Path("x")), files=files, notes=texts, below=texts, features=texts)
+    own = {id_: "f"}
+    given_ = replace(session(Path("x")), files=files, notes=texts, below=ids, features=own)
     assert _session(Path("x"), given_.kind, tomllib.loads(render(given_))) == given_
 
 
