@@ -22,6 +22,7 @@ from overlay.authoring.ports import FeaturePort, TopicPort, as_patch
 from overlay.authoring.session_document import (
     DOCUMENT,
     Kind,
+    from_anywhere,
     head,
     package_of,
     read_document,
@@ -155,7 +156,7 @@ def find(named: str | None) -> Path:
     :raises UsageError: if there is none, or several.
     """
     if named is not None:
-        return Path(named)
+        return from_anywhere(Path(named))
     there = sorted(path.parent for path in Path().glob(f"port-*/{DOCUMENT}"))
     if len(there) == 1:
         return there[0]

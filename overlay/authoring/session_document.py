@@ -82,6 +82,17 @@ def release_of(table: dict[str, Any]) -> str:
     return text
 
 
+def from_anywhere(folder: Path) -> Path:
+    """A session's folder as it was named, or by a path that still means it when it has gone.
+
+    Whoever stands in it names it ``.`` or ``..``, and the working folder goes with it.
+    """
+    if folder.is_absolute():
+        return folder
+    real, here = os.path.realpath(folder), os.path.realpath(os.curdir)
+    return Path(real) if os.path.commonpath((here, real)) == real else folder
+
+
 def require_own(folder: Path) -> None:
     """Refuse a folder, by whatever path, that somebody else could have written.
 
