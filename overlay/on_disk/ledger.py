@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from overlay.errors import LedgerError
+from overlay.errors import LedgerError, described, says_nothing_of_files
 from overlay.package import (
     VLLM,
     Package,
@@ -131,6 +131,8 @@ def load(root: Path, package: Package = VLLM) -> Ledger | None:
     try:
         data = read_below(root, package.ledger_path, MAX_STATE_BYTES)
     except OSError as error:
+        if says_nothing_of_files(error):
+            raise LedgerError(described(error)) from error
         raise LedgerError(
             f"{path} cannot be read ({error.strerror}): it records what the overlay changed in "
             f"this {package.title}. Run the command as a user that may read it; where it is not a "
@@ -164,6 +166,8 @@ def copies(root: Path, package: Package = VLLM) -> Callable[[str], bytes]:
         try:
             data = read_below(root, f"{package.pristine_folder}/{digest}")
         except OSError as error:
+            if says_nothing_of_files(error):
+                raise LedgerError(described(error)) from error
             raise LedgerError(
                 f"{path} cannot be read ({error.strerror}): expected the pristine copy of a file "
                 f"that the overlay changed; {reinstall(package=package)}"
