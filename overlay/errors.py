@@ -22,6 +22,13 @@ class UsageError(OverlayError):
     """The command was asked for something it does not do."""
 
 
+#: The most characters of a problem, which may quote what is malformed.
+_MAX_PROBLEM = 600
+
+#: The most malformed places of one file that are told.
+MAX_ERRORS = 50
+
+
 class PatchFormatError(OverlayError):
     """A patch or a feature folder is malformed.
 
@@ -31,6 +38,8 @@ class PatchFormatError(OverlayError):
     """
 
     def __init__(self, file: str, line: int | None, problem: str) -> None:
+        if len(problem) > _MAX_PROBLEM:
+            problem = f"{problem[:_MAX_PROBLEM]}... ({len(problem)} characters)"
         self.file, self.line, self.problem = file, line, problem
         place = file if line is None else f"{file}:{line}"
         super().__init__(f"{place}: {problem}")

@@ -291,8 +291,16 @@ def require_id(value: object) -> str:
     return text
 
 
-#: The longest path of a module; the longest of vLLM has a fifth of that, and systems end at 4096.
-_MAX_PATH = 512
+#: The longest path of a module, and of a part of it; the longest of vLLM's has a fifth of that, and
+#: systems end at 4096 and 255.
+_MAX_PATH, _MAX_NAME = 512, 200
+
+
+def length_problem(path: str) -> str | None:
+    """Why a path is too long for a module, or ``None`` if it is not; it is quoted in part."""
+    if len(path) <= _MAX_PATH and max(map(len, path.split("/"))) <= _MAX_NAME:
+        return None
+    return f"'{path[:40]}...' is longer than any path of a module ({len(path)} characters)"
 
 
 def path_problem(path: str, package: Package = VLLM) -> str | None:
@@ -300,8 +308,8 @@ def path_problem(path: str, package: Package = VLLM) -> str | None:
 
     A patch reaches Python modules inside the folder of its package and nothing else.
     """
-    if len(path) > _MAX_PATH or max(map(len, path.split("/"))) > 200:
-        return f"'{path[:40]}...' is longer than any path of a module ({len(path)} characters)"
+    if (problem := length_problem(path)) is not None:
+        return problem
     parts, name = path.split("/"), package.name
     if not path or path.startswith("/") or re.match(r"^[A-Za-z]:", path):
         return f"{path!r} is not relative to the folder that holds {name}/"

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from overlay.errors import UsageError
 from overlay.features.model import MODULE_SCOPE, Hunk
+from overlay.package import length_problem
 
 if TYPE_CHECKING:
     from unidiff.patch import Hunk as DiffHunk
@@ -283,6 +284,8 @@ def _file(entry: PatchedFile, name: str, offset: int) -> IncomingFile:
     info = [str(line) for line in entry.patch_info or ()]
     source = _path(entry.source_file)
     target = _path(entry.target_file)
+    if (problem := length_problem(target or source or "")) is not None:
+        raise UsageError(f"{name}:{offset + int(entry.diff_line_no or 1)}: the path {problem}")
     blobs = next((match for line in info if (match := _INDEX.match(line))), None)
     hunks = tuple(_hunk(hunk, offset) for hunk in entry)
     _require_apart(hunks, f"{name}:", target or source or "")

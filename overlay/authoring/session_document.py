@@ -7,7 +7,6 @@ belong to this user or to root, as a project's file and the cache have to.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
@@ -15,13 +14,9 @@ from typing import Any, TypeVar
 
 from overlay.authoring.writing import toml_string
 from overlay.errors import UsageError
+from overlay.features.toml import parse_toml
 from overlay.package import VLLM, Package, package_named, parse_release, require_text
 from overlay.untrusted import read_below, require_private
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 DOCUMENT = "session.toml"
 
@@ -118,7 +113,7 @@ def read_document(folder: Path, kind: Kind, session: Callable[[dict[str, Any]], 
     if data is None:
         raise UsageError(f"{folder}: {expected}, found no {DOCUMENT} there")
     try:
-        table = tomllib.loads(data.decode("utf-8"))
+        table = parse_toml(data.decode("utf-8"))
         if table["schema"] != SCHEMA or isinstance(table["schema"], bool):
             raise ValueError(f"schema is {table['schema']!r}, expected {SCHEMA}")
         found = Kind(table["kind"])

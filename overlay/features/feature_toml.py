@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from packaging.version import Version
 
-from overlay.errors import PatchFormatError
+from overlay.errors import MAX_ERRORS, PatchFormatError
 from overlay.features.model import MODULE_SCOPE, Build, UpstreamPlan, UpstreamTest
 from overlay.features.sources import read_text
 from overlay.features.switches import (
@@ -18,6 +17,7 @@ from overlay.features.switches import (
     read_situational,
     read_switches,
 )
+from overlay.features.toml import parse_toml
 from overlay.package import (
     VLLM,
     Package,
@@ -29,12 +29,6 @@ from overlay.package import (
     path_problem,
 )
 from overlay.results import ModelRunner
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 
 #: The keys that a feature.toml has to have; all are texts.
 _REQUIRED = ("id", "title", "why", "releases")
@@ -95,6 +89,8 @@ class Document(NamedTuple):
 
     def error(self, key: str, problem: str) -> None:
         """Note an error at the line of a key, or of the whole document where it has no such key."""
+        if len(self.errors) >= MAX_ERRORS:
+            return  # each costs a walk through the document, and nobody reads so many
         pattern = re.compile(rf"^\s*(\[\[?\s*)?[\"']?{re.escape(key)}[\"']?\s*[=\]]")
         lines = enumerate(self.text.split("\n"), 1)
         line = next((number for number, text in lines if pattern.match(text)), None)
@@ -112,14 +108,11 @@ def read_document(path: Path, errors: list[PatchFormatError]) -> Document | None
         return None
     text = text.removeprefix("\ufeff")
     try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        table = parse_toml(text)
+    except ValueError as error:
         place = re.search(r"at line (\d+)", str(error))
         line = int(place[1]) if place else None
         errors.append(PatchFormatError(str(path), line, f"it is not TOML: {error}"))
-        return None
-    except RecursionError:
-        errors.append(PatchFormatError(str(path), None, "its brackets are nested too deeply"))
         return None
     if not table:
         problem = f"it is empty; expected {', '.join(_REQUIRED)}"

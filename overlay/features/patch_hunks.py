@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 from overlay.features.model import MODULE_SCOPE, Hunk
 from overlay.features.patch_source import Source
 
-_HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(?:[ \t](?P<heading>.*))?$")
+#: No file has a line of ten digits, and Python refuses numbers of more than 4,300.
+_RANGE = r"(\d{1,9})(?:,(\d{1,9}))?"
+
+_HUNK = re.compile(rf"^@@ -{_RANGE} \+{_RANGE} @@(?:[ \t](?P<heading>.*))?$")
 
 _SCOPE = re.compile(r"^[^\W\d]\w*(\.[^\W\d]\w*)*$")
 

@@ -16,12 +16,12 @@ process; ``check_values`` compares what an environment sets with what features d
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from overlay.features.sources import EFFECTS_PATH, feature_documents
+from overlay.features.toml import parse_toml
 from overlay.results import ModelRunner
 from overlay.settings import KNOWN
 from overlay.untrusted import read_regular
@@ -87,14 +87,10 @@ def declarations(folders: Iterable[Path]) -> tuple[Declaration, ...]:
 
 
 def _declaration(document: Path) -> Declaration | None:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
     try:
         text = (read_regular(document, follow=False) or b"").decode("utf-8-sig")
-        table = tomllib.loads(text)
-    except (OSError, ValueError, RecursionError):
+        table = parse_toml(text)
+    except (OSError, ValueError):
         return None
     errors: list[str] = []
 

@@ -75,13 +75,11 @@ def package_in(feature: Path) -> str:
     # A line before the first text of several lines, and the first table, is not in one of them.
     before = data.split(b"'''")[0].split(b'"""')[0].split(b"\n[")[0]
     if name is None or lines[0] not in before.splitlines():
-        if sys.version_info >= (3, 11):
-            import tomllib
-        else:
-            import tomli as tomllib
+        from overlay.features.toml import parse_toml
+
         try:
-            name = tomllib.loads(data.decode("utf-8-sig")).get("package")
-        except (ValueError, RecursionError):
+            name = parse_toml(data.decode("utf-8-sig")).get("package")
+        except ValueError:
             return "vllm"
     return name if isinstance(name, str) and _may_be_patched(name) else "vllm"
 

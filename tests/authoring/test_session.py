@@ -22,8 +22,9 @@ from overlay.authoring.session import (
     render,
     revise,
 )
-from overlay.authoring.session_document import DOCUMENT, Kind, tomllib
+from overlay.authoring.session_document import DOCUMENT, Kind
 from overlay.errors import UsageError
+from overlay.features.toml import parse_toml
 from tests.support.faults import FaultyOs, faulty, in_child, killing
 
 A, B, NEW = "vllm/a.py", "vllm/v1/b.py", "vllm/new.py"
@@ -70,7 +71,7 @@ def test_the_document_gives_back_what_was_written(
     files = {path: SessionFile(*hashes) for path, hashes in paths.items()}
     own = {id_: "f"}
     given_ = replace(session(Path("x")), files=files, notes=texts, below=ids, features=own)
-    assert _session(Path("x"), given_.kind, tomllib.loads(render(given_))) == given_
+    assert _session(Path("x"), given_.kind, parse_toml(render(given_))) == given_
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
