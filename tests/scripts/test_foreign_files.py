@@ -18,8 +18,7 @@ ALLOWED = {
     "overlay/untrusted.py": "the functions that everything else goes through",
     "overlay/on_disk/files.py": "writes, in folders that were opened without following a link",
     "overlay/on_disk/lock.py": "opens the folder vllm/ itself, as a folder; reads /proc",
-    "overlay/cache.py": "opens files of private folders, not waiting, and only if they are regular; "
-    "makes lock files",
+    "overlay/cache.py": "opens files of private folders, if they are regular; makes lock files",
     "overlay/in_memory/module_cache.py": "opens a private folder, and writes new files in one",
     "overlay/in_memory/import_hook.py": "reads a module that Python itself is about to read",
     "overlay/in_memory/importers.py": "reads a module that Python itself has read",
