@@ -205,14 +205,17 @@ def lay(folder: Path, files: Mapping[str, bytes]) -> None:
     :raises OSError: if one cannot be written, or is there already.
     """
     _make(folder)
-    places = {folder}
+    places = {""}
     for name, data in files.items():
-        place = folder / name
-        _make(place.parent)
-        places |= {above for above in place.parents if folder in above.parents}
-        write_new(place, data)
+        above = name.rpartition("/")[0]
+        if above not in places:
+            _make(folder / above)
+        while above not in places:
+            places.add(above)
+            above = above.rpartition("/")[0]
+        write_new(folder / name, data)
     for place in places:
-        sync(place)
+        sync(folder / place)
 
 
 def _make(folder: Path) -> None:

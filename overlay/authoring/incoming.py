@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 #: A change of more bytes than this is refused (the whole of vLLM 0.33.0's Python is 40 million).
 MAX_BYTES = 64 * 1024 * 1024
 
+#: A change of more files is refused: all of vLLM 0.33.0 has fewer, and each is written twice.
+MAX_FILES = 10_000
+
 _MAIL = re.compile(rb"^From [0-9a-f]{7,64} .*$", re.MULTILINE)
 _INDEX = re.compile(r"^index (?P<old>[0-9a-f]{7,64})\.\.(?P<new>[0-9a-f]{7,64})(?: \d+)?\s*$")
 _SUBJECT_PREFIX = re.compile(r"^\s*\[[^\]]*PATCH[^\]]*\]\s*")
@@ -118,6 +121,8 @@ def read_changes(data: bytes, name: str) -> tuple[Commit, ...]:
         commits = (_mail(data, name, 0),)
     else:
         commits = (Commit(_files(_text(data, name), name, 0)),)
+    if (count := sum(len(commit.files) for commit in commits)) > MAX_FILES:
+        raise UsageError(f"{name}: expected a change of at most {MAX_FILES} files, found {count}")
     if not any(commit.files for commit in commits):
         raise UsageError(
             f"{name}:1: expected a unified diff or mails of `git format-patch`, found no file that "

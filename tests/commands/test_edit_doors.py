@@ -67,7 +67,7 @@ def test_an_edit_that_a_stranger_could_have_made_is_refused(
 @as_root
 def test_a_session_for_somebody_elses_patches_does_not_begin(team: Cli) -> None:
     os.chown(team.team, STRANGER, STRANGER)
-    words = ["--release", "0.26.0", "--patches", team.team]
+    words = ["--release", "0.26.0", "--patches", str(team.team)]
     for command in (["edit", "team-capture"], ["new", "fix", "--file", RUNNER]):
         refused = team(*command, *words)
         assert refused.exit == 2
@@ -80,7 +80,7 @@ def test_links_in_a_session_that_grows_lead_nowhere(team: Cli, tmp_path: Path) -
     out = tmp_path / "out"
     (out / "vllm/v1/spec_decode").mkdir(parents=True)
     more = "vllm/v1/spec_decode/proposer.py"
-    words = ["--release", "0.26.0", "--patches", team.team]
+    words = ["--release", "0.26.0", "--patches", str(team.team)]
     assert team("new", "fix", "--file", RUNNER, *words).exit == 0
     for link, to in (("vllm/v1/spec_decode", "vllm/v1/spec_decode"), (".base", "")):
         place = Path("fix@0.26.0", link)
