@@ -37,11 +37,13 @@ _INDEX = re.compile(r"^index (?P<old>[0-9a-f]{7,64})\.\.(?P<new>[0-9a-f]{7,64})(
 _SUBJECT_PREFIX = re.compile(r"^\s*\[[^\]]*PATCH[^\]]*\]\s*")
 _NO_BLOB = re.compile(r"^0+$")
 
+#: What was not UTF-8; people read the words of a mail, and only its diff must keep every byte.
+_LONE = re.compile("[\ud800-\udfff]")
+
 #: Numbers of a hunk's header that no file has; Python refuses those of more than 4,300 digits.
 _FAR = re.compile(r"^@@ .*\d{10}", re.MULTILINE)
 
-#: The most characters of a mail's header that are read; git wraps its own at 78, and the parser
-#: takes time with the square of their number.
+#: The most characters of a mail's header; the parser takes time with the square of their number.
 _MAX_HEADER = 8 * 1024
 
 #: A header that the parser reads for itself, of a mail or of a part of one.
@@ -177,10 +179,7 @@ def _mails(data: bytes, starts: list[int], name: str) -> Iterator[Commit]:
 
 
 def _mail(data: bytes, name: str, offset: int) -> Commit:
-    """The change of a mail.
-
-    :raises UsageError: if it is nested or encoded so that no parser gets through.
-    """
+    """The change of a mail; ``UsageError`` where the parser does not get through it."""
     try:
         return _read_mail(data, name, offset)
     # What the standard library's parser raises on mails that nobody wrote, besides its own errors.
@@ -201,7 +200,7 @@ def _read_mail(data: bytes, name: str, offset: int) -> Commit:
     raw = payload if isinstance(payload, bytes) else b""
     text = _without_signature(_text(raw, name))
     begins = re.search(r"^(diff --git |--- (?!$)|Index: )", text, re.MULTILINE)
-    words = text[: begins.start()] if begins else text
+    words = _LONE.sub("\N{REPLACEMENT CHARACTER}", text[: begins.start()] if begins else text)
     # The lines of the body are those of the file unless the mail was encoded for transport.
     header_lines = data.count(b"\n") - raw.count(b"\n")
     said = re.split(r"^---\s*$", words, maxsplit=1, flags=re.MULTILINE)[0].strip()
@@ -224,7 +223,7 @@ def _header(message: Message, field: str, name: str) -> str:
     texts = [text for key, text in message.raw_items() if key.lower() == field.lower()]
     _require_short(field, max(map(len, texts), default=0), name)
     try:
-        return str(message.get(field, ""))
+        return _LONE.sub("\N{REPLACEMENT CHARACTER}", str(message.get(field, "")))
     except OverflowError:
         return ""  # a date beyond all calendars
 

@@ -22,6 +22,7 @@ from overlay.features.feature_folder import read_feature
 from overlay.features.model import Feature, Hunk
 from overlay.features.patch_headers import REPEATED
 from overlay.package import VLLM, Package, ReleaseRange
+from overlay.untrusted import printable
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -178,7 +179,16 @@ def _hunk(hunk: Hunk, shift: int) -> list[str]:
 
 
 def toml_string(text: str) -> str:
-    """A text as a basic string of TOML, whose escapes are those of JSON but for a few."""
+    """A text as a basic string of TOML, whose escapes are those of JSON but for a few.
+
+    :raises UsageError: if it is not Unicode, as a name of a file may be; no TOML can hold it.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"{printable(text[:200])}: expected a text or a name in UTF-8, which TOML can hold"
+        ) from error
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

@@ -193,3 +193,18 @@ def test_a_date_beyond_all_calendars_is_none() -> None:
     for date in (b"Mon, 1 Sep 99999999999999999999 99:99:99 +99999999999", b"x", b"9" * 300):
         mail = b"From: a\nSubject: x\nDate: " + date + b"\n\n" + diff
         assert read_changes(mail, "x")[0].date == ""
+
+
+@pytest.mark.parametrize("place", [b"A <", b"] x", b"why", b"Signed"])
+def test_the_words_of_a_mail_are_unicode_whatever_its_bytes(place: bytes) -> None:
+    """Latin-1 without a declaration, as old tools write it; only the diff keeps every byte."""
+    mail = (
+        b"From: A <a@b>\nSubject: [PATCH] x\n\nwhy\n\nSigned-off-by: b\n---\n"
+        b"--- a/vllm/a.py\n+++ b/vllm/a.py\n@@ -1 +1 @@\n-a = '\xff'\n+a = 2\n"
+    )
+    assert place in mail
+    wrong = b"Signed-off-by: \xff\nSigned" if place == b"Signed" else place + b" \xff\xfe "
+    (commit,) = read_changes(mail.replace(place, wrong, 1), "x")
+    for words in (commit.subject, commit.message, commit.author, *commit.signed_off):
+        words.encode()
+    assert commit.files[0].hunks[0].pre == ("a = '\udcff'",)

@@ -196,3 +196,12 @@ def test_links_in_a_session_are_refused(begun: Session, tmp_path: Path) -> None:
     (begun.folder / "vllm/link.py").symlink_to(tmp_path / "secret.py")
     with pytest.raises(UsageError, match="found a symbolic link"):
         begun.present()
+
+
+def test_patches_whose_name_is_not_unicode_are_named_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    own = replace(session(tmp_path / "s"), patches=Path("/nowhere/our\udcff"))
+    with pytest.raises(UsageError, match=r"/nowhere/our\\xff: expected a text or a name in UTF-8"):
+        begin(own, LAID, BASES)
+    assert list(tmp_path.iterdir()) == []
