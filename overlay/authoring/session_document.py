@@ -22,6 +22,9 @@ DOCUMENT = "session.toml"
 
 SCHEMA = 1
 
+#: The most characters of what is wrong with a document, which may quote it.
+_MAX_WHY = 400
+
 S = TypeVar("S")
 
 
@@ -119,9 +122,10 @@ def read_document(folder: Path, kind: Kind, session: Callable[[dict[str, Any]], 
         found = Kind(table["kind"])
         read = session(table) if found is kind else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        why = f"{type(error).__name__}: {error}"[:_MAX_WHY]
         raise UsageError(
-            f"{folder / DOCUMENT}: {expected}, found a damaged one ({type(error).__name__}: "
-            f"{error}). Nothing was changed; your edits are in the files there"
+            f"{folder / DOCUMENT}: {expected}, found a damaged one ({why}). Nothing was "
+            "changed; your edits are in the files there"
         ) from error
     if read is None:
         raise UsageError(f"{folder}: {expected}, found one of `overlay {found.value}`")

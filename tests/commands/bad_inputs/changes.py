@@ -124,6 +124,8 @@ base = "0.25.0"
 laid = ""
 """
 
+_LETTERS = "e" * 100_000
+
 _EDITS = {
     "of no feature": ('x = ""', ""),
     "of two features": ('x = ""', 'x = ""\ny = ""'),
@@ -132,6 +134,8 @@ _EDITS = {
     "on a feature above": ("[below]", '[below]\n"../x" = ""'),
     "with a NUL in its folders": ('"/nowhere"\n\n[files]', '"/no\\u0000where"\n\n[files]'),
     "with a NUL in its patches": ('patches = "/nowhere"', 'patches = "/no\\u0000where"'),
+    "of a kind of 100,000 letters": ('"edit"', f'"{"e" * 100_000}"'),
+    "of a release of 100,000 letters": ('"0.26.0"', f'"{"e" * 100_000}"'),
     "of no release": ('"0.26.0"', '"not a release"'),
     "with a number of 5,000 digits": ("schema = 1", f"schema = {'9' * 5000}"),
     "with a key of 20,000 parts": ("schema = 1", f"{'a.' * 20000}a = 1\nschema = 1"),
