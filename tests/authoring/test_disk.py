@@ -203,3 +203,13 @@ def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "ours").write_text("")
     with pytest.raises((UsageError, FileExistsError)):
         change(tmp_path / "ours")
+
+
+@pytest.mark.parametrize("named", [".", "../it", "inner/.."])
+def test_a_folder_goes_by_whatever_path_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    (tmp_path / "it/inner").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "it")
+    disk.vanish(Path(named))
+    assert list(tmp_path.iterdir()) == []
