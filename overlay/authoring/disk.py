@@ -6,8 +6,7 @@ every reader takes the new features (``overlay.features.sources.entries``), wher
 is killed; before, every reader takes the old ones.  What follows only tidies: the folders move to
 their places, and the next command that writes here ends what a killed one left.
 
-What lies in a session's folder is written and removed through no symbolic link below it, so that
-nothing outside changes, whatever somebody planted there.
+What lies in a session's folder is written and removed through no symbolic link below it.
 
 The calls are written ``os.<name>``, so that the fault tests can fail or kill at each of them.
 """
@@ -262,10 +261,9 @@ def write_over(path: Path, data: bytes) -> None:
 
 @contextmanager
 def _place(root: Path, name: str) -> Iterator[tuple[int, str]]:
-    """Open the folder below ``root`` that holds a file, through no symbolic link.
+    """Open the folder below ``root`` that holds a file, as ``parent_below``.
 
-    :yields: its descriptor, and the last part of ``name``; errors in the block name all of it.
-    :raises ValueError: if ``name`` leaves ``root``.
+    Errors in the block name all of ``name``, which must not leave ``root`` (``ValueError``).
     """
     full = os.path.join(root, inside(name))
     try:
@@ -280,7 +278,6 @@ def _place(root: Path, name: str) -> Iterator[tuple[int, str]]:
 def write_below(root: Path, name: str, data: bytes) -> None:
     """Give a file below a folder new bytes by one rename; folders are made where missing.
 
-    :param name: its path below ``root``.
     :raises UnfitFile: if a symbolic link is in the way.
     :raises OSError: if it cannot be written; it is as before then.
     """

@@ -109,6 +109,7 @@ def create(
     :param package: whose release it is.
 
     :raises UsageError: if something is there already; :raises OSError: if it cannot be written.
+    :raises NotPrivate: if somebody else could have written the patches.
     """
     contents: dict[str, bytes] = {}
     entries: list[Waiting] = []
@@ -139,6 +140,7 @@ def create(
         package,
     )
     contents[DOCUMENT] = _rendered(session)
+    _require_own_patches(session)
     try:
         disk.appear(folder, contents)
     except FileExistsError as error:
@@ -173,9 +175,13 @@ def load(folder: Path) -> PortSession:
     :raises NotPrivate: if somebody else could have written it, or the patches that it names.
     """
     session = read_document(folder, Kind.PORT, lambda table: _session(folder, table))
+    _require_own_patches(session)
+    return session
+
+
+def _require_own_patches(session: PortSession) -> None:
     for place in session.patches:
         require_own(Path(place))
-    return session
 
 
 def without(session: PortSession, id_: str) -> PortSession:

@@ -54,9 +54,12 @@ def test_a_port_that_a_stranger_laid_into_the_working_folder_is_refused(
     assert (files(ours), files(Path("port-0.24.0"))) == (before, session)
     os.chown("port-0.24.0", 0, 0)
     os.chown(ours, STRANGER, STRANGER)
-    refused = cli("port", "--continue")
-    assert refused.exit == 2
-    assert f"{ours} belongs to user {STRANGER}" in refused.err
+    os.rename("port-0.24.0", "mine")
+    for words in (["--continue", "mine"], ["replay", "0.24.0", "--patches", str(ours)]):
+        refused = cli("port", *words)
+        assert refused.exit == 2
+        assert f"{ours} belongs to user {STRANGER}" in refused.err
+    assert os.listdir() == ["mine"]
 
 
 def test_a_port_skips_no_file_of_another_installation(cli: Cli, ours: Path, tmp_path: Path) -> None:
