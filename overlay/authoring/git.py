@@ -253,33 +253,43 @@ def run(
             env=dict(variables),
             start_new_session=True,
         )
-        over, late = threading.Event(), threading.Event()
-
-        def watch() -> None:
-            ends = time.monotonic() + seconds
-            while not over.wait(min(0.2, max(0.0, ends - time.monotonic()))):
-                if time.monotonic() >= ends:
-                    late.set()
-                if late.is_set() or max(map(_size, (output, said))) > 2 * LIMIT:
-                    _end_group(process)
-                    return
-
-        watcher = threading.Thread(target=watch, daemon=True)
-        watcher.start()
-        try:
-            process.wait()
-        finally:
-            over.set()
-            _end_group(process)
-            process.wait()
-            watcher.join()
-        if late.is_set():
+        if not _in_time(process, seconds, (output, said)):
             raise subprocess.TimeoutExpired(words, seconds)
         size, length = _size(output), _size(said)
         output.seek(0)
         said.seek(max(0, length - MAX_SAID))
         lines = said.read(MAX_SAID).decode("utf-8", "replace").strip().splitlines()
         return Ended(process.returncode, output.read(LIMIT), size, [line[:500] for line in lines])
+
+
+def _in_time(
+    process: subprocess.Popen[bytes], seconds: float, printed: Sequence[IO[bytes]]
+) -> bool:
+    """Wait for a program and end its group; whether it ended before the time was over.
+
+    :param printed: the files that it prints to, whose size is bounded.
+    """
+    over, late = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        ends = time.monotonic() + seconds
+        while not over.wait(min(0.2, max(0.0, ends - time.monotonic()))):
+            if time.monotonic() >= ends:
+                late.set()
+            if late.is_set() or max(map(_size, printed)) > 2 * LIMIT:
+                _end_group(process)
+                return
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        process.wait()
+    finally:
+        over.set()
+        _end_group(process)
+        process.wait()
+        watcher.join()
+    return not late.is_set()
 
 
 def _size(file: IO[bytes]) -> int:

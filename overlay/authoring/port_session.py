@@ -132,13 +132,8 @@ def create(
         if port.problem is not None:
             added = port.feature.added[0].path
             entries.append(Waiting(port.feature.id, port.feature.digest, "files", added, "", ""))
-    session = PortSession(
-        folder,
-        release,
-        tuple(str(Path(p).absolute()) for p in patches),
-        tuple(entries),
-        package,
-    )
+    places = tuple(str(Path(p).absolute()) for p in patches)
+    session = PortSession(folder, release, places, tuple(entries), package)
     contents[DOCUMENT] = _rendered(session)
     _require_own_patches(session)
     try:
