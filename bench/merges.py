@@ -36,6 +36,7 @@ if str(ROOT) not in sys.path:
 from bench.real_changes import RealChange, imported, refused_by_images, shares
 from overlay.authoring.carry import carry
 from overlay.authoring.composing import NotComposable, compose
+from overlay.authoring.git import environment
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.merge import matches
 from overlay.authoring.merge import merge as three_way
@@ -89,7 +90,8 @@ def git(repository: Path, *words: str) -> bytes:
     :raises subprocess.CalledProcessError: if it fails.
     """
     command = ["git", "-C", str(repository), *words]
-    return subprocess.run(command, check=True, capture_output=True).stdout
+    done = subprocess.run(command, check=True, capture_output=True, env=environment())
+    return done.stdout
 
 
 def file_merges(repository: Path, since: str) -> Iterator[FileMerge]:

@@ -6,6 +6,8 @@ of it.  What others could have written is not believed: the rule is that of ``ov
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import os
 import stat
 import time
@@ -38,6 +40,78 @@ def user_cache_folder() -> Path:
     import platformdirs
 
     return Path(platformdirs.user_cache_path("vllm-overlay", appauthor=False))
+
+
+#: What ``flock`` answers where a file system has no such locks.
+WITHOUT_LOCKS = frozenset(
+    (
+        *(errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS),
+        *(errno.EOPNOTSUPP, errno.ENOTSUP),
+    )
+)
+
+
+def flocked(handle: int, mode: int, timeout: float) -> bool:
+    """Lock an open file or folder; whether it was free within ``timeout`` seconds.
+
+    :param mode: ``fcntl.LOCK_EX`` or ``fcntl.LOCK_SH``.
+    :raises OSError: if it cannot be locked; of ``WITHOUT_LOCKS`` where its file system has none.
+    """
+    import fcntl
+
+    deadline = time.monotonic() + timeout
+    pause = 0.002
+    while True:
+        try:
+            fcntl.flock(handle, mode | fcntl.LOCK_NB)
+            return True
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EINTR):
+                raise
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.1)
+
+
+def lock_file(place: str) -> Path:
+    """The file in the user's cache that is locked for a place whose file system has no locks.
+
+    Not below ``OVERLAY_CACHE``: a process with another cache has to meet the same lock.
+    """
+    name = hashlib.sha256(place.encode("utf-8", "surrogateescape")).hexdigest()
+    return user_cache_folder() / "locks" / f"{name[:32]}.lock"
+
+
+def open_lock(path: Path, timeout: float) -> int | None:
+    """Lock a file of the cache, which is made where it is missing.
+
+    It does not admit several readers, and separates only processes of this user on this machine.
+
+    :returns: its descriptor, to be given to ``release``; ``None`` if it was not free in that time.
+    :raises OSError: if it cannot be made or locked.
+    """
+    import fcntl
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    held = False
+    try:
+        held = flocked(handle, fcntl.LOCK_EX, timeout)
+    finally:
+        if not held:
+            os.close(handle)
+    return handle if held else None
+
+
+def release(handle: int) -> None:
+    """Give a lock back, also where a child that was forked meanwhile shares the descriptor."""
+    import fcntl
+
+    try:
+        fcntl.flock(handle, fcntl.LOCK_UN)
+    finally:
+        os.close(handle)
 
 
 class PrivateFolder:

@@ -92,6 +92,10 @@ class UsageError(OverlayError):
     """The command was asked for something it does not do."""
 
 
+#: The most malformed places of one file that are told.
+MAX_ERRORS = 50
+
+
 class PatchFormatError(OverlayError):
     """A patch or a feature folder is malformed.
 
@@ -170,8 +174,20 @@ _STEPS = {
     errno.EDQUOT: "free some of your quota and run the command again",
     errno.ENOTDIR: "a file is in the place of a folder: remove it, or reinstall the package",
     errno.EBUSY: "it is in use, or mounted by itself: change the file that is mounted there",
+    errno.EMFILE: "raise the limit of open files (`ulimit -n`) and run the command again",
+    errno.ENFILE: "the machine has too many open files: close some and run the command again",
+    errno.ENOMEM: "free some memory and run the command again",
     errno.EIO: "the disk reports a fault: check it before you run the command again",
 }
+
+
+#: What the system answers where this process is the cause, and not what it opens.
+_OF_PROCESS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
+
+
+def says_nothing_of_files(error: OSError) -> bool:
+    """Whether an error is a limit of this process or machine, and tells nothing about a file."""
+    return error.errno in _OF_PROCESS
 
 
 def described(error: OSError) -> str:

@@ -280,11 +280,55 @@ class ReleaseRange(NamedTuple):
         return f"{self.first}..{self.last}"
 
 
+#: The longest id of a feature: it is the name of a folder, with more behind it while it is laid.
+_MAX_ID = 200
+
+_ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+
+
+def id_problem(text: str) -> str | None:
+    """Why a text cannot be the id of a feature, or ``None`` if it can.
+
+    An id is the name of a folder, so this is asked wherever one is read.
+
+    >>> id_problem("stop-strings"), id_problem("../stop")
+    (None, "'../stop' is not lower-case-with-hyphens")
+    """
+    if len(text) > _MAX_ID:
+        return f"'{text[:20]}...' has {len(text)} characters: expected at most {_MAX_ID}"
+    return None if _ID.fullmatch(text) else f"{text!r} is not lower-case-with-hyphens"
+
+
+def require_id(value: object) -> str:
+    """``value`` itself, if it is the id of a feature.
+
+    :raises TypeError: if it is not a text; :raises ValueError: if it cannot be an id.
+    """
+    text = require_text(value)
+    if (problem := id_problem(text)) is not None:
+        raise ValueError(f"id: {problem}")
+    return text
+
+
+#: The longest path of a module, and of a part of it; the longest of vLLM's has a fifth of that, and
+#: systems end at 4096 and 255.
+_MAX_PATH, _MAX_NAME = 512, 200
+
+
+def length_problem(path: str) -> str | None:
+    """Why a path is too long for a module, or ``None`` if it is not; it is quoted in part."""
+    if len(path) <= _MAX_PATH and max(map(len, path.split("/"))) <= _MAX_NAME:
+        return None
+    return f"'{path[:40]}...' is longer than any path of a module ({len(path)} characters)"
+
+
 def path_problem(path: str, package: Package = VLLM) -> str | None:
     """Why a path may not be patched or added, or ``None`` if it may.
 
     A patch reaches Python modules inside the folder of its package and nothing else.
     """
+    if (problem := length_problem(path)) is not None:
+        return problem
     parts, name = path.split("/"), package.name
     if not path or path.startswith("/") or re.match(r"^[A-Za-z]:", path):
         return f"{path!r} is not relative to the folder that holds {name}/"

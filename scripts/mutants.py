@@ -111,6 +111,11 @@ def judges_of(module: str, path: Path = LISTED) -> list[str]:
     return [f"tests/{test}" for test in named[module]]
 
 
+def judged() -> list[str]:
+    """Every module that has tests named; those of other rooms are tried where they are named."""
+    return sorted(_document()["tests"])
+
+
 def bounded() -> dict[str, frozenset[str]]:
     """Module -> its functions of which ``--bounded`` tries every mutant."""
     named: dict[str, list[str]] = _document()["bounded"]
@@ -219,8 +224,8 @@ def choose(arguments: argparse.Namespace) -> list[Choice]:
     functions: dict[str, set[str]] = {}
     for place in arguments.module or modules():
         module, _, function = place.partition(":")
-        if module not in modules():
-            raise ValueError(f"expected {', '.join(modules())}; found {module}")
+        if module not in judged():
+            raise ValueError(f"expected {', '.join(judged())}; found {module}")
         functions.setdefault(module, set()).update({function} if function else ())
     if arguments.share is None:
         return [Choice(module, frozenset(named)) for module, named in functions.items()]

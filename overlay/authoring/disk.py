@@ -6,6 +6,8 @@ every reader takes the new features (``overlay.features.sources.entries``), wher
 is killed; before, every reader takes the old ones.  What follows only tidies: the folders move to
 their places, and the next command that writes here ends what a killed one left.
 
+What lies in a session's folder is written and removed through no symbolic link below it.
+
 The calls are written ``os.<name>``, so that the fault tests can fail or kill at each of them.
 """
 
@@ -22,14 +24,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from overlay.errors import OverlayError, UsageError
-from overlay.features.sources import SWITCH, stray
-from overlay.untrusted import read_regular
-
-#: Seconds that a command waits for another one that writes into the same folder of patches.
-LOCK_SECONDS = 20.0
+from overlay.authoring.lock import only_writer
+from overlay.errors import UsageError
+from overlay.features.sources import SWITCH, is_switch, stray
+from overlay.package import id_problem, inside
+from overlay.untrusted import UnfitFile, parent_below, read_regular
 
 _STAGED, _DONE = ".overlay-staged-", ".overlay-done-"
+
+#: What lay in the place of a switch and is none; it is kept.
+_ASIDE = ".overlay-put-aside-"
 
 
 class NewFolder(NamedTuple):
@@ -52,12 +56,17 @@ def replace_features(
 
     :param patches: made where it is missing.
     :param new: the features to come; :param gone: ids of those to go.
+    :raises UsageError: if an id cannot be one, or a path leaves its feature.
     :raises OverlayError: if another command keeps writing there.
     :raises OSError: if it cannot be written; the features are those from before then.  (Those to
         come where the system refuses even to take the switch back.)
     """
-    patches.mkdir(parents=True, exist_ok=True)
-    with _locked(patches):
+    for folder in new:
+        require_inside(folder.id, folder.files)
+    for name in gone:
+        require_inside(name)
+    _make(patches)
+    with only_writer(patches):
         _tidy(patches)
         staged = Path(tempfile.mkdtemp(prefix=_STAGED, dir=patches))
         try:
@@ -81,26 +90,42 @@ def replace_features(
             raise
 
 
+def require_inside(id_: str, files: Collection[str] = ()) -> None:
+    """Refuse a feature whose files, by paths below its folder, would be laid elsewhere.
+
+    :raises UsageError: naming the id or the path.
+    """
+    problem = id_problem(id_)
+    try:
+        for name in files:
+            inside(name)
+    except ValueError as error:
+        problem = str(error)
+    if problem is not None:
+        raise UsageError(f"expected a feature's id and paths inside its folder: {problem}")
+
+
 def settle(patches: Path) -> bool:
     """End a switch of features that was interrupted; whether there was one.
 
     :raises OverlayError: if another command keeps writing there; :raises OSError: if it cannot be
         written.
     """
-    if not os.path.lexists(patches / SWITCH):
+    if not is_switch(patches / SWITCH):
         return False
-    with _locked(patches):
+    with only_writer(patches):
         return _tidy(patches)
 
 
 def _tidy(patches: Path) -> bool:
     """End an interrupted switch, and remove what killed processes left; the lock is held."""
-    interrupted = os.path.lexists(patches / SWITCH)
+    interrupted = is_switch(patches / SWITCH)
     if interrupted:
         _finish(patches)
-    for name in os.listdir(patches):
-        if name.startswith((_STAGED, _DONE)):
-            shutil.rmtree(patches / name, ignore_errors=True)
+    elif os.path.lexists(patches / SWITCH):
+        os.replace(patches / SWITCH, patches / f"{_ASIDE}{os.getpid()}-{time.monotonic_ns()}")
+    for prefix in (_STAGED, _DONE):
+        _sweep(patches, prefix)
     return interrupted
 
 
@@ -179,29 +204,37 @@ def lay(folder: Path, files: Mapping[str, bytes]) -> None:
     :raises OSError: if one cannot be written, or is there already.
     """
     _make(folder)
-    places = {folder}
+    places = {""}
     for name, data in files.items():
-        place = folder / name
-        _make(place.parent)
-        places |= {above for above in place.parents if folder in above.parents}
-        write_new(place, data)
+        above = name.rpartition("/")[0]
+        if above not in places:
+            _make(folder / above)
+        while above not in places:
+            places.add(above)
+            above = above.rpartition("/")[0]
+        write_new(folder / name, data)
     for place in places:
-        sync(place)
+        sync(folder / place)
 
 
 def _make(folder: Path) -> None:
     """Make a folder and those above it, as far as they are missing."""
-    if not folder.is_dir():
-        _make(folder.parent)
-        os.mkdir(folder)
+    missing = []
+    while not folder.is_dir():
+        missing.append(folder)
+        folder = folder.parent
+    for each in reversed(missing):
+        with suppress(FileExistsError):  # another command made it meanwhile
+            os.mkdir(each)
 
 
-def write_new(path: Path, data: bytes) -> None:
+def write_new(path: str | Path, data: bytes, folder: int | None = None) -> None:
     """Write a file that is not there yet, and bring it to the disk.
 
+    :param folder: the open folder that ``path`` lies in; ``None``: the working folder.
     :raises OSError: if it cannot be written, or something of that name is there.
     """
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder)
     try:
         rest = memoryview(data)
         while rest:
@@ -226,40 +259,99 @@ def write_over(path: Path, data: bytes) -> None:
     sync(path.parent)
 
 
+@contextmanager
+def _place(root: Path, name: str) -> Iterator[tuple[int, str]]:
+    """Open the folder below ``root`` that holds a file, as ``parent_below``.
+
+    Errors in the block name all of ``name``, which must not leave ``root`` (``ValueError``).
+    """
+    full = os.path.join(root, inside(name))
+    try:
+        with parent_below(root, name) as place:
+            yield place
+    except OSError as error:
+        if not isinstance(error, UnfitFile):
+            error.filename, error.filename2 = full, None
+        raise
+
+
+def write_below(root: Path, name: str, data: bytes) -> None:
+    """Give a file below a folder new bytes by one rename; folders are made where missing.
+
+    :raises UnfitFile: if a symbolic link is in the way.
+    :raises OSError: if it cannot be written; it is as before then.
+    """
+    parts = name.split("/")
+    for depth in range(1, len(parts)):
+        with suppress(FileExistsError), _place(root, "/".join(parts[:depth])) as (folder, part):
+            os.mkdir(part, dir_fd=folder)
+    with _place(root, name) as (folder, last):
+        new = f".{last}.new-{os.getpid()}"
+        _unlink(new, folder)
+        try:
+            write_new(new, data, folder)
+            os.replace(new, last, src_dir_fd=folder, dst_dir_fd=folder)
+        finally:
+            _unlink(new, folder)
+        sync(".", folder)
+
+
+def remove_below(root: Path, name: str) -> None:
+    """Remove a file below a folder, if it is there.
+
+    :raises UnfitFile: if a symbolic link is in the way; :raises OSError: if it cannot be removed.
+    """
+    with suppress(FileNotFoundError, NotADirectoryError), _place(root, name) as (folder, last):
+        os.unlink(last, dir_fd=folder)
+
+
+def _unlink(name: str, folder: int) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder)
+
+
 def appear(folder: Path, files: Mapping[str, bytes]) -> None:
     """Make a folder with files in it, whole or not at all.
 
     :raises FileExistsError: if something of that name is there.
     :raises OSError: if it cannot be written.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    _make(folder.parent)
     prefix = f".{folder.name}.new-"
-    staged = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
-    try:
-        os.chmod(staged, _folder_mode())
-        lay(staged, files)
-        if os.path.lexists(folder):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
-        os.replace(staged, folder)
-    except BaseException:
-        shutil.rmtree(staged, ignore_errors=True)
-        raise
-    sync(folder.parent)
-    for left in folder.parent.glob(f"{prefix}*"):  # of processes that were killed
-        shutil.rmtree(left, ignore_errors=True)
+    with only_writer(folder.parent):
+        staged = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
+        try:
+            os.chmod(staged, _folder_mode())
+            lay(staged, files)
+            if os.path.lexists(folder):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
+            os.replace(staged, folder)
+        except BaseException:
+            shutil.rmtree(staged, ignore_errors=True)
+            raise
+        sync(folder.parent)
+        _sweep(folder.parent, prefix)
+
+
+def _sweep(folder: Path, prefix: str) -> None:
+    """Remove what killed processes left in a folder; the lock is held."""
+    for name in os.listdir(folder):
+        if name.startswith(prefix):
+            shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def vanish(folder: Path) -> None:
     """Remove a folder and what is in it: it is there as it was, or it is gone.
 
+    :param folder: by whatever path, ``.`` too.
     :raises OSError: if it cannot be removed.
     """
+    folder = Path(os.path.realpath(folder))
     prefix = f".{folder.name}.gone-"
-    gone = folder.with_name(f"{prefix}{os.getpid()}")
-    os.replace(folder, gone)
-    sync(folder.parent)
-    for left in folder.parent.glob(f"{prefix}*"):
-        shutil.rmtree(left, ignore_errors=True)
+    with only_writer(folder.parent):
+        os.replace(folder, folder.with_name(f"{prefix}{os.getpid()}"))
+        sync(folder.parent)
+        _sweep(folder.parent, prefix)
 
 
 def withdraw(folder: Path, document: str, own: Collection[str]) -> bool:
@@ -276,18 +368,22 @@ def withdraw(folder: Path, document: str, own: Collection[str]) -> bool:
         vanish(folder)
         return True
     for name in (document, *sorted(names & set(there) - {document})):
-        os.unlink(folder / name)
-        above = (folder / name).parent
+        remove_below(folder, name)
+        above = name.rpartition("/")[0]
         with suppress(OSError):  # other files are in it
-            while above != folder:
-                above.rmdir()
-                above = above.parent
+            while above:
+                with _place(folder, above) as (place, last):
+                    os.rmdir(last, dir_fd=place)
+                above = above.rpartition("/")[0]
     return False
 
 
-def sync(folder: Path) -> None:
-    """Bring a folder's names to the disk, where its file system can."""
-    opened = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+def sync(path: str | Path, folder: int | None = None) -> None:
+    """Bring a folder's names to the disk, where its file system can.
+
+    :param folder: the open folder that ``path`` lies in; ``None``: the working folder.
+    """
+    opened = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0), dir_fd=folder)
     try:
         os.fsync(opened)
     except OSError as error:
@@ -302,38 +398,3 @@ def _folder_mode() -> int:
     mask = os.umask(0o022)
     os.umask(mask)
     return 0o777 & ~mask
-
-
-@contextmanager
-def _locked(patches: Path) -> Iterator[None]:
-    """Hold a folder of patches as its only writer, where its file system has locks.
-
-    :raises OverlayError: if another command holds it for too long.
-    :raises UsageError: if it is not a folder.
-    """
-    import fcntl
-
-    try:
-        handle = os.open(patches, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
-    except NotADirectoryError as error:
-        raise UsageError(f"{patches}: expected a folder of patches, found a file") from error
-    deadline = time.monotonic() + LOCK_SECONDS
-    try:
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno not in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EINTR):
-                    break  # without locks; a second switch fails at its rename
-            else:
-                break
-            if time.monotonic() >= deadline:
-                raise OverlayError(
-                    f"{patches} is being written by another overlay command: waited "
-                    f"{LOCK_SECONDS:g} s. Nothing was changed; run the command again when that "
-                    "one is done"
-                )
-            time.sleep(0.02)
-        yield
-    finally:
-        os.close(handle)

@@ -4,6 +4,8 @@ git is optional: only sources of the form ``CHECKOUT@A..B``, a base in a checkou
 history of a patches folder need it.  A checkout is a stranger's data, its configuration included:
 hooks, external diffs, textconv filters, signature checks, file-system monitors, submodules and
 fetches of missing objects are switched off, and no revision can be taken for an option.
+
+``environment`` and ``run`` are for every program that this room starts.
 """
 
 from __future__ import annotations
@@ -11,11 +13,16 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, NamedTuple
 
 from overlay.errors import UsageError
 
@@ -42,8 +49,9 @@ _DIFF = (
     *("--unified=3", "--src-prefix=a/", "--dst-prefix=b/", "--submodule=short"),
 )
 
-#: Variables of git that say where its configuration is, and nothing else about the repository.
-_KEPT = re.compile(r"^GIT_CONFIG(_|$)")
+#: Variables of git that say where the user's own configuration is.  All others may lead it to
+#: another repository, as a hook or `git rebase --exec` sets them, or change what it does.
+_KEPT = frozenset(("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM"))
 
 _HASH = re.compile(r"^[0-9a-f]{40,64}$")
 
@@ -84,34 +92,24 @@ class Checkout:
             answers more than ``LIMIT`` bytes.
         """
         command = [self._git, "--no-pager", *_SETTINGS, "-C", str(self.folder), *arguments]
-        with tempfile.TemporaryFile() as output:
-            try:
-                done = subprocess.run(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.PIPE,
-                    env=_environment(os.environ),
-                    timeout=SECONDS,
-                    check=False,
-                )
-            except subprocess.TimeoutExpired as error:
-                raise UsageError(
-                    f"{self.folder}: expected `git {arguments[0]}` to end within {SECONDS} seconds"
-                ) from error
-            except (OSError, ValueError) as error:
-                raise UsageError(f"{self.folder}: git cannot be run there: {error}") from error
-            if done.returncode != 0:
-                said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-                why = said[0] if said else f"it ended with {done.returncode}"
-                raise UsageError(f"{self.folder}: `git {arguments[0]}` failed: {why}")
-            if output.tell() > LIMIT:
-                raise UsageError(
-                    f"{self.folder}: expected at most {LIMIT} bytes from `git {arguments[0]}`, "
-                    f"found {output.tell()}"
-                )
-            output.seek(0)
-            return output.read()
+        variables = {**environment(), **_QUESTION}
+        try:
+            ended = run(command, SECONDS, variables)
+        except subprocess.TimeoutExpired as error:
+            raise UsageError(
+                f"{self.folder}: expected `git {arguments[0]}` to end within {SECONDS} seconds"
+            ) from error
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{self.folder}: git cannot be run there: {error}") from error
+        if ended.status != 0:
+            why = ended.said[0] if ended.said else f"it ended with {ended.status}"
+            raise UsageError(f"{self.folder}: `git {arguments[0]}` failed: {why}")
+        if ended.size > LIMIT:
+            raise UsageError(
+                f"{self.folder}: expected at most {LIMIT} bytes from `git {arguments[0]}`, "
+                f"found {ended.size}"
+            )
+        return ended.output
 
     def commit(self, revision: str) -> str:
         """The id of the commit that a revision names.
@@ -186,18 +184,118 @@ class Checkout:
         return tuple(tags.decode("utf-8", "replace").split())
 
 
-def _environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """The environment of git: no other repository, no prompt, no fetch, messages in English."""
-    kept = {
-        name: value
-        for name, value in variables.items()
-        if not name.startswith("GIT_") or _KEPT.match(name)
-    }
+#: What keeps a question from another repository, a prompt and a fetch; its answer is in English.
+_QUESTION = {
+    "GIT_ALLOW_PROTOCOL": "",
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_TERMINAL_PROMPT": "0",
+    "LC_ALL": "C",
+}
+
+
+def environment() -> dict[str, str]:
+    """The environment of a program that is git, or may start it: it leads to no repository."""
     return {
-        **kept,
-        "GIT_ALLOW_PROTOCOL": "",
-        "GIT_NO_LAZY_FETCH": "1",
-        "GIT_OPTIONAL_LOCKS": "0",
-        "GIT_TERMINAL_PROMPT": "0",
-        "LC_ALL": "C",
+        name: value
+        for name, value in os.environ.items()
+        if not name.upper().startswith("GIT_") or name in _KEPT
     }
+
+
+class Ended(NamedTuple):
+    """How a program ended.
+
+    :ivar status: negative for a signal; :ivar size: how many bytes it printed.
+    :ivar output: at most ``LIMIT`` of them, from the first.
+    :ivar said: the lines of its standard error, the last ``MAX_SAID`` bytes of it.
+    """
+
+    status: int
+    output: bytes
+    size: int
+    said: list[str]
+
+
+#: The most bytes of standard error that are looked at.
+MAX_SAID = 64 * 1024
+
+
+def run(
+    words: Sequence[str],
+    seconds: float,
+    variables: Mapping[str, str],
+    folder: Path | None = None,
+    data: bytes = b"",
+) -> Ended:
+    """Run a program in a process group of its own, which ends with it.
+
+    It reads and writes files: a child that it detaches can hold a pipe open for ever.  It is ended
+    where it prints without end, too.
+
+    :param data: its standard input.
+    :raises subprocess.TimeoutExpired: if it takes longer than ``seconds``; it is ended.
+    :raises OSError, ValueError: if it cannot be started.
+    """
+    with (
+        tempfile.TemporaryFile() as given,
+        tempfile.TemporaryFile() as output,
+        tempfile.TemporaryFile() as said,
+    ):
+        given.write(data)
+        given.seek(0)
+        process = subprocess.Popen(
+            words,
+            cwd=folder,
+            stdin=given,
+            stdout=output,
+            stderr=said,
+            env=dict(variables),
+            start_new_session=True,
+        )
+        if not _in_time(process, seconds, (output, said)):
+            raise subprocess.TimeoutExpired(words, seconds)
+        size, length = _size(output), _size(said)
+        output.seek(0)
+        said.seek(max(0, length - MAX_SAID))
+        lines = said.read(MAX_SAID).decode("utf-8", "replace").strip().splitlines()
+        return Ended(process.returncode, output.read(LIMIT), size, [line[:500] for line in lines])
+
+
+def _in_time(
+    process: subprocess.Popen[bytes], seconds: float, printed: Sequence[IO[bytes]]
+) -> bool:
+    """Wait for a program and end its group; whether it ended before the time was over.
+
+    :param printed: the files that it prints to, whose size is bounded.
+    """
+    over, late = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        ends = time.monotonic() + seconds
+        while not over.wait(min(0.2, max(0.0, ends - time.monotonic()))):
+            if time.monotonic() >= ends:
+                late.set()
+            if late.is_set() or max(map(_size, printed)) > 2 * LIMIT:
+                _end_group(process)
+                return
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        process.wait()
+    finally:
+        over.set()
+        _end_group(process)
+        process.wait()
+        watcher.join()
+    return not late.is_set()
+
+
+def _size(file: IO[bytes]) -> int:
+    return os.fstat(file.fileno()).st_size
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    with suppress(OSError):  # it has ended
+        os.killpg(process.pid, signal.SIGKILL)

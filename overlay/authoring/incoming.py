@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from email import message_from_bytes
+from email.message import Message
 from email.policy import default as mail_policy
 from email.utils import parsedate_to_datetime
 from enum import Enum
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from overlay.errors import UsageError
 from overlay.features.model import MODULE_SCOPE, Hunk
+from overlay.package import length_problem
 
 if TYPE_CHECKING:
     from unidiff.patch import Hunk as DiffHunk
@@ -27,10 +29,27 @@ if TYPE_CHECKING:
 #: A change of more bytes than this is refused (the whole of vLLM 0.33.0's Python is 40 million).
 MAX_BYTES = 64 * 1024 * 1024
 
+#: A change of more files is refused: all of vLLM 0.33.0 has fewer, and each is written twice.
+MAX_FILES = 10_000
+
 _MAIL = re.compile(rb"^From [0-9a-f]{7,64} .*$", re.MULTILINE)
 _INDEX = re.compile(r"^index (?P<old>[0-9a-f]{7,64})\.\.(?P<new>[0-9a-f]{7,64})(?: \d+)?\s*$")
 _SUBJECT_PREFIX = re.compile(r"^\s*\[[^\]]*PATCH[^\]]*\]\s*")
 _NO_BLOB = re.compile(r"^0+$")
+
+#: What was not UTF-8; people read the words of a mail, and only its diff must keep every byte.
+_LONE = re.compile("[\ud800-\udfff]")
+
+#: Numbers of a hunk's header that no file has; Python refuses those of more than 4,300 digits.
+_FAR = re.compile(r"^@@ .*\d{10}", re.MULTILINE)
+
+#: The most characters of a mail's header; the parser takes time with the square of their number.
+_MAX_HEADER = 8 * 1024
+
+#: A header that the parser reads for itself, of a mail or of a part of one.
+_OF_PARTS = re.compile(
+    rb"^(content-[a-z-]+|mime-version):[^\n]*(?:\n[ \t][^\n]*)*", re.MULTILINE | re.IGNORECASE
+)
 
 
 class Kind(Enum):
@@ -99,14 +118,13 @@ def read_changes(data: bytes, name: str) -> tuple[Commit, ...]:
     _require_whole(data, name)
     if _MAIL.match(data):
         starts = [match.start() for match in _MAIL.finditer(data) if _begins_mail(data, match)]
-        pieces = zip(starts, [*starts[1:], len(data)], strict=True)
-        commits = tuple(
-            _mail(data[start:stop], name, data.count(b"\n", 0, start)) for start, stop in pieces
-        )
+        commits = tuple(_mails(data, starts, name))
     elif re.match(rb"^(From|Date|Subject|Message-I[dD]): ", data):
         commits = (_mail(data, name, 0),)
     else:
         commits = (Commit(_files(_text(data, name), name, 0)),)
+    if (count := sum(len(commit.files) for commit in commits)) > MAX_FILES:
+        raise UsageError(f"{name}: expected a change of at most {MAX_FILES} files, found {count}")
     if not any(commit.files for commit in commits):
         raise UsageError(
             f"{name}:1: expected a unified diff or mails of `git format-patch`, found no file that "
@@ -152,27 +170,69 @@ def _text(data: bytes, name: str) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
+def _mails(data: bytes, starts: list[int], name: str) -> Iterator[Commit]:
+    """The change of each mail of a mailbox, in which they begin at ``starts``."""
+    line = 0
+    for start, stop in pairwise([*starts, len(data)]):
+        yield _mail(data[start:stop], name, line)
+        line += data.count(b"\n", start, stop)
+
+
 def _mail(data: bytes, name: str, offset: int) -> Commit:
+    """The change of a mail; ``UsageError`` where the parser does not get through it."""
+    try:
+        return _read_mail(data, name, offset)
+    # What the standard library's parser raises on mails that nobody wrote, besides its own errors.
+    except (RecursionError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{name}:{offset + 1}: expected a mail of `git format-patch`, found one that cannot be "
+            f"read ({type(error).__name__}); save the diff that it holds, and import that"
+        ) from error
+
+
+def _read_mail(data: bytes, name: str, offset: int) -> Commit:
     raw_mail = _MAIL.sub(b"", data, count=1).lstrip(b"\r\n")
+    for match in _OF_PARTS.finditer(raw_mail):
+        _require_short(match[1].decode(), len(match[0]), name)
     message = message_from_bytes(raw_mail, policy=mail_policy)
     body = message.get_body(("plain",)) if message.is_multipart() else message
     payload = body.get_payload(decode=True) if body is not None else None
     raw = payload if isinstance(payload, bytes) else b""
     text = _without_signature(_text(raw, name))
     begins = re.search(r"^(diff --git |--- (?!$)|Index: )", text, re.MULTILINE)
-    words = text[: begins.start()] if begins else text
+    words = _LONE.sub("\N{REPLACEMENT CHARACTER}", text[: begins.start()] if begins else text)
     # The lines of the body are those of the file unless the mail was encoded for transport.
     header_lines = data.count(b"\n") - raw.count(b"\n")
     said = re.split(r"^---\s*$", words, maxsplit=1, flags=re.MULTILINE)[0].strip()
     offset += header_lines + words.count("\n")
     return Commit(
         files=_files(text[begins.start() :], name, offset) if begins else (),
-        subject=_SUBJECT_PREFIX.sub("", " ".join(str(message.get("Subject", "")).split())),
+        subject=_SUBJECT_PREFIX.sub("", " ".join(_header(message, "Subject", name).split())),
         message=said,
-        author=str(message.get("From", "")).strip(),
-        date=_date(str(message.get("Date", ""))),
+        author=_header(message, "From", name).strip(),
+        date=_date(_header(message, "Date", name)),
         signed_off=tuple(re.findall(r"(?mi)^Signed-off-by:[ \t]*(\S.*?)[ \t\r]*$", words)),
     )
+
+
+def _header(message: Message, field: str, name: str) -> str:
+    """A header of a mail, empty where it has none.
+
+    :raises UsageError: if it is longer than any that git writes.
+    """
+    texts = [text for key, text in message.raw_items() if key.lower() == field.lower()]
+    _require_short(field, max(map(len, texts), default=0), name)
+    try:
+        return _LONE.sub("\N{REPLACEMENT CHARACTER}", str(message.get(field, "")))
+    except OverflowError:
+        return ""  # a date beyond all calendars
+
+
+def _require_short(field: str, length: int, name: str) -> None:
+    if length > _MAX_HEADER:
+        raise UsageError(
+            f"{name}: expected a {field} of at most {_MAX_HEADER} characters, found {length}"
+        )
 
 
 def _without_signature(text: str) -> str:
@@ -186,7 +246,7 @@ def _without_signature(text: str) -> str:
 def _date(text: str) -> str:
     try:
         return parsedate_to_datetime(text).date().isoformat()
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return ""  # a mail without a readable date
 
 
@@ -209,6 +269,11 @@ def _files(text: str, name: str, offset: int) -> tuple[IncomingFile, ...]:
 
     if all(line.endswith("\r\n") for line in text.splitlines(keepends=True)):
         text = text.replace("\r\n", "\n")  # the transport did it: git ends its own lines with LF
+    if (far := _FAR.search(text)) is not None:
+        raise UsageError(
+            f"{name}:{offset + text.count(chr(10), 0, far.start()) + 1}: expected the numbers of "
+            "lines of a file, found one of ten digits or more"
+        )
     lines = _Counted(text)
     try:
         parsed = PatchSet(lines)
@@ -223,6 +288,8 @@ def _file(entry: PatchedFile, name: str, offset: int) -> IncomingFile:
     info = [str(line) for line in entry.patch_info or ()]
     source = _path(entry.source_file)
     target = _path(entry.target_file)
+    if (problem := length_problem(target or source or "")) is not None:
+        raise UsageError(f"{name}:{offset + int(entry.diff_line_no or 1)}: the path {problem}")
     blobs = next((match for line in info if (match := _INDEX.match(line))), None)
     hunks = tuple(_hunk(hunk, offset) for hunk in entry)
     _require_apart(hunks, f"{name}:", target or source or "")

@@ -22,15 +22,19 @@ from overlay.authoring.ports import FeaturePort, TopicPort, as_patch
 from overlay.authoring.session_document import (
     DOCUMENT,
     Kind,
+    from_anywhere,
     head,
     package_of,
     read_document,
     read_file,
+    release_of,
+    require_own,
+    text_of,
 )
 from overlay.authoring.writing import toml_string
 from overlay.errors import UsageError
 from overlay.features.model import Feature
-from overlay.package import VLLM, Package, path_problem, require_text
+from overlay.package import VLLM, Package, path_problem, require_id, require_text
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
@@ -105,6 +109,7 @@ def create(
     :param package: whose release it is.
 
     :raises UsageError: if something is there already; :raises OSError: if it cannot be written.
+    :raises NotPrivate: if somebody else could have written the patches.
     """
     contents: dict[str, bytes] = {}
     entries: list[Waiting] = []
@@ -127,14 +132,10 @@ def create(
         if port.problem is not None:
             added = port.feature.added[0].path
             entries.append(Waiting(port.feature.id, port.feature.digest, "files", added, "", ""))
-    session = PortSession(
-        folder,
-        release,
-        tuple(str(Path(p).absolute()) for p in patches),
-        tuple(entries),
-        package,
-    )
+    places = tuple(str(Path(p).absolute()) for p in patches)
+    session = PortSession(folder, release, places, tuple(entries), package)
     contents[DOCUMENT] = _rendered(session)
+    _require_own_patches(session)
     try:
         disk.appear(folder, contents)
     except FileExistsError as error:
@@ -152,7 +153,7 @@ def find(named: str | None) -> Path:
     :raises UsageError: if there is none, or several.
     """
     if named is not None:
-        return Path(named)
+        return from_anywhere(Path(named))
     there = sorted(path.parent for path in Path().glob(f"port-*/{DOCUMENT}"))
     if len(there) == 1:
         return there[0]
@@ -166,8 +167,16 @@ def load(folder: Path) -> PortSession:
     """Read a session.
 
     :raises UsageError: if there is none, or it is damaged.
+    :raises NotPrivate: if somebody else could have written it, or the patches that it names.
     """
-    return read_document(folder, Kind.PORT, lambda table: _session(folder, table))
+    session = read_document(folder, Kind.PORT, lambda table: _session(folder, table))
+    _require_own_patches(session)
+    return session
+
+
+def _require_own_patches(session: PortSession) -> None:
+    for place in session.patches:
+        require_own(Path(place))
 
 
 def without(session: PortSession, id_: str) -> PortSession:
@@ -187,10 +196,12 @@ def without(session: PortSession, id_: str) -> PortSession:
     if not left.waiting:
         end(session)
         return left
-    disk.write_over(session.folder / DOCUMENT, _rendered(left))
-    for entry in session.waiting:
-        if entry.feature == id_:
-            (session.folder / entry.name).unlink(missing_ok=True)
+    gone = [entry for entry in session.waiting if entry.feature == id_]
+    for entry in gone:
+        session.text(entry)  # refused now, where a link lies there
+    disk.write_below(session.folder, DOCUMENT, _rendered(left))
+    for entry in gone:
+        disk.remove_below(session.folder, entry.name)
     return left
 
 
@@ -357,9 +368,8 @@ def _session(folder: Path, table: dict[str, Any]) -> PortSession:
         entry = Waiting(**{key: require_text(value) for key, value in item.items()})
         if problem := path_problem(entry.path, package):
             raise ValueError(problem)
-        if any("/" in name or name.startswith(".") for name in (entry.feature, entry.topic)):
-            raise ValueError(f"{entry.name} leaves the session")
+        require_id(entry.feature)
+        require_id(entry.topic)  # a topic is named as an id is, with its number first
         entries.append(entry)
-    patches = tuple(require_text(place) for place in table["patches"])
-    release = require_text(table["release"])
-    return PortSession(folder, release, patches, tuple(entries), package)
+    patches = tuple(text_of(place) for place in table["patches"])
+    return PortSession(folder, release_of(table), patches, tuple(entries), package)

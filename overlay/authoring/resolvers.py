@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from overlay.authoring.git import environment, run
 from overlay.authoring.port_views import Conflict, marker_lines
 from overlay.errors import UsageError
 from overlay.planning.scopes import Syntax
@@ -22,6 +22,9 @@ from overlay.untrusted import read_regular, sha256
 
 #: Seconds that a command may take for one file.
 SECONDS = 120.0
+
+#: Seconds that a question to git may take.
+GIT_SECONDS = 30.0
 
 #: The largest text that is taken over, in bytes.
 _LIMIT = 16 * 1024 * 1024
@@ -87,9 +90,8 @@ def merge_tool(texts: Conflict, path: str) -> bytes:
     git = shutil.which("git")
     if git is None:
         raise UsageError("--tool needs git, and there is none: edit the file, or use --resolver")
-    chosen = subprocess.run(
-        [git, "config", "merge.tool"], capture_output=True, text=True, check=False, timeout=10
-    ).stdout.strip()
+    output = _git([git, "config", "merge.tool"], may_fail=True)
+    chosen = output.decode("utf-8", "surrogateescape").strip()
     if not chosen:
         raise UsageError(
             "--tool needs git's merge.tool, which is not set: `git config --global merge.tool "
@@ -100,6 +102,7 @@ def merge_tool(texts: Conflict, path: str) -> bytes:
         subprocess.run(
             [git, "-C", folder, "mergetool", "--no-prompt", f"--tool={chosen}", "--", path],
             check=False,
+            env=environment(),
         )
         data = read_regular(Path(folder) / path, _LIMIT, follow=False)
     return checked(data, f"merge.tool {chosen}", path)
@@ -110,14 +113,7 @@ def _stage(git: str, folder: Path, texts: Conflict, path: str) -> None:
     calm = ["-c", "core.autocrlf=false", "-c", "core.hooksPath=/dev/null"]
 
     def call(*words: str, data: bytes = b"") -> str:
-        done = subprocess.run(
-            [git, "-C", str(folder), *calm, *words],
-            input=data,
-            capture_output=True,
-            check=True,
-            timeout=30,
-        )
-        return done.stdout.decode().strip()
+        return _git([git, "-C", str(folder), *calm, *words], data).decode().strip()
 
     call("init", "-q")
     blobs = [
@@ -128,6 +124,20 @@ def _stage(git: str, folder: Path, texts: Conflict, path: str) -> None:
     call("update-index", "--index-info", data=stages.encode())
     (folder / path).parent.mkdir(parents=True, exist_ok=True)
     (folder / path).write_bytes(texts.merged)
+
+
+def _git(words: list[str], data: bytes = b"", *, may_fail: bool = False) -> bytes:
+    """What git answers on standard output.
+
+    :raises UsageError: if it cannot be run or takes too long, or fails where it must not.
+    """
+    try:
+        ended = run(words, GIT_SECONDS, environment(), data=data)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"--tool: git cannot be run: {error}") from error
+    if ended.status and not may_fail:
+        raise UsageError(f"--tool: `{' '.join(words[:3])}` failed: {' '.join(ended.said[:1])}")
+    return ended.output
 
 
 def _words(command: str) -> list[str]:
@@ -158,33 +168,23 @@ def _laid(folder: Path, texts: Conflict, name: str) -> tuple[Path, Path, Path, P
 
 
 def _run(words: list[str], folder: Path, command: str, seconds: float) -> None:
-    """Run a command in a process group of its own, which ends with it.
+    """Run a command of the user's.
 
     :raises UsageError: if it cannot be run, fails or takes too long.
     """
     try:
-        process = subprocess.Popen(
-            words,
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise UsageError(f"--resolver {command}: it cannot be run: {error.strerror}") from error
-    try:
-        _, said = process.communicate(timeout=seconds)
+        ended = run(words, seconds, environment(), folder)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"--resolver {command}: it cannot be run: {why}") from error
     except subprocess.TimeoutExpired as error:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
         raise UsageError(
             f"--resolver {command}: it took longer than {seconds:g} s and was ended"
         ) from error
-    if process.returncode:
-        last = (said.decode("utf-8", "replace").strip().splitlines() or ["it said nothing"])[-1]
+    if ended.status:
+        last = (ended.said or ["it said nothing"])[-1]
         raise UsageError(
-            f"--resolver {command}: expected exit status 0, found {process.returncode}: {last}"
+            f"--resolver {command}: expected exit status 0, found {ended.status}: {last}"
         )
 
 

@@ -23,10 +23,13 @@ from overlay.authoring.session_document import (
     package_of,
     read_document,
     read_file,
+    release_of,
+    require_own,
+    text_of,
 )
 from overlay.authoring.writing import toml_string
 from overlay.errors import UsageError
-from overlay.package import VLLM, Package, path_problem, require_text
+from overlay.package import VLLM, Package, path_problem, require_id, require_text
 from overlay.untrusted import sha256
 
 #: The folder of the texts that the files are compared with.
@@ -131,8 +134,10 @@ def begin(
     :param beside: further files of the folder, for people, by their path in it.
     :returns: the session with its files.
     :raises UsageError: if something lies at its folder already.
+    :raises NotPrivate: if its features are written where somebody else could write them too.
     :raises OSError: if it cannot be written; nothing is there then.
     """
+    require_own(session.patches)
     made = replace(session, files=_files(laid, base, session.package))
     contents = {
         **laid,
@@ -191,9 +196,7 @@ def revise(
         DOCUMENT: render(made).encode(),
     }
     for name, data in contents.items():
-        place = session.folder / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        disk.write_over(place, data)
+        disk.write_below(session.folder, name, data)
     return made
 
 
@@ -248,8 +251,11 @@ def read(folder: Path, kind: Kind) -> Session:
     """The session in a folder.
 
     :raises UsageError: if there is none, it is damaged, or another command's.
+    :raises NotPrivate: if somebody else could have written it, or the patches that it names.
     """
-    return read_document(folder, kind, lambda table: _session(folder, kind, table))
+    session = read_document(folder, kind, lambda table: _session(folder, kind, table))
+    require_own(session.patches)
+    return session
 
 
 def _session(folder: Path, kind: Kind, table: dict[str, Any]) -> Session:
@@ -259,19 +265,26 @@ def _session(folder: Path, kind: Kind, table: dict[str, Any]) -> Session:
         if problem := path_problem(path, package):
             raise ValueError(problem)
         files[path] = SessionFile(*(require_text(entry[key]) or None for key in ("base", "laid")))
+    features = _features(table["features"])
+    if len(features) != 1:
+        raise ValueError(f"it is of {len(features)} features, expected one")
     return Session(
         folder=folder,
         kind=kind,
-        features=dict(_texts(table["features"])),
-        release=require_text(table["release"]),
-        patches=Path(require_text(table["patches"])),
+        features=features,
+        release=release_of(table),
+        patches=Path(text_of(table["patches"])),
         files=files,
-        below=dict(_texts(table["below"])),
+        below=_features(table["below"]),
         notes=dict(_texts(table["notes"])),
         package=package,
     )
 
 
+def _features(table: Mapping[str, object]) -> dict[str, str]:
+    return {require_id(key): text for key, text in _texts(table)}
+
+
 def _texts(table: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     for key, value in table.items():
-        yield key, require_text(value)
+        yield key, text_of(value)

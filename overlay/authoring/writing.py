@@ -22,6 +22,7 @@ from overlay.features.feature_folder import read_feature
 from overlay.features.model import Feature, Hunk
 from overlay.features.patch_headers import REPEATED
 from overlay.package import VLLM, Package, ReleaseRange
+from overlay.untrusted import printable
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -178,7 +179,16 @@ def _hunk(hunk: Hunk, shift: int) -> list[str]:
 
 
 def toml_string(text: str) -> str:
-    """A text as a basic string of TOML, whose escapes are those of JSON but for a few."""
+    """A text as a basic string of TOML, whose escapes are those of JSON but for a few.
+
+    :raises UsageError: if it is not Unicode, as a name of a file may be; no TOML can hold it.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"{printable(text[:200])}: expected a text or a name in UTF-8, which TOML can hold"
+        ) from error
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -192,22 +202,18 @@ def check_folder(folder: FeatureFolder) -> Feature:
 
     :raises PatchFormatErrors: if the reader refuses it.
     """
-    with tempfile.TemporaryDirectory(prefix="overlay-feature-") as place:
-        return _read(_lay(folder, Path(place)))
+    return check_files(folder.text.id, folder.all_files())
 
 
 def check_files(id_: str, files: Mapping[str, bytes]) -> Feature:
     """The feature that the files of a folder make, as every command will read it.
 
     :param files: path below the folder -> bytes, ``feature.toml`` included.
+    :raises UsageError: if the id or a path leaves the folder.
     :raises PatchFormatErrors: if the reader refuses it.
     """
     with tempfile.TemporaryDirectory(prefix="overlay-feature-") as place:
-        for name, data in files.items():
-            file = Path(place, id_, name)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(data)
-        return _read(Path(place, id_))
+        return _read(_lay(id_, files, Path(place)))
 
 
 def write_folder(folder: FeatureFolder, patches: Path, *, update: bool = False) -> Path:
@@ -229,12 +235,15 @@ def write_folder(folder: FeatureFolder, patches: Path, *, update: bool = False) 
     return final
 
 
-def _lay(folder: FeatureFolder, place: Path) -> Path:
-    made = place / folder.text.id
-    for name, data in folder.all_files().items():
+def _lay(id_: str, files: Mapping[str, bytes], place: Path) -> Path:
+    """Write a feature's files below a new folder, and nothing outside that folder."""
+    disk.require_inside(id_, files)
+    made = place / id_
+    for name, data in files.items():
         file = made / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(data)
+        with file.open("xb") as opened:  # which follows no link and replaces nothing
+            opened.write(data)
     return made
 
 

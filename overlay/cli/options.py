@@ -151,7 +151,9 @@ def _add_patches(
     value: Iterable[str],
 ) -> Iterable[str]:
     root = context.find_root()
-    root.meta.setdefault("patches", []).extend(folder for folder in value if folder)
+    if "" in value:
+        raise click.BadParameter("expected a folder of patches, found an empty name.")
+    root.meta.setdefault("patches", []).extend(value)
     return value
 
 

@@ -14,7 +14,7 @@ from overlay.authoring.editing import Commit
 from overlay.authoring.editing import commit as compose_commit
 from overlay.authoring.layout import lay_out
 from overlay.authoring.session import Session, end, read
-from overlay.authoring.session_document import Kind
+from overlay.authoring.session_document import Kind, from_anywhere
 from overlay.commands import package_releases
 from overlay.commands.edit_files import (
     FOLDERS,
@@ -123,9 +123,10 @@ def abort(folder: Path) -> EditReport:
 
     :raises UsageError: if there is none; :raises OSError: if it cannot be removed.
     """
+    folder = from_anywhere(folder)
     session = read(folder, Kind.EDIT)
     end(session)
-    id_ = next(iter(session.features))
+    (id_,) = session.features
     verdict = edited(EditAction.ABORTED, id_, folder)
     return EditReport(verdict, id_, EditAction.ABORTED, session.release, folder)
 
@@ -137,8 +138,9 @@ def commit(request: Request, folder: Path, progress: Progress | None = None) -> 
         is another one by now, or a file holds what a feature cannot carry; the session stays.
     :raises OverlayError: if the features cannot be read or written; the session stays.
     """
+    folder = from_anywhere(folder)
     session = read(folder, Kind.EDIT)
-    id_ = next(iter(session.features))
+    (id_,) = session.features
     request = request._replace(patches=(*request.patches, *named_folders(session)))
     if not session.features[id_]:
         return commit_new(request, session, id_, progress)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from overlay.commands import package_releases
 from overlay.errors import UsageError
-from overlay.package import VLLM, Package, known_package
+from overlay.package import VLLM, Package, id_problem, known_package
 from overlay.report.imported import ImportedFile, ImportReport, SeriesReport, concluded, series
 from overlay.report.words import enumeration
 
@@ -66,6 +66,8 @@ def import_change(
     read = [read_source(source, each=each) for source in sources]
     commits = [commit for source in read for commit in source.commits]
     package, names = _served(commits, releases)
+    if checkout is not None:
+        _expect_checkout(checkout, package)
     texts = package_releases.texts_of(names, package, progress)
     importer = _Importer(Memo(), checkout, partial, package)
     if each:
@@ -75,6 +77,24 @@ def import_change(
     folder = prepared.folder
     written = None if folder is None else write_folder(folder, patches, update=update)
     return _report(prepared.summary, written)
+
+
+def _expect_checkout(folder: Path, package: Package) -> None:
+    """Refuse a base from which no text could ever be read.
+
+    :raises UsageError: if neither the package nor a history of git is there.
+    """
+    from overlay.authoring.git import Checkout
+
+    if (folder / package.name).is_dir():
+        return
+    try:
+        Checkout(folder)
+    except UsageError as error:
+        raise UsageError(
+            f"--base {folder}: expected a checkout of {package.title} or its unpacked sources, "
+            f"found no folder {package.name} there, and no history of git"
+        ) from error
 
 
 def _served(commits: Sequence[Commit], releases: str | None) -> tuple[Package, tuple[str, ...]]:
@@ -95,8 +115,6 @@ def _require_free(patches: Path, id_: str, *, update: bool) -> None:
 
     :raises UsageError: naming the folder.
     """
-    from overlay.features.feature_toml import id_problem
-
     if (problem := id_problem(id_)) is not None:
         raise UsageError(f"--id {problem}, as ids of features are")
     folder = patches / id_

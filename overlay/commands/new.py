@@ -10,7 +10,7 @@ from overlay.authoring.triage import FileFate
 from overlay.commands import package_releases
 from overlay.commands.edits import Made, Workshop, feature_of, survey
 from overlay.errors import UsageError
-from overlay.package import VLLM
+from overlay.package import VLLM, id_problem
 from overlay.report.authored import AuthoredFile, AuthoredHunks, NewReport, made_new
 from overlay.results import Fate
 from overlay.results.invocation import command
@@ -73,7 +73,6 @@ def require_free(
     :param instead: what to do where that feature is meant.
     :raises UsageError: naming the folder.
     """
-    from overlay.features.feature_toml import id_problem
     from overlay.features.sources import entries
 
     if (problem := id_problem(id_)) is not None:

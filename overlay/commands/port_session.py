@@ -155,9 +155,9 @@ class Resolving:
 
         :raises OSError: if it cannot be written.
         """
-        from overlay.authoring.disk import write_over
+        from overlay.authoring.disk import write_below
 
-        write_over(self.session.folder / entry.name, data)
+        write_below(self.session.folder, entry.name, data)
 
     def place(self, entry: Waiting) -> bool:
         """Put the added lines before upstream's; whether there is a file for that."""
@@ -222,7 +222,7 @@ def proceed(request: Request, folder: str | None, progress: Progress | None = No
     :raises UsageError: if markers are left, or a file cannot be carried; nothing is written then.
     :raises OSError: if the patches cannot be written.
     """
-    from overlay.authoring.port_session import end, resolved
+    from overlay.authoring.port_session import resolved
 
     if (finished := _finished(request, folder, progress)) is not None:
         return finished
@@ -230,14 +230,16 @@ def proceed(request: Request, folder: str | None, progress: Progress | None = No
     session = resolving.session
     ports = resolved(session, resolving.ports, resolving.porter.syntax)
     write_ports(resolving.porter, resolving.features, ports, resolving.names)
-    return _ended(resolving, ports, emptied=end(session))
+    return _ended(resolving, ports)
 
 
-def _ended(resolving: Resolving, ports: Sequence[FeaturePort], *, emptied: bool) -> PortReport:
-    """The report of a session that wrote its ports, with the releases that are left between.
+def _ended(resolving: Resolving, ports: Sequence[FeaturePort]) -> PortReport:
+    """End a session that wrote its ports, and report the releases that are left between.
 
-    :param emptied: whether nothing of the session's folder is left.
+    Nothing is read behind its end: the working folder may be the session's, and gone then.
     """
+    from overlay.authoring.port_session import end
+
     entries = tuple(replace(described(port), written=True) for port in ports)
     ids = {port.feature.id for port in ports}
     now = resolving.request.authored(resolving.session.package)
@@ -247,6 +249,7 @@ def _ended(resolving: Resolving, ports: Sequence[FeaturePort], *, emptied: bool)
         if feature.id in ids
         for hole in holes_of(feature, resolving.names)
     ]
+    emptied = end(resolving.session)
     verdict = ended(resolving.session.folder, entries, holes, emptied=emptied)
     return PortReport(verdict, entries)
 
@@ -259,7 +262,7 @@ def _finished(request: Request, folder: str | None, progress: Progress | None) -
 
     :returns: ``None`` where something still waits.
     """
-    from overlay.authoring.port_session import end, is_stale, without
+    from overlay.authoring.port_session import is_stale, without
 
     resolving = Resolving(request, folder, progress, trusting=True)
     session = resolving.session
@@ -270,7 +273,7 @@ def _finished(request: Request, folder: str | None, progress: Progress | None) -
         if not is_stale(entry, at_hand) or not resolving.is_carried_out(entry)
     }
     if not waits:
-        return _ended(resolving, resolving.ports, emptied=end(session))
+        return _ended(resolving, resolving.ports)
     for id_ in session.features:
         if id_ not in waits:
             session = without(session, id_)

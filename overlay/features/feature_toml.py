@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from packaging.version import Version
 
-from overlay.errors import PatchFormatError
+from overlay.errors import MAX_ERRORS, PatchFormatError
 from overlay.features.documents import MalformedToml, parse_toml
 from overlay.features.model import MODULE_SCOPE, Build, UpstreamPlan, UpstreamTest
 from overlay.features.sources import read_text
@@ -22,14 +22,13 @@ from overlay.package import (
     VLLM,
     Package,
     ReleaseRange,
+    id_problem,
     package_named,
     package_problem,
     parse_release,
     path_problem,
 )
 from overlay.results import ModelRunner
-
-_ID = re.compile(r"^[a-z0-9]+(-[a-z0-9]+)*\Z")
 
 #: The keys that a feature.toml has to have; all are texts.
 _REQUIRED = ("id", "title", "why", "releases")
@@ -50,9 +49,6 @@ _KEYS = (
         "situational",
     ),
 )
-
-#: The most errors of a document that are said.
-_MAX_ERRORS = 100
 
 _TEST_KEYS = ("path", "scope", "contains", "lines", "share")
 _BUILD_KEYS = ("name", "path", "scope", "contains", "text")
@@ -92,12 +88,9 @@ class Document(NamedTuple):
     errors: list[PatchFormatError]
 
     def error(self, key: str, problem: str) -> None:
-        """Note an error at the line of a key, or of the whole document where it has no such key.
-
-        Of a document with more errors than anybody reads, those behind them are not looked for.
-        """
-        if len(self.errors) >= _MAX_ERRORS:
-            return
+        """Note an error at the line of a key, or of the whole document where it has no such key."""
+        if len(self.errors) >= MAX_ERRORS:
+            return  # each costs a walk through the document, and nobody reads so many
         pattern = re.compile(rf"^\s*(\[\[?\s*)?[\"']?{re.escape(key)}[\"']?\s*[=\]]")
         lines = enumerate(self.text.split("\n"), 1)
         line = next((number for number, text in lines if pattern.match(text)), None)
@@ -174,11 +167,6 @@ def _text(document: Document, key: str) -> str:
     else:
         document.error(key, f"the key {key} is missing")
     return ""
-
-
-def id_problem(text: str) -> str | None:
-    """Why a text cannot be the id of a feature, or ``None`` if it can."""
-    return None if _ID.match(text) else f"{text!r} is not lower-case-with-hyphens"
 
 
 def _id(document: Document) -> str:

@@ -36,13 +36,16 @@ _OF_MAILS = (
 #: Headers that may be repeated, with a value each.
 REPEATED = ("Bug", "Author", "Reviewed-by", "Acked-by", "Base-Has", "Signed-off-by")
 
-_HEADER = re.compile(r"^(?P<name>[A-Za-z][A-Za-z0-9-]*):[ \t]*(?P<value>.*)$")
+#: The lines of each header while they are read.
+_Values = dict[str, list[str]]
 
-#: The most characters of a header of which the encoded words are decoded.
-_MAX_DECODED = 2000
+_HEADER = re.compile(r"^(?P<name>[A-Za-z][A-Za-z0-9-]*):[ \t]*(?P<value>.*)$")
 
 #: The line that opens a mail of ``git format-patch``.
 _MAIL = re.compile(r"^From [0-9a-f]{7,64} ")
+
+#: The most characters of a header that is shown to people; decoding takes longer with each.
+_MAX_SHOWN = 2000
 
 _SUBJECT_PREFIX = re.compile(r"^\s*\[[^\]]*PATCH[^\]]*\]\s*")
 
@@ -70,11 +73,10 @@ def last_update(headers: Mapping[str, str]) -> str:
 
 
 def _decoded(text: str) -> str:
-    """A header of a mail with its encoded words (RFC 2047) in clear."""
+    """A header of a mail with its encoded words (RFC 2047) in clear, as far as one is read."""
+    text = text[:_MAX_SHOWN]
     from email.header import decode_header, make_header  # not in every process of vLLM
 
-    if len(text) > _MAX_DECODED:  # the decoder takes quadratic time
-        return text
     try:
         return str(make_header(decode_header(text)))
     except (LookupError, ValueError, RecursionError):
@@ -84,7 +86,7 @@ def _decoded(text: str) -> str:
 def _day(text: str) -> str | None:
     from email.utils import parsedate_to_datetime
 
-    if len(text) > _MAX_DECODED:
+    if len(text) > _MAX_SHOWN:
         return None
     try:
         return parsedate_to_datetime(text).date().isoformat()
@@ -94,8 +96,7 @@ def _day(text: str) -> str | None:
 
 def read_headers(source: Source) -> dict[str, str]:
     """The headers, up to the diff; the source's errors take what is malformed."""
-    headers: dict[str, str] = {}
-    continued: dict[str, list[str]] = {}
+    read: _Values = {}
     misspelt: set[str] = set()
     current: str | None = None
     if not source.ended and _MAIL.match(source.line):
@@ -104,17 +105,15 @@ def read_headers(source: Source) -> dict[str, str]:
         line, number = source.take()
         match = _HEADER.match(line)
         if line[:1] in (" ", "\t") and line.strip() and current is not None:
-            continued.setdefault(current, []).append(line.strip())
+            read[current].append(line.strip())
         elif match is not None:
             current = match["name"]
             proper = _check_header(source, current, number)
             if proper is not None:
                 misspelt.add(proper)
-            _join(headers, continued)  # in the order in which they are written
-            _add_header(source, headers, current, match["value"].strip(), number)
-        elif not line.strip() and _is_mail(headers):
-            _join(headers, continued)
-            _read_message(source, headers)
+            _add_header(source, read, current, match["value"].strip(), number)
+        elif not line.strip() and _is_mail(read):
+            _read_message(source, read)
             break
         elif line.strip() not in ("", "---"):
             source.error(
@@ -124,7 +123,7 @@ def read_headers(source: Source) -> dict[str, str]:
             )
         else:
             current = None
-    _join(headers, continued)
+    headers = {name: "\n".join(lines) for name, lines in read.items()}
     _check_required(source, headers, misspelt)
     _check_date(source, headers)
     _check_transport(source, headers)
@@ -133,19 +132,12 @@ def read_headers(source: Source) -> dict[str, str]:
     return headers
 
 
-def _join(headers: dict[str, str], continued: dict[str, list[str]]) -> None:
-    """Add the further lines of a header, all at once: one by one takes quadratic time."""
-    for name, lines in continued.items():
-        headers[name] = "\n".join([headers[name], *lines])
-    continued.clear()
-
-
-def _is_mail(headers: Mapping[str, str]) -> bool:
+def _is_mail(headers: _Values) -> bool:
     """Whether the headers so far are those of a mail, behind which a message follows."""
     return "Subject" in headers and "From" in headers
 
 
-def _read_message(source: Source, headers: dict[str, str]) -> None:
+def _read_message(source: Source, headers: _Values) -> None:
     """Read the message of a mail, up to the diff: fields in it are headers, the rest is kept."""
     message: list[str] = []
     while not source.ended:
@@ -162,7 +154,7 @@ def _read_message(source: Source, headers: dict[str, str]) -> None:
             message.append(line.strip())
     text = "\n".join(message).strip("\n")
     if text:
-        headers["Subject"] += "\n" + re.sub(r"(?m)^$", ".", text)
+        headers["Subject"].append(re.sub(r"(?m)^$", ".", text))
 
 
 def _skip_sizes(source: Source) -> None:
@@ -190,13 +182,11 @@ def _check_header(source: Source, name: str, number: int) -> str | None:
     return proper
 
 
-def _add_header(
-    source: Source, headers: dict[str, str], name: str, value: str, number: int
-) -> None:
+def _add_header(source: Source, headers: _Values, name: str, value: str, number: int) -> None:
     if name not in headers:
-        headers[name] = value
+        headers[name] = [value]
     elif name in REPEATED:
-        headers[name] += "\n" + value
+        headers[name].append(value)
     else:
         source.error(number, f"the header {name} is there twice")
 

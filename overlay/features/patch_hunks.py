@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from overlay.features.model import MODULE_SCOPE, Hunk
 from overlay.features.patch_source import Source
 
-#: No file has a line whose number Python would refuse to read (more than 4,300 digits).
-_HUNK = re.compile(
-    r"^@@ -([0-9]{1,9})(?:,([0-9]{1,9}))? \+([0-9]{1,9})(?:,([0-9]{1,9}))? @@"
-    r"(?:[ \t](?P<heading>.*))?$"
-)
+#: No file has a line of ten digits, and Python refuses numbers of more than 4,300.
+_RANGE = r"([0-9]{1,9})(?:,([0-9]{1,9}))?"
+
+_HUNK = re.compile(rf"^@@ -{_RANGE} \+{_RANGE} @@(?:[ \t](?P<heading>.*))?$")
 
 _SCOPE = re.compile(r"^[^\W\d]\w*(\.[^\W\d]\w*)*$")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from overlay.errors import PatchFormatError
+from overlay.errors import MAX_ERRORS, PatchFormatError
 
 #: Beginnings of lines of git that no patch may have -> why.
 FORBIDDEN = (
@@ -74,8 +74,9 @@ class Source:
         return index >= self.text_end
 
     def error(self, line: int | None, problem: str) -> None:
-        """Note an error at a 1-based line."""
-        self.errors.append(PatchFormatError(self.name, line, problem))
+        """Note an error at a 1-based line; behind ``MAX_ERRORS`` nothing more is noted."""
+        if len(self.errors) < MAX_ERRORS:
+            self.errors.append(PatchFormatError(self.name, line, problem))
 
 
 def diff_begins(line: str) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import overlay
 from overlay.errors import OverlayError, PatchFormatError
+from overlay.package import id_problem
 from overlay.untrusted import problem_of_owner, read_regular
 
 #: The module through which patched code reports what it does; features add it with equal bytes.
@@ -40,6 +41,8 @@ def shipped_folder() -> Path:
 #: others: ``new/<id>`` are read in the place of ``<id>``, and ``gone/<id>`` are not read.  The
 #: commands that write features make it by one rename (``overlay.authoring.disk``).
 SWITCH = ".overlay-switch"
+
+_Parts = tuple[list[str], list[str]]
 
 _LEFT_BEHIND = re.compile(r"__pycache__|\.[a-z]+_cache")
 
@@ -95,15 +98,26 @@ def feature_documents(folder: Path) -> list[Path]:
     return [document for document in documents if os.path.lexists(document)]
 
 
-def _parts(switch: Path) -> tuple[list[str], list[str]]:
+def _parts(switch: Path) -> _Parts:
     """The names of the features that a switch brings, and of those that it takes away."""
+    return _read_parts(switch) or ([], [])
+
+
+def _read_parts(switch: Path) -> _Parts | None:
+    """The same; ``None`` where no switch with all its parts, and of features alone, is there."""
     new, gone = switch / "new", switch / "gone"
-    if not (_is_folder(switch) and _is_folder(new) and _is_folder(gone)):
-        return [], []
+    if not all(map(_is_folder, (switch, new, gone, switch / "old"))):
+        return None
     try:
-        return sorted(os.listdir(new)), sorted(os.listdir(gone))
+        parts = sorted(os.listdir(new)), sorted(os.listdir(gone))
     except FileNotFoundError:
-        return [], []  # it has just ended
+        return None  # it has just ended
+    return None if any(id_problem(name) for part in parts for name in part) else parts
+
+
+def is_switch(place: Path) -> bool:
+    """Whether a switch of features lies there, and not what somebody or something else made."""
+    return _read_parts(place) is not None
 
 
 def _is_folder(path: Path) -> bool:

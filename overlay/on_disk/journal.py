@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from overlay.errors import LedgerError
+from overlay.errors import LedgerError, described, says_nothing_of_files
 from overlay.on_disk import files, lock
 from overlay.on_disk.ledger import (
     MAX_STATE_BYTES,
@@ -153,6 +153,8 @@ def read(root: Path, package: Package = VLLM) -> Journal | None:
         data = read_below(root, package.journal_path, MAX_STATE_BYTES)
         return None if data is None else _decoded(parse_json(data), package)
     except OSError as error:
+        if says_nothing_of_files(error):
+            raise LedgerError(described(error)) from error
         raise _unreadable(path, error.strerror or str(error), package) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _unreadable(path, f"{type(error).__name__}: {error}", package) from error

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from overlay.errors import LedgerError
+from overlay.errors import LedgerError, described, says_nothing_of_files
 from overlay.package import (
     VLLM,
     Package,
@@ -17,6 +17,7 @@ from overlay.package import (
     inside,
     package_named,
     path_problem,
+    require_id,
     require_text,
 )
 from overlay.results import FeatureResult, FileResult, HunkResult, Reason, State
@@ -130,6 +131,8 @@ def load(root: Path, package: Package = VLLM) -> Ledger | None:
     try:
         data = read_below(root, package.ledger_path, MAX_STATE_BYTES)
     except OSError as error:
+        if says_nothing_of_files(error):
+            raise LedgerError(described(error)) from error
         raise LedgerError(
             f"{path} cannot be read ({error.strerror}): it records what the overlay changed in "
             f"this {package.title}. Run the command as a user that may read it; where it is not a "
@@ -163,6 +166,8 @@ def copies(root: Path, package: Package = VLLM) -> Callable[[str], bytes]:
         try:
             data = read_below(root, f"{package.pristine_folder}/{digest}")
         except OSError as error:
+            if says_nothing_of_files(error):
+                raise LedgerError(described(error)) from error
             raise LedgerError(
                 f"{path} cannot be read ({error.strerror}): expected the pristine copy of a file "
                 f"that the overlay changed; {reinstall(package=package)}"
@@ -323,7 +328,7 @@ def _record(record: dict[str, Any]) -> RecordEntry:
 
 def _feature(feature: dict[str, Any], package: Package) -> FeatureResult:
     return FeatureResult(
-        feature=require_text(feature["feature"]),
+        feature=require_id(feature["feature"]),
         state=State(feature["state"]),
         files=tuple(_file(file, package) for file in feature["files"]),
         reason=_reason(feature),

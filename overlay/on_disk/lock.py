@@ -5,28 +5,17 @@ read-only target can be locked, and the lock dies with its process."""
 
 from __future__ import annotations
 
-import errno
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from overlay.cache import user_cache_folder
+from overlay.cache import WITHOUT_LOCKS, flocked, lock_file, open_lock, release
 from overlay.errors import TransactionError
 from overlay.package import VLLM, Package
 
 #: Seconds that a command waits for others.
 TIMEOUT = 60.0
-
-_UNSUPPORTED = {
-    errno.EBADF,
-    errno.EINVAL,
-    errno.ENOLCK,
-    errno.ENOSYS,
-    errno.EOPNOTSUPP,
-    errno.ENOTSUP,
-}
 
 
 @contextmanager
@@ -80,63 +69,42 @@ def _locked(root: Path, package: Package, *, writer: bool, timeout: float) -> It
 
 def _acquire(handle: int, mode: int, folder: Path, timeout: float) -> bool:
     """Lock ``handle``; ``False`` where the file system has no such locks."""
-    import fcntl
-
-    deadline = time.monotonic() + timeout
-    pause = 0.002
-    while True:
-        try:
-            fcntl.flock(handle, mode | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in _UNSUPPORTED:
-                return False
-            if error.errno not in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EINTR):
-                raise TransactionError(
-                    f"{folder} cannot be locked ({error.strerror}). Nothing was changed"
-                ) from error
-        else:
-            return True
-        if time.monotonic() >= deadline:
-            raise _busy(folder, os.fstat(handle).st_ino, timeout)
-        time.sleep(pause)
-        pause = min(pause * 1.5, 0.1)
+    try:
+        free = flocked(handle, mode, timeout)
+    except OSError as error:
+        if error.errno in WITHOUT_LOCKS:
+            return False
+        raise TransactionError(
+            f"{folder} cannot be locked ({error.strerror}). Nothing was changed"
+        ) from error
+    if not free:
+        raise _busy(folder, os.fstat(handle).st_ino, timeout)
+    return True
 
 
 @contextmanager
 def _beside(root: Path, package: Package, timeout: float) -> Iterator[None]:
-    """Hold a lock file in the user's cache, for file systems that cannot lock a folder.
-
-    It does not admit several readers, and separates only processes of this user on this machine.
-    """
-    import hashlib
-
-    from filelock import FileLock, Timeout
-
+    """Hold a lock file in the user's cache, for file systems that cannot lock a folder."""
     folder = root / package.name
     # An overlay that knew no other package named vLLM's lock by the root alone.
-    place = os.path.realpath(root if package == VLLM else folder)
-    name = hashlib.sha256(place.encode("utf-8", "surrogateescape")).hexdigest()
-    # Not below OVERLAY_CACHE: a process with another cache has to meet the same lock.
-    path = user_cache_folder() / "locks" / f"{name[:32]}.lock"
+    path = lock_file(os.path.realpath(root if package == VLLM else folder))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        held = FileLock(path)
-        held.acquire(timeout=timeout)
-    except Timeout as error:
-        raise TransactionError(
-            f"{folder} is in use by another overlay command, which holds {path}: waited "
-            f"{timeout:g} s. Nothing was changed; run the command again when that one is done"
-        ) from error
+        held = open_lock(path, timeout)
     except OSError as error:
         raise TransactionError(
             f"{folder} lies on a file system without locks, and the lock file {path} "
             f"cannot be made either ({error.strerror}). Nothing was changed; set XDG_CACHE_HOME "
             "to a folder that you may write"
         ) from error
+    if held is None:
+        raise TransactionError(
+            f"{folder} is in use by another overlay command, which holds {path}: waited "
+            f"{timeout:g} s. Nothing was changed; run the command again when that one is done"
+        )
     try:
         yield
     finally:
-        held.release()
+        release(held)
 
 
 def _busy(folder: Path, inode: int, timeout: float) -> TransactionError:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from overlay.authoring import disk
+from overlay.authoring import disk, lock
 from overlay.authoring.disk import NewFolder, replace_features, settle
 from overlay.errors import OverlayError, UsageError
 from overlay.features import folder as features
@@ -190,9 +190,9 @@ def test_a_switch_that_a_stranger_made_is_none(patches: Path, tmp_path: Path, wh
 
 
 def test_only_one_command_writes_at_a_time(patches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(lock, "SECONDS", 0.05)
     with (
-        disk._locked(patches),
+        lock.only_writer(patches),
         pytest.raises(OverlayError, match="being written by another overlay command"),
     ):
         change(patches)
@@ -203,3 +203,13 @@ def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "ours").write_text("")
     with pytest.raises((UsageError, FileExistsError)):
         change(tmp_path / "ours")
+
+
+@pytest.mark.parametrize("named", [".", "../it", "inner/.."])
+def test_a_folder_goes_by_whatever_path_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    (tmp_path / "it/inner").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "it")
+    disk.vanish(Path(named))
+    assert list(tmp_path.iterdir()) == []

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from overlay.authoring import incoming
 from overlay.authoring.incoming import MAX_BYTES, Kind, read_changes
 from overlay.errors import UsageError
 
@@ -161,3 +162,49 @@ def test_a_series_of_git_is_read(tmp_path: Path) -> None:
         *(Kind.ADDED, Kind.MODIFIED, Kind.MODIFIED),
     ]
     assert any("b = 'ü'" in hunk.post for hunk in commits[1].files[0].hunks)
+
+
+def test_a_change_of_more_files_than_any_release_has_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    change = b"".join(
+        b"--- a/vllm/m%d.py\n+++ b/vllm/m%d.py\n@@ -1 +1 @@\n-a = 1\n+a = 2\n" % (n, n)
+        for n in range(4)
+    )
+    monkeypatch.setattr(incoming, "MAX_FILES", 4)
+    assert len(read_changes(change, "x")[0].files) == 4
+    monkeypatch.setattr(incoming, "MAX_FILES", 3)
+    with pytest.raises(UsageError, match="at most 3 files, found 4"):
+        read_changes(change, "x")
+
+
+def test_the_lines_of_a_mailbox_are_counted_through_all_its_mails() -> None:
+    begins = b"diff --git a/vllm/a.py b/vllm/a.py"
+    diff = begins + b"\n--- a/vllm/a.py\n+++ b/vllm/a.py\n@@ -1 +1 @@\n-a = 1\n+a = 2\n"
+    mail = b"From 0123456 Mon Sep 17 00:00:00 2001\nFrom: a\nSubject: x\n\nwhy\n---\n" + diff
+    box = (mail + b"\n") * 3
+    places = [commit.files[0].line for commit in read_changes(box, "x")]
+    lines = box.split(b"\n")
+    assert places == [number for number, line in enumerate(lines, 1) if line == begins]
+
+
+def test_a_date_beyond_all_calendars_is_none() -> None:
+    diff = b"--- a/vllm/a.py\n+++ b/vllm/a.py\n@@ -1 +1 @@\n-a = 1\n+a = 2\n"
+    for date in (b"Mon, 1 Sep 99999999999999999999 99:99:99 +99999999999", b"x", b"9" * 300):
+        mail = b"From: a\nSubject: x\nDate: " + date + b"\n\n" + diff
+        assert read_changes(mail, "x")[0].date == ""
+
+
+@pytest.mark.parametrize("place", [b"A <", b"] x", b"why", b"Signed"])
+def test_the_words_of_a_mail_are_unicode_whatever_its_bytes(place: bytes) -> None:
+    """Latin-1 without a declaration, as old tools write it; only the diff keeps every byte."""
+    mail = (
+        b"From: A <a@b>\nSubject: [PATCH] x\n\nwhy\n\nSigned-off-by: b\n---\n"
+        b"--- a/vllm/a.py\n+++ b/vllm/a.py\n@@ -1 +1 @@\n-a = '\xff'\n+a = 2\n"
+    )
+    assert place in mail
+    wrong = b"Signed-off-by: \xff\nSigned" if place == b"Signed" else place + b" \xff\xfe "
+    (commit,) = read_changes(mail.replace(place, wrong, 1), "x")
+    for words in (commit.subject, commit.message, commit.author, *commit.signed_off):
+        words.encode()
+    assert commit.files[0].hunks[0].pre == ("a = '\udcff'",)

@@ -190,3 +190,20 @@ def test_an_added_module_whose_name_is_taken_is_a_conflict() -> None:
     taken = carrier.port(check_files("change", made), "0.22.0")
     assert taken.conflicts
     assert "another file of that name" in (taken.problem or "")
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_another_text_of_another_variant_is_a_warning_and_the_same_text_is_none(same: bool) -> None:
+    """Two variants are tried, and none lands exactly; the one that is not taken is compared."""
+    texts = {name: world.RELEASES[name] for name in ("0.21.0", "0.22.0", "0.23.0")}
+    other = world.PATCHED if same else world.PATCHED.replace(b"warm=True", b"warm=False")
+    made = files(world.BASE, world.PATCHED)
+    text = render_patch({**world.HEADERS, "Base": "0.22.0"}, PATH, compose(world.BASE, other))
+    made["10-step/0.22.0..0.22.0.patch"] = text.encode()
+    made["feature.toml"] = TOML.replace(b"0.21.0..0.21.0", b"0.21.0..0.22.0")
+    (topic,) = port(made, texts, "0.23.0").topics
+    assert topic.outcome is Outcome.MERGED
+    told = [warning for warning in topic.warnings if "gives another text here" in warning]
+    assert [warning.partition(" ")[0].rpartition("/")[2] for warning in told] == (
+        [] if same else ["0.21.0..0.21.0.patch"]
+    )

@@ -22,8 +22,9 @@ from overlay.authoring.session import (
     render,
     revise,
 )
-from overlay.authoring.session_document import DOCUMENT, Kind, tomllib
+from overlay.authoring.session_document import DOCUMENT, Kind
 from overlay.errors import UsageError
+from overlay.features.documents import parse_toml
 from tests.support.faults import FaultyOs, faulty, in_child, killing
 
 A, B, NEW = "vllm/a.py", "vllm/v1/b.py", "vllm/new.py"
@@ -47,19 +48,30 @@ def test_a_session_is_read_as_it_was_begun(begun: Session) -> None:
     assert begun.untouched()
 
 
+#: Texts that can name a file, and ids of features.
+PLAIN = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+IDS = st.from_regex(r"[a-z0-9]{1,4}(-[a-z0-9]{1,4}){0,2}", fullmatch=True)
+
+
 @given(
-    texts=st.dictionaries(st.text(), st.text()),
+    texts=st.dictionaries(PLAIN, PLAIN),
+    ids=st.dictionaries(IDS, PLAIN),
+    id_=IDS,
     paths=st.dictionaries(
         st.from_regex(r"vllm/[a-z_ é\"']{1,9}\.py", fullmatch=True),
         st.tuples(*[st.none() | st.from_regex(r"[0-9a-f]{64}", fullmatch=True)] * 2),
     ),
 )
 def test_the_document_gives_back_what_was_written(
-    texts: dict[str, str], paths: dict[str, tuple[str | None, str | None]]
+    texts: dict[str, str],
+    ids: dict[str, str],
+    id_: str,
+    paths: dict[str, tuple[str | None, str | None]],
 ) -> None:
     files = {path: SessionFile(*hashes) for path, hashes in paths.items()}
-    given_ = replace(session(Path("x")), files=files, notes=texts, below=texts, features=texts)
-    assert _session(Path("x"), given_.kind, tomllib.loads(render(given_))) == given_
+    own = {id_: "f"}
+    given_ = replace(session(Path("x")), files=files, notes=texts, below=ids, features=own)
+    assert _session(Path("x"), given_.kind, parse_toml(render(given_))) == given_
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
@@ -184,3 +196,12 @@ def test_links_in_a_session_are_refused(begun: Session, tmp_path: Path) -> None:
     (begun.folder / "vllm/link.py").symlink_to(tmp_path / "secret.py")
     with pytest.raises(UsageError, match="found a symbolic link"):
         begun.present()
+
+
+def test_patches_whose_name_is_not_unicode_are_named_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    own = replace(session(tmp_path / "s"), patches=Path("/nowhere/our\udcff"))
+    with pytest.raises(UsageError, match=r"/nowhere/our\\xff: expected a text or a name in UTF-8"):
+        begin(own, LAID, BASES)
+    assert list(tmp_path.iterdir()) == []

@@ -17,6 +17,9 @@ from tests.support.cli import Cli
 #: Seconds of processor time that a row may take; a hang is noticed by the clock.
 LIMIT, HANG = 5.0, 60
 
+#: Characters of an answer, whatever the input quotes.
+LONGEST = 20_000
+
 
 def _hang(number: int, frame: FrameType | None) -> None:
     raise TimeoutError(f"still busy after {HANG} s")
@@ -48,6 +51,7 @@ def test_it_ends_as_the_table_says(
     assert "bug in vllm-overlay" not in said
     assert not set(said) & {chr(code) for code in (*range(9), *range(11, 32), 127)}
     assert said.endswith("\n")
+    assert len(said) < LONGEST
 
 
 def test_the_table_is_as_large_as_the_review_s() -> None:

@@ -277,3 +277,21 @@ def test_the_plan_of_sampled_drafts_is_the_greedy_one_twice(k: int, seqs: int) -
     both = plan(True)
     assert both[: len(greedy)] == greedy
     assert both[len(greedy) :] == [replace(key, sampled=True) for key in greedy]
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_mixed_graph_of_more_requests_begins_where_the_smaller_one_is_full(
+    k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches of 16 requests have up to K+1 tokens each, and then one more needs the next graph."""
+    full = 16 * (k + 1)
+    monkeypatch.setattr(keys, "MIXED_TOKENS", (full - 1, full, full + 1, full + 2))
+    for most in (full + 1, 1000):
+        made = keys.mixed_keys(k, (16, 64), most)
+        sizes = {
+            reqs: sorted(key.num_tokens for key in made if key.num_reqs == reqs)
+            for reqs in (16, 64)
+        }
+        every = [size for size in (full - 1, full, full + 1, full + 2) if size < most] + [most]
+        assert sizes[16] == [size for size in every if size >= 16]
+        assert sizes[64] == [size for size in every if size >= max(64, full + 1)]

@@ -489,6 +489,12 @@ def test_the_line_of_a_capture_says_what_was_captured() -> None:
     )
 
 
+def test_the_error_of_a_failed_capture_gives_the_reason_and_the_way_on() -> None:
+    error = messages.cannot_go_on("out of memory")
+    assert "a capture failed (out of memory)" in error
+    assert error.endswith("Set OVERLAY_DRAFT_GRAPHS=off on all ranks and start them again.")
+
+
 def test_the_line_of_a_refusal_gives_the_reasons() -> None:
     decision = policy.decide("auto", replace(LATE, rswa=True, fast_prefill=True))
     line = messages.refused_line("auto", decision)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlay.errors import LedgerError, TransactionError
-from overlay.on_disk import files, journal, lock
+from overlay.on_disk import files, journal, ledger, lock
 from overlay.on_disk.journal import Journal, Member, Partner, Step
 from overlay.package import VLLM, Package, package_named
 
@@ -364,3 +365,25 @@ def test_a_linked_state_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / VLLM.state_folder).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(TransactionError), journal.reading(tmp_path, 0.0):
         raise AssertionError("it is read")
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_a_limit_of_the_process_says_nothing_of_the_journal_or_the_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """There may be no journal: nothing could be opened to see."""
+    (tmp_path / VLLM.state_folder).mkdir()
+    (tmp_path / VLLM.ledger_path).write_text("{}")
+
+    def open_(*names: object, **options: object) -> int:
+        raise OSError(number, os.strerror(number), "somewhere")
+
+    monkeypatch.setattr(os, "open", open_)
+    readers = (journal.read, ledger.load, lambda root: ledger.copies(root)("0" * 64))
+    for reader in readers:
+        with pytest.raises(LedgerError) as caught:
+            reader(tmp_path)
+        assert str(caught.value).startswith(f"somewhere: {os.strerror(number)}; ")
+        assert "remove the cause" not in str(caught.value)
+        assert "interrupted" not in str(caught.value)
+        assert "reinstall" not in str(caught.value)

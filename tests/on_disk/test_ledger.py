@@ -40,9 +40,10 @@ files = st.builds(
     st.lists(hunks, max_size=3).map(tuple),
     reasons,
 )
+ids = st.from_regex(r"[a-z0-9]{1,5}(-[a-z0-9]{1,5}){0,2}", fullmatch=True)
 results = st.builds(
     FeatureResult,
-    texts,
+    ids,
     st.sampled_from(State),
     st.lists(files, max_size=3).map(tuple),
     reasons,
@@ -168,6 +169,7 @@ DAMAGES = {
     "a record that leaves": put("record", "path", "../RECORD"),
     "a hash that is a path": put("entries", 1, "before", "../../../etc/passwd"),
     "a short hash": put("entries", 1, "after", "abc"),
+    "an id that leaves its folder": put("features", 0, "feature", "../demo"),
     "an unknown state": put("features", 0, "state", "fine"),
     "no files": put("features", 0, "files", None),
 }

@@ -319,3 +319,23 @@ def test_an_archive_that_this_user_may_not_read(
         resolve(str(path))
 
     assert str(path) in str(caught.value)
+
+
+def test_an_sdist_that_the_system_refuses_to_read_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "vllm-0.32.0.tar.gz"
+    folder.mkdir()
+    with pytest.raises(ArchiveError, match="expected a plain file, found a folder"):
+        sdist_module.read_sources(folder, str(folder))
+    with pytest.raises(ArchiveError, match=r"gone\.tar\.gz: expected to read it, the system says"):
+        sdist_module.read_sources(tmp_path / "gone.tar.gz", "gone")
+
+
+def test_an_sdist_may_have_as_many_members_as_the_limit_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _tar(tmp_path, {f"x/vllm/{name}.py": b"" for name in ("__init__", "a", "b", "c")})
+    monkeypatch.setattr(sdist_module, "MAX_MEMBERS", 4)
+    assert len(sdist_module.read_sources(path, "x").files) == 4
+    monkeypatch.setattr(sdist_module, "MAX_MEMBERS", 3)
+    with pytest.raises(ArchiveError, match="at most 3 members"):
+        sdist_module.read_sources(path, "x")

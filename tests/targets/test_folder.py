@@ -191,3 +191,13 @@ def test_a_path_is_read_only_where_it_plainly_lies_inside_vllm(path: str) -> Non
         assert not plain
     else:
         assert plain
+
+
+def test_an_installation_without_a_version_file_contradicts_nothing(tmp_path: Path) -> None:
+    """Its metadata alone say which release it is."""
+    site = fake_vllm.site_packages(tmp_path, "0.32.0", extra={"vllm/_version.py": None})
+    assert not (site / "vllm/_version.py").exists()
+
+    target = resolve(str(site))
+
+    assert (target.vllm, target.warnings) == ("0.32.0", ())
