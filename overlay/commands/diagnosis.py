@@ -215,10 +215,10 @@ def _records() -> str:
 
 
 def model_runner(target: Target | None, environment: Mapping[str, str] = os.environ) -> str:
-    """Which model runner the installed release chooses; see ``overlay.commands.model_runners``."""
+    """Which model runner the installed release chooses; see ``overlay.features.model_runners``."""
     from importlib.util import find_spec
 
-    from overlay.commands.model_runners import advice
+    from overlay.features.model_runners import advice
 
     # A search on the path; nothing of vllm-ascend is imported.
     ascend = find_spec("vllm_ascend") is not None

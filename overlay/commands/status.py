@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from overlay.commands.next_process import plugin_patches, with_plugin
 from overlay.commands.request import Request
 from overlay.commands.required import expect_known, with_requirements
-from overlay.commands.target_report import report
+from overlay.commands.target_report import report, with_runner
 from overlay.errors import OverlayError
 from overlay.features.model import of_package
 from overlay.on_disk import ledger as ledgers
@@ -73,7 +73,12 @@ def status(
     expect_known(request.require, scene.features)
     named = name is not None or request.python is not None
     answers = [of_files(target, scene.features) for target in scene.targets]
-    answers = [with_plugin(answer, answer, scene.features, named=named) for answer in answers]
+    answers = [
+        with_runner(
+            with_plugin(answer, answer, scene.features, named=named), scene.features, target.release
+        )
+        for answer, target in zip(answers, scene.targets, strict=True)
+    ]
     first, *others = with_requirements(scene, answers, request.require, scene.with_absent(answers))
     if not named:
         first = replace(first, notices=(*first.notices, *_kept_out()))
