@@ -33,6 +33,7 @@ from overlay.untrusted import all_unreadable
 if TYPE_CHECKING:
     from overlay.features.model import Feature
     from overlay.on_disk.ledger import Ledger
+    from overlay.processes.live import LiveProcess
     from overlay.report.model import TargetReport
     from overlay.targets.target import Target
 
@@ -44,9 +45,7 @@ def live(request: Request | None = None) -> ProcessesReport:
     :raises UsageError: if a required feature does not exist.
     :raises OverlayError: where the system does not tell which processes run.
     """
-    from overlay.processes.live import processes
-
-    found = processes()
+    found = of_this_vllm()
     if request is None or not request.require:
         return ProcessesReport(running(found), found)
     from overlay.features.sources import shipped_folder
@@ -57,6 +56,22 @@ def live(request: Request | None = None) -> ProcessesReport:
     situational = {each.id for each in declarations(folders) if each.situational}
     lacking = not_active(found, request.require, situational)
     return ProcessesReport(running(found, lacking), found, lacking)
+
+
+def of_this_vllm() -> tuple[LiveProcess, ...]:
+    """Every running vLLM process of this user; those of another vLLM have notes, no problems.
+
+    :raises OverlayError: where the system does not tell which processes run.
+    """
+    from overlay.processes.live import processes, strangers_noted
+
+    found = processes()
+    if not any(process.problem for process in found):
+        return found
+    from overlay.commands.diagnosis import installed
+
+    target, _ = installed()
+    return strangers_noted(found, None if target is None else target.root)
 
 
 def status(
