@@ -16,6 +16,7 @@ from overlay.commands.bench_budget import Budget, Schedule
 from overlay.commands.bench_engines import Measured, Stage
 from overlay.commands.bench_question import Question
 from overlay.commands.bench_sharing import free_memory, sharing
+from overlay.commands.engine_device import device_of, expect_device
 from overlay.commands.request import Request
 from overlay.commands.stock_copy import make_stock_copy
 from overlay.commands.verify import interpreter, refuse_unknown_models
@@ -42,6 +43,7 @@ def bench(
     """
     budget = Budget(question.budget)
     check_question(question)
+    expect_device(device_of(question.python, question.arguments), "bench")
     shared = sharing(question, free_memory())
     python = interpreter(question.python)
     root = Request(python=None if question.python is None else str(python)).resolve(None).root

@@ -86,10 +86,20 @@ def torch() -> TorchFacts:
         distribution = metadata.distribution("torch")
     except metadata.PackageNotFoundError:
         return TorchFacts(None, None)
+    folder = Path(str(distribution.locate_file("torch")))
+    built = torch_built_for(folder)
+    return TorchFacts(distribution.version, built or "unknown: it has no torch/version.py")
+
+
+def torch_built_for(folder: Path) -> str | None:
+    """What a torch was built for, from its files; ``None`` where it does not say.
+
+    :param folder: that of the package.
+    """
     try:
-        data = read_regular(Path(str(distribution.locate_file("torch/version.py"))), 1 << 20)
+        data = read_regular(folder / "version.py", 1 << 20)
         if data is None:
-            return TorchFacts(distribution.version, "unknown: it has no torch/version.py")
+            return None
         text = data.decode("utf-8")
         built = [
             f"{name} {value}"
@@ -97,8 +107,8 @@ def torch() -> TorchFacts:
             if (value := _assigned(text, name)) is not None
         ]
     except (OSError, ValueError, SyntaxError, RecursionError) as error:
-        built = [f"unknown: torch/version.py cannot be read ({error})"]
-    return TorchFacts(distribution.version, ", ".join(built) or "cpu")
+        return f"unknown: torch/version.py cannot be read ({error})"
+    return ", ".join(built) or "cpu"
 
 
 def _assigned(text: str, name: str) -> str | None:

@@ -26,7 +26,7 @@ from overlay.planning.provenance import Provenance
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.sequence import Series, Step
 from overlay.planning.text import TextError
-from overlay.planning.upstream import Evidence, build_of, evidence, taken
+from overlay.planning.upstream import Evidence, build_of, evidence, obsolete_by, taken
 from overlay.results import (
     Change,
     FeatureResult,
@@ -57,7 +57,7 @@ def plan(
     :returns: a plan whose ``changes`` are empty unless no feature needs attention.
     """
     series = Series(pristine, syntax or Syntax())
-    planner = _Planner(series, release, Provenance(series.tree, record))
+    planner = _Planner(series, release, Provenance(series.tree, record), record)
     for feature in features:
         planner.add(feature)
     return planner.finish()
@@ -86,8 +86,15 @@ class _Draft:
 
 
 class _Planner:
-    def __init__(self, sequence: Series, release: Version | None, provenance: Provenance) -> None:
+    def __init__(
+        self,
+        sequence: Series,
+        release: Version | None,
+        provenance: Provenance,
+        record: Mapping[str, str] | None,
+    ) -> None:
         self.sequence, self.release, self.provenance = sequence, release, provenance
+        self.record = record
         self.texts = sequence.texts
         self.drafts: list[_Draft] = []
 
@@ -104,6 +111,9 @@ class _Planner:
         elif (shown := evidence(feature, self.release, self._scope_lines)).merged:
             draft.state = State.UPSTREAMED
             draft.notes.append(f"the release has it: {shown.text}")
+        elif (gone := self._gone(feature)) is not None:
+            draft.state = State.INAPPLICABLE
+            draft.notes.append(gone)
         elif not feature.topics and not feature.added:
             self._add_unmet(draft, shown)
         else:
@@ -133,6 +143,14 @@ class _Planner:
         return Plan(results, tuple(c for c in changes if c.before != c.after), notices)
 
     # Upstream
+
+    def _gone(self, feature: Feature) -> str | None:
+        """What upstream has deleted that a feature is for; ``None`` where nothing is gone."""
+
+        def there(path: str) -> bool:
+            return self.sequence.pristine(path) is not None
+
+        return obsolete_by(feature, self.release, there, self.record)
 
     def _scope_lines(self, path: str, scope: str) -> list[Sequence[str]]:
         """The lines of each place that a scope has in the release's own file."""
