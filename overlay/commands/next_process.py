@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from overlay.errors import OverlayError
 from overlay.features.model import SHIPPED
+from overlay.package import VLLM
 from overlay.results import State
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ def with_plugin(
     switches = _switches()
     if switches is None or everything.needs_attention or not plugin_patches(target, named=named):
         return target
-    known = frozenset(known_to_plugin(features))
+    features = tuple(features)
+    known = frozenset(known_to_plugin(features)) - _too_early(everything, features)
     coming = tuple(
         result.feature
         for result in everything.features
@@ -51,6 +53,21 @@ def with_plugin(
         and (switches.untested or not result.untested)
     )
     return replace(target, in_memory=coming)
+
+
+def _too_early(target: TargetReport, features: tuple[Feature, ...]) -> frozenset[str]:
+    """The features that the plugin leaves out, since their modules are imported before it."""
+    if target.package != VLLM.name or all(feature.shipped for feature in features):
+        return frozenset()
+    from packaging.version import InvalidVersion, Version
+
+    from overlay.features.early_modules import too_early
+
+    try:
+        release = None if target.vllm is None else Version(target.vllm)
+    except InvalidVersion:
+        release = None
+    return frozenset(too_early(target.features, features, release))
 
 
 def plugin_patches(target: TargetReport, *, named: bool) -> bool:

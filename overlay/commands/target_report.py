@@ -56,11 +56,14 @@ def notices(texts: Iterable[str]) -> tuple[Notice, ...]:
 def with_runner(
     target: TargetReport, features: Iterable[Feature], release: Version | None
 ) -> TargetReport:
-    """A target with what its release runs by default of the features that are or would be there.
+    """A target with what its release runs of the features that are or would be there.
+
+    That is what it runs by default, and what cannot be patched in memory.
 
     :param features: all that the command knows of; those that name no model runner say nothing.
     :param release: of the package of the target.
     """
+    target = _with_early(target, features, release)
     there = {
         result.feature
         for result in target.features
@@ -77,6 +80,21 @@ def with_runner(
 
     ascend = target.root is not None and (target.root / "vllm_ascend").is_dir()
     return replace(target, runner=told(runners, release, os.environ, ascend=ascend))
+
+
+def _with_early(
+    target: TargetReport, features: Iterable[Feature], release: Version | None
+) -> TargetReport:
+    """A target with the features that can be patched on disk only, where they are not yet."""
+    waiting = [result for result in target.features if result.state is State.PRISTINE]
+    own = [feature for feature in features if not feature.shipped]
+    if not waiting or not own or target.package != VLLM.name:
+        return target
+    from overlay.features.early_modules import too_early, why_on_disk
+
+    late = too_early(waiting, own, release)
+    reasons = tuple((name, why_on_disk(modules)) for name, modules in late.items())
+    return replace(target, early=reasons)
 
 
 def with_notices(target: TargetReport, texts: Iterable[str]) -> TargetReport:

@@ -82,6 +82,8 @@ def _target(target: TargetReport, width: int, verbose: bool) -> Iterator[Line]:
             "process that starts, unless OVERLAY=disk or OVERLAY_FEATURES says otherwise"
         )
         yield labelled(2, "in memory: ", text)
+    for name, why in target.early:
+        yield labelled(2, "in memory: ", f"{name} is left out: {why}")
     if target.runner is not None and target.runner.text:
         yield labelled(2, "note: ", f"{vllm(target)} {target.runner.text}")
     for notice in target.notices:
