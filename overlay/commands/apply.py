@@ -20,7 +20,7 @@ from overlay.commands.assess import (
     release_of,
     until_current,
 )
-from overlay.commands.next_process import with_plugin
+from overlay.commands.next_process import with_plugin, with_running
 from overlay.commands.request import Request, Scene, ended, writable, writing_to_none
 from overlay.commands.required import expect_known, with_requirements
 from overlay.commands.status import by_ledger
@@ -175,6 +175,8 @@ def _applied(
             noted = (*notices([said]), *noted)
         report = replace(report, notices=tuple(dict.fromkeys(noted)))
         verdicts.append(applied(report, len(outcome.changed), wrote=outcome.wrote))
+        if outcome.wrote:
+            report = with_running(report)
         if job.request.features:
             report = with_plugin(report, whole, scene.features, named=job.named)
         reports.append(report)

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from overlay.errors import OverlayError
 from overlay.features.model import SHIPPED
 from overlay.package import VLLM
-from overlay.results import State
+from overlay.report.words import enumeration
+from overlay.results import Notice, State
 
 if TYPE_CHECKING:
     from overlay.features.model import Feature
@@ -68,6 +69,26 @@ def _too_early(target: TargetReport, features: tuple[Feature, ...]) -> frozenset
     except InvalidVersion:
         release = None
     return frozenset(too_early(target.features, features, release))
+
+
+def with_running(changed: TargetReport) -> TargetReport:
+    """A target that was just changed, with the processes that run what was there before."""
+    from overlay.processes.live import processes
+
+    root = None if changed.root is None else os.path.realpath(changed.root)
+    try:
+        found = processes()
+    except OverlayError:
+        return changed  # only Linux tells which processes run
+    pids = [str(each.pid) for each in found if each.root and os.path.realpath(each.root) == root]
+    if not pids:
+        return changed
+    several = len(pids) > 1
+    text = (
+        f"{'processes' if several else 'process'} {enumeration(pids)} of vLLM "
+        f"{'run' if several else 'runs'} what was there before: restart vLLM there"
+    )
+    return replace(changed, notices=(*changed.notices, Notice(None, text)))
 
 
 def plugin_patches(target: TargetReport, *, named: bool) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from overlay.processes.live import LiveProcess
 from tests.support import fake_vllm
 from tests.support.cli import ADDED, CAPTURE, Cli
 from tests.support.patches import write_feature
@@ -144,3 +145,14 @@ def test_vllm_ascend_chooses_by_a_rule_of_its_own(cli: Cli, newest: Path) -> Non
     answer = cli("check", newest)
     assert "is run by vllm-ascend, which chooses model runner V1" in answer.out
     assert "chooses model runner V2" not in answer.out
+
+
+def test_an_apply_beside_a_running_server_says_that_it_has_to_be_restarted(
+    cli: Cli, newest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = LiveProcess(7, "vllm serve", 7, None, None, root=str(newest))
+    theirs = LiveProcess(8, "vllm serve", 8, None, None, root="/other")
+    monkeypatch.setattr("overlay.processes.live.processes", lambda: (ours, theirs))
+    says = "process 7 of vLLM runs what was there before: restart vLLM there"
+    assert says in cli("apply", newest).out
+    assert says not in cli("apply", newest).out  # it writes nothing
