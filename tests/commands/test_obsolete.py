@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from overlay.cli.run import run
+from overlay.commands.matrix import _Column
 from overlay.features.feature_toml import read_document, read_fields
+from overlay.features.folder import load
 from overlay.features.model import RUNNER_FILES
-from overlay.results import ModelRunner
+from overlay.planning.scope_cache import Memo
+from overlay.results import ModelRunner, Outcome
 from tests.in_memory.boxes import FEATURE, PRISTINE, Box
 from tests.support import fake_vllm
 from tests.support.cli import CAPTURE, PROPOSE, PROPOSER, RUNNER, Cli
 from tests.support.patches import write_feature
 from tests.test_all_releases import of_patches, unpack
+
+if TYPE_CHECKING:
+    from overlay.authoring.locating import ReleaseTexts
 
 #: What model runner V1 consists of in 0.33.0.
 OF_V1 = tuple(
@@ -111,6 +118,28 @@ def test_any_feature_can_say_what_it_is_for(cli: Cli, tmp_path: Path) -> None:
     assert states(cli, *words, has_it) == {"typed": "pristine"}
     listed = cli("list", "--patches", cli.team).out
     assert "or where a release has no vllm/v1/made_for.py any more" in listed
+
+
+def test_how_a_port_would_land_is_not_asked_where_there_is_nothing_to_do(
+    v1: str, cli: Cli, tmp_path: Path
+) -> None:
+    """The matrix has no letter for it: it is not made for such a release."""
+    trees = {
+        "0.33.0": fake_vllm.files("0.33.0"),
+        "0.34.0": fake_vllm.files("0.34.0", {RUNNER: None}),
+    }
+
+    class Texts:
+        names = tuple(trees)
+
+        def read(self, release: str, path: str) -> bytes | None:
+            return trees[release].get(path)
+
+    (feature,) = [each for each in load([cli.shipped]) if each.id == v1]
+    column = _Column((feature,), cast("ReleaseTexts", Texts()), Memo())
+    assert column._outcome(feature, "0.34.0") is None
+    trees["0.34.0"][RUNNER] = trees["0.33.0"][RUNNER]
+    assert column._outcome(feature, "0.34.0") is Outcome.EXACT
 
 
 @pytest.mark.parametrize(
