@@ -43,7 +43,7 @@ def bench(
     """
     budget = Budget(question.budget)
     check_question(question)
-    expect_device(device_of(question.python, question.arguments), "bench")
+    expect_device(device_of(question.python, (*question.arguments, question.engine)), "bench")
     shared = sharing(question, free_memory())
     python = interpreter(question.python)
     root = Request(python=None if question.python is None else str(python)).resolve(None).root

@@ -227,14 +227,17 @@ def _shared_problems(targets: tuple[TargetReport, ...]) -> Iterator[Line]:
         for notice in target.notices:
             warned.setdefault(notice, []).append(target.target)
         if target.runner is not None and target.runner.short:
-            noted.setdefault(target.runner.short, []).append(target.target)
+            noted.setdefault(f"vLLM {target.runner.short}", []).append(target.target)
+        for name, why in target.early:
+            text = f"{name} cannot be patched in memory: {why}"
+            noted.setdefault(text, []).append(target.target)
     if found or noted or warned:
         yield BLANK
     for group in sorted(found.values(), key=lambda group: -group[0][1].state.rank):
         names = [name for name, _ in group]
         yield from _problem(_shown(group), 0, where=enumeration(names, most=20))
     for text, names in noted.items():
-        yield labelled(0, "note: ", f"{enumeration(names, most=20)}: vLLM {text}")
+        yield labelled(0, "note: ", f"{enumeration(names, most=20)}: {text}")
     for notice, names in warned.items():
         yield labelled(0, "warning: ", f"{enumeration(names, most=20)}: {notice}", "warning")
 

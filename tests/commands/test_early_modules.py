@@ -51,6 +51,12 @@ def test_what_cannot_be_patched_in_memory_is_not_promised(cli: Cli, installed: P
         assert SAYS not in cli(command, installed).out  # it is on disk
 
 
+def test_several_targets_share_what_is_said(cli: Cli, installed: Path, tmp_path: Path) -> None:
+    other = fake_vllm.site_packages(tmp_path / "other", "0.25.0", {ENVS: b"TIMEOUT = 5\n"})
+    said = cli("check", installed, other).out
+    assert said.count(f"patient cannot be patched in memory: {SAYS}") == 1
+
+
 def test_every_patched_file_counts(cli: Cli, installed: Path) -> None:
     """A feature goes in as a whole or not at all."""
     files = {"10-envs/0.20.0..0.33.0.patch": EDIT, "20-propose/0.20.0..0.33.0.patch": PROPOSE}
