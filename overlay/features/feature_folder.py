@@ -13,11 +13,11 @@ from stat import S_ISDIR, S_ISREG
 
 from overlay.errors import PatchFormatError, PatchFormatErrors
 from overlay.features.feature_toml import read_document, read_fields
-from overlay.features.model import RUNNER_FILES, AddedFile, Feature, Hunk, Topic, Variant
+from overlay.features.model import AddedFile, Feature, Hunk, Topic, Variant
 from overlay.features.patch_file import parse_patch
 from overlay.features.sources import fingerprint, left_behind, read_bytes, read_text, stray
 from overlay.package import VLLM, Package, ReleaseRange, path_problem
-from overlay.results import Notice
+from overlay.results import RUNNER_FILES, Notice
 
 _TOPIC = re.compile(r"^\d\d-[a-z0-9]+(-[a-z0-9]+)*$")
 

@@ -10,13 +10,7 @@ from typing import Any, NamedTuple
 from packaging.version import Version
 
 from overlay.errors import PatchFormatError
-from overlay.features.model import (
-    MODULE_SCOPE,
-    RUNNER_FILES,
-    Build,
-    UpstreamPlan,
-    UpstreamTest,
-)
+from overlay.features.model import MODULE_SCOPE, Build, UpstreamPlan, UpstreamTest
 from overlay.features.sources import read_text
 from overlay.features.switches import (
     Switch,
@@ -33,7 +27,7 @@ from overlay.package import (
     parse_release,
     path_problem,
 )
-from overlay.results import ModelRunner
+from overlay.results import RUNNER_FILES, ModelRunner
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -19,12 +19,6 @@ from overlay.results import ModelRunner, Notice
 #: The scope that matches anywhere in the file.
 MODULE_SCOPE = "<module>"
 
-#: The file of each model runner: where a release has it no more, the runner is gone.
-RUNNER_FILES = {
-    ModelRunner.V1: "vllm/v1/worker/gpu_model_runner.py",
-    ModelRunner.V2: "vllm/v1/worker/gpu/model_runner.py",
-}
-
 #: The origin of the features that come with the overlay.
 SHIPPED = "shipped"
 

@@ -22,11 +22,12 @@ from overlay.features.model import (
 from overlay.package import ReleaseRange, Tree
 from overlay.planning import advice
 from overlay.planning.attempt import Attempt, attempt
+from overlay.planning.obsolete import obsolete_by
 from overlay.planning.provenance import Provenance
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.sequence import Series, Step
 from overlay.planning.text import TextError
-from overlay.planning.upstream import Evidence, build_of, evidence, obsolete_by, taken
+from overlay.planning.upstream import Evidence, build_of, evidence, taken
 from overlay.results import (
     Change,
     FeatureResult,
@@ -111,7 +112,7 @@ class _Planner:
         elif (shown := evidence(feature, self.release, self._scope_lines)).merged:
             draft.state = State.UPSTREAMED
             draft.notes.append(f"the release has it: {shown.text}")
-        elif (gone := self._gone(feature)) is not None:
+        elif gone := obsolete_by(feature, self.release, self.sequence.pristine, self.record):
             draft.state = State.INAPPLICABLE
             draft.notes.append(gone)
         elif not feature.topics and not feature.added:
@@ -143,14 +144,6 @@ class _Planner:
         return Plan(results, tuple(c for c in changes if c.before != c.after), notices)
 
     # Upstream
-
-    def _gone(self, feature: Feature) -> str | None:
-        """What upstream has deleted that a feature is for; ``None`` where nothing is gone."""
-
-        def there(path: str) -> bool:
-            return self.sequence.pristine(path) is not None
-
-        return obsolete_by(feature, self.release, there, self.record)
 
     def _scope_lines(self, path: str, scope: str) -> list[Sequence[str]]:
         """The lines of each place that a scope has in the release's own file."""

@@ -9,12 +9,12 @@ new lines, so that "upstream took 21 of 23 hunks" can be told.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from packaging.version import Version
 
-from overlay.features.model import RUNNER_FILES, Feature, Hunk, UpstreamTest
+from overlay.features.model import Feature, Hunk, UpstreamTest
 from overlay.planning.matching import new_lines, share_of
 
 #: Upstream has a change where at least this share of its new lines is in its scope (measured on
@@ -74,36 +74,6 @@ def build_of(feature: Feature, scope_lines: ScopeLines) -> str | None:
         places = scope_lines(build.path, build.scope)
         if any(build.contains in "\n".join(lines) for lines in places):
             return f"this is {build.name}'s build of the release: {build.text}"
-    return None
-
-
-def obsolete_by(
-    feature: Feature,
-    release: Version | None,
-    there: Callable[[str], bool],
-    record: Mapping[str, str] | None,
-) -> str | None:
-    """What a release has no more that the feature is for; ``None`` where nothing of it is gone.
-
-    A file that a variant for the release patches was there when that was written: it is missing
-    from the tree and not gone, unless the release's own RECORD does not have it either.
-
-    :param there: whether the release's tree has a file.
-    :param record: the release's own files, where it has a RECORD.
-    """
-    title = feature.package.title
-    for path in feature.obsolete_without:
-        known = release is not None and any(
-            variant.patch.path == path and release in variant.releases
-            for topic in feature.topics
-            for variant in topic.variants
-        )
-        if there(path) or (known and (record is None or path in record)):
-            continue
-        runner = next((each for each, file in RUNNER_FILES.items() if file == path), None)
-        if runner is not None:
-            return f"{title} has no model runner {runner.value.upper()} any more"
-        return f"{title} has no {path} any more, which the feature is for"
     return None
 
 

@@ -12,9 +12,8 @@ from overlay.cli.run import run
 from overlay.commands.matrix import _Column
 from overlay.features.feature_toml import read_document, read_fields
 from overlay.features.folder import load
-from overlay.features.model import RUNNER_FILES
 from overlay.planning.scope_cache import Memo
-from overlay.results import ModelRunner, Outcome
+from overlay.results import RUNNER_FILES, ModelRunner, Outcome
 from tests.in_memory.boxes import FEATURE, PRISTINE, Box
 from tests.support import fake_vllm
 from tests.support.cli import CAPTURE, PROPOSE, PROPOSER, RUNNER, Cli
