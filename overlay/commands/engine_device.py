@@ -6,6 +6,7 @@ file tell at once; neither torch nor a driver is asked."""
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -21,6 +22,9 @@ _PLACES = {
     "xpu": ("dev/dri/renderD*", "dev/dxg"),
     "cpu": ("dev/davinci[0-9]*", "dev/accel*", "dev/vfio/[0-9]*", "dev/metax*", "dev/mtgpu*"),
 }
+
+#: An argument of vLLM's engine, or a value in JSON, that chooses Ray.
+_RAY = re.compile(r"(^|=|\")ray(\"|$)")
 
 #: Values of CUDA_VISIBLE_DEVICES that hide every device.
 _HIDDEN = ("", "-1", "NoDevFiles")
@@ -58,7 +62,7 @@ def device_of(
     :param root: of the kernel's files.
     """
     built = _built_for(python)
-    if built is None or any("ray" in argument for argument in arguments):
+    if built is None or any(map(_RAY.search, arguments)):
         return Device(Place.DEVICE)
     kind = built.partition(" ")[0]
     hidden = environment.get("CUDA_VISIBLE_DEVICES")

@@ -67,8 +67,10 @@ def test_the_kernel_and_torchs_files_tell_the_place(
         (root / node).touch()
     assert device_of(python, (), {}, root).place is place
     if place is Place.NOWHERE:
-        remote = ("--distributed-executor-backend", "ray")
-        assert device_of(python, remote, {}, root).place is Place.DEVICE
+        backend = "--distributed-executor-backend"
+        for remote in ((backend, "ray"), (f"{backend}=ray",), ('{"executor": "ray"}',)):
+            assert device_of(python, remote, {}, root).place is Place.DEVICE
+        assert device_of(python, ("--model", "x-ray/y"), {}, root).place is Place.NOWHERE
 
 
 @pytest.mark.parametrize("value", ["", "-1"])
