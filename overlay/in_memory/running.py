@@ -14,7 +14,7 @@ from overlay import settings
 from overlay.in_memory import log
 from overlay.in_memory.import_watch import HookError
 from overlay.processes import records
-from overlay.results import State, Way
+from overlay.results import ANY_MORE, Way
 from overlay.untrusted import sha256
 
 if TYPE_CHECKING:
@@ -167,8 +167,8 @@ class RunningProcess:
         for feature in activation.features:
             if feature.active:
                 continue
-            if feature.state is State.INAPPLICABLE and feature.asked and feature.why:
-                retired.setdefault(feature.why, []).append(feature.id)
+            if feature.harmless and feature.asked and ANY_MORE in (feature.why or ""):
+                retired.setdefault(feature.reason, []).append(feature.id)
                 continue
             if feature.harmless:
                 text = f"vllm-overlay: {feature.id} is {feature.state.value} here"

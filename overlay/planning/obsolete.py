@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from packaging.version import Version
 
 from overlay.features.model import Feature
-from overlay.results import RUNNER_FILES
+from overlay.results import ANY_MORE, RUNNER_FILES
 
 
 def obsolete_by(
@@ -40,6 +40,6 @@ def obsolete_by(
             continue
         runner = next((each for each, file in RUNNER_FILES.items() if file == path), None)
         if runner is not None:
-            return f"{title} has no model runner {runner.value.upper()} any more"
-        return f"{title} has no {path} any more, which the feature is for"
+            return f"{title} has no model runner {runner.value.upper()} {ANY_MORE}"
+        return f"{title} has no {path} {ANY_MORE}, which the feature is for"
     return None

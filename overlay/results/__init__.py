@@ -186,6 +186,9 @@ RUNNER_FILES = {
     ModelRunner.V2: "vllm/v1/worker/gpu/model_runner.py",
 }
 
+#: What the reason of a feature says that is for nothing, since upstream deleted what it is for.
+ANY_MORE = "any more"
+
 
 class Fate(str, Enum):
     """What an import or a session of edits does with a file."""
