@@ -10,6 +10,9 @@ the same entries with an interpreter that has vLLM's dependencies, and tells whi
 along.
 
 The targets are, unless named, the modules that the shipped features patch.
+
+``--table`` writes ``overlay/features/early-modules.json``: every module that is reached in any kind
+of process, of each known release (fetched where it is not in the cache).
 """
 
 from __future__ import annotations
@@ -19,8 +22,9 @@ import ast
 import json
 import subprocess
 import sys
+import tempfile
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -125,6 +129,16 @@ class Tree:
                             found[str(key.value)] = f"vllm{place}"
         return found
 
+    def early(self) -> frozenset[str]:
+        """Every module that a process of any kind may import before it loads the plugins."""
+        came = {name for entries in PROCESSES.values() for name in entries if self.file(name)}
+        waiting = deque(came)
+        while waiting:
+            new = {name for name in self.imports(waiting.popleft()) if self.file(name)} - came
+            came |= new
+            waiting += new
+        return frozenset(came)
+
     def chain(self, entries: Iterable[str], target: str) -> list[str] | None:
         """How ``target`` is reached from the entries: the modules on the way, or ``None``."""
         came: dict[str, str | None] = {name: None for name in entries if self.file(name)}
@@ -183,6 +197,52 @@ def shipped_targets() -> tuple[str, ...]:
     )
 
 
+def unpacked(release: str, folder: Path) -> Path:
+    """The Python sources of a release of vLLM, below a folder."""
+    from overlay.targets.release_archive import CachedRelease
+    from overlay.targets.resolution import resolve
+
+    resolve(release)  # fetches it where it is not in the cache
+    kept = CachedRelease.open(release)
+    for path in kept.paths():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(kept.read(path) or b"")
+    return folder
+
+
+def table(early: Mapping[str, frozenset[str]]) -> str:
+    """The early modules by ranges of releases, as JSON.
+
+    :param early: those of each release, oldest first.
+    """
+    releases = list(early)
+    spans: dict[str, list[str]] = {}
+    for module in sorted(frozenset[str]().union(*early.values())):
+        there = [module in early[release] for release in releases]
+        first = None
+        for at, here in enumerate([*there, False]):
+            if here and first is None:
+                first = at
+            elif not here and first is not None:
+                span = f"{releases[first]}..{releases[at - 1]}"
+                spans.setdefault(span, []).append(module)
+                first = None
+    return json.dumps(dict(sorted(spans.items())), indent=0) + "\n"
+
+
+def _write_table() -> None:
+    from overlay.features.early_modules import TABLE
+    from overlay.package import KNOWN_RELEASES
+
+    early = {}
+    for release in KNOWN_RELEASES:
+        with tempfile.TemporaryDirectory() as folder:
+            early[release] = Tree(unpacked(release, Path(folder))).early()
+        print(f"{release}  {len(early[release])} modules", flush=True)
+    place = Path(__file__).resolve().parent.parent / "overlay/features" / TABLE
+    place.write_text(table(early), encoding="utf-8")
+
+
 _IMPORT_ALL = """
 import importlib, json, sys
 folder, entries, targets = json.loads(sys.argv[1])
@@ -229,13 +289,19 @@ def _report_run(python: str, folder: Path, targets: tuple[str, ...]) -> int:
 def main() -> int:
     """Print a row for each folder and kind of process; 1 where a target is reached."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("folders", nargs="*", type=Path)
+    parser.add_argument("--table", action="store_true", help="write the table of early modules")
     parser.add_argument("--target", action="append", dest="targets")
     parser.add_argument("--json", action="store_true")
     parser.add_argument(
         "--run", metavar="PYTHON", help="import the entries with it, too, which executes them"
     )
     asked = parser.parse_args()
+    if asked.table:
+        _write_table()
+        return 0
+    if not asked.folders:
+        parser.error("expected a folder, or --table")
     targets = tuple(asked.targets or shipped_targets())
     if asked.run:
         return max(_report_run(asked.run, folder, targets) for folder in asked.folders)

@@ -287,9 +287,9 @@ def processes() -> tuple[LiveProcess, ...]:
 
     :raises OverlayError: where the system does not tell which processes run.
     """
-    from overlay.processes.live import processes as running
+    from overlay.commands.status import of_this_vllm
 
-    return running()
+    return of_this_vllm()
 
 
 if not TYPE_CHECKING:  # a type checker would take every name for one that is there

@@ -20,11 +20,11 @@ from overlay.commands.assess import (
     release_of,
     until_current,
 )
-from overlay.commands.next_process import with_plugin
+from overlay.commands.next_process import with_plugin, with_running
 from overlay.commands.request import Request, Scene, ended, writable, writing_to_none
 from overlay.commands.required import expect_known, with_requirements
 from overlay.commands.status import by_ledger
-from overlay.commands.target_report import notices, only
+from overlay.commands.target_report import notices, only, with_runner
 from overlay.errors import UsageError
 from overlay.on_disk import transaction as commit
 from overlay.report.changes import ApplyReport
@@ -38,7 +38,7 @@ from overlay.report.outcomes import (
     untested_refused,
     would_apply,
 )
-from overlay.report.wording import together
+from overlay.report.wording import together, with_idle
 from overlay.results.invocation import NOTHING_NAMED, invoked
 
 if TYPE_CHECKING:
@@ -141,7 +141,9 @@ def _would_apply(
     """The report of an apply that would go through."""
     reports = job.scene.with_absent([decision.report for decision in decisions])
     everything = job.scene.with_absent([examination.everything for examination in found])
-    reports = with_requirements(job.scene, reports, job.request.require, everything, planned=True)
+    reports = with_requirements(
+        job.scene, _with_runner(job, reports), job.request.require, everything, planned=True
+    )
     verdicts = [
         _overruled(report, would_apply(report, examination.plan.changes))
         for report, examination in zip(reports, found, strict=True)
@@ -173,15 +175,26 @@ def _applied(
             noted = (*notices([said]), *noted)
         report = replace(report, notices=tuple(dict.fromkeys(noted)))
         verdicts.append(applied(report, len(outcome.changed), wrote=outcome.wrote))
+        if outcome.wrote:
+            report = with_running(report)
         if job.request.features:
             report = with_plugin(report, whole, scene.features, named=job.named)
         reports.append(report)
-    final = with_requirements(scene, reports, job.request.require, everything)
+    final = with_requirements(scene, _with_runner(job, reports), job.request.require, everything)
     verdicts = [
         _overruled(report, verdict) for report, verdict in zip(final, verdicts, strict=True)
     ]
     changed = tuple(path for outcome in outcomes for path in outcome.changed)
     return ApplyReport(together(verdicts), final[0], changed, others=final[1:])
+
+
+def _with_runner(job: _Job, reports: Sequence[TargetReport]) -> list[TargetReport]:
+    """The packages, each with what its release runs by default."""
+    scene = job.scene
+    return [
+        with_runner(report, scene.features, target.release)
+        for report, target in zip(reports, scene.targets, strict=True)
+    ]
 
 
 def _without(report: TargetReport, ids: Container[str]) -> list[FeatureResult]:
@@ -203,7 +216,7 @@ def _keep_receipt(targets: Sequence[Target]) -> None:
 
 def _overruled(target: TargetReport, verdict: Verdict) -> Verdict:
     """The verdict of an apply that went through, or would; a missing requirement overrules it."""
-    return required_missing(target, verdict) if target.obstacles else verdict
+    return required_missing(target, verdict) if target.obstacles else with_idle(target, verdict)
 
 
 def _noted(found: Examination, said: str | None) -> Examination:

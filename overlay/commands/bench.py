@@ -15,6 +15,7 @@ from overlay.commands.bench_budget import Budget, Schedule
 from overlay.commands.bench_engines import Measured, Stage
 from overlay.commands.bench_question import Question
 from overlay.commands.bench_sharing import free_memory, sharing
+from overlay.commands.engine_device import device_of, expect_device
 from overlay.commands.output import write_output
 from overlay.commands.request import Request
 from overlay.commands.stock_copy import make_stock_copy
@@ -43,6 +44,7 @@ def bench(
     """
     budget = Budget(question.budget)
     check_question(question)
+    expect_device(device_of(question.python, (*question.arguments, question.engine)), "bench")
     shared = sharing(question, free_memory())
     python = interpreter(question.python)
     root = Request(python=None if question.python is None else str(python)).resolve(None).root

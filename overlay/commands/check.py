@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from overlay.commands.assess import examine, outlook
 from overlay.commands.parallel import Step, cores, in_processes, in_threads, no_step, stepped
 from overlay.commands.request import Request, Scene, words_of
+from overlay.commands.target_report import with_runner
 from overlay.errors import OverlayError, ReleaseError, described
 from overlay.report.model import TargetFailure, TargetReport
 from overlay.report.reading import CheckReport
@@ -151,7 +152,8 @@ def _found(
 def _examined(target: Target, scene: Scene) -> TargetReport | TargetFailure:
     try:
         found = examine(target, scene.features, scene.meant)
-        return outlook(found, target, untested=True).report
+        answer = outlook(found, target, untested=True).report
+        return with_runner(answer, scene.features, target.release)
     except OverlayError as error:
         lines = (
             line if line.startswith(f"{target.name}: ") else f"{target.name}: {line}"

@@ -88,10 +88,20 @@ def torch(elsewhere: Environment | None = None) -> TorchFacts:
     distribution = next(iter(metadata.distributions(name="torch", path=path)), None)
     if distribution is None:
         return TorchFacts(None, None)
+    folder = Path(str(distribution.locate_file("torch")))
+    built = torch_built_for(folder)
+    return TorchFacts(distribution.version, built or "unknown: it has no torch/version.py")
+
+
+def torch_built_for(folder: Path) -> str | None:
+    """What a torch was built for, from its files; ``None`` where it does not say.
+
+    :param folder: that of the package.
+    """
     try:
-        data = read_regular(Path(str(distribution.locate_file("torch/version.py"))), 1 << 20)
+        data = read_regular(folder / "version.py", 1 << 20)
         if data is None:
-            return TorchFacts(distribution.version, "unknown: it has no torch/version.py")
+            return None
         text = data.decode("utf-8")
         built = [
             f"{name} {value}"
@@ -99,8 +109,8 @@ def torch(elsewhere: Environment | None = None) -> TorchFacts:
             if (value := _assigned(text, name)) is not None
         ]
     except (OSError, ValueError, SyntaxError, RecursionError) as error:
-        built = [f"unknown: torch/version.py cannot be read ({error})"]
-    return TorchFacts(distribution.version, ", ".join(built) or "cpu")
+        return f"unknown: torch/version.py cannot be read ({error})"
+    return ", ".join(built) or "cpu"
 
 
 def _assigned(text: str, name: str) -> str | None:
@@ -232,10 +242,10 @@ def model_runner(
     environment: Mapping[str, str] = os.environ,
     elsewhere: Environment | None = None,
 ) -> str:
-    """Which model runner the installed release chooses; see ``overlay.commands.model_runners``."""
+    """Which model runner the installed release chooses; see ``overlay.features.model_runners``."""
     from importlib.util import find_spec
 
-    from overlay.commands.model_runners import advice
+    from overlay.features.model_runners import advice
 
     # A search on the path; nothing of vllm-ascend is imported.
     if elsewhere is None:

@@ -91,20 +91,17 @@ def _processes(
     target: Target | None, problems: list[str], notes: list[str]
 ) -> tuple[LiveProcess, ...]:
     """The running processes; those of another vLLM without the plugin are notes, not problems."""
-    from overlay.processes.live import processes
+    from overlay.processes.live import processes, strangers_noted
 
     try:
-        running = processes()
+        found = processes()
     except OverlayError as error:
         problems.append(str(error))
         return ()
-    root = None if target is None or target.root is None else str(target.root)
-    engines = {process.engine for process in running if process.record is not None}
+    running = strangers_noted(found, None if target is None else target.root)
     for process in running:
-        if process.problem is None:
-            continue
-        if process.record is None and process.engine not in engines and process.root != root:
-            notes.append(f"process {process.pid} is another vLLM, {process.problem}")
-        else:
+        if process.note is not None:
+            notes.append(f"process {process.pid} {process.note}")
+        if process.problem is not None:
             problems.append(f"process {process.pid}: {process.problem}")
     return running

@@ -104,8 +104,7 @@ def _entry(feature: Feature, holes: Sequence[Hole]) -> FeatureEntry:
         why=feature.why,
         releases=str(feature.releases),
         upstream=feature.upstream,
-        retires=tuple(_retires(feature))
-        or ("once a release has all of its changes itself, told by their lines",),
+        retires=_retires(feature),
         topics=topics,
         added=tuple(added.path for added in feature.added),
         origin=feature.origin,
@@ -117,8 +116,21 @@ def _entry(feature: Feature, holes: Sequence[Hole]) -> FeatureEntry:
     )
 
 
-def _retires(feature: Feature) -> Iterator[str]:
-    """What shows that a release has a feature itself, in words; all of them must hold."""
+def _retires(feature: Feature) -> tuple[str, ...]:
+    """What shows that a release has a feature itself, in words; all of them must hold.
+
+    The last sentence also names the files without which there is nothing to do.
+    """
+    *first, last = tuple(_has_it(feature)) or (
+        "once a release has all of its changes itself, told by their lines",
+    )
+    if feature.obsolete_without:
+        last += f"; or where a release has no {' or no '.join(feature.obsolete_without)} any more"
+    return (*first, last)
+
+
+def _has_it(feature: Feature) -> Iterator[str]:
+    """What shows that a release has a feature itself, by its memory and its tests."""
     if feature.merged is not None:
         yield f"from {feature.merged} on, where upstream merged it" + (
             "; where the release is not known, by the tests in its feature.toml"

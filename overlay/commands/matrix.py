@@ -100,8 +100,11 @@ class _Column:
     def _outcome(self, feature: Feature, release: str) -> Outcome | None:
         """How a port of a feature would land, judged topic by topic from the variant nearest to it.
 
-        :returns: ``None`` where no variant tells the text that it was made on.
+        :returns: ``None`` where no variant tells the text that it was made on, or the release has
+            what the feature is for no more.
         """
+        if any(self.texts.read(release, path) is None for path in feature.obsolete_without):
+            return None
         outcomes = [self._carried(topic, release) for topic in feature.topics]
         known = [outcome for outcome in outcomes if outcome is not None]
         return whole_outcome(known) if known and len(known) == len(outcomes) else None

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 
 from overlay.errors import OverlayError
 from overlay.features.model import SHIPPED
-from overlay.results import State
+from overlay.package import VLLM
+from overlay.report.words import enumeration
+from overlay.results import Notice, State
 
 if TYPE_CHECKING:
     from overlay.features.model import Feature
@@ -41,7 +43,8 @@ def with_plugin(
     switches = _switches()
     if switches is None or everything.needs_attention or not plugin_patches(target, named=named):
         return target
-    known = frozenset(known_to_plugin(features))
+    features = tuple(features)
+    known = frozenset(known_to_plugin(features)) - _too_early(everything, features)
     coming = tuple(
         result.feature
         for result in everything.features
@@ -51,6 +54,41 @@ def with_plugin(
         and (switches.untested or not result.untested)
     )
     return replace(target, in_memory=coming)
+
+
+def _too_early(target: TargetReport, features: tuple[Feature, ...]) -> frozenset[str]:
+    """The features that the plugin leaves out, since their modules are imported before it."""
+    if target.package != VLLM.name or all(feature.shipped for feature in features):
+        return frozenset()
+    from packaging.version import InvalidVersion, Version
+
+    from overlay.features.early_modules import too_early
+
+    try:
+        release = None if target.vllm is None else Version(target.vllm)
+    except InvalidVersion:
+        release = None
+    return frozenset(too_early(target.features, features, release))
+
+
+def with_running(changed: TargetReport) -> TargetReport:
+    """A target that was just changed, with the processes that run what was there before."""
+    from overlay.processes.live import processes
+
+    root = None if changed.root is None else os.path.realpath(changed.root)
+    try:
+        found = processes()
+    except OverlayError:
+        return changed  # only Linux tells which processes run
+    pids = [str(each.pid) for each in found if each.root and os.path.realpath(each.root) == root]
+    if not pids:
+        return changed
+    several = len(pids) > 1
+    text = (
+        f"{'processes' if several else 'process'} {enumeration(pids)} of vLLM "
+        f"{'run' if several else 'runs'} what was there before: restart vLLM there"
+    )
+    return replace(changed, notices=(*changed.notices, Notice(None, text)))
 
 
 def plugin_patches(target: TargetReport, *, named: bool) -> bool:

@@ -4,6 +4,10 @@ For image builds and probes, where a patch that silently does nothing is what is
 that the release has itself (``upstreamed``) satisfies, because its change is there.  One that is
 not made for the release (``inapplicable``) does not, unless it is required by ``all`` only, which
 means every feature that is made for the release, and at least one.
+
+What is required is the code in the files.  Where the release runs that code for no model by default
+(``features.model_runners``), a warning and the last line say so; ``status --live --require`` asks
+the processes.
 """
 
 from __future__ import annotations
@@ -15,7 +19,9 @@ from typing import TYPE_CHECKING
 from overlay.errors import UsageError
 from overlay.report.codes import Code
 from overlay.report.model import Obstacle, TargetReport
-from overlay.results import Reason, State
+from overlay.report.wording import idle_by_default
+from overlay.report.words import vllm
+from overlay.results import Notice, Reason, State
 from overlay.results.invocation import command
 
 if TYPE_CHECKING:
@@ -65,7 +71,27 @@ def with_required(
         if not meant:
             missing += list(states)
     obstacles = tuple(_obstacle(name, states.get(name)) for name in dict.fromkeys(missing))
-    return replace(target, obstacles=(*target.obstacles, *obstacles))
+    names = [*require, *states] if EVERY in require else require
+    unmet = {*missing}
+    return replace(
+        _with_idle(target, [name for name in dict.fromkeys(names) if name not in unmet]),
+        obstacles=(*target.obstacles, *obstacles),
+    )
+
+
+def _with_idle(target: TargetReport, names: Sequence[str]) -> TargetReport:
+    """A target with a warning of the required features that its release runs for no model.
+
+    The files are as they are required to be, so it is no obstacle: an image is built without the
+    variable that lets it serve.
+    """
+    runs = {} if target.runner is None else target.runner.runs
+    idle = tuple(name for name in names if runs.get(name) == "no")
+    if not idle:
+        return target
+    target = replace(target, idle=idle)
+    notice = Notice(None, f"{vllm(target)}: {idle_by_default(target)}")
+    return replace(target, notices=(*target.notices, notice))
 
 
 def with_requirements(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from overlay.commands.next_process import plugin_patches, with_plugin
 from overlay.commands.request import Request
 from overlay.commands.required import expect_known, with_requirements
-from overlay.commands.target_report import report
+from overlay.commands.target_report import report, with_runner
 from overlay.errors import OverlayError
 from overlay.features.model import of_package
 from overlay.on_disk import ledger as ledgers
@@ -33,6 +33,7 @@ from overlay.untrusted import all_unreadable
 if TYPE_CHECKING:
     from overlay.features.model import Feature
     from overlay.on_disk.ledger import Ledger
+    from overlay.processes.live import LiveProcess
     from overlay.report.model import TargetReport
     from overlay.targets.target import Target
 
@@ -44,9 +45,7 @@ def live(request: Request | None = None) -> ProcessesReport:
     :raises UsageError: if a required feature does not exist.
     :raises OverlayError: where the system does not tell which processes run.
     """
-    from overlay.processes.live import processes
-
-    found = processes()
+    found = of_this_vllm()
     if request is None or not request.require:
         return ProcessesReport(running(found), found)
     from overlay.features.sources import shipped_folder
@@ -57,6 +56,22 @@ def live(request: Request | None = None) -> ProcessesReport:
     situational = {each.id for each in declarations(folders) if each.situational}
     lacking = not_active(found, request.require, situational)
     return ProcessesReport(running(found, lacking), found, lacking)
+
+
+def of_this_vllm() -> tuple[LiveProcess, ...]:
+    """Every running vLLM process of this user; those of another vLLM have notes, no problems.
+
+    :raises OverlayError: where the system does not tell which processes run.
+    """
+    from overlay.processes.live import processes, strangers_noted
+
+    found = processes()
+    if not any(process.problem for process in found):
+        return found
+    from overlay.commands.diagnosis import installed
+
+    target, _ = installed()
+    return strangers_noted(found, None if target is None else target.root)
 
 
 def status(
@@ -73,7 +88,12 @@ def status(
     expect_known(request.require, scene.features)
     named = name is not None or request.python is not None
     answers = [of_files(target, scene.features) for target in scene.targets]
-    answers = [with_plugin(answer, answer, scene.features, named=named) for answer in answers]
+    answers = [
+        with_runner(
+            with_plugin(answer, answer, scene.features, named=named), scene.features, target.release
+        )
+        for answer, target in zip(answers, scene.targets, strict=True)
+    ]
     first, *others = with_requirements(scene, answers, request.require, scene.with_absent(answers))
     if not named:
         first = replace(first, notices=(*first.notices, *_kept_out()))

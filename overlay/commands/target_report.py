@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from overlay.on_disk.site import foreign_state
+from overlay.package import VLLM
 from overlay.report.model import TargetReport
 from overlay.report.wording import was_interrupted
-from overlay.results import Notice, Plan
+from overlay.results import Notice, Plan, State
 from overlay.results.invocation import NOTHING_NAMED, current
 
 if TYPE_CHECKING:
+    from packaging.version import Version
+
     from overlay.features.model import Feature
     from overlay.on_disk.journal import Journal
     from overlay.results import FeatureResult
@@ -47,6 +51,50 @@ def report(
 def notices(texts: Iterable[str]) -> tuple[Notice, ...]:
     """Notices about a target as a whole."""
     return tuple(Notice(None, text) for text in texts)
+
+
+def with_runner(
+    target: TargetReport, features: Iterable[Feature], release: Version | None
+) -> TargetReport:
+    """A target with what its release runs of the features that are or would be there.
+
+    That is what it runs by default, and what cannot be patched in memory.
+
+    :param features: all that the command knows of; those that name no model runner say nothing.
+    :param release: of the package of the target.
+    """
+    target = _with_early(target, features, release)
+    there = {
+        result.feature
+        for result in target.features
+        if result.state not in (State.UPSTREAMED, State.INAPPLICABLE)
+    }
+    runners = {
+        feature.id: feature.model_runner
+        for feature in features
+        if feature.model_runner is not None and feature.id in there
+    }
+    if not runners or target.package != VLLM.name:
+        return target  # other packages choose by rules of their own
+    from overlay.features.model_runners import told
+
+    ascend = target.root is not None and (target.root / "vllm_ascend").is_dir()
+    return replace(target, runner=told(runners, release, os.environ, ascend=ascend))
+
+
+def _with_early(
+    target: TargetReport, features: Iterable[Feature], release: Version | None
+) -> TargetReport:
+    """A target with the features that can be patched on disk only, where they are not yet."""
+    waiting = [result for result in target.features if result.state is State.PRISTINE]
+    own = [feature for feature in features if not feature.shipped]
+    if not waiting or not own or target.package != VLLM.name:
+        return target
+    from overlay.features.early_modules import too_early, why_on_disk
+
+    late = too_early(waiting, own, release)
+    reasons = tuple((name, why_on_disk(modules)) for name, modules in late.items())
+    return replace(target, early=reasons)
 
 
 def with_notices(target: TargetReport, texts: Iterable[str]) -> TargetReport:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from overlay.commands.engine_device import Place, device_of, expect_device
 from overlay.commands.verify_failures import raised_by, usable
 from overlay.errors import OverlayError, TargetError, UsageError
 from overlay.proof.engine_compat import runner_environment
@@ -32,11 +33,14 @@ from overlay.proof.verification import (
     Outcome,
     first_difference,
     judged,
+    without_graphs,
 )
 from overlay.proof.verify_engine import VerifySpec
 from overlay.report.verified import VerifyReport, verified
 from overlay.results import ModelRunner
 from overlay.untrusted import read_regular
+
+_ELSEWHERE = "run it where vLLM has a GPU"
 
 #: Told of each engine: its title, and ``None`` when it starts or the seconds it took.
 Told = Callable[[str, float | None], None]
@@ -101,11 +105,24 @@ def verify(question: Question, told: Told = _silent) -> VerifyReport:
     """
     check_question(question)
     python = interpreter(question.python)
+    device = device_of(question.python, question.arguments)
+    on_cpu = device.place is Place.CPU and question.tiny
+    if not on_cpu:
+        instead = "" if question.tiny else "; --tiny compares on a CPU what a CPU can show"
+        expect_device(device, "verify", otherwise=f"{_ELSEWHERE}{instead}")
+    elif question.modes:
+        expect_device(device, "verify", otherwise="omit --mode: there are no draft graphs on a CPU")
     with _folder() as work:
-        sets = _tiny_sets(question, python, work) if question.tiny else [_own_set(question)]
+        sets = (
+            _tiny_sets(question, python, work, on_cpu=on_cpu)
+            if question.tiny
+            else [_own_set(question)]
+        )
         code = link_packages(work / "code")
         stage = Stage(question, python, work, code, told)
-        results = [result for models in _in_order(stage, sets) for result in models]
+        results = [result for models in _in_order(stage, sets, on_cpu=on_cpu) for result in models]
+    if on_cpu:
+        results = [without_graphs(result) for result in results]
     verdict = verified(results, question.modes)
     runner = ModelRunner.V1 if _runner(question, os.environ) else None
     return VerifyReport(verdict, tuple(results), check=question.check, runner=runner)
@@ -247,14 +264,16 @@ def _text_of(prompts: Path) -> str:
         ) from error
 
 
-def _tiny_sets(question: Question, python: Path, work: Path) -> list[ModelSet]:
+def _tiny_sets(
+    question: Question, python: Path, work: Path, *, on_cpu: bool = False
+) -> list[ModelSet]:
     """The models that are made for this; see ``proof.tiny_models``."""
     from overlay.commands.verify_tiny import tiny_sets
 
     return [
         ModelSet(each.name, each.spec, (each.rule, each.spec.requests), each.modes)
         for each in tiny_sets(
-            python, work / "models", question.arguments, question.modes, question.draft
+            python, work / "models", question.arguments, question.modes, question.draft, on_cpu
         )
     ]
 
@@ -273,11 +292,17 @@ class Stage:
     told: Told
 
     def run(self, wanted: Sequence[tuple[ModelSet, Mode]], at_a_time: int) -> dict[str, Ended]:
-        """Run an engine for each set and mode; how each ended, by its title."""
+        """Run an engine for each set and mode; how each ended, by its title.
+
+        :raises OverlayError: as soon as one cannot be compared at all.
+        """
         jobs = [self._job(models, mode) for models, mode in wanted]
+        modes = {title(models, mode): mode for models, mode in wanted}
 
         def told(job: Job, ended: Ended | None) -> None:
             self.told(job.name, None if ended is None else ended.seconds)
+            if ended is not None:  # one that cannot be compared at all ends the others at once
+                _failure(job.name, modes[job.name], ended)
 
         return run_jobs(jobs, at_a_time=at_a_time, deadline=self.question.deadline, told=told)
 
@@ -317,7 +342,9 @@ def title(models: ModelSet, mode: Mode) -> str:
     return f"{models.name} {mode.shown}".strip()
 
 
-def _in_order(stage: Stage, sets: Sequence[ModelSet]) -> Iterator[list[ModeResult]]:
+def _in_order(
+    stage: Stage, sets: Sequence[ModelSet], *, on_cpu: bool = False
+) -> Iterator[list[ModeResult]]:
     """The results of each set of models.
 
     Where the modes are known, all engines run, some at a time; else the one without graphs runs
@@ -329,7 +356,7 @@ def _in_order(stage: Stage, sets: Sequence[ModelSet]) -> Iterator[list[ModeResul
             yield _after_reference(stage, models)
         return
     wanted = [(models, mode) for models in sets for mode in models.modes]
-    ended = stage.run(wanted, question.jobs or 4)
+    ended = stage.run(wanted, question.jobs or (1 if on_cpu else 4))
     for models in sets:
         found = {mode: ended[title(models, mode)] for mode in models.modes}
         reference = usable(found[Mode.OFF]) if Mode.OFF in found else None
@@ -375,7 +402,19 @@ def _with_second_reference(
 
 def _result(models: ModelSet, mode: Mode, ended: Ended, reference: EngineRun | None) -> ModeResult:
     """What became of one engine; one that cannot be compared at all ends the command."""
-    failure = raised_by(ended, with_graphs=mode is not Mode.OFF)
+    failure = _failure(title(models, mode), mode, ended)
     if failure is not None:
         return ModeResult(models.name, mode, Outcome.DIED, failure=failure)
     return judged(models.name, mode, usable(ended), reference, models.answer)
+
+
+def _failure(name: str, mode: Mode, ended: Ended) -> str | None:
+    """Why an engine with draft graphs died; ``None`` where it served.
+
+    :param name: the engine's title.
+    :raises OverlayError: if the engine cannot be compared, whatever the mode; it is named.
+    """
+    try:
+        return raised_by(ended, with_graphs=mode is not Mode.OFF)
+    except OverlayError as error:
+        raise OverlayError(f"the engine {name}: {error}") from error

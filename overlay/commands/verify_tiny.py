@@ -34,6 +34,13 @@ _ARGUMENTS: dict[str, str | int | float | None] = {
     "--kv-cache-memory-bytes": 1 << 28,
     "--no-enable-prefix-caching": None,
 }
+#: The same on a CPU, whose attention takes blocks of 32 tokens and multiples of it.  To compile the
+#: models takes most of an engine's time there, and captures nothing.
+_CPU_ARGUMENTS: dict[str, str | int | float | None] = {
+    "--enforce-eager": None,
+    "--block-size": 32,
+    "--num-gpu-blocks-override": 13,
+}
 
 
 class TinySet(NamedTuple):
@@ -80,6 +87,8 @@ DRAFTS = {
         one_pass=True,
     ),
 }
+#: What a CPU serves: few engines, since each takes a minute and all cores.
+_ON_CPU = {"eagle3hid": (Mode.OFF, Mode.WHOLE), "p-eagle": (Mode.WHOLE,)}
 
 
 def tiny_sets(
@@ -88,6 +97,7 @@ def tiny_sets(
     arguments: Sequence[str],
     modes: Sequence[Mode],
     only: str | None = None,
+    on_cpu: bool = False,
 ) -> list[TinySet]:
     """Make the models; the sets that have any of the modes with graphs.
 
@@ -96,12 +106,16 @@ def tiny_sets(
     :param arguments: the user's own arguments of vLLM, which win.
     :param modes: those to run; empty: all, with the one without graphs.
     :param only: the name of the only draft that is meant; ``None`` for all.
+    :param on_cpu: whether there are no graphs, so that each draft is served as the overlay leaves
+        it to upstream, and one of them without the overlay's part as well.
     :raises UsageError: if no draft of that name has any of the modes.
     :raises OverlayError: if the models cannot be made.
     """
     sets = []
     for name, draft in DRAFTS.items():
         wanted = tuple(mode for mode in draft.modes if not modes or mode in modes)
+        if on_cpu:
+            wanted = _ON_CPU.get(name, ())
         if only not in (None, name) or not set(wanted) - {Mode.OFF}:
             continue
         _write(python, folder / draft.folder, draft.writer)
@@ -109,7 +123,7 @@ def tiny_sets(
         requests = tiny_requests(rule.vocab)
         if draft.one_pass:
             requests = following(rule, tiny_requests(VOTERS, LEAST_PROMPT))
-        spec = replace(_spec(folder, draft, arguments), requests=requests)
+        spec = replace(_spec(folder, draft, arguments, on_cpu=on_cpu), requests=requests)
         sets.append(TinySet(name, spec, rule, wanted))
     if not sets:
         raise UsageError(
@@ -119,11 +133,13 @@ def tiny_sets(
     return sets
 
 
-def _spec(folder: Path, draft: _Draft, arguments: Sequence[str]) -> VerifySpec:
+def _spec(
+    folder: Path, draft: _Draft, arguments: Sequence[str], *, on_cpu: bool = False
+) -> VerifySpec:
     """What the engines of a draft are started with, without what they serve."""
     models = folder / draft.folder / ("parallel" if draft.one_pass else "")
     made = ["--model", str(models / "target")]
-    for name, value in _ARGUMENTS.items():
+    for name, value in (_ARGUMENTS | (_CPU_ARGUMENTS if on_cpu else {})).items():
         made += [name] if value is None else [name, str(value)]
     config = {
         **draft.speculative,

@@ -17,7 +17,7 @@ from overlay.features.model import AddedFile, Feature, Hunk, Topic, Variant
 from overlay.features.patch_file import parse_patch
 from overlay.features.sources import fingerprint, left_behind, read_bytes, read_text, stray
 from overlay.package import VLLM, Package, ReleaseRange, path_problem
-from overlay.results import Notice
+from overlay.results import RUNNER_FILES, Notice
 
 _TOPIC = re.compile(r"^\d\d-[a-z0-9]+(-[a-z0-9]+)*$")
 
@@ -205,6 +205,7 @@ def _check_variants(
 
 def _digest(feature: Feature) -> str:
     """A hash over what the feature does; titles, headers and line numbers do nothing."""
+    own = [path for path in feature.obsolete_without if path not in RUNNER_FILES.values()]
     return sha256_of(
         {
             "id": feature.id,
@@ -214,6 +215,8 @@ def _digest(feature: Feature) -> str:
             "upstreamed": [test._asdict() for test in feature.upstream_tests],
             # Likewise.
             **({"builds": [each._asdict() for each in feature.builds]} if feature.builds else {}),
+            # Likewise; the file of its model runner is implied.
+            **({"obsolete_without": own} if own else {}),
             "merged": None if feature.merged is None else str(feature.merged),
             "topics": [
                 {

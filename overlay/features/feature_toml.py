@@ -28,7 +28,7 @@ from overlay.package import (
     parse_release,
     path_problem,
 )
-from overlay.results import ModelRunner
+from overlay.results import RUNNER_FILES, ModelRunner
 
 #: The keys that a feature.toml has to have; all are texts.
 _REQUIRED = ("id", "title", "why", "releases")
@@ -42,6 +42,7 @@ _KEYS = (
         "merged",
         "upstreamed",
         "builds",
+        "obsolete_without",
         "needs",
         "required",
         "switches",
@@ -74,6 +75,7 @@ class Fields(NamedTuple):
     builds: tuple[Build, ...]
     reason: UpstreamPlan | None
     package: Package
+    obsolete_without: tuple[str, ...]
 
 
 class Document(NamedTuple):
@@ -127,6 +129,7 @@ def read_fields(document: Document) -> Fields:
     # Only processes that run the feature go by it: see `switches.Declaration`.
     read_situational(table, document.error)
     package = _package(document)
+    model_runner = read_model_runner(table, document.error)
     return Fields(
         id=_id(document),
         title=_text(document, "title"),
@@ -137,11 +140,12 @@ def read_fields(document: Document) -> Fields:
         needs=_needs(document),
         required=_required(document),
         switches=read_switches(table, document.error),
-        model_runner=read_model_runner(table, document.error),
+        model_runner=model_runner,
         merged=_merged(document),
         builds=_builds(document, package),
         reason=_reason(document),
         package=package,
+        obsolete_without=_obsolete_without(document, package, model_runner),
     )
 
 
@@ -233,6 +237,22 @@ def _needs(document: Document) -> tuple[str, ...]:
         return tuple(needs)
     document.error("needs", "needs: expected a list of texts")
     return ()
+
+
+def _obsolete_without(
+    document: Document, package: Package, model_runner: ModelRunner | None
+) -> tuple[str, ...]:
+    """The files without which the feature is for nothing; that of its model runner is implied."""
+    key = "obsolete_without"
+    paths = document.table.get(key, [])
+    if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+        document.error(key, f"{key}: expected a list of paths of the package")
+        return ()
+    for path in paths:
+        if (problem := path_problem(path, package)) is not None:
+            document.error(key, f"{key}: {problem}")
+    implied = [RUNNER_FILES[model_runner]] if model_runner is not None and package == VLLM else []
+    return tuple(dict.fromkeys((*implied, *paths)))
 
 
 def _required(document: Document) -> bool:

@@ -177,6 +177,8 @@ class Feature:
     :ivar switches: the variables that its code reads.
     :ivar model_runner: the only model runner whose code it patches (``v1`` or ``v2``); ``None``
         for a feature that does not depend on it.
+    :ivar obsolete_without: files of the package that the feature is for: where a release has one of
+        them no more, there is nothing left to do.  The file of its model runner is one of them.
     :ivar reason: why it is kept as a patch; ``None`` where its ``feature.toml`` does not say.
     :ivar package: the package that it patches.
     """
@@ -201,6 +203,7 @@ class Feature:
     builds: tuple[Build, ...] = ()
     reason: UpstreamPlan | None = None
     package: Package = VLLM
+    obsolete_without: tuple[str, ...] = ()
 
     @property
     def shipped(self) -> bool:
@@ -225,6 +228,7 @@ def paths_of(features: Iterable[Feature]) -> list[str]:
     for feature in features:
         paths += [test.path for test in feature.upstream_tests]
         paths += [build.path for build in feature.builds]
+        paths += feature.obsolete_without
         paths += [added.path for added in feature.added]
         paths += [v.patch.path for topic in feature.topics for v in topic.variants]
     return paths

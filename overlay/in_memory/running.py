@@ -14,7 +14,7 @@ from overlay import settings
 from overlay.in_memory import log
 from overlay.in_memory.import_watch import HookError
 from overlay.processes import records
-from overlay.results import Way
+from overlay.results import ANY_MORE, Way
 from overlay.untrusted import sha256
 
 if TYPE_CHECKING:
@@ -163,8 +163,12 @@ class RunningProcess:
         """Say what this process runs, and what it leaves out."""
         activation = self.activation
         lines = [(logging.WARNING, f"vllm-overlay: {text}") for text in activation.warnings]
+        retired: dict[str, list[str]] = {}
         for feature in activation.features:
             if feature.active:
+                continue
+            if feature.harmless and feature.asked and ANY_MORE in (feature.why or ""):
+                retired.setdefault(feature.reason, []).append(feature.id)
                 continue
             if feature.harmless:
                 text = f"vllm-overlay: {feature.id} is {feature.state.value} here"
@@ -174,6 +178,8 @@ class RunningProcess:
                 f"vllm-overlay: {feature.id} is left out ({feature.state.value}): {feature.reason}"
             )
             lines.append((logging.WARNING if feature.asked else logging.DEBUG, text))
+        for why, ids in retired.items():
+            lines.append((logging.INFO, f"vllm-overlay: nothing to do for {', '.join(ids)}: {why}"))
         log.say([*lines, (logging.INFO, self._line())])
 
     def say_after_fork(self) -> None:

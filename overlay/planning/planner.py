@@ -22,6 +22,7 @@ from overlay.features.model import (
 from overlay.package import ReleaseRange, Tree
 from overlay.planning import advice
 from overlay.planning.attempt import Attempt, attempt
+from overlay.planning.obsolete import obsolete_by
 from overlay.planning.provenance import Provenance
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.sequence import Series, Step
@@ -57,7 +58,7 @@ def plan(
     :returns: a plan whose ``changes`` are empty unless no feature needs attention.
     """
     series = Series(pristine, syntax or Syntax())
-    planner = _Planner(series, release, Provenance(series.tree, record))
+    planner = _Planner(series, release, Provenance(series.tree, record), record)
     for feature in features:
         planner.add(feature)
     return planner.finish()
@@ -86,8 +87,15 @@ class _Draft:
 
 
 class _Planner:
-    def __init__(self, sequence: Series, release: Version | None, provenance: Provenance) -> None:
+    def __init__(
+        self,
+        sequence: Series,
+        release: Version | None,
+        provenance: Provenance,
+        record: Mapping[str, str] | None,
+    ) -> None:
         self.sequence, self.release, self.provenance = sequence, release, provenance
+        self.record = record
         self.texts = sequence.texts
         self.drafts: list[_Draft] = []
 
@@ -104,6 +112,9 @@ class _Planner:
         elif (shown := evidence(feature, self.release, self._scope_lines)).merged:
             draft.state = State.UPSTREAMED
             draft.notes.append(f"the release has it: {shown.text}")
+        elif gone := obsolete_by(feature, self.release, self.sequence.pristine, self.record):
+            draft.state = State.INAPPLICABLE
+            draft.notes.append(gone)
         elif not feature.topics and not feature.added:
             self._add_unmet(draft, shown)
         else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from overlay.errors import OverlayError
@@ -30,6 +30,7 @@ class LiveProcess:
     :ivar problem: why somebody should look at it, or ``None``.
     :ivar counts: how often each feature did what it counts: (feature, name, number).
     :ivar root: the folder that holds the ``vllm/`` that it loaded, ``None`` where it is not known.
+    :ivar note: what is worth knowing about it and is no problem.
     """
 
     pid: int
@@ -39,6 +40,7 @@ class LiveProcess:
     problem: str | None
     counts: tuple[tuple[str, str, int], ...] = ()
     root: str | None = None
+    note: str | None = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,27 @@ def processes(proc: Path = Path("/proc")) -> tuple[LiveProcess, ...]:
         )
         for pid in sorted(ours, key=lambda pid: (engines[pid], pid))
     )
+
+
+def strangers_noted(found: Iterable[LiveProcess], root: Path | None) -> tuple[LiveProcess, ...]:
+    """Processes, those of another vLLM without the plugin with a note in the place of a problem.
+
+    Nobody asked the overlay to patch those.  A peer with the plugin shows that somebody did.
+
+    :param root: the folder that holds the ``vllm/`` that is asked about, ``None`` where there is
+        none.
+    """
+    known = tuple(found)
+    engines = {process.engine for process in known if process.record is not None}
+    ours = None if root is None else os.path.realpath(root)
+
+    def noted(process: LiveProcess) -> LiveProcess:
+        theirs = None if process.root is None else os.path.realpath(process.root)
+        if process.problem is None or process.engine in engines or theirs == ours:
+            return process
+        return replace(process, note=f"is another vLLM, {process.problem}", problem=None)
+
+    return tuple(noted(process) for process in known)
 
 
 def counts_of(

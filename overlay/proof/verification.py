@@ -8,7 +8,7 @@ step accepted.  Where the answer is known beforehand (``oracle``), a run is comp
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -253,11 +253,13 @@ class Outcome(str, Enum):
     #: No graph was replayed, so that nothing was compared.
     IDLE = "idle"
     DIED = "died"
+    #: It is as it must be, on a device that has no graphs.
+    WITHOUT_GRAPHS = "without graphs"
 
     @property
     def right(self) -> bool:
         """Whether it needs nobody."""
-        return self in (Outcome.REFERENCE, Outcome.SAME)
+        return self in (Outcome.REFERENCE, Outcome.SAME, Outcome.WITHOUT_GRAPHS)
 
 
 @dataclass(frozen=True)
@@ -313,6 +315,12 @@ def judged(
     else:
         outcome = Outcome.SAME if run.replays else Outcome.IDLE
     return ModeResult(models, mode, outcome, run, difference, against)
+
+
+def without_graphs(result: ModeResult) -> ModeResult:
+    """A result on a device that has no graphs: there it is right that none was replayed."""
+    idle = result.outcome is Outcome.IDLE
+    return replace(result, outcome=Outcome.WITHOUT_GRAPHS) if idle else result
 
 
 def _compare(

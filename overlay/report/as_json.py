@@ -9,6 +9,7 @@ from typing import Any
 from overlay.report.base import Report
 from overlay.report.model import TargetReport
 from overlay.report.problems import explained, next_steps
+from overlay.report.words import vllm
 from overlay.results import FeatureResult, FileResult, HunkResult, Reason, State
 
 #: Version of the JSON, described by ``schema-2.json``.  Under the same number, keys and codes are
@@ -25,8 +26,8 @@ def as_data(report: Report) -> dict[str, Any]:
     """The report as plain data, as ``schema-2.json`` describes it.
 
     Beside the keys that are always there: ``error`` in a report whose exit is 2, the keys of the
-    report's own type, and ``reason``, ``next`` and ``untested`` in a feature or a file of which
-    there is something to say.
+    report's own type, and ``reason``, ``next``, ``untested`` and ``runs`` in a feature or a file of
+    which there is something to say.
     """
     data: dict[str, Any] = {
         "schema": SCHEMA,
@@ -53,7 +54,7 @@ def _target(target: TargetReport) -> dict[str, Any]:
         "applied": list(target.applied),
         "interrupted": target.interrupted,
         "warnings": [str(notice) for notice in target.notices],
-        "features": [_feature(feature, steps) for feature in target.features],
+        "features": [_feature(feature, target, steps) for feature in target.features],
     }
     if target.obstacles:
         data["obstacles"] = [
@@ -64,10 +65,16 @@ def _target(target: TargetReport) -> dict[str, Any]:
         data["left_out"] = list(target.left_out)
     if target.in_memory:
         data["in_memory"] = list(target.in_memory)
+    if target.early:
+        data["not_in_memory"] = [{"feature": name, "reason": why} for name, why in target.early]
+    if target.runner is not None and target.runner.text:
+        data["model_runner"] = f"{vllm(target)} {target.runner.text}"
     return data
 
 
-def _feature(feature: FeatureResult, steps: Mapping[State, str]) -> dict[str, Any]:
+def _feature(
+    feature: FeatureResult, target: TargetReport, steps: Mapping[State, str]
+) -> dict[str, Any]:
     data: dict[str, Any] = {"feature": feature.feature, "state": feature.state.value}
     reason = feature.reason
     if not feature.files:  # nothing smaller explains it
@@ -75,6 +82,8 @@ def _feature(feature: FeatureResult, steps: Mapping[State, str]) -> dict[str, An
     data.update(_reason(reason))
     if feature.untested:
         data["untested"] = True
+    if target.runner is not None and feature.feature in target.runner.runs:
+        data["runs"] = target.runner.runs[feature.feature].value
     data["files"] = [_file(file, steps) for file in feature.files]
     return data
 

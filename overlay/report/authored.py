@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from overlay.report.base import Report
 from overlay.report.codes import Code, Verdict
-from overlay.report.imported import landings
+from overlay.report.imported import landings, on_disk_only
 from overlay.report.lines import Line, Span, labelled
 from overlay.report.words import count, enumeration
 from overlay.results import Fate, Outcome
@@ -190,6 +190,8 @@ def lines(report: NewReport | EditReport) -> Iterator[Line]:
         yield Line((Span(f"{file.path:<{width}}  "),), (Span(_said(file)),))
     if isinstance(report, NewReport):
         yield from landings(report.outcomes)
+        edited = [file.path for file in report.files if file.fate is Fate.EDITED]
+        yield from on_disk_only(edited, report.releases)
     elif report.without:
         which = enumeration(list(report.without))
         text = f"these files are without {which}, which changes the same lines or does not fit"

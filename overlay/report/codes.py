@@ -58,6 +58,7 @@ class Code(str, Enum):
     NOTHING_TO_PORT = "nothing-to-port"
     PORT_ENDED = "port-ended"
     VERIFIED = "verified"
+    WITHOUT_GRAPHS = "without-graphs"
     MEASURED = "measured"
     # Something needs the user.
     NEEDS_ATTENTION = "needs-attention"

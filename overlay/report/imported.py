@@ -184,6 +184,8 @@ def lines(report: ImportReport) -> Iterator[Line]:
             made = f"{count(entry.hunks, 'hunk')}, made on {base}"
         yield labelled(0, "carried   ", f"{entry.path}  {made}")
     yield from landings(report.outcomes)
+    edited = [entry.path for entry in report.files if entry.fate is Fate.EDITED]
+    yield from on_disk_only(edited, report.releases)
 
 
 def landings(outcomes: Iterable[tuple[str, Outcome]]) -> Iterator[Line]:
@@ -220,3 +222,19 @@ def data(report: ImportReport) -> dict[str, Any]:
         "merged": report.merged,
         "folder": None if report.folder is None else str(report.folder),
     }
+
+
+def on_disk_only(paths: Iterable[str], releases: str | None) -> Iterator[Line]:
+    """A note where a feature that was written cannot be patched in memory.
+
+    :param paths: the modules that it edits; :param releases: its range, ``None`` where there is
+        no feature.
+    """
+    if releases is None:
+        return
+    from packaging.version import Version
+
+    from overlay.features.early_modules import early_among, why_on_disk
+
+    if early := early_among(paths, Version(releases.rpartition("..")[2])):
+        yield labelled(0, "note: ", f"it cannot be patched in memory: {why_on_disk(early)}")

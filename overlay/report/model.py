@@ -8,11 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from overlay.report.codes import Code
 from overlay.results import FeatureResult, Notice, Reason, State, worst
 from overlay.results.invocation import NOTHING_NAMED, Command, Invocation
+
+if TYPE_CHECKING:
+    from overlay.features.model_runners import Told
 
 
 class Obstacle(NamedTuple):
@@ -50,8 +53,11 @@ class TargetReport:
     :ivar package: the package that is patched.
     :ivar obstacles: what needs the user beyond the features' states.
     :ivar in_memory: ids of the features that the plugin would patch in memory in the next process.
+    :ivar early: ids of the features that cannot be patched in memory, each with the reason.
     :ivar left_out: ids of the features without which an ``apply`` of the others would go on.
     :ivar unrecorded: ids of the features whose bytes are there without a ledger.
+    :ivar runner: which of its features the release runs by default, where that was asked.
+    :ivar idle: ids of the features that are required and that the release runs for no model.
     :ivar pending: what ``overlay apply`` would do there beside applying what can be applied.
     :ivar invocation: by which arguments the user meant it.
     """
@@ -65,8 +71,11 @@ class TargetReport:
     package: str = "vllm"
     obstacles: tuple[Obstacle, ...] = ()
     in_memory: tuple[str, ...] = ()
+    early: tuple[tuple[str, str], ...] = ()
     left_out: tuple[str, ...] = ()
     unrecorded: tuple[str, ...] = ()
+    runner: Told | None = None
+    idle: tuple[str, ...] = ()
     pending: Pending | None = None
     invocation: Invocation = NOTHING_NAMED
 

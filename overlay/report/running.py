@@ -110,11 +110,12 @@ def running(processes: Sequence[LiveProcess], lacking: Sequence[Lacking] = ()) -
     patched = sum(
         process.record is not None and process.record.way.patched for process in processes
     )
-    effects = _active(processes)
+    strangers = sum(process.note is not None for process in processes)
+    others = f"{strangers} of another vLLM" if strangers else ""
+    added = "".join(f"; {words}" for words in (others, _active(processes)) if words)
     return Verdict(
         Code.RUNNING,
-        f"{what} in {count(engines, 'engine')}, {patched} patched, none needs you"
-        f"{f'; {effects}' if effects else ''}.",
+        f"{what} in {count(engines, 'engine')}, {patched} patched, none needs you{added}.",
     )
 
 
@@ -141,7 +142,7 @@ def _active(processes: Sequence[LiveProcess]) -> str:
 def process_lines(processes: tuple[LiveProcess, ...], *, verbose: bool = False) -> Iterator[Line]:
     """A table for each engine; what is wrong with a process is below its row.
 
-    :param verbose: whether each patched module and its scopes are shown too.
+    :param verbose: whether its vLLM, its digest and each patched module are shown too.
     """
     for engine in dict.fromkeys(process.engine for process in processes):
         members = [process for process in processes if process.engine == engine]
@@ -155,6 +156,8 @@ def process_lines(processes: tuple[LiveProcess, ...], *, verbose: bool = False) 
             yield line
             if process.problem:
                 yield labelled(4, f"{MARK} ", process.problem, "bad")
+            if process.note:
+                yield labelled(4, "note: ", process.note)
             yield from _effects(process)
             if verbose:
                 yield from _modules(process)
@@ -171,7 +174,14 @@ def _row(process: LiveProcess) -> list[Span]:
 
 
 def _modules(process: LiveProcess) -> Iterator[Line]:
-    """The patched modules of a process: where each came from, and the scopes that are patched."""
+    """The vLLM of a process, what it runs, and its patched modules with the scopes.
+
+    Where the files on disk are patched, there are no modules to tell of.
+    """
+    if process.root is not None:
+        yield labelled(4, "root: ", process.root)
+    if process.record is not None:
+        yield labelled(4, "digest: ", process.record.digest)
     for module in () if process.record is None else process.record.modules:
         scopes = ", ".join(f"{name} {state.value}" for name, state in module.scopes.items())
         scopes = scopes or "the whole module"
@@ -200,6 +210,8 @@ def process_data(process: LiveProcess) -> dict[str, Any]:
         "problem": process.problem,
         "record": None,
     }
+    if process.note is not None:
+        data["note"] = process.note
     if record is not None:
         modules = [
             {

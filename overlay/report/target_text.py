@@ -9,7 +9,7 @@ from overlay.package import package_named
 from overlay.report.lines import BLANK, MARK, Line, Span, aligned, labelled
 from overlay.report.model import Obstacle, TargetReport
 from overlay.report.problems import Problem, problems, same_cause
-from overlay.report.words import count, enumeration
+from overlay.report.words import count, enumeration, vllm
 from overlay.results import FeatureResult, FileResult, Notice, State
 
 #: How many files or patches of one problem are named, unless all are asked for.
@@ -82,6 +82,10 @@ def _target(target: TargetReport, width: int, verbose: bool) -> Iterator[Line]:
             "process that starts, unless OVERLAY=disk or OVERLAY_FEATURES says otherwise"
         )
         yield labelled(2, "in memory: ", text)
+    for name, why in target.early:
+        yield labelled(2, "in memory: ", f"{name} is left out: {why}")
+    if target.runner is not None and target.runner.text:
+        yield labelled(2, "note: ", f"{vllm(target)} {target.runner.text}")
     for notice in target.notices:
         yield labelled(2, "warning: ", str(notice), "warning")
 
@@ -213,19 +217,27 @@ def _matrix_cell(feature: FeatureResult) -> Span:
 
 
 def _shared_problems(targets: tuple[TargetReport, ...]) -> Iterator[Line]:
-    """Each problem once, with the releases that have it; the same for the warnings."""
+    """Each problem once, with the releases that have it; the same for notes and warnings."""
     found: dict[tuple[object, ...], list[tuple[str, Problem]]] = {}
+    noted: dict[str, list[str]] = {}
     warned: dict[Notice, list[str]] = {}
     for target in targets:
         for problem in problems(target):
             found.setdefault(same_cause(problem), []).append((target.target, problem))
         for notice in target.notices:
             warned.setdefault(notice, []).append(target.target)
-    if found or warned:
+        if target.runner is not None and target.runner.short:
+            noted.setdefault(f"vLLM {target.runner.short}", []).append(target.target)
+        for name, why in target.early:
+            text = f"{name} cannot be patched in memory: {why}"
+            noted.setdefault(text, []).append(target.target)
+    if found or noted or warned:
         yield BLANK
     for group in sorted(found.values(), key=lambda group: -group[0][1].state.rank):
         names = [name for name, _ in group]
         yield from _problem(_shown(group), 0, where=enumeration(names, most=20))
+    for text, names in noted.items():
+        yield labelled(0, "note: ", f"{enumeration(names, most=20)}: {text}")
     for notice, names in warned.items():
         yield labelled(0, "warning: ", f"{enumeration(names, most=20)}: {notice}", "warning")
 

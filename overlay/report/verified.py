@@ -75,6 +75,12 @@ def verified(results: Sequence[ModeResult], asked: Collection[Mode] = ()) -> Ver
         if result.mode in asked and result.without_own_graph:
             return Verdict(Code.NOT_VERIFIED, _fell_back(result))
     modes = [_tried(result) for result in results if result.outcome is Outcome.SAME]
+    if plain := [each.models for each in results if each.outcome is Outcome.WITHOUT_GRAPHS]:
+        text = (
+            f"No draft graphs on a CPU: with the patches {enumeration(plain)} gave the tokens and "
+            "the accepted drafts that they must; what graphs do needs a GPU and was not compared."
+        )
+        return Verdict(Code.WITHOUT_GRAPHS, text)
     if not modes:
         text = "No mode with draft graphs was run, so nothing was compared."
         return Verdict(Code.NOT_VERIFIED, text)

@@ -101,6 +101,25 @@ def together(verdicts: Sequence[Verdict]) -> Verdict:
     return Verdict(code, f"{'; '.join(texts)}.")
 
 
+def idle_by_default(target: TargetReport) -> str:
+    """Say of required features that the release of a target runs them for no model by default."""
+    one = len(target.idle) == 1
+    asks = {} if target.runner is None else target.runner.asks
+    variables = enumeration([*dict.fromkeys(asks[name] for name in target.idle)])
+    return (
+        f"{enumeration(target.idle)} {'does' if one else 'do'} nothing there by default: "
+        f"{variables} has to be set where vLLM serves"
+    )
+
+
+def with_idle(target: TargetReport, verdict: Verdict) -> Verdict:
+    """A verdict that promises no effect where the release runs what is required for no model."""
+    if not target.idle or verdict.code.exit is not Exit.OK:
+        return verdict
+    text = f"{verdict.text.removesuffix('.')}, but {idle_by_default(target)}."
+    return Verdict(verdict.code, text)
+
+
 # check
 
 
@@ -183,6 +202,10 @@ def _checked_one(target: TargetReport) -> Verdict:
 
 def status(target: TargetReport) -> Verdict:
     """The verdict of ``status``."""
+    return with_idle(target, _status(target))
+
+
+def _status(target: TargetReport) -> Verdict:
     if needy := _needs_action(target):
         return needy
     done, waiting = those(target, State.APPLIED), those(target, State.PRISTINE)

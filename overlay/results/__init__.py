@@ -180,6 +180,16 @@ class ModelRunner(str, Enum):
     V2 = "v2"
 
 
+#: The file of each model runner: where a release has it no more, the runner is gone.
+RUNNER_FILES = {
+    ModelRunner.V1: "vllm/v1/worker/gpu_model_runner.py",
+    ModelRunner.V2: "vllm/v1/worker/gpu/model_runner.py",
+}
+
+#: What the reason of a feature says that is for nothing, since upstream deleted what it is for.
+ANY_MORE = "any more"
+
+
 class Fate(str, Enum):
     """What an import or a session of edits does with a file."""
 

@@ -20,8 +20,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
+from packaging.version import Version
 
 from overlay.cli.run import run
+from overlay.features.folder import load
+from overlay.features.model_runners import ONLY_V2, Runs, runs, settings
+from overlay.features.sources import shipped_folder
 from tests.in_memory.installed import copy_tree
 from tests.support.markdown import ROOT
 from tests.test_all_releases import of_patches, unpack
@@ -164,6 +168,106 @@ def test_no_probe_of_the_overlay_ends_a_pod(file: Path) -> None:
     """Withdrawn graphs take a pod out of the service; to start it again would not help."""
     for container in containers(file):
         assert "exec" not in container.get("livenessProbe", {})
+
+
+# What probes require, and what the release runs
+
+
+def variables(file: Path) -> dict[str, str]:
+    """What a Dockerfile sets."""
+    pairs = [pair for step in steps(file) if step.name == "ENV" for pair in shlex.split(step.text)]
+    return {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
+
+
+class Served(NamedTuple):
+    """A container: its image, variables, arguments and the folders that it may write to."""
+
+    image: str
+    environment: dict[str, str]
+    words: str
+    read_only: bool
+    writable: tuple[str, ...]
+    requires: bool
+
+
+def served(file: Path) -> Iterator[Served]:
+    """Every container that serves, by what a deployed file says itself."""
+    if file in MANIFESTS:
+        for container in containers(file):
+            if "env" in container:
+                yield Served(
+                    container["image"],
+                    {each["name"]: each["value"] for each in container["env"]},
+                    json.dumps(container["args"]),
+                    container.get("securityContext", {}).get("readOnlyRootFilesystem", False),
+                    tuple(m["mountPath"] for m in container["volumeMounts"] if "readOnly" not in m),
+                    "draft-graphs" in json.dumps(container),
+                )
+        return
+    for service in yaml.safe_load(file.read_text())["services"].values():
+        yield Served(
+            re.sub(r"\$\{VLLM:-(.*?)\}", r"\1", service["image"]),
+            service["environment"],
+            json.dumps(service["command"]),
+            service.get("read_only", False),
+            tuple(entry.partition(":")[0] for entry in service.get("tmpfs", [])),
+            True,  # the probes of the images
+        )
+
+
+each_served = pytest.mark.parametrize(
+    "file", [*MANIFESTS, DEPLOY / "compose.yaml"], ids=lambda file: file.name
+)
+
+
+def expect_runs(release: str, environment: dict[str, str]) -> None:
+    """What requires draft-graphs has to serve on the model runner that draft-graphs patches."""
+    (feature,) = [each for each in load([shipped_folder()]) if each.id == "draft-graphs"]
+    assert feature.model_runner is not None
+    version = Version(release)
+    assert runs(feature.model_runner, version, environment) is Runs.YES
+    assert runs(feature.model_runner, version, {}) is not Runs.YES, "the variable is needed"
+
+
+@each_dockerfile
+def test_an_image_asks_for_the_model_runner_that_its_probe_needs(file: Path) -> None:
+    (release,) = re.findall(r"^ARG VLLM=v(\S+)$", file.read_text(), re.MULTILINE)
+    expect_runs(release, variables(file))
+
+
+@each_served
+def test_what_is_deployed_asks_for_the_model_runner_that_its_probes_need(file: Path) -> None:
+    for each in served(file):
+        assert each.requires
+        release = each.image.partition(":v")[2]
+        expect_runs(release, each.environment)
+        refused = [row.text for row in settings(Version(release), ONLY_V2)]
+        assert not any("eagle3" in text for text in refused)
+        assert "eagle3" in each.words or "ray start --block" in each.words
+
+
+@each_served
+def test_what_is_written_is_below_a_folder_that_can_be_written_to(file: Path) -> None:
+    for each in served(file):
+        if not each.read_only:
+            continue
+        assert "/tmp" in each.writable
+        for name in ("HOME", "VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE"):
+            assert each.environment[name].startswith("/tmp/"), name
+
+
+def test_the_images_that_are_deployed_are_those_that_the_dockerfiles_build() -> None:
+    built = {
+        tag for file in DOCKERFILES for tag in re.findall(r"-t (vllm-overlay\S*)", file.read_text())
+    }
+    deployed = {
+        each.image for file in [*MANIFESTS, DEPLOY / "compose.yaml"] for each in served(file)
+    }
+    deployed |= {each["image"] for file in MANIFESTS for each in containers(file)}
+    assert deployed == built
+    assert all(
+        tag in (ROOT / "docs/containers.md").read_text() for tag in built if "auto" not in tag
+    )
 
 
 # Build

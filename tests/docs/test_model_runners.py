@@ -9,8 +9,20 @@ from functools import cache
 import pytest
 from packaging.version import Version
 
-from overlay.commands.model_runners import MODELS, SETTINGS, Setting, advice, models, settings
+from overlay.features.model_runners import (
+    MODELS,
+    ONLY_V2,
+    SETTINGS,
+    Runs,
+    Setting,
+    advice,
+    models,
+    runs,
+    settings,
+    told,
+)
 from overlay.package import KNOWN_RELEASES
+from overlay.results import ModelRunner
 from overlay.targets.resolution import resolve
 from tests.support import markdown
 from tests.support.markdown import ROOT
@@ -21,11 +33,17 @@ CONFIG = "vllm/config/vllm.py"
 #: What sends a model to V1, as the table words it -> as the sources do.
 SOURCES = {
     "parallel drafting (P-EAGLE, PARD)": r"parallel drafting",
-    "drafts by suffix, Medusa, an MLP speculator or a custom class": r"speculative method '",
+    "drafts by suffix or a custom class": r"'suffix'|not in \('eagle'",
+    "drafts by Medusa or an MLP speculator": r"'medusa'|not in \('eagle'",
     "drafts with another vocabulary than the target's": r"heterogeneous-vocabulary",
     "drafts by n-grams": r"ngram",
     "drafts by a draft model": r"'draft_model'|not in \('eagle'",
     "drafts by DFlash": r"not in \('eagle', 'eagle3', 'mtp'\)",
+    "extraction of hidden states": r"not in \((?!.*'extract_hidden_states').*'mtp'",
+    "EAGLE3 with pipeline parallelism": r"EAGLE3 with pipeline parallelism",
+    "pipeline parallelism with the external launcher": r"with external_launcher",
+    "prefill context parallelism": r"prefill context parallelism",
+    "a budget of reasoning tokens": r"reasoning budget enforcement",
     "dual-batch overlap": r"dual batch overlap|_get_dbo_unsupported_features",
     "sequence parallelism (the compile pass)": r"sequence parallelism",
     "stock torch.compile": r"stock torch.compile",
@@ -38,6 +56,33 @@ SOURCES = {
     "logprobs mode other than the default": r"logprobs mode",
     "a number of drafts that changes from batch to batch": r"dynamic speculative decoding",
     "Mamba cache mode 'all'": r"mamba cache mode 'all'",
+}
+
+#: What V1 does not serve, as the table words it -> as the sources do.
+ONLY_V2_SOURCES = {
+    "drafts by DSpark": r"dspark speculative decoding",
+    "adaptive verification of drafts": r"adaptive draft verification",
+    "DFlash drafts of sliding and full attention": r"mixed sliding/full dflash drafts",
+    "DFlash drafts with a candidate head (DFlash2)": r"dflash2 drafts|candidate-head drafts",
+    "drafts by XPress": r"xpress speculative decoding",
+    "drafts with a quantized lm_head": r"draft lm_head quantization",
+    "drafts by the MTP layers of Parse 3.5": r"Parse 3.5 MTP",
+    "prefill context parallelism": r"prefill context parallel",
+    "pipeline parallelism with async scheduling": r"pipeline parallelism with async scheduling",
+    "text diffusion models": r"diffusion models",
+    "Step5": r"Step5'\)",
+    "batch-sharded sampling": r"batch-sharded sampling",
+    "HiSparse": r"HiSparse requires Model Runner V2; remove",
+    "watermarks (V2 serves them whatever is asked)": r"Watermarking requires .* and overrides",
+}
+
+#: Reasons of the sources that are no rows, and why.
+NO_ROWS = {
+    "hybrid/mamba models": "0.22 chooses V2 for Qwen3 alone",
+    "hybrid/mamba models with align cache mode": "0.23 and 0.24 choose V2 for no hybrid model",
+    "adaptive verification with LoRA": "DSpark alone verifies adaptively, which 0.28 runs on V2",
+    "adaptive verification with enforce_eager/cudagraph_mode=none": "as with LoRA",
+    "adaptive verification with pipeline parallelism": "as with LoRA",
 }
 
 
@@ -88,14 +133,30 @@ def test_the_page_shows_the_tables() -> None:
     by_model = [[span(rule.releases), rule.v2, rule.v1] for rule in MODELS]
     assert rows("## By model") == by_model
     assert rows("## By setting") == [[each.text, span(each.releases)] for each in SETTINGS]
+    assert rows("## What V1 does not serve") == [
+        [each.text, span(each.releases)] for each in ONLY_V2
+    ]
 
 
 def test_every_release_has_a_rule_and_every_setting_a_source() -> None:
-    assert [each.text for each in SETTINGS] == list(SOURCES)
+    assert {each.text for each in SETTINGS} == set(SOURCES)
+    assert [each.text for each in ONLY_V2] == list(ONLY_V2_SOURCES)
     for release in KNOWN_RELEASES:
         rule = models(Version(release))
         assert rule is not None
         assert rule.v2 in advice(Version(release), {})
+
+
+def reasons(release: str, name: str) -> list[str]:
+    """The texts that a method collects, as the sources have them."""
+    for node in ast.walk(config(release)):
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return [
+                ast.unparse(call.args[0])
+                for call in ast.walk(node)
+                if isinstance(call, ast.Call) and ast.unparse(call.func) == "unsupported.append"
+            ]
+    return []
 
 
 @pytest.mark.network
@@ -105,8 +166,56 @@ def test_settings_that_need_v1_are_those_of_the_sources(setting: Setting) -> Non
         if Version(release) < Version("0.22"):  # every model is on V1 there
             continue
         code = function(release, "_get_v2_model_runner_unsupported_features")
+        first = function(release, "use_v2_model_runner")
         there = re.search(SOURCES[setting.text], code) is not None
+        # 0.27 and 0.28 still list it, behind a rule that chooses V2 for it first.
+        there &= not ("prefill context" in setting.text and "prefill_context_parallel" in first)
         assert there == (setting in settings(Version(release))), release
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("setting", ONLY_V2, ids=lambda setting: setting.text)
+def test_what_v1_does_not_serve_is_what_the_sources_refuse(setting: Setting) -> None:
+    for release in KNOWN_RELEASES:
+        code = function(release, "_get_v1_model_runner_unsupported_features")
+        code += function(release, "use_v2_model_runner")
+        refuses = "does not support" in function(release, "_validate_v1_model_runner")
+        there = refuses and re.search(ONLY_V2_SOURCES[setting.text], code) is not None
+        assert there == (setting in settings(Version(release), ONLY_V2)), release
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("release", KNOWN_RELEASES)
+def test_no_reason_of_the_sources_is_left_out(release: str) -> None:
+    """A reason that no row words would be a setting of which nothing is said."""
+    if Version(release) >= Version("0.22"):
+        for reason in reasons(release, "_get_v2_model_runner_unsupported_features"):
+            row = any(re.search(pattern, reason) for pattern in SOURCES.values())
+            assert row or "speculative method" in reason or reason.strip("'") in NO_ROWS, reason
+    for reason in reasons(release, "_get_v1_model_runner_unsupported_features"):
+        assert any(
+            re.search(pattern.removesuffix("'\\)"), reason) for pattern in ONLY_V2_SOURCES.values()
+        ), reason
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("release", KNOWN_RELEASES)
+def test_the_methods_of_drafts_that_rows_name_are_those_of_the_release(release: str) -> None:
+    """A row ends where upstream took the method out, not where the rule that named it did."""
+    content = resolve(release).read("vllm/config/speculative.py")
+    assert content is not None
+    methods = next(
+        ast.unparse(node.value)
+        for node in ast.parse(content).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SpeculativeMethod"
+    )
+    named = {setting.text for setting in settings(Version(release))}
+    if Version(release) < Version("0.22"):
+        return  # every model is on V1 there
+    assert ("drafts by Medusa or an MLP speculator" in named) == ("'medusa'" in methods)
+    assert "drafts by suffix or a custom class" in named
+    assert "'suffix'" in methods
+    assert "'custom_class'" in methods
 
 
 @pytest.mark.network
@@ -135,3 +244,39 @@ def test_who_asks_for_a_runner_gets_it() -> None:
     assert advice(release, {}, ascend=True).startswith("V1 for every model, by vllm-ascend")
     assert "drafts by n-grams" in advice(release, {})
     assert "not known for 0.99.0" in advice(Version("0.99.0"), {})
+
+
+@pytest.mark.parametrize("release", KNOWN_RELEASES)
+def test_what_a_release_runs_is_what_the_table_says(release: str) -> None:
+    version = Version(release)
+    rule = models(version)
+    assert rule is not None
+    ours = runs(ModelRunner.V1, version, {})
+    assert (ours is Runs.YES) == (rule.v2 == "no model")
+    assert (ours is Runs.NO) == (rule.v2 == "every model")
+    assert (runs(ModelRunner.V2, version, {}) is Runs.YES) == (rule.v1 == "no model")
+    answer = told({"mine": ModelRunner.V1, "theirs": ModelRunner.V2}, version, {})
+    assert answer.runs["mine"] is ours
+    assert (ours is Runs.YES) == ("V2 for" not in answer.text)
+    if ours is not Runs.YES:
+        assert f"chooses model runner V2 for {rule.v2}" in answer.text
+        assert "mine does nothing there unless VLLM_USE_V2_MODEL_RUNNER=0 is set" in answer.text
+    for number, runner in ((0, ModelRunner.V1), (1, ModelRunner.V2)):
+        asked = {"VLLM_USE_V2_MODEL_RUNNER": str(number)}
+        for mine in ModelRunner:
+            expected = Runs.YES if mine is runner else Runs.NO
+            assert runs(mine, version, asked) is expected
+
+
+def test_a_release_that_the_table_lacks_is_not_guessed() -> None:
+    answer = told({"mine": ModelRunner.V1}, Version("0.99.0"), {})
+    assert answer.runs == {"mine": Runs.UNKNOWN}
+    assert "not known here" in answer.text
+    assert told({}, Version("0.33.0"), {}).text == ""
+
+
+@pytest.mark.parametrize("value", ["", "on", "true"])
+def test_a_value_that_vllm_cannot_read_asks_for_nothing(value: str) -> None:
+    """vLLM stops there; ``overlay doctor`` says so of its own variables only."""
+    given = {"VLLM_USE_V2_MODEL_RUNNER": value}
+    assert runs(ModelRunner.V1, Version("0.33.0"), given) is Runs.NO

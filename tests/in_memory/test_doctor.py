@@ -9,13 +9,17 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import overlay
 from overlay.commands import diagnosis
 from overlay.commands.doctor import doctor
+from overlay.commands.report_ import report as collect
 from overlay.commands.request import Request
+from overlay.commands.status import live
 from overlay.processes.live import LiveProcess
 from overlay.processes.records import CodeState, Effect, EffectRecord, ModuleRecord, ProcessRecord
 from overlay.report.as_json import as_data
@@ -353,6 +357,40 @@ def test_doctor_names_another_vllm_and_is_not_red_for_it(monkeypatch: pytest.Mon
     mine = replace(alien, engine=7)
     monkeypatch.setattr("overlay.processes.live.processes", lambda: (mine, peer))
     assert doctor(Request()).problems == ("process 7: runs without the overlay's plugin",)
+
+
+@pytest.mark.parametrize("root", ["/other", None])
+def test_live_names_another_vllm_and_is_not_red_for_it(
+    monkeypatch: pytest.MonkeyPatch, root: str | None
+) -> None:
+    """The same rule as doctor's: only this vLLM, or a peer with the plugin, makes it a problem."""
+    alien = process(7, "runs without the overlay's plugin", recorded=False)
+    alien = replace(alien, root=root, engine=7)
+    target = SimpleNamespace(root=Path("/site"))
+    monkeypatch.setattr(diagnosis, "installed", lambda: (target, None))
+    monkeypatch.setattr("overlay.processes.live.processes", lambda: (alien, process(9)))
+    assert process(9).engine != 7
+    report = live()
+    assert report.exit == 0
+    assert "1 of another vLLM" in report.verdict
+    (first, second) = as_data(report)["processes"]
+    assert first["problem"] is None
+    assert first["note"] == "is another vLLM, runs without the overlay's plugin"
+    assert "note" not in second
+    assert "note: is another vLLM" in "\n".join(map(str, render(report)))
+    assert overlay.processes()[0].problem is None
+    ours = replace(alien, root="/site")
+    for red in ((ours,), (alien, replace(process(9), engine=7))):
+        monkeypatch.setattr("overlay.processes.live.processes", lambda red=red: red)
+        assert live().exit == 1
+        assert as_data(live())["processes"][0]["problem"] == "runs without the overlay's plugin"
+
+
+def test_the_page_is_not_red_for_another_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    alien = replace(process(7, "runs without the overlay's plugin", recorded=False), root="/other")
+    monkeypatch.setattr("overlay.processes.live.processes", lambda: (alien,))
+    sections = {each.title: each.report for each in collect(Request(), matrix=False).sections}
+    assert sections["overlay status --live"].exit == 0
 
 
 def test_doctor_makes_no_folder_for_records(box: Box, tmp_path: Path) -> None:

@@ -1,0 +1,87 @@
+"""The modules that vLLM imports before it loads its plugins, which cannot be patched in memory.
+
+``early-modules.json`` has them, by ranges of releases: what is reached by import statements that
+run while a module is imported, from the modules that each kind of process is entered through
+(``scripts/vllm_import_graph.py`` writes it, and a test compares it with the sources).  Following
+the imports of a target takes seconds, and ``status`` may not; so the table is shipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from packaging.version import Version
+
+from overlay.package import KNOWN_RELEASES, VLLM, ReleaseRange
+
+if TYPE_CHECKING:
+    from overlay.features.model import Feature
+    from overlay.results import FeatureResult
+
+TABLE = "early-modules.json"
+
+
+def module_of(path: str) -> str:
+    """The name of the module in a file of a package; a folder is named by its ``__init__.py``."""
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+@cache
+def early_modules(release: Version | None) -> frozenset[str]:
+    """The modules that a release of vLLM imports before it loads plugins.
+
+    Of a release that is not known, those of the newest that is.
+    """
+    import json
+
+    known = {Version(text) for text in KNOWN_RELEASES}
+    version = None if release is None else Version(release.base_version)
+    if version is None or version not in known:
+        version = max(known)
+    table: Mapping[str, list[str]] = json.loads(
+        files("overlay.features").joinpath(TABLE).read_text(encoding="utf-8")
+    )
+    return frozenset(
+        module
+        for span, modules in table.items()
+        if version in ReleaseRange.parse(span)
+        for module in modules
+    )
+
+
+def early_among(paths: Iterable[str], release: Version | None) -> tuple[str, ...]:
+    """Those modules of patched files that a release of vLLM imports too early, sorted."""
+    ours = [path for path in paths if path.startswith(f"{VLLM.name}/")]
+    early = early_modules(release) if ours else frozenset()
+    return tuple(sorted({module for path in ours if (module := module_of(path)) in early}))
+
+
+def why_on_disk(modules: Sequence[str]) -> str:
+    """Why what patches these modules cannot be patched in memory, and what to do.
+
+    :param modules: at least one.
+    """
+    *first, last = modules
+    names = f"{', '.join(first)} and {last}" if first else last
+    return f"vLLM imports {names} before it loads plugins; apply it on disk"
+
+
+def too_early(
+    results: Iterable[FeatureResult], features: Iterable[Feature], release: Version | None
+) -> dict[str, tuple[str, ...]]:
+    """The features that cannot be patched in memory -> their modules that are imported too early.
+
+    None of the shipped ones is among them, which a test holds for every release.
+
+    :param results: their state in a target of vLLM of this release.
+    """
+    own = {each.id for each in features if not each.shipped and each.package == VLLM}
+    found = {
+        result.feature: early_among((file.path for file in result.files), release)
+        for result in results
+        if result.feature in own
+    }
+    return {name: modules for name, modules in found.items() if modules}

@@ -1,0 +1,350 @@
+"""The model runner, V1 or V2, that each release of vLLM chooses by itself.
+
+The shipped features patch model runner V1; V2 has draft graphs of its own and runs none of their
+code.  The tables here are the only ones: ``docs/model-runners.md`` shows them, ``overlay check``,
+``apply``, ``status`` and ``doctor`` speak from them, and ``tests/docs/test_model_runners.py``
+compares all with the sources of every release (``vllm/config/vllm.py``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from packaging.version import Version
+
+from overlay.results import ModelRunner
+
+#: By which the user chooses; vLLM reads a number, and 0 is V1.
+VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
+
+#: How many features a sentence names.
+_MOST_NAMES = 12
+
+_PAGE = "docs/model-runners.md"
+
+
+class Runs(str, Enum):
+    """Whether a release runs what a feature patches, where nothing else is asked of it."""
+
+    YES = "yes"
+    #: For some models.
+    SOME = "some"
+    #: For no model, but with some settings.
+    NO = "no"
+    UNKNOWN = "unknown"
+
+
+class Told(NamedTuple):
+    """Which of some features a release runs, and the sentence about those that it does not.
+
+    :ivar runs: by feature; :ivar text: what follows the name of the release.
+    :ivar short: the same without what differs between releases of the same kind.
+    :ivar asks: by feature, the variable that asks for its model runner, with its value.
+    """
+
+    runs: Mapping[str, Runs]
+    text: str
+    short: str
+    asks: Mapping[str, str]
+
+
+class Models(NamedTuple):
+    """Which models a range of releases runs on which model runner.
+
+    :ivar releases: first and last minor release, both included.
+    :ivar v2: who gets V2 by default; :ivar v1: who stays on V1.
+    :ivar architectures: vLLM's own list of architectures that get V2; empty where it has no list.
+    :ivar rocm: architectures that stay on V1 on ROCm where every other model gets V2.
+    """
+
+    releases: tuple[str, str]
+    v2: str
+    v1: str
+    architectures: frozenset[str] = frozenset()
+    rocm: frozenset[str] = frozenset()
+
+
+class Setting(NamedTuple):
+    """A setting that decides for a model runner, whatever the model.
+
+    :ivar releases: first and last minor release in which it does, both included.
+    """
+
+    text: str
+    releases: tuple[str, str]
+
+
+_EVERY, _NONE = "every model", "no model"
+_OTHERS = "every other model"
+_LARGE = (
+    "most mixtures of experts, and hybrid models: DeepSeek-V3, Qwen3-MoE, Qwen3-Next, GLM, "
+    "MiniMax, gpt-oss"
+)
+_LISTED = "dense models that are not hybrid; DeepSeek-V2, Qwen2-MoE, Granite-MoE"
+_LISTED_0_26 = f"{_LISTED}, Inkling, LongCat-Flash (n-gram)"
+_DENSE = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM"})
+_EXPERTS = frozenset({"DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM"})
+_FROM_0_26 = _EXPERTS | {
+    "InklingForCausalLM",
+    "InklingForConditionalGeneration",
+    "LongcatFlashNgramForCausalLM",
+}
+_FROM_0_27 = _FROM_0_26 | {"KimiK3ForConditionalGeneration"}
+_ROCM = frozenset({"DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM"})
+
+MODELS = (
+    Models(("0.20", "0.21"), _NONE, _EVERY),
+    Models(
+        ("0.22", "0.22"),
+        "Qwen3, dense and not quantized",
+        _OTHERS,
+        frozenset({"Qwen3ForCausalLM"}),
+    ),
+    Models(("0.23", "0.23"), "Llama, Mistral and Qwen3, dense and not quantized", _OTHERS, _DENSE),
+    Models(
+        ("0.24", "0.24"),
+        "Llama, Mistral, Qwen3, DeepSeek-V2, Qwen2-MoE, Granite-MoE; text diffusion models",
+        _OTHERS,
+        _DENSE | _EXPERTS,
+    ),
+    Models(
+        ("0.25", "0.25"),
+        _LISTED,
+        _LARGE,
+        _EXPERTS,
+    ),
+    Models(
+        ("0.26", "0.26"),
+        _LISTED_0_26,
+        _LARGE,
+        _FROM_0_26,
+    ),
+    Models(
+        ("0.27", "0.27"),
+        f"{_LISTED_0_26}; Kimi-K3 (not on ROCm)",
+        _LARGE,
+        _FROM_0_27,
+    ),
+    Models(
+        ("0.28", "0.28"),
+        f"{_LISTED_0_26}; Kimi-K3 and DeepSeek-V4 (not on ROCm)",
+        _LARGE,
+        _FROM_0_27 | {"DeepseekV4ForCausalLM"},
+    ),
+    Models(("0.29", "0.29"), _EVERY, "on ROCm: DeepSeek-V3.2 and DeepSeek-V4", frozenset(), _ROCM),
+    Models(
+        ("0.30", "0.31"),
+        _EVERY,
+        "on ROCm: DeepSeek-V3.2, DeepSeek-V4 and GLM with sparse attention",
+        frozenset(),
+        _ROCM | {"GlmMoeDsaForCausalLM"},
+    ),
+    Models(("0.32", "0.33"), _EVERY, _NONE),
+)
+
+#: What sends a model to V1 that would run on V2 by default.
+SETTINGS = (
+    Setting("parallel drafting (P-EAGLE, PARD)", ("0.22", "0.33")),
+    Setting("drafts by suffix or a custom class", ("0.22", "0.33")),
+    Setting("drafts by Medusa or an MLP speculator", ("0.22", "0.32")),
+    Setting("drafts with another vocabulary than the target's", ("0.32", "0.33")),
+    Setting("drafts by n-grams", ("0.22", "0.31")),
+    Setting("drafts by a draft model", ("0.22", "0.30")),
+    Setting("drafts by DFlash", ("0.22", "0.23")),
+    Setting("extraction of hidden states", ("0.22", "0.28")),
+    Setting("EAGLE3 with pipeline parallelism", ("0.22", "0.29")),
+    Setting("pipeline parallelism with the external launcher", ("0.24", "0.33")),
+    Setting("prefill context parallelism", ("0.22", "0.26")),
+    Setting("a budget of reasoning tokens", ("0.22", "0.22")),
+    Setting("dual-batch overlap", ("0.22", "0.33")),
+    Setting("sequence parallelism (the compile pass)", ("0.22", "0.31")),
+    Setting("stock torch.compile", ("0.22", "0.31")),
+    Setting("elastic expert parallelism", ("0.24", "0.31")),
+    Setting("custom logits processors", ("0.22", "0.30")),
+    Setting("KV-cache sharing with fast prefill", ("0.22", "0.29")),
+    Setting("prompt embeddings", ("0.22", "0.28")),
+    Setting("capture of routed experts", ("0.22", "0.27")),
+    Setting("transfer of encoder caches", ("0.22", "0.27")),
+    Setting("logprobs mode other than the default", ("0.22", "0.25")),
+    Setting("a number of drafts that changes from batch to batch", ("0.24", "0.24")),
+    Setting("Mamba cache mode 'all'", ("0.30", "0.31")),
+)
+
+#: What V1 does not serve: VLLM_USE_V2_MODEL_RUNNER=0 is refused there, or (watermarks) overridden.
+ONLY_V2 = (
+    Setting("drafts by DSpark", ("0.29", "0.33")),
+    Setting("adaptive verification of drafts", ("0.29", "0.33")),
+    Setting("DFlash drafts of sliding and full attention", ("0.29", "0.33")),
+    Setting("DFlash drafts with a candidate head (DFlash2)", ("0.29", "0.33")),
+    Setting("drafts by XPress", ("0.33", "0.33")),
+    Setting("drafts with a quantized lm_head", ("0.33", "0.33")),
+    Setting("drafts by the MTP layers of Parse 3.5", ("0.33", "0.33")),
+    Setting("prefill context parallelism", ("0.29", "0.33")),
+    Setting("pipeline parallelism with async scheduling", ("0.31", "0.33")),
+    Setting("text diffusion models", ("0.29", "0.33")),
+    Setting("Step5", ("0.33", "0.33")),
+    Setting("batch-sharded sampling", ("0.29", "0.33")),
+    Setting("HiSparse", ("0.30", "0.33")),
+    Setting("watermarks (V2 serves them whatever is asked)", ("0.30", "0.33")),
+)
+
+
+def _within(release: Version, span: tuple[str, str]) -> bool:
+    first, last = (Version(text).release for text in span)
+    return first <= release.release[:2] <= last
+
+
+def models(release: Version | None) -> Models | None:
+    """The rule of a release; ``None`` for one that the tables do not hold."""
+    if release is None:
+        return None
+    return next((rule for rule in MODELS if _within(release, rule.releases)), None)
+
+
+def settings(release: Version, table: Sequence[Setting] = SETTINGS) -> tuple[Setting, ...]:
+    """The settings that send a model to V1 in a release, or those of another table."""
+    return tuple(setting for setting in table if _within(release, setting.releases))
+
+
+def asked(environment: Mapping[str, str]) -> ModelRunner | None:
+    """The model runner that the environment asks for; ``None`` where vLLM chooses, or stops."""
+    try:
+        number = int(environment[VARIABLE])
+    except (KeyError, ValueError):
+        return None
+    return ModelRunner.V2 if number else ModelRunner.V1
+
+
+def asking(runner: ModelRunner) -> str:
+    """The variable that asks vLLM for a model runner, with its value."""
+    return f"{VARIABLE}={int(runner is ModelRunner.V2)}"
+
+
+def runs(runner: ModelRunner, release: Version | None, environment: Mapping[str, str]) -> Runs:
+    """Whether a release of vLLM runs a feature that patches ``runner``."""
+    if (choice := asked(environment)) is not None:
+        return Runs.YES if choice is runner else Runs.NO
+    rule = models(release)
+    if rule is None:
+        return Runs.UNKNOWN
+    mine, theirs = (rule.v2, rule.v1) if runner is ModelRunner.V2 else (rule.v1, rule.v2)
+    if theirs == _NONE:
+        return Runs.YES
+    if mine == _NONE or theirs == _EVERY:
+        return Runs.NO
+    return Runs.SOME
+
+
+def told(
+    runners: Mapping[str, ModelRunner],
+    release: Version | None,
+    environment: Mapping[str, str],
+    *,
+    ascend: bool = False,
+) -> Told:
+    """Say which features a release of vLLM runs; the text is empty where it runs all of them.
+
+    :param runners: the model runner that each feature patches, by id.
+    :param ascend: whether vllm-ascend is there, which chooses by a rule of its own.
+    """
+    asks = {name: asking(runner) for name, runner in runners.items()}
+    if ascend and runners and asked(environment) is not ModelRunner.V2:
+        text = (
+            "is run by vllm-ascend, which chooses model runner V1 and replaces methods that "
+            f"these patch: {_names(runners)} (docs/platforms.md)"
+        )
+        return Told(dict.fromkeys(runners, Runs.UNKNOWN), text, text, asks)
+    every = {name: runs(runner, release, environment) for name, runner in runners.items()}
+    idle = {name: runners[name] for name, each in every.items() if each is not Runs.YES}
+    said = [
+        _told(runner, [name for name in idle if idle[name] is runner], release, environment)
+        for runner in ModelRunner
+        if runner in idle.values()
+    ]
+    texts, shorts = (list(each) for each in zip(*said, strict=True)) if said else ([], [])
+    return Told(every, "; ".join(texts), "; ".join(shorts), asks)
+
+
+def _told(
+    runner: ModelRunner,
+    ids: Sequence[str],
+    release: Version | None,
+    environment: Mapping[str, str],
+) -> tuple[str, str]:
+    """What a release does with features of one model runner that it does not always run.
+
+    :returns: in full, and without what differs between releases.
+    """
+    names = _names(ids)
+    do = "does" if len(ids) == 1 else "do"
+    other = ModelRunner.V1 if runner is ModelRunner.V2 else ModelRunner.V2
+    shown = other.value.upper()
+    if asked(environment) is other:
+        text = f"uses model runner {shown} by {asking(other)}: {names} {do} nothing there"
+        return text, text
+    unless = f"unless {asking(runner)} is set"
+    rule = models(release)
+    if rule is None:
+        text = (
+            f"chooses a model runner that is not known here, and its log says which: on {shown} "
+            f"{names} {do} nothing, {unless}"
+        )
+        return text, text
+    mine, theirs = (rule.v2, rule.v1) if runner is ModelRunner.V2 else (rule.v1, rule.v2)
+    if runs(runner, release, environment) is Runs.NO:
+        but = "" if mine == _NONE else f" (but {mine})"
+        settled = " or a setting needs V1" if runner is ModelRunner.V1 else ""
+        head = f"chooses model runner {shown} for every model"
+        tail = f": {names} {do} nothing there {unless}{settled} ({_PAGE})"
+        return f"{head}{but}{tail}", f"{head}{tail}"
+    tail = f"{names} {do} nothing there {unless} ({_PAGE})"
+    return (
+        f"chooses model runner {shown} for {theirs}: {tail}",
+        f"chooses model runner {shown} for some models: {tail}",
+    )
+
+
+def _names(ids: Iterable[str]) -> str:
+    """Ids as a list in a sentence, of very many the first and how many others there are."""
+    words = list(ids)
+    if len(words) > _MOST_NAMES:
+        words[_MOST_NAMES - 1 :] = [f"{len(words) - _MOST_NAMES + 1} others"]
+    *firsts, last = words
+    return f"{', '.join(firsts)} and {last}" if firsts else last
+
+
+def advice(release: Version | None, environment: Mapping[str, str], *, ascend: bool = False) -> str:
+    """Say in a few sentences which model runner is chosen, and what that means for a drafter.
+
+    :param ascend: whether vllm-ascend is installed, which chooses by a rule of its own.
+    """
+    choice = asked(environment)
+    if choice is ModelRunner.V2:
+        return (
+            f"V2, by {VARIABLE}=1: a drafter on V2 does not use draft-graphs; V2 has draft graphs "
+            "of its own"
+        )
+    if ascend:
+        return (
+            "V1 for every model, by vllm-ascend, which replaces the methods that draft-graphs "
+            "patches: the drafter does not use them"
+        )
+    refused = settings(release, ONLY_V2) if release is not None else ()
+    but = f". vLLM {release} does not serve on V1: {_listed(refused)}" if refused else ""
+    if choice is ModelRunner.V1:
+        return f"V1, by {VARIABLE}=0: a drafter (EAGLE, EAGLE3, MTP) uses draft-graphs{but}"
+    rule = models(release)
+    if release is None or rule is None:
+        return (
+            f"not known for {release or 'this vLLM'}; its log says which it uses. A drafter on V2 "
+            f"does not use draft-graphs; {VARIABLE}=0 asks for V1"
+        )
+    text = f"V2 for {rule.v2}; V1 for {rule.v1}. "
+    if forced := settings(release):
+        text += f"V1 in any case for: {_listed(forced)}. "
+    return f"{text}A drafter on V2 does not use draft-graphs; {VARIABLE}=0 asks for V1{but}"
+
+
+def _listed(some: Sequence[Setting]) -> str:
+    return ", ".join(setting.text for setting in some)
