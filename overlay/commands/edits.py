@@ -184,7 +184,7 @@ def feature_of(
     texts, unread = readable(release, surveyed.pristine, wanted, package, progress)
     syntax = Memo()
     prepared: Prepared = build(
-        change_of(files, release),
+        change_of(files, release, syntax),
         words(id_, title, f"edits of an installed {package.title} {release}", package),
         texts_with(surveyed.below, texts, syntax) if surveyed.below else texts,
         {},

@@ -61,6 +61,15 @@ def stray(name: str) -> bool:
     return _STRAY.fullmatch(name) is not None
 
 
+def passed_over(path: str) -> str | None:
+    """The first part of a path below a feature's folder for which nothing is read of it.
+
+    >>> passed_over("files/vllm/__pycache__/a.py"), passed_over("files/vllm/a.py")
+    ('__pycache__', None)
+    """
+    return next((part for part in path.split("/") if stray(part) or left_behind(part)), None)
+
+
 def entries(folder: str | os.PathLike[str]) -> dict[str, Path]:
     """What lies in a folder of patches: name -> where it is read, in the order of the names.
 

@@ -8,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from overlay.errors import told_once
 from overlay.report.base import Report
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, Line, Span, labelled
@@ -70,8 +71,8 @@ class ImportReport(Report):
 
     @property
     def error(self) -> str | None:
-        """Why files could not be placed, one sentence each."""
-        return "\n".join(entry.problem for entry in self.files if entry.problem) or None
+        """Why files could not be placed, a sentence for each cause."""
+        return "\n".join(_told([self])) or None
 
     @property
     def carried(self) -> tuple[ImportedFile, ...]:
@@ -106,8 +107,8 @@ class SeriesReport(Report):
 
     @property
     def error(self) -> str | None:
-        """Why files could not be placed, one sentence each."""
-        return "\n".join(entry.error for entry in self.imports if entry.error) or None
+        """Why files could not be placed, a sentence for each cause."""
+        return "\n".join(_told(self.imports)) or None
 
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
         """The text of the report."""
@@ -116,6 +117,13 @@ class SeriesReport(Report):
     def own_data(self) -> dict[str, Any]:
         """The report's own part of the JSON."""
         return {"imports": [data(entry) for entry in self.imports]}
+
+
+def _told(imports: Iterable[ImportReport]) -> list[str]:
+    """Why files could not be placed."""
+    return told_once(
+        (entry.path, entry.problem) for each in imports for entry in each.files if entry.problem
+    )
 
 
 def series(imports: tuple[ImportReport, ...]) -> SeriesReport:
@@ -128,6 +136,8 @@ def series(imports: tuple[ImportReport, ...]) -> SeriesReport:
         text = f"Wrote {count(len(written), 'feature')}: {enumeration(written)}."
         if worst.code is Code.IMPORT_REVIEW:
             text = f"{text[:-1]}; review what was merged before you apply it."
+    elif unplaced := sum(entry.problem is not None for each in imports for entry in each.files):
+        text = _not_placed(unplaced)
     else:
         text = worst.verdict
     return SeriesReport(Verdict(worst.code, text), imports)
@@ -146,10 +156,7 @@ def concluded(
     :param problems: files that could not be placed; :param carried: files edited or added.
     """
     if problems:
-        return Verdict(
-            Code.NOT_PLACED,
-            f"Nothing was written: {count(problems, 'file')} could not be placed.",
-        )
+        return Verdict(Code.NOT_PLACED, _not_placed(problems))
     if not carried:
         return Verdict(
             Code.NOT_IMPORTED, "Nothing was written: the change has no Python module of vllm/."
@@ -166,6 +173,10 @@ def concluded(
         )
     check = Invocation(patches=(absolute(folder.parent),)).command("check")
     return Verdict(Code.IMPORTED, f"Wrote {folder} for {releases}; {check} tries it.")
+
+
+def _not_placed(files: int) -> str:
+    return f"Nothing was written: {count(files, 'file')} could not be placed."
 
 
 def lines(report: ImportReport) -> Iterator[Line]:

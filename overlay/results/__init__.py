@@ -192,6 +192,8 @@ class Fate(str, Enum):
     TESTS = "tests, examples and CI"
     DOCS = "documentation"
     OUTSIDE = "outside the package"
+    #: The mode of a file whose text is carried.
+    MODE = "modes of files"
 
 
 class Outcome(Enum):
