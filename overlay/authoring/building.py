@@ -17,7 +17,13 @@ from overlay.authoring.composing import compose
 from overlay.authoring.locating import Base, ReleaseTexts
 from overlay.authoring.triage import FileFate
 from overlay.authoring.variants import base_has
-from overlay.authoring.writing import DerivedTest, FeatureFolder, FeatureText, render_patch
+from overlay.authoring.writing import (
+    DerivedTest,
+    Expected,
+    FeatureFolder,
+    FeatureText,
+    render_patch,
+)
 from overlay.features.model import Feature, Hunk
 from overlay.package import VLLM, Package, ReleaseRange, Tree
 from overlay.planning.matching import new_lines
@@ -35,6 +41,7 @@ class Summary:
 
     :ivar outcomes: release -> the worst outcome of its files, oldest first.
     :ivar review: releases whose variant was merged, and wants a person's eyes.
+    :ivar taken: path of an added module -> the releases that have another file of that name.
     """
 
     id: str
@@ -45,6 +52,7 @@ class Summary:
     releases: ReleaseRange | None = None
     merged: str | None = None
     review: tuple[str, ...] = ()
+    taken: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def left_out(self) -> dict[Fate, int]:
@@ -165,9 +173,10 @@ def build(
     if summary.problems or not (topics or change.added):
         return Prepared(summary, None, hunks)
     carried = _carried(topics, texts, syntax or Syntax())
+    modules = _modules(change.added, texts)
     outcomes = {
-        release: whole_outcome(result.outcome for result in results)
-        for release, results in carried.items()
+        name: whole_outcome((*(r.outcome for r in results), *modules[name].values()))
+        for name, results in carried.items()
     }
     chosen = _run(outcomes, topics, texts.names)
     merged = _first_with_it(outcomes, topics, texts.names)
@@ -176,7 +185,12 @@ def build(
             name: Outcome.UPSTREAM for name in texts.names if Version(name) >= Version(merged)
         }
     summary = replace(
-        summary, outcomes=outcomes, releases=chosen.span, merged=merged, review=chosen.review
+        summary,
+        outcomes=outcomes,
+        releases=chosen.span,
+        merged=merged,
+        review=chosen.review,
+        taken=_taken(modules),
     )
     if chosen.span is None:
         return Prepared(summary, None, hunks)
@@ -191,13 +205,62 @@ def build(
         words.package,
     )
     headers = {**words.headers(), "Base": chosen.base}
-    files = {f"files/{path}": data for path, data in change.added.items()}
-    for number, topic in enumerate(sorted(topics, key=lambda topic: topic.base.path)):
-        carried_to = carried[chosen.base][topics.index(topic)].after
-        place = (number + 1) * (10 if len(topics) <= 9 else 1)
-        name = f"{topic_name(place, topic.base.path)}/{chosen.span}.patch"
-        files[name] = _patch(topic, chosen, carried_to, texts, headers)
-    return Prepared(summary, FeatureFolder(text, {**files, **beside}), hunks)
+    afters = [result.after for result in carried[chosen.base]]
+    files, expected = _patches(topics, chosen, afters, texts, headers)
+    files |= {f"files/{path}": data for path, data in change.added.items()}
+    folder = FeatureFolder(text, {**files, **beside}, expected)
+    return Prepared(summary, folder, hunks)
+
+
+def _patches(
+    topics: Sequence[EditedFile],
+    chosen: _Run,
+    afters: Sequence[bytes | None],
+    texts: ReleaseTexts,
+    headers: Mapping[str, str],
+) -> tuple[dict[str, bytes], list[Expected]]:
+    """The patch files of the edited files, by their names, and what each of them must make.
+
+    :param afters: the base release's texts with the change; :param headers: those of every patch.
+    """
+    files: dict[str, bytes] = {}
+    expected: list[Expected] = []
+    for number, (topic, after) in enumerate(
+        sorted(zip(topics, afters, strict=True), key=lambda each: each[0].base.path), 1
+    ):
+        name = topic_name(number * (10 if len(topics) <= 9 else 1), topic.base.path)
+        files[f"{name}/{chosen.span}.patch"] = _patch(topic, chosen, after, texts, headers)
+        before = texts.read(chosen.base, topic.base.path)
+        # On the text that the change was made on, its own result; elsewhere that of the merge.
+        made = topic.base.after if before == topic.base.before else after
+        if before is not None and made is not None:
+            expected.append(Expected(name, chosen.base, before, made))
+    return files, expected
+
+
+def _modules(added: Mapping[str, bytes], texts: ReleaseTexts) -> dict[str, dict[str, Outcome]]:
+    """For each release how each added module lands there, by path.
+
+    :raises OverlayError: if a release cannot be read, which a release that is not there cannot.
+    """
+
+    def outcome(release: str, path: str) -> Outcome:
+        there = texts.read(release, path)
+        if there is None:
+            return Outcome.EXACT
+        return Outcome.UPSTREAM if there == added[path] else Outcome.CONFLICT
+
+    return {name: {path: outcome(name, path) for path in added} for name in texts.names}
+
+
+def _taken(modules: Mapping[str, Mapping[str, Outcome]]) -> dict[str, tuple[str, ...]]:
+    """The added modules whose name another file has, with the releases where it has."""
+    taken: dict[str, tuple[str, ...]] = {}
+    for name, outcomes in modules.items():
+        for path, outcome in outcomes.items():
+            if outcome is Outcome.CONFLICT:
+                taken[path] = (*taken.get(path, ()), name)
+    return taken
 
 
 def _patch(
@@ -258,8 +321,6 @@ def _run(
 
     Where there is none, the newest release on which a merge is clean, for review.
     """
-    if not topics:
-        return _Run(ReleaseRange(Version(names[0]), Version(names[-1])), names[-1])
     bases = {topic.base.release for topic in topics} - {None}
     runs: list[list[str]] = []
     for name in names:

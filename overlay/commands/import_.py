@@ -230,7 +230,15 @@ def _report(summary: Summary, folder: Path | None) -> ImportReport:
     span = None if summary.releases is None or folder is None else str(summary.releases)
     problems = len(summary.problems)
     return ImportReport(
-        concluded(summary.id, folder, span, summary.review, problems, _carried(summary)),
+        concluded(
+            summary.id,
+            folder,
+            span,
+            summary.review,
+            problems,
+            _carried(summary),
+            tuple(summary.taken),
+        ),
         feature=summary.id,
         title=summary.title,
         commits=summary.commits,
@@ -242,4 +250,5 @@ def _report(summary: Summary, folder: Path | None) -> ImportReport:
         releases=span,
         merged=summary.merged,
         folder=folder,
+        taken=tuple(summary.taken.items()),
     )

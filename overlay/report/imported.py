@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -57,6 +57,7 @@ class ImportReport(Report):
     :ivar releases: the range that the new variants serve; ``None`` where nothing was written.
     :ivar merged: the first release that has the change itself.
     :ivar folder: the new feature; ``None`` where nothing was written.
+    :ivar taken: path of an added module, and the releases that have another file of that name.
     """
 
     _command: ClassVar[str] = "import"
@@ -68,6 +69,7 @@ class ImportReport(Report):
     releases: str | None = None
     merged: str | None = None
     folder: Path | None = None
+    taken: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @property
     def error(self) -> str | None:
@@ -150,10 +152,12 @@ def concluded(
     review: tuple[str, ...],
     problems: int,
     carried: int,
+    taken: Sequence[str] = (),
 ) -> Verdict:
     """The verdict of ``import``.
 
     :param problems: files that could not be placed; :param carried: files edited or added.
+    :param taken: paths of added modules that are other files in some release.
     """
     if problems:
         return Verdict(Code.NOT_PLACED, _not_placed(problems))
@@ -162,9 +166,15 @@ def concluded(
             Code.NOT_IMPORTED, "Nothing was written: the change has no Python module of vllm/."
         )
     if folder is None:
+        why = "see above"
+        if taken:
+            there = (
+                "is a file of its own there" if len(taken) == 1 else "are files of their own there"
+            )
+            why = f"{enumeration(taken, most=3)} {there}: give the added module another name"
         return Verdict(
             Code.NOT_IMPORTED,
-            f"Nothing was written: {feature} lands on none of the releases; see above.",
+            f"Nothing was written: {feature} lands on none of the releases; {why}.",
         )
     if review:
         return Verdict(
@@ -194,6 +204,8 @@ def lines(report: ImportReport) -> Iterator[Line]:
             base = entry.base or "a text that only --base has"
             made = f"{count(entry.hunks, 'hunk')}, made on {base}"
         yield labelled(0, "carried   ", f"{entry.path}  {made}")
+    for path, releases in report.taken:
+        yield labelled(0, "taken     ", f"{path}  another file in {enumeration(releases)}")
     yield from landings(report.outcomes)
 
 
