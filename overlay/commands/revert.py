@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from overlay.commands.keep_edits import Keep, keep
+from overlay.commands.keep_edits import Keep, Kept, keep
 from overlay.commands.request import ended, refuse_release, root_of, writing_to_none
 from overlay.commands.status import with_next_process
 from overlay.commands.take_off import take_off
@@ -18,7 +18,14 @@ from overlay.on_disk.disk_state import from_ledger
 from overlay.on_disk.journal import reading
 from overlay.report.changes import RevertReport
 from overlay.report.model import TargetReport
-from overlay.report.outcomes import also_kept, neither, not_kept, not_reverted, reverted
+from overlay.report.outcomes import (
+    also_kept,
+    left_as_it_is,
+    neither,
+    not_kept,
+    not_reverted,
+    reverted,
+)
 from overlay.report.wording import together
 from overlay.results import Change, FeatureResult, FileResult, Plan, State
 from overlay.targets.target import public
@@ -55,7 +62,7 @@ def revert(request: Request, name: str | None = None, keep_as: Keep | None = Non
     kept = keep(request, targets, keep_as)
     said = "; ".join(text for text in (said, *kept.notes) if text)
     if kept.report is None:
-        return _everything(request, targets, said, named=named)
+        return _told(_everything(request, targets, said, named=named), kept)
     if kept.report.folder is None:
         answers = [_report(target, Plan(())) for target in targets]
         verdict = not_kept(_report(kept.target, Plan(())), kept.report.verdict)
@@ -63,7 +70,14 @@ def revert(request: Request, name: str | None = None, keep_as: Keep | None = Non
     report = _everything(request, targets, said, named=named, edits=kept.edits)
     if not report.exit:
         report = replace(report, conclusion=also_kept(report, kept.report.folder))
-    return replace(report, kept=kept.report)
+    return replace(_told(report, kept), kept=kept.report)
+
+
+def _told(report: RevertReport, kept: Kept) -> RevertReport:
+    """A report that names what is neither kept nor put back."""
+    if report.exit or not kept.beside:
+        return report
+    return replace(report, conclusion=left_as_it_is(report, kept.beside, kept.titles))
 
 
 def _targets(request: Request, name: str | None) -> tuple[Target, ...]:

@@ -134,6 +134,21 @@ def also_kept(report: RevertReport, folder: Path) -> Verdict:
     return Verdict(report.code, text)
 
 
+def left_as_it_is(report: RevertReport, beside: Sequence[tuple[str, str]], titles: str) -> Verdict:
+    """The verdict of a ``revert --keep-as`` beside whose edits there are others.
+
+    :param beside: path and change of what is no module, which is neither kept nor put back.
+    :param titles: the packages that have it.
+    """
+    others = enumeration([f"{path} ({what})" for path, what in beside])
+    done = report.verdict.removesuffix(".")
+    text = (
+        f"{done}; neither kept nor put back, since a feature carries modules: {others}; copy what "
+        f"you need of it, and reinstall {titles} for the release's own."
+    )
+    return Verdict(Code.KEPT_IN_PART, text)
+
+
 def not_kept(target: TargetReport, why: str) -> Verdict:
     """The verdict of a ``revert --keep-as`` whose edits cannot be a feature.
 
