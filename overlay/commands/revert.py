@@ -8,17 +8,21 @@ from typing import TYPE_CHECKING
 
 from overlay.commands.keep_edits import Keep, Kept, keep
 from overlay.commands.request import ended, refuse_release, root_of, writing_to_none
-from overlay.commands.status import with_next_process
+from overlay.commands.status import of_files, with_next_process
 from overlay.commands.take_off import take_off
 from overlay.commands.target_report import notices
+from overlay.commands.unrecorded import is_changed
 from overlay.errors import LedgerError, OverlayError, RevertRefused, UsageError
+from overlay.features.model import of_package
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.disk_state import from_ledger
 from overlay.on_disk.journal import reading
 from overlay.report.changes import RevertReport
+from overlay.report.codes import Code
 from overlay.report.model import TargetReport
 from overlay.report.outcomes import (
+    adopt_first,
     also_kept,
     left_as_it_is,
     neither,
@@ -136,10 +140,16 @@ def _everything(
         answer = _report(target, Plan(results, (), notices(dict.fromkeys(warnings))))
         removed = sum(target.read(path) is None for path in outcome.changed)
         restored = len(outcome.changed) - removed
+        unrecorded = None if outcome.wrote else _unrecorded(target, _at_hand(request))
+        if unrecorded is not None:
+            answers.append(unrecorded)
+            verdicts.append(adopt_first(unrecorded))
+            continue
         verdicts.append(reverted(answer, restored, removed, wrote=outcome.wrote))
         answers.append(with_next_process(answer, target, _at_hand(request), named=named))
     changed = tuple(path for outcome in outcomes for path in outcome.changed)
     done = [verdict for verdict, outcome in zip(verdicts, outcomes, strict=True) if outcome.wrote]
+    done += [verdict for verdict in verdicts if verdict.code is Code.UNRECORDED]
     return RevertReport(together(done or verdicts), answers[0], changed, others=tuple(answers[1:]))
 
 
@@ -147,13 +157,21 @@ def _rebuild(request: Request, target: Target) -> Callable[[], Rebuilt]:
     """What reconstructs a lost ledger of a target."""
 
     def rebuild() -> Rebuilt:
-        from overlay.features.model import of_package
         from overlay.on_disk.rebuild import rebuild
 
         features = of_package(request.load(), target.package)
         return rebuild(features, target, target.release, target.record, target.package)
 
     return rebuild
+
+
+def _unrecorded(target: Target, features: tuple[Feature, ...]) -> TargetReport | None:
+    """The report of a target that has patches without a ledger; ``None`` where it has none."""
+    own = of_package(features, target.package)
+    if target.record is None or not is_changed(own, target, target.record):
+        return None
+    report = of_files(target, features)
+    return report if report.unrecorded else None
 
 
 def _at_hand(request: Request) -> tuple[Feature, ...]:

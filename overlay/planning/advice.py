@@ -18,8 +18,8 @@ def unrecorded(package: Package) -> Reason:
     return Reason(
         "the change is there already, in a file that is not the release's own, and no ledger says "
         "that the overlay made it: it was patched in another way, or the ledger is lost",
-        f"put the release's own files back: reinstall {package.title} ({command('revert')} does it "
-        "where RECORD proves that the change is the overlay's)",
+        f"put the release's own files back: reinstall {package.title} (where RECORD proves that "
+        f"the change is the overlay's, {command('revert')}, then {command('adopt')} takes it over)",
     )
 
 

@@ -26,7 +26,7 @@ from overlay.planning.provenance import Provenance
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.sequence import Series, Step
 from overlay.planning.text import TextError
-from overlay.planning.upstream import Evidence, build_of, evidence, taken
+from overlay.planning.upstream import Evidence, ScopeLines, build_of, evidence, taken
 from overlay.results import (
     Change,
     FeatureResult,
@@ -101,7 +101,7 @@ class _Planner:
         elif (build := build_of(feature, self._scope_lines)) is not None:
             draft.state = State.INAPPLICABLE
             draft.notes.append(build)
-        elif (shown := evidence(feature, self.release, self._scope_lines)).merged:
+        elif (shown := evidence(feature, self.release, self._telling(feature))).merged:
             draft.state = State.UPSTREAMED
             draft.notes.append(f"the release has it: {shown.text}")
         elif not feature.topics and not feature.added:
@@ -144,6 +144,10 @@ class _Planner:
         except (TextError, UnparsableError):
             return []
         return [lines[place.start : place.stop] for place in places]
+
+    def _telling(self, feature: Feature) -> ScopeLines:
+        """The lines that may show that the release has a feature."""
+        return self.provenance.telling(feature, self.release, self._scope_lines)
 
     def _note_taken(self, draft: _Draft) -> None:
         """Say how many hunks of a feature the release has, where it has some of them."""

@@ -118,6 +118,15 @@ def reverted(target: TargetReport, restored: int, removed: int, *, wrote: bool) 
     return Verdict(Code.REVERTED, f"Reverted {vllm(target)}: {what}{files}.")
 
 
+def adopt_first(target: TargetReport) -> Verdict:
+    """The verdict of a ``revert`` where patches are that no ledger records."""
+    text = (
+        f"Nothing was reverted in {vllm(target)}: {attention(target)}; {target.command('adopt')} "
+        "takes over what is there, and then a revert can take it out."
+    )
+    return Verdict(Code.UNRECORDED, text)
+
+
 def not_reverted(target: TargetReport, paths: Sequence[str]) -> Verdict:
     """The verdict of a ``revert`` that would lose somebody's edits.
 
