@@ -9,7 +9,7 @@ from packaging.version import Version
 
 from overlay.features.model import Feature, Hunk, Patch
 from overlay.package import Package
-from overlay.results import Reason, State
+from overlay.results import Clash, Reason, State
 from overlay.results.invocation import Command, command
 
 
@@ -73,6 +73,21 @@ def for_hunk(
     if original is False:
         return f"if somebody edited this file, reinstall {feature.package.title}; otherwise {step}"
     return step
+
+
+def clash(first: str, its_place: str, second: str, place: str) -> Clash:
+    """Why two features are not applied together, and what to do: each way out is one command.
+
+    :param its_place: the hunk or file of the first; :param place: of the second, or empty.
+    """
+    ways = [str(command("apply", "--without", id_)) for id_ in dict.fromkeys((first, second))]
+    leave = f"leave one of them out, {' or '.join(ways)}, or " if len(ways) > 1 else ""
+    own = f"{second} ({place})" if place else second
+    return Clash(
+        f"{first} ({its_place}) and {own} touch the same lines, and neither is applied",
+        f"{leave}make one patch of both",
+        f"{first} and {second} touch the same lines",
+    )
 
 
 def for_part(feature: Feature, release: Version | None) -> str | None:

@@ -29,6 +29,7 @@ from overlay.planning.text import TextError
 from overlay.planning.upstream import Evidence, ScopeLines, build_of, evidence, taken
 from overlay.results import (
     Change,
+    Clash,
     FeatureResult,
     FileResult,
     HunkResult,
@@ -66,6 +67,10 @@ def plan(
 def below(release: Version, releases: ReleaseRange) -> bool:
     """Whether a release is below a range; a pre- or dev-release counts as what it leads to."""
     return max(release, Version(release.base_version)) < releases.first
+
+
+#: A step that a hunk meets on its lines, and why neither is applied.
+_Met = tuple[Step, Reason]
 
 
 @dataclass
@@ -203,7 +208,7 @@ class _Planner:
                 result = _drifted(path, advice.unrecorded(draft.feature.package))
         elif now is not None and self.sequence.steps[path][0].after != added.content:
             step = self.sequence.steps[path][0]
-            result = self._clash(step, path, None, draft)
+            result = self._clash(step, path, self._clash_reason(step, draft))
         elif now is not None:
             # An earlier feature adds the same bytes: features may share a module.
             result = FileResult(path, State.PRISTINE)
@@ -227,8 +232,8 @@ class _Planner:
                 draft.untested = True
             chosen, clashes = self._best(draft, topic)
         self.provenance.use(chosen.result.path)
-        for step in clashes:
-            self._clash(step, chosen.result.path, chosen.result.patch, draft)
+        for step, reason in clashes:
+            self._clash(step, chosen.result.path, reason)
         self._keep(draft, chosen.result.patch or "", chosen)
 
     def _nearest(self, topic: Topic) -> Variant:
@@ -249,25 +254,25 @@ class _Planner:
         draft.untested = True
         draft.notes.append(f"{why}; untested, judged by content")
 
-    def _best(self, draft: _Draft, topic: Topic) -> tuple[Attempt, list[Step]]:
+    def _best(self, draft: _Draft, topic: Topic) -> tuple[Attempt, list[_Met]]:
         """The variant that fits: all of it pristine, all of it there, or the nearest."""
         variants = _by_distance(topic, self.release)
         attempts = [self._attempt(draft, v.patch) for v in variants if not v.patch.retired]
         order = {State.PRISTINE: 0, State.UPSTREAMED: 1}
 
-        def misfit(tried: tuple[Attempt, list[Step]]) -> tuple[int, int]:
+        def misfit(tried: tuple[Attempt, list[_Met]]) -> tuple[int, int]:
             result = tried[0].result
             wrong = sum(hunk.state.needs_attention for hunk in result.hunks)
             return order.get(result.state, 2), wrong
 
         return min(attempts, key=misfit)
 
-    def _attempt(self, draft: _Draft, patch: Patch) -> tuple[Attempt, list[Step]]:
+    def _attempt(self, draft: _Draft, patch: Patch) -> tuple[Attempt, list[_Met]]:
         """Try a patch on its file as it is now; nothing is kept.
 
         :returns: the attempt, and the steps that it clashes with.
         """
-        clashes: list[Step] = []
+        clashes: list[_Met] = []
 
         def judge(hunk: Hunk, data: bytes) -> HunkResult:
             result = self._judge(draft, patch, hunk, data, clashes)
@@ -278,7 +283,7 @@ class _Planner:
         return attempt(patch, data, self.texts, judge, missing_step), clashes
 
     def _judge(
-        self, draft: _Draft, patch: Patch, hunk: Hunk, data: bytes, clashes: list[Step]
+        self, draft: _Draft, patch: Patch, hunk: Hunk, data: bytes, clashes: list[_Met]
     ) -> HunkResult:
         """The state of one hunk, the release's own text and earlier steps told apart."""
         shown = taken(hunk, self._scope_lines(patch.path, hunk.scope))
@@ -299,8 +304,10 @@ class _Planner:
         if before.state is not State.PRISTINE and now.state is not State.UPSTREAMED:
             return now
         step = next(s for s in steps if self.texts.match(hunk, s.after).state is not before.state)
-        clashes.append(step)
-        reason = self._clash_reason(step, draft, patch.name)
+        lines = range(before.line or 0, (before.line or 0) + len(hunk.pre))
+        other = self.sequence.place(step, self.drafts[step.feature].feature, patch.path, lines)
+        reason = self._clash_reason(step, draft, f"{patch.name}:{hunk.patch_line}", other)
+        clashes.append((step, reason))
         return HunkResult(hunk.scope, State.DRIFTED, before.line, reason)
 
     def _advised(
@@ -329,17 +336,13 @@ class _Planner:
             step = Step(len(self.drafts) - 1, len(draft.files) - 1, label, attempt.after)
             self.sequence.steps.setdefault(attempt.result.path, []).append(step)
 
-    def _clash_reason(self, step: Step, draft: _Draft, patch: str | None) -> Reason:
-        other = self.drafts[step.feature].feature.id
-        mine = f"{draft.feature.id} ({patch})" if patch else draft.feature.id
-        return Reason(
-            f"{other} ({step.label}) and {mine} touch the same lines, and neither is applied",
-            "leave one of them out, or make one patch of both",
-        )
+    def _clash_reason(self, step: Step, draft: _Draft, mine: str = "", other: str = "") -> Clash:
+        """Why an earlier step and a feature's patch are not applied together, each at its place."""
+        first = self.drafts[step.feature].feature.id
+        return advice.clash(first, other or step.label, draft.feature.id, mine)
 
-    def _clash(self, step: Step, path: str, patch: str | None, draft: _Draft) -> FileResult:
+    def _clash(self, step: Step, path: str, reason: Reason) -> FileResult:
         """Refuse the earlier step too; gives the later one's result."""
-        reason = self._clash_reason(step, draft, patch)
         files = self.drafts[step.feature].files
         earlier = files[step.file]
         if not earlier.state.needs_attention:

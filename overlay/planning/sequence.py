@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from overlay.features.model import Feature
 from overlay.package import ReadOnce, Tree
 from overlay.planning.attempt import Texts
 from overlay.planning.scopes import Syntax
@@ -41,3 +42,17 @@ class Series:
         """The bytes that the steps so far leave."""
         steps = self.steps.get(path)
         return steps[-1].after if steps else self.pristine(path)
+
+    def place(self, step: Step, feature: Feature, path: str, lines: range) -> str:
+        """What to call a step of a feature: the hunk of it that touches some lines, if one does.
+
+        :param lines: 1-based, in the tree's own file.
+        """
+        own = self.pristine(path)
+        for topic in feature.topics:
+            for variant in topic.variants:
+                for hunk in variant.patch.hunks if variant.patch.name == step.label else ():
+                    at = self.texts.match(hunk, own).line
+                    if at is not None and at < lines.stop and lines.start < at + len(hunk.pre):
+                        return f"{step.label}:{hunk.patch_line}"
+        return step.label
