@@ -10,10 +10,18 @@ from overlay.authoring.locating import replay
 from overlay.errors import UsageError, told_once
 from overlay.features.model import MODULE_SCOPE, Hunk
 from overlay.features.sources import passed_over
-from overlay.package import VLLM, Package, path_problem
+from overlay.package import (
+    VLLM,
+    Package,
+    known_package,
+    package_named,
+    package_problem,
+    path_problem,
+)
 from overlay.planning.scopes import Syntax
 from overlay.planning.text import SourceText
 from overlay.results import Fate
+from overlay.results.invocation import command
 
 #: Folders and endings of files that a patch of an installation has no use for.
 _TESTS = ("tests/", ".buildkite/", ".github/", "benchmarks/", "examples/", "tools/")
@@ -81,6 +89,10 @@ class _Sorted:
                     "leaves the folder of the change",
                 )
             elif not partial:
+                other = known_package([path])
+                if other is not None and other != package:
+                    self._refuse(file, _two_packages(file, package, other))
+                    return
                 self._refuse(
                     file,
                     f"it {file.kind.value} {path}, which is not a Python module of "
@@ -156,8 +168,38 @@ def _require_package(commits: Sequence[Commit], package: Package) -> None:
         file = files[0]
         raise UsageError(
             f"{file.place}: expected a change of {package.title}, whose Python lies in {folder}, "
-            f"found one of {file.path}"
+            f"found one of {file.path}{_whose(file.path)}"
         )
+
+
+def _two_packages(file: IncomingFile, package: Package, other: Package) -> str:
+    """Why a file of another package is refused, with the command for each of the two."""
+    halves = [
+        str(command("import", file.source, "--id", id_, "--partial", *_releases(each)))
+        for id_, each in (("ID", package), ("OTHER", other))
+    ]
+    return (
+        f"it {file.kind.value} {file.path}, a file of {other.title} beside those of "
+        f"{package.title}, and a feature is for one package: import each by itself, "
+        f"{' and '.join(halves)}"
+    )
+
+
+def _releases(package: Package) -> tuple[str, ...]:
+    """The option by which ``import`` is told the package."""
+    span = "all" if package.releases else "VERSION"
+    return () if package == VLLM else ("--releases", f"{package.distribution}=={span}")
+
+
+def _whose(path: str) -> str:
+    """How to import a change of what may be another package; empty where it cannot be one."""
+    name, _, below = path.partition("/")
+    if not below.endswith(".py") or package_problem(name) is not None:
+        return ""
+    package = package_named(name)
+    if package == VLLM:
+        return ""
+    return f"; where {name} is a package, name its releases: {' '.join(_releases(package))}"
 
 
 def _leaves(path: str) -> bool:

@@ -62,7 +62,9 @@ def for_hunk(
         step = f"give the hunk in {place} more context lines, or a narrower scope"
     elif state is State.MISSING or misplaced:
         port = _port(feature, patch, release)
-        step = f"correct the scope in {place}; where the release has renamed it, {port}"
+        step = f"where the release has renamed or moved the scope, {port}"
+        if _made_for(feature, patch, release):
+            step = f"correct the scope in {place}; {step}"
     else:
         step = _port(feature, patch, release)
         if release is not None and not release.is_prerelease and not _before_base(patch, release):
@@ -107,8 +109,9 @@ def for_missing_file(feature: Feature, patch: Patch, release: Version | None = N
     """
     if feature.shipped:
         return None
-    step = _port(feature, patch, release)
-    return f"correct the path in {patch.name}; where the release has moved the file, {step}"
+    step = f"where the release has moved the file, {_port(feature, patch, release)}"
+    made_for = _made_for(feature, patch, release)
+    return f"correct the path in {patch.name}; {step}" if made_for else step
 
 
 def _port(feature: Feature, patch: Patch, release: Version | None) -> str:
@@ -116,12 +119,25 @@ def _port(feature: Feature, patch: Patch, release: Version | None) -> str:
     if release is None or release.is_prerelease:
         return "give the patch a variant for this release"
     port = f"{command('port', feature.id, release.public)} carries it there"
-    variants = (variant for topic in feature.topics for variant in topic.variants)
-    if any(variant.patch is patch and release in variant.releases for variant in variants):
+    if _made_for(feature, patch, release):
         # A port leaves what a range promises already as it is.
         edge = "begin after" if _before_base(patch, release) else "end before"
         return f"let the range of {patch.name} {edge} {release.public}; then {port}"
     return port
+
+
+def _made_for(feature: Feature, patch: Patch, release: Version | None) -> bool:
+    """Whether a patch says that it fits a release; where that is not known it may be wrong too.
+
+    One that does not say so is right as it is, for the releases of its range.
+    """
+    ranges = [
+        variant.releases
+        for topic in feature.topics
+        for variant in topic.variants
+        if variant.patch is patch
+    ]
+    return release is None or any(release in releases for releases in ranges)
 
 
 def _before_base(patch: Patch, release: Version) -> bool:

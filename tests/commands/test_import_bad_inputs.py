@@ -177,6 +177,19 @@ CASES = {
         1,
         "does not compile: .*outside function",
     ),
+    "of two packages": (
+        CHANGE + diff("vllm_ascend/notes.py", None, b"a = 1\n"),
+        BEHIND,
+        (
+            r"a feature is for one package.*`overlay import \S+ --id ID --partial.*` and "
+            r"`overlay import \S+ --id OTHER --partial --releases vllm-ascend==all"
+        ),
+    ),
+    "of a package that the overlay does not know": (
+        diff("vllm_omni/patch.py", b"a = 1\n", b"a = 2\n"),
+        1,
+        "of vLLM.*name its releases: --releases vllm-omni==VERSION",
+    ),
     "many files of another kind": (
         CHANGE + b"".join(diff(f"csrc/{name}.cu", b"a\n", b"b\n") for name in "abcdefgh"),
         BEHIND,
@@ -319,3 +332,55 @@ def test_an_empty_module_is_added(cli: Cli, tmp_path: Path) -> None:
     change.write_bytes(CHANGE + entry("vllm/v1/a/__init__.py", "new file mode 100644"))
     assert cli("import", change, "--id", "a", "--patches", tmp_path / "ours").exit == 0
     assert (tmp_path / "ours/a/files/vllm/v1/a/__init__.py").read_bytes() == b""
+
+
+#: What a diff was made on, a text that no release has, and where the nearest differs.
+MISFITS = {
+    "one line of context": (
+        BASE.replace(b"        return size\n", b"        return size  # in all\n"),
+        r"line 13 is '        return size' and not '        return size  # in all'",
+    ),
+    "its indentation": (
+        BASE.replace(b"        return size\n", b"       return size\n"),
+        "line 13 is '        return size' and not '       return size'",
+    ),
+    "an older release": (
+        b"class Other:\n    def other(self):\n        self.last_size = size\n",
+        r"are not in 0\.20\.0\.\.0\.24\.0: if it was made on another release",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_base_is_not_advised_where_no_checkout_can_be_told_to_help(
+    cli: Cli, tmp_path: Path, name: str
+) -> None:
+    before, words = MISFITS[name]
+    after = before.replace(b"self.last_size = size", b"self.last_size = -size")
+    change = tmp_path / "fix.diff"
+    # As a hand or a tool other than git writes it: without the ids of blobs.
+    change.write_bytes(diff(PATH, before, after, ids=False))
+    result = cli("import", change, "--id", "a", "--patches", tmp_path / "ours")
+    assert result.exit == 2
+    assert re.search(words, result.err), result.err
+    assert "--base" not in result.err
+    assert "--releases" in result.err
+
+
+def test_a_change_that_each_release_has_is_called_that(cli: Cli, tmp_path: Path) -> None:
+    change = tmp_path / "fix.diff"
+    change.write_bytes(diff(PATH, BASE.replace(b"[1, 2, 4]", b"[8]"), BASE, ids=False))
+    result = cli("import", change, "--id", "a", "--patches", tmp_path / "ours")
+    assert result.exit == 2
+    assert "reads as this change leaves it: the release has the change" in result.err
+    assert "--base" not in result.err
+
+
+def test_all_that_could_not_be_placed_is_counted(cli: Cli, tmp_path: Path) -> None:
+    files = [tmp_path / f"{number}.diff" for number in range(3)]
+    for number, file in enumerate(files):
+        file.write_bytes(diff(f"vllm/v1/no{number}.py", b"a = 1\n", b"a = 2\n"))
+    words = ("--each", "--id", "a", "--patches", tmp_path / "ours")
+    result = cli("import", *files, *words)
+    assert result.exit == 2
+    assert result.last == "Nothing was written: 3 files could not be placed."
