@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import SequenceMatcher
 from typing import NamedTuple
 
 from overlay.authoring.incoming import IncomingFile
@@ -108,11 +109,16 @@ def _nearest(file: IncomingFile, present: dict[str, bytes]) -> tuple[str, _Misfi
         misfits = [each for hunk in file.hunks if (each := _misfit(hunk, lines)) is not None]
         if not misfits:
             continue
-        worst = min(misfits, key=lambda each: each.alike / len(each.hunk.pre))
-        score = worst.alike / len(worst.hunk.pre)
-        if score >= _NEAR and (best is None or score > best[1].alike / len(best[1].hunk.pre)):
+        worst = min(misfits, key=_nearness)
+        if _nearness(worst)[0] >= _NEAR and (best is None or _nearness(worst) > _nearness(best[1])):
             best = name, worst
     return best
+
+
+def _nearness(misfit: _Misfit) -> tuple[float, float]:
+    """The share of a hunk's lines that are there, and how like the first other line is."""
+    like = SequenceMatcher(None, misfit.expected, misfit.present, autojunk=False)
+    return misfit.alike / len(misfit.hunk.pre), like.quick_ratio()
 
 
 def _misfit(hunk: Hunk, lines: Sequence[str]) -> _Misfit | None:
