@@ -18,13 +18,13 @@ from overlay.authoring.locating import Base, ReleaseTexts
 from overlay.authoring.triage import FileFate
 from overlay.authoring.variants import base_has
 from overlay.authoring.writing import DerivedTest, FeatureFolder, FeatureText, render_patch
-from overlay.features.model import Feature, Hunk
+from overlay.features.model import AddedFile, Feature, Hunk
 from overlay.package import VLLM, Package, ReleaseRange, Tree
-from overlay.planning.matching import new_lines
 from overlay.planning.planner import plan
 from overlay.planning.scopes import Syntax, find
+from overlay.planning.telling import SHARE, new_lines
 from overlay.planning.text import SourceText
-from overlay.planning.upstream import SHARE
+from overlay.planning.upstream import module_in
 from overlay.results import Change as TextChange
 from overlay.results import Fate, Outcome, whole_outcome
 
@@ -35,6 +35,7 @@ class Summary:
 
     :ivar outcomes: release -> the worst outcome of its files, oldest first.
     :ivar review: releases whose variant was merged, and wants a person's eyes.
+    :ivar warnings: what looks wrong although it can be written.
     """
 
     id: str
@@ -45,6 +46,7 @@ class Summary:
     releases: ReleaseRange | None = None
     merged: str | None = None
     review: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def left_out(self) -> dict[Fate, int]:
@@ -159,16 +161,19 @@ def build(
     :param texts: the releases that it may serve.
     :param beside: further files of the folder; :param syntax: as for ``prepare``.
     """
-    topics = change.topics
+    topics = tuple(map(_known, change.topics))
     summary = Summary(words.id, words.title, change.commits, change.fates)
     hunks = {topic.base.path: topic.hunks for topic in topics}
     if summary.problems or not (topics or change.added):
         return Prepared(summary, None, hunks)
     carried = _carried(topics, texts, syntax or Syntax())
     outcomes = {
-        release: whole_outcome(result.outcome for result in results)
+        release: whole_outcome(
+            [result.outcome for result in results] + _of_modules(change.added, texts, release)
+        )
         for release, results in carried.items()
     }
+    warnings = _taken_back(outcomes, texts.names)
     chosen = _run(outcomes, topics, texts.names)
     merged = _first_with_it(outcomes, topics, texts.names)
     if merged is not None:  # by memory: what upstream makes of it later does not count
@@ -176,7 +181,12 @@ def build(
             name: Outcome.UPSTREAM for name in texts.names if Version(name) >= Version(merged)
         }
     summary = replace(
-        summary, outcomes=outcomes, releases=chosen.span, merged=merged, review=chosen.review
+        summary,
+        outcomes=outcomes,
+        releases=chosen.span,
+        merged=merged,
+        review=chosen.review,
+        warnings=warnings,
     )
     if chosen.span is None:
         return Prepared(summary, None, hunks)
@@ -200,6 +210,45 @@ def build(
     return Prepared(summary, FeatureFolder(text, {**files, **beside}), hunks)
 
 
+def _known(topic: EditedFile) -> EditedFile:
+    """An edited file whose hunks know what their base had: of a guessed one nothing is known."""
+    base = topic.base
+    there = tuple(base_has(topic.hunks, base.before)) if base.by_id else ()
+    return replace(topic, hunks=tuple(hunk._replace(base_has=there) for hunk in topic.hunks))
+
+
+def _of_modules(added: Mapping[str, bytes], texts: ReleaseTexts, release: str) -> list[Outcome]:
+    """What becomes of each added module in a release."""
+    outcomes = []
+    for path, content in added.items():
+        there = texts.read(release, path)
+        if there is None:
+            outcomes.append(Outcome.EXACT)
+        else:
+            taken = module_in(AddedFile(path, content), there).merged
+            outcomes.append(Outcome.UPSTREAM if taken else Outcome.CONFLICT)
+    return outcomes
+
+
+def _taken_back(outcomes: Mapping[str, Outcome], names: Sequence[str]) -> tuple[str, ...]:
+    """A warning where a change lands again behind a release that has it."""
+    has = next((name for name in names if outcomes[name] is Outcome.UPSTREAM), None)
+    if has is None:
+        return ()
+    again = [name for name in _from(names, has) if outcomes[name] is Outcome.EXACT]
+    if not again:
+        return ()
+    return (
+        f"upstream has the change in {has}, and yet it lands exactly on {again[0]}"
+        f"{f'..{again[-1]}' if len(again) > 1 else ''}: upstream took it back there, or the text "
+        "that it was made on was guessed wrong: compare both, or name that text with --base",
+    )
+
+
+def _from(names: Sequence[str], name: str) -> Sequence[str]:
+    return names[list(names).index(name) :]
+
+
 def _patch(
     topic: EditedFile,
     chosen: _Run,
@@ -217,7 +266,8 @@ def _patch(
     own_headers = dict(headers)
     if chosen.review:
         own_headers["Ported-From"] = f"{topic.base.release or 'a checkout'} merged"
-    if known := base_has(own, before or topic.base.before):
+    # What a guessed base had proves nothing: it may have a part of the change.
+    if topic.base.by_id and (known := base_has(own, before or topic.base.before)):
         own_headers["Base-Has"] = "\n".join(known)
     return render_patch(own_headers, path, own).encode("utf-8", "surrogateescape")
 
@@ -258,8 +308,6 @@ def _run(
 
     Where there is none, the newest release on which a merge is clean, for review.
     """
-    if not topics:
-        return _Run(ReleaseRange(Version(names[0]), Version(names[-1])), names[-1])
     bases = {topic.base.release for topic in topics} - {None}
     runs: list[list[str]] = []
     for name in names:
@@ -270,7 +318,14 @@ def _run(
         else:
             runs.append([name])
     if runs:
-        best = max(runs, key=lambda run: (len(bases & set(run)), len(run), Version(run[-1])))
+        has = [names.index(name) for name in names if outcomes[name] is Outcome.UPSTREAM]
+        first = min(has, default=len(names))
+
+        def value(run: list[str]) -> tuple[int, bool, int, Version]:
+            before = names.index(run[0]) < first
+            return len(bases & set(run)), before, len(run), Version(run[-1])
+
+        best = max(runs, key=value)
         held = [name for name in best if name in bases]
         span = ReleaseRange(Version(best[0]), Version(best[-1]))
         return _Run(span, held[-1] if held else best[-1])
@@ -296,13 +351,17 @@ def _hunks_for(
 def _first_with_it(
     outcomes: Mapping[str, Outcome], topics: Sequence[EditedFile], names: Sequence[str]
 ) -> str | None:
-    """The first release, behind every base, that has all of the change itself."""
-    if not topics:
-        return None
+    """The first release, behind every base, that has all of the change itself.
+
+    None where a later one lacks it again: then upstream took it back, and nothing is remembered.
+    """
     known = [Version(t.base.release) for t in topics if t.base.release is not None]
     behind = max(known, default=Version("0"))
     later = [name for name in names if Version(name) > behind]
-    return next((name for name in later if outcomes[name] is Outcome.UPSTREAM), None)
+    first = next((name for name in later if outcomes[name] is Outcome.UPSTREAM), None)
+    if first is None or any(outcomes[name] is Outcome.EXACT for name in _from(names, first)):
+        return None
+    return first
 
 
 def derived_tests(
@@ -319,6 +378,8 @@ def derived_tests(
         for hunk in hunks:
             places = scopes.get(hunk.scope, ())
             known = [line for place in places for line in source.lines[place.start : place.stop]]
+            if hunk.base_has is not None:  # it says which of its lines the base had
+                known = []
             lines = found.setdefault((path, hunk.scope), [])
             lines += [line for line in new_lines(hunk, known) if line not in lines]
     return tuple(

@@ -13,7 +13,7 @@ from pathlib import Path
 from overlay.authoring.building import Change, EditedFile, Prepared, Words, build
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.incoming import Commit, IncomingFile
-from overlay.authoring.locating import Base, ReleaseTexts, locate, replay, vague_hunk
+from overlay.authoring.locating import Base, ReleaseTexts, having, locate, replay, vague_hunk
 from overlay.authoring.triage import FileFate, added_content, sort_files
 from overlay.package import VLLM, Package
 from overlay.planning.scopes import Syntax, UnparsableError
@@ -85,12 +85,19 @@ def _topic(
     def refused(problem: str, part: IncomingFile = parts[0]) -> tuple[FileFate, None]:
         return FileFate(path, Fate.EDITED, problem=f"{part.place}: {problem}"), None
 
-    base = locate(parts[0], texts, checkout)
+    base = locate(parts[0], texts, checkout, parts[1:])
     if base is None and (vague := vague_hunk(parts[0], texts)) is not None:
         return refused(
             f"the hunk at line {vague.patch_line} has no lines around its change, and what it "
             f"changes in {path} is not at one place alone in a release: make the diff with "
             "context, or with the ids of blobs (`git diff --full-index`)"
+        )
+    if base is None and (having_it := having(parts[0], texts, parts[1:])):
+        return refused(
+            f"each release in which its lines of {path} are found ({', '.join(having_it)}) has its "
+            "new lines already, so that upstream has the change there: for another release give "
+            "the text that it was made on with --base, a checkout, or make the diff with the ids "
+            "of blobs (`git diff --full-index`)"
         )
     if base is None:
         where = "are in no release" if checkout is None else "are neither in a release nor there"

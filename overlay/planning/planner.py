@@ -6,7 +6,7 @@ to one text is ``attempt``'s part; the sequence and its clashes are this module'
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from packaging.version import Version
@@ -25,8 +25,16 @@ from overlay.planning.attempt import Attempt, attempt
 from overlay.planning.provenance import Provenance
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.sequence import Series, Step
+from overlay.planning.telling import REVIEW, Place
 from overlay.planning.text import TextError
-from overlay.planning.upstream import Evidence, build_of, evidence, taken
+from overlay.planning.upstream import (
+    Evidence,
+    build_of,
+    by_distance,
+    evidence,
+    module_in,
+    taken,
+)
 from overlay.results import (
     Change,
     FeatureResult,
@@ -78,6 +86,7 @@ class _Draft:
     untested: bool = False
     state: State | None = None
     next_step: str | None = None
+    shown: Evidence | None = None
 
     def result(self) -> FeatureResult:
         state = combine(file.state for file in self.files) if self.state is None else self.state
@@ -90,6 +99,7 @@ class _Planner:
         self.sequence, self.release, self.provenance = sequence, release, provenance
         self.texts = sequence.texts
         self.drafts: list[_Draft] = []
+        self._evidence: dict[tuple[str, str], Sequence[Place]] = {}
 
     def add(self, feature: Feature) -> None:
         """Plan one more feature on what the ones before left."""
@@ -107,6 +117,7 @@ class _Planner:
         elif not feature.topics and not feature.added:
             self._add_unmet(draft, shown)
         else:
+            draft.shown = shown
             self._note_untested(draft)
             if feature.topics and all(self._nearest(t).patch.retired for t in feature.topics):
                 # Nothing of the release would call the feature's modules, so they are left out.
@@ -121,6 +132,7 @@ class _Planner:
         self._compile()
         for draft in self.drafts:
             self._note_taken(draft)
+            self._note_partly(draft)
         results = tuple(draft.result() for draft in self.drafts)
         of_features = [notice for draft in self.drafts for notice in draft.feature.notices]
         notices = (*of_features, *self.provenance.notices())
@@ -145,6 +157,13 @@ class _Planner:
             return []
         return [lines[place.start : place.stop] for place in places]
 
+    def _places(self, path: str, scope: str) -> Sequence[Place]:
+        """The same as evidence, each worked out once."""
+        key = path, scope
+        if key not in self._evidence:
+            self._evidence[key] = [Place.of(lines) for lines in self._scope_lines(path, scope)]
+        return self._evidence[key]
+
     def _note_taken(self, draft: _Draft) -> None:
         """Say how many hunks of a feature the release has, where it has some of them."""
         hunks = [hunk for file in draft.files for hunk in file.hunks]
@@ -162,6 +181,19 @@ class _Planner:
             for file in draft.files
         ]
         draft.next_step = next_step
+
+    def _note_partly(self, draft: _Draft) -> None:
+        """Ask about a feature whose patches fit although much of its change is there."""
+        shown = draft.shown
+        if shown is None or not shown.partly or draft.state is not None:
+            return
+        state = draft.result().state
+        if state is State.PRISTINE:
+            draft.state = State.PARTIAL
+        elif not state.needs_attention:
+            return
+        draft.notes.append(shown.text)
+        draft.next_step = draft.next_step or advice.for_review(draft.feature, self.release)
 
     def _add_unmet(self, draft: _Draft, shown: Evidence) -> None:
         """Give a feature without patches the places where the release should have it."""
@@ -190,11 +222,16 @@ class _Planner:
         if problem is not None:
             text = f"the added module does not compile: {problem}"
             result = _drifted(path, Reason(text, advice.for_module(draft.feature, path)))
-        elif before is not None and before != added.content:
+        elif before is not None and not (shown := module_in(added, before)).merged:
             text = "expected no such file, found another one of that name; it is not overwritten"
-            result = _drifted(path, Reason(text, advice.for_taken_name(draft.feature, path)))
+            next_step = advice.for_taken_name(draft.feature, path)
+            if shown.partly:
+                text += f" ({shown.text})"
+                next_step = advice.for_review(draft.feature, self.release)
+            result = _drifted(path, Reason(text, next_step))
         elif before is not None:
-            result = FileResult(path, State.UPSTREAMED)
+            reason = None if before == added.content else Reason(shown.text)
+            result = FileResult(path, State.UPSTREAMED, None, (), reason)
             if self.provenance.foreign(path) is not None:
                 result = _drifted(path, advice.unrecorded(draft.feature.package))
         elif now is not None and self.sequence.steps[path][0].after != added.content:
@@ -229,7 +266,7 @@ class _Planner:
 
     def _nearest(self, topic: Topic) -> Variant:
         """The variant for the release, or else the one whose range is nearest to it."""
-        return next(iter(_by_distance(topic, self.release)))
+        return by_distance(topic.variants, self.release)[0]
 
     def _note_untested(self, draft: _Draft) -> None:
         """Note a release that is in no range: the feature was not tested there."""
@@ -247,7 +284,7 @@ class _Planner:
 
     def _best(self, draft: _Draft, topic: Topic) -> tuple[Attempt, list[Step]]:
         """The variant that fits: all of it pristine, all of it there, or the nearest."""
-        variants = _by_distance(topic, self.release)
+        variants = by_distance(topic.variants, self.release)
         attempts = [self._attempt(draft, v.patch) for v in variants if not v.patch.retired]
         order = {State.PRISTINE: 0, State.UPSTREAMED: 1}
 
@@ -277,7 +314,7 @@ class _Planner:
         self, draft: _Draft, patch: Patch, hunk: Hunk, data: bytes, clashes: list[Step]
     ) -> HunkResult:
         """The state of one hunk, the release's own text and earlier steps told apart."""
-        shown = taken(hunk, self._scope_lines(patch.path, hunk.scope))
+        shown = taken(hunk, self._places(patch.path, hunk.scope), patch.hunks)
         if shown.merged and self.provenance.foreign(patch.path) is None:
             line = self.texts.match(hunk, data).line
             return HunkResult(hunk.scope, State.UPSTREAMED, line, Reason(shown.text))
@@ -304,7 +341,12 @@ class _Planner:
     ) -> HunkResult:
         """A hunk's result with what to do, where it does not say so yet."""
         reason = result.reason
-        if not result.state.needs_attention or reason is None or reason.next_step is not None:
+        if not result.state.needs_attention or reason is None:
+            return result
+        if reason.next_step == REVIEW:
+            next_step = advice.for_review(feature, self.release)
+            return result._replace(reason=reason._replace(next_step=next_step))
+        if reason.next_step is not None:
             return result
         next_step = advice.for_hunk(
             feature,
@@ -364,13 +406,3 @@ class _Planner:
 
 def _drifted(path: str, reason: Reason) -> FileResult:
     return FileResult(path, State.DRIFTED, None, (), reason)
-
-
-def _by_distance(topic: Topic, release: Version | None) -> Iterable[Variant]:
-    """The variants, the most likely first: the newest that is not newer than the release."""
-    newest = sorted(topic.variants, key=lambda variant: variant.releases, reverse=True)
-    if release is None:
-        return newest
-    older = [variant for variant in newest if variant.releases.first <= release]
-    newer = [variant for variant in reversed(newest) if variant.releases.first > release]
-    return [*older, *newer]
