@@ -148,9 +148,23 @@ def _differ(text: str, after: str) -> bool:
         warnings.simplefilter("ignore")
         try:
             compile(text, "<own>", "exec", dont_inherit=True)
-            return ast.dump(ast.parse(text)) != ast.dump(ast.parse(after))
+            return _program(text) != _program(after)
         except (SyntaxError, ValueError):
             return False
+
+
+def _program(text: str) -> str:
+    """A module without its docstrings and other texts that stand alone."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [  # type: ignore[attr-defined]
+                each
+                for each in body
+                if not (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))
+            ]
+    return ast.dump(tree)
 
 
 class Truth:
@@ -180,6 +194,11 @@ class Truth:
         if there == self._new:
             return True if later and self._new else None
         return None if later else False
+
+    def has_some(self, release: str) -> bool:
+        """Whether a release has a new line of code of the change."""
+        text = self._texts.read(release, self.change.path)
+        return text is not None and bool(self._new & set(_code(text)))
 
 
 def _code(data: bytes) -> list[str]:
@@ -260,8 +279,10 @@ def _answers(truth: Truth, release: str, state: State, alone: State) -> Iterator
         right = state is State.UPSTREAMED or state.needs_attention
         if right:
             yield f"{where}: recognised or asked about"
-        elif has is not False:
+        elif has or truth.has_some(release):
             yield f"wrong: {where}, {state.value}"
+        else:
+            yield "taken back, or edited: " + state.value
         yield f"{where}: {state.value}"
         yield f"{where}, without memory: {alone.value}"
         if state is State.PRISTINE and has:

@@ -213,7 +213,7 @@ def build(
 def _known(topic: EditedFile) -> EditedFile:
     """An edited file whose hunks know what their base had: of a guessed one nothing is known."""
     base = topic.base
-    there = tuple(base_has(topic.hunks, base.before)) if base.by_id else ()
+    there = tuple(base_has(topic.hunks, base.before)) if base.by_id else base.common
     return replace(topic, hunks=tuple(hunk._replace(base_has=there) for hunk in topic.hunks))
 
 
@@ -269,6 +269,8 @@ def _patch(
     # What a guessed base had proves nothing: it may have a part of the change.
     if topic.base.by_id and (known := base_has(own, before or topic.base.before)):
         own_headers["Base-Has"] = "\n".join(known)
+    if common := [line for line in topic.base.common if not topic.base.by_id]:
+        own_headers["Tells-Nothing"] = "\n".join(common)
     return render_patch(own_headers, path, own).encode("utf-8", "surrogateescape")
 
 

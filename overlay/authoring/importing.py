@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from overlay.authoring.building import Change, EditedFile, Prepared, Words, build
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.incoming import Commit, IncomingFile
-from overlay.authoring.locating import Base, ReleaseTexts, having, locate, replay, vague_hunk
+from overlay.authoring.locating import ReleaseTexts, having, locate, replay, vague_hunk
 from overlay.authoring.triage import FileFate, added_content, sort_files
 from overlay.package import VLLM, Package
 from overlay.planning.scopes import Syntax, UnparsableError
@@ -121,7 +122,7 @@ def _topic(
         return refused(f"{path} cannot be said in hunks: {error}")
     except (TextError, UnparsableError) as error:
         return refused(f"{path} is not Python that can be read: {error}")
-    base = Base(path, base.release, base.before, after, base.by_id)
+    base = replace(base, after=after)
     fate = FileFate(path, Fate.EDITED, base.release, base.by_id, len(hunks))
     return fate, EditedFile(base, hunks)
 

@@ -22,6 +22,7 @@ from overlay.errors import UsageError
 from overlay.features.model import Hunk
 from overlay.package import Tree
 from overlay.planning.scopes import UnparsableError
+from overlay.planning.telling import new_lines, share_of, stands_together
 from overlay.planning.text import Edit, SourceText, TextError
 from overlay.planning.upstream import taken
 from overlay.results import State
@@ -69,6 +70,8 @@ class Base:
 
     :ivar release: the release that has the text; ``None`` where only a checkout has it.
     :ivar by_id: whether the blob id proves the text.
+    :ivar common: new lines of the change that stand in their scopes in every release in which the
+        change is found, so that they tell nothing; of a text that is proven, ``Base-Has`` tells it.
     """
 
     path: str
@@ -76,6 +79,7 @@ class Base:
     before: bytes
     after: bytes
     by_id: bool
+    common: tuple[str, ...] = ()
 
 
 def blob_id(data: bytes) -> str:
@@ -119,18 +123,26 @@ class _Fit(NamedTuple):
     hunks: tuple[Hunk, ...] | None
     text: ScopedText | None
 
-    @property
+    def places(self, scope: str) -> list[Sequence[str]]:
+        """The lines of each place that a scope has in the text."""
+        text = self.text
+        ranges = () if text is None else text.scopes.get(scope, ())
+        return [] if text is None else [text.lines[place.start : place.stop] for place in ranges]
+
     def lacks_it(self) -> bool:
-        """Whether the text is not the change's own result: it lacks most new lines of each hunk."""
+        """Whether the text is not the change's own result: it lacks new lines of each hunk."""
         text = self.text
         if self.hunks is None or text is None:
             return True  # whoever composes it says why that cannot be done
-        return all(text.match(hunk).state is State.PRISTINE for hunk in self.hunks)
+        for hunk in self.hunks:
+            if text.match(hunk).state is not State.PRISTINE:
+                return False
+            if not new_lines(hunk) and stands_together(hunk, self.places(hunk.scope)):
+                return False
+        return True
 
 
-def _fits(
-    file: IncomingFile, texts: ReleaseTexts, following: Sequence[IncomingFile]
-) -> list[_Fit]:
+def _fits(file: IncomingFile, texts: ReleaseTexts, following: Sequence[IncomingFile]) -> list[_Fit]:
     """The releases in which a change is found by its own lines, the newest first."""
     fits: list[_Fit] = []
     known: dict[bytes, _Fit | None] = {}
@@ -142,7 +154,7 @@ def _fits(
             known[data] = _fit(file, data, following)
         if (fit := known[data]) is not None:
             fits.append(fit._replace(base=replace(fit.base, release=release)))
-    return fits
+    return [_with_common(fit, fits) for fit in fits]
 
 
 def _fit(file: IncomingFile, data: bytes, following: Sequence[IncomingFile]) -> _Fit | None:
@@ -161,13 +173,24 @@ def _fit(file: IncomingFile, data: bytes, following: Sequence[IncomingFile]) -> 
         return _Fit(base, None, None)
 
 
+def _with_common(fit: _Fit, fits: Sequence[_Fit]) -> _Fit:
+    """A fit whose hunks leave out the new lines that stand in their scopes in every fit."""
+    common: dict[str, None] = {}
+    for hunk in fit.hunks or ():
+        for line in new_lines(hunk):
+            if all(any(share_of([line], p) for p in each.places(hunk.scope)) for each in fits):
+                common[line] = None
+    hunks = fit.hunks and tuple(hunk._replace(base_has=tuple(common)) for hunk in fit.hunks)
+    return fit._replace(base=replace(fit.base, common=tuple(common)), hunks=hunks)
+
+
 def _guess(file: IncomingFile, fits: Sequence[_Fit], texts: ReleaseTexts) -> Base | None:
     """Of the releases that take every hunk and lack the change, the most likely base.
 
-    That is the one in which the hunks are nearest to their numbers; and where a later release has
-    the change, the newest one before that.
+    That is the one in which the hunks are nearest to their numbers; and where a release has the
+    change, the newest one before that.
     """
-    lacking = [fit for fit in fits if fit.lacks_it]
+    lacking = [fit for fit in fits if fit.lacks_it()]
     if not lacking:
         return None
     nearest = min(lacking, key=lambda fit: _moved_lines(fit.base.before, file.hunks))
@@ -178,9 +201,8 @@ def _guess(file: IncomingFile, fits: Sequence[_Fit], texts: ReleaseTexts) -> Bas
 
 
 def _first_with(fit: _Fit, texts: ReleaseTexts) -> int | None:
-    """The index of the first release behind a base that has the change, or much of each hunk."""
-    begin = list(texts.names).index(str(fit.base.release)) + 1
-    for number, release in enumerate(texts.names[begin:], begin):
+    """The index of the first release that has the change, or much of each hunk."""
+    for number, release in enumerate(texts.names):
         data = texts.read(release, fit.base.path)
         if data is not None and fit.hunks and _has_much(data, fit.hunks):
             return number
@@ -192,6 +214,8 @@ def _has_much(data: bytes, hunks: Sequence[Hunk]) -> bool:
     try:
         text = ScopedText.read(data)
     except (TextError, UnparsableError):
+        return False
+    if not any(map(new_lines, hunks)):
         return False
     for hunk in hunks:
         lines = [text.lines[place.start : place.stop] for place in text.scopes.get(hunk.scope, ())]
@@ -210,7 +234,7 @@ def having(
     :raises OverlayError: if a release cannot be read.
     """
     fits = _fits(file, texts, following)
-    return tuple(str(fit.base.release) for fit in reversed(fits) if not fit.lacks_it)
+    return tuple(str(fit.base.release) for fit in reversed(fits) if not fit.lacks_it())
 
 
 def vague_hunk(file: IncomingFile, texts: ReleaseTexts) -> Hunk | None:
@@ -312,7 +336,11 @@ def _from_checkout(file: IncomingFile, checkout: Path) -> Base | None:
     after = None if data is None else find(data, file.hunks)
     if data is None or after is None:
         return None
-    return Base(file.path, None, data, after, by_id)
+    fit = None if by_id else _fit(file, data, ())
+    if fit is not None and not _with_common(fit, [fit]).lacks_it():
+        return None  # a checkout of a later commit: it has the change
+    common = () if fit is None else _with_common(fit, [fit]).base.common
+    return Base(file.path, None, data, after, by_id, common)
 
 
 def _blob(checkout: Path, blob: str) -> bytes | None:

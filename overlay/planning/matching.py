@@ -14,7 +14,6 @@ from overlay.planning.text import Edit
 from overlay.results import HunkResult, Reason, State
 
 
-
 def match(
     hunk: Hunk, lines: Sequence[str], scopes: Scopes, final_newline: bool = True
 ) -> HunkResult:

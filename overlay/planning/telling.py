@@ -202,9 +202,7 @@ def _traces(hunk: Hunk) -> _Traces:
     code = tuple(key for _, key in kept)
     texts = tuple(post[at][1].strip() for at, _ in kept)
     added = tuple(number for number, (at, _) in enumerate(kept) if post[at][0] == "+")
-    telling = frozenset(
-        at for at in added if code[at] not in dull and _tells(code[at], texts[at])
-    )
+    telling = frozenset(at for at in added if code[at] not in dull and _tells(code[at], texts[at]))
     after = set(code)
     removed = {
         key: hunk.pre[at].strip()
@@ -231,6 +229,23 @@ def present(hunk: Hunk, places: Iterable[Place], others: Sequence[Hunk] = ()) ->
     found = [_in_place(traces, place, wanted) for place in places]
     none = Present(wanted=len(traces.added), missing=tuple(traces.texts[at] for at in traces.added))
     return max(found, key=lambda each: (each.whole, each.share, -len(each.missing)), default=none)
+
+
+def stands_together(hunk: Hunk, places: Iterable[Sequence[str]]) -> bool:
+    """Whether two or more lines of code that a hunk adds stand in a text as it puts them.
+
+    That is what is left to tell where none of its lines tells by itself.
+    """
+    traces = _traces(hunk)
+    runs = [tuple(traces.code[at] for at in run) for run in _runs(traces.added)]
+    longest = max(runs, key=len, default=())
+    if len(longest) < _ALONE:
+        return False
+    for lines in places:
+        keys = Place.of(lines).code
+        if longest in zip(*(keys[at:] for at in range(len(longest))), strict=False):
+            return True
+    return False
 
 
 def partly(hunk: Hunk, there: Present) -> Reason:

@@ -165,9 +165,7 @@ def _contains(test: UpstreamTest, scope_lines: ScopeLines) -> bool:
     return any(test.contains in "\n".join(lines) for lines in scope_lines(test.path, test.scope))
 
 
-def _counted(
-    tests: Sequence[UpstreamTest], scope_lines: ScopeLines
-) -> tuple[int, list[str]]:
+def _counted(tests: Sequence[UpstreamTest], scope_lines: ScopeLines) -> tuple[int, list[str]]:
     """How many lines of code the tests have, and which of them are not in their scopes."""
     wanted, lacking = 0, []
     for test in tests:
