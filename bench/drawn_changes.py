@@ -45,7 +45,7 @@ from overlay.results import State
 #: The changes that are drawn: at most so many hunks, and so many new lines.
 HUNKS, NEW_LINES = 4, 60
 
-#: The kinds of own lines: one that nothing else has, a short one, and one that the file has already.
+#: The kinds of own lines: one that nothing else has, a short one, and one that the file has.
 OWN = ("new", "short", "repeated")
 
 

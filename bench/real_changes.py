@@ -26,9 +26,9 @@ from overlay.authoring.writing import check_files
 from overlay.errors import UsageError
 from overlay.features.model import Feature, Hunk
 from overlay.planning.attempt import Texts
-from overlay.planning.telling import TELLING
 from overlay.planning.planner import plan
 from overlay.planning.scopes import UnparsableError
+from overlay.planning.telling import TELLING
 from overlay.planning.text import SourceText, TextError
 from overlay.results import Outcome, State
 

@@ -238,11 +238,13 @@ def _taken_back(outcomes: Mapping[str, Outcome], names: Sequence[str]) -> tuple[
     again = [name for name in _from(names, has) if outcomes[name] is Outcome.EXACT]
     if not again:
         return ()
-    return (
-        f"upstream has the change in {has}, and yet it lands exactly on {again[0]}"
-        f"{f'..{again[-1]}' if len(again) > 1 else ''}: upstream took it back there, or the text "
-        "that it was made on was guessed wrong: compare both, or name that text with --base",
+    span = again[0] if len(again) == 1 else f"{again[0]}..{again[-1]}"
+    warning = (
+        f"upstream has the change in {has}, and yet it lands exactly on {span}: upstream took it "
+        "back there, or the text that it was made on was guessed wrong: compare both, or name "
+        "that text with --base"
     )
+    return (warning,)
 
 
 def _from(names: Sequence[str], name: str) -> Sequence[str]:

@@ -242,4 +242,5 @@ def _report(summary: Summary, folder: Path | None) -> ImportReport:
         releases=span,
         merged=summary.merged,
         folder=folder,
+        warnings=summary.warnings,
     )

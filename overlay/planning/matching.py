@@ -6,12 +6,31 @@ from collections.abc import Callable, Iterator, Sequence
 
 from overlay.features.model import MODULE_SCOPE, Hunk
 from overlay.planning.scopes import Scopes
-from overlay.planning.telling import SHARE, Place, Present, partly, present
-from overlay.planning.telling import TELLING as TELLING
-from overlay.planning.telling import new_lines as new_lines
-from overlay.planning.telling import share_of as share_of
+from overlay.planning.telling import (
+    SHARE,
+    TELLING,
+    Place,
+    Present,
+    new_lines,
+    partly,
+    present,
+    share_of,
+)
 from overlay.planning.text import Edit
 from overlay.results import HunkResult, Reason, State
+
+#: What telling lines are is ``telling``'s part; here they are a hunk's.
+__all__ = (
+    "TELLING",
+    "edits",
+    "final_newline_after",
+    "holding_scopes",
+    "innermost_scope",
+    "match",
+    "misplaced",
+    "new_lines",
+    "share_of",
+)
 
 
 def match(
@@ -44,12 +63,12 @@ def match(
     ]
     if len(pres) == 1:
         there = _there_already(hunk, lines, ranges)
-        line = pres[0] + 1
+        at = pres[0] + 1
         if there.share == 1.0:
-            return HunkResult(hunk.scope, State.AMBIGUOUS, line, _torn_apart(hunk), (line,))
+            return HunkResult(hunk.scope, State.AMBIGUOUS, at, _torn_apart(hunk), (at,))
         if there.share >= SHARE:
-            return HunkResult(hunk.scope, State.DRIFTED, line, partly(hunk, there))
-        return HunkResult(hunk.scope, State.PRISTINE, line=line)
+            return HunkResult(hunk.scope, State.DRIFTED, at, partly(hunk, there))
+        return HunkResult(hunk.scope, State.PRISTINE, line=at)
     if pres:
         candidates = tuple(start + 1 for start in pres)
         why = (

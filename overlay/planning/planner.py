@@ -224,14 +224,14 @@ class _Planner:
             result = _drifted(path, Reason(text, advice.for_module(draft.feature, path)))
         elif before is not None and not (shown := module_in(added, before)).merged:
             text = "expected no such file, found another one of that name; it is not overwritten"
-            next_step = advice.for_taken_name(draft.feature, path)
+            reason = Reason(text, advice.for_taken_name(draft.feature, path))
             if shown.partly:
-                text += f" ({shown.text})"
-                next_step = advice.for_review(draft.feature, self.release)
-            result = _drifted(path, Reason(text, next_step))
+                review = advice.for_review(draft.feature, self.release)
+                reason = Reason(f"{text} ({shown.text})", review)
+            result = _drifted(path, reason)
         elif before is not None:
-            reason = None if before == added.content else Reason(shown.text)
-            result = FileResult(path, State.UPSTREAMED, None, (), reason)
+            told = None if before == added.content else Reason(shown.text)
+            result = FileResult(path, State.UPSTREAMED, None, (), told)
             if self.provenance.foreign(path) is not None:
                 result = _drifted(path, advice.unrecorded(draft.feature.package))
         elif now is not None and self.sequence.steps[path][0].after != added.content:

@@ -167,11 +167,12 @@ def _contains(test: UpstreamTest, scope_lines: ScopeLines) -> bool:
 
 def _counted(tests: Sequence[UpstreamTest], scope_lines: ScopeLines) -> tuple[int, list[str]]:
     """How many lines of code the tests have, and which of them are not in their scopes."""
-    wanted, lacking = 0, []
+    wanted = 0
+    lacking: list[str] = []
     for test in tests:
         own = [test.lines[at] for at, _ in code_lines(test.lines)]
         wanted += len(own)
-        left = (missing_of(own, lines) for lines in scope_lines(test.path, test.scope))
+        left = [missing_of(own, lines) for lines in scope_lines(test.path, test.scope)]
         lacking += min(left, key=len, default=own)
     return wanted, lacking
 

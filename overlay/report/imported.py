@@ -56,6 +56,7 @@ class ImportReport(Report):
     :ivar releases: the range that the new variants serve; ``None`` where nothing was written.
     :ivar merged: the first release that has the change itself.
     :ivar folder: the new feature; ``None`` where nothing was written.
+    :ivar warnings: what looks wrong although it was written.
     """
 
     _command: ClassVar[str] = "import"
@@ -67,6 +68,7 @@ class ImportReport(Report):
     releases: str | None = None
     merged: str | None = None
     folder: Path | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def error(self) -> str | None:
@@ -184,6 +186,8 @@ def lines(report: ImportReport) -> Iterator[Line]:
             made = f"{count(entry.hunks, 'hunk')}, made on {base}"
         yield labelled(0, "carried   ", f"{entry.path}  {made}")
     yield from landings(report.outcomes)
+    for warning in report.warnings:
+        yield labelled(0, "warning:  ", warning)
 
 
 def landings(outcomes: Iterable[tuple[str, Outcome]]) -> Iterator[Line]:
@@ -219,4 +223,5 @@ def data(report: ImportReport) -> dict[str, Any]:
         "releases": report.releases,
         "merged": report.merged,
         "folder": None if report.folder is None else str(report.folder),
+        **({"warnings": list(report.warnings)} if report.warnings else {}),
     }
