@@ -238,7 +238,7 @@ def _taken_back(outcomes: Mapping[str, Outcome], names: Sequence[str]) -> tuple[
     again = [name for name in _from(names, has) if outcomes[name] is Outcome.EXACT]
     if not again:
         return ()
-    span = again[0] if len(again) == 1 else f"{again[0]}..{again[-1]}"
+    span = ", ".join(again[:4]) + (f" and {len(again) - 4} more" if len(again) > 4 else "")
     warning = (
         f"upstream has the change in {has}, and yet it lands exactly on {span}: upstream took it "
         "back there, or the text that it was made on was guessed wrong: compare both, or name "

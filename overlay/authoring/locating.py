@@ -187,22 +187,22 @@ def _with_common(fit: _Fit, fits: Sequence[_Fit]) -> _Fit:
 def _guess(file: IncomingFile, fits: Sequence[_Fit], texts: ReleaseTexts) -> Base | None:
     """Of the releases that take every hunk and lack the change, the most likely base.
 
-    That is the one in which the hunks are nearest to their numbers; and where a release has the
-    change, the newest one before that.
+    That is the one in which the hunks are nearest to their numbers; and where a release behind the
+    oldest of them has the change, the newest one before that.
     """
     lacking = [fit for fit in fits if fit.lacks_it()]
     if not lacking:
         return None
     nearest = min(lacking, key=lambda fit: _moved_lines(fit.base.before, file.hunks))
-    since = _first_with(nearest, texts)
     order = list(texts.names).index
+    since = _first_with(nearest, texts, order(str(lacking[-1].base.release)) + 1)
     older = [fit for fit in lacking if since is not None and order(str(fit.base.release)) < since]
     return max(older, key=lambda fit: order(str(fit.base.release)), default=nearest).base
 
 
-def _first_with(fit: _Fit, texts: ReleaseTexts) -> int | None:
-    """The index of the first release that has the change, or much of each hunk."""
-    for number, release in enumerate(texts.names):
+def _first_with(fit: _Fit, texts: ReleaseTexts, begin: int) -> int | None:
+    """The index, from one on, of the first release that has the change, or much of each hunk."""
+    for number, release in enumerate(texts.names[begin:], begin):
         data = texts.read(release, fit.base.path)
         if data is not None and fit.hunks and _has_much(data, fit.hunks):
             return number

@@ -297,7 +297,7 @@ class _Answer:
         :param healed: a feature that may need nobody any longer where it did.
         """
         gone = self.states.keys() - after.states.keys()
-        if healed in after.states and self._heals(healed, after):
+        if healed is not None and healed in after.states and self._heals(healed, after):
             return self._without(healed) == after._without(healed)
         return (
             all(self.states[id_] is State.UPSTREAMED for id_ in gone)

@@ -22,11 +22,11 @@ from overlay.features.model import (
 from overlay.package import ReleaseRange, Tree
 from overlay.planning import advice
 from overlay.planning.attempt import Attempt, attempt
+from overlay.planning.moved import placed
 from overlay.planning.provenance import Provenance
-from overlay.planning.scopes import Syntax, UnparsableError
+from overlay.planning.scopes import Syntax
 from overlay.planning.sequence import Series, Step
-from overlay.planning.telling import REVIEW, Place
-from overlay.planning.text import TextError
+from overlay.planning.telling import REVIEW
 from overlay.planning.upstream import (
     Evidence,
     build_of,
@@ -99,7 +99,6 @@ class _Planner:
         self.sequence, self.release, self.provenance = sequence, release, provenance
         self.texts = sequence.texts
         self.drafts: list[_Draft] = []
-        self._evidence: dict[tuple[str, str], Sequence[Place]] = {}
 
     def add(self, feature: Feature) -> None:
         """Plan one more feature on what the ones before left."""
@@ -149,20 +148,7 @@ class _Planner:
     def _scope_lines(self, path: str, scope: str) -> list[Sequence[str]]:
         """The lines of each place that a scope has in the release's own file."""
         self.provenance.use(path)
-        data = self.sequence.pristine(path)
-        try:
-            places = self.texts.scopes(data).get(scope, ()) if data is not None else ()
-            lines = self.texts.source(data).lines if data is not None else ()
-        except (TextError, UnparsableError):
-            return []
-        return [lines[place.start : place.stop] for place in places]
-
-    def _places(self, path: str, scope: str) -> Sequence[Place]:
-        """The same as evidence, each worked out once."""
-        key = path, scope
-        if key not in self._evidence:
-            self._evidence[key] = [Place.of(lines) for lines in self._scope_lines(path, scope)]
-        return self._evidence[key]
+        return self.sequence.scope_lines(path, scope)
 
     def _note_taken(self, draft: _Draft) -> None:
         """Say how many hunks of a feature the release has, where it has some of them."""
@@ -230,8 +216,8 @@ class _Planner:
                 reason = Reason(f"{text} ({shown.text})", review)
             result = _drifted(path, reason)
         elif before is not None:
-            told = None if before == added.content else Reason(shown.text)
-            result = FileResult(path, State.UPSTREAMED, None, (), told)
+            same = before == added.content
+            result = FileResult(path, State.UPSTREAMED, reason=None if same else Reason(shown.text))
             if self.provenance.foreign(path) is not None:
                 result = _drifted(path, advice.unrecorded(draft.feature.package))
         elif now is not None and self.sequence.steps[path][0].after != added.content:
@@ -262,6 +248,7 @@ class _Planner:
         self.provenance.use(chosen.result.path)
         for step in clashes:
             self._clash(step, chosen.result.path, chosen.result.patch, draft)
+        chosen = placed(chosen, nearest.patch, self.sequence.tree, self.texts)
         self._keep(draft, chosen.result.patch or "", chosen)
 
     def _nearest(self, topic: Topic) -> Variant:
@@ -314,7 +301,7 @@ class _Planner:
         self, draft: _Draft, patch: Patch, hunk: Hunk, data: bytes, clashes: list[Step]
     ) -> HunkResult:
         """The state of one hunk, the release's own text and earlier steps told apart."""
-        shown = taken(hunk, self._places(patch.path, hunk.scope), patch.hunks)
+        shown = taken(hunk, self.sequence.places(patch.path, hunk.scope), patch.hunks)
         if shown.merged and self.provenance.foreign(patch.path) is None:
             line = self.texts.match(hunk, data).line
             return HunkResult(hunk.scope, State.UPSTREAMED, line, Reason(shown.text))
@@ -344,8 +331,8 @@ class _Planner:
         if not result.state.needs_attention or reason is None:
             return result
         if reason.next_step == REVIEW:
-            next_step = advice.for_review(feature, self.release)
-            return result._replace(reason=reason._replace(next_step=next_step))
+            review = advice.for_review(feature, self.release)
+            return result._replace(reason=reason._replace(next_step=review))
         if reason.next_step is not None:
             return result
         next_step = advice.for_hunk(

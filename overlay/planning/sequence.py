@@ -5,11 +5,14 @@ A file that nothing touched is read once; of a touched one every step keeps the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from overlay.package import ReadOnce, Tree
 from overlay.planning.attempt import Texts
-from overlay.planning.scopes import Syntax
+from overlay.planning.scopes import Syntax, UnparsableError
+from overlay.planning.telling import Place
+from overlay.planning.text import TextError
 
 
 class Step(NamedTuple):
@@ -32,10 +35,28 @@ class Series:
         self.tree = ReadOnce(tree)
         self.texts = Texts(syntax)
         self.steps: dict[str, list[Step]] = {}
+        self._places: dict[tuple[str, str], Sequence[Place]] = {}
 
     def pristine(self, path: str) -> bytes | None:
         """The bytes of the tree's own file."""
         return self.tree.read(path)
+
+    def scope_lines(self, path: str, scope: str) -> list[Sequence[str]]:
+        """The lines of each place that a scope has in the tree's own file."""
+        data = self.pristine(path)
+        try:
+            places = self.texts.scopes(data).get(scope, ()) if data is not None else ()
+            lines = self.texts.source(data).lines if data is not None else ()
+        except (TextError, UnparsableError):
+            return []
+        return [lines[place.start : place.stop] for place in places]
+
+    def places(self, path: str, scope: str) -> Sequence[Place]:
+        """The same as evidence, each worked out once."""
+        key = path, scope
+        if key not in self._places:
+            self._places[key] = [Place.of(lines) for lines in self.scope_lines(path, scope)]
+        return self._places[key]
 
     def current(self, path: str) -> bytes | None:
         """The bytes that the steps so far leave."""

@@ -237,7 +237,9 @@ def stands_together(hunk: Hunk, places: Iterable[Sequence[str]]) -> bool:
     That is what is left to tell where none of its lines tells by itself.
     """
     traces = _traces(hunk)
-    runs = [tuple(traces.code[at] for at in run) for run in _runs(traces.added)]
+    before = set(map(_key, hunk.pre))
+    added = [at for at in traces.added if traces.code[at] not in before]
+    runs = [tuple(traces.code[at] for at in run) for run in _runs(added)]
     longest = max(runs, key=len, default=())
     if len(longest) < _ALONE:
         return False

@@ -173,7 +173,8 @@ def _counted(tests: Sequence[UpstreamTest], scope_lines: ScopeLines) -> tuple[in
         own = [test.lines[at] for at, _ in code_lines(test.lines)]
         wanted += len(own)
         left = [missing_of(own, lines) for lines in scope_lines(test.path, test.scope)]
-        lacking += min(left, key=len, default=own)
+        fewest: list[str] = min([own, *left], key=len)
+        lacking += fewest
     return wanted, lacking
 
 
