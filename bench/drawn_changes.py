@@ -21,6 +21,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from overlay.authoring.importing import prepare
 from overlay.authoring.incoming import read_changes
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.writing import check_files
+from overlay.commands.parallel import in_processes, no_step
 from overlay.errors import OverlayError, UsageError
 from overlay.features.model import Feature
 from overlay.planning.planner import plan
@@ -321,18 +323,11 @@ def judge_own(sample: Sequence[Own], texts: ReleaseTexts) -> dict[str, Any]:
     return {"changes": len(sample), "counts": dict(sorted(counts.items())), "named": named}
 
 
-def owns(sample: Sequence[RealChange], number: int, seed: int) -> list[Own]:
-    """So many changes with an own line, each kind in turn."""
-    generator = random.Random(seed)
-    made: list[Own] = []
-    for turn in range(len(OWN)):
-        for at, change in enumerate(sample):
-            own = with_own_line(change, OWN[(at + turn) % len(OWN)], generator)
-            if own is not None:
-                made.append(own)
-            if len(made) == number:
-                return made
-    return made
+def owns(sample: Sequence[RealChange], kind: str, number: int, seed: int) -> list[Own]:
+    """So many changes with an own line of one kind."""
+    generator = random.Random(f"{seed} {kind}")
+    made = (with_own_line(change, kind, generator) for change in sample)
+    return list(islice((own for own in made if own is not None), number))
 
 
 def main() -> None:
@@ -340,20 +335,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=35)
     parser.add_argument("--changes", type=int, default=150)
-    parser.add_argument("--own", type=int, default=240)
+    parser.add_argument("--own", type=int, default=80, help="changes with an own line of each kind")
     parser.add_argument("--date", default="", help="the day of the measurement, YYYY-MM-DD")
     parser.add_argument("--out", type=Path, help="file for the figures")
     options = parser.parse_args()
     texts = releases()
     known = list(changes(texts, module_paths(texts), 12))
     sample = draw(texts, options.changes, options.seed, known)
+
+    def measured(part: str) -> dict[str, Any]:
+        if part in OWN:
+            return judge_own(owns(sample, part, options.own, options.seed), texts)
+        return judge(sample, texts, ids=part == "with ids")
+
+    parts = ("without ids", "with ids", *OWN)
+    found = in_processes(measured, parts, len(parts), no_step)
     figures = {
         "date": options.date,
         "seed": options.seed,
         "releases": list(texts.names),
-        "without_ids": judge(sample, texts, ids=False),
-        "with_ids": judge(sample, texts, ids=True),
-        "own_line": judge_own(owns(sample, options.own, options.seed), texts),
+        "upstream": dict(zip(parts[:2], found[:2], strict=True)),
+        "own_line": dict(zip(OWN, found[2:], strict=True)),
     }
     text = json.dumps(figures, indent=1) + "\n"
     if options.out is None:

@@ -10,7 +10,6 @@ from overlay.planning.telling import (
     SHARE,
     TELLING,
     Place,
-    Present,
     new_lines,
     partly,
     present,
@@ -29,12 +28,17 @@ __all__ = (
     "match",
     "misplaced",
     "new_lines",
+    "places_of",
     "share_of",
 )
 
 
 def match(
-    hunk: Hunk, lines: Sequence[str], scopes: Scopes, final_newline: bool = True
+    hunk: Hunk,
+    lines: Sequence[str],
+    scopes: Scopes,
+    final_newline: bool = True,
+    evidence: Sequence[Place] | None = None,
 ) -> HunkResult:
     """Match a hunk against a text.
 
@@ -47,6 +51,7 @@ def match(
     :param lines: the lines of the text without their ends.
     :param scopes: the places of its scopes (``overlay.planning.scopes.find``).
     :param final_newline: whether the last line has an end.
+    :param evidence: the lines of the hunk's scope, if they are known; default: taken from these.
     :returns: ``pristine`` (matches once), ``upstreamed`` (only the post-image is there),
         ``ambiguous`` with the candidates, ``drifted`` with the nearest place, or ``missing``
         with similar scopes.
@@ -62,7 +67,7 @@ def match(
         if not any(at <= start and start + len(pre) <= at + len(post) for at in posts)
     ]
     if len(pres) == 1:
-        there = _there_already(hunk, lines, ranges)
+        there = present(hunk, evidence or places_of(hunk.scope, lines, scopes))
         at = pres[0] + 1
         if there.share == 1.0:
             return HunkResult(hunk.scope, State.AMBIGUOUS, at, _torn_apart(hunk), (at,))
@@ -80,17 +85,15 @@ def match(
     if posts:
         return HunkResult(hunk.scope, State.UPSTREAMED, line=posts[0] + 1)
     line, reason = _why_drifted(hunk, lines, scopes, final_newline)
-    there = _there_already(hunk, lines, ranges)
+    there = present(hunk, evidence or places_of(hunk.scope, lines, scopes))
     if there.share >= SHARE:
         reason = partly(hunk, there)
     return HunkResult(hunk.scope, State.DRIFTED, line=line, reason=reason)
 
 
-def _there_already(hunk: Hunk, lines: Sequence[str], ranges: Sequence[range]) -> Present:
-    """What a scope has of the lines that a hunk adds."""
-    if not new_lines(hunk):
-        return Present()
-    return present(hunk, (Place.of(lines[place.start : place.stop]) for place in ranges))
+def places_of(scope: str, lines: Sequence[str], scopes: Scopes) -> list[Place]:
+    """The lines of each place of a scope, as evidence."""
+    return [Place(lines[place.start : place.stop]) for place in scopes.get(scope, ())]
 
 
 def _torn_apart(hunk: Hunk) -> Reason:

@@ -35,7 +35,6 @@ class Series:
         self.tree = ReadOnce(tree)
         self.texts = Texts(syntax)
         self.steps: dict[str, list[Step]] = {}
-        self._places: dict[tuple[str, str], Sequence[Place]] = {}
 
     def pristine(self, path: str) -> bytes | None:
         """The bytes of the tree's own file."""
@@ -52,11 +51,12 @@ class Series:
         return [lines[place.start : place.stop] for place in places]
 
     def places(self, path: str, scope: str) -> Sequence[Place]:
-        """The same as evidence, each worked out once."""
-        key = path, scope
-        if key not in self._places:
-            self._places[key] = [Place.of(lines) for lines in self.scope_lines(path, scope)]
-        return self._places[key]
+        """The same as evidence."""
+        data = self.pristine(path)
+        try:
+            return () if data is None else self.texts.places(data, scope)
+        except (TextError, UnparsableError):
+            return ()
 
     def current(self, path: str) -> bytes | None:
         """The bytes that the steps so far leave."""

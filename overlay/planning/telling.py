@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from overlay.features.model import Hunk
@@ -74,6 +74,7 @@ class _Traces(NamedTuple):
     :ivar code: those of its post-image, white space aside; :ivar texts: the same as written.
     :ivar added: which of them it adds; :ivar telling: which of these tell.
     :ivar removed: those of its pre-image that the post-image lacks, and that tell.
+    :ivar tells: the telling lines themselves.
     """
 
     code: tuple[str, ...]
@@ -81,24 +82,34 @@ class _Traces(NamedTuple):
     added: tuple[int, ...]
     telling: frozenset[int]
     removed: dict[str, str]
+    tells: frozenset[str]
 
 
-class Place(NamedTuple):
-    """The lines of a scope, as evidence.
+class Place:
+    """The lines of a scope, as evidence; each part of it is worked out when it is asked for."""
 
-    :ivar keys: all that could be code, in order; :ivar code: the same without docstrings.
-    """
+    def __init__(self, lines: Sequence[str]) -> None:
+        self._lines = lines
 
-    keys: tuple[str, ...]
-    code: tuple[str, ...]
-    counts: Counter[str]
+    @cached_property
+    def there(self) -> frozenset[str]:
+        """Which lines are there, white space aside."""
+        return frozenset(map(_key, self._lines))
 
-    @classmethod
-    def of(cls, lines: Sequence[str]) -> Place:
-        """The evidence in these lines."""
-        keys = tuple(key for line in lines if (key := _key(line)))
-        code = tuple(key for _, key in code_lines(lines))
-        return cls(keys, code, Counter(keys))
+    @cached_property
+    def keys(self) -> tuple[str, ...]:
+        """All lines that could be code, in order, white space aside."""
+        return tuple(filter(None, map(_key, self._lines)))
+
+    @cached_property
+    def counts(self) -> Counter[str]:
+        """How often each line is there."""
+        return Counter(self.keys)
+
+    @cached_property
+    def code(self) -> tuple[str, ...]:
+        """The lines without docstrings."""
+        return tuple(key for _, key in code_lines(self._lines))
 
 
 def code_lines(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
@@ -143,6 +154,7 @@ def _docstring_end(lines: Sequence[str], at: int, text: str, before: str) -> int
     return None
 
 
+@lru_cache(maxsize=1 << 16)
 def _key(line: str) -> str:
     """A line without white space and comment; empty where no code is left."""
     if "#" in line and not ('"' in line or "'" in line):
@@ -209,7 +221,8 @@ def _traces(hunk: Hunk) -> _Traces:
         for at, key in code_lines(hunk.pre)
         if key not in after and _tells(key, hunk.pre[at])
     }
-    return _Traces(code, texts, added, telling, removed)
+    tells = frozenset(code[at] for at in telling)
+    return _Traces(code, texts, added, telling, removed, tells)
 
 
 def present(hunk: Hunk, places: Iterable[Place], others: Sequence[Hunk] = ()) -> Present:
@@ -244,7 +257,7 @@ def stands_together(hunk: Hunk, places: Iterable[Sequence[str]]) -> bool:
     if len(longest) < _ALONE:
         return False
     for lines in places:
-        keys = Place.of(lines).code
+        keys = Place(lines).code
         if longest in zip(*(keys[at:] for at in range(len(longest))), strict=False):
             return True
     return False
@@ -281,10 +294,10 @@ def _wanted(hunk: Hunk, others: Sequence[Hunk]) -> Counter[str]:
 
 
 def _in_place(traces: _Traces, place: Place, wanted: Counter[str]) -> Present:
-    counts = place.counts
-    if not any(counts[traces.code[at]] for at in traces.telling):
+    if traces.tells.isdisjoint(place.there):
         texts = tuple(traces.texts[at] for at in traces.added)
         return Present(wanted=len(texts), missing=texts)
+    counts = place.counts
     lacking = {key: number - counts[key] for key, number in wanted.items()}
     missing: list[int] = []
     there = 0

@@ -78,7 +78,7 @@ def _nothing_denies(feature: Feature, release: Version | None, scope_lines: Scop
     for topic in feature.topics:
         patch = by_distance(topic.variants, release)[0].patch
         for hunk in patch.hunks if not patch.retired else ():
-            places = [Place.of(lines) for lines in scope_lines(patch.path, hunk.scope)]
+            places = [Place(lines) for lines in scope_lines(patch.path, hunk.scope)]
             shown = present(hunk, places, patch.hunks)
             if shown.wanted and not shown.whole:
                 return False
@@ -122,7 +122,7 @@ def taken(
     :param places: the lines of each place that the hunk's scope has in the release's own file.
     :param others: the hunks of its patch, which may add the same lines in the same scope.
     """
-    read = (each if isinstance(each, Place) else Place.of(each) for each in places)
+    read = (each if isinstance(each, Place) else Place(each) for each in places)
     shown = present(hunk, read, others)
     if shown.whole:
         return Evidence(True, f"all {shown.wanted} lines of code that it adds are in {hunk.scope}")

@@ -10,7 +10,7 @@ from tests.support.patches import hunk
 
 def there(lines: list[str], text: list[str], base_has: tuple[str, ...] = ()) -> tuple[object, ...]:
     """Whether a text has all of a hunk, and what it lacks."""
-    shown = present(hunk(lines, "f")._replace(base_has=base_has), [Place.of(text)])
+    shown = present(hunk(lines, "f")._replace(base_has=base_has), [Place(text)])
     return shown.whole, shown.missing
 
 
@@ -79,7 +79,7 @@ def test_what_the_base_had_tells_nothing() -> None:
     made = hunk(["     a = b", "+    total = count(x)", "+    return None"], "f")
     assert new_lines(made._replace(base_has=())) == ("total = count(x)",)
     assert new_lines(made._replace(base_has=("total = count(x)",))) == ()
-    assert present(made._replace(base_has=None), [Place.of(TEXT)]).share == 0
+    assert present(made._replace(base_has=None), [Place(TEXT)]).share == 0
 
 
 def test_lines_that_tell_nothing_tell_together() -> None:
