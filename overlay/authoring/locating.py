@@ -117,11 +117,13 @@ class _Fit(NamedTuple):
     """A release in which every hunk of a change is found.
 
     :ivar hunks: the whole change as hunks of that text; ``None`` where it cannot be said in them.
+    :ivar incoming: the hunks as they came, whose context is not of this text.
     """
 
     base: Base
     hunks: tuple[Hunk, ...] | None
     text: ScopedText | None
+    incoming: tuple[Hunk, ...] = ()
 
     def places(self, scope: str) -> list[Sequence[str]]:
         """The lines of each place that a scope has in the text."""
@@ -137,7 +139,10 @@ class _Fit(NamedTuple):
         for hunk in self.hunks:
             if text.match(hunk).state is not State.PRISTINE:
                 return False
-            if not new_lines(hunk) and stands_together(hunk, self.places(hunk.scope)):
+            if not new_lines(hunk) and (
+                stands_together(hunk, self.places(hunk.scope))
+                or any(stands_together(each, [text.lines]) for each in self.incoming)
+            ):
                 return False
         return True
 
@@ -166,11 +171,15 @@ def _fit(file: IncomingFile, data: bytes, following: Sequence[IncomingFile]) -> 
     for part in following:
         whole = None if whole is None else replay(whole, part.hunks)
     try:
-        # Nothing is known of the base's own lines: each line that the change adds is new.
         made = () if whole is None else compose(data, whole)
-        return _Fit(base, tuple(h._replace(base_has=()) for h in made), ScopedText.read(data))
+        return _Fit(base, _new(made), ScopedText.read(data), _new(file.hunks))
     except (NotComposable, TextError, UnparsableError):
         return _Fit(base, None, None)
+
+
+def _new(hunks: Sequence[Hunk]) -> tuple[Hunk, ...]:
+    """Hunks of whose base nothing is known: each line that they add is new."""
+    return tuple(hunk._replace(base_has=()) for hunk in hunks)
 
 
 def _with_common(fit: _Fit, fits: Sequence[_Fit]) -> _Fit:
