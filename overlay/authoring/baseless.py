@@ -7,7 +7,7 @@ from difflib import SequenceMatcher
 from typing import NamedTuple
 
 from overlay.authoring.incoming import IncomingFile
-from overlay.authoring.locating import ReleaseTexts, replay, vague_hunk
+from overlay.authoring.locating import ReleaseTexts, having, replay, vague_hunk
 from overlay.features.model import Hunk
 from overlay.planning.text import SourceText, TextError
 from overlay.untrusted import printable
@@ -33,9 +33,16 @@ class _Misfit(NamedTuple):
     present: str
 
 
-def why(file: IncomingFile, texts: ReleaseTexts, *, checkout: bool) -> str:
+def why(
+    file: IncomingFile,
+    texts: ReleaseTexts,
+    following: Sequence[IncomingFile] = (),
+    *,
+    checkout: bool,
+) -> str:
     """Why an edited file has no base, and what to do, in a sentence.
 
+    :param following: further changes of the file, on top of the first.
     :param checkout: whether a checkout was looked at as well.
     :raises OverlayError: if a release cannot be read.
     """
@@ -45,6 +52,13 @@ def why(file: IncomingFile, texts: ReleaseTexts, *, checkout: bool) -> str:
             f"the hunk at line {vague.patch_line} has no lines around its change, and what it "
             f"changes in {path} is not at one place alone in a release: make the diff with "
             "context, or with the ids of blobs (`git diff --full-index`)"
+        )
+    if having_it := having(file, texts, following):
+        return (
+            f"each release in which its lines of {path} are found ({', '.join(having_it)}) has its "
+            "new lines already, so that upstream has the change there: for another release give "
+            "the text that it was made on with --base, a checkout, or make the diff with the ids "
+            "of blobs (`git diff --full-index`)"
         )
     span = "..".join(dict.fromkeys((texts.names[0], texts.names[-1])))
     present = {name: data for name in texts.names if (data := texts.read(name, path)) is not None}

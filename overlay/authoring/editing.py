@@ -368,6 +368,7 @@ def _rendered(feature: Feature, topic: _Topic, release: Version, today: str) -> 
         }
     headers |= {"Last-Update": today, "Base": str(release)}
     headers.pop("Base-Has", None)
+    headers.pop("Tells-Nothing", None)
     if known := base_has(topic.hunks, topic.before):
         headers["Base-Has"] = "\n".join(known)
     text = render_patch(headers, topic.path, topic.hunks)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from overlay.authoring.baseless import why as why_no_base
 from overlay.authoring.building import Change, EditedFile, Prepared, Words, build
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.incoming import Commit, IncomingFile
-from overlay.authoring.locating import Base, ReleaseTexts, locate, replay
+from overlay.authoring.locating import ReleaseTexts, locate, replay
 from overlay.authoring.triage import (
     FileFate,
     added_content,
@@ -97,9 +98,9 @@ def _topic(
     def refused(problem: str, part: IncomingFile = parts[0]) -> tuple[FileFate, None]:
         return FileFate(path, Fate.EDITED, problem=f"{part.place}: {problem}"), None
 
-    base = locate(parts[0], texts, checkout)
+    base = locate(parts[0], texts, checkout, parts[1:])
     if base is None:
-        return refused(why_no_base(parts[0], texts, checkout=checkout is not None))
+        return refused(why_no_base(parts[0], texts, parts[1:], checkout=checkout is not None))
     after = base.after
     for part in parts[1:]:
         following = replay(after, part.hunks)
@@ -118,7 +119,7 @@ def _topic(
         return refused(f"{path} is not Python that can be read: {error}")
     if (problem := uncompilable(path, after, syntax)) is not None:
         return refused(f"with the change, {problem}")
-    base = Base(path, base.release, base.before, after, base.by_id)
+    base = replace(base, after=after)
     fate = FileFate(path, Fate.EDITED, base.release, base.by_id, len(hunks))
     return fate, EditedFile(base, hunks)
 

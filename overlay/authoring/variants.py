@@ -19,8 +19,8 @@ from overlay.errors import UsageError
 from overlay.features.feature_folder import essence
 from overlay.features.model import Feature, Hunk, Topic, Variant, Way
 from overlay.package import ReleaseRange
-from overlay.planning.matching import new_lines
 from overlay.planning.scopes import find
+from overlay.planning.telling import new_lines
 from overlay.planning.text import SourceText
 from overlay.results import Outcome
 

@@ -16,8 +16,9 @@ from overlay.report.imported import ImportedFile, ImportReport, SeriesReport, co
 from overlay.report.words import enumeration
 
 if TYPE_CHECKING:
-    from overlay.authoring.building import Prepared, Summary
+    from overlay.authoring.building import Prepared
     from overlay.authoring.incoming import Commit
+    from overlay.authoring.landing import Summary
     from overlay.authoring.locating import ReleaseTexts
     from overlay.authoring.sources import Source
     from overlay.features.model import Feature
@@ -251,4 +252,5 @@ def _report(summary: Summary, folder: Path | None) -> ImportReport:
         merged=summary.merged,
         folder=folder,
         taken=tuple(summary.taken.items()),
+        warnings=summary.warnings,
     )

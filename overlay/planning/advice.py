@@ -9,6 +9,7 @@ from packaging.version import Version
 
 from overlay.features.model import Feature, Hunk, Patch
 from overlay.package import Package
+from overlay.planning.telling import REVIEW
 from overlay.results import Clash, Reason, State
 from overlay.results.invocation import Command, command
 
@@ -100,6 +101,14 @@ def for_part(feature: Feature, release: Version | None) -> str | None:
         return None
     port = command("port", feature.id, str(release))
     return f"{port} makes a variant of what is left"
+
+
+def for_review(feature: Feature, release: Version | None) -> str:
+    """What to do where a release has much of a change, and not all of it."""
+    if feature.shipped:
+        return "upgrade vllm-overlay: this version of it has no variant for what is left"
+    part = for_part(feature, release)
+    return REVIEW if part is None else f"{REVIEW} ({part})"
 
 
 def for_missing_file(feature: Feature, patch: Patch, release: Version | None = None) -> str | None:

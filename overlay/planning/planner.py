@@ -6,7 +6,7 @@ to one text is ``attempt``'s part; the sequence and its clashes are this module'
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from packaging.version import Version
@@ -22,11 +22,20 @@ from overlay.features.model import (
 from overlay.package import ReleaseRange, Tree
 from overlay.planning import advice
 from overlay.planning.attempt import Attempt, attempt
+from overlay.planning.moved import placed
 from overlay.planning.provenance import Provenance
-from overlay.planning.scopes import Syntax, UnparsableError
-from overlay.planning.sequence import Series, Step
-from overlay.planning.text import TextError
-from overlay.planning.upstream import Evidence, ScopeLines, build_of, evidence, taken
+from overlay.planning.scopes import Syntax
+from overlay.planning.sequence import Met, Series, Step
+from overlay.planning.telling import REVIEW
+from overlay.planning.upstream import (
+    Evidence,
+    ScopeLines,
+    build_of,
+    by_distance,
+    evidence,
+    module_in,
+    taken,
+)
 from overlay.results import (
     Change,
     Clash,
@@ -69,10 +78,6 @@ def below(release: Version, releases: ReleaseRange) -> bool:
     return max(release, Version(release.base_version)) < releases.first
 
 
-#: A step that a hunk meets on its lines, and why neither is applied.
-_Met = tuple[Step, Reason]
-
-
 @dataclass
 class _Draft:
     """A feature's result while it is put together."""
@@ -83,6 +88,7 @@ class _Draft:
     untested: bool = False
     state: State | None = None
     next_step: str | None = None
+    shown: Evidence | None = None
 
     def result(self) -> FeatureResult:
         state = combine(file.state for file in self.files) if self.state is None else self.state
@@ -112,6 +118,7 @@ class _Planner:
         elif not feature.topics and not feature.added:
             self._add_unmet(draft, shown)
         else:
+            draft.shown = shown
             self._note_untested(draft)
             if feature.topics and all(self._nearest(t).patch.retired for t in feature.topics):
                 # Nothing of the release would call the feature's modules, so they are left out.
@@ -126,6 +133,7 @@ class _Planner:
         self._compile()
         for draft in self.drafts:
             self._note_taken(draft)
+            self._note_partly(draft)
         results = tuple(draft.result() for draft in self.drafts)
         of_features = [notice for draft in self.drafts for notice in draft.feature.notices]
         notices = (*of_features, *self.provenance.notices())
@@ -142,13 +150,7 @@ class _Planner:
     def _scope_lines(self, path: str, scope: str) -> list[Sequence[str]]:
         """The lines of each place that a scope has in the release's own file."""
         self.provenance.use(path)
-        data = self.sequence.pristine(path)
-        try:
-            places = self.texts.scopes(data).get(scope, ()) if data is not None else ()
-            lines = self.texts.source(data).lines if data is not None else ()
-        except (TextError, UnparsableError):
-            return []
-        return [lines[place.start : place.stop] for place in places]
+        return self.sequence.scope_lines(path, scope)
 
     def _telling(self, feature: Feature) -> ScopeLines:
         """The lines that may show that the release has a feature."""
@@ -171,6 +173,19 @@ class _Planner:
             for file in draft.files
         ]
         draft.next_step = next_step
+
+    def _note_partly(self, draft: _Draft) -> None:
+        """Ask about a feature whose patches fit although much of its change is there."""
+        shown = draft.shown
+        if shown is None or not shown.partly or draft.state is not None:
+            return
+        state = draft.result().state
+        if state is State.PRISTINE:
+            draft.state = State.PARTIAL
+        elif not state.needs_attention:
+            return
+        draft.notes.append(shown.text)
+        draft.next_step = draft.next_step or advice.for_review(draft.feature, self.release)
 
     def _add_unmet(self, draft: _Draft, shown: Evidence) -> None:
         """Give a feature without patches the places where the release should have it."""
@@ -199,11 +214,16 @@ class _Planner:
         if problem is not None:
             text = f"the added module does not compile: {problem}"
             result = _drifted(path, Reason(text, advice.for_module(draft.feature, path)))
-        elif before is not None and before != added.content:
+        elif before is not None and not (shown := module_in(added, before)).merged:
             text = "expected no such file, found another one of that name; it is not overwritten"
-            result = _drifted(path, Reason(text, advice.for_taken_name(draft.feature, path)))
+            reason = Reason(text, advice.for_taken_name(draft.feature, path))
+            if shown.partly:
+                review = advice.for_review(draft.feature, self.release)
+                reason = Reason(f"{text} ({shown.text})", review)
+            result = _drifted(path, reason)
         elif before is not None:
-            result = FileResult(path, State.UPSTREAMED)
+            same = before == added.content
+            result = FileResult(path, State.UPSTREAMED, reason=None if same else Reason(shown.text))
             if self.provenance.foreign(path) is not None:
                 result = _drifted(path, advice.unrecorded(draft.feature.package))
         elif now is not None and self.sequence.steps[path][0].after != added.content:
@@ -234,11 +254,12 @@ class _Planner:
         self.provenance.use(chosen.result.path)
         for step, reason in clashes:
             self._clash(step, chosen.result.path, reason)
+        chosen = placed(chosen, nearest.patch, self.sequence.tree, self.texts)
         self._keep(draft, chosen.result.patch or "", chosen)
 
     def _nearest(self, topic: Topic) -> Variant:
         """The variant for the release, or else the one whose range is nearest to it."""
-        return next(iter(_by_distance(topic, self.release)))
+        return by_distance(topic.variants, self.release)[0]
 
     def _note_untested(self, draft: _Draft) -> None:
         """Note a release that is in no range: the feature was not tested there."""
@@ -254,25 +275,25 @@ class _Planner:
         draft.untested = True
         draft.notes.append(f"{why}; untested, judged by content")
 
-    def _best(self, draft: _Draft, topic: Topic) -> tuple[Attempt, list[_Met]]:
+    def _best(self, draft: _Draft, topic: Topic) -> tuple[Attempt, list[Met]]:
         """The variant that fits: all of it pristine, all of it there, or the nearest."""
-        variants = _by_distance(topic, self.release)
+        variants = by_distance(topic.variants, self.release)
         attempts = [self._attempt(draft, v.patch) for v in variants if not v.patch.retired]
         order = {State.PRISTINE: 0, State.UPSTREAMED: 1}
 
-        def misfit(tried: tuple[Attempt, list[_Met]]) -> tuple[int, int]:
+        def misfit(tried: tuple[Attempt, list[Met]]) -> tuple[int, int]:
             result = tried[0].result
             wrong = sum(hunk.state.needs_attention for hunk in result.hunks)
             return order.get(result.state, 2), wrong
 
         return min(attempts, key=misfit)
 
-    def _attempt(self, draft: _Draft, patch: Patch) -> tuple[Attempt, list[_Met]]:
+    def _attempt(self, draft: _Draft, patch: Patch) -> tuple[Attempt, list[Met]]:
         """Try a patch on its file as it is now; nothing is kept.
 
         :returns: the attempt, and the steps that it clashes with.
         """
-        clashes: list[_Met] = []
+        clashes: list[Met] = []
 
         def judge(hunk: Hunk, data: bytes) -> HunkResult:
             result = self._judge(draft, patch, hunk, data, clashes)
@@ -283,10 +304,10 @@ class _Planner:
         return attempt(patch, data, self.texts, judge, missing_step), clashes
 
     def _judge(
-        self, draft: _Draft, patch: Patch, hunk: Hunk, data: bytes, clashes: list[_Met]
+        self, draft: _Draft, patch: Patch, hunk: Hunk, data: bytes, clashes: list[Met]
     ) -> HunkResult:
         """The state of one hunk, the release's own text and earlier steps told apart."""
-        shown = taken(hunk, self._scope_lines(patch.path, hunk.scope))
+        shown = taken(hunk, self.sequence.places(patch.path, hunk.scope), patch.hunks)
         if shown.merged and self.provenance.foreign(patch.path) is None:
             line = self.texts.match(hunk, data).line
             return HunkResult(hunk.scope, State.UPSTREAMED, line, Reason(shown.text))
@@ -315,7 +336,12 @@ class _Planner:
     ) -> HunkResult:
         """A hunk's result with what to do, where it does not say so yet."""
         reason = result.reason
-        if not result.state.needs_attention or reason is None or reason.next_step is not None:
+        if not result.state.needs_attention or reason is None:
+            return result
+        if reason.next_step == REVIEW:
+            review = advice.for_review(feature, self.release)
+            return result._replace(reason=reason._replace(next_step=review))
+        if reason.next_step is not None:
             return result
         next_step = advice.for_hunk(
             feature,
@@ -358,26 +384,13 @@ class _Planner:
             for step in steps:
                 problem = compile_error(step.after, path)
                 if problem is not None:
-                    files = self.drafts[step.feature].files
-                    files[step.file] = files[step.file]._replace(
-                        state=State.DRIFTED,
-                        reason=Reason(
-                            f"the patched file does not compile: {problem}",
-                            advice.for_result(self.drafts[step.feature].feature, step.label),
-                        ),
-                    )
+                    draft = self.drafts[step.feature]
+                    text = f"the patched file does not compile: {problem}"
+                    reason = Reason(text, advice.for_result(draft.feature, step.label))
+                    broken = draft.files[step.file]
+                    draft.files[step.file] = broken._replace(state=State.DRIFTED, reason=reason)
                     break
 
 
 def _drifted(path: str, reason: Reason) -> FileResult:
     return FileResult(path, State.DRIFTED, None, (), reason)
-
-
-def _by_distance(topic: Topic, release: Version | None) -> Iterable[Variant]:
-    """The variants, the most likely first: the newest that is not newer than the release."""
-    newest = sorted(topic.variants, key=lambda variant: variant.releases, reverse=True)
-    if release is None:
-        return newest
-    older = [variant for variant in newest if variant.releases.first <= release]
-    newer = [variant for variant in reversed(newest) if variant.releases.first > release]
-    return [*older, *newer]

@@ -58,6 +58,7 @@ class ImportReport(Report):
     :ivar merged: the first release that has the change itself.
     :ivar folder: the new feature; ``None`` where nothing was written.
     :ivar taken: path of an added module, and the releases that have another file of that name.
+    :ivar warnings: what looks wrong although it was written.
     """
 
     _command: ClassVar[str] = "import"
@@ -70,6 +71,7 @@ class ImportReport(Report):
     merged: str | None = None
     folder: Path | None = None
     taken: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def error(self) -> str | None:
@@ -207,6 +209,8 @@ def lines(report: ImportReport) -> Iterator[Line]:
     for path, releases in report.taken:
         yield labelled(0, "taken     ", f"{path}  another file in {enumeration(releases)}")
     yield from landings(report.outcomes)
+    for warning in report.warnings:
+        yield labelled(0, "warning:  ", warning)
 
 
 def landings(outcomes: Iterable[tuple[str, Outcome]]) -> Iterator[Line]:
@@ -242,4 +246,5 @@ def data(report: ImportReport) -> dict[str, Any]:
         "releases": report.releases,
         "merged": report.merged,
         "folder": None if report.folder is None else str(report.folder),
+        **({"warnings": list(report.warnings)} if report.warnings else {}),
     }

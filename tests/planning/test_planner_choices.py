@@ -179,7 +179,7 @@ def test_a_hunk_that_upstream_has_in_another_place_names_line_and_reason() -> No
     wanted = hunk(lines, "f", base_has=())
     text = TEXT.replace(b"    y = x\n", b"    y = x\n    # upstream\n    increment = y + 1\n")
     (found,) = planned(feature((A, [wanted])), files={A: text}).features[0].files[0].hunks
-    reason = Reason("1 of its 1 new lines are in f")
+    reason = Reason("all 1 lines of code that it adds are in f")
     assert found == HunkResult("f", State.UPSTREAMED, 5, reason)
 
 
