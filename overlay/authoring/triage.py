@@ -9,7 +9,7 @@ from overlay.authoring.incoming import Commit, IncomingFile, Kind
 from overlay.authoring.locating import replay
 from overlay.errors import UsageError, told_once
 from overlay.features.model import MODULE_SCOPE, Hunk
-from overlay.features.sources import passed_over
+from overlay.features.sources import unread
 from overlay.package import (
     VLLM,
     Package,
@@ -250,9 +250,4 @@ def uncompilable(path: str, data: bytes, syntax: Syntax) -> str | None:
 
 def added_problem(path: str, data: bytes, syntax: Syntax) -> str | None:
     """Why a feature cannot add a module, in words; ``None`` where it can."""
-    if (part := passed_over(path)) is not None:
-        return (
-            f"{path} would not be read: in a folder of patches {part!r} counts as left there by a "
-            "tool; give it another name"
-        )
-    return uncompilable(path, data, syntax)
+    return unread(path) or uncompilable(path, data, syntax)

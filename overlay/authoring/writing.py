@@ -24,6 +24,7 @@ from overlay.errors import OverlayError, PatchFormatError, PatchFormatErrors, Us
 from overlay.features.feature_folder import read_feature
 from overlay.features.model import Feature, Hunk
 from overlay.features.patch_headers import REPEATED
+from overlay.features.sources import unread
 from overlay.package import VLLM, Package, ReleaseRange
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.scope_cache import Memo
@@ -228,6 +229,7 @@ def check_files(
     :param files: path below the folder -> bytes, ``feature.toml`` included.
     :param expected: what its patches must make.
     :raises PatchFormatErrors: if the reader refuses it.
+    :raises UsageError: if the reader passes over a module, for its name.
     :raises OverlayError: if a module is not read back, or a patch does not make what it must.
     """
     with tempfile.TemporaryDirectory(prefix="overlay-feature-") as place:
@@ -240,6 +242,9 @@ def check_files(
     if feature is None or errors:
         raise PatchFormatErrors(errors)
     lost = _modules_lost(feature, files) + _texts_missed(feature, expected, syntax or Memo())
+    for name in lost:
+        if (problem := unread(name)) is not None:
+            raise UsageError(f"{id_}: {problem}")
     if lost:
         more = f" and {len(lost) - _SHOWN} more" if len(lost) > _SHOWN else ""
         raise OverlayError(

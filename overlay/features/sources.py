@@ -61,13 +61,19 @@ def stray(name: str) -> bool:
     return _STRAY.fullmatch(name) is not None
 
 
-def passed_over(path: str) -> str | None:
-    """The first part of a path below a feature's folder for which nothing is read of it.
+def unread(path: str) -> str | None:
+    """Why nothing would be read of a path below a feature's folder; ``None`` where it would be.
 
-    >>> passed_over("files/vllm/__pycache__/a.py"), passed_over("files/vllm/a.py")
-    ('__pycache__', None)
+    >>> unread("vllm/__pycache__/a.py") is None, unread("vllm/a.py") is None
+    (False, True)
     """
-    return next((part for part in path.split("/") if stray(part) or left_behind(part)), None)
+    part = next((part for part in path.split("/") if stray(part) or left_behind(part)), None)
+    if part is None:
+        return None
+    return (
+        f"{path} would not be read: in a folder of patches {part!r} counts as left there by a "
+        "tool; give it another name"
+    )
 
 
 def entries(folder: str | os.PathLike[str]) -> dict[str, Path]:

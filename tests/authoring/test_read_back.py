@@ -82,7 +82,7 @@ def test_a_folder_that_does_not_make_the_change_is_not_written(tmp_path: Path) -
     ]
     for harm in harms:
         damaged = replace(folder, files={**kept, **harm})
-        with pytest.raises(OverlayError, match="read back it does not"):
+        with pytest.raises(OverlayError, match=r"read back it does not|would not be read"):
             write_folder(damaged, tmp_path)
         assert not list(tmp_path.iterdir())
     write_folder(folder, tmp_path)
