@@ -11,6 +11,7 @@ from overlay.commands.new import found, require_free, written
 from overlay.commands.request import root_of
 from overlay.errors import OverlayError, UsageError
 from overlay.on_disk import ledger as ledgers
+from overlay.on_disk.beside import folders_of
 from overlay.on_disk.journal import reading
 from overlay.report.words import enumeration
 from overlay.results import Change
@@ -95,7 +96,19 @@ def keep(request: Request, targets: Sequence[Target], keep_as: Keep) -> Kept:
         for workshop in edited
     }
     report = _report(own, holders[id(own)], keep_as)
+    notes += _emptied(edited)
     return Kept(edits, report, own.target, tuple(notes), beside, titles)
+
+
+def _emptied(edited: Sequence[Workshop]) -> list[str]:
+    """A note of the folders that the edits brought, and that stay without their modules."""
+    stay: set[str] = set()
+    for workshop in edited:
+        record = workshop.target.record or ()
+        brought = [edit.path for edit in workshop.edits if edit.pristine is None]
+        stay |= folders_of(brought) - folders_of(record) if record else set()
+    named = enumeration(sorted(f"{folder}/" for folder in stay))
+    return [f"modules are taken out of {named}, and no folder is removed"] if stay else []
 
 
 def _surveyed(request: Request, targets: Sequence[Target]) -> tuple[list[Workshop], list[str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,12 +41,6 @@ def beside(root: Path, record: Mapping[str, str], package: Package) -> tuple[Bes
     :param record: sha256 (hex) of the release's own files by path.
     :raises TargetError: if a file cannot be read.
     """
-    own = {
-        "/".join(parts[:depth])
-        for path in record
-        for parts in [path.split("/")]
-        for depth in range(1, len(parts))
-    }
     seen: set[str] = set()
     changed: list[Beside] = []
     for path, mode in _entries(root, package.name):
@@ -58,7 +52,17 @@ def beside(root: Path, record: Mapping[str, str], package: Package) -> tuple[Bes
         for path in record
         if path not in seen and not _is_module(path, package)
     ]
-    return tuple(sorted(_by_folder(changed, own)))
+    return tuple(sorted(_by_folder(changed, folders_of(record))))
+
+
+def folders_of(paths: Iterable[str]) -> set[str]:
+    """Every folder that holds one of some paths, at any depth."""
+    return {
+        "/".join(parts[:depth])
+        for path in paths
+        for parts in [path.split("/")]
+        for depth in range(1, len(parts))
+    }
 
 
 def _entries(root: Path, name: str) -> Iterator[tuple[str, int]]:

@@ -121,6 +121,14 @@ def test_new_names_it_beside_the_feature(cli: Cli, site: Path, ours: Path, name:
     assert (ours / "mine/feature.toml").exists()
 
 
+def test_a_folder_that_loses_its_modules_is_named(cli: Cli, site: Path, ours: Path) -> None:
+    (site / "vllm/own/deep").mkdir(parents=True)
+    (site / "vllm/own/deep/a.py").write_text("A = 1\n")
+    result = cli("revert", site, "--keep-as", "mine", "--patches", ours)
+    assert result.exit == 0
+    assert "vllm/own/ and vllm/own/deep/, and no folder is removed" in result.out
+
+
 def test_many_of_them_are_counted(cli: Cli, site: Path, ours: Path) -> None:
     for number in range(500):
         (site / f"vllm/v1/{number}.jinja").write_bytes(b"")
