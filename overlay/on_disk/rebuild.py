@@ -188,9 +188,10 @@ def _refusal(
         if reason
     ]
     because = f" ({'; '.join(dict.fromkeys(reasons))})" if reasons else ""
+    other = "" if lost else " or in another way"
     return (
         f"{_NO_LEDGER[lost]}, and taking these patches out of {', '.join(paths)} does not give the "
-        f"release's own files{because}: they were applied by another overlay or in another way, or "
+        f"release's own files{because}: they were applied by another overlay{other}, or "
         "edited since. Nothing was changed; "
         f"{reinstall(None if release is None else str(release), package, state=lost)}"
     )
