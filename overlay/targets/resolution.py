@@ -275,9 +275,9 @@ def releases(text: str, *, pre: bool = False, package: Package = VLLM) -> tuple[
 
     ``all`` is every release that the shipped features are made for: the answer needs no network
     and is the same every day.  A range between two of those (``0.20.0..0.33.0``) is too; for one
-    with another end the index is asked which releases lie there, and has to have that end.  ``new``
-    is every release on the index that this overlay does not know, but those older than all that it
-    knows; it may be none.  A single release is itself, and commas join several of these.  Each of
+    that reaches beyond them the index is asked which releases lie there, and has to have that end.
+    ``new`` is every release on the index that this overlay does not know, but those older than all
+    that it knows; it may be none.  A single release is itself, and commas join several of these.  Each of
     them may begin with the name of another package (``vllm-ascend==all``).
 
     :param pre: whether ``new`` holds pre-releases, too.
@@ -360,7 +360,8 @@ def _inside(span: ReleaseRange, text: str, package: Package) -> Sequence[Version
     :raises UsageError: if one of the ends is no release, so that nobody could look at it.
     """
     candidates = [Version(release) for release in package.releases]
-    if not {span.first, span.last} <= {*candidates}:
+    asked = not candidates or span.first < candidates[0] or span.last > candidates[-1]
+    if asked:
         from overlay.targets.release import offered_releases
 
         offered = offered_releases(package=package)
@@ -370,8 +371,8 @@ def _inside(span: ReleaseRange, text: str, package: Package) -> Sequence[Version
         newest = f"; the newest there is {candidates[-1]}" if candidates else ""
         raise UsageError(
             f"--releases {text}: expected a range that begins and ends at releases of "
-            f"{package.title}, found {' and '.join(missing)}, which the package index does not "
-            f"offer or has yanked{newest}"
+            f"{package.title}, found {' and '.join(missing)}, which the overlay does not know"
+            f"{', and the package index does not offer or has yanked' if asked else ''}{newest}"
         )
     return [version for version in candidates if span.first <= version <= span.last]
 

@@ -251,7 +251,7 @@ def test_a_range_ends_at_releases_that_are_there(
 ) -> None:
     index.add(fake_vllm.sdist(tmp_path, "0.36.0"))
     index.yanked.add("vllm-0.36.0.tar.gz")
-    with pytest.raises(UsageError, match=f"found {missing}, which the package index does not"):
+    with pytest.raises(UsageError, match=f"found {missing}, which the overlay does not know"):
         releases(text)
 
 
