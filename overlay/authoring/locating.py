@@ -118,12 +118,14 @@ class _Fit(NamedTuple):
 
     :ivar hunks: the whole change as hunks of that text; ``None`` where it cannot be said in them.
     :ivar incoming: the hunks as they came, whose context is not of this text.
+    :ivar has_all: whether it has all new lines of the change that another fit lacks.
     """
 
     base: Base
     hunks: tuple[Hunk, ...] | None
     text: ScopedText | None
     incoming: tuple[Hunk, ...] = ()
+    has_all: bool = False
 
     def places(self, scope: str) -> list[Sequence[str]]:
         """The lines of each place that a scope has in the text."""
@@ -136,6 +138,10 @@ class _Fit(NamedTuple):
         text = self.text
         if self.hunks is None or text is None:
             return True  # whoever composes it says why that cannot be done
+        if self.has_all or any(
+            new_lines(hunk) and _places(text.lines, hunk.post) for hunk in self.incoming
+        ):
+            return False
         for hunk in self.hunks:
             if text.match(hunk).state is not State.PRISTINE:
                 return False
@@ -159,7 +165,18 @@ def _fits(file: IncomingFile, texts: ReleaseTexts, following: Sequence[IncomingF
             known[data] = _fit(file, data, following)
         if (fit := known[data]) is not None:
             fits.append(fit._replace(base=replace(fit.base, release=release)))
-    return [_with_common(fit, fits) for fit in fits]
+    return _told_apart([_with_common(fit, fits) for fit in fits])
+
+
+def _told_apart(fits: Sequence[_Fit]) -> list[_Fit]:
+    """The fits, those marked that have all new lines which not every one has."""
+    texts = [() if fit.text is None else fit.text.lines for fit in fits]
+    new = {line for fit in fits[:1] for hunk in fit.incoming for line in new_lines(hunk)}
+    telling = [line for line in new if not all(share_of([line], text) for text in texts)]
+    return [
+        fit._replace(has_all=bool(telling) and share_of(telling, text) == 1.0)
+        for fit, text in zip(fits, texts, strict=True)
+    ]
 
 
 def _fit(file: IncomingFile, data: bytes, following: Sequence[IncomingFile]) -> _Fit | None:

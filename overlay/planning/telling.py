@@ -305,7 +305,9 @@ def _in_place(traces: _Traces, place: Place, wanted: Counter[str]) -> Present:
     for at in traces.added:
         key = traces.code[at]
         if at not in traces.telling:
-            if not any(all(sides) for rows in near for sides in _sides(traces.code, at, rows)):
+            if counts[key] < traces.code.count(key) or not any(
+                all(sides) for rows in near for sides in _sides(traces.code, at, rows)
+            ):
                 missing.append(at)
         elif lacking.get(key, 0) > 0:
             lacking[key] -= 1

@@ -141,3 +141,17 @@ def test_check_port_and_import_agree_where_a_line_of_code_is_missing() -> None:
     port = Porter(texts).port(feature, "0.22.0")
     assert port.outcome is not Outcome.UPSTREAM
     assert not port.shown
+
+
+def test_one_line_that_was_appended_is_not_appended_again() -> None:
+    """Behind itself, too, its context is found: the diff ends with the file."""
+    before = b"class Config:\n    first: int\n    # the second\n    second: int\n"
+    after = before + b"\n    # of a third one\n    third: int = measure(3)\n"
+    later = after + b"\n    fourth: int = 4\n"
+    releases = {"0.21.0": before, "0.22.0": after, "0.23.0": later}
+    made = imported(diff(before, after), releases)
+    assert made.summary.files[0].base == "0.21.0"
+    assert states(feature_of(made), releases) == [State.PRISTINE, *[State.UPSTREAMED] * 2]
+    alone = imported(diff(before, after), {"0.22.0": after})
+    assert alone.folder is None
+    assert "has its new lines already" in str(alone.summary.files[0].problem)
