@@ -277,8 +277,8 @@ def releases(text: str, *, pre: bool = False, package: Package = VLLM) -> tuple[
     and is the same every day.  A range between two of those (``0.20.0..0.33.0``) is too; for one
     that reaches beyond them the index is asked which releases lie there, and has to have that end.
     ``new`` is every release on the index that this overlay does not know, but those older than all
-    that it knows; it may be none.  A single release is itself, and commas join several of these.  Each of
-    them may begin with the name of another package (``vllm-ascend==all``).
+    that it knows; it may be none.  A single release is itself, and commas join several of these.
+    Each of them may begin with the name of another package (``vllm-ascend==all``).
 
     :param pre: whether ``new`` holds pre-releases, too.
     :param package: the one that is meant where a part does not say it.
